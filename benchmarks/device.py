@@ -49,7 +49,7 @@ COLUMNS = {
 """Keys of a run's summary, and the headings of the Markdown table."""
 
 
-class Step(NamedTuple):
+class CheckStep(NamedTuple):
     """One command of the check.
 
     arguments: arguments of `python`. limit: time limit in seconds. run: True for a command
@@ -62,7 +62,7 @@ class Step(NamedTuple):
     run: bool = False
 
 
-def steps(device: str, out: Path) -> list[Step]:
+def steps(device: str, out: Path) -> list[CheckStep]:
     """Return the commands for a device, the most important first."""
     gpu = device != "cpu"
     target, draft = ("llama-2-7b", "llama-68m") if gpu else ("tiny-4m", "tiny-1m")
@@ -71,16 +71,18 @@ def steps(device: str, out: Path) -> list[Step]:
     if gpu:
         tests = ["tests/device/test_steps.py", "tests/measure/test_memory.py"]
         found.append(
-            Step(
+            CheckStep(
                 "tests",
                 ["-m", "pytest", "-m", "gpu", "-n", "8", "-q", "-p", "no:benchmark", *tests],
                 180,
             )
         )
 
-    def run(name: str, limit: float, *options: str) -> Step:
+    def run(name: str, limit: float, *options: str) -> CheckStep:
         place = ["--device", device, "--allow-noise", "--out", str(out / name.replace(" ", "-"))]
-        return Step(name, ["-m", "specbench_cli", "run", *options, *place, "--json"], limit, True)
+        return CheckStep(
+            name, ["-m", "specbench_cli", "run", *options, *place, "--json"], limit, True
+        )
 
     heads = ["-m", "sps,pld,suffix,eagle2,eagle3,sps-tree,mtp", "--limit", "16" if gpu else "6"]
     shape = ["--target", f"shape:{target}", "--draft", f"shape:{draft}", "--acceptance", "0.8"]
@@ -91,10 +93,10 @@ def steps(device: str, out: Path) -> list[Step]:
         size = ["--batch", str(batch), "--limit", str(max(8, batch))]
         found.append(run(f"{target} batch {batch}", 90, *shape, *size))
     rows = [ROWS, f"shape:{target}", "--dtype", dtype, "--device", device]
-    found.append(Step(f"{target} rows", rows, 60))
+    found.append(CheckStep(f"{target} rows", rows, 60))
     chain = [ROWS, f"shape:{draft}", "--dtype", dtype, "--device", device, "--steps"]
     if gpu:
-        found.append(Step(f"{draft} draft step", chain, 60))
+        found.append(CheckStep(f"{draft} draft step", chain, 60))
     return found
 
 
@@ -107,19 +109,19 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * args.minutes
-    report: dict[str, Any] = {"machine": machine(args.device), "steps": []}
+    report: dict[str, Any] = {"machine": describe_machine(args.device), "steps": []}
     runs = args.out.resolve() / "runs"
     for step in steps(args.device, runs):
         limit = min(step.limit, end - time.monotonic())
-        report["steps"].append(taken := take(step, limit))
-        print(f"{step.name}: {taken['result']}, {taken['seconds']:.0f} s", flush=True)
+        report["steps"].append(outcome := run_step(step, limit))
+        print(f"{step.name}: {outcome['result']}, {outcome['seconds']:.0f} s", flush=True)
         # Write after every step, in case the machine is released before the end.
         (args.out / "device.json").write_text(json.dumps(report, indent=1) + "\n")
-        (args.out / "device.md").write_text(markdown(report))
+        (args.out / "device.md").write_text(format_markdown(report))
     sys.exit(any(step["result"] != "passed" for step in report["steps"]))
 
 
-def machine(device: str) -> dict[str, str]:
+def describe_machine(device: str) -> dict[str, str]:
     """Return the facts that the results depend on: GPU, driver, versions, commit."""
     import torch
 
@@ -141,7 +143,7 @@ def output(command: list[str]) -> str:
         return "unknown"
 
 
-def take(step: Step, limit: float) -> dict[str, Any]:
+def run_step(step: CheckStep, limit: float) -> dict[str, Any]:
     """Run one step and return its result, its time in seconds, and its summary or printed text."""
     if limit < 5:
         return {"name": step.name, "result": "no time left", "seconds": 0.0}
@@ -182,7 +184,7 @@ def take(step: Step, limit: float) -> dict[str, Any]:
     return found
 
 
-def markdown(report: dict[str, Any]) -> str:
+def format_markdown(report: dict[str, Any]) -> str:
     """Return the report as a Markdown page: the machine, then a section for each step."""
     lines = ["# Device check", ""]
     lines += [f"- {name}: {value}" for name, value in report["machine"].items()]
@@ -192,13 +194,13 @@ def markdown(report: dict[str, Any]) -> str:
         lines[-1] += f"{step['result']}, {step['seconds']:.0f} s"
         if "summary" in step:
             lines += ["", f"| {' | '.join(COLUMNS.values())} |", "| --- " * len(COLUMNS) + "|"]
-            lines += [f"| {' | '.join(cells(line))} |" for line in step["summary"]]
+            lines += [f"| {' | '.join(format_cells(line))} |" for line in step["summary"]]
         elif text := (step.get("printed", "") + step.get("errors", "")).strip():
             lines += ["", "```text", text, "```"]
     return "\n".join(lines) + "\n"
 
 
-def cells(line: dict[str, Any]) -> list[str]:
+def format_cells(line: dict[str, Any]) -> list[str]:
     """Return a summary line as table cells, in the order of COLUMNS."""
     shown = []
     for key in COLUMNS:

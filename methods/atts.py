@@ -36,7 +36,7 @@ def p_value(score: float, known: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conformal(SegmentRule):
+class ConformalRule(SegmentRule):
     """A chunk stands if its p-value is above alpha."""
 
     alpha: float
@@ -91,7 +91,7 @@ class Atts(Method):
     @property
     def accept(self) -> SegmentRule:
         """Return the rule that accepts a whole chunk."""
-        return self.params.choose_rule(Conformal(alpha=self.params.alpha))
+        return self.params.choose_rule(ConformalRule(alpha=self.params.alpha))
 
     @torch.inference_mode()
     def generate(self, session: Session) -> Iterator[Step]:

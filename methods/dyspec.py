@@ -35,7 +35,7 @@ class DySpecParams(MethodParams):
     threshold: float = Field(0.06, gt=0, le=1, description="least value of slots in that order")
 
 
-class Children:
+class ChildSampler:
     """A node's children: drawn from q [V] without replacement; or from (ids, logs), best first."""
 
     def __init__(self, session: Session, distribution: Any) -> None:
@@ -92,7 +92,7 @@ class DySpec(Method):
         n, by_level = params.nodes, params.growth == "threshold"
         least, best = by_level * params.threshold, min(n, session.target.vocab_size)
         tokens, parents, depths = list[int](), list[int](), {ROOT: 0}
-        children, self.place = dict[int, Children](), dict[int, int]()  # the root's place is -1
+        children, self.place = dict[int, ChildSampler](), dict[int, int]()  # the root's place is -1
         slots = [((0.0, 0), ROOT, 1.0)] if depth else []  # in order, each with its value
         while slots and len(tokens) < n:
             _, node, v = heappop(slots)
@@ -110,7 +110,7 @@ class DySpec(Method):
                         *session.candidate_lists(out.rows, best, ahead=depths[node]), strict=True
                     )
                 children |= {
-                    at: Children(session, distribution)
+                    at: ChildSampler(session, distribution)
                     for at, distribution in zip(new, own, strict=True)
                 }
             y, chance = children[node].fill()

@@ -10,12 +10,12 @@ from typing import ClassVar, Self
 
 from methods.specdecpp.head import AcceptanceHead
 from specbench_cli.api import (
+    ArtifactSpec,
     Draft,
     DraftModelMethod,
     LengthParams,
     Outcome,
     Session,
-    Trained,
     create_length_rule,
     draft_chains,
 )
@@ -53,9 +53,9 @@ class EqSpec(DraftModelMethod):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
-    def artifacts(self) -> tuple[Trained, ...]:
+    def artifacts(self) -> tuple[ArtifactSpec, ...]:
         """The trained head, for the rule that asks one."""
-        return (Trained(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
+        return (ArtifactSpec(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
 
     def start(self, session: Session) -> None:
         """Prefill the draft."""

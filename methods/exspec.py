@@ -10,13 +10,13 @@ from typing import ClassVar, Self
 
 from methods.specdecpp.head import AcceptanceHead
 from specbench_cli.api import (
+    ArtifactSpec,
     Draft,
     DraftModelMethod,
     Field,
     LengthParams,
     Outcome,
     Session,
-    Trained,
     create_length_rule,
     draft_chains,
 )
@@ -54,9 +54,9 @@ class ExSpec(DraftModelMethod):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
-    def artifacts(self) -> tuple[Trained, ...]:
+    def artifacts(self) -> tuple[ArtifactSpec, ...]:
         """The trained head, for the rule that asks one."""
-        return (Trained(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
+        return (ArtifactSpec(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
 
     def max_sequences(self, size: int) -> int:
         """The window."""

@@ -69,8 +69,8 @@ class HfVanilla(Method):
         if source is not None and source.ids:
             prompt = torch.tensor([source.ids], device=prompt.device)
         proposals: list[Proposal] = []
-        module = self.prepared(_watched(session.module("target"), start, proposals))
-        with torch.inference_mode(), _quiet(), _seeded(session):
+        module = self.prepare(_record_proposals(session.module("target"), start, proposals))
+        with torch.inference_mode(), _silence(), _seed_generators(session):
             ids = module.generate(
                 prompt,
                 attention_mask=torch.ones_like(prompt),
@@ -89,7 +89,7 @@ class HfVanilla(Method):
         """What this kind of decoding adds to the target's generation settings."""
         return {}
 
-    def prepared(self, module: Any) -> Any:
+    def prepare(self, module: Any) -> Any:
         """The target's module, which holds no settings."""
         return module
 
@@ -113,8 +113,12 @@ class HfAssisted(HfVanilla):
 
     def assistant(self, session: PeerSession) -> dict[str, Any]:
         """The draft, whose own settings hold what transformers reads there."""
-        draft = _bare(session.module("draft"))
-        return {"assistant_model": _constant(draft, cast(HfAssistedParams, self.params).length)}
+        draft = _copy_without_settings(session.module("draft"))
+        return {
+            "assistant_model": _set_constant_length(
+                draft, cast(HfAssistedParams, self.params).length
+            )
+        }
 
 
 class HfPromptLookupParams(MethodParams):
@@ -156,9 +160,9 @@ class HfEarlyExit(HfVanilla):
         layers, chosen = session.target.n_layers, cast(HfEarlyExitParams, self.params).exit
         return {"assistant_early_exit": min(chosen or max(1, layers // 2), layers)}
 
-    def prepared(self, module: Any) -> Any:
+    def prepare(self, module: Any) -> Any:
         """The target, which is its own assistant."""
-        return _constant(module, cast(HfEarlyExitParams, self.params).length)
+        return _set_constant_length(module, cast(HfEarlyExitParams, self.params).length)
 
 
 class HfDFlashParams(MethodParams):
@@ -216,7 +220,7 @@ def dflash_module(head: DFlash) -> Any:
 ENCODER_NORM = "encoder.output_norm_enc.weight"
 
 
-class Decision(LogitsProcessor):
+class CoupledScores(LogitsProcessor):
     """Turns logits into decision scores, so that transformers' argmax is our coupled choice.
 
     transformers hands its processors to the assistant too, whose drafts so share the noise.
@@ -231,7 +235,7 @@ class Decision(LogitsProcessor):
         return self._session.scores(scores, input_ids.shape[1] - self._start)
 
 
-class Stopped(StoppingCriteria):
+class RunStopCriteria(StoppingCriteria):
     """The run's stop rule, for the stop strings that transformers' settings do not hold."""
 
     def __init__(self, stop: StopRule, start: int) -> None:
@@ -250,7 +254,7 @@ class Stopped(StoppingCriteria):
         return torch.tensor([self._done], device=input_ids.device)
 
 
-def _bare(module: Any) -> Any:
+def _copy_without_settings(module: Any) -> Any:
     """The module without its checkpoint's generation settings.
 
     It is a second object around the same weights: the module itself stays as it is.
@@ -260,7 +264,7 @@ def _bare(module: Any) -> Any:
     return module
 
 
-def _constant(module: Any, length: int) -> Any:
+def _set_constant_length(module: Any, length: int) -> Any:
     """A bare module that drafts so many tokens a step, whatever its confidence."""
     module.generation_config.update(
         num_assistant_tokens=length,
@@ -270,9 +274,9 @@ def _constant(module: Any, length: int) -> Any:
     return module
 
 
-def _watched(module: Any, start: int, proposals: list[Proposal]) -> Any:
+def _record_proposals(module: Any, start: int, proposals: list[Proposal]) -> Any:
     """The bare module, noting what its candidate generator proposes after `start` prompt tokens."""
-    module = _bare(module)
+    module = _copy_without_settings(module)
     create = module._get_candidate_generator
 
     def created(**kwargs: Any) -> Any:
@@ -325,10 +329,10 @@ def _extensions(session: Session, start: int) -> dict[str, Any]:
     """The noise and the stop strings, where the run has them."""
     extensions: dict[str, Any] = {}
     if session.sampling.rule == "coupled":
-        extensions["logits_processor"] = [Decision(session, start)]
+        extensions["logits_processor"] = [CoupledScores(session, start)]
     stop = session.requests[0].stop
     if stop.strings:
-        extensions["stopping_criteria"] = [Stopped(stop, start)]
+        extensions["stopping_criteria"] = [RunStopCriteria(stop, start)]
     return extensions
 
 
@@ -364,7 +368,7 @@ def _outcome(draft: Draft, new: Sequence[int]) -> Outcome:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _silence() -> Iterator[None]:
     """Neither log lines nor warnings: the settings are ours, so they say nothing to the user."""
     level = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -377,7 +381,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _seeded(session: PeerSession) -> Iterator[None]:
+def _seed_generators(session: PeerSession) -> Iterator[None]:
     """torch's global generators, which transformers draws from, seeded by what is decoded.
 
     Afterwards they are as they were.

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from specbench_cli.api import (
+    DraftWindows,
     Field,
     Guess,
     Method,
@@ -18,8 +19,7 @@ from specbench_cli.api import (
     Rollouts,
     Session,
     Step,
-    Windows,
-    guesses,
+    guess_outcomes,
 )
 
 
@@ -40,7 +40,7 @@ class MirrorDrafter(Preparer):
 
     def start(self) -> None:
         """Prefill the draft."""
-        self.rollouts = Rollouts(self.desk, self.params.length, self.params.candidates)
+        self.rollouts = Rollouts(self.session, self.params.length, self.params.candidates)
 
     def prepare(self, told: Sequence[Guess]) -> None:
         """Step 3, the draft's half."""
@@ -82,7 +82,7 @@ class Mirror(Method):
         """Decode the session's request, a step at a time."""
         width, target = self.params.candidates, session.target
         exit_layer = self.params.layer or max(1, target.n_layers // 2)
-        windows = Windows(session, MirrorDrafter, self.params)
+        windows = DraftWindows(session, MirrorDrafter, self.params)
         session.prefill()
         windows.settle(session.output())
         while session.finish is None:
@@ -98,7 +98,9 @@ class Mirror(Method):
                 best, _ = session.candidates(half.early_logits, wide, ahead=range(draft.nodes + 1))
                 # 3. The other half, beside which the drafter prepares for (how many tokens stand,
                 # the one behind them).
-                windows.prepare(guesses(best, windows.ids, width, session.max_draft_length()))
+                windows.prepare(
+                    guess_outcomes(best, windows.ids, width, session.max_draft_length())
+                )
                 rows = half.end().rows
             # 4. Rows of the whole target alone.
             outcome = session.commit(session.verify(draft, rows))

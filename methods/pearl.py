@@ -14,8 +14,8 @@ from torch import Tensor
 
 from specbench_cli.api import (
     AUTO,
-    Desk,
     Drafter,
+    DraftSession,
     Field,
     Message,
     Method,
@@ -27,7 +27,7 @@ from specbench_cli.api import (
     host,
 )
 
-LONGEST = 64
+MAX_WINDOW = 64
 """The largest window under "auto": it makes the largest forward that is measured."""
 
 
@@ -51,23 +51,23 @@ class PearlDrafter(Drafter):
     C. Draw a window of tokens from it, one forward each.
     """
 
-    def __init__(self, desk: Desk, params: MethodParams) -> None:
+    def __init__(self, desk: DraftSession, params: MethodParams) -> None:
         super().__init__(desk, params)
         self.state = desk.new_state(desk.model)
 
     def start(self) -> None:
         """Prefill."""
-        self.desk.model.forward(self.desk.since(0), self.state, logits_at=None)
+        self.session.model.forward(self.session.pending_tokens(0), self.state, logits_at=None)
 
     def handle(self, message: Message) -> Message:
         """One order."""
-        desk, state = self.desk, self.state
-        length, window, *told = message.ints
+        desk, state = self.session, self.state
+        length, window, *new_tokens = message.ints
         # A.
-        desk.text[length:] = told
+        desk.text[length:] = new_tokens
         state.rollback(0, length)
         # B and C.
-        x, picks = desk.since(state.length()), []
+        x, picks = desk.pending_tokens(state.length()), []
         for at in range(desk.position, desk.position + window):
             out = desk.model.forward(x, state)
             picks.append(desk.chooser.pick(out.rows[-1:], at))
@@ -115,18 +115,21 @@ class Pearl(Method):
 
     def generate(self, session: Session) -> Iterator[Step]:
         """Decode the session's request."""
-        drafter, most = session.start_worker(PearlDrafter, self.params), self._window(session)
+        drafter, most = (
+            session.start_worker(PearlDrafter, self.params),
+            self._choose_window(session),
+        )
         session.prefill()
         pending: tuple[int, ...] = ()
         distributions: Tensor | None = (
             None  # q of the pending tokens, and of the first one behind them
         )
-        told = session.tokens()[-1:]
+        new_tokens = session.tokens()[-1:]
         while session.finish is None:
             # 1. No more than can be committed once the pending tokens and the first one are.
-            stands = len(session.tokens()) - len(told) + len(pending)
+            kept_length = len(session.tokens()) - len(new_tokens) + len(pending)
             window = max(1, min(most, session.max_draft_length() - len(pending)))
-            drafter.send(Message((stands, window, *told)))
+            drafter.send(Message((kept_length, window, *new_tokens)))
             # 2.
             rows = session.score(session.chain(pending, distributions))
             # 3.
@@ -141,16 +144,16 @@ class Pearl(Method):
             committed = session.commit(outcome)
             # 5.
             if len(outcome.path) == draft.nodes:
-                pending, told = drafted.ints[1:], ()
+                pending, new_tokens = drafted.ints[1:], ()
                 distributions = None if drafted.rows is None else drafted.rows[1:]
             else:
-                pending, told, distributions = (), outcome.committed[-1:], None
+                pending, new_tokens, distributions = (), outcome.committed[-1:], None
             yield session.step(draft, committed)
 
-    def _window(self, session: Session) -> int:
+    def _choose_window(self, session: Session) -> int:
         """Return the smallest window that the draft does not finish before verification."""
         if self.params.window != AUTO:
             return self.params.window
         draft = session.draft_cost(session.draft())
-        fits = (g for g in range(1, LONGEST) if round(session.verify_cost(g) / draft) <= g)
-        return next(fits, LONGEST)
+        fits = (g for g in range(1, MAX_WINDOW) if round(session.verify_cost(g) / draft) <= g)
+        return next(fits, MAX_WINDOW)

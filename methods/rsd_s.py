@@ -81,7 +81,7 @@ class RsdS(Method):
             out = levels.feed(last, above) if ahead else levels.begin(new)  # 1.
             if session.sampling.draws:  # 2.
                 q = session.warp(out.rows)
-                kept = self._drawn(session, q, phi)
+                kept = self._draw_paths(session, q, phi)
                 distributions.append(
                     q.index_select(0, host.ids([beam for beam, *_ in kept], q.device))
                 )
@@ -92,7 +92,7 @@ class RsdS(Method):
             beams = [*range(len(tokens) - len(kept), len(tokens))]
         return session.tree(tokens, tuple(parents), distributions)
 
-    def _drawn(self, session: Session, q: Tensor, phi: Sequence[float]) -> list[Node]:
+    def _draw_paths(self, session: Session, q: Tensor, phi: Sequence[float]) -> list[Node]:
         """Step 2, from the beams' distributions q [m, V] and the logarithms of their chances."""
         distribution, mass = q.double(), [math.exp(value) for value in phi]
         pool = torch.zeros_like(

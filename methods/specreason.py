@@ -29,7 +29,7 @@ BEST, ASKS = 9, ("digit", "average")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grade(SegmentRule):
+class GradeRule(SegmentRule):
     """A step stands if its grade, from 0 to 9, is at least a threshold."""
 
     threshold: float
@@ -88,7 +88,7 @@ class SpecReason(Method):
     @property
     def accept(self) -> SegmentRule:
         """What lets a step stand as a whole."""
-        return self.params.choose_rule(Grade(threshold=self.params.threshold))
+        return self.params.choose_rule(GradeRule(threshold=self.params.threshold))
 
     @torch.inference_mode()
     def generate(self, session: Session) -> Iterator[Step]:

@@ -24,7 +24,7 @@ from specbench_cli.api import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Assisted(SegmentRule):
+class AssistedRule(SegmentRule):
     """All stands that the draft writes while it is its turn."""
 
     name: ClassVar[str] = "assisted"
@@ -85,12 +85,12 @@ class SpeculativeThinking(Method):
     @property
     def accept(self) -> SegmentRule | None:
         """What lets a paragraph stand."""
-        return Assisted() if self.params.writer == "draft" else None
+        return AssistedRule() if self.params.writer == "draft" else None
 
     @torch.inference_mode()
     def generate(self, session: Session) -> Iterator[Step]:
         """Decode the session's request, a paragraph after another."""
-        params, stands, coin = self.params, Assisted().judge(1.0), self.params.random_rule
+        params, stands, coin = self.params, AssistedRule().judge(1.0), self.params.random_rule
         doubts, limit, excess = 0, params.limit, params.excess
         spans = Segments(session, params.delimiter, params.cap)
         session.prefill()

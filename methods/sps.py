@@ -12,6 +12,7 @@ from typing import ClassVar
 from methods.specdecpp.head import AcceptanceHead
 from specbench_cli.api import (
     AcceptParams,
+    ArtifactSpec,
     Draft,
     DraftModelMethod,
     LengthParams,
@@ -19,7 +20,6 @@ from specbench_cli.api import (
     Pick,
     Session,
     Tokens,
-    Trained,
     create_length_rule,
 )
 
@@ -60,9 +60,9 @@ class Sps(DraftModelMethod):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
-    def artifacts(self) -> tuple[Trained, ...]:
+    def artifacts(self) -> tuple[ArtifactSpec, ...]:
         """The trained head, for the rule that asks one."""
-        return (Trained(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
+        return (ArtifactSpec(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
 
     def start(self, session: Session) -> None:
         """Prefill the draft."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from specbench_cli.api import (
+    DraftWindows,
     Field,
     Guess,
     Method,
@@ -18,7 +19,6 @@ from specbench_cli.api import (
     Rollouts,
     Session,
     Step,
-    Windows,
 )
 
 
@@ -36,7 +36,7 @@ class SsdDrafter(Preparer):
 
     def start(self) -> None:
         """Prefill the draft."""
-        self.rollouts = Rollouts(self.desk, self.params.length, self.params.guesses)
+        self.rollouts = Rollouts(self.session, self.params.length, self.params.guesses)
 
     def prepare(self, told: Sequence[Guess]) -> None:
         """Step 2, the draft's half. It was told of no outcome: it guesses."""
@@ -72,7 +72,7 @@ class Ssd(Method):
 
     def generate(self, session: Session) -> Iterator[Step]:
         """Decode the session's request, a step at a time."""
-        windows = Windows(session, SsdDrafter, self.params)
+        windows = DraftWindows(session, SsdDrafter, self.params)
         session.prefill()
         windows.settle(session.output())
         while session.finish is None:

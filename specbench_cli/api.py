@@ -93,30 +93,36 @@ from specbench_cli.engine.verify import ranking, siblings
 from specbench_cli.engine.verify.tree import merge_trees, build_tree_mask, build_tree
 
 # Parallel drafting: a drafter in a worker of its own, which receives messages.
-from specbench_cli.engine.workers.drafter import Desk, Drafter
+from specbench_cli.engine.workers.drafter import DraftSession, Drafter
 from specbench_cli.engine.workers.message import Message
 from specbench_cli.engine.workers.transport import Worker
 
 # Windows that such a drafter prepares for several outcomes at once, and the two sides of them.
-from specbench_cli.engine.workers.rollouts import Guess, Preparer, Rollouts, Windows, guesses
+from specbench_cli.engine.workers.rollouts import (
+    Guess,
+    Preparer,
+    Rollouts,
+    DraftWindows,
+    guess_outcomes,
+)
 
-# Trained modules: what a method asks for (`Trained`), what a class of them must do (`Artifact`),
-# draft heads (`Head`), and their checkpoints.
-from specbench_cli.engine.models.artifact import Artifact, Trained
+# Trained modules: what a method asks for (`ArtifactSpec`), what a class of them must do
+# (`Artifact`), draft heads (`Head`), and their checkpoints.
+from specbench_cli.engine.models.artifact import Artifact, ArtifactSpec
 from specbench_cli.engine.models.head import (
     NORMED,
     FeatureHead,
     Head,
     LookAhead,
-    Said,
+    LevelOutput,
     SequentialHead,
 )
 from specbench_cli.engine.models.checkpoint import (
     Weights,
     pickle_fault,
     read_config,
-    said_ids,
-    told_ids,
+    read_output_ids,
+    output_id_tensors,
 )
 from specbench_cli.engine.models.state import KVState, LayerShape
 
@@ -124,7 +130,12 @@ from specbench_cli.engine.models.state import KVState, LayerShape
 # whole decoder.
 from specbench_cli.engine.models.attention import RotaryEmbedding
 from specbench_cli.engine.models.fused import ROPE_TYPES, FusedDecoder, FusedStack, fits
-from specbench_cli.engine.models.layers import Layer, LayerReader, layer_bytes, spread
+from specbench_cli.engine.models.layers import (
+    LayerWeights,
+    LayerReader,
+    layer_bytes,
+    scatter_logits,
+)
 from specbench_cli.engine.models.plan import Scratch
 
 # Whose fault it is: of the machine, of a method, of what the user typed.
@@ -139,14 +150,16 @@ __all__ = [
     "AcceptParams",
     "AcceptRule",
     "Artifact",
+    "ArtifactSpec",
     "Batch",
     "CandidateNodes",
     "Claim",
     "Decoder",
-    "Desk",
     "Draft",
     "DraftContext",
     "DraftModelMethod",
+    "DraftSession",
+    "DraftWindows",
     "Drafter",
     "DrawMode",
     "EnvironmentFault",
@@ -166,12 +179,13 @@ __all__ = [
     "Hidden",
     "Input",
     "KVState",
-    "Layer",
     "LayerReader",
     "LayerShape",
+    "LayerWeights",
     "Length",
     "LengthParams",
     "LengthRule",
+    "LevelOutput",
     "Levels",
     "LogitsAt",
     "LookAhead",
@@ -195,7 +209,6 @@ __all__ = [
     "Rollouts",
     "RotaryEmbedding",
     "Rule",
-    "Said",
     "Sampling",
     "Scratch",
     "SegmentParams",
@@ -210,13 +223,11 @@ __all__ = [
     "SuffixArray",
     "Tokens",
     "Topics",
-    "Trained",
     "Transcript",
     "TreeTemplate",
     "UsageError",
     "Weights",
     "Widths",
-    "Windows",
     "WordList",
     "Worker",
     "best_tree",
@@ -232,7 +243,7 @@ __all__ = [
     "fill_from",
     "fits",
     "grow",
-    "guesses",
+    "guess_outcomes",
     "hash_key",
     "host",
     "layer_bytes",
@@ -240,15 +251,15 @@ __all__ = [
     "max_nodes",
     "mean_log_prob",
     "merge_trees",
+    "output_id_tensors",
     "pickle_fault",
     "ranking",
     "read_config",
-    "said_ids",
+    "read_output_ids",
+    "scatter_logits",
     "select",
     "sha256_of",
     "siblings",
-    "spread",
-    "told_ids",
     "tree_of_choices",
     "tree_of_widths",
 ]
@@ -284,21 +295,30 @@ def config_of(decoder: Decoder) -> dict[str, object]:
 FORMER_NAMES = {
     "Candidates": "CandidateNodes",
     "Chosen": "SelectedNodes",
+    "Desk": "DraftSession",
     "Fixed": "FixedLength",
     "Grown": "GrownTree",
+    "Layer": "LayerWeights",
     "Out": "ModelOutput",
     "Places": "DraftContext",
+    "Said": "LevelOutput",
     "SpanParams": "SegmentParams",
     "SpanRule": "SegmentRule",
     "Spans": "Segments",
     "Template": "TreeTemplate",
+    "Trained": "ArtifactSpec",
+    "Windows": "DraftWindows",
     "drawn_at_once": "draw_chain",
+    "guesses": "guess_outcomes",
     "key_of": "hash_key",
     "merge": "merge_trees",
     "most": "max_nodes",
     "rows_of": "build_tree_mask",
     "rule_of": "create_length_rule",
+    "said_ids": "read_output_ids",
     "size_of": "create_size_rule",
+    "spread": "scatter_logits",
+    "told_ids": "output_id_tensors",
     "tree_of": "build_tree",
 }
 """Former name of a member of this module -> its name."""

@@ -102,31 +102,31 @@ def few_cases() -> Iterator[None]:
 
     checks: dict[str, dict[str, Any]] = {
         "distribution": {
-            "BUDGET": {"rejection": 150, "block": 40},
-            "DEEP": {"rejection": 50, "block": 50},
-            "LATE": {"rejection": 150},
-            "MOST": 128,  # what drafts of two tokens have on disjoint tables
+            "OUTCOME_BUDGET": {"rejection": 150, "block": 40},
+            "DEEP_BUDGET": {"rejection": 50, "block": 50},
+            "LATE_BUDGET": {"rejection": 150},
+            "MAX_OUTCOMES": 128,  # what drafts of two tokens have on disjoint tables
             "wide_case": partial(wide_case, vocab=64),
         },
-        "sampled": {"TOKENS": 200, "ANEW": 40},
+        "sampled": {"TOKENS": 200, "REDRAWN_TOKENS": 40},
         "tokens": {
             "CASES": 24,
-            "LEAST": 4,
-            "VARIED": 1,
-            "LONG": 1,
-            "PROMPTS": 5,
-            "PASSES": 1,
-            "FEW": 2,
+            "MIN_CASES": 4,
+            "CASES_PER_CHANGE": 1,
+            "LONG_VARIANTS": 1,
+            "MIN_PROMPTS": 5,
+            "FULL_VARIANTS": 1,
+            "FEW_PROMPTS": 2,
         },
         "grammar": {"CASES": 3, "VARIANTS": 2},
-        "conduct": {
+        "bookkeeping": {
             "CASES": 2,
-            "VARIED": 1,
-            "LEVELS": 12,
-            "ROUNDS": 2,
+            "CASES_PER_CHANGE": 1,
+            "MAX_LEVELS": 12,
+            "DRAFTS_PER_OUTPUT": 2,
             "RULES": ("coupled", "rejection"),
         },
-        "bounds": {"TURNS": 1, "SURE": 1},
+        "bounds": {"TABLES_PER_RULE": 1, "PEAKED_TABLES": 1},
         "embedded": {"TOKENS": 80},
     }
     with ExitStack() as stack:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from specbench_cli import api, app, registry
+from specbench_cli.audit.checks.bookkeeping import check_bookkeeping
 from specbench_cli.audit.checks.bounds import check_bounds
-from specbench_cli.audit.checks.conduct import check_conduct
 from specbench_cli.audit.checks.model import check_model
 from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.engine.models.load import load_decoder
@@ -39,7 +39,7 @@ def kind(plugin):
     return wanted.kind
 
 
-@pytest.mark.parametrize("check", [check_conduct, check_bounds, check_model])
+@pytest.mark.parametrize("check", [check_bookkeeping, check_bounds, check_model])
 def test_the_head_of_the_page_passes_the_audit(plugin, check):
     found = check(AuditSubject.from_method("bottleneck", registry.load("bottleneck")))
     assert found

@@ -7,6 +7,8 @@ import torch
 
 from specbench_cli import api, registry
 from specbench_cli.api import Draft, host
+from specbench_cli.engine.drafting.transcript import Transcript
+from specbench_cli.engine.drafting.vocabulary import Vocabulary
 from specbench_cli.engine.look_ahead import LookAheadRows
 from specbench_cli.engine.paused_forward import PausedForward
 from specbench_cli.errors import UsageError
@@ -64,7 +66,9 @@ def test_functions_of_host_keep_their_former_names():
     [
         *(api.AcceptRule, api.Batch, api.Method, api.ModelOutput, api.Partial, api.PeerSession),
         *(api.SegmentParams, api.SegmentRule, api.Segments, api.Session, api.Topics),
-        *(LookAheadRows, PausedForward),
+        *(LookAheadRows, PausedForward, Transcript, Vocabulary),
+        *(api.Decoder, api.DraftSession, api.Drafter, api.Growth, api.Length, api.Metered),
+        *(api.SuffixArray, api.TreeTemplate, api.Worker),
     ],
 )
 def test_members_of_classes_keep_their_former_names(cls):
@@ -98,3 +102,6 @@ def test_a_plug_in_overrides_members_by_their_former_names():
     with pytest.warns(DeprecationWarning, match="`Method.needed` is now `requirements`"):
         Drafting = type("Drafting", (api.Method,), {"needed": frozenset({"draft"})})
     assert Drafting().requirements == {"draft"}
+    with pytest.warns(DeprecationWarning, match="`Length.goes_on` is now `continues_after`"):
+        Two = type("Two", (api.Length,), {"goes_on": lambda self, out, pick: self.drafted < 2})
+    assert Two().should_continue(None, None)

@@ -8,7 +8,7 @@ import pytest
 from methods.pld import Pld
 from specbench_cli import registry
 from specbench_cli.api import Draft, Session, Tokens
-from specbench_cli.audit.checks import conduct
+from specbench_cli.audit.checks import bookkeeping
 from specbench_cli.audit.runner import CHECKS as KNOWN
 from specbench_cli.errors import UsageError
 from specbench_cli.testing import CHECKS, check, few_cases
@@ -80,7 +80,7 @@ def test_a_check_or_a_method_that_there_is_not_is_named(tmp_path, monkeypatch):
 
 
 def test_few_cases_are_few_until_they_are_left():
-    before = conduct.CASES
+    before = bookkeeping.CASES
     with few_cases():
-        assert before > conduct.CASES
-    assert before == conduct.CASES
+        assert before > bookkeeping.CASES
+    assert before == bookkeeping.CASES

@@ -1,14 +1,14 @@
-"""Runs with a bad plug-in beside our methods: does any other row come to something else?
+"""Run bad plug-ins next to built-in methods, and check that the other methods are unaffected.
 
     python benchmarks/soundness/bad_plugins.py [NAME ...]
 
-Each of `PLUGINS` is run beside `sps` and `pld`. What must hold: the other rows' outputs, steps and
-forwards are those of a run without it, or the plug-in is refused before anything is measured, or
-the run is given up because the plug-in wrote to its files; the
-exit code is not 0 where it does harm to its own row, the method is named, and no process is left.
+Each plug-in of `PLUGINS` runs together with `sps` and `pld`. It passes if the outputs, steps and
+forwards of the other methods equal those of a run without it, or if the plug-in is rejected before
+the first measurement, or if the run stops because the plug-in wrote to its files. The exit code
+must not be 0, a message must name the method, and no process may remain.
 
-torch is imported once, on one thread; a run is a fork that calls the command line, and a plug-in
-process (a fresh interpreter otherwise) is a fork of that. Exit code 1 if anything differs.
+torch is imported once, with one thread. A run is a fork that calls the command line, and a plug-in
+process (otherwise a new interpreter) is a fork of it. The exit code is 1 if a plug-in fails.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 from unittest.mock import patch
 
 os.environ["OMP_NUM_THREADS"] = "1"
-os.environ["SPECBENCH_LINEAR"] = "packed"  # Numba's threads end a fork of what has started them
+os.environ["SPECBENCH_LINEAR"] = "packed"  # a fork of a process with Numba threads crashes
 
 import psutil
 import torch
@@ -51,7 +51,7 @@ from specbench_cli.api import Method, MethodParams
 {top}
 
 class Bad(Method):
-    \"\"\"A bad one.\"\"\"
+    \"\"\"A bad method.\"\"\"
     name = "bad"
     {body}
 
@@ -66,36 +66,36 @@ class Bad(Method):
         {observe}
 """
 
-HARM = "raise RuntimeError('and it fails')"
-"""Appended where what is done would leave the plug-in's own row right: a fault to be named."""
+FAIL = "raise RuntimeError('and it fails')"
+"""Statement for plug-ins whose own results would be right otherwise, so that they always fail."""
 
 PLUGINS: dict[str, tuple[str, str, str]] = {
     # name: kind, where, what
-    name: (each["kind"], each["where"], each["what"] + f"; {HARM}" * each.get("fails", False))
+    name: (each["kind"], each["where"], each["what"] + f"; {FAIL}" * each.get("fails", False))
     for name, each in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()).items()
 }
 
 
-def source(where: str, what: str) -> str:
-    """A plug-in that does something somewhere."""
+def plugin_source(where: str, what: str) -> str:
+    """Return the source of a plug-in that executes statements at a place of `SOURCE`."""
     parts = dict.fromkeys(("start", "propose", "observe"), "pass")
-    if where == "top":  # what an import gets away with ends in a fault
-        parts["start"] = HARM
+    if where == "top":  # the import succeeds, so the first prompt must fail
+        parts["start"] = FAIL
     return SOURCE.format(**{"top": "", "body": "", **parts, where: what})
 
 
-def forked(words: list[str], said: Path) -> int:
-    """The exit code of the command line in a process of its own."""
+def run_forked(arguments: list[str], output_file: Path) -> int:
+    """Run the command line in a forked process and return its exit code."""
     child = os.fork()
     if not child:
         for number in (1, 2):
-            os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-        app.main(words)
+            os.dup2(os.open(output_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+        app.main(arguments)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-class Fork:
-    """A fork that calls the function of a worker process's command; see `worker_process.start`."""
+class ForkedProcess:
+    """A fork that calls the function of a worker process; replaces `worker_process.start`."""
 
     def __init__(
         self, command: Sequence[str], descriptors: Sequence[int], *, leads_session: bool
@@ -133,8 +133,8 @@ class Fork:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def others(folder: Path) -> dict[Any, Any]:
-    """Ids and counters of the rows beside it."""
+def other_outputs(folder: Path) -> dict[Any, Any]:
+    """Return ids and counters of the outputs of all other methods."""
     return {
         record.key: (
             record.output_ids,
@@ -149,58 +149,63 @@ def others(folder: Path) -> dict[Any, Any]:
     }
 
 
-def left() -> list[int]:
-    """Processes that our trials left."""
+def remaining_processes() -> list[int]:
+    """Return the ids of child processes that are still alive."""
     return [child.pid for child in psutil.Process().children(recursive=True)]
 
 
 def main() -> int:
-    """See above."""
+    """Run the plug-ins, print a line for each, and return the exit code."""
     wanted = sys.argv[1:] or list(PLUGINS)
     home = Path(tempfile.mkdtemp(prefix="specbench-harm-"))
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     with (
         patch.object(quiet, "WINDOW_S", 0.05),
         patch.object(outputs, "write_figures", lambda *_, **__: []),
-        patch.object(worker_process, "start", Fork),
+        patch.object(worker_process, "start", ForkedProcess),
     ):
         torch.set_num_threads(1)
         assert app._run([*RUN, "-m", "sps,pld", "--out", str(home / "whole")]) == 0
-        whole = others(home / "whole")
+        expected = other_outputs(home / "whole")
         for name in wanted:
             kind, where, what = PLUGINS[name]
-            file, said = home / f"bad_{name.replace('-', '_')}.py", home / f"{name}.txt"
-            file.write_text(textwrap.dedent(source(where, what)))
-            folder, began = home / name, time.monotonic()
-            words = [*RUN, "-m", "sps,pld,bad", "--plugin", str(file), "--out", str(folder)]
-            code = forked(words, said)
-            talk = said.read_text(errors="replace")
-            refused = code == 2 and not RunDir.holds_run(folder)
-            spoiled = code == 2 and "is no measurement" in talk  # told; the run is given up
-            same = refused or spoiled or (RunDir.holds_run(folder) and others(folder) == whole)
-            lines = [line for line in talk.splitlines() if len(line) < 1000]
+            file, output_file = home / f"bad_{name.replace('-', '_')}.py", home / f"{name}.txt"
+            file.write_text(textwrap.dedent(plugin_source(where, what)))
+            folder, start = home / name, time.monotonic()
+            arguments = [*RUN, "-m", "sps,pld,bad", "--plugin", str(file), "--out", str(folder)]
+            code = run_forked(arguments, output_file)
+            output = output_file.read_text(errors="replace")
+            rejected = code == 2 and not RunDir.holds_run(folder)
+            interrupted = code == 2 and "is no measurement" in output  # reported, and the run stops
+            same = (
+                rejected
+                or interrupted
+                or (RunDir.holds_run(folder) and other_outputs(folder) == expected)
+            )
+            lines = [line for line in output.splitlines() if len(line) < 1000]
             naming = ("error: ", "bad failed", "bad: ", "bad is ")
             named = [x for x in lines if x.startswith(naming) and "bad" in x]
-            good = bool(same and named and code and not left())
-            told[f"{kind}: {'held' if good else 'NOT HELD'}"] += 1
+            passed = bool(same and named and code and not remaining_processes())
+            counts[f"{kind}: {'passed' if passed else 'FAILED'}"] += 1
             why = next(
-                (line for line in talk.splitlines() if "bad" in line and len(line) < 2000), ""
+                (line for line in output.splitlines() if "bad" in line and len(line) < 2000), ""
             )
             row = (
-                "held" if good else "NOT HELD",
+                "passed" if passed else "FAILED",
                 name,
                 kind,
                 code,
-                "refused" if refused else "given up" if spoiled else "ran",
+                "rejected" if rejected else "stopped" if interrupted else "ran",
             )
-            print(*row, f"{time.monotonic() - began:.0f} s", why[:160], sep="\t", flush=True)  # noqa: T201
-            if good:
+            print(*row, f"{time.monotonic() - start:.0f} s", why[:160], sep="\t", flush=True)  # noqa: T201
+            if passed:
                 shutil.rmtree(folder, ignore_errors=True)
-    for line, times in sorted(told.items()):
+    for line, times in sorted(counts.items()):
         print(f"{line}\t{times}")  # noqa: T201
-    held = sum(times for what, times in told.items() if "NOT" not in what)
-    print(f"{held} of {len(wanted)} held, of {len({PLUGINS[name][0] for name in wanted})} kinds")  # noqa: T201
-    return any("NOT" in what for what in told)
+    n_passed = sum(times for what, times in counts.items() if "FAILED" not in what)
+    kinds = {PLUGINS[name][0] for name in wanted}
+    print(f"{n_passed} of {len(wanted)} passed, of {len(kinds)} kinds")  # noqa: T201
+    return any("FAILED" in what for what in counts)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""Answers that mean harm: what does each reach when it is run to be scored?
+"""Run hostile answers as `--run-code` does, and report what each of them reaches.
 
     python benchmarks/soundness/hostile_code.py [NAME ...] [--uncontained NAME ...]
 
-The programs are in hostile_code.yaml. One of `reaching` passes if what it tries succeeds; one of
-`forging` tries to pass tests that it cannot satisfy. So all must fail. Traps tell what was reached
-apart from the verdict: files that must not be touched, listeners that must hear nothing, processes
-that must not be left. Rows of a Markdown table are printed; exit code 1 if anything was reached or
-passed.
+The programs are in hostile_code.yaml. A program of `reaching` passes if its attempt succeeds. A
+program of `forging` tries to pass tests that it cannot satisfy. So all must fail. Independent traps
+report what was reached: files that must not change, sockets that must receive nothing, processes
+that must not remain. The script prints a Markdown table. The exit code is 1 if a program passed or
+reached anything.
 
-`--uncontained` runs programs as `specbench run --run-code --uncontained` does, where many of them
-reach what they want: of `HARMLESS` alone, for a program that succeeds does what it says.
+`--uncontained` runs programs as `specbench run --run-code --uncontained` does. Many of them succeed
+there and have an effect, so only programs of `HARMLESS` are allowed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from unittest.mock import patch
 import psutil
 import yaml
 
-from specbench_cli.scoring import code, contained
+from specbench_cli.scoring import code, sandbox
 
 HEAD = """
 import ctypes, os, signal, socket, subprocess, sys, threading, time
@@ -37,7 +37,7 @@ TRAP, PORT = {trap!r}, {port}
 """
 
 CALLS = {
-    # system calls that programs below make by number: x86-64, ARM64
+    # numbers of system calls that the programs make: x86-64, ARM64
     "add_key": (248, 217),
     "bpf": (321, 280),
     "clone": (56, 220),
@@ -91,10 +91,10 @@ HARMLESS = (
 
 
 class Traps:
-    """Things outside that an answer may reach.
+    """Files, sockets and processes outside the sandbox, to detect what an answer reaches.
 
     Args:
-        folder: an empty one.
+        folder: an empty folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -113,8 +113,8 @@ class Traps:
         for each in (*self._listeners, datagrams):
             each.setblocking(False)
 
-    def sprung(self) -> list[str]:
-        """What was reached since the last time."""
+    def poll(self) -> list[str]:
+        """Return what was reached since the last call."""
         found = []
         if sorted(path.name for path in self._folder.iterdir()) != ["records.jsonl", "socket"]:
             found.append("a file outside")
@@ -126,19 +126,19 @@ class Traps:
         with suppress(BlockingIOError):
             self._datagrams.recv(9)
             found.append("a listener")
-        if any(map(_is_left, psutil.process_iter())):
+        if any(map(_is_left_over, psutil.process_iter())):
             found.append("a process is left")
         return found
 
     def close(self) -> None:
-        """Listen no more."""
+        """Close all sockets."""
         for each in (*self._listeners, self._datagrams):
             each.close()
 
 
-def _is_left(process: psutil.Process) -> bool:
-    """Return True if a process contains an answer of ours, or one whose run has ended."""
-    if contained.__file__ not in _words(process):
+def _is_left_over(process: psutil.Process) -> bool:
+    """Return True if a process is a sandbox that this process or an ended one started."""
+    if sandbox.__file__ not in _command_line(process):
         return False
     try:
         above = {each.pid for each in process.parents()}
@@ -147,14 +147,14 @@ def _is_left(process: psutil.Process) -> bool:
     return os.getpid() in above or above <= {1}  # else another test process waits for it
 
 
-def _words(process: psutil.Process) -> list[str]:
+def _command_line(process: psutil.Process) -> list[str]:
     with suppress(psutil.Error):
         return process.cmdline()
     return []
 
 
 def program(name: str, traps: Path, port: int) -> tuple[str, str]:
-    """A hostile answer, and the tests that it must not pass."""
+    """Return a hostile answer, and the tests that it must not pass."""
     head = HEAD.format(trap=str(traps), port=port)
     if name in FORGING:
         return f"{head}\n{FORGING[name][1]}\n", TESTS
@@ -166,8 +166,10 @@ def program(name: str, traps: Path, port: int) -> tuple[str, str]:
     return attempt, f"{NEEDLE}\nassert attempt()\n"
 
 
-def tried(names: list[str], *, uncontained: bool = False) -> Iterator[tuple[str, list[str], bool]]:
-    """Every program's name, what it reached, and whether it passed."""
+def run_programs(
+    names: list[str], *, uncontained: bool = False
+) -> Iterator[tuple[str, list[str], bool]]:
+    """Run programs, and yield each one's name, what it reached, and whether it passed."""
     with (
         tempfile.TemporaryDirectory() as folder,
         patch.dict(os.environ, {"SPECBENCH_SECRET": "secret"}),
@@ -178,32 +180,32 @@ def tried(names: list[str], *, uncontained: bool = False) -> Iterator[tuple[str,
                 answer, tests = program(name, Path(folder), traps.port)
                 passed = code.tested(answer, "", tests, uncontained=uncontained)
                 reached = [REACHING[name][0]] if name in REACHING and passed else []
-                yield name, [*reached, *traps.sprung()], passed
+                yield name, [*reached, *traps.poll()], passed
         finally:
             traps.close()
 
 
 def main() -> int:
-    """See above."""
-    words = sys.argv[1:]
-    uncontained = "--uncontained" in words
-    wanted = [word for word in words if word != "--uncontained"]
+    """Run the programs, print the table, and return the exit code."""
+    arguments = sys.argv[1:]
+    uncontained = "--uncontained" in arguments
+    wanted = [word for word in arguments if word != "--uncontained"]
     wanted = wanted or (HARMLESS if uncontained else [*REACHING, *FORGING])
     if uncontained and (harmful := {*wanted} - {*HARMLESS}):
         print(f"not without containment: {', '.join(sorted(harmful))}")  # noqa: T201
         return 2
-    held = 0
+    n_safe = 0
     print("| program | tries to | reached | verdict |\n| --- | --- | --- | --- |")  # noqa: T201
-    began = time.monotonic()
-    for name, reached, passed in tried(wanted, uncontained=uncontained):
+    start = time.monotonic()
+    for name, reached, passed in run_programs(wanted, uncontained=uncontained):
         what = {**REACHING, **FORGING}[name][0]
         verdict = "PASSED" if passed else "failed"
         row = f"| `{name}` | {what} | {', '.join(reached) or 'nothing'} | {verdict} |"
         print(row, flush=True)  # noqa: T201
-        held += not reached and not passed
-    print(f"\n{held} of {len(wanted)} reached nothing and failed")  # noqa: T201
-    print(f"{time.monotonic() - began:.0f} s", file=sys.stderr)  # noqa: T201
-    return held < len(wanted)
+        n_safe += not reached and not passed
+    print(f"\n{n_safe} of {len(wanted)} reached nothing and failed")  # noqa: T201
+    print(f"{time.monotonic() - start:.0f} s", file=sys.stderr)  # noqa: T201
+    return n_safe < len(wanted)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
-"""Kills runs at random moments and resumes them: does that give what an uninterrupted run gives?
+"""Kill runs at random moments, resume them, and compare them with an uninterrupted run.
 
     python benchmarks/soundness/kills.py --kills 200 --pairs 50
 
-A kill is SIGKILL: to the run's process, to all of its processes at once, or first to one that it
-started. Half of the resumptions are killed too. Then the run is resumed to its end and held against
-one that nobody touched: outputs, steps, forwards, prompts, no record lost or doubled, all files
-there, no process left. A pair is two resumptions at once: one goes on, one is refused.
+A kill sends SIGKILL to the run's process, to all of its processes, or first to one of its children.
+Half of the resumed runs are killed too. Then the run is resumed to its end. Outputs, steps,
+forwards and prompts must equal those of an uninterrupted run, no record may be lost or duplicated,
+no file may be missing, and no process may remain. A pair resumes a run twice at the same time: one
+resumed run continues, the other is rejected.
 
-torch is imported and models are loaded once, on one thread; a trial is a fork that calls the
-command line. What a run starts as a fresh interpreter (passes, drafters) is a fork here too. Exit
-code 1 if anything differs.
+torch is imported and models are loaded once, with one thread. A trial is a fork that calls the
+command line. Processes that a run starts as new interpreters (repeats, drafters) are forks here
+too. The exit code is 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from typing import Any
 from unittest.mock import patch
 
 os.environ["OMP_NUM_THREADS"] = "1"
-os.environ["SPECBENCH_LINEAR"] = "packed"  # Numba's threads end a fork of what has started them
+os.environ["SPECBENCH_LINEAR"] = "packed"  # a fork of a process with Numba threads crashes
 
 import psutil
 import torch
 
 from specbench_cli import app
 from specbench_cli.engine.workers import process
-from specbench_cli.engine.workers.lifeline import end_with
+from specbench_cli.engine.workers.process_lifetime import exit_with_parent
 from specbench_cli.measure import bench, quiet, repeat_process, warm_up
 from specbench_cli.report import outputs
 from specbench_cli.store.run_dir import RunDir
@@ -55,11 +56,11 @@ RUNS = {
     "longer": [*SMALL, "8", "-m", "sps"],
     "drawn": [*SMALL, "2", "-m", "sps,rsd-s", "--temperature", "0.8"],
 }
-MUST_BE = ("manifest.json", "prompts.jsonl", "records.jsonl", "records.parquet", "report.md")
+REQUIRED_FILES = ("manifest.json", "prompts.jsonl", "records.jsonl", "records.parquet", "report.md")
 
 
-def forked(work: Callable[[], Any]) -> int:
-    """A process that leads a group of its own and does something; returns its number."""
+def fork(work: Callable[[], Any]) -> int:
+    """Call a function in a forked process and return the process id."""
     child = os.fork()
     if child:
         return child
@@ -73,24 +74,27 @@ def forked(work: Callable[[], Any]) -> int:
         os._exit(code)
 
 
-def specbench(words: Sequence[str], said: Path) -> int:
-    """The command line as a process; what it says goes to a file."""
+def specbench(arguments: Sequence[str], output: Path) -> int:
+    """Run the command line in a forked process, with output to a file; return the process id."""
 
     def work() -> None:
         os.setsid()
         for number in (1, 2):
-            os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-        app.main(words)
+            os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+        app.main(arguments)
 
-    return forked(work)
+    return fork(work)
 
 
-def pass_apart(words: Sequence[str], descriptors: Sequence[int] = ()) -> int:
-    """In place of `repeat_process.finished`: the pass of a run as a fork of it."""
-    words = [*words[words.index("run") :]]
-    words[words.index("--parent") + 1] = str(os.getpid())
+def fork_repeat(arguments: Sequence[str], descriptors: Sequence[int] = ()) -> int:
+    """Run a repeat as a fork of the run and return its exit code.
+
+    This replaces `repeat_process.finished`.
+    """
+    arguments = [*arguments[arguments.index("run") :]]
+    arguments[arguments.index("--parent") + 1] = str(os.getpid())
     parent = os.getpid()
-    child = forked(lambda: (end_with(parent), app.main(words)))
+    child = fork(lambda: (exit_with_parent(parent), app.main(arguments)))
     try:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     except BaseException:
@@ -98,25 +102,28 @@ def pass_apart(words: Sequence[str], descriptors: Sequence[int] = ()) -> int:
         raise
 
 
-def kept(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """What is made of a checkpoint, once."""
-    made: dict[Path, Any] = {}
+def load_once(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a loader that loads each checkpoint once."""
+    loaded: dict[Path, Any] = {}
 
     def once(checkpoint: Any) -> Any:
-        if checkpoint.path not in made:
-            made[checkpoint.path] = make(checkpoint)
-        return made[checkpoint.path]
+        if checkpoint.path not in loaded:
+            loaded[checkpoint.path] = make(checkpoint)
+        return loaded[checkpoint.path]
 
     return once
 
 
-def ended(child: int) -> int:
-    """The exit code of a process, negative for a signal."""
+def wait_for_exit_code(child: int) -> int:
+    """Wait for a process and return its exit code, negative for a signal."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def of(folder: Path) -> dict[str, Any]:
-    """What must not differ: how many forwards workers ran is a matter of time."""
+def read_results(folder: Path) -> dict[str, Any]:
+    """Return the results of a run that must not differ.
+
+    The number of forwards of parallel methods is left out: it depends on timing.
+    """
     run = RunDir.open(folder)
     found = {
         record.key: (
@@ -134,105 +141,122 @@ def of(folder: Path) -> dict[str, Any]:
         "prompts": sorted(map(str, run.prompts())),
         "rows": rows,
         "status": run.manifest["status"],
-        "files": [name for name in MUST_BE if not (folder / name).exists()],
+        "files": [name for name in REQUIRED_FILES if not (folder / name).exists()],
         "left over": sorted(file.name for file in folder.glob(".*")),
     }
 
 
-class Attack:
+class KillTrials:
     """Trials in a folder of their own.
 
     Attributes:
-        told: what happened how often. wrong: what differed.
+        counts: number of trials by outcome.
+        failures: descriptions of the differences that were found.
     """
 
     def __init__(self, home: Path, seed: int) -> None:
-        self.home, self.chance = home, random.Random(seed)
-        self.told: Counter[str] = Counter()
-        self.wrong: list[str] = []
-        self._whole: dict[str, dict[str, Any]] = {}
-        self._took: dict[str, float] = {}
+        self.home, self.rng = home, random.Random(seed)
+        self.counts: Counter[str] = Counter()
+        self.failures: list[str] = []
+        self._expected: dict[str, dict[str, Any]] = {}
+        self._durations: dict[str, float] = {}
 
-    def whole(self, name: str) -> dict[str, Any]:
-        """The run that nobody touches: in this process, so that forks have all modules; once more
-        as a fork, for the time that it takes."""
-        if name not in self._whole:
-            folder, said = self.home / f"{name}-whole", self.home / "whole.txt"
-            with said.open("w") as file, redirect_stdout(file), redirect_stderr(file):
+    def expected_results(self, name: str) -> dict[str, Any]:
+        """Return the results of the uninterrupted run of a name.
+
+        The first call runs it in this process, so that forks have all modules loaded, and then in
+        a fork to measure its time.
+        """
+        if name not in self._expected:
+            folder, output = self.home / f"{name}-whole", self.home / "whole.txt"
+            with output.open("w") as file, redirect_stdout(file), redirect_stderr(file):
                 code = app._run([*RUNS[name], "--out", str(folder)])
-            assert code == 0, said.read_text()
-            self._whole[name], began = of(folder), time.monotonic()
-            ended(specbench([*RUNS[name], "--out", f"{folder}-2"], said))
-            self._took[name] = time.monotonic() - began
-            assert of(Path(f"{folder}-2")) == self._whole[name], said.read_text()
-        return self._whole[name]
+            assert code == 0, output.read_text()
+            self._expected[name], start = read_results(folder), time.monotonic()
+            wait_for_exit_code(specbench([*RUNS[name], "--out", f"{folder}-2"], output))
+            self._durations[name] = time.monotonic() - start
+            assert read_results(Path(f"{folder}-2")) == self._expected[name], output.read_text()
+        return self._expected[name]
 
-    def kill(self, number: int) -> None:
-        """One trial: a run, killed once or twice, and resumed."""
+    def run_kill_trial(self, number: int) -> None:
+        """Kill a run once or twice, resume it, and compare its results."""
         name = list(RUNS)[number % len(RUNS)]
-        whole = self.whole(name)
-        folder, said = self.home / f"{name}-{number}", self.home / f"{name}-{number}.txt"
-        for _ in range(1 + self.chance.randrange(2)):
-            child = specbench(self._words(name, folder), said)
-            time.sleep(self.chance.random() * self._took[name])
-            self._strike(child)
-        code = ended(child := specbench(self._words(name, folder), said))
-        found = of(folder) if code == 0 else {"code": code, "said": said.read_text()[-1500:]}
-        left = [p.pid for p in psutil.process_iter() if _session(p.pid) == child]
-        self.told["kills: equal" if found == whole and not left else "kills: DIFFERENT"] += 1
-        if found != whole or left:
-            differing = [key for key in found if found[key] != whole.get(key)]
-            self.wrong.append(f"{name} {number}: {differing} {found if code else ''} {left}")
+        expected = self.expected_results(name)
+        folder, output = self.home / f"{name}-{number}", self.home / f"{name}-{number}.txt"
+        for _ in range(1 + self.rng.randrange(2)):
+            child = specbench(self._command(name, folder), output)
+            time.sleep(self.rng.random() * self._durations[name])
+            self._kill_processes(child)
+        code = wait_for_exit_code(child := specbench(self._command(name, folder), output))
+        found = (
+            read_results(folder)
+            if code == 0
+            else {"code": code, "output": output.read_text()[-1500:]}
+        )
+        remaining = [p.pid for p in psutil.process_iter() if _session(p.pid) == child]
+        self.counts[
+            "kills: equal" if found == expected and not remaining else "kills: DIFFERENT"
+        ] += 1
+        if found != expected or remaining:
+            differing = [key for key in found if found[key] != expected.get(key)]
+            self.failures.append(
+                f"{name} {number}: {differing} {found if code else ''} {remaining}"
+            )
         else:
             shutil.rmtree(folder)
 
-    def pair(self, number: int) -> None:
-        """One trial: two resumptions at once of a run that was killed."""
-        folder, said = self.home / f"pair-{number}", self.home / f"pair-{number}"
-        whole, most = self.whole("longer"), len(self.whole("longer")["records"]) // 2
-        while True:  # killed with work done and most of it left
-            child = specbench([*RUNS["longer"], "--out", str(folder)], said.with_suffix(".0"))
-            time.sleep(self._took["longer"] * self.chance.uniform(0.2, 0.7))
+    def run_pair_trial(self, number: int) -> None:
+        """Resume a killed run in two processes at the same time; one of them must be rejected."""
+        folder, output = self.home / f"pair-{number}", self.home / f"pair-{number}"
+        expected, limit = (
+            self.expected_results("longer"),
+            len(self.expected_results("longer")["records"]) // 2,
+        )
+        while True:  # repeat until a kill leaves some outputs done, at most half
+            child = specbench([*RUNS["longer"], "--out", str(folder)], output.with_suffix(".0"))
+            time.sleep(self._durations["longer"] * self.rng.uniform(0.2, 0.7))
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             if (
                 RunDir.holds_run(folder)
-                and 0 < sum(1 for _ in RunDir.open(folder).records()) <= most
+                and 0 < sum(1 for _ in RunDir.open(folder).records()) <= limit
             ):
                 break
             shutil.rmtree(folder, ignore_errors=True)
-        words = self._words("longer", folder)
-        pair = [specbench(words, said.with_suffix(f".{at}")) for at in (1, 2)]
-        codes = [ended(child) for child in pair]
-        talk = [said.with_suffix(f".{at}").read_text() for at in (1, 2)]
+        arguments = self._command("longer", folder)
+        children = [specbench(arguments, output.with_suffix(f".{at}")) for at in (1, 2)]
+        codes = [wait_for_exit_code(child) for child in children]
+        texts = [output.with_suffix(f".{at}").read_text() for at in (1, 2)]
         refused = [
             code == 2 and "a run has one writer" in text
-            for code, text in zip(codes, talk, strict=True)
+            for code, text in zip(codes, texts, strict=True)
         ]
-        right = of(folder) == whole and sorted(codes) == [0, 2] and sum(refused) == 1
-        self.told["pairs: one refused" if right else "pairs: OTHERWISE"] += 1
-        if not right:
-            self.wrong.append(f"pair {number}: {codes} {talk}")
+        passed = read_results(folder) == expected and sorted(codes) == [0, 2] and sum(refused) == 1
+        self.counts["pairs: one rejected" if passed else "pairs: FAILED"] += 1
+        if not passed:
+            self.failures.append(f"pair {number}: {codes} {texts}")
 
-    def _words(self, name: str, folder: Path) -> list[str]:
-        """What a person types: to go on where there is a run, else to begin it."""
+    def _command(self, name: str, folder: Path) -> list[str]:
+        """Return the command that resumes a run, or starts it if there is none."""
         if RunDir.holds_run(folder):
             return ["run", "--resume", str(folder)]
         return [*RUNS[name], "--out", str(folder)]
 
-    def _strike(self, child: int) -> None:
-        blow = self.chance.choice(("the run", "all at once", "a child of it"))
+    def _kill_processes(self, child: int) -> None:
+        victim = self.rng.choice(("the run", "all processes", "a child"))
         with suppress(psutil.Error, ProcessLookupError):
             children = psutil.Process(child).children(recursive=True)
-            if blow == "a child of it" and children:
-                self.chance.choice(children).kill()
-                self.told["struck: a child of it"] += 1
-                time.sleep(self.chance.random() * 0.1)
-            elif blow == "all at once":
+            if victim == "a child" and children:
+                self.rng.choice(children).kill()
+                self.counts["killed: a child"] += 1
+                time.sleep(self.rng.random() * 0.1)
+            elif victim == "all processes":
                 os.killpg(child, signal.SIGKILL)
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
-        self.told["struck: running" if ended(child) < 0 else "struck: ended already"] += 1
+        self.counts[
+            "killed: running" if wait_for_exit_code(child) < 0 else "killed: already ended"
+        ] += 1
 
 
 def _session(pid: int) -> int | None:
@@ -243,16 +267,16 @@ def _session(pid: int) -> int | None:
 
 
 def main() -> int:
-    """See above."""
+    """Run the trials, print the counts, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--pairs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     home = Path(tempfile.mkdtemp(prefix="specbench-kills-"))
     with (
-        patch.object(repeat_process, "finished", pass_apart),
+        patch.object(repeat_process, "finished", fork_repeat),
         patch.object(quiet, "WINDOW_S", 0.05),
         patch.multiple(warm_up, WARM_UP_ROUNDS=1, WARM_UP_TOKENS=2),
         patch.multiple(
@@ -260,27 +284,27 @@ def main() -> int:
             load_decoder=cache(bench.load_decoder),
             config_facts=cache(bench.config_facts),
             module_of=cache(bench.module_of),
-            tokenizer_of=kept(bench.tokenizer_of),
+            tokenizer_of=load_once(bench.tokenizer_of),
         ),
         patch.object(outputs, "write_figures", lambda *_, **__: []),
         patch.object(
             process.multiprocessing, "get_context", lambda *_: multiprocessing.context.ForkContext()
         ),
     ):
-        attack = Attack(home, asked.seed)
-        for number in range(asked.kills):
-            attack.kill(number)
-            print(f"{number + 1} kills {dict(attack.told)}", file=sys.stderr, flush=True)  # noqa: T201
-        for number in range(asked.pairs):
-            attack.pair(number)
-            print(f"{number + 1} pairs {dict(attack.told)}", file=sys.stderr, flush=True)  # noqa: T201
-    for what, times in sorted(attack.told.items()):
-        print(f"{what}\t{times}")  # noqa: T201
-    for line in attack.wrong:
+        trials = KillTrials(home, options.seed)
+        for number in range(options.kills):
+            trials.run_kill_trial(number)
+            print(f"{number + 1} kills {dict(trials.counts)}", file=sys.stderr, flush=True)  # noqa: T201
+        for number in range(options.pairs):
+            trials.run_pair_trial(number)
+            print(f"{number + 1} pairs {dict(trials.counts)}", file=sys.stderr, flush=True)  # noqa: T201
+    for outcome, times in sorted(trials.counts.items()):
+        print(f"{outcome}\t{times}")  # noqa: T201
+    for line in trials.failures:
         print(line)  # noqa: T201
-    if not attack.wrong:
+    if not trials.failures:
         shutil.rmtree(home)
-    return bool(attack.wrong)
+    return bool(trials.failures)
 
 
 if __name__ == "__main__":

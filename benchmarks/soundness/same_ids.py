@@ -1,10 +1,10 @@
-"""Identity at several batch sizes: how many outputs are the ids of each prompt decoded alone.
+"""Count the outputs that do not change with the batch size.
 
     python benchmarks/soundness/same_ids.py [METHOD,...] [--task spec_bench] [--questions 96]
         [--tokens 32] [--sizes 1,2,4,8,16] [--verify greedy|coupled]
 
-Prompts join as others leave. Every method is compared with plain decoding of one prompt at a time,
-and its steps with its own at batch 1.
+A new prompt joins the batch when another ends. The ids of each method are compared with vanilla
+decoding of one prompt at a time, and its steps with its own steps at batch 1.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.measure.bench import Bench
 from specbench_cli.plan.plan import make_plan
 
-Decoded = tuple[list[int], tuple[tuple[int, int], ...]]
+IdsAndSteps = tuple[list[int], tuple[tuple[int, int], ...]]
 
 
 def main() -> int:
-    """Decode and print a line a method and size; 1 where an output or a step differs."""
+    """Decode and print a line per method and size. Return 1 if an output or a step differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("methods", nargs="?", default="vanilla,sps,pld,eagle2,eqspec,exspec")
     parser.add_argument("--task", default="spec_bench")
@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--sizes", default="1,2,4,8,16")
     parser.add_argument("--verify", choices=("greedy", "coupled"), default="greedy")
-    parser.add_argument("--longest", type=int, default=1024, help="longest prompt")
+    parser.add_argument("--longest", type=int, default=1024, help="maximum number of prompt tokens")
     args = parser.parse_args()
     names = args.methods.split(",")
     plan = make_plan(RunConfig(methods=list(dict.fromkeys(["vanilla", *names])), tasks=[args.task]))
@@ -45,27 +45,34 @@ def main() -> int:
         requests.append(bench.request(question.prompt_id, 1, ids, bench.stop(args.tokens)))
     del requests[args.questions :]
     lengths = sorted(len(request.ids) for request in requests)
-    say(f"{len(requests)} prompts of {lengths[0]} to {lengths[-1]} tokens, {args.verify}")
+    write_line(f"{len(requests)} prompts of {lengths[0]} to {lengths[-1]} tokens, {args.verify}")
     sizes = [int(size) for size in args.sizes.split(",")]
     method_runs = {method_run.label: method_run.method for method_run in plan.method_runs}
-    due = [ids for ids, _ in decoded(bench, method_runs["vanilla"], requests, sampling, 1)]
-    wrong = 0
+    expected = [ids for ids, _ in decode(bench, method_runs["vanilla"], requests, sampling, 1)]
+    n, n_wrong = len(expected), 0
     for name in names:
-        alone: list[Decoded] = []
+        at_batch_1: list[IdsAndSteps] = []
         for size in sizes:
-            found = decoded(bench, method_runs[name], requests, sampling, size)
-            alone = alone or found
-            ids = sum(own == ought for (own, _), ought in zip(found, due, strict=True))
-            steps = sum(a == b for (_, a), (_, b) in zip(found, alone, strict=True))
-            wrong += 2 * len(due) - ids - steps
-            say(f"{name:8} batch {size:2}  {ids} of {len(due)} ids, {steps} of {len(due)} steps")
-    return min(wrong, 1)
+            actual = decode(bench, method_runs[name], requests, sampling, size)
+            at_batch_1 = at_batch_1 or actual
+            ids = sum(
+                actual_ids == expected_ids
+                for (actual_ids, _), expected_ids in zip(actual, expected, strict=True)
+            )
+            steps = sum(a == b for (_, a), (_, b) in zip(actual, at_batch_1, strict=True))
+            n_wrong += 2 * n - ids - steps
+            write_line(f"{name:8} batch {size:2}  {ids} of {n} ids, {steps} of {n} steps")
+    return min(n_wrong, 1)
 
 
-def decoded(
+def decode(
     bench: Bench, method: object, requests: Sequence[Request], sampling: Sampling, size: int
-) -> list[Decoded]:
-    """Outputs of all requests, `size` of them in a step, and what each step drafted and kept."""
+) -> list[IdsAndSteps]:
+    """Return for each request its ids, and the drafted and committed tokens of each step.
+
+    Args:
+        size: batch size.
+    """
     batch = Batch(
         bench.workspace,
         requests,
@@ -80,8 +87,8 @@ def decoded(
     return list(zip(outputs, map(tuple, steps), strict=True))
 
 
-def say(line: str) -> None:
-    """Print at once."""
+def write_line(line: str) -> None:
+    """Print a line and flush."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

@@ -1,9 +1,9 @@
-"""Whether two versions of the program decode the same: ids and every counter, record by record.
+"""Compare the ids and counters of runs by two versions of specbench, record by record.
 
     python benchmarks/soundness/same_records.py BEFORE AFTER
 
-BEFORE and AFTER are folders of runs (or folders of such folders, whose names are paired), made by
-the two versions with the same settings. Exit code 1 where anything differs.
+BEFORE and AFTER are run folders, or folders of run folders that are paired by name. Both versions
+must have used the same settings. The exit code is 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ COUNTERS = ("output_ids", "origin", "n_tokens", "finish", "target_forwards", "dr
 
 
 def main(before: Path, after: Path) -> int:
-    """Compare; prints a line a run and the first differences. Returns the exit code."""
+    """Print a line per run and the first differences, and return the exit code."""
     names = [""] if (before / "records.jsonl").is_file() else sorted(_runs(before) & _runs(after))
-    worst = 0
+    exit_code = 0
     for name in names:
         old, new = _records(before / name), _records(after / name)
         shared = [key for key in old if key in new]
-        unlike = [key for key in shared if old[key] != new[key]]
+        different = [key for key in shared if old[key] != new[key]]
         rows = {key[2] for key in shared}
         sys.stdout.write(
             f"{name or after.name}: {len(shared)} records of {len(rows)} rows,"
-            f" {len(shared) - len(unlike)} equal; {len(old.keys() ^ new.keys())} on one side\n"
+            f" {len(shared) - len(different)} equal; {len(old.keys() ^ new.keys())} on one side\n"
         )
-        for key in unlike[:5]:
+        for key in different[:5]:
             parts = [part for part in old[key] if old[key][part] != new[key][part]]
             sys.stdout.write(f"  {key}: {', '.join(parts)}\n")
-        worst |= bool(unlike) or not shared
-    return int(worst)
+        exit_code |= bool(different) or not shared
+    return int(exit_code)
 
 
 def _runs(folder: Path) -> set[str]:
@@ -42,10 +42,10 @@ def _runs(folder: Path) -> set[str]:
 
 
 def _records(run: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
-    return dict(_each(run))
+    return dict(_iterate_records(run))
 
 
-def _each(run: Path) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+def _iterate_records(run: Path) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     for line in (run / "records.jsonl").read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
         steps = {k: v for k, v in (record["steps"] or {}).items() if v is not None}

@@ -1,4 +1,5 @@
-"""Simulates change points for docs/explanations/statistics.md: false alarms, and what is found.
+"""Tables of docs/explanations/statistics.md about change points: false alarm rates and detection
+rates.
 
 Usage: python benchmarks/statistics/changes.py [REPLICATIONS]
 """
@@ -15,27 +16,27 @@ SIZES = (1, 2, 3, 5)
 
 
 def false_alarms(rng, draw, alpha, replications):
-    """The share of series without a change in which one is told."""
-    told = (
+    """Return the share of unchanged series in which a change is detected."""
+    detected = (
         find_level_shifts(draw(rng), level=alpha, draws=499, seed=i) for i in range(replications)
     )
-    return sum(map(bool, told)) / replications
+    return sum(map(bool, detected)) / replications
 
 
-def found(rng, before, since, size, replications):
-    """The share of series whose change is found within one run of its place."""
+def detection_rate(rng, before, after, size, replications):
+    """Return the share of series whose change is detected at most one run away."""
     hits = 0
     for i in range(replications):
-        series = rng.normal(size=before + since)
+        series = rng.normal(size=before + after)
         series[before:] += size
-        told = find_level_shifts(series, level=RARE, draws=999, seed=i)
-        hits += any(abs(shift.at - before) <= 1 for shift in told)
+        detected = find_level_shifts(series, level=RARE, draws=999, seed=i)
+        hits += any(abs(shift.at - before) <= 1 for shift in detected)
     return hits / replications
 
 
 def main(replications):
     rng = np.random.default_rng(0)
-    say("| runs | normal | t(3) | Cauchy |\n| --- | --- | --- | --- |")
+    write_line("| runs | normal | t(3) | Cauchy |\n| --- | --- | --- | --- |")
     for n in (10, 20, 40):
         noises = (
             lambda rng, n=n: rng.normal(size=n),
@@ -46,14 +47,16 @@ def main(replications):
             ", ".join(f"{false_alarms(rng, noise, a, replications):.1%}" for a in ALPHAS)
             for noise in noises
         )
-        say(f"| {n} | {' | '.join(cells)} |")
-    say(f"\n| runs before + since | {' | '.join(map(str, SIZES))} |\n| {'--- | ' * 5}")
-    for before, since in ((20, 3), (20, 5), (20, 10), (40, 3), (40, 5)):
-        cells = (f"{found(rng, before, since, s, 3 * replications // 10):.0%}" for s in SIZES)
-        say(f"| {before} + {since} | {' | '.join(cells)} |")
+        write_line(f"| {n} | {' | '.join(cells)} |")
+    write_line(f"\n| runs before + after | {' | '.join(map(str, SIZES))} |\n| {'--- | ' * 5}")
+    for before, after in ((20, 3), (20, 5), (20, 10), (40, 3), (40, 5)):
+        cells = (
+            f"{detection_rate(rng, before, after, s, 3 * replications // 10):.0%}" for s in SIZES
+        )
+        write_line(f"| {before} + {after} | {' | '.join(cells)} |")
 
 
-def say(line):
+def write_line(line):
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

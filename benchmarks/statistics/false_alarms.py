@@ -1,4 +1,4 @@
-"""Simulates how often the timing gate is wrong or right, for docs/explanations/statistics.md.
+"""Simulate false alarms and detections of the timing gate, for docs/explanations/statistics.md.
 
 python benchmarks/statistics/false_alarms.py [comparisons]
 """
@@ -17,37 +17,46 @@ from specbench_cli.stats.regression import RegressionSeries, SlowdownEstimate, e
 from specbench_cli.stats.two_way import Floats
 
 _SHARES = {"verify": 0.6, "draft": 0.3, "host": 0.1}
-"""Of a method's decoding time."""
+"""Shares of a method's decoding time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """How times scatter; all spreads are standard deviations of logarithms.
+class NoiseModel:
+    """Noise of measured times. Spreads are standard deviations of logarithms.
 
-    cell: of an output's time, common to its components. part: of each of its components besides.
-    drift: of each component of a row between processes. phase: of the whole machine's speed
-    between processes. hiccup: how often an output is slowed down, exponentially distributed with
-    mean `by` on the logarithm. lost: how often it is void.
+    Attributes:
+        output: spread of an output's time, common to its components.
+        part: additional spread of each component.
+        drift: spread of a component of one method between processes.
+        phase: spread of the machine's speed between processes.
+        hiccup: probability that an output is slowed down.
+        hiccup_mean: mean of the slowdown, which is exponentially distributed on the log scale.
+        noisy: probability that the time of an output is noisy, and so not used.
     """
 
-    cell: float
+    output: float
     part: float
     drift: float
     phase: float
     hiccup: float = 0.02
-    by: float = 0.3
-    lost: float = 0.02
+    hiccup_mean: float = 0.3
+    noisy: float = 0.02
 
 
-QUIET = Machine(cell=0.0165, part=0.011, drift=0.005, phase=0.01)
-"""Cells repeat to 2%, ratios of two components or rows drift by 1% between two processes."""
-BAD = Machine(cell=0.09, part=0.05, drift=0.04, phase=0.2, hiccup=0.1, lost=0.03)
-"""A virtual machine in a bad phase: what twelve runs of the same program showed."""
+QUIET = NoiseModel(output=0.0165, part=0.011, drift=0.005, phase=0.01)
+"""Times repeat within 2%. Ratios of two components or methods drift by 1% between processes."""
+BAD = NoiseModel(output=0.09, part=0.05, drift=0.04, phase=0.2, hiccup=0.1, noisy=0.03)
+"""A virtual machine in a bad phase, as measured in twelve runs of the same program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sides:
-    """What is compared. drafting: how many of the rows have a draft. processes: on each side."""
+class ComparisonSize:
+    """Size of a comparison.
+
+    Attributes:
+        drafting: number of methods with a draft model.
+        processes: number of processes on each side.
+    """
 
     rows: int = 5
     drafting: int = 3
@@ -55,35 +64,35 @@ class Sides:
     processes: int = 1
 
 
-def compared(
-    machine: Machine,
-    sides: Sides,
+def simulate_comparison(
+    machine: NoiseModel,
+    size: ComparisonSize,
     rng: np.random.Generator,
     *,
     draft: float = 1.0,
     method: float = 1.0,
     tolerance: float = 0.05,
 ) -> dict[tuple[str, int], SlowdownEstimate | None]:
-    """One comparison: by figure and row, its change.
+    """Simulate one comparison and return the change of each figure and method.
 
     Args:
-        draft: how much slower draft forwards are on NEW's side, in every row that drafts.
-        method: how much slower all of row 0 is on NEW's side.
+        draft: slowdown of draft forwards on the new side, for all methods with a draft model.
+        method: slowdown of method 0 on the new side.
     """
-    new = np.arange(2 * sides.processes) >= sides.processes
+    new = np.arange(2 * size.processes) >= size.processes
     speed = rng.normal(0, machine.phase, len(new))
-    vanilla = _cells(machine, sides, rng) + rng.normal(0, machine.drift, len(new))
-    apart = float(speed[new].mean() - speed[~new].mean())
+    vanilla = _noise(machine, size, rng) + rng.normal(0, machine.drift, len(new))
+    speed_difference = float(speed[new].mean() - speed[~new].mean())
     series: dict[tuple[str, int], RegressionSeries] = {}
-    for row in range(sides.rows):
-        cell = _cells(machine, sides, rng)
+    for row in range(size.rows):
+        common = _noise(machine, size, rng)
         parts = {
-            name: cell
-            + rng.normal(0, machine.part, cell.shape)
+            name: common
+            + rng.normal(0, machine.part, common.shape)
             + rng.normal(0, machine.drift, len(new))
             + (math.log(method) * new if row == 0 else 0.0)
             for name in _SHARES
-            if name != "draft" or row < sides.drafting
+            if name != "draft" or row < size.drafting
         }
         if "draft" in parts:
             parts["draft"] = parts["draft"] + math.log(draft) * new
@@ -97,15 +106,15 @@ def compared(
         if "draft" in parts:
             figures["draft forward"] = parts["draft"] - parts["verify"]
         for name, values in figures.items():
-            series[name, row] = RegressionSeries(name, values, new, apart)
+            series[name, row] = RegressionSeries(name, values, new, speed_difference)
     found = estimate_slowdowns(list(series.values()), tolerance=math.log1p(tolerance))
     return dict(zip(series, found, strict=True))
 
 
-def alarms(
+def find_slowdowns(
     found: dict[tuple[str, int], SlowdownEstimate | None], tolerance: float = 0.05
 ) -> list[tuple[str, int]]:
-    """What a comparison calls slower."""
+    """Return the figures and methods that a comparison reports as slower."""
     return [
         key
         for key, shift in found.items()
@@ -113,12 +122,12 @@ def alarms(
     ]
 
 
-def _cells(machine: Machine, sides: Sides, rng: np.random.Generator) -> Floats:
-    """Noise of outputs [prompts, processes]; nan where void."""
-    shape = sides.prompts, 2 * sides.processes
-    noise = rng.normal(0, machine.cell, shape)
-    noise += (rng.random(shape) < machine.hiccup) * rng.exponential(machine.by, shape)
-    noise[rng.random(shape) < machine.lost] = np.nan
+def _noise(machine: NoiseModel, size: ComparisonSize, rng: np.random.Generator) -> Floats:
+    """Return the noise of outputs [prompts, processes], nan if the time is noisy."""
+    shape = size.prompts, 2 * size.processes
+    noise = rng.normal(0, machine.output, shape)
+    noise += (rng.random(shape) < machine.hiccup) * rng.exponential(machine.hiccup_mean, shape)
+    noise[rng.random(shape) < machine.noisy] = np.nan
     return noise
 
 
@@ -127,35 +136,35 @@ MACHINES = {"quiet": QUIET, "bad": BAD}
 
 
 def main() -> None:
-    """Print the table, as Markdown."""
+    """Print the table as Markdown."""
     n = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
-    say("| machine | prompts | processes | false alarm | draft 8% | method 8% | detects |")
-    say("| --- | --- | --- | --- | --- | --- | --- |")
+    write_line("| machine | prompts | processes | false alarm | draft 8% | method 8% | detects |")
+    write_line("| --- | --- | --- | --- | --- | --- | --- |")
     for name, machine in MACHINES.items():
         for prompts, processes in SHAPES:
-            sides = Sides(prompts=prompts, processes=processes)
-            once = partial(compared, machine, sides, np.random.default_rng(prompts))
+            size = ComparisonSize(prompts=prompts, processes=processes)
+            once = partial(simulate_comparison, machine, size, np.random.default_rng(prompts))
             clean = [once() for _ in range(n)]
-            false = sum(bool(alarms(found)) for found in clean)
+            false = sum(bool(find_slowdowns(found)) for found in clean)
             draft = sum(
-                any(figure == "draft forward" for figure, _ in alarms(once(draft=1.08)))
+                any(figure == "draft forward" for figure, _ in find_slowdowns(once(draft=1.08)))
                 for _ in range(n // 4)
             )
             method = sum(
-                any(row == 0 for _, row in alarms(once(method=1.08))) for _ in range(n // 4)
+                any(row == 0 for _, row in find_slowdowns(once(method=1.08))) for _ in range(n // 4)
             )
             smallest = " / ".join(
                 f"{math.expm1(median(s.detectable for f in clean if (s := f[figure, 0]))):.0%}"
                 for figure in ("decode", "draft forward")
             )
-            say(
+            write_line(
                 f"| {name} | {prompts} | {processes} | {false} of {n}"
                 f" | {draft / (n // 4):.0%} | {method / (n // 4):.0%} | {smallest} |"
             )
 
 
-def say(line: str) -> None:
-    """A line of the report, at once."""
+def write_line(line: str) -> None:
+    """Print a line and flush."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

@@ -1,4 +1,5 @@
-"""Simulates what intervals and letters are worth: the figures of docs/explanations/statistics.md.
+"""Simulate the coverage of intervals and the errors of significance groups, for
+docs/explanations/statistics.md.
 
 python benchmarks/statistics/simulated_intervals.py [replications [TABLE ...]]
 
@@ -24,20 +25,21 @@ from specbench_cli.stats.bootstrap import (
 from specbench_cli.stats.detectable import estimate_detectable_ratio
 from specbench_cli.stats.simultaneous import find_different_pairs
 
-_AT_ONCE = 25
-_WITHIN = 0.02
-"""Spread of repetitions of one cell."""
+_CHUNK = 25
+_REPEAT_SPREAD = 0.02
+"""Spread of repeated measurements of one output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationSettings:
-    """How times are made; all spreads are standard deviations of logarithms.
+    """Settings of simulated times. All spreads are standard deviations of logarithms.
 
-    questions, families, passes: how many; questions are dealt to the families in turn.
-    spread: of a method's speedups over the questions, its own.
-    vanilla_spread: of vanilla's times over the questions.
-    common: of what a question does to the speedups of all methods alike.
-    process_spread: of what a process (pass) does to a method.
+    questions, families, passes: numbers of questions, families and repeats. Question i belongs to
+        family i modulo the number of families.
+    spread: spread of a method's speedups over the questions.
+    vanilla_spread: spread of vanilla's times over the questions.
+    common: spread of the effect of a question on the speedups of all methods.
+    process_spread: spread of the effect of a process (repeat) on a method.
     rare: share of questions that are `slowdown` times slower with the methods and, if
         `rare_for_all`, also with vanilla.
     student: degrees of freedom of a Student's t. Its absolute value multiplies the time of a
@@ -59,15 +61,15 @@ class SimulationSettings:
     def times(
         self, rng: np.random.Generator, methods: int, *, one_vanilla: bool = True
     ) -> PairedTimes:
-        """Times of equal methods; `one_vanilla`: they share its times, and the common effects."""
+        """Return times of equal methods. With `one_vanilla` they share vanilla's times."""
         shared = 1 if one_vanilla else methods
         cells = (methods, self.passes, self.questions)
         vanilla = rng.lognormal(0, self.vanilla_spread, (shared, 1, self.questions))
-        vanilla = vanilla * rng.lognormal(0, _WITHIN, (shared, *cells[1:]))
+        vanilla = vanilla * rng.lognormal(0, _REPEAT_SPREAD, (shared, *cells[1:]))
         slower = rng.normal(0, self.common, (shared, 1, self.questions))
         slower = slower + rng.normal(0, self.spread, (methods, 1, self.questions))
         slower = slower + rng.normal(0, self.process_spread, (methods, self.passes, 1))
-        method = vanilla * np.exp(slower + rng.normal(0, _WITHIN, cells))
+        method = vanilla * np.exp(slower + rng.normal(0, _REPEAT_SPREAD, cells))
         if self.student:
             factor = np.abs(rng.standard_t(self.student, (shared, 1, self.questions)))
             method = method * factor
@@ -81,8 +83,8 @@ class SimulationSettings:
 
     @property
     def log_speedup(self) -> float:
-        """The truth: log of the expected times' ratio."""
-        spreads = (self.spread, self.common, self.process_spread, _WITHIN)
+        """Log of the true speedup, the ratio of the expected times."""
+        spreads = (self.spread, self.common, self.process_spread, _REPEAT_SPREAD)
         slower = 0.0 if self.rare_for_all else self.rare * (self.slowdown - 1)
         log = -sum(spread**2 for spread in spreads) / 2 - math.log1p(slower)
         if df := self.student:
@@ -111,23 +113,22 @@ class Coverage:
 
 
 def coverage(
-    setting: SimulationSettings, replications: int, *, resamples: int = 999, seed: int = 0
+    settings: SimulationSettings, replications: int, *, resamples: int = 999, seed: int = 0
 ) -> float:
-    """How often the 95% interval of a speedup holds the truth."""
-    return coverage_details(setting, replications, resamples=resamples, seed=seed).covered
+    """Return the coverage of the 95% interval of a speedup."""
+    return coverage_details(settings, replications, resamples=resamples, seed=seed).covered
 
 
 def coverage_details(
-    setting: SimulationSettings, replications: int, *, resamples: int = 999, seed: int = 0
+    settings: SimulationSettings, replications: int, *, resamples: int = 999, seed: int = 0
 ) -> Coverage:
-    """Return how often intervals cover, exceed or fall below the true speedup, and how often a run
-    warns of rare questions."""
+    """Return the coverage of intervals, and how often a run warns of rare questions."""
     rng = np.random.default_rng(seed)
-    truth = np.exp(setting.log_speedup)
+    truth = np.exp(settings.log_speedup)
     found = list[tuple[bool, bool, bool, bool]]()  # with_interval, above, below, warned
-    for start in range(0, replications, _AT_ONCE):
-        count = min(_AT_ONCE, replications - start)
-        times = setting.times(rng, count, one_vanilla=False)
+    for start in range(0, replications, _CHUNK):
+        count = min(_CHUNK, replications - start)
+        times = settings.times(rng, count, one_vanilla=False)
         drawn = resample(times, resamples=resamples)
         for estimate, rare in zip(
             estimate_speedups(drawn), find_rare_questions(times), strict=True
@@ -155,37 +156,39 @@ def coverage_details(
 
 
 def false_differences(
-    setting: SimulationSettings,
+    settings: SimulationSettings,
     methods: int,
     replications: int,
     *,
     resamples: int = 499,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """How often any two of equal methods get different letters, and how often any of their pairs
-    differs when each is compared for itself."""
-    rng, together, alone = np.random.default_rng(seed), 0, 0
+    """Return how often equal methods are found to differ, jointly and pair by pair.
+
+    Jointly means with the correction for multiple comparisons that significance groups use.
+    """
+    rng, joint, pairwise = np.random.default_rng(seed), 0, 0
     for _ in range(replications):
-        drawn = resample(setting.times(rng, methods), resamples=resamples)
-        together += bool(find_different_pairs(drawn).any())
+        drawn = resample(settings.times(rng, methods), resamples=resamples)
+        joint += bool(find_different_pairs(drawn).any())
         pairs = itertools.combinations(range(methods), 2)
-        alone += any(find_different_pairs(drawn, methods=pair).any() for pair in pairs)
-    return together / replications, alone / replications
+        pairwise += any(find_different_pairs(drawn, methods=pair).any() for pair in pairs)
+    return joint / replications, pairwise / replications
 
 
 def main() -> None:
-    """Print the tables, as Markdown."""
+    """Print the tables as Markdown."""
     replications = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
     for table in sys.argv[2:] or TABLES:
         TABLES[table](replications)
 
 
 def print_intervals(replications: int) -> None:
-    """How often intervals hold the truth."""
+    """Print the coverage of intervals."""
     error = math.sqrt(0.95 * 0.05 / replications)
-    say(f"coverage of 95% intervals: {replications} replications, error {error:.2%}\n")
-    say("| questions | families | processes | both 0.5 | speedups 1 | times 1 | both 1 |")
-    say("| --- | --- | --- | --- | --- | --- | --- |")
+    write_line(f"coverage of 95% intervals: {replications} replications, error {error:.2%}\n")
+    write_line("| questions | families | processes | both 0.5 | speedups 1 | times 1 | both 1 |")
+    write_line("| --- | --- | --- | --- | --- | --- | --- |")
     for (questions, families), passes in itertools.product(((20, 1), (20, 5), (48, 6)), (1, 3)):
         cells = [
             coverage(
@@ -202,17 +205,17 @@ def print_intervals(replications: int) -> None:
             for vanilla_spread, spread in ((0.5, 0.5), (0.5, 1.0), (1.0, 0.25), (1.0, 1.0))
         ]
         figures = " | ".join(f"{cell:.1%}" for cell in cells)
-        say(f"| {questions} | {families} | {passes} | {figures} |")
+        write_line(f"| {questions} | {families} | {passes} | {figures} |")
 
 
-def rare(replications: int) -> None:
+def print_rare(replications: int) -> None:
     """Print coverage with a few very slow questions, and how often a run warns of them."""
     error = math.sqrt(0.95 * 0.05 / replications)
-    say(f"rare, slow questions: {replications} replications, error {error:.2%} or more\n")
-    say(
+    write_line(f"rare, slow questions: {replications} replications, error {error:.2%} or more\n")
+    write_line(
         "| slow | questions | spread | interval | holds | above | below | warned | unwarned holds |"
     )
-    say("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    write_line("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     cases = (
         ("nowhere", 0.0, False, 0.0),
         ("the method", 0.02, False, 0.0),
@@ -242,20 +245,22 @@ def rare(replications: int) -> None:
             found.covered_unwarned,
         )
         cells = " | ".join(f"{figure:.1%}" for figure in figures)
-        say(f"| {name} | {questions} | {spread} | {cells} |")
+        write_line(f"| {name} | {questions} | {spread} | {cells} |")
 
 
-def letters(replications: int) -> None:
-    """How often equal methods are told apart."""
+def print_groups(replications: int) -> None:
+    """Print how often equal methods are found to differ."""
     replications //= 5
     error = math.sqrt(0.05 * 0.95 / replications)
-    say(f"false differences among 12 equal methods: {replications} replications, error {error:.2%}")
-    say("\n| questions | families | processes | spread | letters | pair by pair |")
-    say("| --- | --- | --- | --- | --- | --- |")
+    write_line(
+        f"false differences among 12 equal methods: {replications} replications, error {error:.2%}"
+    )
+    write_line("\n| questions | families | processes | spread | letters | pair by pair |")
+    write_line("| --- | --- | --- | --- | --- | --- |")
     for (questions, families, passes), spread in itertools.product(
         ((20, 5, 1), (48, 6, 1), (48, 6, 3), (120, 6, 1)), (0.1, 0.5)
     ):
-        setting = SimulationSettings(
+        settings = SimulationSettings(
             questions=questions,
             families=families,
             passes=passes,
@@ -263,32 +268,36 @@ def letters(replications: int) -> None:
             common=0.25,
             process_spread=0.01 if passes > 1 else 0.0,
         )
-        together, alone = false_differences(setting, 12, replications)
-        say(f"| {questions} | {families} | {passes} | {spread} | {together:.1%} | {alone:.0%} |")
+        joint, pairwise = false_differences(settings, 12, replications)
+        write_line(
+            f"| {questions} | {families} | {passes} | {spread} | {joint:.1%} | {pairwise:.0%} |"
+        )
 
 
-def differences(replications: int) -> None:
-    """What can be detected."""
-    say("detectable with power 80%, spread 0.25\n")
-    say("| questions | 2 methods | 5 methods | 12 methods |")
-    say("| --- | --- | --- | --- |")
+def print_detectable(replications: int) -> None:
+    """Print the smallest speedup ratios that can be detected."""
+    write_line("detectable with power 80%, spread 0.25\n")
+    write_line("| questions | 2 methods | 5 methods | 12 methods |")
+    write_line("| --- | --- | --- | --- |")
     for questions in (12, 24, 48, 120, 480):
         found = [
             estimate_detectable_ratio(questions, methods, families=6) for methods in (2, 5, 12)
         ]
-        say(f"| {questions} | " + " | ".join(f"{f:.2f}x" if f else "-" for f in found) + " |")
+        write_line(
+            f"| {questions} | " + " | ".join(f"{f:.2f}x" if f else "-" for f in found) + " |"
+        )
 
 
 TABLES = {
     "intervals": print_intervals,
-    "rare": rare,
-    "letters": letters,
-    "differences": differences,
+    "rare": print_rare,
+    "letters": print_groups,
+    "differences": print_detectable,
 }
 
 
-def say(line: str) -> None:
-    """A line of the report, at once."""
+def write_line(line: str) -> None:
+    """Print a line and flush."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

@@ -1,11 +1,11 @@
-"""Is a draft found that is 8% slower? Real runs that take turns, of a program with such a draft.
+"""Check that a comparison detects a draft model that is 8% slower, in real runs.
 
     python benchmarks/statistics/slower_draft.py FOLDER --rounds 8
 
-Programs: `same` is this one as it is; in `sleep` every forward of the draft sleeps for a share of
-its time, in `spin` it keeps the processor for that share (a sleep costs more than it lasts: what
-comes after it is slower). Each round runs base and each of the others in turn; then they are
-compared. Needs a machine that is as quiet as for any run; resumes where it was stopped.
+Variants of the program: `same` is unchanged. In `sleep` each draft forward sleeps for a share of
+its time. In `spin` it keeps the CPU busy for that share, because code after a sleep is slower too.
+Each round runs the base and each variant by turns; the last step compares them. The script needs a
+quiet machine, and resumes a stopped series.
 """
 
 # ruff: noqa: T201
@@ -27,11 +27,11 @@ RUN = ("run", "-m", "sps", "--limit", "12", "--max-new-tokens", "32", "--threads
 ATTEMPTS = 3
 _PR_SET_TIMERSLACK = 29
 _OVERHEAD_NS = 3_500
-"""Of the shortest sleep, once the kernel does not round it up by 50 us."""
+"""Overhead of the shortest sleep, without the kernel's rounding up by 50 us."""
 
 
 def main() -> None:
-    """Run all programs in turn with base, compare."""
+    """Run all variants by turns with the base, and compare them."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rounds", type=int, default=8)
@@ -39,28 +39,39 @@ def main() -> None:
     args = parser.parse_args()
     for number in range(1, args.rounds + 1):
         for program in PROGRAMS:
-            both(args.folder / program, number, program, args.slower)
+            run_round(args.folder / program, number, program, args.slower)
     for program in PROGRAMS:
         print(f"\nspecbench compare base {program}", flush=True)
         sides = [str(args.folder / program / name) for name in ("base", "new")]
         subprocess.call([sys.executable, "-m", "specbench_cli", "compare", *sides])
 
 
-def both(folder: Path, number: int, program: str, slower: float) -> None:
-    """One round of base and a program, who starts first alternating; again where it was noisy."""
+def run_round(folder: Path, number: int, program: str, slower: float) -> None:
+    """Run one round of the base and a variant, up to three times if it is noisy.
+
+    The one that starts first alternates between rounds.
+    """
     if (folder / f"done {number}").exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
     sides = [("base", "same"), ("new", program)]
     for _ in range(ATTEMPTS):
-        started = []
-        for name, of in sides if number % 2 else reversed(sides):
+        processes = []
+        for name, variant in sides if number % 2 else reversed(sides):
             out = folder / name / f"{number:02}"
             shutil.rmtree(out, ignore_errors=True)
-            words = [of, str(slower), *RUN, "--in-turn", str(folder / "turns"), "--out", str(out)]
+            words = [
+                variant,
+                str(slower),
+                *RUN,
+                "--in-turn",
+                str(folder / "turns"),
+                "--out",
+                str(out),
+            ]
             quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            started.append(subprocess.Popen([sys.executable, "-P", __file__, *words], **quiet))
-        codes = [one.wait() for one in started]
+            processes.append(subprocess.Popen([sys.executable, "-P", __file__, *words], **quiet))
+        codes = [process.wait() for process in processes]
         print(f"{program} {number}: exit codes {codes}", flush=True)
         if codes == [0, 0]:
             break
@@ -68,7 +79,7 @@ def both(folder: Path, number: int, program: str, slower: float) -> None:
 
 
 def run(program: str, slower: float, args: list[str]) -> None:
-    """Be one of the programs."""
+    """Run specbench as one of the variants."""
     from specbench_cli.app import main as specbench
     from specbench_cli.engine.models.fused import FusedStack
 
@@ -77,14 +88,14 @@ def run(program: str, slower: float, args: list[str]) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
         forward = FusedStack.forward
 
-        def slowed(self: FusedStack, *given: Any, **named: Any) -> Any:
-            began = time.perf_counter_ns()
-            out = forward(self, *given, **named)
+        def slow_forward(self: FusedStack, *args_: Any, **named: Any) -> Any:
+            start = time.perf_counter_ns()
+            out = forward(self, *args_, **named)
             if self.name == "draft":
-                wait(round((time.perf_counter_ns() - began) * slower))
+                wait(round((time.perf_counter_ns() - start) * slower))
             return out
 
-        FusedStack.forward = slowed  # type: ignore[method-assign]
+        FusedStack.forward = slow_forward  # type: ignore[method-assign]
     specbench(args)
 
 

@@ -1,13 +1,13 @@
-"""Which earlier outputs `suffix` should keep: policies of eviction over a recorded trace.
+"""Compare eviction policies for the earlier outputs that `suffix` keeps, on a recorded trace.
 
     python benchmarks/studies/eviction.py --task agentic --limit 48 \
         --sizes 2,4,8,16 --table FILE
     python benchmarks/studies/eviction.py --trace trace.json --sizes 2,4,8
 
-Without `--trace` it decodes the task with the shipped pair's target, greedy, and the method
-`suffix`, whose memory holds everything; every output is a page, which is asked for when it has
-ended, and in each step in which a token drafted from it stands. Misses are counted as in paging: a
-page that is asked for and not held comes in, for what it would have drafted is decoded again.
+Without `--trace` the script decodes the task with the embedded target, greedy, and the method
+`suffix` with unlimited memory. Each output is a page. It is requested when the output ends, and in
+each step that accepts a token drafted from it. Misses are counted as in paging: a requested page
+that is not in memory is loaded, because its text would be decoded again.
 """
 
 # ruff: noqa: T201
@@ -19,52 +19,59 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from methods.suffix.eviction import POLICIES, DiscardBit, Eviction, PhaseBit
+from methods.suffix.eviction import POLICIES, DiscardBit, EvictionPolicy, PhaseBit
 
 NEVER = 1 << 62
 
 
-def misses(trace: Sequence[int], k: int, policy: Eviction, bits: Sequence[bool] = ()) -> int:
-    """Misses of a policy with room for k pages, which learns of requests one after another.
+def count_misses(
+    trace: Sequence[int], k: int, policy: EvictionPolicy, bits: Sequence[bool] = ()
+) -> int:
+    """Return the number of misses of an online policy with memory for k pages.
 
     Args:
-        bits: what is predicted with each request; default: what the policy itself predicts.
+        bits: prediction for each request; default: the policy's own predictions.
     """
-    missed = 0
+    n_misses = 0
     for at, page in enumerate(trace):
         if page not in policy.held:
-            missed += 1
+            n_misses += 1
             if len(policy.held) == k:
                 policy.evict()
         policy.request(page, bits[at] if bits else None)
-    return missed
+    return n_misses
 
 
-def offline(trace: Sequence[int], k: int) -> tuple[int, list[bool]]:
-    """Belady's policy, which takes out the page that is asked for again last (1966).
+def optimal_eviction(trace: Sequence[int], k: int) -> tuple[int, list[bool]]:
+    """Apply Belady's policy (1966), which evicts the page whose next request is the latest.
 
     Returns:
-        its misses, the fewest of all policies, and for each request whether the page is still held
-        when it is asked for again: the true bits of `DiscardBit`.
+        (number of misses, which is the minimum; for each request, True if the page is still in
+        memory at its next request, which are the true bits of `DiscardBit`).
     """
     following, seen = [NEVER] * len(trace), dict[int, int]()
     for at in range(len(trace) - 1, -1, -1):
         following[at] = seen.get(trace[at], NEVER)
         seen[trace[at]] = at
-    missed, held, last, kept = 0, dict[int, int](), dict[int, int](), [False] * len(trace)
+    n_misses, held, last, requested_again = (
+        0,
+        dict[int, int](),
+        dict[int, int](),
+        [False] * len(trace),
+    )
     for at, page in enumerate(trace):
         if page in held:
-            kept[last[page]] = True
+            requested_again[last[page]] = True
         else:
-            missed += 1
+            n_misses += 1
             if len(held) == k:
                 del held[max(held, key=held.__getitem__)]
         held[page], last[page] = following[at], at
-    return missed, kept
+    return n_misses, requested_again
 
 
-def phases(trace: Sequence[int], k: int) -> list[int]:
-    """The phase of each request: a phase ends before the k + 1st page that is asked for in it."""
+def split_phases(trace: Sequence[int], k: int) -> list[int]:
+    """Return the phase number of each request. A phase ends before its (k + 1)st distinct page."""
     found, phase, pages = [], 0, set[int]()
     for page in trace:
         if page not in pages and len(pages) == k:
@@ -74,36 +81,41 @@ def phases(trace: Sequence[int], k: int) -> list[int]:
     return found
 
 
-def true_phases(trace: Sequence[int], k: int) -> list[bool]:
-    """For each request whether its page is asked for in the next phase: the bits of `PhaseBit`."""
-    phase = phases(trace, k)
+def true_phase_bits(trace: Sequence[int], k: int) -> list[bool]:
+    """Return for each request whether the next phase requests its page: the bits of `PhaseBit`."""
+    phase = split_phases(trace, k)
     pages = set(zip(phase, trace, strict=True))
     return [(at + 1, page) in pages for at, page in zip(phase, trace, strict=True)]
 
 
-def clean(trace: Sequence[int], k: int) -> int:
-    """Pages of phases that the phase before did not ask for: at most twice the fewest misses."""
-    pages = set(zip(phases(trace, k), trace, strict=True))
+def count_clean_pages(trace: Sequence[int], k: int) -> int:
+    """Return the number of pages that the previous phase did not request.
+
+    It is at most twice the minimum number of misses.
+    """
+    pages = set(zip(split_phases(trace, k), trace, strict=True))
     return sum((phase - 1, page) not in pages for phase, page in pages)
 
 
-def table(trace: Sequence[int], sizes: Sequence[int]) -> str:
-    """Misses by policy and size, as a Markdown table."""
-    rows = {name: [misses(trace, k, kind()) for k in sizes] for name, kind in POLICIES.items()}
+def format_table(trace: Sequence[int], sizes: Sequence[int]) -> str:
+    """Return a Markdown table of misses by policy and memory size."""
+    rows = {
+        name: [count_misses(trace, k, kind()) for k in sizes] for name, kind in POLICIES.items()
+    }
     rows["discard-bit, true bits"] = [
-        misses(trace, k, DiscardBit(), offline(trace, k)[1]) for k in sizes
+        count_misses(trace, k, DiscardBit(), optimal_eviction(trace, k)[1]) for k in sizes
     ]
     rows["phase-bit, true bits"] = [
-        misses(trace, k, PhaseBit(), true_phases(trace, k)) for k in sizes
+        count_misses(trace, k, PhaseBit(), true_phase_bits(trace, k)) for k in sizes
     ]
-    rows["offline optimum"] = [offline(trace, k)[0] for k in sizes]
+    rows["offline optimum"] = [optimal_eviction(trace, k)[0] for k in sizes]
     lines = [["policy", *map(str, sizes)], ["---"] * (len(sizes) + 1)]
     lines += [[name, *map(str, counts)] for name, counts in rows.items()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def record(task: str, limit: int, budget: int) -> list[int]:
-    """The trace of a run of `suffix` whose memory holds everything."""
+def record_trace(task: str, limit: int, budget: int) -> list[int]:
+    """Return the trace of a run of `suffix` with unlimited memory."""
     from transformers import AutoTokenizer
 
     from methods.suffix.method import Suffix, SuffixParams
@@ -116,7 +128,7 @@ def record(task: str, limit: int, budget: int) -> list[int]:
     from specbench_cli.engine.workspace import Workspace
     from specbench_cli.models.resolve import resolve
     from specbench_cli.tasks.load import load_task
-    from specbench_cli.tasks.template import answer_text, conversation, render
+    from specbench_cli.tasks.template import build_messages, decode_answer, render_prompt
 
     place = resolve("embedded-7m").path
     target, tokenizer = load_decoder(place, name="target"), AutoTokenizer.from_pretrained(place)
@@ -125,8 +137,8 @@ def record(task: str, limit: int, budget: int) -> list[int]:
     for question in load_task(task).questions[:limit]:
         answers = list[str]()
         for turn in range(len(question.turns)):
-            messages = conversation(question.turns, answers)
-            ids = tuple(render(tokenizer, messages, raw=False))
+            messages = build_messages(question.turns, answers)
+            ids = tuple(render_prompt(tokenizer, messages, raw=False))
             workspace = Workspace({"target": target}, capacity=len(ids) + budget + 32)
             request = Request(question.prompt_id, turn, ids, stop)
             session = Session(workspace, request, Sampling(), memory=memory)
@@ -134,9 +146,9 @@ def record(task: str, limit: int, budget: int) -> list[int]:
             for step in method.generate(session):
                 if step.outcome.path and method.source is not None:
                     trace.append(method.source)
-            trace.append(outputs)  # the tree numbers those that have ended
+            trace.append(outputs)  # the tree numbers outputs that have ended
             outputs += 1
-            answers.append(answer_text(tokenizer, list(session.output())))
+            answers.append(decode_answer(tokenizer, list(session.output())))
     return trace
 
 
@@ -149,15 +161,15 @@ def main() -> None:
     parser.add_argument("--sizes", default="2,4,8,16,32,64", help="pages held")
     parser.add_argument("--trace", type=Path, help="a trace to read instead: a JSON list of pages")
     parser.add_argument("--keep", type=Path, help="where to write the trace")
-    given = parser.parse_args()
-    if given.trace:
-        trace = json.loads(given.trace.read_text())
+    args = parser.parse_args()
+    if args.trace:
+        trace = json.loads(args.trace.read_text())
     else:
-        trace = record(given.task, given.limit, given.budget)
-    if given.keep:
-        given.keep.write_text(json.dumps(trace))
+        trace = record_trace(args.task, args.limit, args.budget)
+    if args.keep:
+        args.keep.write_text(json.dumps(trace))
     print(f"{len(trace)} requests of {len(set(trace))} pages\n")
-    print(table(trace, [int(k) for k in given.sizes.split(",")]))
+    print(format_table(trace, [int(k) for k in args.sizes.split(",")]))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A deliberately loose accept rule: what a lossy method has to lose on the embedded models.
+"""A deliberately loose accept rule, which shows how much accuracy a lossy method can lose.
 
 A draft token passes if the target gives it at least `share` of the probability of its own first
-choice. The target's tokens are then no longer what is committed, and answers get worse:
+choice. So the committed tokens are no longer the target's, and answers get worse:
 
     specbench run --plugin benchmarks/studies/loose.py -m loose --set loose.share=0.001
 """
@@ -21,24 +21,27 @@ class LooseParams(SpsParams):
     """Parameters of `Loose`."""
 
     share: float = Field(
-        0.001, ge=0, le=1, description="of the likeliest token's probability; 0 accepts everything"
+        0.001,
+        ge=0,
+        le=1,
+        description="Share of the likeliest token's probability; 0 accepts every token.",
     )
 
 
 @dataclass(frozen=True)
-class Share(AcceptRule):
-    """Lets pass what is not too far behind the likeliest token."""
+class ProbabilityShare(AcceptRule):
+    """Accept rule for tokens with at least `share` of the likeliest token's probability."""
 
     share: float
     name: ClassVar[str] = "share"
 
     def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
-        """p(x) >= share max p."""
+        """Return p(x) >= share * max p for each token x."""
         return p.gather(-1, tokens[:, None])[:, 0] >= self.share * p.amax(-1)
 
 
 class Loose(Sps):
-    """sps, which takes what is likely enough beside what the target chooses."""
+    """Speculative sampling that also accepts tokens that are likely enough."""
 
     name: ClassVar[str] = "loose"
     Params: ClassVar[type[MethodParams]] = LooseParams
@@ -46,5 +49,5 @@ class Loose(Sps):
 
     @property
     def accept(self) -> AcceptRule:
-        """Its rule; with `accept=random`, that one's control."""
-        return self.params.rule or Share(self.params.share)
+        """The accept rule; with `accept=random`, its random control."""
+        return self.params.rule or ProbabilityShare(self.params.share)

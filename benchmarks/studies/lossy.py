@@ -1,18 +1,17 @@
-"""Which lossy rules know anything? Each at four settings, beside its controls.
+"""Compare lossy accept rules at four settings each with random controls.
 
     python benchmarks/studies/lossy.py FOLDER --limit 120 \
         --figure results/experiments/lossy.svg
     python benchmarks/studies/lossy.py FOLDER --limit 240 --rules steps
 
-Runs `specbench run` with the embedded pair, greedy, once for each kind of rule, keeps the runs in
-FOLDER/KIND, goes on with those that were interrupted, and prints the rows of each as Markdown:
-tokens a target forward, accuracy, what that is less than vanilla's, and by how much it is more
-than that of the random row whose rate came nearest; of rules over steps also what the draft wrote
-in vain and what the target read to judge; of early exits the work of a token, in whole forwards of
-the target, and how many tokens leave early; where words are wanted, how many of them the outputs
-hold. Below stands which of all rows are above random acceptance at about their rate. Rules over
-steps are run on `chains`, whose answers have some, the others on `mini`. No time is asked of it, so
-that the machine need not be quiet, and none is drawn.
+Run the embedded pair, greedy, once for each kind of rule, and keep the runs in FOLDER/KIND.
+Interrupted runs are resumed. Print a Markdown table for each kind: tokens per target forward,
+accuracy, accuracy lost against vanilla, and accuracy gained over the random control with the
+nearest acceptance rate. Rules over steps also show discarded draft tokens and tokens scored to
+judge. Early exits also show the work per token, in target forwards, and the exit rate. Keyword
+rules show the share of keywords in the outputs. The last lines list the methods that are more
+accurate than random acceptance at about the same rate. Rules over steps run on `chains`, the others
+on `mini`. Nothing is timed, so the machine need not be quiet.
 """
 
 # ruff: noqa: T201
@@ -45,7 +44,7 @@ from specbench_cli.summary.metrics import MethodSummary
 from specbench_cli.summary.summary import Summary
 
 TASKS = {"steps": "chains"}
-"""The task of rules, if it is not `mini`."""
+"""Task of a kind of rule, if not `mini`."""
 RULES = {
     "tokens": (
         "typical.epsilon=0.03,0.1,0.2,0.4",
@@ -55,11 +54,11 @@ RULES = {
     "steps": (
         "specreason.threshold=2,4,6,8",
         "atts.alpha=0.1,0.3,0.5,0.8",
-        # Words of the task's own lines: the target takes over where a probe has them.
+        # Words that occur in the task: the target takes over when a probe contains one.
         "speculative-thinking.reflect=together,has,the,a",
     ),
 }
-"""The settings of rules that bring their random rows themselves."""
+"""Sweeps of rules whose random controls specbench adds."""
 WANTED = ("river", "garden")
 ROWS = {
     "exits": [
@@ -68,7 +67,7 @@ ROWS = {
     ],
     "words": [{"width": 40, "weight": at, "margin": 0.5} for at in (2.5, 5.0, 10.0, 20.0)],
 }
-"""The settings of the others, with their controls."""
+"""Parameters of the other methods, with their controls."""
 METHODS = {"exits": "specee", "words": "cdsl"}
 HEADINGS = (
     "row", "rate", "tok/fwd", "accuracy", "less vanilla's", "over random", "at its rate of",
@@ -76,47 +75,52 @@ HEADINGS = (
 )  # fmt: skip
 
 
-class Told(NamedTuple):
-    """A row, what it is over its random row, and by how much its rate is above that of it."""
+class RateMatchedComparison(NamedTuple):
+    """Comparison of a method with the random control of the nearest acceptance rate.
+
+    Attributes:
+        difference: accuracy of the method minus that of the control.
+        rate_difference: acceptance rate of the method minus that of the control.
+    """
 
     label: str
-    over: MeanDifference
-    apart: float
+    difference: MeanDifference
+    rate_difference: float
 
 
-MORE = {"exits": ("work a token",), "words": ("words held", "looks ahead")}
+EXTRA_HEADINGS = {"exits": ("work a token",), "words": ("words held", "looks ahead")}
 
 
-SURE = 0.05
-"""How far a random row's rate may be off for its row to be told beside it: as in the reports."""
+MAX_RATE_DIFFERENCE = 0.05
+"""Maximum difference of acceptance rates for a comparison, as in reports."""
 
 
 def main() -> None:
-    """Run what is lacking, print, draw."""
+    """Run what is missing, print the tables, and draw the figure."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rules", choices=(*RULES, *ROWS), action="append", help="default: all")
     parser.add_argument("--limit", default="120")
-    parser.add_argument("--figure", type=Path, help="where to draw them, a panel a kind")
+    parser.add_argument("--figure", type=Path, help="file of the figure, with a panel per kind")
     args = parser.parse_args()
-    summaries, told = dict[str, Summary](), list[Told]()
+    summaries, matched = dict[str, Summary](), list[RateMatchedComparison]()
     for rules in args.rules or (*RULES, *ROWS):
         run = _run(rules, args.folder / rules, args.limit)
         summaries[rules] = read(run).summary
-        print(f"\n## {rules}: {_asked(summaries[rules])}\n")
-        told += _table(rules, run, summaries[rules])
-    print(f"\n{_verdicts(told)}")
+        print(f"\n## {rules}: {_describe_prompts(summaries[rules])}\n")
+        matched += _print_table(rules, run, summaries[rules])
+    print(f"\n{_summarise(matched)}")
     if args.figure:
-        _draw(summaries, args.figure)
+        _draw_figure(summaries, args.figure)
 
 
 def _run(rules: str, folder: Path, limit: str) -> RunDir:
-    """The run of such rules, done as far as it is lacking."""
+    """Return the run of a kind of rule; start or resume it if it is not finished."""
     words = ["run", "--task", TASKS.get(rules, "mini"), "--limit", limit]
     words += ["--threads", "1", "--allow-noise", "--out", str(folder)]
     words += [word for sweep in RULES.get(rules, ()) for word in ("--sweep", sweep)]
     if rules in ROWS:
-        words += ["--config", str(_written(rules, folder.with_suffix(".yaml")))]
+        words += ["--config", str(_write_config(rules, folder.with_suffix(".yaml")))]
     if (folder / "manifest.json").exists():
         done = RunDir.open(folder).manifest["status"] == "finished"
         words = [] if done else ["run", "--resume", str(folder)]
@@ -125,57 +129,73 @@ def _run(rules: str, folder: Path, limit: str) -> RunDir:
     return RunDir.open(folder)
 
 
-def _asked(summary: Summary) -> str:
-    """Its task, and how many questions of it were asked."""
+def _describe_prompts(summary: Summary) -> str:
+    """Return the tasks of a run and their numbers of questions as text."""
     return ", ".join(f"{n} questions of {task}" for task, n in summary.prompts.items())
 
 
-def _table(rules: str, run: RunDir, summary: Summary) -> list[Told]:
-    """Print the rows; what is to be told of them at the end."""
-    cells = dict[str, list[Record]]()
+def _print_table(rules: str, run: RunDir, summary: Summary) -> list[RateMatchedComparison]:
+    """Print the table of a kind of rule and return its rate-matched comparisons."""
+    records = dict[str, list[Record]]()
     for record in run.records():
-        cells.setdefault(record.label, []).append(record)
-    rates = {row.label: _rate(row, cells[row.label]) for row in summary.rows}
-    random = [row for row in summary.rows if _tossed(row) and rates[row.label] is not None]
-    lines, told = [], list[Told]()
-    for row in sorted(summary.rows, key=_place):
-        near = _nearest(row, random, rates, cells)
-        over = None if near is None else score_difference(cells[near.label], cells[row.label])
-        if over is not None and near is not None:
-            apart = (rates[row.label] or 0) - (rates[near.label] or 0)
-            told.append(Told(row.label, over, apart))
-        at = None if near is None else rates[near.label]
-        lines.append([*_line(row, rates, over, at), *_more(rules, cells[row.label])])
-    print(table((*HEADINGS, *MORE.get(rules, ())), lines))
-    return told
+        records.setdefault(record.label, []).append(record)
+    rates = {row.label: _pass_rate(row, records[row.label]) for row in summary.rows}
+    random = [
+        row for row in summary.rows if _is_random_control(row) and rates[row.label] is not None
+    ]
+    lines, matched = [], list[RateMatchedComparison]()
+    for row in sorted(summary.rows, key=_sort_key):
+        match = _find_rate_match(row, random, rates, records)
+        difference = (
+            None if match is None else score_difference(records[match.label], records[row.label])
+        )
+        if difference is not None and match is not None:
+            rate_difference = (rates[row.label] or 0) - (rates[match.label] or 0)
+            matched.append(RateMatchedComparison(row.label, difference, rate_difference))
+        at = None if match is None else rates[match.label]
+        lines.append(
+            [*_table_cells(row, rates, difference, at), *_extra_cells(rules, records[row.label])]
+        )
+    print(table((*HEADINGS, *EXTRA_HEADINGS.get(rules, ())), lines))
+    return matched
 
 
-def _place(row: MethodSummary) -> tuple[bool, str, bool]:
-    """Lossless rows first, a random row behind that which it is like: no order of speed."""
-    like = row.params.get("like")
-    return not row.lossless or like is not None, like or row.label, like is not None
+def _sort_key(row: MethodSummary) -> tuple[bool, str, bool]:
+    """Return a sort key: lossless methods first, and each random control after its method."""
+    control_of = row.params.get("like")
+    return (
+        not row.lossless or control_of is not None,
+        control_of or row.label,
+        control_of is not None,
+    )
 
 
-def _verdicts(told: Sequence[Told]) -> str:
-    """Which rows are above random acceptance, below it, neither, and which cannot be told."""
-    near = [each for each in told if abs(each.apart) <= SURE]
+def _summarise(matched: Sequence[RateMatchedComparison]) -> str:
+    """Return lines that list which methods are better or worse than random acceptance."""
+    match = [each for each in matched if abs(each.rate_difference) <= MAX_RATE_DIFFERENCE]
     kinds = {
-        "above random acceptance": [e for e in near if _end(e.over.low) > 0],
-        "below it": [e for e in near if _end(e.over.high) < 0],
-        "neither is shown": [e for e in near if _end(e.over.low) <= 0 <= _end(e.over.high)],
-        "no random row at about its rate": [e for e in told if abs(e.apart) > SURE],
+        "above random acceptance": [e for e in match if _limit_or_zero(e.difference.low) > 0],
+        "below it": [e for e in match if _limit_or_zero(e.difference.high) < 0],
+        "neither is shown": [
+            e
+            for e in match
+            if _limit_or_zero(e.difference.low) <= 0 <= _limit_or_zero(e.difference.high)
+        ],
+        "no random control at about its rate": [
+            e for e in matched if abs(e.rate_difference) > MAX_RATE_DIFFERENCE
+        ],
     }
     lines = [f"- {kind}: {', '.join(e.label for e in found)}" for kind, found in kinds.items()]
     return "\n".join(line for line in lines if not line.endswith(": "))
 
 
-def _end(value: float | None) -> float:
-    """An end of an interval; of one without ends 0, which is neither above nor below."""
+def _limit_or_zero(value: float | None) -> float:
+    """Return a limit of an interval, or 0 if there is none, so that neither side is shown."""
     return value or 0.0
 
 
-def _draw(summaries: Mapping[str, Summary], file: Path) -> None:
-    """A panel a kind: accuracy against speed, by counters alone."""
+def _draw_figure(summaries: Mapping[str, Summary], file: Path) -> None:
+    """Draw accuracy against tokens per forward, a panel per kind of rule."""
     rows = -(-len(summaries) // 2)
     with style.applied():
         figure = style.blank(style.PAGE_IN, 3.4 * rows, layout="constrained")
@@ -183,15 +203,15 @@ def _draw(summaries: Mapping[str, Summary], file: Path) -> None:
             axes = figure.add_subplot(rows, min(2, len(summaries)), place)
             lossy = tuple(replace(row, speedup=None) for row in summary.lossy)
             frontier.panel(replace(summary, lossy=lossy)).draw(axes)
-            axes.set_title(f"{rules}: {_asked(summary)}", fontsize=7)
+            axes.set_title(f"{rules}: {_describe_prompts(summary)}", fontsize=7)
             axes.legend(
                 fontsize=5.5, frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.2)
             )
         figure.savefig(file, metadata={"Date": None})
 
 
-def _written(rules: str, file: Path) -> Path:
-    """A configuration with the rows of such rules."""
+def _write_config(rules: str, file: Path) -> Path:
+    """Write a configuration with the methods of a kind of rule and return its path."""
     name = METHODS[rules]
     rows = [
         {"name": name, "label": " ".join([name, *settings(params)]), "params": params}
@@ -203,74 +223,84 @@ def _written(rules: str, file: Path) -> Path:
     return file
 
 
-def _tossed(row: MethodSummary) -> bool:
-    """Whether a coin stands in its rule's place."""
+def _is_random_control(row: MethodSummary) -> bool:
+    """Return True if the method accepts at random."""
     return row.control or "gate=random" in row.label
 
 
-def _rate(row: MethodSummary, cells: Sequence[Record]) -> float | None:
-    """Of what a rule was asked about the share that passed; of early exits the tokens that left."""
-    left = [(record.extra or {}).get("exits") for record in cells]
-    if None in left or not cells:
+def _pass_rate(row: MethodSummary, records: Sequence[Record]) -> float | None:
+    """Return the acceptance rate of a rule, or the exit rate of a method with early exits."""
+    exits = [(record.extra or {}).get("exits") for record in records]
+    if None in exits or not records:
         return row.rule_rate
-    return sum(map(float, filter(None, left))) / sum((r.n_tokens or 0) - 1 for r in cells)
+    return sum(map(float, filter(None, exits))) / sum((r.n_tokens or 0) - 1 for r in records)
 
 
-def _fill(cells: Sequence[Record]) -> object:
-    """How rows are filled that tokens which leave early do not have."""
-    return cells[0].params.effective.get("fill")
+def _fill(records: Sequence[Record]) -> object:
+    """Return how the KV cache of skipped layers is filled after an early exit."""
+    return records[0].params.effective.get("fill")
 
 
-def _more(rules: str, cells: Sequence[Record]) -> list[object]:
-    """What only such rules have."""
+def _extra_cells(rules: str, records: Sequence[Record]) -> list[object]:
+    """Return the table cells that only this kind of rule has."""
     if rules == "exits":
-        prompts = len(cells)  # each is one whole forward
-        work = sum(record.target_equivalents or 0 for record in cells) - prompts
-        if not sum(record.target_forwards or 0 for record in cells):
+        prompts = len(records)  # each is one whole forward
+        work = sum(record.target_equivalents or 0 for record in records) - prompts
+        if not sum(record.target_forwards or 0 for record in records):
             return [formats.NONE]
-        return [formats.number(work / (sum(record.n_tokens or 0 for record in cells) - prompts))]
+        return [formats.number(work / (sum(record.n_tokens or 0 for record in records) - prompts))]
     if rules == "words":
         tokenizer = PreTrainedTokenizerFast.from_pretrained(resolve("embedded").path)
-        outputs = [tokenizer.decode(record.output_ids).lower() for record in cells]
-        held = sum(word in output for output in outputs for word in WANTED)
-        ahead = sum((record.extra or {}).get("lookaheads", 0) for record in cells)
-        return [formats.percent(held / len(WANTED) / len(outputs)), formats.number(float(ahead), 0)]
+        outputs = [tokenizer.decode(record.output_ids).lower() for record in records]
+        n_found = sum(word in output for output in outputs for word in WANTED)
+        ahead = sum((record.extra or {}).get("lookaheads", 0) for record in records)
+        return [
+            formats.percent(n_found / len(WANTED) / len(outputs)),
+            formats.number(float(ahead), 0),
+        ]
     return []
 
 
-def _nearest(
+def _find_rate_match(
     row: MethodSummary,
     random: Sequence[MethodSummary],
     rates: Mapping[str, float | None],
-    cells: Mapping[str, list[Record]],
+    records: Mapping[str, list[Record]],
 ) -> MethodSummary | None:
-    """The random row that let about as many pass: of its own method, where rules decide on steps,
-    and which fills missing rows alike, where tokens leave early."""
-    rate, fill = rates[row.label], _fill(cells[row.label])
+    """Return the random control with the nearest acceptance rate, or None if there is none.
+
+    It belongs to the same method for rules over steps, and fills the KV cache in the same way for
+    early exits.
+    """
+    rate, fill = rates[row.label], _fill(records[row.label])
     own = [other for other in random if other.method == row.method] or random
-    own = [other for other in own if _fill(cells[other.label]) == fill] or own
-    if rate is None or not own or _tossed(row) or row.lossless:
+    own = [other for other in own if _fill(records[other.label]) == fill] or own
+    if rate is None or not own or _is_random_control(row) or row.lossless:
         return None
     return min(own, key=lambda other: abs((rates[other.label] or 0) - rate))
 
 
-def _line(
+def _table_cells(
     row: MethodSummary,
     rates: Mapping[str, float | None],
-    over: MeanDifference | None,
+    difference: MeanDifference | None,
     at: float | None,
 ) -> list[object]:
-    """A row's figures."""
-    ends = (None, None, None) if over is None else (over.mean, over.low, over.high)
-    beside = (
+    """Return the table cells of a method."""
+    ends = (
+        (None, None, None)
+        if difference is None
+        else (difference.mean, difference.low, difference.high)
+    )
+    comparison = (
         (formats.NONE, formats.NONE)
-        if over is None
+        if difference is None
         else (formats.points(*ends), formats.percent(at))
     )
     figures = formats.percent(rates[row.label]), formats.number(row.per_forward)
-    ledger = (formats.number(row.draft_discarded, 0), formats.number(row.scored, 0))
-    lost = (formats.percent(row.score, 1), metrics.lost(row))
-    return [row.label, *figures, *lost, *beside, *ledger, row.n_prompts]
+    discarded = (formats.number(row.draft_discarded, 0), formats.number(row.scored, 0))
+    accuracy = (formats.percent(row.score, 1), metrics.lost(row))
+    return [row.label, *figures, *accuracy, *comparison, *discarded, row.n_prompts]
 
 
 if __name__ == "__main__":

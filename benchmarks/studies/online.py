@@ -1,14 +1,15 @@
-"""Does a draft that learns while it serves get better, and what does a change of topic cost it?
+"""Measure a draft that learns while it serves, and the cost of a change of topic.
 
     python benchmarks/studies/online.py FOLDER --to results/experiments/osd.svg
 
 Streams of 400 prompts of two topics: 200 questions of words (Spec-Bench's translations, questions
 on facts, and the first turns of writing, roleplay, stem and humanities) and 200 problems of GSM8K.
-In `shift` one topic follows the other, in `back` they take turns, 100 prompts each. Rows: a draft
-that stays as it is (`sps`), one that learns (`osd`), and a learning one for each topic. Prints
-acceptance over the stream, how long a change of topic costs, the router's guesses and the times,
-all with 95% intervals (Bayesian bootstrap over prompts); FOLDER keeps the runs, and a run that was
-stopped goes on. Times need a quiet machine; counters do not (--allow-noise).
+In `shift` one topic follows the other; in `back` the topic changes every 100 prompts. The methods
+are a fixed draft (`sps`), a learning draft (`osd`), and one learning draft per topic. The script
+prints acceptance over the stream, the number of prompts until a method recovers from a change of
+topic, the accuracy of the router, and times, all with 95% intervals (Bayesian bootstrap over
+prompts). FOLDER keeps the runs, and interrupted runs are resumed. Times need a quiet machine;
+counters do not (--allow-noise).
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from specbench_cli.store.schema import Record
 from specbench_cli.tasks.load import load_task
 
 PROMPTS = 200
-"""Of each topic."""
+"""Number of prompts of each topic."""
 BLOCKS = {"shift": 1, "back": 2}
-"""How often each topic comes in a stream."""
+"""Number of blocks of each topic in a stream."""
 WORDS = ("translation", "qa", "writing", "roleplay", "stem", "humanities")
 TOPICS = ("words", "maths")
 FROZEN, LEARNING, ROUTED = "frozen", "learning", "routed"
@@ -43,20 +44,23 @@ ROWS = [
     {"name": "osd", "label": ROUTED, "params": {"route": True}},
 ]
 WINDOW = 40
-"""Prompts of a moving mean."""
-RECOVERY, NEAR = 20, 0.02
-"""Prompts of the moving mean that tells when a row is back at its level, and how near that is."""
+"""Width of the moving mean, in prompts."""
+RECOVERY, TOLERANCE = 20, 0.02
+"""Width in prompts of the moving mean that detects recovery, and the tolerance around the level."""
 DRAWS = 4000
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row's sums by prompt, in the order of the stream, [prompts] each.
+class StreamSums:
+    """Sums of a method by prompt, in the order of the stream, [prompts] each.
 
-    accepted, drafted: tokens. committed, steps: behind the first token, and in how many steps.
-    seconds: of the whole output, and what learning before it took of them; nan where they are void.
+    Attributes:
+        accepted, drafted: numbers of tokens.
+        committed, steps: tokens after the first token, and number of steps.
+        seconds: time of the whole output, nan if noisy.
+        learning: time of learning before the output, a part of `seconds`.
     """
 
     accepted: Floats
@@ -67,8 +71,8 @@ class Row:
     learning: Floats
 
     @classmethod
-    def of(cls, records: Sequence[Record]) -> Row:
-        """Of a row's records, a prompt each."""
+    def from_records(cls, records: Sequence[Record]) -> StreamSums:
+        """Return the sums of a method's records, one record per prompt."""
 
         def sums(name: str) -> Floats:
             return np.array([float(sum(getattr(r.steps, name))) for r in records])
@@ -83,28 +87,31 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Stream:
-    """A stream that was measured.
+class MeasuredStream:
+    """A measured stream.
 
-    changes: places from which on the topic is another. weights: of each prompt in each draw of the
-    bootstrap, [1 + DRAWS, prompts]; the first are all 1.
+    Attributes:
+        changes: positions at which the topic changes.
+        weights: bootstrap weights of the prompts, [1 + DRAWS, prompts]. The first row is all 1.
+        identical: number of outputs that equal vanilla's, of `outputs`.
+        routed: number of prompts that the router assigned to the right topic.
     """
 
     name: str
-    rows: Mapping[str, Row]
+    rows: Mapping[str, StreamSums]
     changes: Sequence[int]
     weights: Floats
     identical: int
     outputs: int
     routed: int
 
-    def moving(self, label: str, width: int = WINDOW) -> Floats:
-        """Acceptance of the `width` prompts up to each place, [1 + DRAWS, places]."""
+    def moving_acceptance(self, label: str, width: int = WINDOW) -> Floats:
+        """Return the acceptance rate over a moving window, [1 + DRAWS, windows]."""
         row = self.rows[label]
-        return _moving(self.weights, row.accepted, row.drafted, width)
+        return _moving_ratio(self.weights, row.accepted, row.drafted, width)
 
-    def between(self, what: str, label: str, first: int, last: int) -> Floats:
-        """Acceptance or MAT of the prompts of some places, [1 + DRAWS]."""
+    def mean_between(self, what: str, label: str, first: int, last: int) -> Floats:
+        """Return the acceptance rate or MAT of a range of prompts, [1 + DRAWS]."""
         row, part = self.rows[label], slice(first, last)
         above, below = {
             "acceptance": (row.accepted, row.drafted),
@@ -115,7 +122,7 @@ class Stream:
         return found
 
 
-def _moving(weights: Floats, above: Floats, below: Floats, width: int) -> Floats:
+def _moving_ratio(weights: Floats, above: Floats, below: Floats, width: int) -> Floats:
     def sums(values: Floats) -> Floats:
         added = np.cumsum(weights * values, axis=1)
         added = np.concatenate([np.zeros((len(added), 1)), added], axis=1)
@@ -125,17 +132,17 @@ def _moving(weights: Floats, above: Floats, below: Floats, width: int) -> Floats
     return sums(above) / sums(below)
 
 
-def interval(draws: Floats, digits: int = 2) -> str:
-    """A figure, the first of its draws, with the interval that the others give it."""
+def format_interval(draws: Floats, digits: int = 2) -> str:
+    """Return the first draw as the estimate, with the 95% interval of the others."""
     low, high = np.nanpercentile(draws[1:], [2.5, 97.5])
     return f"{draws[0]:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
-def recovery(gain: Floats, level: Floats) -> Floats:
-    """How many prompts behind a change a row's gain is first at a level, [draws].
+def prompts_to_recover(gain: Floats, level: Floats) -> Floats:
+    """Return the number of prompts after a change until the gain first reaches a level, [draws].
 
     Args:
-        gain: moving means of the prompts behind the change, [draws, places], of `RECOVERY` each.
+        gain: moving means over `RECOVERY` prompts after the change, [draws, windows].
         level: [draws].
     """
     there = gain >= level[:, None]
@@ -143,8 +150,8 @@ def recovery(gain: Floats, level: Floats) -> Floats:
     return first + RECOVERY
 
 
-def composed(name: str, seed: int) -> list[dict[str, object]]:
-    """The prompts of a stream, as lines of a task."""
+def compose_stream(name: str, seed: int) -> list[dict[str, object]]:
+    """Return the prompts of a stream as rows of a task file."""
     chosen: dict[str, list[str]] = {
         "words": [q.turns[0] for q in load_task("spec_bench").questions if q.category in WORDS],
         "maths": [question.turns[0] for question in load_task("gsm8k").questions],
@@ -160,117 +167,141 @@ def composed(name: str, seed: int) -> list[dict[str, object]]:
     ]
 
 
-def measured(folder: Path, name: str, seed: int, words: Sequence[str]) -> RunDir:
-    """The run of a stream, made or gone on with where it is not finished."""
+def run_stream(folder: Path, name: str, seed: int, extra_options: Sequence[str]) -> RunDir:
+    """Return the run of a stream; start or resume it if it is not finished."""
     folder.mkdir(parents=True, exist_ok=True)
     task, config, run = folder / f"{name}.jsonl", folder / f"{name}.json", folder / name
     if not RunDir.holds_run(run):
-        task.write_text("".join(json.dumps(line) + "\n" for line in composed(name, seed)))
+        task.write_text("".join(json.dumps(line) + "\n" for line in compose_stream(name, seed)))
         config.write_text(json.dumps({"methods": ROWS, "tasks": [str(task)], "threads": 1}))
-        told = ["--config", str(config), "--out", str(run), "--max-new-tokens", "48", *words]
-        subprocess.check_call([sys.executable, "-m", "specbench_cli", "run", *told])
+        options = [
+            "--config",
+            str(config),
+            "--out",
+            str(run),
+            "--max-new-tokens",
+            "48",
+            *extra_options,
+        ]
+        subprocess.check_call([sys.executable, "-m", "specbench_cli", "run", *options])
     elif RunDir.open(run).manifest["status"] != "finished":
         subprocess.check_call([sys.executable, "-m", "specbench_cli", "run", "--resume", str(run)])
     return RunDir.open(run)
 
 
-def stream(name: str, run: RunDir) -> Stream:
-    """What a run came to."""
-    of: dict[str, list[Record]] = {}
+def read_stream(name: str, run: RunDir) -> MeasuredStream:
+    """Return the results of a run."""
+    by_label: dict[str, list[Record]] = {}
     for record in run.records():
-        of.setdefault(record.label, []).append(record)
-    asked, topics, right = list(run.prompts()), Topics(), 0
-    for prompt in asked:
-        right += topics.classify(prompt.ids) == prompt.category
+        by_label.setdefault(record.label, []).append(record)
+    prompts, topics, n_correct = list(run.prompts()), Topics(), 0
+    for prompt in prompts:
+        n_correct += topics.classify(prompt.ids) == prompt.category
         topics.learn(prompt.ids, prompt.category)
-    drafting = {label: records for label, records in of.items() if label != "vanilla"}
-    weights = np.random.default_rng(0).exponential(size=(DRAWS, len(asked)))
+    drafting = {label: records for label, records in by_label.items() if label != "vanilla"}
+    weights = np.random.default_rng(0).exponential(size=(DRAWS, len(prompts)))
     verdicts = [r.verdict.kind for records in drafting.values() for r in records if r.verdict]
-    return Stream(
+    return MeasuredStream(
         name,
-        {label: Row.of(records) for label, records in of.items()},
-        [at for at in range(1, len(asked)) if asked[at].category != asked[at - 1].category],
-        np.concatenate([np.ones((1, len(asked))), weights]),
+        {label: StreamSums.from_records(records) for label, records in by_label.items()},
+        [at for at in range(1, len(prompts)) if prompts[at].category != prompts[at - 1].category],
+        np.concatenate([np.ones((1, len(prompts))), weights]),
         verdicts.count("identical"),
         sum(map(len, drafting.values())),
-        right,
+        n_correct,
     )
 
 
-def told(found: Stream) -> str:
-    """Its tables, as Markdown."""
+def format_stream(found: MeasuredStream) -> str:
+    """Return the tables of a stream as Markdown."""
     labels, prompts = (FROZEN, LEARNING, ROUTED), found.weights.shape[1]
     lines = [
         f"## {found.name}",
-        f"{found.identical} of {found.outputs} outputs are vanilla's; the router was right of"
+        f"{found.identical} of {found.outputs} outputs equal vanilla's; the router was right for"
         f" {found.routed} of {prompts} prompts",
     ]
     for what in ("acceptance", "MAT"):
         over = [f"{label} over {FROZEN}" for label in labels[1:]]
-        lines += ["", _line([f"{what}, prompts", *labels, *over]), _line(["---"] * 6)]
+        lines += ["", _table_row([f"{what}, prompts", *labels, *over]), _table_row(["---"] * 6)]
         for first in range(0, prompts, WINDOW):
             last = min(first + WINDOW, prompts)
-            of = {label: found.between(what, label, first, last) for label in labels}
-            more = [interval(of[label] - of[FROZEN], 3) for label in labels[1:]]
+            means = {label: found.mean_between(what, label, first, last) for label in labels}
+            more = [format_interval(means[label] - means[FROZEN], 3) for label in labels[1:]]
             lines.append(
-                _line([f"{first + 1} to {last}", *(interval(of[label]) for label in labels), *more])
+                _table_row(
+                    [
+                        f"{first + 1} to {last}",
+                        *(format_interval(means[label]) for label in labels),
+                        *more,
+                    ]
+                )
             )
     lines += ["", *_recoveries(found), "", *_times(found)]
     return "\n".join(lines)
 
 
-def _recoveries(found: Stream) -> list[str]:
-    """Prompts behind each change until a row's gain over the frozen draft is back."""
+def _recoveries(found: MeasuredStream) -> list[str]:
+    """Return a table of the prompts until each method recovers from each change of topic."""
     ends = [*found.changes[1:], found.weights.shape[1]]
     lines = [
-        _line(["change at", "row", f"its first {RECOVERY} over frozen",
-               "no worse than frozen after", f"within {NEAR} of its level after",
+        _table_row(["change at", "row", f"its first {RECOVERY} over frozen",
+               "no worse than frozen after", f"within {TOLERANCE} of its level after",
                "its level over frozen"]),
-        _line(["---"] * 6),
+        _table_row(["---"] * 6),
     ]  # fmt: skip
     for change, end in zip(found.changes, ends, strict=True):
         for label in (LEARNING, ROUTED):
-            gain = found.moving(label, RECOVERY) - found.moving(FROZEN, RECOVERY)
-            gain = gain[:, change : end - RECOVERY + 1]  # of prompts behind the change alone
-            level = found.between("acceptance", label, end - WINDOW, end)
-            level = level - found.between("acceptance", FROZEN, end - WINDOW, end)
-            back = recovery(gain, np.zeros(len(gain))), recovery(gain, level - NEAR)
-            figures = interval(gain[:, 0], 3), *(interval(each, 0) for each in back)
-            lines.append(_line([str(change), label, *figures, interval(level, 3)]))
+            gain = found.moving_acceptance(label, RECOVERY) - found.moving_acceptance(
+                FROZEN, RECOVERY
+            )
+            gain = gain[:, change : end - RECOVERY + 1]  # only windows after the change
+            level = found.mean_between("acceptance", label, end - WINDOW, end)
+            level = level - found.mean_between("acceptance", FROZEN, end - WINDOW, end)
+            recoveries = (
+                prompts_to_recover(gain, np.zeros(len(gain))),
+                prompts_to_recover(gain, level - TOLERANCE),
+            )
+            figures = (
+                format_interval(gain[:, 0], 3),
+                *(format_interval(each, 0) for each in recoveries),
+            )
+            lines.append(_table_row([str(change), label, *figures, format_interval(level, 3)]))
     return lines
 
 
-def _times(found: Stream) -> list[str]:
-    """Seconds of each row, what learning took of them, and how much faster it is than others."""
+def _times(found: MeasuredStream) -> list[str]:
+    """Return a table of seconds, the share of learning, and speedups."""
     known = np.all([np.isfinite(row.seconds) for row in found.rows.values()], axis=0)
     weights = found.weights[:, known]
     total = {label: weights @ row.seconds[known] for label, row in found.rows.items()}
     lines = [
         f"times of the {int(known.sum())} prompts of which all rows have them",
         "",
-        _line(["row", "seconds", "of them learning", "speedup over vanilla", "over frozen"]),
-        _line(["---"] * 5),
+        _table_row(["row", "seconds", "of them learning", "speedup over vanilla", "over frozen"]),
+        _table_row(["---"] * 5),
     ]
     for label, row in found.rows.items():
         share = weights @ row.learning[known] / total[label]
-        speedups = [interval(total[other] / total[label]) for other in ("vanilla", FROZEN)]
-        lines.append(_line([label, f"{total[label][0]:.1f}", interval(share, 3), *speedups]))
+        speedups = [format_interval(total[other] / total[label]) for other in ("vanilla", FROZEN)]
+        lines.append(
+            _table_row([label, f"{total[label][0]:.1f}", format_interval(share, 3), *speedups])
+        )
     return lines
 
 
-def _line(cells: Sequence[str]) -> str:
+def _table_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def draw(streams: Sequence[Stream], to: Path) -> None:
-    """Acceptance of the last `WINDOW` prompts at each place, a panel a stream."""
+def draw_figure(streams: Sequence[MeasuredStream], to: Path) -> None:
+    """Draw the acceptance rate of the last `WINDOW` prompts, a panel per stream."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 2.9 * len(streams)), layout="constrained")
     panels = figure.subplots(len(streams), 1, squeeze=False)[:, 0]
     for axes, found in zip(panels, streams, strict=True):
         for label, colour in ((FROZEN, "0.4"), (LEARNING, "C0"), (ROUTED, "C1")):
-            moving = found.moving(label)
+            moving = found.moving_acceptance(label)
             places = np.arange(WINDOW, WINDOW + moving.shape[1])
             low, high = np.percentile(moving[1:], [2.5, 97.5], axis=0)
             axes.fill_between(places, low, high, color=colour, alpha=0.2, lw=0)
@@ -284,20 +315,20 @@ def draw(streams: Sequence[Stream], to: Path) -> None:
 
 
 def main() -> None:
-    """Measure what lacks, print the tables, draw."""
+    """Run what is missing, print the tables, and draw the figure."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--streams", nargs="+", choices=BLOCKS, default=list(BLOCKS))
-    parser.add_argument("--seed", type=int, default=0, help="of the order of the prompts")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the order of prompts")
     parser.add_argument("--allow-noise", action="store_true", help="keep times of a busy machine")
     parser.add_argument("--to", type=Path, help="file for the figure")
     args = parser.parse_args()
-    words = ["--allow-noise"] if args.allow_noise else []
-    runs = {name: measured(args.folder, name, args.seed, words) for name in args.streams}
-    found = [stream(name, run) for name, run in runs.items()]
-    sys.stdout.write("\n\n".join(map(told, found)) + "\n")
+    extra_options = ["--allow-noise"] if args.allow_noise else []
+    runs = {name: run_stream(args.folder, name, args.seed, extra_options) for name in args.streams}
+    found = [read_stream(name, run) for name, run in runs.items()]
+    sys.stdout.write("\n\n".join(map(format_stream, found)) + "\n")
     if args.to:
-        draw(found, args.to)
+        draw_figure(found, args.to)
 
 
 if __name__ == "__main__":

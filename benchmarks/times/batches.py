@@ -1,26 +1,25 @@
-"""Throughput at several batch sizes: tokens a second of a method, and whether the ids stay.
+"""Measure throughput at several batch sizes, and check that the ids stay the same.
 
     python benchmarks/times/batches.py [METHOD,...] [--questions 16] \
         [--tokens 96] [--rounds 5]
 
 Embedded pair, questions of `mini`, greedy. Outputs end at the budget (no EOS), so that every batch
-stays full; sizes take turns within a round, and what is printed is the median over rounds: of all
-time, and of decoding, which leaves prefill out.
+stays full. Sizes alternate within a round. The script prints medians over rounds of the total time,
+and of the decoding time, which excludes prefill.
 
     python benchmarks/times/batches.py --ids [METHOD,...] [--questions 96] [--tokens 96]
 
-counts instead: of how many prompts the ids are those of vanilla alone, at batch 1 to 16, greedy and
-coupled (T 0.8). Outputs end at their EOS, and others join in their place, whose prompts are read
-in parts of at most --chunk tokens beside them.
+counts instead for how many prompts the ids equal those of vanilla at batch 1, at batch 1 to 16,
+greedy and coupled (T 0.8). When an output ends at its EOS, a new prompt joins the batch. Its
+prefill runs in chunks of at most --chunk tokens.
 
     python benchmarks/times/batches.py --best METHOD [--target T --draft D] [--to F.svg]
 
-finds the best draft length K*(batch) of a method that drafts chains, at batch 1 to 16: tokens a
-second of decoding for every fixed length, 0 (vanilla) among them, and for `synergy` and
-`smartspec`, as long as all sequences are there: until the first one ends. A round is a group of as
-many prompts as the batch has seats, which all decode in turn. Beside them what is predicted before
-anything of it is measured: by what steps cost here, and by the share of tested tokens that stood in
-a pass of its own. Ratios have 95% intervals by bootstrap over rounds.
+finds the best draft length K*(batch) of a method that drafts chains, at batch 1 to 16. It measures
+decoding tokens/s for every fixed length, including 0 (vanilla), and for `synergy` and `smartspec`,
+until the first sequence of a batch ends. In a round, all methods decode one full batch of prompts.
+The table also shows predictions from measured step costs and from the acceptance rate of a separate
+run. Ratios have 95% intervals by bootstrap over rounds.
 """
 
 from __future__ import annotations
@@ -58,22 +57,26 @@ RULES = (Sampling(), Sampling("coupled", 0.8))
 
 
 def main() -> None:
-    """Measure, or count, and print a line a method and size."""
+    """Measure or count, and print a line per method and size."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("methods", nargs="?", default="vanilla,sps,pld,eagle2")
-    parser.add_argument("--ids", action="store_true", help="count equal ids, measure nothing")
+    parser.add_argument("--ids", action="store_true", help="count equal ids instead of measuring")
     parser.add_argument("--questions", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--longest", type=int, default=512, help="longest prompt")
-    parser.add_argument("--rounds", type=int, default=5, help="of --best: groups of prompts")
-    parser.add_argument("--chunk", type=int, default=64, help="most prompt tokens beside others")
-    parser.add_argument("--best", metavar="METHOD", help="find its best draft length by batch")
-    parser.add_argument("--lengths", type=int, default=6, help="longest draft of --best")
-    parser.add_argument("--sizes", type=int, nargs="+", default=ID_SIZES, help="batches of --best")
+    parser.add_argument("--longest", type=int, default=512, help="maximum number of prompt tokens")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds")
+    parser.add_argument("--chunk", type=int, default=64, help="maximum prefill tokens per step")
+    parser.add_argument(
+        "--best", metavar="METHOD", help="find the best draft length of this method"
+    )
+    parser.add_argument("--lengths", type=int, default=6, help="maximum draft length of --best")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=ID_SIZES, help="batch sizes of --best"
+    )
     parser.add_argument("--target", default="embedded")
     parser.add_argument("--draft")
     parser.add_argument(
-        "--to", help="file for the figure of --best; tokens a second of all rounds beside it"
+        "--to", help="file of the figure of --best; a .json file next to it gets the times"
     )
     args = parser.parse_args()
     names = ["vanilla"] if args.best else args.methods.split(",")
@@ -100,19 +103,23 @@ def main() -> None:
     sys.stdout.write(f"{len(requests)} prompts of {min(lengths)} to {max(lengths)} tokens\n")
     if args.ids:
         for method_run in plan.method_runs:
-            count(bench, method_run, requests, args.chunk)
+            count_equal_ids(bench, method_run, requests, args.chunk)
         return
     if args.best:
-        Lengths(bench, args.best, args.lengths, requests, args.sizes).find(args.rounds, args.to)
+        DraftLengthSearch(bench, args.best, args.lengths, requests, args.sizes).run(
+            args.rounds, args.to
+        )
         return
     for method_run in plan.method_runs:
-        measure(bench, method_run, requests, args.rounds)
+        measure_throughput(bench, method_run, requests, args.rounds)
 
 
-def count(bench: Bench, method_run: MethodRun, requests: list[Request], chunk: int) -> None:
-    """Print of how many requests a row's ids are vanilla's own, which decodes them alone."""
+def count_equal_ids(
+    bench: Bench, method_run: MethodRun, requests: list[Request], chunk: int
+) -> None:
+    """Print for how many requests a method's ids equal those of vanilla at batch 1."""
     for sampling in RULES:
-        due = [alone(bench, request, sampling) for request in requests]
+        due = [vanilla_ids(bench, request, sampling) for request in requests]
         for size in ID_SIZES:
             held = method_run.method.max_sequences(size)
             batch = Batch(bench.workspace, requests, sampling, size=size, slots=held, chunk=chunk)
@@ -130,16 +137,18 @@ def count(bench: Bench, method_run: MethodRun, requests: list[Request], chunk: i
 
 
 @cache
-def alone(bench: Bench, request: Request, sampling: Sampling) -> list[int]:
-    """What vanilla says of a request that it decodes alone."""
+def vanilla_ids(bench: Bench, request: Request, sampling: Sampling) -> list[int]:
+    """Return the ids of a request that vanilla decodes at batch 1."""
     session = Session(bench.workspace, request, sampling)
     for _ in registry.load("vanilla")().generate(session):
         pass
     return list(session.output())
 
 
-def measure(bench: Bench, method_run: MethodRun, requests: list[Request], rounds: int) -> None:
-    """Print throughput of a row at every size."""
+def measure_throughput(
+    bench: Bench, method_run: MethodRun, requests: list[Request], rounds: int
+) -> None:
+    """Print the throughput of a method at every batch size."""
     seconds: dict[int, list[float]] = {size: [] for size in SIZES}
     decoding: dict[int, list[float]] = {size: [] for size in SIZES}
     outputs: dict[int, list[list[int]]] = {}
@@ -147,13 +156,13 @@ def measure(bench: Bench, method_run: MethodRun, requests: list[Request], rounds
         for size in SIZES:
             gc.collect()
             start = time.perf_counter()
-            outputs[size], spent = decoded(bench, method_run.method, requests, size)
+            outputs[size], spent = decode(bench, method_run.method, requests, size)
             if number:  # the first round warms up
                 seconds[size].append(time.perf_counter() - start)
                 decoding[size].append(spent)
     tokens = sum(map(len, outputs[1]))
     for size in SIZES:
-        ratio, decode = (
+        ratio, decode_ratio = (
             median(a / b for a, b in zip(each[1], each[size], strict=True))
             for each in (seconds, decoding)
         )
@@ -161,12 +170,13 @@ def measure(bench: Bench, method_run: MethodRun, requests: list[Request], rounds
         rate = tokens / median(seconds[size])
         sys.stdout.write(
             f"{method_run.label:10} batch {size}  {rate:6.0f} tokens/s  {ratio:5.2f}x "
-            f" decoding {decode:5.2f}x  {same}\n"
+            f" decoding {decode_ratio:5.2f}x  {same}\n"
         )
 
 
-class Lengths:
-    """A method's draft lengths, fixed ones and policies', at some sizes of batches."""
+class DraftLengthSearch:
+    """Search for the best draft length of a method, fixed or by a policy, at several batch
+    sizes."""
 
     def __init__(
         self, bench: Bench, name: str, longest: int, requests: list[Request], sizes: list[int]
@@ -174,18 +184,23 @@ class Lengths:
         self.bench, self.requests, self.sizes = bench, requests, sizes
         kind, vanilla = registry.load(name), registry.load("vanilla")()
         self.longest = longest
-        self.of = lambda **own: kind(kind.Params(**own))
-        self.fixed = {0: vanilla} | {k: self.of(length=k) for k in range(1, longest + 1)}
+        self.build_method = lambda **own: kind(kind.Params(**own))
+        self.fixed = {0: vanilla} | {k: self.build_method(length=k) for k in range(1, longest + 1)}
 
-    def alpha(self, size: int) -> float:
-        """The share of tested tokens that stood, of a pass of its own over groups of a size, as far
-        as they are measured: behind an EOS, which ends nothing here, drafts fare worse."""
+    def acceptance_rate(self, size: int) -> float:
+        """Return the acceptance rate at a batch size, from a separate run over all requests.
+
+        Steps after the first end of a sequence do not count, because drafts are worse there.
+        """
         groups = range(0, len(self.requests) - size + 1, size)
-        found = [full(self.bench, self.fixed[3], self.requests[at : at + size]) for at in groups]
-        return sum(each.stood for each in found) / sum(each.tested for each in found)
+        found = [
+            decode_full_batch(self.bench, self.fixed[3], self.requests[at : at + size])
+            for at in groups
+        ]
+        return sum(each.n_accepted for each in found) / sum(each.tested for each in found)
 
-    def costs(self) -> StepCosts:
-        """What forwards cost here, as a run of a policy measures it."""
+    def measure_costs(self) -> StepCosts:
+        """Return the costs of forwards, measured as in a run with a policy."""
         return measure_step_costs(
             self.bench.workspace,
             MeasurementWindows(NoiseMeter(), allow_noise=True),
@@ -193,9 +208,9 @@ class Lengths:
             most=max(self.sizes),
         )
 
-    def find(self, rounds: int, to: str | None) -> None:
-        """Predict, measure, compare, print."""
-        costs = self.costs()
+    def run(self, rounds: int, to: str | None) -> None:
+        """Predict and measure the best draft lengths, and print the table."""
+        costs = self.measure_costs()
         self.bench.workspace.costs = cache(costs)
 
         def target(sequences: int, rows: int, even: bool = True) -> float:
@@ -214,47 +229,55 @@ class Lengths:
         sys.stdout.write(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}\n")
         found, due = {}, {}
         for size in self.sizes:
-            alpha = self.alpha(size)
-            own = {"acceptance": alpha, "max": self.longest}
+            acceptance_rate = self.acceptance_rate(size)
+            own = {"acceptance": acceptance_rate, "max": self.longest}
             rows = {
                 **{str(k): method for k, method in self.fixed.items()},
-                **{rule: self.of(length=rule, **own) for rule in ("synergy", "smartspec")},
+                **{
+                    rule: self.build_method(length=rule, **own) for rule in ("synergy", "smartspec")
+                },
             }
-            spent = found[size] = self.measured(size, rows, rounds)
+            spent = found[size] = self.measure_rounds(size, rows, rounds)
             each = {name: sum(times) for name, times in spent.items()}
             best = str(min(self.fixed, key=lambda k: each[str(k)]))
-            said = str(best_length(alpha, size, self.longest, target, draft))
-            top = self.best_of_others(spent)
-            ratios = [ratio(top, spent[name]) for name in (said, "synergy", "smartspec")]
-            ratios.append(ratio(spent["0"], spent["smartspec"]))
+            predicted = str(best_length(acceptance_rate, size, self.longest, target, draft))
+            top = self.cross_validated_best(spent)
+            ratios = [
+                format_ratio(top, spent[name]) for name in (predicted, "synergy", "smartspec")
+            ]
+            ratios.append(format_ratio(spent["0"], spent["smartspec"]))
             rates = [f"{1 / np.mean(times):.0f}" for times in spent.values()]
-            line = [str(size), f"{alpha:.2f}", *rates, best, said, *ratios]
+            line = [str(size), f"{acceptance_rate:.2f}", *rates, best, predicted, *ratios]
             sys.stdout.write(f"| {' | '.join(line)} |\n")
             sys.stdout.flush()
             due[size] = {
-                k: expected_tokens(alpha, k)
+                k: expected_tokens(acceptance_rate, k)
                 * size
                 / (target(size, size * (k + 1)) + k * draft(size))
                 for k in self.fixed
             }
         if to:
-            self.draw(found, due, costs, to)
+            self.draw_figure(found, due, costs, to)
             data = {
                 size: {name: times.tolist() for name, times in spent.items()}
                 for size, spent in found.items()
             }
             Path(to).with_suffix(".json").write_text(json.dumps(data))
 
-    def measured(self, size: int, rows: dict[str, object], rounds: int) -> dict[str, np.ndarray]:
-        """Seconds of decoding a token of every row, by rounds: of a group of requests each, which
-        all rows decode one after the other."""
+    def measure_rounds(
+        self, size: int, rows: dict[str, object], rounds: int
+    ) -> dict[str, np.ndarray]:
+        """Return the decoding seconds per token of every method, by round.
+
+        All methods decode the same batch of requests in a round.
+        """
         spent: dict[str, list[float]] = {name: [] for name in rows}
         for number in range(rounds + 1):
             first = number * size % len(self.requests)
             group, due = self.requests[first : first + size], None
             for name in rows if number % 2 else reversed(rows):
                 gc.collect()
-                found = full(self.bench, rows[name], group)
+                found = decode_full_batch(self.bench, rows[name], group)
                 due = due or found.outputs
                 if found.outputs != due:
                     sys.exit(f"other ids: {name} at batch {size}")
@@ -262,9 +285,13 @@ class Lengths:
                     spent[name].append(found.per_token)
         return {name: np.array(times) for name, times in spent.items()}
 
-    def best_of_others(self, spent: dict[str, np.ndarray]) -> np.ndarray:
-        """In each round the time of the length that was best in the rounds of the other parity: the
-        best of noisy figures, judged by those that chose it, looks better than it is."""
+    def cross_validated_best(self, spent: dict[str, np.ndarray]) -> np.ndarray:
+        """Return for each round the time of the length that was best in the other half of the
+        rounds.
+
+        Even and odd rounds select for each other. Selecting and judging by the same noisy times
+        would make the best length look better than it is.
+        """
         found = np.empty(len(spent["0"]))
         for parity in (0, 1):
             others = {k: spent[str(k)][1 - parity :: 2].sum() for k in self.fixed}
@@ -272,14 +299,14 @@ class Lengths:
             found[parity::2] = spent[str(best)][parity::2]
         return found
 
-    def draw(
+    def draw_figure(
         self,
         spent: dict[int, dict[str, np.ndarray]],
         due: dict[int, dict[int, float]],
         costs: StepCosts,
         to: str,
     ) -> None:
-        """Throughput over the draft's length, a line a size; dashed: predicted."""
+        """Draw throughput by draft length, a line per batch size; dashed lines are predictions."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(7, 4), layout="constrained")
@@ -299,47 +326,51 @@ class Lengths:
         figure.savefig(to)
 
 
-def ratio(one: np.ndarray, other: np.ndarray) -> str:
-    """One sum over the other's, and a 95% interval by bootstrap over rounds."""
+def format_ratio(one: np.ndarray, other: np.ndarray) -> str:
+    """Return the ratio of two sums, with a 95% interval by bootstrap over rounds."""
     drawn = np.random.default_rng(0).integers(0, len(one), (2000, len(one)))
     low, high = np.quantile(one[drawn].sum(1) / other[drawn].sum(1), (0.025, 0.975))
     return f"{one.sum() / other.sum():.2f} [{low:.2f}, {high:.2f}]"
 
 
-class Full(NamedTuple):
-    """Requests that were decoded together; all but the outputs until the first of them ended.
+class FullBatchDecoding(NamedTuple):
+    """Result of decoding a full batch. All fields but `outputs` end with the first ended sequence.
 
-    per_token: seconds. stood, tested: draft tokens.
+    Attributes:
+        per_token: seconds per token.
+        n_accepted, tested: numbers of draft tokens.
     """
 
     outputs: list[list[int]]
     per_token: float
-    stood: int
+    n_accepted: int
     tested: int
 
 
-def full(bench: Bench, method: object, requests: list[Request]) -> Full:
-    """Decode requests together."""
+def decode_full_batch(bench: Bench, method: object, requests: list[Request]) -> FullBatchDecoding:
+    """Decode requests in one batch."""
     batch = Batch(bench.workspace, requests, Sampling())
     texts = [session.harness.text for session in batch.sessions]
     ended: object = None
-    ns = tokens = stood = tested = 0
+    ns = tokens = n_accepted = tested = 0
     for step in method.generate_batch(batch):  # type: ignore[attr-defined]
-        if ended is None or ended is step.forwards:  # of one step all have the same
+        if ended is None or ended is step.forwards:  # the sequences of a step share its forwards
             ns = batch.meter.clock.now() - max(text.first_ns for text in texts)
-            tokens = sum(text.position - 1 for text in texts)  # each one's first is prefill's
-            stood += len(step.outcome.path)
+            tokens = sum(
+                text.position - 1 for text in texts
+            )  # the first token of each sequence belongs to prefill
+            n_accepted += len(step.outcome.path)
             tested += step.outcome.tested
             if any(text.finish for text in texts):
                 ended = step.forwards
     outputs = [list(session.output()) for session in batch.sessions]
-    return Full(outputs, ns / tokens / 1e9, stood, tested)
+    return FullBatchDecoding(outputs, ns / tokens / 1e9, n_accepted, tested)
 
 
-def decoded(
+def decode(
     bench: Bench, method: object, requests: list[Request], size: int
 ) -> tuple[list[list[int]], float]:
-    """Outputs of all requests, `size` of them at a time, and the seconds after prefill."""
+    """Return the outputs of all requests in batches of a size, and the seconds after prefill."""
     found, spent = [], 0
     for first in range(0, len(requests), size):
         batch = Batch(bench.workspace, requests[first : first + size], Sampling())

@@ -1,13 +1,13 @@
-"""How much of a decoding step is the host's: all that is done between the models' forwards.
+"""Measure the host time of a decoding step: all work between the models' forwards.
 
     python benchmarks/times/host_share.py --nodes 16 --threads 2
 
-Trees of so many nodes by every method that drafts them, on the embedded models, greedy. Where no
-head ships with the target, or with --random-heads, one with random weights takes its place: it
-makes the host do the same work, and is accepted less. On every prompt all methods run one after
-another, in an order that rotates, with garbage collection off while the timer runs. A step's host
-time is its time less its forwards'; steps whose tree is smaller, as at an output's end, are left
-out. Needs a quiet machine; nothing here checks for one.
+Every method that drafts trees runs with trees of --nodes nodes on the embedded models, greedy. If
+the target has no shipped head, or with --random-heads, a head with random weights is used: the host
+does the same work, and fewer tokens are accepted. All methods decode each prompt, in a rotating
+order, with garbage collection off while the timer runs. Host time is the time of a step minus its
+forwards. Steps with a smaller tree, as at the end of an output, are left out. The script needs a
+quiet machine and does not check for one.
 """
 
 # ruff: noqa: T201
@@ -26,7 +26,7 @@ import torch
 from transformers import AutoTokenizer
 
 from specbench_cli import registry
-from specbench_cli.api import Method, Session, Trained
+from specbench_cli.api import ArtifactSpec, Method, Session
 from specbench_cli.engine.models.checkpoint import config_facts
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.request import Request
@@ -35,14 +35,14 @@ from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.models.heads import resolve_head
 from specbench_cli.models.resolve import resolve
-from specbench_cli.tasks import conversation, load_task, render, sample
+from specbench_cli.tasks import build_messages, load_task, render_prompt, sample_questions
 
 WARM_UP_TOKENS = 16
 WARM_UP_ROUNDS = 2
 
 
-def contestants(nodes: int) -> dict[str, Method]:
-    """Every method with trees of so many nodes, by what its row is called."""
+def build_methods(nodes: int) -> dict[str, Method]:
+    """Return the methods with trees of a number of nodes, by label."""
     rows = {
         "eagle": {},
         "eagle2": {},
@@ -58,8 +58,8 @@ def contestants(nodes: int) -> dict[str, Method]:
 
 
 @dataclass
-class Score:
-    """Times in ns of the steps whose trees had their full size."""
+class HostShareTimes:
+    """Times in ns of the steps of a method whose trees have their full size."""
 
     steps: list[int] = field(default_factory=list)
     forwards: list[int] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Score:
     all_steps: int = 0
 
     def run(self, method: Method, workspace: Workspace, request: Request, nodes: int) -> None:
-        """Decode one prompt against the clock."""
+        """Decode one prompt and add its times."""
         gc.collect()
         session = Session(workspace, request, Sampling())
         gc.disable()
@@ -86,9 +86,9 @@ class Score:
                 self.steps.append(end - begin)
                 self.forwards.append(sum(each.t1_ns - each.t0_ns for each in step.forwards))
 
-    def facts(self) -> dict[str, Any]:
-        """Medians over steps, in us; the share is that of all these steps together."""
-        host = [step - busy for step, busy in zip(self.steps, self.forwards, strict=True)]
+    def summarise(self) -> dict[str, Any]:
+        """Return medians over steps in us, and the host share of all steps."""
+        host = [step - forward for step, forward in zip(self.steps, self.forwards, strict=True)]
         return {
             "steps": len(host),
             "step_us": median(self.steps) / 1e3,
@@ -102,9 +102,12 @@ class Score:
         }
 
 
-def load(target: str, random_heads: bool) -> tuple[Workspace, Any, frozenset[int], set[str]]:
-    """The models as `specbench run` loads them, the tokenizer, the ids that end an output, and the
-    kinds of heads that are random."""
+def load_models(target: str, random_heads: bool) -> tuple[Workspace, Any, frozenset[int], set[str]]:
+    """Load the models as `specbench run` does.
+
+    Returns:
+        (workspace, tokenizer, EOS ids, kinds of heads with random weights).
+    """
     checkpoint = resolve(target)
     names = {"target": target, "draft": checkpoint.draft or target}
     cpu = torch.device("cpu")
@@ -112,52 +115,52 @@ def load(target: str, random_heads: bool) -> tuple[Workspace, Any, frozenset[int
         role: load_decoder(resolve(name).path, name=role, device=cpu, dtype=torch.float32)
         for role, name in names.items()
     }
-    at_random: set[str] = set()
+    random_kinds: set[str] = set()
 
-    def make(wanted: Trained) -> Any:
-        kind = wanted.kind
+    def make(artifact: ArtifactSpec) -> Any:
+        kind = artifact.kind
         if random_heads or kind.kind not in checkpoint.shipped_heads:
-            at_random.add(kind.kind)
+            random_kinds.add(kind.kind)
             return kind.random(decoders)
-        files = resolve_head(wanted.source, kind.kind, checkpoint, inside=kind.inside)
+        files = resolve_head(artifact.source, kind.kind, checkpoint, in_target=kind.inside)
         return kind.load(files.path, decoders)
 
     tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
     workspace = Workspace(decoders, 0, tokenizer=tokenizer, load_artifact=make)
-    return workspace, tokenizer, frozenset(config_facts(checkpoint.path).eos), at_random
+    return workspace, tokenizer, frozenset(config_facts(checkpoint.path).eos), random_kinds
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Run everybody on every prompt."""
-    workspace, tokenizer, eos, at_random = load(args.target, args.random_heads)
-    methods = contestants(args.nodes)
-    for wanted in (each for method in methods.values() for each in method.artifacts()):
-        workspace.artifact(wanted)
-    questions = sample(load_task("mini").questions, args.limit, seed=0)
+    """Run every method on every prompt."""
+    workspace, tokenizer, eos, random_kinds = load_models(args.target, args.random_heads)
+    methods = build_methods(args.nodes)
+    for artifact in (each for method in methods.values() for each in method.artifacts()):
+        workspace.artifact(artifact)
+    questions = sample_questions(load_task("mini").questions, args.limit, seed=0)
     prompts = {
         question.prompt_id: tuple(
-            render(tokenizer, conversation(question.turns[:1], ()), raw=False)
+            render_prompt(tokenizer, build_messages(question.turns[:1], ()), raw=False)
         )
         for question in questions
     }
     workspace.reserve(max(map(len, prompts.values())) + args.max_new_tokens)
     warm_up = Request("warm-up", 1, next(iter(prompts.values())), StopRule(eos, WARM_UP_TOKENS))
     for method in [*methods.values()] * WARM_UP_ROUNDS:
-        Score().run(method, workspace, warm_up, args.nodes)
-    scores = {name: Score() for name in methods}
+        HostShareTimes().run(method, workspace, warm_up, args.nodes)
+    times_by_method = {name: HostShareTimes() for name in methods}
     order = list(methods)
     stop = StopRule(eos, args.max_new_tokens)
     for turn, (prompt_id, ids) in enumerate(prompts.items()):
         first = turn % len(order)
         for name in order[first:] + order[:first]:
             request = Request(prompt_id, 1, ids, stop)
-            scores[name].run(methods[name], workspace, request, args.nodes)
-    rows = {name: score.facts() for name, score in scores.items() if score.steps}
-    return {"random_heads": sorted(at_random), "rows": rows}
+            times_by_method[name].run(methods[name], workspace, request, args.nodes)
+    rows = {name: times.summarise() for name, times in times_by_method.items() if times.steps}
+    return {"random_heads": sorted(random_kinds), "rows": rows}
 
 
-def show(found: dict[str, Any]) -> None:
-    """A table."""
+def print_table(found: dict[str, Any]) -> None:
+    """Print a table of the results."""
     if found["random_heads"]:
         print(f"random weights: {', '.join(found['random_heads'])}\n")
     print(
@@ -171,11 +174,11 @@ def show(found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Read the arguments, measure, print."""
+    """Parse the arguments, measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--target", default="embedded")
     parser.add_argument("--nodes", type=int, default=16)
-    parser.add_argument("--limit", type=int, default=12, help="prompts of mini")
+    parser.add_argument("--limit", type=int, default=12, help="number of prompts of mini")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--random-heads", action="store_true")
@@ -188,7 +191,7 @@ def main() -> None:
         print(json.dumps(facts | found, indent=1))
     else:
         print(", ".join(f"{key} {value}" for key, value in facts.items()), end="\n\n")
-        show(found)
+        print_table(found)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""What a step of a parallel method takes beyond the longer of what its two workers compute.
+"""Measure the overhead of a parallel method's step over the slower of its two workers.
 
     python benchmarks/times/parallel_overhead.py --window 5 --transport process
 
-PEARL on the embedded models and prompts of `mini`, the target on one half of the cores and the
-draft on the other. All is read from the trace: a step's time, from commit to commit; the forwards
-of either worker in it; when messages were sent and read. The overhead is the step's time less the
-longer of the two workers' forwards; the other columns say where it goes, and overlap each other.
-Needs a quiet machine; nothing here checks for one.
+PEARL runs on the embedded models and prompts of `mini`, the target on one half of the CPU cores and
+the draft on the other. All times come from the trace: a step from commit to commit, the forwards of
+each worker, and the messages between workers. The overhead is the time of a step minus the longer
+of the two workers' forwards. The other columns show where it is spent, and overlap. The script
+needs a quiet machine and does not check for one.
 """
 
 # ruff: noqa: T201
@@ -33,41 +33,43 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Forward, Step
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.workers.place import halves
-from specbench_cli.engine.workers.process import Processes
-from specbench_cli.engine.workers.thread import Threads
+from specbench_cli.engine.workers.core_placement import split_cores
+from specbench_cli.engine.workers.process import ProcessTransport
+from specbench_cli.engine.workers.thread import ThreadTransport
 from specbench_cli.engine.workers.transport import Transport
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.models.resolve import resolve
-from specbench_cli.tasks import conversation, load_task, render, sample
+from specbench_cli.tasks import build_messages, load_task, render_prompt, sample_questions
 
 WARM_UPS = 3
 COLUMNS = ("step", "target", "draft", "overhead", "order", "drafter", "answer", "target host")
 
 
 @dataclass
-class Lanes:
-    """Times of full steps, in ns.
+class StepTimeline:
+    """Times of steps with a full draft window, in ns.
 
-    Columns: the step's; the target's and the draft's forwards; the step less the longer of these;
-    the order under way; the drafter between order and answer, less its forwards; the answer under
-    way; the target's side from the answer on to the next order.
+    Columns: the step; the target's forwards; the draft's forwards; the overhead; the transfer of
+    the draft order; the drafter's time between order and answer without its forwards; the transfer
+    of the answer; the target's side from the answer to the next order.
     """
 
     rows: list[tuple[int, ...]] = field(default_factory=list)
 
-    def add(self, session: Session, steps: Sequence[Step], ends: Sequence[int], full: int) -> None:
-        """Take the steps of a decoding whose windows had their full size."""
+    def add(
+        self, session: Session, steps: Sequence[Step], ends: Sequence[int], window: int
+    ) -> None:
+        """Add the steps of an output whose draft windows have their full size."""
         orders, answers = session.harness.meter.messages[::2], session.harness.meter.messages[1::2]
         pairs = list(zip(orders, answers, strict=True))
         begins = [session.harness.text.first_ns, *ends]
         for number, step in enumerate(steps[:-1]):
             order, answer = pairs[number]
             drafts = [f for f in step.forwards if f.worker == 1 and f.role == "draft"]
-            if len(drafts) != full or number == 0:
+            if len(drafts) != window or number == 0:
                 continue
-            target = busy([f for f in step.forwards if f.worker == 0])
-            draft, wall = busy(drafts), ends[number] - begins[number]
+            target = sum_forward_ns([f for f in step.forwards if f.worker == 0])
+            draft, wall = sum_forward_ns(drafts), ends[number] - begins[number]
             self.rows.append(
                 (
                     wall,
@@ -81,8 +83,8 @@ class Lanes:
                 )
             )
 
-    def facts(self) -> dict[str, dict[str, float]]:
-        """Median and quartiles of each column, in us."""
+    def summarise(self) -> dict[str, dict[str, float]]:
+        """Return the median and quartiles of each column in us."""
         found = {}
         for name, column in zip(COLUMNS, zip(*self.rows, strict=True), strict=True):
             low, _, high = quantiles(column, n=4)
@@ -94,13 +96,13 @@ class Lanes:
         return found
 
 
-def busy(forwards: Sequence[Forward]) -> int:
-    """Time of forwards one after another, in ns."""
+def sum_forward_ns(forwards: Sequence[Forward]) -> int:
+    """Return the total time of forwards in ns."""
     return sum(f.t1_ns - f.t0_ns for f in forwards)
 
 
-def measure(args: argparse.Namespace) -> Lanes:
-    """Decode every prompt against the clock."""
+def measure(args: argparse.Namespace) -> StepTimeline:
+    """Decode every prompt and return the times of its steps."""
     checkpoint = resolve(args.target)
     assert checkpoint.draft is not None
     device, draft_device = torch.device(args.device), torch.device(args.draft_device or args.device)
@@ -114,20 +116,20 @@ def measure(args: argparse.Namespace) -> Lanes:
     tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
     eos = frozenset(config_facts(checkpoint.path).eos)
     transport: Transport = (
-        Threads()
+        ThreadTransport()
         if args.transport == "thread"
-        else Processes(*(halves() if device.type == "cpu" else ()))
+        else ProcessTransport(*(split_cores() if device.type == "cpu" else ()))
     )
     workspace = Workspace(decoders, 0, decoder_factories={"draft": recipe}, transport=transport)
     sampling = Sampling(args.rule, 0.0 if args.rule == "greedy" else 0.8)
     texts = [
-        tuple(render(tokenizer, conversation(question.turns[:1], ()), raw=False))
-        for question in sample(load_task("mini").questions, args.limit, seed=0)
+        tuple(render_prompt(tokenizer, build_messages(question.turns[:1], ()), raw=False))
+        for question in sample_questions(load_task("mini").questions, args.limit, seed=0)
     ]
     workspace.reserve(max(map(len, texts)) + args.max_new_tokens)
-    lanes = Lanes()
+    timeline = StepTimeline()
     try:
-        with transport.placed(), torch.inference_mode():
+        with transport.pin_target(), torch.inference_mode():
             for number, ids in enumerate(texts[:WARM_UPS] + texts):
                 request = Request(f"mini/{number}", 1, ids, StopRule(eos, args.max_new_tokens))
                 session = Session(workspace, request, sampling)
@@ -141,18 +143,18 @@ def measure(args: argparse.Namespace) -> Lanes:
                 gc.enable()
                 session.harness.meter.resolve()
                 if number >= WARM_UPS:
-                    lanes.add(session, steps, ends, args.window)
+                    timeline.add(session, steps, ends, args.window)
     finally:
         workspace.close()
-    return lanes
+    return timeline
 
 
 def main() -> None:
-    """Read the arguments, measure, print."""
+    """Parse the arguments, measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--target", default="embedded")
     parser.add_argument("--window", type=int, default=5)
-    parser.add_argument("--limit", type=int, default=12, help="prompts of mini")
+    parser.add_argument("--limit", type=int, default=12, help="number of prompts of mini")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--transport", choices=("process", "thread"), default="process")
     parser.add_argument("--rule", choices=("greedy", "rejection", "coupled"), default="greedy")
@@ -161,19 +163,19 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     args = parser.parse_args()
-    lanes = measure(args)
+    timeline = measure(args)
     facts = {
         "torch": torch.__version__,
         "load_average": os.getloadavg()[0],
-        "steps": len(lanes.rows),
+        "steps": len(timeline.rows),
         **vars(args),
     }
     if args.json:
-        print(json.dumps(facts | {"columns": lanes.facts()}, indent=1))
+        print(json.dumps(facts | {"columns": timeline.summarise()}, indent=1))
         return
     print(", ".join(f"{key} {value}" for key, value in facts.items()), end="\n\n")
     print(f"{'us':12}{'median':>9}{'quartiles':>16}")
-    for name, row in lanes.facts().items():
+    for name, row in timeline.summarise().items():
         low, mid, high = (row[f"{key}_us"] for key in ("quartile_1", "median", "quartile_3"))
         print(f"{name:12}{mid:9.0f}{low:8.0f}{high:8.0f}")
 

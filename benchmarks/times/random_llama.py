@@ -1,10 +1,10 @@
-"""A Llama with random weights, for what decoding costs at a size that is not at hand.
+"""Write a Llama with random weights, to measure costs at sizes that are not available.
 
     python benchmarks/times/random_llama.py random-7b 4096 11008 32 32 32  # as Llama-2-7B
     python benchmarks/times/random_llama.py random-68m 768 3072 2 12 12      # as Llama-68M
 
-Both have the tokenizer of the embedded family, so that either can draft for the other; what they
-say means nothing, and nearly every draft is rejected.
+Both have the tokenizer of the embedded models, so one can draft for the other. Their output is
+meaningless, and nearly every draft is rejected.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specbench_cli.models.resolve import resolve
 
 VOCABULARY = 32_000
-"""Llama-2's; the tokenizer uses the first 4,096 of these ids."""
+"""Vocabulary size of Llama-2. The tokenizer uses the first 4,096 ids."""
 
 
 def main() -> None:
-    """Write the checkpoint, in half precision."""
+    """Write the checkpoint in half precision."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     for size in ("hidden", "mlp", "layers", "heads", "kv_heads"):

@@ -1,10 +1,9 @@
-"""Our engine beside transformers' on the same models: tokens a second, ids and steps compared.
+"""Compare specbench's engine with transformers on the same models: tokens/s, ids and steps.
 
     SPECBENCH_DATA=DIR python benchmarks/times/speed.py
 
-On every prompt all contestants run one after another, in an order that rotates from prompt to
-prompt, with garbage collection off while the timer runs. Needs a quiet machine; nothing here checks
-for one.
+All methods decode each prompt, in an order that rotates from prompt to prompt, with garbage
+collection off while the timer runs. The script needs a quiet machine and does not check for one.
 """
 
 # ruff: noqa: T201
@@ -35,7 +34,7 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.models.resolve import resolve
-from specbench_cli.tasks import conversation, load_task, render, sample
+from specbench_cli.tasks import build_messages, load_task, render_prompt, sample_questions
 
 PAIRS = (
     (Vanilla(), HfVanilla()),
@@ -45,26 +44,27 @@ PAIRS = (
         HfPromptLookup(HfPromptLookupParams(ngram=2, length=10)),
     ),
 )
-"""Ours and transformers' of the same kind, with the same parameters."""
+"""Pairs of a specbench method and the same method of transformers, with the same parameters."""
 
 WARM_UP_TOKENS = 16
 WARM_UP_ROUNDS = 2
 
 
 @dataclass(frozen=True)
-class Trail:
-    """How one output came to be.
+class StepTrail:
+    """Steps of one output.
 
-    replaced: positions of the tokens that stand in place of a rejected one.
-    steps: of each step, the position of its first token and how many draft tokens it accepted.
+    Attributes:
+        replaced: positions of the tokens that replace a rejected draft token.
+        steps: for each step, the position of its first token and its number of accepted tokens.
     """
 
     replaced: frozenset[int]
     steps: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, session: Session, steps: Sequence[Step]) -> Self:
-        """Read from a finished decoding."""
+    def from_steps(cls, session: Session, steps: Sequence[Step]) -> Self:
+        """Return the trail of a finished output."""
         position, trail = 1, []
         for step in steps:
             trail.append((position, len(step.outcome.path)))
@@ -75,10 +75,10 @@ class Trail:
         return cls(frozenset(replaced), tuple(trail))
 
 
-def steps_agree(a: Trail, b: Trail) -> bool | None:
-    """Whether steps begin and accept alike after the first token that both replaced.
+def steps_agree(a: StepTrail, b: StepTrail) -> bool | None:
+    """Return True if step boundaries and accepted counts agree after the first common replacement.
 
-    None if there is no such token.
+    None if no position is replaced in both.
     """
     common = a.replaced & b.replaced
     if not common:
@@ -89,31 +89,31 @@ def steps_agree(a: Trail, b: Trail) -> bool | None:
 
 
 @dataclass
-class Score:
-    """What a contestant has done so far."""
+class MethodTotals:
+    """Outputs and time of a method so far."""
 
     outputs: list[list[int]] = field(default_factory=list)
-    trails: list[Trail] = field(default_factory=list)
+    trails: list[StepTrail] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
     def tokens(self) -> int:
-        """Tokens decoded."""
+        """Number of decoded tokens."""
         return sum(len(ids) for ids in self.outputs)
 
     @property
     def rate(self) -> float:
-        """Tokens a second, prefill included."""
+        """Tokens/s, including prefill."""
         return self.tokens / self.seconds
 
     @property
     def mat(self) -> float:
-        """Mean accepted tokens a step."""
+        """Mean number of committed tokens per step."""
         steps = sum(len(trail.steps) for trail in self.trails)
         return (self.tokens - len(self.outputs)) / max(steps, 1)
 
     def run(self, method: Method, workspace: Workspace, request: Request) -> None:
-        """Decode one prompt against the clock."""
+        """Decode one prompt and add its output and time."""
         gc.collect()
         session = Session(workspace, request, Sampling())
         gc.disable()
@@ -122,11 +122,11 @@ class Score:
         gc.enable()
         self.seconds += (session.harness.text.last_ns - session.harness.text.started_ns) / 1e9
         self.outputs.append(list(session.output()))
-        self.trails.append(Trail.of(session, steps))
+        self.trails.append(StepTrail.from_steps(session, steps))
 
 
-def load(target: str, draft: str | None) -> tuple[Workspace, Any, frozenset[int]]:
-    """The models as `specbench run` loads them, the tokenizer, and the ids that end an output."""
+def load_models(target: str, draft: str | None) -> tuple[Workspace, Any, frozenset[int]]:
+    """Load the models as `specbench run` does; return workspace, tokenizer and EOS ids."""
     checkpoint = resolve(target)
     names = {"target": target, "draft": draft or checkpoint.draft or target}
     decoders = {
@@ -141,48 +141,50 @@ def load(target: str, draft: str | None) -> tuple[Workspace, Any, frozenset[int]
     return workspace, tokenizer, frozenset(config_facts(checkpoint.path).eos)
 
 
-def measure(args: argparse.Namespace) -> dict[str, Score]:
-    """Run everybody on every prompt."""
-    workspace, tokenizer, eos = load(args.target, args.draft)
-    questions = sample(load_task(args.task).questions, args.limit, seed=0)
+def measure(args: argparse.Namespace) -> dict[str, MethodTotals]:
+    """Run every method on every prompt."""
+    workspace, tokenizer, eos = load_models(args.target, args.draft)
+    questions = sample_questions(load_task(args.task).questions, args.limit, seed=0)
     prompts = {
-        question.prompt_id: tuple(render(tokenizer, conversation(question.turns, ()), raw=False))
+        question.prompt_id: tuple(
+            render_prompt(tokenizer, build_messages(question.turns, ()), raw=False)
+        )
         for question in questions
     }
     workspace.reserve(max(map(len, prompts.values())) + args.max_new_tokens)
-    contestants = [method for pair in PAIRS for method in pair]
+    methods = [method for pair in PAIRS for method in pair]
     warm_up = Request("warm-up", 1, next(iter(prompts.values())), StopRule(eos, WARM_UP_TOKENS))
-    for method in contestants * WARM_UP_ROUNDS:
-        Score().run(method, workspace, warm_up)
-    scores = {method.name: Score() for method in contestants}
+    for method in methods * WARM_UP_ROUNDS:
+        MethodTotals().run(method, workspace, warm_up)
+    totals = {method.name: MethodTotals() for method in methods}
     stop = StopRule(eos, args.max_new_tokens)
     for turn, (prompt_id, ids) in enumerate(prompts.items()):
-        first = turn % len(contestants)
-        for method in contestants[first:] + contestants[:first]:
-            scores[method.name].run(method, workspace, Request(prompt_id, 1, ids, stop))
-    return scores
+        first = turn % len(methods)
+        for method in methods[first:] + methods[:first]:
+            totals[method.name].run(method, workspace, Request(prompt_id, 1, ids, stop))
+    return totals
 
 
-def summary(scores: dict[str, Score]) -> dict[str, Any]:
-    """All figures."""
-    reference = scores["vanilla"].outputs
+def summarise(totals: dict[str, MethodTotals]) -> dict[str, Any]:
+    """Return the results of all methods as a JSON object."""
+    reference = totals["vanilla"].outputs
     agreement = [
         steps_agree(*trails)
-        for trails in zip(scores["sps"].trails, scores["hf:assisted"].trails, strict=True)
+        for trails in zip(totals["sps"].trails, totals["hf:assisted"].trails, strict=True)
     ]
     return {
         "prompts": len(reference),
         "contestants": {
             name: {
-                "tokens_per_second": score.rate,
-                "mat": score.mat,
-                "tokens": score.tokens,
-                "equal_outputs": sum(map(list.__eq__, score.outputs, reference)),
+                "tokens_per_second": total.rate,
+                "mat": total.mat,
+                "tokens": total.tokens,
+                "equal_outputs": sum(map(list.__eq__, total.outputs, reference)),
             }
-            for name, score in scores.items()
+            for name, total in totals.items()
         },
         "ratios": {
-            f"{ours.name} / {peer.name}": scores[ours.name].rate / scores[peer.name].rate
+            f"{ours.name} / {peer.name}": totals[ours.name].rate / totals[peer.name].rate
             for ours, peer in PAIRS
         },
         "same_steps": {
@@ -192,8 +194,8 @@ def summary(scores: dict[str, Score]) -> dict[str, Any]:
     }
 
 
-def show(found: dict[str, Any]) -> None:
-    """A table."""
+def print_table(found: dict[str, Any]) -> None:
+    """Print a table of the results."""
     print(f"{'':18}{'tok/s':>8}{'MAT':>7}{'ids as vanilla':>17}")
     for name, row in found["contestants"].items():
         equal = f"{row['equal_outputs']} of {found['prompts']}"
@@ -209,7 +211,7 @@ def show(found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Read the arguments, measure, print."""
+    """Parse the arguments, measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--target", default="embedded")
     parser.add_argument("--draft", help="default: the target's own")
@@ -224,7 +226,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    found = summary(measure(args))
+    found = summarise(measure(args))
     labels = {
         role: resolve(name).label for role in ("target", "draft") if (name := getattr(args, role))
     }
@@ -233,7 +235,7 @@ def main() -> None:
         print(json.dumps(facts | found, indent=1))
     else:
         print(", ".join(f"{key} {value}" for key, value in facts.items()), end="\n\n")
-        show(found)
+        print_table(found)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""How right the time left is that a run says: what was said against what it took.
+"""Measure the accuracy of the ETA that a run reports.
 
     python benchmarks/times/time_left.py -m sps,pld -- --repeats 2 -- --target embedded-1m
 
-Runs `specbench run --json` with each of the groups of arguments, and prints for each the ratio of
-the time said to the time that was truly left until the process was gone: its least, median and most
-over the moments at which it was said, and over all moments, a tenth of a second apart, at which it
-stood there. Both begin with the second prompt. What stands after the last prompt is a stage.
+Run `specbench run --json` once with each group of arguments (groups are separated by `--`). Print
+for each the ratio of the reported ETA to the true remaining time: minimum, median and maximum over
+the moments of its updates, and over all moments, a tenth of a second apart, at which it was shown.
+Both start at the second prompt. After the last prompt, the ETA belongs to a stage.
 """
 
 # ruff: noqa: T201
@@ -24,43 +24,45 @@ from statistics import median
 STEP_S = 0.1
 
 
-def events(args: list[str], out: Path) -> tuple[list[tuple[float, dict[str, object]]], float]:
-    """What a run says, with the seconds since its start, and the seconds until its end."""
+def run_and_collect(
+    args: list[str], out: Path
+) -> tuple[list[tuple[float, dict[str, object]]], float]:
+    """Run specbench; return its events with the seconds since the start, and the total seconds."""
     program = [sys.executable, "-m", "specbench_cli", "run", "--json", "--out", str(out), *args]
-    begun = time.monotonic()
+    start = time.monotonic()
     process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    said = [(time.monotonic() - begun, json.loads(line)) for line in process.stdout]
+    events = [(time.monotonic() - start, json.loads(line)) for line in process.stdout]
     process.wait()
-    return said, time.monotonic() - begun
+    return events, time.monotonic() - start
 
 
-def ratios(
-    said: list[tuple[float, dict[str, object]]], end: float
+def eta_ratios(
+    events: list[tuple[float, dict[str, object]]], end: float
 ) -> tuple[list[float], list[float]]:
-    """Time said to time left, at the moments of saying and at all moments."""
-    spans = [(at, event) for at, event in said if event["event"] in ("prompt", "stage")]
-    when, always = [], []
+    """Return the ratios of ETA to remaining time, at the updates and at all moments."""
+    shown = [(at, event) for at, event in events if event["event"] in ("prompt", "stage")]
+    at_updates, at_all_times = [], []
     second = False
-    for (at, event), (until, _) in zip(spans, [*spans[1:], (end, {})], strict=True):
+    for (at, event), (until, _) in zip(shown, [*shown[1:], (end, {})], strict=True):
         left = event.get("left_s")
         second = second or (event["event"] == "prompt" and int(str(event["prompt"])) >= 2)
         if not second or left is None:
             continue
-        when.append(float(str(left)) / (end - at))
+        at_updates.append(float(str(left)) / (end - at))
         steps = int((until - at) / STEP_S) + 1
-        always += [float(str(left)) / (end - at - step * STEP_S) for step in range(steps)]
-    return when, always
+        at_all_times += [float(str(left)) / (end - at - step * STEP_S) for step in range(steps)]
+    return at_updates, at_all_times
 
 
 def main() -> None:
-    """Print a line a run."""
+    """Run each group of arguments and print its ratios."""
     groups = [list(words) for bar, words in groupby(sys.argv[1:], lambda w: w == "--") if not bar]
     for args in groups or [[]]:
         with tempfile.TemporaryDirectory() as folder:
-            said, end = events(args, Path(folder) / "run")
+            events, end = run_and_collect(args, Path(folder) / "run")
         print(f"{' '.join(args) or 'default'}: {end:.0f} s")
-        for name, found in zip(("when said", "all moments"), ratios(said, end), strict=True):
+        for name, found in zip(("updates", "all moments"), eta_ratios(events, end), strict=True):
             low, mid, high = min(found), median(found), max(found)
             print(f"  {name:<12} n {len(found):4}  {low:.2f} {mid:.2f} {high:.2f}", flush=True)
 

@@ -1,4 +1,4 @@
-"""Where the time goes, held against measurements by the program's own commands. On a quiet machine:
+"""Compare predictions and recommendations of specbench with measurements, on a quiet machine.
 
     python benchmarks/times/where_time_goes.py predicted --limit 96
     python benchmarks/times/where_time_goes.py predicted --limit 24 --target smollm2-135m
@@ -6,16 +6,17 @@
     python benchmarks/times/where_time_goes.py beside --task gsm8k --limit 48
     python benchmarks/times/where_time_goes.py recommended --minutes 10
 
-predicted: vanilla, sps with K = 1 to 10, pld, staged, eagle2: predicted over measured, and K = 1 to
-10 by the trace of K = 5 alone; costs are probed between the run's prompts, in --rounds. elsewhere:
-the trace of K = 5 on 2 threads and one thread's costs, over what one thread measures. beside: our
-rows' tokens/s over those of another engine (--engine) on the same prompts. recommended: three
-seeds, and whether each one's choice shares a letter with the best of the table of all that was
-searched: --limit is of that table.
+predicted: predicted over measured time of vanilla, sps with K = 1 to 10, pld, staged and eagle2,
+and of K = 1 to 10 from the trace of K = 5 alone. Costs are probed between the prompts, in --rounds.
+elsewhere: time predicted from the trace of K = 5 on 2 threads and the costs of one thread, over the
+time measured on one thread. beside: tokens/s of specbench's methods over those of another engine
+(--engine) on the same prompts. recommended: recommendations of three seeds, and whether each is in
+the same significance group as the best method of a run of all candidates (--limit applies to it).
 
-What is made lies in --out; what is there already is not measured again, what was begun is ended.
-`mini` has 480 questions, too many for SmolLM2: --limit.
---methods leaves out what a target has no draft or head for (SmolLM2: --methods vanilla,pld).
+Runs are stored in --out. Finished runs are not repeated, and interrupted ones are resumed. `mini`
+has
+480 questions, too many for SmolLM2: use --limit. Use --methods to leave out methods without a draft
+or head for the target (SmolLM2: --methods vanilla,pld).
 """
 
 # ruff: noqa: T201
@@ -32,118 +33,122 @@ from typing import Any
 
 import yaml
 
-FIRST, LAST, TRACED = 1, 10, 5
-LENGTHS = f"sps.length={FIRST}:{LAST}:1"
+MIN_LENGTH, MAX_LENGTH, TRACED_LENGTH = 1, 10, 5
+LENGTHS = f"sps.length={MIN_LENGTH}:{MAX_LENGTH}:1"
 SEEDS = (0, 1, 2)
 
 Words = list[str]
 
 
 def specbench(*words: str | Path) -> list[dict[str, Any]]:
-    """What a command prints as JSON, an object a line. Raises SystemExit where it fails."""
-    told = [sys.executable, "-m", "specbench_cli", *map(str, words)]
+    """Run a command and return its JSON output, one object per line.
+
+    Raises:
+        SystemExit: the command fails.
+    """
+    command_line = [sys.executable, "-m", "specbench_cli", *map(str, words)]
     print("$ specbench", *words, file=sys.stderr, flush=True)
-    said = subprocess.run(told, stdout=subprocess.PIPE, text=True, check=False)
-    if said.returncode:
-        raise SystemExit(f"error: {' '.join(told)} ended with {said.returncode}")
-    return [json.loads(line) for line in said.stdout.splitlines()]
+    result = subprocess.run(command_line, stdout=subprocess.PIPE, text=True, check=False)
+    if result.returncode:
+        raise SystemExit(f"error: {' '.join(command_line)} ended with {result.returncode}")
+    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-class Place:
-    """A folder of runs and costs, of one pair of models.
+class RunFolder:
+    """A folder of runs and costs of one pair of models.
 
     Args:
-        asked: the arguments.
+        args: the parsed arguments.
     """
 
-    def __init__(self, asked: argparse.Namespace) -> None:
-        self.folder: Path = asked.out / asked.target.replace("/", "-")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        pair = ["--target", asked.target, *(["--draft", asked.draft] if asked.draft else [])]
-        self.models: Words = [*pair, *(["--allow-noise"] if asked.allow_noise else [])]
-        self.task: Words = ["--task", asked.task, "--max-new-tokens", str(asked.max_new_tokens)]
-        limit: Words = ["--limit", str(asked.limit)] if asked.limit else []
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.path: Path = args.out / args.target.replace("/", "-")
+        self.path.mkdir(parents=True, exist_ok=True)
+        pair = ["--target", args.target, *(["--draft", args.draft] if args.draft else [])]
+        self.models: Words = [*pair, *(["--allow-noise"] if args.allow_noise else [])]
+        self.task: Words = ["--task", args.task, "--max-new-tokens", str(args.max_new_tokens)]
+        limit: Words = ["--limit", str(args.limit)] if args.limit else []
         self.prompts: Words = [*self.task, *limit]
-        self.probe: Words = ["--probe", str(asked.rounds)]
+        self.probe: Words = ["--probe", str(args.rounds)]
 
     def run(self, name: str, methods: Words, threads: int, *more: str | Path) -> Path:
-        """A run's folder."""
-        path = self.folder / name
+        """Return the folder of a run; start or resume it if it is not finished."""
+        path = self.path / name
         if not (path / "summary.csv").exists():
             words = ["-m", ",".join(methods), "--threads", str(threads), *self.models]
-            self.made("run", path, *words, *self.prompts, *more)
+            self.ensure("run", path, *words, *self.prompts, *more)
         return path
 
-    def made(self, command: str, path: Path, *words: str | Path) -> None:
-        """Have a folder made; one that was begun is gone on with."""
+    def ensure(self, command: str, path: Path, *words: str | Path) -> None:
+        """Run a command that writes a folder, or resume it if the folder exists."""
         if path.exists():
             specbench(command, "--resume", path, "--json")
         else:
             specbench(command, *words, "--out", path, "--json")
 
 
-def over_all(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """A row a method: over all tasks where there are several."""
+def one_row_per_method(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield one row per method, the one over all tasks if there are several."""
     yield from {row["label"]: row for row in rows if row["label"] != "all"}.values()
 
 
-def show(name: str, found: float | None, measured: float | None) -> None:
-    """A line: what was predicted in seconds, what was measured, and their ratio."""
+def print_ratio(name: str, found: float | None, measured: float | None) -> None:
+    """Print predicted and measured seconds, and their ratio."""
     if not found or not measured:
         print(f"{name:18} {'-':>10} {'-':>10} {'-':>7}")
         return
     print(f"{name:18} {found / 1e9:10.3f} {measured / 1e9:10.3f} {found / measured:7.3f}")
 
 
-def heading(what: str) -> None:
+def print_heading(what: str) -> None:
     print(f"\n{what}\n{'':18} {'predicted':>10} {'measured':>10} {'ratio':>7}")
 
 
-def settings(run: Path, row: str, *by: str | Path) -> list[dict[str, Any]]:
-    """K = 1 to 10 by the trace of one row, modelled."""
-    (said,) = specbench("predict", run, "--sweep", LENGTHS, "--row", row, *by, "--json")
-    rows: list[dict[str, Any]] = said["modelled"]
+def predict_lengths(run: Path, row: str, *by: str | Path) -> list[dict[str, Any]]:
+    """Return predictions for K = 1 to 10 from the trace of one method."""
+    (result,) = specbench("predict", run, "--sweep", LENGTHS, "--row", row, *by, "--json")
+    rows: list[dict[str, Any]] = result["modelled"]
     return rows
 
 
-def predicted(asked: argparse.Namespace) -> None:
-    """Done when: within 10% of measured, 5% on settings that were held out; efficiency 0.9."""
-    place, methods, threads = Place(asked), asked.methods.split(","), asked.threads
+def check_predictions(args: argparse.Namespace) -> None:
+    """Compare predictions with measurements. Goal: within 10%, 5% on held-out settings."""
+    runs, methods, threads = RunFolder(args), args.methods.split(","), args.threads
     drafts = "sps" in methods
     swept = ["--sweep", LENGTHS] if drafts else []
-    run = place.run("run", methods, threads, *place.probe, *swept)
-    (said,) = specbench("predict", run, "--json")
-    heading(f"{asked.target}, {threads} threads; costs probed between the prompts")
-    for row in over_all(said["rows"]):
-        show(row["label"], row["predicted"], row["measured"])
-    for label, why in said["missing"].items():
+    run = runs.run("run", methods, threads, *runs.probe, *swept)
+    (result,) = specbench("predict", run, "--json")
+    print_heading(f"{args.target}, {threads} threads; costs probed between the prompts")
+    for row in one_row_per_method(result["rows"]):
+        print_ratio(row["label"], row["predicted"], row["measured"])
+    for label, why in result["missing"].items():
         print(f"{label}: no prediction: {why}")
     if drafts:
-        heading(f"by the trace of K={TRACED} alone")
-        for row in settings(run, f"sps length={TRACED}"):
-            show(row["label"], row["decode"], row["measured"])
+        print_heading(f"by the trace of K={TRACED_LENGTH} alone")
+        for row in predict_lengths(run, f"sps length={TRACED_LENGTH}"):
+            print_ratio(row["label"], row["decode"], row["measured"])
 
 
-def elsewhere(asked: argparse.Namespace) -> None:
-    """Done when: from a trace of 2 threads at K=5, one thread and K = 1 to 10."""
-    place = Place(asked)
-    traced = place.run("traced", ["sps"], 2, "--set", f"sps.length={TRACED}")
-    run = place.run("one-thread", ["sps"], 1, *place.probe, "--sweep", LENGTHS)
-    (said,) = specbench("predict", run, "--json")
-    measured = {row["label"]: row for row in over_all(said["rows"])}
-    heading(f"{asked.target}: K={TRACED} of 2 threads tells of 1 thread")
-    for row in settings(traced, "sps", "--costs", run / "costs-1.json"):
+def check_other_threads(args: argparse.Namespace) -> None:
+    """Compare predictions for one thread, from a trace on 2 threads, with measurements."""
+    runs = RunFolder(args)
+    traced = runs.run("traced", ["sps"], 2, "--set", f"sps.length={TRACED_LENGTH}")
+    run = runs.run("one-thread", ["sps"], 1, *runs.probe, "--sweep", LENGTHS)
+    (result,) = specbench("predict", run, "--json")
+    measured = {row["label"]: row for row in one_row_per_method(result["rows"])}
+    print_heading(f"{args.target}: K={TRACED_LENGTH} of 2 threads predicts 1 thread")
+    for row in predict_lengths(traced, "sps", "--costs", run / "costs-1.json"):
         own = measured.get(row["label"], {})
-        show(row["label"], row["decode"], None if own.get("void") else own.get("measured"))
+        print_ratio(row["label"], row["decode"], None if own.get("void") else own.get("measured"))
 
 
-def beside(asked: argparse.Namespace) -> None:
-    """Done when: plain decoding at 0.85 times of the other's tokens/s, with a draft at 1."""
-    place, engine = Place(asked), asked.engine
+def compare_engines(args: argparse.Namespace) -> None:
+    """Compare tokens/s with another engine. Goal: 0.85 of it for vanilla, 1 with a draft."""
+    runs, engine = RunFolder(args), args.engine
     pairs = {"vanilla": engine, "sps": f"{engine}-draft", "pld": f"{engine}-lookup"}
-    ours = [name for name in pairs if name in asked.methods.split(",")]
+    ours = [name for name in pairs if name in args.methods.split(",")]
     rows = [*ours, *(pairs[name] for name in ours)]
-    run = place.run(engine.replace(":", "-"), rows, asked.threads)
+    run = runs.run(engine.replace(":", "-"), rows, args.threads)
     found = {row["method"]: row for row in specbench("report", run, "--json")[: len(rows)]}
     print(f"\n{'':10} {'ours tok/s':>11} {'theirs':>8} {'ratio':>6}  output")
     for name in ours:
@@ -155,32 +160,32 @@ def beside(asked: argparse.Namespace) -> None:
         print(f"{name:10} {own:11.1f} {their['tokens_per_s']:8.1f} {ratio:6.2f}  {their['output']}")
 
 
-def recommended(asked: argparse.Namespace) -> None:
-    """Done when: three seeds choose the same, or rows that share a letter with the best one."""
-    place, chosen, searched = Place(asked), {}, set()
+def check_recommendations(args: argparse.Namespace) -> None:
+    """Compare the recommendations of three seeds. Goal: each is as good as the best method."""
+    runs, chosen, searched = RunFolder(args), {}, set()
     for seed in SEEDS:
-        folder = place.folder / f"recommended-{seed}"
+        folder = runs.path / f"recommended-{seed}"
         done = folder / "recommendation.json"
         if not done.exists():
-            words = ["--minutes", str(asked.minutes), "--seed", str(seed), "--batches", "0"]
-            words += ["--threads", str(asked.threads), *place.models, *place.task]
-            place.made("recommend", folder, *words)
-        said = json.loads(done.read_text(encoding="utf-8"))
-        chosen[seed] = said["recommended"] or said["confirmed"][0]
-        searched |= {each["method"] for each in said["search"]}
-        word = "recommended" if said["recommended"] else f"none, {said['why']}; fastest"
-        print(f"seed {seed}: {word} {chosen[seed]['label']}, {chosen[seed]['speedup']}")
+            words = ["--minutes", str(args.minutes), "--seed", str(seed), "--batches", "0"]
+            words += ["--threads", str(args.threads), *runs.models, *runs.task]
+            runs.ensure("recommend", folder, *words)
+        result = json.loads(done.read_text(encoding="utf-8"))
+        chosen[seed] = result["recommended"] or result["confirmed"][0]
+        searched |= {each["method"] for each in result["search"]}
+        verdict = "recommended" if result["recommended"] else f"none, {result['why']}; fastest"
+        print(f"seed {seed}: {verdict} {chosen[seed]['label']}, {chosen[seed]['speedup']}")
     rows: dict[str, dict[str, Any]] = {name: {"name": name} for name in sorted(searched)}
     for each in chosen.values():
         rows[each["label"]] = {
             "name": each["method"], "label": each["label"], "params": each["set"]
         }  # fmt: skip
-    config = place.folder / "table.yaml"
+    config = runs.path / "table.yaml"
     config.write_text(yaml.safe_dump({"methods": list(rows.values())}), encoding="utf-8")
-    run = place.folder / "table"
+    run = runs.path / "table"
     if not (run / "summary.csv").exists():
-        words = ["--threads", str(asked.threads), *place.models, *place.prompts]
-        place.made("run", run, "--config", config, *words)
+        words = ["--threads", str(args.threads), *runs.models, *runs.prompts]
+        runs.ensure("run", run, "--config", config, *words)
     table = [row for row in specbench("report", run, "--json") if row["family"] == "all"]
     ranked = [row for row in table if row["group"]]
     best = max(ranked, key=lambda row: row["speedup"])
@@ -188,30 +193,35 @@ def recommended(asked: argparse.Namespace) -> None:
     for seed, each in chosen.items():
         own = next(row for row in table if row["method"] == each["label"])
         shares = bool(set(own["group"]) & set(best["group"]))
-        word = "shares a letter with it" if shares else "does not"
-        print(f"seed {seed}: {own['method']}, {own['speedup']:.3f}x, {own['group']}: {word}")
+        verdict = "shares a group with it" if shares else "does not"
+        print(f"seed {seed}: {own['method']}, {own['speedup']:.3f}x, {own['group']}: {verdict}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    kinds = {each.__name__: each for each in (predicted, elsewhere, beside, recommended)}
-    parser.add_argument("what", choices=kinds)
+    commands = {
+        "predicted": check_predictions,
+        "elsewhere": check_other_threads,
+        "beside": compare_engines,
+        "recommended": check_recommendations,
+    }
+    parser.add_argument("what", choices=commands)
     parser.add_argument("--target", default="embedded")
-    parser.add_argument("--draft", help="default: the target's")
+    parser.add_argument("--draft", help="default: the target's draft model")
     parser.add_argument("--methods", default="vanilla,sps,pld,staged,eagle2")
     parser.add_argument("--task", default="mini")
     parser.add_argument("--limit", type=int, help="default: the task's questions")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=24, help="times of each point of a probe")
-    parser.add_argument("--engine", default="engine:openvino", help="of `beside`")
-    parser.add_argument("--minutes", type=float, default=10, help="of each recommendation")
-    parser.add_argument("--allow-noise", action="store_true", help="of a dry run: not to be kept")
+    parser.add_argument("--rounds", type=int, default=24, help="repetitions of each probed point")
+    parser.add_argument("--engine", default="engine:openvino", help="engine of `beside`")
+    parser.add_argument("--minutes", type=float, default=10, help="time of each recommendation")
+    parser.add_argument("--allow-noise", action="store_true", help="for dry runs only")
     parser.add_argument("--out", type=Path, default=Path("results/runs/where-time-goes"))
-    asked = parser.parse_args()
-    kinds[asked.what](asked)
+    args = parser.parse_args()
+    commands[args.what](args)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,12 @@ from specbench_cli.api import (
     Head,
     Input,
     KVState,
-    Layer,
     LayerReader,
+    LayerWeights,
     ModelInput,
     Scratch,
     layer_bytes,
-    spread,
+    scatter_logits,
 )
 from specbench_cli.api import ModelOutput as Forwarded
 
@@ -46,7 +46,7 @@ class HeadStack(FusedStack, Head, Artifact):
     """
 
     module: ClassVar[type[Any]]
-    layers: Sequence[Layer]
+    layers: Sequence[LayerWeights]
     _end: Tensor | None = None  # the norm of what leaves the last layer, if there is one
 
     def __init__(
@@ -84,7 +84,7 @@ class HeadStack(FusedStack, Head, Artifact):
         return self.target.unembed(rows)
 
     @property
-    def _stack(self) -> Sequence[Layer]:
+    def _stack(self) -> Sequence[LayerWeights]:
         return self.layers
 
     def _logits(
@@ -179,7 +179,7 @@ class LayerHead(HeadStack):
         if self._own_output is None:
             return self.target.unembed(rows)
         logits = self._own_output(rows.reshape(-1, self.hidden_size)).view(*rows.shape[:-1], -1)
-        return logits if self._ids is None else spread(logits, self._ids, self.vocab_size)
+        return logits if self._ids is None else scatter_logits(logits, self._ids, self.vocab_size)
 
     def _enter(self, x: Input, layers: tuple[int, int] | None) -> tuple[Tensor, int, int]:
         if not isinstance(x, Features):

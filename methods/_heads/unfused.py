@@ -24,7 +24,7 @@ from specbench_cli.api import (
     ModelInput,
     ModelOutput,
     State,
-    spread,
+    scatter_logits,
 )
 
 
@@ -153,7 +153,7 @@ class UnfusedHead(Head, Artifact):
         logits, says = self.target.unembed(rows), self.head.says
         if says is None:
             return logits
-        return spread(logits.index_select(-1, says), says, logits.shape[-1])
+        return scatter_logits(logits.index_select(-1, says), says, logits.shape[-1])
 
     def _write(self, state: KVState, embedded: Tensor, features: Tensor) -> None:
         """Write rows of the text."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from methods._heads.files import LoadedHead, head_mismatch
-from specbench_cli.api import Decoder, said_ids, told_ids
+from specbench_cli.api import Decoder, output_id_tensors, read_output_ids
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class HeadVocabulary:
 
     def to_tensors(self) -> dict[str, Tensor]:
         """What files hold of it: the ids as offsets and as a mask; nothing where it is all."""
-        return {} if self.ids is None else told_ids(self.ids, self.size)
+        return {} if self.ids is None else output_id_tensors(self.ids, self.size)
 
 
 def _read_ids(files: LoadedHead, target: Decoder) -> Tensor | None:
@@ -52,7 +52,7 @@ def _read_ids(files: LoadedHead, target: Decoder) -> Tensor | None:
             f"its output matrix has {rows} rows, this target {target.vocab_size} ids, and"
             " there is neither d2t nor t2d to say which is which",
         )
-    return said_ids(files.tensors, target.vocab_size, files.source)
+    return read_output_ids(files.tensors, target.vocab_size, files.source)
 
 
 def _read_own_embedding(files: LoadedHead, target: Decoder) -> Tensor | None:

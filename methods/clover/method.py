@@ -38,12 +38,12 @@ class CloverParams(AcceptParams, MethodParams):
     )
 
 
-class Node(NamedTuple):
+class CloverNode(NamedTuple):
     """worth: its path's log-probability. above, parent: its parent's place among those fed last,
     and in the draft."""
 
-    worth: float
-    above: int
+    log_prob: float
+    parent_row: int
     parent: int
     token: int
 
@@ -86,7 +86,7 @@ class Clover(Method):
         """Steps 1 to 4."""
         params, levels = self.params, self.levels
         width, depth = min(params.width, session.target.vocab_size), min(params.depth, limit)
-        tree, level = list[Node](), [Node(0.0, 0, ROOT, ROOT)]
+        tree, level = list[CloverNode](), [CloverNode(0.0, 0, ROOT, ROOT)]
         if depth < 1:
             return session.chain(())
         out = levels.begin(session.pending_features(levels.state.length()))
@@ -94,20 +94,20 @@ class Clover(Method):
             tokens, logs = session.candidate_lists(out.rows, width, ahead=ahead)
             first = len(tree) - len(level) if ahead else ROOT  # the level's place in the draft
             found = [
-                Node(node.worth + log, at, first + at, token)
+                CloverNode(node.log_prob + log, at, first + at, token)
                 for at, node in enumerate(level)
-                for token, log in self._likely(tokens[at], logs[at])
+                for token, log in self._prune_children(tokens[at], logs[at])
             ]
-            found.sort(key=lambda node: -node.worth)
-            level = sorted(found[: params.nodes - len(tree)], key=lambda node: node.above)
+            found.sort(key=lambda node: -node.log_prob)
+            level = sorted(found[: params.nodes - len(tree)], key=lambda node: node.parent_row)
             tree += level
             if len(tree) == params.nodes or ahead + 1 == depth or not level:
                 break
-            out = levels.feed([node.token for node in level], [node.above for node in level])
+            out = levels.feed([node.token for node in level], [node.parent_row for node in level])
         levels.drop()
         return session.tree([node.token for node in tree], tuple(node.parent for node in tree))
 
-    def _likely(self, tokens: list[int], logs: list[float]) -> list[tuple[int, float]]:
+    def _prune_children(self, tokens: list[int], logs: list[float]) -> list[tuple[int, float]]:
         """Step 2."""
         least, before, kept = self.params.share * exp(logs[0]), 0.0, []
         for token, log in zip(tokens, logs, strict=True):

@@ -158,7 +158,7 @@ class DFlashHead(HeadStack):
         super().__init__(module.shape, make_rotary(module.shape, module.rope), target, module.taps)
         self.block, self.mask = module.block, module.mask
         read = self._reader(module.shape, module.state_dict())
-        self.layers = [read.layer(f"layers.{at}.") for at in self._all]
+        self.layers = [read.layer(f"layers.{at}.") for at in self._all_layers]
         self._fc = read.linear(read.get("fc.weight"))
         self._context, self._end = read.norm("hidden_norm"), read.norm("norm")
         self.weight_bytes = self._fc.nbytes + sum(map(layer_bytes, self.layers))

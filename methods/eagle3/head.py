@@ -25,8 +25,7 @@ from methods._heads.module import DraftHead, HeadOutput, JoinedHead
 from methods._heads.recipe import HeadRecipe, Objective, TargetStatistics
 from methods._heads.slots import LlamaLayer, RmsNorm
 from methods._heads.vocabulary import HeadVocabulary
-from specbench_cli.api import Decoder, LayerReader, Scratch
-from specbench_cli.api import Layer as FusedLayer
+from specbench_cli.api import Decoder, LayerReader, LayerWeights, Scratch
 
 _WRITERS = {"EAGLE-3 (SafeAILab, SpecForge)": "midlayer.", "EAGLE-3 (speculators)": "layers.0."}
 _AROUND = OWN | {"input_norm.": "fc_norm.", "verifier_": DROPPED}
@@ -187,6 +186,6 @@ class Eagle3Head(LayerHead):
             raise ValueError(f"features of {width} numbers; {known}")
         return self._norm(g, self._hnorm) if self._norm_first else g
 
-    def _seen(self, layer: FusedLayer, h: Tensor, scratch: Scratch) -> Tensor:
+    def _seen(self, layer: LayerWeights, h: Tensor, scratch: Scratch) -> Tensor:
         rows = h if self._norm_first else self._norm(h, self._hnorm, scratch.size, scratch.normed)
         return torch.cat((self._tokens, rows), -1)

@@ -16,8 +16,8 @@ from pydantic import BaseModel, ValidationError
 
 from specbench_cli.api import EnvironmentFault, UsageError
 
-LONGEST_EVENT = 2**20
-MOST_BYTES = 2**26
+MAX_EVENT_BYTES = 2**20
+MAX_REPLY_BYTES = 2**26
 """Of a reply: more is refused."""
 _SHOWN = 200
 """Characters of a reply that a message quotes."""
@@ -25,7 +25,7 @@ _SHOWN = 200
 _Event = TypeVar("_Event", bound=BaseModel)
 
 
-def checked(url: str) -> str:
+def normalize_url(url: str) -> str:
     """An address without a key or a question in it, and without the `/v1` that some end with.
 
     Raises:
@@ -44,7 +44,7 @@ class _Bounded(httpx2.SyncByteStream):
 
     Args:
         stream: The stream of the connection.
-        fault: Function that returns the error for a reply of more than `MOST_BYTES`.
+        fault: Function that returns the error for a reply of more than `MAX_REPLY_BYTES`.
     """
 
     def __init__(self, stream: httpx2.SyncByteStream, fault: Callable[[str], Exception]) -> None:
@@ -54,8 +54,8 @@ class _Bounded(httpx2.SyncByteStream):
         read = 0
         for part in self._stream:
             read += len(part)
-            if read > MOST_BYTES:
-                raise self._fault(f"sends more than {MOST_BYTES >> 20} MiB")
+            if read > MAX_REPLY_BYTES:
+                raise self._fault(f"sends more than {MAX_REPLY_BYTES >> 20} MiB")
             yield part
 
     def close(self) -> None:
@@ -63,11 +63,11 @@ class _Bounded(httpx2.SyncByteStream):
         self._stream.close()
 
 
-class Client:
+class HttpClient:
     """Requests to one server, over connections that are kept.
 
     Args:
-        url: as `checked` has it.
+        url: as `normalize_url` has it.
         name: the method that asks, for the commands that errors name.
         secret: an API key; None: none is sent.
         timeout: seconds of silence that are waited for.
@@ -89,7 +89,7 @@ class Client:
 
     def read(self, path: str) -> str | None:
         """The text at a path; None where the server has none to give. Raises EnvironmentFault."""
-        with self._asked("GET", path) as reply:
+        with self._open("GET", path) as reply:
             return self._text(reply) if reply.status_code == 200 else None
 
     def events(self, path: str, body: dict[str, Any], kind: type[_Event]) -> Iterator[_Event]:
@@ -99,35 +99,35 @@ class Client:
             EnvironmentFault: the server is not there, is silent, breaks off, refuses, or streams
                 what is no `kind`.
         """
-        with self._asked("POST", path, body) as reply:
+        with self._open("POST", path, body) as reply:
             if reply.status_code != 200:
                 raise self.fault(f"refuses {path}: {reply.status_code} {self._text(reply)}")
-            for event in httpx2.EventSource(reply, max_event_size=LONGEST_EVENT):
+            for event in httpx2.EventSource(reply, max_event_size=MAX_EVENT_BYTES):
                 if event.data.strip() != "[DONE]":  # read to the end, the connection can be kept
-                    yield self.parsed(event.data, kind)
+                    yield self.parse(event.data, kind)
 
-    def parsed(self, text: str, kind: type[_Event]) -> _Event:
+    def parse(self, text: str, kind: type[_Event]) -> _Event:
         """A reply as what it should be. Raises EnvironmentFault: it is something else."""
         try:
             return kind.model_validate_json(text)
         except ValidationError:
-            raise self.fault(f"answers nonsense: {self._quoted(text)}") from None
+            raise self.fault(f"answers nonsense: {self._quote(text)}") from None
 
     def fault(self, what: str, hint: str | None = None) -> EnvironmentFault:
         """An error that names the server, with what to do about it."""
-        found = self._quoted(what, 3 * _SHOWN)
-        return EnvironmentFault(f"the server at {self._url} {found}", hint or self._look)
+        found = self._quote(what, 3 * _SHOWN)
+        return EnvironmentFault(f"the server at {self._url} {found}", hint or self._default_hint)
 
     def option(self, param: str, value: str) -> str:
         """How a parameter of the method is typed."""
         return f"--set {self._name}.{param}={value}"
 
     @property
-    def _look(self) -> str:
+    def _default_hint(self) -> str:
         return f"look at its log, or {self.option('url', 'URL')} for another"
 
     @contextmanager
-    def _asked(self, verb: str, path: str, body: Any = None) -> Iterator[httpx2.Response]:
+    def _open(self, verb: str, path: str, body: Any = None) -> Iterator[httpx2.Response]:
         """A reply whose body has not come yet."""
         try:
             with self._client.stream(verb, f"{self._url}/{path}", json=body) as reply:
@@ -144,7 +144,7 @@ class Client:
         except httpx2.TimeoutException:
             raise self.fault(
                 f"said nothing for {self._timeout:g} s",
-                f"{self._look}, or {self.option('timeout', 'SECONDS')} for a slow one",
+                f"{self._default_hint}, or {self.option('timeout', 'SECONDS')} for a slow one",
             ) from None
         except httpx2.ConnectError as error:
             hint = f"start it, or {self.option('url', 'URL')} for another"
@@ -155,7 +155,7 @@ class Client:
     def _text(self, reply: httpx2.Response) -> str:
         return reply.read().decode("utf-8", "replace")
 
-    def _quoted(self, text: str, most: int = _SHOWN) -> str:
+    def _quote(self, text: str, most: int = _SHOWN) -> str:
         """Words of the server's, in one line that holds no key and moves no cursor."""
         line = " ".join(text.split())
         if self._secret:
@@ -177,7 +177,7 @@ class Client:
         return sorted({each.pid for each in own if each.laddr.port == port and each.pid})
 
 
-def secret_of(url: str, name: str, key: str | None) -> str | None:
+def read_secret(url: str, name: str, key: str | None) -> str | None:
     """The API key that an environment variable holds, for a server at a url.
 
     Raises:

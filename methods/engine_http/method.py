@@ -18,8 +18,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator
 
 from methods._engines import build_request, read_output, report_output
-from methods.engine_http.client import Client, checked, secret_of
-from methods.engine_http.servers import Server
+from methods.engine_http.client import HttpClient, normalize_url, read_secret
+from methods.engine_http.servers import InferenceServer
 from specbench_cli.api import (
     Field,
     Method,
@@ -34,7 +34,7 @@ from specbench_cli.api import (
 class HttpParams(MethodParams):
     """Parameters of `Http` and `HttpVanilla`."""
 
-    url: Annotated[str, AfterValidator(checked)] | None = Field(
+    url: Annotated[str, AfterValidator(normalize_url)] | None = Field(
         None, description="where the server is, such as http://127.0.0.1:8000"
     )
     server: Literal["auto", "openai", "vllm", "llama.cpp", "sglang"] = Field(
@@ -68,17 +68,17 @@ class HttpVanilla(Method):
         """All tokens in one request; no step is told."""
         assert isinstance(session, PeerSession)
         kind, model = self._server.kind, self._server.model
-        wanted = build_request(session, self.name, model=model, text=not kind.tells_ids)
-        reply = self._server.complete(wanted, session.now)
+        request = build_request(session, self.name, model=model, text=not kind.uses_token_ids)
+        reply = self._server.complete(request, session.now)
         ids = read_output(session, reply, self._client.fault)
         self._server.count(reply)
         report_output(session, reply, ids)
-        self.drafts(reply.drafted or 0)
+        self.check_drafted(reply.drafted or 0)
         if reply.text and not reply.ids:
             session.count(text=1)
         yield from ()
 
-    def drafts(self, drafted: int) -> None:
+    def check_drafted(self, drafted: int) -> None:
         """Take note of how many tokens the server drafted. Raises EnvironmentFault: it is no
         plain one."""
         if drafted:
@@ -88,19 +88,19 @@ class HttpVanilla(Method):
             )
 
     @cached_property
-    def _client(self) -> Client:
+    def _client(self) -> HttpClient:
         params, url = self.params, self.params.url
         if url is None:
             raise UsageError(
                 f"{self.name} asks a server, and none is named",
                 f"--set {self.name}.url=http://127.0.0.1:8000",
             )
-        secret = secret_of(url, self.name, params.key)
-        return Client(url, self.name, secret, params.timeout)
+        secret = read_secret(url, self.name, params.key)
+        return HttpClient(url, self.name, secret, params.timeout)
 
     @cached_property
-    def _server(self) -> Server:
-        return Server(self._client, self.params.server, self.params.model)
+    def _server(self) -> InferenceServer:
+        return InferenceServer(self._client, self.params.server, self.params.model)
 
 
 class Http(HttpVanilla):
@@ -108,5 +108,5 @@ class Http(HttpVanilla):
 
     name: ClassVar[str] = "engine:http"
 
-    def drafts(self, drafted: int) -> None:
+    def check_drafted(self, drafted: int) -> None:
         """It may."""

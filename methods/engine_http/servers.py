@@ -16,14 +16,14 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, Field
 
 from methods._engines import CompletionReply, CompletionRequest
-from methods.engine_http.client import Client
+from methods.engine_http.client import HttpClient
 
-MOST_COUNTED = 2**63
+MAX_COUNT = 2**63
 """Upper bound of the token counters of a server."""
-Count = Annotated[int, Field(ge=0, lt=MOST_COUNTED)]
+Count = Annotated[int, Field(ge=0, lt=MAX_COUNT)]
 
 
-class Event(BaseModel, ABC):
+class ReplyEvent(BaseModel, ABC):
     """Something that a server streams."""
 
     error: Any = None
@@ -33,7 +33,7 @@ class Event(BaseModel, ABC):
         """Add what it says."""
 
 
-class Choice(BaseModel):
+class CompletionChoice(BaseModel):
     """A part of the output; `token_ids` where they were asked for and are told."""
 
     text: str | None = None
@@ -41,18 +41,18 @@ class Choice(BaseModel):
     finish_reason: str | None = None
 
 
-class Usage(BaseModel):
+class TokenUsage(BaseModel):
     """How many tokens were read and made."""
 
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
 
 
-class Completion(Event):
+class Completion(ReplyEvent):
     """An event of /v1/completions."""
 
-    choices: Annotated[list[Choice], Field(max_length=1)] = []
-    usage: Usage | None = None
+    choices: Annotated[list[CompletionChoice], Field(max_length=1)] = []
+    usage: TokenUsage | None = None
 
     def add(self, reply: CompletionReply) -> None:
         for choice in self.choices:
@@ -71,7 +71,7 @@ class Timings(BaseModel):
     draft_n_accepted: Count = 0
 
 
-class LlamaCppEvent(Event):
+class LlamaCppEvent(ReplyEvent):
     """An event of llama.cpp's /completion."""
 
     content: str = ""
@@ -92,7 +92,7 @@ class LlamaCppEvent(Event):
                 reply.accepted = self.timings.draft_n_accepted
 
 
-class Finish(BaseModel):
+class FinishReason(BaseModel):
     """Why SGLang ended an output."""
 
     type: str
@@ -103,12 +103,12 @@ class MetaInfo(BaseModel):
 
     prompt_tokens: Count | None = None
     completion_tokens: Count
-    finish_reason: Finish | None = None
+    finish_reason: FinishReason | None = None
     spec_accept_token_num: Count | None = None
     spec_draft_token_num: Count | None = None
 
 
-class SglangEvent(Event):
+class SglangEvent(ReplyEvent):
     """An event of SGLang's /generate."""
 
     output_ids: list[Count] = []
@@ -125,7 +125,7 @@ class SglangEvent(Event):
         reply.finish = reply.finish if meta.finish_reason is None else meta.finish_reason.type
 
 
-class Kind(ABC):
+class ServerKind(ABC):
     """A kind of server.
 
     Class attributes:
@@ -137,53 +137,53 @@ class Kind(ABC):
 
     owner: ClassVar[str] = ""
     path: ClassVar[str] = "v1/completions"
-    event: ClassVar[type[Event]] = Completion
-    tells_ids: ClassVar[bool] = True
+    event: ClassVar[type[ReplyEvent]] = Completion
+    uses_token_ids: ClassVar[bool] = True
 
     @abstractmethod
-    def body(self, asked: CompletionRequest) -> dict[str, Any]:
+    def body(self, request: CompletionRequest) -> dict[str, Any]:
         """The request: nothing is left to settings of the server's or of its model."""
 
-    def totals(self, client: Client) -> tuple[int, int] | None:
+    def read_totals(self, client: HttpClient) -> tuple[int, int] | None:
         """Tokens drafted and accepted since the server began, where it tells these alone."""
         return None
 
 
-class OpenAi(Kind):
+class OpenAiServer(ServerKind):
     """Whatever has OpenAI's completions: texts."""
 
-    tells_ids = False
+    uses_token_ids = False
 
-    def body(self, asked: CompletionRequest) -> dict[str, Any]:
+    def body(self, request: CompletionRequest) -> dict[str, Any]:
         return {
-            **({} if asked.model is None else {"model": asked.model}),
-            "prompt": asked.text,
-            "max_tokens": asked.budget,
-            "temperature": asked.temperature,
-            "top_p": asked.top_p,
-            "seed": asked.seed,
+            **({} if request.model is None else {"model": request.model}),
+            "prompt": request.text,
+            "max_tokens": request.budget,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "seed": request.seed,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
 
 
-class Vllm(OpenAi):
+class VllmServer(OpenAiServer):
     """vLLM, which counts drafts in /metrics alone. The salt keeps it from reading a prompt faster
     for having read it before."""
 
     owner = "vllm"
-    tells_ids = True
+    uses_token_ids = True
     counters: ClassVar[tuple[str, str]] = (
         "vllm:spec_decode_num_draft_tokens_total",
         "vllm:spec_decode_num_accepted_tokens_total",
     )
 
-    def body(self, asked: CompletionRequest) -> dict[str, Any]:
-        return super().body(asked) | {
-            "prompt": list(asked.ids),
+    def body(self, request: CompletionRequest) -> dict[str, Any]:
+        return super().body(request) | {
+            "prompt": list(request.ids),
             "return_token_ids": True,
-            "stop_token_ids": list(asked.stops),
-            "top_k": asked.top_k,
+            "stop_token_ids": list(request.stops),
+            "top_k": request.top_k,
             "min_p": 0.0,
             "repetition_penalty": 1.0,
             "presence_penalty": 0.0,
@@ -191,14 +191,14 @@ class Vllm(OpenAi):
             "cache_salt": secrets.token_hex(),
         }
 
-    def totals(self, client: Client) -> tuple[int, int] | None:
+    def read_totals(self, client: HttpClient) -> tuple[int, int] | None:
         page = client.read("metrics") or ""
         sums = dict[str, float]()
         for line in page.splitlines():
             name, _, rest = line.replace("{", " ", 1).partition(" ")
             if name in self.counters:
                 count = _number(rest.rpartition("}")[2])
-                if not 0 <= count < MOST_COUNTED:
+                if not 0 <= count < MAX_COUNT:
                     raise client.fault(f"has a counter that is no number of tokens: {line}")
                 sums[name] = sums.get(name, 0.0) + count
         drafted, accepted = (sums.get(name) for name in self.counters)
@@ -213,74 +213,74 @@ def _number(text: str) -> float:
         return math.nan
 
 
-class LlamaCpp(Kind):
+class LlamaCppServer(ServerKind):
     """llama.cpp's server, by its own endpoint: OpenAI's tells no ids."""
 
     owner = "llamacpp"
     path = "completion"
     event = LlamaCppEvent
 
-    def body(self, asked: CompletionRequest) -> dict[str, Any]:
+    def body(self, request: CompletionRequest) -> dict[str, Any]:
         return {
-            "prompt": list(asked.ids),
-            "n_predict": asked.budget,
-            "temperature": asked.temperature,
-            "top_p": asked.top_p,
-            "top_k": asked.top_k,
+            "prompt": list(request.ids),
+            "n_predict": request.budget,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k,
             "min_p": 0.0,
             "repeat_penalty": 1.0,
-            "seed": asked.seed,
+            "seed": request.seed,
             "stream": True,
             "return_tokens": True,
             "cache_prompt": False,
         }
 
 
-class Sglang(Kind):
+class SglangServer(ServerKind):
     """SGLang, by its own endpoint: OpenAI's tells no counters."""
 
     owner = "sglang"
     path = "generate"
     event = SglangEvent
 
-    def body(self, asked: CompletionRequest) -> dict[str, Any]:
+    def body(self, request: CompletionRequest) -> dict[str, Any]:
         return {
-            "input_ids": list(asked.ids),
+            "input_ids": list(request.ids),
             "sampling_params": {
-                "max_new_tokens": asked.budget,
-                "temperature": asked.temperature,
-                "top_p": asked.top_p,
-                "top_k": asked.top_k or -1,
+                "max_new_tokens": request.budget,
+                "temperature": request.temperature,
+                "top_p": request.top_p,
+                "top_k": request.top_k or -1,
                 "min_p": 0.0,
                 "repetition_penalty": 1.0,
-                "stop_token_ids": list(asked.stops),
+                "stop_token_ids": list(request.stops),
             },
             "stream": True,
         }
 
 
-KINDS: dict[str, Kind] = {
-    "openai": OpenAi(),
-    "vllm": Vllm(),
-    "llama.cpp": LlamaCpp(),
-    "sglang": Sglang(),
+KINDS: dict[str, ServerKind] = {
+    "openai": OpenAiServer(),
+    "vllm": VllmServer(),
+    "llama.cpp": LlamaCppServer(),
+    "sglang": SglangServer(),
 }
 
 
-class Model(BaseModel):
+class ListedModel(BaseModel):
     """What a server says of a model."""
 
     id: str
     owned_by: str = ""
 
 
-class Models(BaseModel):
+class ModelList(BaseModel):
     """A server's list of models."""
 
-    data: list[Model]
+    data: list[ListedModel]
 
 
-class Server:
+class InferenceServer:
     """A server, as its list of models says what it is; asked at first use.
 
     Args:
@@ -288,13 +288,13 @@ class Server:
         kind: one of `KINDS`; "auto" for what it calls itself.
         model: one of its models; None for the only one.
     Raises:
-        EnvironmentFault: it has several, and none was named; or see `Client.read`.
+        EnvironmentFault: it has several, and none was named; or see `HttpClient.read`.
     """
 
-    def __init__(self, client: Client, kind: str, model: str | None) -> None:
+    def __init__(self, client: HttpClient, kind: str, model: str | None) -> None:
         self._client = client
         page = client.read("v1/models")
-        found = [] if page is None else client.parsed(page, Models).data
+        found = [] if page is None else client.parse(page, ModelList).data
         if model is None and len(found) > 1:
             raise client.fault(
                 f"has several models: {', '.join(each.id for each in found)}",
@@ -304,12 +304,12 @@ class Server:
         owners = {each.owned_by for each in found}
         known = (each for each in KINDS.values() if each.owner and each.owner in owners)
         self.kind = next(known, KINDS["openai"]) if kind == "auto" else KINDS[kind]
-        self._totals = self.kind.totals(client)
+        self._totals = self.kind.read_totals(client)
 
-    def complete(self, asked: CompletionRequest, now: Callable[[], int]) -> CompletionReply:
+    def complete(self, request: CompletionRequest, now: Callable[[], int]) -> CompletionReply:
         """Have a prompt completed. Raises EnvironmentFault."""
         reply, client = CompletionReply(), self._client
-        for event in client.events(self.kind.path, self.kind.body(asked), self.kind.event):
+        for event in client.events(self.kind.path, self.kind.body(request), self.kind.event):
             if event.error is not None:
                 raise client.fault(f"gave up: {event.error}")
             before = reply.progress
@@ -317,13 +317,13 @@ class Server:
             if reply.progress != before:
                 reply.last_ns = now()
                 reply.first_ns = reply.first_ns or reply.last_ns
-            if len(reply.ids) > asked.budget:
-                raise client.fault(f"made more than the {asked.budget} tokens asked for")
+            if len(reply.ids) > request.budget:
+                raise client.fault(f"made more than the {request.budget} tokens asked for")
         return reply
 
     def count(self, reply: CompletionReply) -> None:
         """Add to a reply what is counted elsewhere; it takes a request."""
-        before, self._totals = self._totals, self.kind.totals(self._client)
+        before, self._totals = self._totals, self.kind.read_totals(self._client)
         if before is not None and self._totals is not None:
             drafted, accepted = (now - was for now, was in zip(self._totals, before, strict=True))
             reply.drafted, reply.accepted = max(0, drafted), max(0, accepted)

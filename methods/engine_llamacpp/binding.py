@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from methods._engines import CompletionReply, get_model_folder
-from specbench_cli.api import MethodFault, PeerSession, said_ids
+from specbench_cli.api import MethodFault, PeerSession, read_output_ids
 
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """By transformers' kind of model, llama.cpp's."""
@@ -34,17 +34,17 @@ _ROWS = 256
 """Whole numbers of so many rows are what llama.cpp makes of a context's size."""
 
 Ids = NDArray[np.intc]
-Guess = Callable[[Ids], Ids]
+DraftFunction = Callable[[Ids], Ids]
 
 
-class Drafting:
+class CountingDrafter:
     """What the binding calls for drafts, counted.
 
     Attributes:
         steps, drafted: of the request in progress, how often it was asked and for what came.
     """
 
-    def __init__(self, guess: Guess) -> None:
+    def __init__(self, guess: DraftFunction) -> None:
         self._guess = guess
         self.steps = self.drafted = 0
 
@@ -56,15 +56,15 @@ class Drafting:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class LlamaCppEngine:
     """A loaded target, what drafts for it, and the draft model's own, if it is one."""
 
     target: Any
-    drafting: Drafting | None = None
+    drafting: CountingDrafter | None = None
     draft: Any = None
 
 
-def loaded(session: PeerSession, role: str, *, ahead: int = 0, **more: Any) -> Any:
+def load_model(session: PeerSession, role: str, *, ahead: int = 0, **more: Any) -> Any:
     """The binding's model of a decoder of the run, on as many threads as torch, with keys and
     values in float32 and room for the run's longest sequence.
 
@@ -75,7 +75,7 @@ def loaded(session: PeerSession, role: str, *, ahead: int = 0, **more: Any) -> A
     binding, threads = import_module("llama_cpp"), torch.get_num_threads()
     rows = session.state.capacity + ahead + 1
     return binding.Llama(
-        model_path=str(written(session.module(role))),
+        model_path=str(get_gguf_file(session.module(role))),
         n_ctx=-(-rows // _ROWS) * _ROWS,
         n_threads=threads,
         n_threads_batch=threads,
@@ -86,23 +86,23 @@ def loaded(session: PeerSession, role: str, *, ahead: int = 0, **more: Any) -> A
     )
 
 
-def lookup(ngram: int, length: int) -> Drafting:
+def lookup(ngram: int, length: int) -> CountingDrafter:
     """The binding's prompt lookup."""
     own = import_module("llama_cpp.llama_speculative").LlamaPromptLookupDecoding
-    return Drafting(own(max_ngram_size=ngram, num_pred_tokens=length))
+    return CountingDrafter(own(max_ngram_size=ngram, num_pred_tokens=length))
 
 
-def by_model(draft: Any, length: int) -> Drafting:
+def make_model_drafter(draft: Any, length: int) -> CountingDrafter:
     """A draft model's likeliest tokens, by the binding's own generation, which keeps the rows that
     the text still begins with."""
 
     def guess(ids: Ids) -> Ids:
         return np.array([*islice(draft.generate(ids.tolist(), temp=0.0), length)], dtype=np.intc)
 
-    return Drafting(guess)
+    return CountingDrafter(guess)
 
 
-def decode(engine: Engine, session: PeerSession) -> CompletionReply:
+def decode(engine: LlamaCppEngine, session: PeerSession) -> CompletionReply:
     """A session's request, greedily; its prompt is read anew."""
     request, drafting = session.requests[0], engine.drafting
     stop, reply = request.stop, CompletionReply()
@@ -122,7 +122,7 @@ def decode(engine: Engine, session: PeerSession) -> CompletionReply:
     return reply
 
 
-def written(module: Any) -> Path:
+def get_gguf_file(module: Any) -> Path:
     """The GGUF file of a module: its weights in float32 and no tokenizer, for it is given ids.
 
     Raises:
@@ -136,7 +136,7 @@ _FILE = "model.gguf"
 
 def _write(module: Any, path: Path) -> None:
     config = module.config
-    kind, rope = _known(config)
+    kind, rope = _read_architecture(config)
     writer = gguf.GGUFWriter(path, kind)
     for key, own in _SIZES.items():
         writer.add_uint32(f"{kind}.{key}", getattr(config, own))
@@ -152,11 +152,13 @@ def _write(module: Any, path: Path) -> None:
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     tensors = module.state_dict()
-    says = said_ids(tensors, config.vocab_size, "a module")
+    says = read_output_ids(tensors, config.vocab_size, "a module")
     for name in ("d2t", "t2d"):  # which told it
         tensors.pop(name, None)
     if says is not None:
-        tensors["lm_head.weight"] = _whole(tensors["lm_head.weight"], says, config.vocab_size)
+        tensors["lm_head.weight"] = _expand_output_matrix(
+            tensors["lm_head.weight"], says, config.vocab_size
+        )
     for name, weight in tensors.items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -165,7 +167,7 @@ def _write(module: Any, path: Path) -> None:
             raise MethodFault(f"llama.cpp's {kind} has no weights named {name}", _LEAVE)
         part = stored.split(".")[-2]
         turned = kind == "llama" and part in heads
-        rows = _side_by_side(weight, heads[part]) if turned else weight
+        rows = _interleave_rotary_rows(weight, heads[part]) if turned else weight
         writer.add_tensor(stored, np.ascontiguousarray(rows.float().cpu().numpy()))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -176,7 +178,7 @@ def _write(module: Any, path: Path) -> None:
 _LEAVE = "leave the row out"
 
 
-def _whole(rows: Tensor, says: Tensor, size: int) -> Tensor:
+def _expand_output_matrix(rows: Tensor, says: Tensor, size: int) -> Tensor:
     """An output matrix [V, hidden] for rows [r, hidden] that say the ids `says` [r] alone. Other
     tokens get the mean of the rows, hence the mean of the logits: none is ever the likeliest."""
     whole = rows.mean(0).repeat(size, 1)
@@ -184,7 +186,7 @@ def _whole(rows: Tensor, says: Tensor, size: int) -> Tensor:
     return whole
 
 
-def _known(config: Any) -> tuple[str, dict[str, Any]]:
+def _read_architecture(config: Any) -> tuple[str, dict[str, Any]]:
     """What llama.cpp calls a kind of model, and the model's rotary settings."""
     kind, rope = ARCHITECTURES.get(config.model_type), config.rope_parameters
     if kind is None:
@@ -199,7 +201,7 @@ def _known(config: Any) -> tuple[str, dict[str, Any]]:
     return kind, rope
 
 
-def _side_by_side(weight: Tensor, heads: int) -> Tensor:
+def _interleave_rotary_rows(weight: Tensor, heads: int) -> Tensor:
     """Rows of queries or keys as llama.cpp's `llama` rotates them: in neighbours, where
     transformers rotates halves."""
     halves: Sequence[int] = (heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])

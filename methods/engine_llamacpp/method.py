@@ -39,15 +39,17 @@ class LlamaCpp(Method):
     Params: ClassVar[type[MethodParams]] = LlamaCppParams
     peer: ClassVar[bool] = True
     baseline: ClassVar[str] = "engine:llama.cpp"
-    _engine: binding.Engine | None = None
+    _engine: binding.LlamaCppEngine | None = None
 
     def check(self) -> None:
         """See that it is installed."""
         check_installed(self.name, "llama_cpp", "llama-cpp-python", "llamacpp")
 
-    def engine(self, session: PeerSession) -> binding.Engine:
+    def engine(self, session: PeerSession) -> binding.LlamaCppEngine:
         """What decodes: made once."""
-        return binding.Engine(binding.loaded(session, "target", flash_attn=self.params.flash))
+        return binding.LlamaCppEngine(
+            binding.load_model(session, "target", flash_attn=self.params.flash)
+        )
 
     def generate(self, session: Session) -> Iterator[Step]:
         """All tokens, as they come; no step is told."""
@@ -75,15 +77,15 @@ class LlamaCppDraft(LlamaCpp):
     Params: ClassVar[type[MethodParams]] = LlamaCppDraftParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
 
-    def engine(self, session: PeerSession) -> binding.Engine:
+    def engine(self, session: PeerSession) -> binding.LlamaCppEngine:
         """With the run's draft, for which the binding leaves a place (`draft_model`)."""
         flash, length = self.params.flash, self.params.length
-        draft = binding.loaded(session, "draft", ahead=length, flash_attn=flash)
-        drafting = binding.by_model(draft, length)
-        target = binding.loaded(
+        draft = binding.load_model(session, "draft", ahead=length, flash_attn=flash)
+        drafting = binding.make_model_drafter(draft, length)
+        target = binding.load_model(
             session, "target", ahead=length, flash_attn=flash, logits_all=True, draft_model=drafting
         )
-        return binding.Engine(target, drafting, draft)
+        return binding.LlamaCppEngine(target, drafting, draft)
 
 
 class LlamaCppLookupParams(LlamaCppParams):
@@ -99,14 +101,14 @@ class LlamaCppLookup(LlamaCpp):
     name: ClassVar[str] = "engine:llama.cpp-lookup"
     Params: ClassVar[type[MethodParams]] = LlamaCppLookupParams
 
-    def engine(self, session: PeerSession) -> binding.Engine:
+    def engine(self, session: PeerSession) -> binding.LlamaCppEngine:
         """With lookup."""
         drafting = binding.lookup(self.params.ngram, self.params.length)
-        target = binding.loaded(
+        target = binding.load_model(
             *(session, "target"),
             ahead=self.params.length,
             flash_attn=self.params.flash,
             logits_all=True,
             draft_model=drafting,
         )
-        return binding.Engine(target, drafting)
+        return binding.LlamaCppEngine(target, drafting)

@@ -38,8 +38,10 @@ def pipeline(tokenizer: Any, module: Any, draft: Any = None, **properties: Any) 
     genai = import_module("openvino_genai")
     shared = PRECISE | {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
     if draft is not None:
-        properties["draft_model"] = genai.draft_model(exported(tokenizer, draft), "CPU", **shared)
-    return genai.LLMPipeline(exported(tokenizer, module), "CPU", **shared, **properties)
+        properties["draft_model"] = genai.draft_model(
+            export_model(tokenizer, draft), "CPU", **shared
+        )
+    return genai.LLMPipeline(export_model(tokenizer, module), "CPU", **shared, **properties)
 
 
 def decode(pipeline: Any, session: PeerSession, **options: Any) -> CompletionReply:
@@ -70,13 +72,13 @@ def decode(pipeline: Any, session: PeerSession, **options: Any) -> CompletionRep
     return reply
 
 
-def exported(tokenizer: Any, module: Any) -> str:
+def export_model(tokenizer: Any, module: Any) -> str:
     """The folder of a module's OpenVINO model and tokenizer."""
 
     def write(folder: Path) -> None:
         core, own = import_module("openvino"), import_module("openvino_tokenizers")
         encoder, decoder = own.convert_tokenizer(tokenizer, with_detokenizer=True)
-        models = {"model": _stateful(module), "tokenizer": encoder, "detokenizer": decoder}
+        models = {"model": _convert_stateful(module), "tokenizer": encoder, "detokenizer": decoder}
         for name, model in models.items():
             core.save_model(model, folder / f"openvino_{name}.xml", compress_to_fp16=False)
         module.config.save_pretrained(folder)
@@ -84,7 +86,7 @@ def exported(tokenizer: Any, module: Any) -> str:
     return str(get_model_folder(module, "openvino", write))
 
 
-class _Rows:
+class _GrowingCache:
     """A cache of transformers' that holds what it is given, and joins what is new to that."""
 
     is_compileable = False
@@ -103,7 +105,7 @@ class _Rows:
         return self.rows[2 * layer], self.rows[2 * layer + 1]
 
 
-class _Traced(nn.Module):
+class _TracedModel(nn.Module):
     """A causal module as a function of its cache: logits, and the cache after."""
 
     def __init__(self, module: Any) -> None:
@@ -115,7 +117,7 @@ class _Traced(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, *past: Tensor
     ) -> tuple[Tensor, ...]:
-        cache, at = _Rows(past), torch.arange(attention_mask.shape[1])
+        cache, at = _GrowingCache(past), torch.arange(attention_mask.shape[1])
         unseen = at[None, None, None, :] > position_ids[:, None, :, None]
         mask = torch.zeros(unseen.shape).masked_fill(unseen, torch.finfo(torch.float32).min)
         said = self.module(
@@ -128,7 +130,7 @@ class _Traced(nn.Module):
         return said.logits, *cache.rows
 
 
-def _stateful(module: Any) -> Any:
+def _convert_stateful(module: Any) -> Any:
     """The OpenVINO model: ids, mask, positions and beams in, logits out, the cache within."""
     core, ops = import_module("openvino"), import_module("openvino.opset13")
     transformations = import_module("openvino._offline_transformations")
@@ -140,7 +142,7 @@ def _stateful(module: Any) -> Any:
     example = (ids, torch.ones(1, before + n, dtype=torch.int64), before + ids.cumsum(1) - 1, *past)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # of branches on shapes, which are the same for all texts
-        model = core.convert_model(_Traced(module), example_input=example)
+        model = core.convert_model(_TracedModel(module), example_input=example)
     state = {f"past.{at}": f"present.{at}" for at in range(len(past))}
     inputs = ["input_ids", "attention_mask", "position_ids", *state]
     for port, name in zip(model.inputs, inputs, strict=True):

@@ -99,7 +99,7 @@ class Falcon(TwoStepHead):
         made = [layer.add_residuals(row, layer.self_attn(row, place, past)) for row, place in pairs]
         return torch.stack(made, 2)
 
-    def begin_block(self, x: HeadInput) -> Tensor:
+    def run_first_block(self, x: HeadInput) -> Tensor:
         """The first pass behind `slots` of texts: what is left of it."""
         assert x.slots is not None
         pairs, places, slots = torch.cat((x.embedded, x.features), -1), x.places, x.slots
@@ -110,7 +110,7 @@ class Falcon(TwoStepHead):
         tail = [gather_slots(pairs, slots - ago) for ago in back[1:]]
         return torch.cat((features.flatten(2), *tail), -1)
 
-    def next_block(
+    def run_next_block(
         self, left: Tensor, embedded: Tensor, places: Tensor, past: PastKeyValues
     ) -> Tensor:
         """A further pass, over the k tokens [sequences, slots, k, width] drafted from what is
@@ -128,7 +128,7 @@ class Falcon(TwoStepHead):
 
     def draft_first(self, x: HeadInput) -> HeadOutput:
         """See `TwoStepHead`: a pass."""
-        left = self.begin_block(x)
+        left = self.run_first_block(x)
         return HeadOutput(left, left[..., : x.embedded.shape[-1]])
 
     def draft_next(self, x: HeadInput) -> HeadOutput:
@@ -138,7 +138,7 @@ class Falcon(TwoStepHead):
         drafted = left[..., self.hidden_widths * width :].unflatten(-1, (-1, width))
         done = drafted.shape[2] % BLOCK
         if not done:
-            left = self.next_block(
+            left = self.run_next_block(
                 left[..., : self.hidden_widths * width], drafted, x.places, x.past
             )
         return HeadOutput(left, left[..., done * width : (done + 1) * width])
@@ -154,7 +154,7 @@ class FalconHead(UnfusedHead):
 
     def draft_first(self, x: HeadInput) -> HeadOutput:
         """See `UnfusedHead`."""
-        return self._said(self.head.begin_block(x))
+        return self._split_block(self.head.run_first_block(x))
 
     def draft_next(self, x: HeadInput) -> HeadOutput:
         """See `UnfusedHead`."""
@@ -162,10 +162,10 @@ class FalconHead(UnfusedHead):
         mine = PastKeyValues(past.mask[:, :, ::BLOCK], past.text)
         mine.own += [(keys[:, :, ::BLOCK], values[:, :, ::BLOCK]) for keys, values in past.own]
         rows, places = x.features[:, ::BLOCK], x.places[:, ::BLOCK] + BLOCK
-        left = self.head.next_block(rows, tokens, places, mine)
+        left = self.head.run_next_block(rows, tokens, places, mine)
         past.own[:] = [(k.repeat_interleave(n, 2), v.repeat_interleave(n, 2)) for k, v in mine.own]
-        return self._said(left)
+        return self._split_block(left)
 
-    def _said(self, left: Tensor) -> HeadOutput:
+    def _split_block(self, left: Tensor) -> HeadOutput:
         features = left[..., : BLOCK * self.hidden_size].unflatten(-1, (BLOCK, -1)).flatten(1, 2)
         return HeadOutput(left.repeat_interleave(BLOCK, 1), features)

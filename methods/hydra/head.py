@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from methods._heads.files import copy_tensors
-from methods.medusa.head import output_matrix
-from specbench_cli.api import Decoder, EnvironmentFault, Said, SequentialHead, Weights
+from methods.medusa.head import read_output_matrix
+from specbench_cli.api import Decoder, EnvironmentFault, LevelOutput, SequentialHead, Weights
 
 PUBLISHED = re.compile(r"hydra_(mlp|lm_head)\.(\d+)\.((\d+)\.)?.*")
 """Tensors of the authors' checkpoints: head, and block in it."""
@@ -56,21 +56,21 @@ class HydraHeads(SequentialHead):
         width = target.hidden_size
         self.down = None if embeds is None else nn.Linear(width, embeds, bias=False)
         wide = [self.width + (level + 1) * (embeds or width) for level in range(levels)]
-        self.heads = nn.ModuleList(mlp(reads, width, blocks) for reads in wide)
+        self.heads = nn.ModuleList(make_mlp(reads, width, blocks) for reads in wide)
         self.outputs = nn.ModuleList()
         if own_output:
             self.outputs.extend(nn.Linear(width, self.vocab_size) for _ in range(levels))
-            first = {"weight": output_matrix(target), "bias": torch.zeros(self.vocab_size)}
+            first = {"weight": read_output_matrix(target), "bias": torch.zeros(self.vocab_size)}
             for output in self.outputs.children():
                 output.load_state_dict(first)
 
-    def forward(self, rows: Tensor, ids: Tensor, level: int) -> Said:  # type: ignore[override]
+    def forward(self, rows: Tensor, ids: Tensor, level: int) -> LevelOutput:  # type: ignore[override]
         """See `SequentialHead.forward`; what it leaves is all that it read."""
         embedded = self.target.embed(ids)
         read = torch.cat((rows, embedded if self.down is None else self.down(embedded)), -1)
         moved = self.heads[level](read)
         say = self.outputs[level] if self.outputs else self.target.unembed
-        return Said(say(moved), read)
+        return LevelOutput(say(moved), read)
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
@@ -119,7 +119,7 @@ def _config(folder: Path) -> dict[str, Any]:
     return found
 
 
-class First(nn.Module):
+class FirstBlock(nn.Module):
     """A x + SiLU(B x). Begins with the first `width` numbers that it reads."""
 
     def __init__(self, reads: int, width: int) -> None:
@@ -135,7 +135,7 @@ class First(nn.Module):
         return moved
 
 
-class Further(nn.Module):
+class ResidualBlock(nn.Module):
     """z + SiLU(C z). Begins with z."""
 
     def __init__(self, width: int) -> None:
@@ -149,10 +149,10 @@ class Further(nn.Module):
         return rows + silu(self.linear(rows))
 
 
-def mlp(reads: int, width: int, blocks: int, *, before: bool = False) -> nn.Sequential:
+def make_mlp(reads: int, width: int, blocks: int, *, before: bool = False) -> nn.Sequential:
     """A head up to its output matrix; `before`: with a place for dropout before each block, as in
     Hydra++'s checkpoints, whose blocks have odd numbers."""
-    each = [First(reads, width), *(Further(width) for _ in range(blocks - 1))]
+    each = [FirstBlock(reads, width), *(ResidualBlock(width) for _ in range(blocks - 1))]
     if not before:
         return nn.Sequential(*each)
     return nn.Sequential(*(part for block in each for part in (nn.Identity(), block)))

@@ -22,7 +22,7 @@ from methods._heads.layer import PrefixLayerHead
 from methods._heads.layouts import DROPPED, Layout
 from methods._heads.module import HeadOutput, PrefixHead
 from methods._heads.recipe import HeadRecipe, Objective, TargetStatistics
-from methods.hydra.head import mlp
+from methods.hydra.head import make_mlp
 from specbench_cli.api import Decoder
 
 _PREFIX = "prefix_embeding_layer."  # the authors' spelling
@@ -84,7 +84,7 @@ class HydraPlus(PrefixHead):
         width, self.levels = shape.hidden_size, levels
         self.down = None if embeds is None else nn.Linear(width, embeds, bias=False)
         wide = [width + (level + 1) * (embeds or width) for level in range(levels)]
-        self.heads = nn.ModuleList(mlp(reads, width, blocks, before=True) for reads in wide)
+        self.heads = nn.ModuleList(make_mlp(reads, width, blocks, before=True) for reads in wide)
         each = range(levels if outputs else 0)
         self.outputs = nn.ModuleList(
             nn.Sequential(nn.Identity(), nn.Linear(width, outputs)) for _ in each

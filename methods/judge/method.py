@@ -36,7 +36,7 @@ class JudgeParams(MethodParams):
 
 
 @dataclass(frozen=True)
-class Verdict(AcceptRule):
+class JudgeVerifier(AcceptRule):
     """Lets pass what the judge, which has seen the target read it, finds harmless."""
 
     threshold: float
@@ -58,7 +58,7 @@ class Verdict(AcceptRule):
         return self.threshold >= 1
 
     @property
-    def stricter(self) -> Verdict:
+    def stricter(self) -> JudgeVerifier:
         """Half way to 1."""
         return replace(self, threshold=(1 + self.threshold) / 2)
 
@@ -98,7 +98,7 @@ class Judge(DraftModelMethod):
     @property
     def accept(self) -> AcceptRule:
         """Step 2, of what the lossless rule rejects."""
-        return Verdict(self.params.threshold, self.judging)
+        return JudgeVerifier(self.params.threshold, self.judging)
 
     def start(self, session: Session) -> None:
         """Prefill the draft; have the target keep its rows."""

@@ -19,7 +19,7 @@ THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 
 @dataclass(frozen=True)
-class Mined:
+class MinedTokens:
     """Drafted tokens that are not the target's own, n of them.
 
     rows: [n, hidden], the target's normed rows that have read each. harmless: [n] bool. question:
@@ -32,7 +32,7 @@ class Mined:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgeQuality:
     """Quality of a judge on held-out questions.
 
     tokens: how many it was asked of; harmless: the share of these that were. auc: the chance that
@@ -48,19 +48,19 @@ class Judged:
     passed: dict[float, float]
 
 
-def fit(mined: Mined) -> tuple[Tensor, Tensor, Judged]:
+def fit(mined: MinedTokens) -> tuple[Tensor, Tensor, JudgeQuality]:
     """Weight [hidden] and bias [1] of the strength that ranks held-out tokens best, and what they
     are worth there. Both labels weigh as much as each other in the loss."""
     held = mined.question % HELD_OUT == 0
-    inside, told = mined.rows[~held].double(), mined.harmless[~held]
+    inside, labels = mined.rows[~held].double(), mined.harmless[~held]
     rows, truth = mined.rows[held].double(), mined.harmless[held]
     tried = []
     for strength in STRENGTHS:
-        weight, bias = _logistic(inside, told, strength)
+        weight, bias = _fit_logistic(inside, labels, strength)
         tried.append((area_under_roc(rows @ weight + bias, truth), strength, weight, bias))
     auc, strength, weight, bias = max(tried, key=lambda each: each[0])
     chances = (rows @ weight + bias).sigmoid()
-    judged = Judged(
+    judged = JudgeQuality(
         tokens=len(truth),
         harmless=float(truth.double().mean()),
         auc=auc,
@@ -71,17 +71,17 @@ def fit(mined: Mined) -> tuple[Tensor, Tensor, Judged]:
     return weight.float(), bias.float(), judged
 
 
-def _logistic(rows: Tensor, told: Tensor, strength: float) -> tuple[Tensor, Tensor]:
+def _fit_logistic(rows: Tensor, labels: Tensor, strength: float) -> tuple[Tensor, Tensor]:
     weight = torch.zeros(rows.shape[1], dtype=torch.float64, requires_grad=True)
     bias = torch.zeros(1, dtype=torch.float64, requires_grad=True)
-    n = len(told)
-    share = told.double().mean().clamp(1 / max(n, 1), 1 - 1 / max(n, 2))
-    counts = torch.where(told, 0.5 / share, 0.5 / (1 - share))
+    n = len(labels)
+    share = labels.double().mean().clamp(1 / max(n, 1), 1 - 1 / max(n, 2))
+    counts = torch.where(labels, 0.5 / share, 0.5 / (1 - share))
     solver = torch.optim.LBFGS([weight, bias], max_iter=200, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         solver.zero_grad()
-        missed = binary_cross_entropy_with_logits(rows @ weight + bias, told.double(), counts)
+        missed = binary_cross_entropy_with_logits(rows @ weight + bias, labels.double(), counts)
         total: Tensor = missed + strength * weight.square().sum()
         total.backward()
         return total

@@ -49,7 +49,7 @@ class MedusaHeads(FeatureHead):
         self.output = None
         if own_output:
             self.output = nn.Parameter(torch.empty(levels, self.vocab_size, width))
-            self.output.data.copy_(output_matrix(target).expand_as(self.output))
+            self.output.data.copy_(read_output_matrix(target).expand_as(self.output))
 
     def forward(self, rows: Tensor) -> Tensor:
         """See `FeatureHead.forward`."""
@@ -82,7 +82,7 @@ class MedusaHeads(FeatureHead):
         return head.ready()
 
 
-def output_matrix(target: Decoder) -> Tensor:
+def read_output_matrix(target: Decoder) -> Tensor:
     """The target's output matrix, [V, width], on the CPU, read off what it makes of unit rows."""
     ones = torch.eye(target.hidden_size, device=target.device, dtype=target.dtype)
     with torch.no_grad():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from methods.omnidraft.runs import Runs
+from methods.omnidraft.runs import RunCache
 from specbench_cli.api import (
     Draft,
     Field,
@@ -67,7 +67,7 @@ class OmniDraft(Method):
         """Prefill the draft with the prompt in its own vocabulary."""
         self.model, self.text = session.draft(), Transcript(session, session.draft())
         self.words, self.drafted = self.text.translation, list[int]()
-        self.runs: Runs = session.memory.setdefault("runs", Runs(self.params.memory))
+        self.runs: RunCache = session.memory.setdefault("runs", RunCache(self.params.memory))
         self.runs.read(session.tokens(), self.words.spell_in_draft)
         if self.text.remaining > 0:
             self.model.forward(self.text.pending_tokens(), self.text.state, logits_at=None)
@@ -90,7 +90,7 @@ class OmniDraft(Method):
             while node and len(self.drafted) + len(walk) < room:
                 w = host.number(outs[-1].rows[-1].argmax())
                 node = node.get(w, {})
-                if not self.runs.go_on(node):
+                if not self.runs.has_children(node):
                     break
                 walk.append(w)
                 outs.append(self.model.forward(self._ids([w]), state))
@@ -119,7 +119,7 @@ class OmniDraft(Method):
         )
         for w, before, behind in zip(walk, chances, chances[1:], strict=False):
             node, chance = node[w], chance * before[w]
-            longest = node.get(Runs.END, longest)
+            longest = node.get(RunCache.END, longest)
             ends, tokens = self.runs.ends(node)
             taken = chance * behind[self._ids(ends).ids[0]]
             q[self._ids(tokens).ids[0]] = taken

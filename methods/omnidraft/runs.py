@@ -9,7 +9,7 @@ Spelling = Callable[[int], list[int]]
 """From a token of the target to the draft's tokens that spell it; none if nothing does."""
 
 
-class Runs:
+class RunCache:
     """Runs of a draft's tokens that spell one of the target's, at most so many.
 
     Attributes:
@@ -43,7 +43,7 @@ class Runs:
                 if len(self._of) > self._most:
                     self._forget(next(iter(self._of)))
 
-    def go_on(self, node: dict[int, Any]) -> bool:
+    def has_children(self, node: dict[int, Any]) -> bool:
         """Return True if a node of the trie has children."""
         return not node.keys() <= {self.END}
 

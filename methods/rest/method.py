@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from methods.rest.datastore import Datastore
-from specbench_cli.api import Draft, Field, Method, MethodParams, Session, Trained
+from specbench_cli.api import ArtifactSpec, Draft, Field, Method, MethodParams, Session
 
 Ints = NDArray[Any]
 
@@ -58,9 +58,9 @@ class Rest(Method):
     Params: ClassVar[type[MethodParams]] = RestParams
     params: RestParams
 
-    def artifacts(self) -> tuple[Trained, ...]:
+    def artifacts(self) -> tuple[ArtifactSpec, ...]:
         """The datastore."""
-        return (Trained(Datastore, self.params.datastore),)
+        return (ArtifactSpec(Datastore, self.params.datastore),)
 
     def start(self, session: Session) -> None:
         """Room for the tree."""

@@ -16,7 +16,7 @@ then: `SuffixAutomaton` looks."""
 START: Match = (0, 0)
 _NONE = -1
 
-BETWEEN = -1
+SEPARATOR = -1
 """Stands between texts; no token of any."""
 
 
@@ -27,7 +27,7 @@ class SuffixAutomaton:
     transitions a token.
 
     Attributes:
-        text: what it holds, `BETWEEN` behind each text that was `add`ed.
+        text: what it holds, `SEPARATOR` behind each text that was `add`ed.
     """
 
     def __init__(self) -> None:
@@ -61,12 +61,12 @@ class SuffixAutomaton:
 
     def add(self, text: Sequence[int]) -> None:
         """Hold another text, no string of which goes on into the next."""
-        for token in (*text, BETWEEN):
+        for token in (*text, SEPARATOR):
             self.append(token)
 
     def follow(self, match: Match, token: int) -> Match:
         """The longest suffix that occurs in the text, of a match's string and a token behind it."""
-        state, length = self._home(match)
+        state, length = self._resolve(match)
         while token not in self._next[state]:
             state = self._link[state]
             if state == _NONE:
@@ -81,12 +81,12 @@ class SuffixAutomaton:
             least: how many there must be; of a string that ended later the longest suffix is taken
                 which has so many behind it. Where none has: what is behind its shortest one.
         """
-        state, _ = self._home(match)
+        state, _ = self._resolve(match)
         while len(self.text) - 1 - self._end[state] < least and self._link[state] > 0:
             state = self._link[state]
         first = self._end[state] + 1
         found = self.text[first : first + n] if state else []
-        return found[: found.index(BETWEEN)] if BETWEEN in found else found
+        return found[: found.index(SEPARATOR)] if SEPARATOR in found else found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SuffixAutomaton:
         """Runs copy what methods keep, and nothing in here needs the general way."""
@@ -97,7 +97,7 @@ class SuffixAutomaton:
         twin._end = self._end.copy()
         return twin
 
-    def _home(self, match: Match) -> Match:
+    def _resolve(self, match: Match) -> Match:
         """A match in the state that its string is in by now."""
         state, length = match
         while state and length <= self._length[self._link[state]]:

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 from methods.eagle.head import EagleHead
 from methods.sam.automaton import SuffixAutomaton as Automaton
 from specbench_cli.api import (
+    ArtifactSpec,
     Draft,
     Field,
     Levels,
@@ -20,7 +21,6 @@ from specbench_cli.api import (
     Pick,
     Session,
     Tokens,
-    Trained,
     host,
 )
 
@@ -87,9 +87,9 @@ class Sam(Method):
         words = {"nothing": (), "draft": ("draft",), "eagle": ("head",)}
         return frozenset(words[self.params.beside])
 
-    def artifacts(self) -> tuple[Trained, ...]:
+    def artifacts(self) -> tuple[ArtifactSpec, ...]:
         """The head, if it drafts."""
-        head = Trained(EagleHead, self.params.head)
+        head = ArtifactSpec(EagleHead, self.params.head)
         return (head,) if self.params.beside == "eagle" else ()
 
     def start(self, session: Session) -> None:
@@ -113,7 +113,9 @@ class Sam(Method):
         if self.requirements:
             most, there = params.length, there - params.bias
             if max(here, there) < params.threshold:
-                drafted = self._foreseen if params.beside == "eagle" else self._drafted
+                drafted = (
+                    self._draft_with_eagle if params.beside == "eagle" else self._draft_with_model
+                )
                 return drafted(session, min(params.drafted, limit))
         else:
             most = min(params.length, int(params.factor * max(here, there)))
@@ -122,7 +124,7 @@ class Sam(Method):
             return session.chain(self.own.after(self.here, most, least=least)[:limit])
         return session.chain(self.outputs.after(self.there, most)[:limit])
 
-    def _drafted(self, session: Session, n: int) -> Draft:
+    def _draft_with_model(self, session: Session, n: int) -> Draft:
         """Step 2: a chain of the model's, as in speculative sampling."""
         x, picks = session.pending_tokens(self.state.length()), list[Pick]()
         while len(picks) < n:
@@ -130,7 +132,7 @@ class Sam(Method):
             x = Tokens(picks[-1][0][None])
         return session.chain_of_picks(picks)
 
-    def _foreseen(self, session: Session, n: int) -> Draft:
+    def _draft_with_eagle(self, session: Session, n: int) -> Draft:
         """Step 2: EAGLE's chain, a level after the other."""
         if n < 1:
             return session.chain(())

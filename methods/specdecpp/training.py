@@ -24,7 +24,7 @@ Labels = Literal["sampled", "greedy"]
 AT_ONCE = 16
 
 
-class Labelled(NamedTuple):
+class LabelledReply(NamedTuple):
     """A reply: its ids [n], the draft's token for each place [n], and the chance [n] that this
     stands; `start` is where the answer begins, before which the last two mean nothing."""
 
@@ -43,7 +43,7 @@ class _Block(nn.Module):
         return x + F.silu(self.linear(x))
 
 
-class Head(nn.Module):
+class AcceptanceModule(nn.Module):
     """From a draft's normed rows [..., hidden] to two logits [..., 2], the second of acceptance.
 
     Its parameters are named as in the authors' checkpoints.
@@ -75,8 +75,8 @@ def weighted_bce(
 
 
 @torch.no_grad()
-def rows_of(
-    draft: LlamaForCausalLM, replies: Sequence[Labelled], mixing: float, seed: int
+def collect_rows(
+    draft: LlamaForCausalLM, replies: Sequence[LabelledReply], mixing: float, seed: int
 ) -> tuple[Tensor, Tensor]:
     """The draft's normed rows [n, hidden] of the tokens whose labels count, and these [n]."""
     random = torch.Generator().manual_seed(seed)
@@ -92,7 +92,9 @@ def rows_of(
     return torch.cat(rows), torch.cat(chances)
 
 
-def mix(reply: Labelled, mixing: float, random: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+def mix(
+    reply: LabelledReply, mixing: float, random: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
     """Z [n] of a reply, the chances [n], and 1 where they count [n]: at the draft's own tokens."""
     places = torch.arange(len(reply.ids))
     own = (torch.rand(len(reply.ids), generator=random) >= mixing) & (places >= reply.start)
@@ -106,7 +108,7 @@ def label(
     replies: Sequence[tuple[Sequence[int], Sequence[int]]],
     labels: Labels,
     seed: int,
-) -> Iterator[Labelled]:
+) -> Iterator[LabelledReply]:
     """Yield each reply with the draft's token at every place and its acceptance probability.
 
     Args:
@@ -134,7 +136,7 @@ def label(
         parts = (part.cpu().split(lengths) for part in (drafted, chances))
         for (prompt, _), text, token, chance in zip(group, texts, *parts, strict=True):
             start = len(prompt)
-            yield Labelled(text, F.pad(token, (start, 0)), F.pad(chance, (start, 0)), start)
+            yield LabelledReply(text, F.pad(token, (start, 0)), F.pad(chance, (start, 0)), start)
 
 
 def _distributions(model: LlamaForCausalLM, ids: Tensor, says: Sequence[slice]) -> Tensor:

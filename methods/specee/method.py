@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from methods.specee.predictors import ExitPredictors, looked_at, seen
+from methods.specee.predictors import ExitPredictors, choose_layers, seen
 from specbench_cli.api import (
     Artifact,
     Draft,
@@ -89,14 +89,14 @@ class SpecEE(Method):
         while session.finish is None:
             out = model.forward(session.pending_tokens(state.length()), state)
             ids = session.candidates(out.rows, self.predictors.top)[0][0]  # 1.
-            layers = looked_at(self.predictors.layers, exits, session.target.n_layers)  # 2.
+            layers = choose_layers(self.predictors.layers, exits, session.target.n_layers)  # 2.
             draft = session.chain(())
-            rows, left = self._scored(session, draft, layers, ids)  # 3. to 5.
+            rows, left = self._score_until_exit(session, draft, layers, ids)  # 3. to 5.
             committed = session.commit(session.verify(draft, rows))
             exits.extend([left] if left else ())
             yield session.step(draft, committed, exits=int(left > 0), exit_layers=left)
 
-    def _scored(
+    def _score_until_exit(
         self, session: Session, draft: Draft, layers: Sequence[int], ids: Tensor
     ) -> tuple[Tensor, int]:
         """Steps 3 to 5: logits [1, V], and how many layers had run at the exit; 0 without one."""

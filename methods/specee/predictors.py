@@ -35,7 +35,7 @@ def seen(logits: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
     return torch.cat((logits, local, change), -1), local
 
 
-def looked_at(always: Iterable[int], exits: deque[int], n_layers: int) -> list[int]:
+def choose_layers(always: Iterable[int], exits: deque[int], n_layers: int) -> list[int]:
     """The layers that are looked at: some always, and once there were as many exits as `exits`
     holds, those of the last ones, two before and two behind."""
     recent = exits if len(exits) == exits.maxlen else ()

@@ -17,7 +17,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from methods._heads.held_out import HELD_OUT, area_under_roc
 from methods.specee.method import SpecEEParams
-from methods.specee.predictors import ExitPredictors, looked_at, seen
+from methods.specee.predictors import ExitPredictors, choose_layers, seen
 
 WIDTH = 32
 """Size of the hidden layer. The authors use 512, for models of 32 layers and more."""
@@ -29,7 +29,7 @@ THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
 
 
 @dataclass(frozen=True)
-class Read:
+class EarlyLogits:
     """Early logits of n answer tokens, from all layers except the last.
 
     logits: [n, L - 1, k], of the candidates. right: [n, L - 1] bool, whether the likeliest token
@@ -44,7 +44,7 @@ class Read:
 
 
 @dataclass(frozen=True)
-class Worth:
+class PredictorQuality:
     """Quality of the predictors on held-out questions.
 
     tokens: how many there were. right: by layer, the share of looks there at which the likeliest
@@ -65,30 +65,30 @@ class Worth:
 # ---- which layers are looked at -----------------------------------------------------------------
 
 
-def always(had: Read) -> tuple[int, ...]:
+def always(early_logits: EarlyLogits) -> tuple[int, ...]:
     """The layers, counted from 1, at which most tokens could leave for the first time."""
-    could = had.right & had.taken
+    could = early_logits.right & early_logits.taken
     first = could[could.any(1)].int().argmax(1) + 1
     most = max(1, (could.shape[1] + 1) // SHARE)
     return tuple(sorted(layer for layer, _ in Counter(first.tolist()).most_common(most)))
 
 
-def schedule(had: Read, layers: Sequence[int]) -> list[list[int]]:
+def schedule(early_logits: EarlyLogits, layers: Sequence[int]) -> list[list[int]]:
     """For each token the layers that decoding would look at, the first right exits being taken."""
-    could, recent, last = had.right & had.taken, SpecEEParams().recent, -1
+    could, recent, last = early_logits.right & early_logits.taken, SpecEEParams().recent, -1
     exits, found = deque[int](maxlen=recent), list[list[int]]()
-    for each, question in zip(could.tolist(), had.question.tolist(), strict=True):
+    for each, question in zip(could.tolist(), early_logits.question.tolist(), strict=True):
         if question != last:
             exits.clear()
             last = question
-        looks = looked_at(layers, exits, len(each) + 1)
+        looks = choose_layers(layers, exits, len(each) + 1)
         found.append(looks)
         exits.extend([layer for layer in looks if each[layer - 1]][:1])
     return found
 
 
 @dataclass(frozen=True)
-class Looks:
+class ExitChecks:
     """All looks of a schedule: of which token, behind how many layers, and what is read there.
 
     token: [m]; layer: [m]; features: [m, 3 k]; they follow each other as they are made.
@@ -99,46 +99,48 @@ class Looks:
     features: Tensor
 
 
-def looks_of(had: Read, planned: Sequence[Sequence[int]]) -> Looks:
+def collect_checks(early_logits: EarlyLogits, planned: Sequence[Sequence[int]]) -> ExitChecks:
     """The looks of a schedule."""
     tokens, layers, features = list[int](), list[int](), list[Tensor]()
     for token, looks in enumerate(planned):
         local = None
         for layer in looks:
-            read_there, local = seen(had.logits[token, layer - 1], local)
+            read_there, local = seen(early_logits.logits[token, layer - 1], local)
             tokens.append(token)
             layers.append(layer)
             features.append(read_there)
-    return Looks(torch.tensor(tokens), torch.tensor(layers), torch.stack(features))
+    return ExitChecks(torch.tensor(tokens), torch.tensor(layers), torch.stack(features))
 
 
 # ---- the perceptrons ----------------------------------------------------------------------------
 
 
-def fit(had: Read, seed: int = 0) -> tuple[ExitPredictors, dict[str, Tensor], Worth]:
+def fit(
+    early_logits: EarlyLogits, seed: int = 0
+) -> tuple[ExitPredictors, dict[str, Tensor], PredictorQuality]:
     """Predictors of all layers but the last, their tensors by name, and what they are worth on
     questions held out.
 
     Raises:
         ValueError: no layer but the last ever says what the target does.
     """
-    if not (had.right & had.taken).any():
+    if not (early_logits.right & early_logits.taken).any():
         raise ValueError("no layer but the last ever says the target's own token")
-    layers = always(had)
-    looks = looks_of(had, schedule(had, layers))
-    held = (had.question % HELD_OUT == 0)[looks.token]
-    right = had.right[looks.token, looks.layer - 1]
+    layers = always(early_logits)
+    looks = collect_checks(early_logits, schedule(early_logits, layers))
+    held = (early_logits.question % HELD_OUT == 0)[looks.token]
+    right = early_logits.right[looks.token, looks.layer - 1]
     parts = []
-    for layer in range(1, had.right.shape[1] + 1):
+    for layer in range(1, early_logits.right.shape[1] + 1):
         here = (looks.layer == layer) & ~held
-        parts.append(_perceptron(looks.features[here], right[here], seed + layer))
+        parts.append(_fit_perceptron(looks.features[here], right[here], seed + layer))
     stacked = map(torch.stack, zip(*parts, strict=True))
     named = dict(zip(("up", "up_bias", "down", "down_bias"), stacked, strict=True))
     made = ExitPredictors(*named.values(), layers=layers)
-    return made, named, _worth(had, made, looks, held, right)
+    return made, named, _measure_quality(early_logits, made, looks, held, right)
 
 
-def _perceptron(features: Tensor, right: Tensor, seed: int) -> tuple[Tensor, ...]:
+def _fit_perceptron(features: Tensor, right: Tensor, seed: int) -> tuple[Tensor, ...]:
     """up [3 k, width], up_bias [width], down [width] and down_bias [] of a layer. Without looks of
     both kinds, one that trusts it as often as the few there were (or once) would say."""
     reads = features.shape[1]
@@ -164,28 +166,30 @@ def _perceptron(features: Tensor, right: Tensor, seed: int) -> tuple[Tensor, ...
     return scaled, up_bias.detach() - mean @ scaled, down.detach(), down_bias.detach()
 
 
-def _worth(had: Read, made: ExitPredictors, looks: Looks, held: Tensor, right: Tensor) -> Worth:
+def _measure_quality(
+    early_logits: EarlyLogits, made: ExitPredictors, looks: ExitChecks, held: Tensor, right: Tensor
+) -> PredictorQuality:
     chances = torch.zeros(len(right))
-    for layer in range(1, had.right.shape[1] + 1):
+    for layer in range(1, early_logits.right.shape[1] + 1):
         here = looks.layer == layer
         if here.any():
             chances[here] = made(layer, looks.features[here])
     shown = {
         layer: held & (looks.layer == layer) for layer in sorted(set(looks.layer[held].tolist()))
     }
-    tokens = int((had.question % HELD_OUT == 0).sum())
+    tokens = int((early_logits.question % HELD_OUT == 0).sum())
     exits, agree, layers = (dict[float, float]() for _ in range(3))
     for threshold in THRESHOLDS:
-        leaves = held & (chances > threshold) & had.taken[looks.token, looks.layer - 1]
+        leaves = held & (chances > threshold) & early_logits.taken[looks.token, looks.layer - 1]
         first = dict[int, int]()  # of a token, its first look that it leaves by
         for at in leaves.nonzero().flatten().tolist():
             first.setdefault(int(looks.token[at]), at)
         by = list(first.values())
-        ran = float(looks.layer[by].sum()) + (tokens - len(by)) * (had.right.shape[1] + 1)
+        ran = float(looks.layer[by].sum()) + (tokens - len(by)) * (early_logits.right.shape[1] + 1)
         exits[threshold] = len(by) / tokens
         agree[threshold] = float(right[by].double().mean()) if by else 1.0
         layers[threshold] = ran / tokens
-    return Worth(
+    return PredictorQuality(
         tokens,
         {layer: float(right[here].double().mean()) for layer, here in shown.items()},
         {layer: area_under_roc(chances[here], right[here]) for layer, here in shown.items()},

@@ -118,13 +118,13 @@ class Staged(Method):
         """Make room for the tree, prefill the models, and take up the counts."""
         params = self.params
         session.reserve(params.nodes)
-        below: Stage | None = None
+        below: DraftStage | None = None
         for stage in params.stages:
             last = stage == params.stages[-1]
             if stage == NGRAM:
-                below = Counts(session, self._counts(session), params.lookahead)
+                below = NgramStage(session, self._counts(session), params.lookahead)
                 continue
-            below = self.last = Generator(
+            below = self.last = ModelStage(
                 session,
                 session.draft(stage),
                 below,
@@ -141,8 +141,8 @@ class Staged(Method):
         trunk, rows = self.last.generate((), min(self.params.depth, limit))
         # 3. Leaves cost the draft nothing: their parents' forwards were made.
         if trunk and self.last.draws:
-            return self.last.drawn(trunk, rows)
-        tokens, parents = self.last.branched(trunk, rows)
+            return self.last.draw_branches(trunk, rows)
+        tokens, parents = self.last.add_branches(trunk, rows)
         return session.chain(tokens) if len(tokens) == len(trunk) else session.tree(tokens, parents)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
@@ -159,17 +159,17 @@ class Staged(Method):
 # ---- stages: what drafts for what ----------------------------------------------------------------
 
 
-class Guess(NamedTuple):
+class GuessTree(NamedTuple):
     """What a stage proposes: a tree, parents before their children, `ROOT` for the text's end."""
 
     tokens: list[int]
     parents: tuple[int, ...]
 
 
-NOTHING = Guess([], ())
+NO_GUESS = GuessTree([], ())
 
 
-class Said(NamedTuple):
+class NextTokens(NamedTuple):
     """What a model said after one token: its best children with the logarithms of their
     probabilities, and its distribution [V] where it draws."""
 
@@ -178,10 +178,10 @@ class Said(NamedTuple):
     distribution: Tensor | None
 
 
-class Stage(Protocol):
+class DraftStage(Protocol):
     """What drafts for the next stage. `path` is what that one has guessed beyond the text."""
 
-    def propose(self, path: Sequence[int], depth: int) -> Guess:
+    def propose(self, path: Sequence[int], depth: int) -> GuessTree:
         """A tree of at most `depth` levels, of what may follow the text and `path`."""
 
     def learn(self, path: Sequence[int], tokens: Sequence[int]) -> None:
@@ -191,7 +191,7 @@ class Stage(Protocol):
         """The text has grown: forget what was guessed in its place."""
 
 
-class Generator:
+class ModelStage:
     """A model that goes on from the text by itself, sped up by the stage below it.
 
     It scores what the stage below guesses in one forward and goes down that tree as far as it names
@@ -209,7 +209,7 @@ class Generator:
         self,
         session: Session,
         model: Metered,
-        below: Stage | None,
+        below: DraftStage | None,
         *,
         nodes: int,
         width: int,
@@ -220,46 +220,46 @@ class Generator:
         self.session, self.model, self.below = session, model, below
         self.nodes, self.width, self.least, self.draws = nodes, width, least, draws
         self.state = session.new_state(model, slack)
-        self.held = list(session.tokens())  # the tokens of the state's rows
-        self.sure = len(self.held)  # so many of them are the text's
+        self.state_tokens = list(session.tokens())  # the tokens of the state's rows
+        self.num_committed = len(self.state_tokens)  # so many of them are the text's
         self.model.forward(session.pending_tokens(0), self.state, logits_at=None)
-        self.state.commit(0, range(self.sure))
+        self.state.commit(0, range(self.num_committed))
 
-    def propose(self, path: Sequence[int], depth: int) -> Guess:
-        """See `Stage`: what `generate` gives, and its branches."""
-        return self.branched(*self.generate(path, depth))
+    def propose(self, path: Sequence[int], depth: int) -> GuessTree:
+        """See `DraftStage`: what `generate` gives, and its branches."""
+        return self.add_branches(*self.generate(path, depth))
 
     def learn(self, path: Sequence[int], tokens: Sequence[int]) -> None:
         """A model has learned what it knows."""
 
     def settle(self) -> None:
-        """See `Stage`."""
-        self._return_to(())
+        """See `DraftStage`."""
+        self._rewind(())
         if self.below is not None:
             self.below.settle()
 
-    def generate(self, path: Sequence[int], depth: int) -> tuple[list[int], list[Said]]:
+    def generate(self, path: Sequence[int], depth: int) -> tuple[list[int], list[NextTokens]]:
         """At most `depth` tokens after the text and `path`, each with the row that it is from."""
-        self._return_to(path)
-        text, n = self.session.tokens(), len(self.held)
+        self._rewind(path)
+        text, n = self.session.tokens(), len(self.state_tokens)
         unread = [*text[n:], *path[max(0, n - len(text)) :]]
         trunk: list[int] = []
-        rows: list[Said] = []
+        rows: list[NextTokens] = []
         depth = min(depth, self.nodes)
         reach = 1.0  # probability that the text goes on as generated
         while len(trunk) < depth and reach >= self.least:
             # The stage below drafts, this model verifies, in one forward.
             before, left = [*path, *trunk], depth - len(trunk) - 1
-            guess = NOTHING if self.below is None else self.below.propose(before, left)
+            guess = NO_GUESS if self.below is None else self.below.propose(before, left)
             logits = self._read(unread, guess)
-            accepted, token, said = self._judged(guess, logits, len(before))
+            accepted, token, said = self._verify_guess(guess, logits, len(before))
             # What stood, and the model's own choice behind it, are generated.
             self.state.commit(0, [*range(len(unread)), *(len(unread) + node for node in accepted)])
             own = [*(guess.tokens[node] for node in accepted), token]
             if self.below is not None:
                 self.below.learn(before, own)
-            self.held += [*unread, *own[:-1]]
-            unread = [*self._lost(), token]
+            self.state_tokens += [*unread, *own[:-1]]
+            unread = [*self._drop_lost(), token]
             for token, row in zip(own, said, strict=True):
                 trunk.append(token)
                 rows.append(row)
@@ -268,7 +268,7 @@ class Generator:
                     break  # where it would have stopped without a stage below
         return trunk, rows
 
-    def branched(self, trunk: Sequence[int], rows: Sequence[Said]) -> Guess:
+    def add_branches(self, trunk: Sequence[int], rows: Sequence[NextTokens]) -> GuessTree:
         """What was generated and, in what is left of `nodes`, the next-best children on its way."""
         others: list[tuple[float, int, int]] = []
         reach = 0.0  # logarithm of the probability that the text goes on so far
@@ -279,10 +279,10 @@ class Generator:
         others = [other for other in others if other[0] > -math.inf]
         best = sorted(others, key=lambda other: -other[0])[: self.nodes - len(trunk)]
         parents = (*range(ROOT, len(trunk) - 1), *(parent for _, parent, _ in best))
-        return Guess([*trunk, *(token for _, _, token in best)], parents)
+        return GuessTree([*trunk, *(token for _, _, token in best)], parents)
 
-    def drawn(self, trunk: Sequence[int], rows: Sequence[Said]) -> Draft:
-        """As `branched`, with children drawn without replacement after the generated ones.
+    def draw_branches(self, trunk: Sequence[int], rows: Sequence[NextTokens]) -> Draft:
+        """As `add_branches`, with children drawn without replacement after the generated ones.
 
         How many a node gets depends on what was drawn before, never on those draws themselves:
         a child left out for what it turned out to be would bend the distribution.
@@ -308,9 +308,9 @@ class Generator:
         ids = host.ids(tokens, self.session.device)
         return Draft(ids, tuple(at - 1 for at in places), draw_mode="without_replacement", q=q)
 
-    def _judged(
-        self, guess: Guess, logits: Tensor, ahead: int
-    ) -> tuple[tuple[int, ...], int, list[Said]]:
+    def _verify_guess(
+        self, guess: GuessTree, logits: Tensor, ahead: int
+    ) -> tuple[tuple[int, ...], int, list[NextTokens]]:
         """Which guesses are this model's own choices, what it says after them, and its rows there.
 
         Args:
@@ -333,16 +333,20 @@ class Generator:
             return (
                 accepted,
                 token,
-                [Said([x], [math.log(p)], distribution) for x, p, distribution in said],
+                [NextTokens([x], [math.log(p)], distribution) for x, p, distribution in said],
             )
         width = min(self.width, self.session.target.vocab_size)
         depths = [ahead, *(ahead + depth for depth in tree.depths)]
         tokens, values = self.session.candidate_lists(logits, width, ahead=depths)
         accepted = siblings.match(tree, guess.tokens, [row[0] for row in tokens])
         at = [0, *(node + 1 for node in accepted)]
-        return accepted, tokens[at[-1]][0], [Said(tokens[row], values[row], None) for row in at]
+        return (
+            accepted,
+            tokens[at[-1]][0],
+            [NextTokens(tokens[row], values[row], None) for row in at],
+        )
 
-    def _read(self, unread: Sequence[int], guess: Guess) -> Tensor:
+    def _read(self, unread: Sequence[int], guess: GuessTree) -> Tensor:
         """One forward: logits [1 + guesses, V] after the last unread token and each guess."""
         m, n = len(unread), len(guess.tokens)
         device = self.session.device
@@ -359,40 +363,45 @@ class Generator:
             )
         return out.rows
 
-    def _return_to(self, path: Sequence[int]) -> None:
+    def _rewind(self, path: Sequence[int]) -> None:
         """Keep the rows that agree with the text and `path`, but for their last token's."""
         text = self.session.tokens()
-        most = min(len(self.held), len(text) + len(path) - 1)
-        while self.sure < min(most, len(text)) and self.held[self.sure] == text[self.sure]:
-            self.sure += 1
-        n = self.sure
-        while len(text) <= n < most and self.held[n] == path[n - len(text)]:
+        most = min(len(self.state_tokens), len(text) + len(path) - 1)
+        while (
+            self.num_committed < min(most, len(text))
+            and self.state_tokens[self.num_committed] == text[self.num_committed]
+        ):
+            self.num_committed += 1
+        n = self.num_committed
+        while len(text) <= n < most and self.state_tokens[n] == path[n - len(text)]:
             n += 1
         self.state.rollback(0, n)
-        self._lost()
+        self._drop_lost()
 
-    def _lost(self) -> list[int]:
-        """What the state does not hold, or no longer, of `held`; a recurrent one may keep less than
-        it is told to."""
+    def _drop_lost(self) -> list[int]:
+        """Remove and return the tokens of `state_tokens` that the state no longer contains.
+
+        A recurrent state may keep fewer rows than `rollback` asks for.
+        """
         n = self.state.length()
-        lost = self.held[n:]
-        del self.held[n:]
-        self.sure = min(self.sure, n)
+        lost = self.state_tokens[n:]
+        del self.state_tokens[n:]
+        self.num_committed = min(self.num_committed, n)
         return lost
 
 
-class Counts:
+class NgramStage:
     """The cheapest stage: n-gram counts of what the stage after it generates."""
 
     def __init__(self, session: Session, model: KatzModel, nodes: int) -> None:
         self.session, self.model, self.nodes = session, model, nodes
 
-    def propose(self, path: Sequence[int], depth: int) -> Guess:
-        """See `Stage`."""
-        return Guess(*self.model.tree(self._end(path), self.nodes, depth))
+    def propose(self, path: Sequence[int], depth: int) -> GuessTree:
+        """See `DraftStage`."""
+        return GuessTree(*self.model.tree(self._end(path), self.nodes, depth))
 
     def learn(self, path: Sequence[int], tokens: Sequence[int]) -> None:
-        """See `Stage`."""
+        """See `DraftStage`."""
         context = self._end(path)
         for token in tokens:
             self.model.add(context, token)

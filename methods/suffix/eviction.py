@@ -13,7 +13,7 @@ from collections.abc import Collection
 from typing import Literal, get_args
 
 
-class Eviction(ABC):
+class EvictionPolicy(ABC):
     """A policy.
 
     Attributes:
@@ -47,27 +47,27 @@ class Eviction(ABC):
         """The page to take out next."""
 
 
-class Fifo(Eviction):
+class Fifo(EvictionPolicy):
     """The page that came in first."""
 
     def request(self, page: int, again: bool | None = None) -> None:
-        """See `Eviction`; a page that is held stays in its place."""
+        """See `EvictionPolicy`; a page that is held stays in its place."""
         self.held.setdefault(page, False)
 
     def victim(self) -> int:
-        """See `Eviction`."""
+        """See `EvictionPolicy`."""
         return next(iter(self.held))
 
 
-class Lru(Eviction):
+class Lru(EvictionPolicy):
     """The page that was asked for least lately."""
 
     def victim(self) -> int:
-        """See `Eviction`."""
+        """See `EvictionPolicy`."""
         return next(iter(self.held))
 
 
-class Marking(Eviction):
+class Marking(EvictionPolicy):
     """A page without a mark; marks are forgotten where all pages have one: then a phase begins.
 
     Draws among equals are those of a generator of its own, always the same.
@@ -97,12 +97,12 @@ class DiscardBit(Marking):
     """
 
     def request(self, page: int, again: bool | None = None) -> None:
-        """See `Eviction`."""
+        """See `EvictionPolicy`."""
         super().request(page, again)
         (self.marked.add if self.held[page] else self.marked.discard)(page)
 
     def victim(self) -> int:
-        """See `Eviction`."""
+        """See `EvictionPolicy`."""
         useless = (page for page, again in self.held.items() if not again)
         page = next(useless, None)
         return self.drawn(self.unmarked()) if page is None else page
@@ -116,12 +116,12 @@ class PhaseBit(Marking):
     """
 
     def request(self, page: int, again: bool | None = None) -> None:
-        """See `Eviction`."""
+        """See `EvictionPolicy`."""
         super().request(page, again)
         self.marked.add(page)
 
     def victim(self) -> int:
-        """See `Eviction`."""
+        """See `EvictionPolicy`."""
         pages = self.unmarked()
         return self.drawn([page for page in pages if not self.held[page]] or pages)
 
@@ -129,6 +129,6 @@ class PhaseBit(Marking):
 EvictionName = Literal["fifo", "lru", "discard-bit", "phase-bit"]
 """The policies by the names that parameters have for them."""
 
-POLICIES: dict[str, type[Eviction]] = dict(
+POLICIES: dict[str, type[EvictionPolicy]] = dict(
     zip(get_args(EvictionName), (Fifo, Lru, DiscardBit, PhaseBit), strict=True)
 )

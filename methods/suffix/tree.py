@@ -82,7 +82,7 @@ class SuffixTree:
         self._text, self._from = [list[int]()], [0]
         self._newest = [_NONE]  # the number of the closed sequence that it came with last
         self._free: list[int] = []
-        self._stopped: dict[int, list[int]] | None = None  # `_stops`, until something changes
+        self._stopped: dict[int, list[int]] | None = None  # `_find_stops`, until something changes
 
     # ---- what comes in and goes out -------------------------------------------------------------
 
@@ -114,11 +114,11 @@ class SuffixTree:
             if depth == end[node]:
                 child = kids[node].get(token)
                 if child is None:
-                    self._leaf(grown, node, token, place - depth)
+                    self._add_leaf(grown, node, token, place - depth)
                     continue
                 self._enter(child, node)
                 node = child
-            elif self._exhausted(node, depth):
+            elif self._is_exhausted(node, depth):
                 # This leaf belongs to another open text that ends here. This text takes it over.
                 self._end_in_leaf(node, depth)
                 self._text[node], self._from[node] = text, place - depth
@@ -126,9 +126,9 @@ class SuffixTree:
                 continue
             elif self._text[node][self._from[node] + depth] != token:
                 # Shorter suffixes that end inside this edge end in its upper half.
-                short = sum(self._home(*shorter) == node for shorter in due[number:])
-                short += self._ending(node, depth, beside=grown)
-                self._leaf(grown, self._split(node, depth, short), token, place - depth)
+                short = sum(self._resolve(*shorter) == node for shorter in due[number:])
+                short += self._count_ending(node, depth, beside=grown)
+                self._add_leaf(grown, self._split(node, depth, short), token, place - depth)
                 continue
             if depth + 1 < self.depth:
                 ends.append((node, depth + 1))
@@ -157,13 +157,13 @@ class SuffixTree:
         for start, node in ended.leaves:
             self._end[node] = min(self._end[node], len(text) - start)
         for known, depth in reversed(ended.ends):  # a node marks where fewer suffixes continue
-            node = self._home(known, depth)
+            node = self._resolve(known, depth)
             if depth < self._end[node]:
-                if self._exhausted(node, depth):  # another open text ends here too
+                if self._is_exhausted(node, depth):  # another open text ends here too
                     self._end_in_leaf(node, depth)
                     self._end[node] = depth
                 else:
-                    self._split(node, depth, 1 + self._ending(node, depth, beside=ended))
+                    self._split(node, depth, 1 + self._count_ending(node, depth, beside=ended))
         ended.leaves.clear()
         ended.ends = []
         for start in range(len(text)):  # what ends now ends at a node: all on its way are whole
@@ -180,7 +180,7 @@ class SuffixTree:
     def evict(self, most: int) -> None:
         """Evict closed sequences, chosen by the policy, until at most `most` tokens remain."""
         for each in self._open:  # eviction may remove the node that a point refers to
-            each.ends = [(self._home(*point), point[1]) for point in each.ends]
+            each.ends = [(self._resolve(*point), point[1]) for point in each.ends]
         while self.held > most and self._sequences:
             text = self._sequences.pop(self._policy.evict())
             self.evictions += 1
@@ -235,7 +235,7 @@ class SuffixTree:
                     self._best[above] = child
                 self._text[node], self._kids[node] = [], {}
                 self._free.append(node)
-                if not self._growing(child):
+                if not self._is_growing(child):
                     edge = edge + self._edge(child)
                     self._text[child], self._from[child] = edge, -self._begin[node]
                 self._begin[child] = self._begin[node]
@@ -264,13 +264,13 @@ class SuffixTree:
     def source(self, point: Point) -> int | None:
         """A closed sequence that a string stands in: the last one that it came with, where that is
         still held; else another one, or None."""
-        number = self._newest[self._home(*point)]
+        number = self._newest[self._resolve(*point)]
         return number if number in self._sequences else None
 
     def count(self, point: Point) -> int:
         """How often a string occurs."""
-        node = self._home(*point)
-        return self._passing(node, point[1], self._stops())
+        node = self._resolve(*point)
+        return self._count_passing(node, point[1], self._find_stops())
 
     def path(self, point: Point, n: int, least: float) -> Found:
         """The most frequent continuation of a string, token by token.
@@ -280,17 +280,17 @@ class SuffixTree:
             least: probability of the path below which it ends. A token's is how many of the
                 occurrences before it go on with it.
         """
-        node, depth = self._home(*point), point[1]
-        stops = self._stops()
+        node, depth = self._resolve(*point), point[1]
+        stops = self._find_stops()
         tokens: list[int] = []
-        score, whole = 0.0, self._passing(node, depth, stops)
+        score, whole = 0.0, self._count_passing(node, depth, stops)
         while len(tokens) < n:
             node = self._best[node] if depth == self._end[node] else node
             token = _NONE if node == _NONE else self._next(node, depth)
             if token == _NONE:
                 break
             depth += 1
-            p = self._passing(node, depth, stops) / whole  # the shares before it cancel out
+            p = self._count_passing(node, depth, stops) / whole  # the shares before it cancel out
             if p < least:
                 break
             tokens.append(token)
@@ -300,11 +300,11 @@ class SuffixTree:
     def tree(self, point: Point, n: int, least: float, levels: int) -> Found:
         """The likeliest continuations of a string, as a tree of at most n nodes and so many levels;
         otherwise as `path`."""
-        stops = self._stops()
+        stops = self._find_stops()
         tokens, parents, score = list[int](), list[int](), 0.0
         numbers, heap = count(), list[tuple[float, int, int, int, int, int]]()
-        home = self._home(*point)
-        whole = self._passing(home, point[1], stops)
+        home = self._resolve(*point)
+        whole = self._count_passing(home, point[1], stops)
 
         def offer(node: int, depth: int, parent: int, level: int) -> None:
             """All that comes behind a node of the draft, `parent`, in the heap."""
@@ -312,7 +312,7 @@ class SuffixTree:
                 return
             ends = depth == self._end[node]
             for child in self._kids[node].values() if ends else (node,):
-                worth = self._passing(child, depth + 1, stops) / whole
+                worth = self._count_passing(child, depth + 1, stops) / whole
                 if worth >= least and self._next(child, depth) != _NONE:
                     heappush(heap, (-worth, next(numbers), parent, child, depth + 1, level))
 
@@ -349,7 +349,7 @@ class SuffixTree:
 
     # ---- nodes ----------------------------------------------------------------------------------
 
-    def _home(self, node: int, depth: int) -> int:
+    def _resolve(self, node: int, depth: int) -> int:
         """The node that a string ends on: nodes are cut after a point was told."""
         while depth <= self._begin[node]:
             node = self._parent[node]
@@ -364,19 +364,19 @@ class SuffixTree:
         first = self._from[node]
         return self._text[node][first + self._begin[node] : first + self._end[node]]
 
-    def _stops(self) -> dict[int, list[int]]:
+    def _find_stops(self) -> dict[int, list[int]]:
         """Return the sorted lengths of open suffixes that end inside an edge, by node."""
         if self._stopped is None:
             self._stopped = {}
             for known, depth in (point for each in self._open for point in each.ends):
-                node = self._home(known, depth)
+                node = self._resolve(known, depth)
                 if depth < self._end[node]:
                     self._stopped.setdefault(node, []).append(depth)
             for depths in self._stopped.values():
                 depths.sort()
         return self._stopped
 
-    def _passing(self, node: int, depth: int, stops: dict[int, list[int]]) -> int:
+    def _count_passing(self, node: int, depth: int, stops: dict[int, list[int]]) -> int:
         """How often the first `depth` tokens of a node's string occur, of which one is its own."""
         short = stops.get(node)
         return self._count[node] - (bisect_left(short, depth) if short else 0)
@@ -387,7 +387,7 @@ class SuffixTree:
         if best == _NONE or times > self._count[best]:
             self._best[above] = node
 
-    def _node(self, parent: int, end: int, times: int, text: list[int], first: int) -> int:
+    def _add_node(self, parent: int, end: int, times: int, text: list[int], first: int) -> int:
         columns: Any = (
             (self._kids, {}), (self._parent, parent), (self._begin, self._end[parent]),
             (self._end, end), (self._count, times), (self._best, _NONE), (self._text, text),
@@ -402,22 +402,22 @@ class SuffixTree:
             column.append(value)
         return len(self._end) - 1
 
-    def _exhausted(self, node: int, depth: int) -> bool:
+    def _is_exhausted(self, node: int, depth: int) -> bool:
         """Return True if the text of a node's edge has at most `depth` tokens so far."""
         return self._from[node] + depth >= len(self._text[node])
 
-    def _growing(self, node: int) -> bool:
+    def _is_growing(self, node: int) -> bool:
         """Return True if the edge of a node refers to the text of an open sequence."""
         return any(each.text is self._text[node] for each in self._open)
 
-    def _ending(self, node: int, depth: int, beside: OpenSequence) -> int:
+    def _count_ending(self, node: int, depth: int, beside: OpenSequence) -> int:
         """Return the number of suffixes of other open sequences that end inside a node's edge.
 
         Only suffixes of at most `depth` tokens count.
         """
         others = (each for each in self._open if each is not beside)
         points = (point for each in others for point in each.ends if point[1] <= depth)
-        return sum(self._home(*point) == node for point in points)
+        return sum(self._resolve(*point) == node for point in points)
 
     def _end_in_leaf(self, leaf: int, depth: int) -> None:
         """Turn a growing leaf of an open sequence into a suffix that ends at `depth` tokens."""
@@ -425,9 +425,9 @@ class SuffixTree:
         owner.leaves.remove((self._from[leaf], leaf))
         insort(owner.ends, (leaf, depth), key=lambda point: -point[1])
 
-    def _leaf(self, grown: OpenSequence, parent: int, token: int, start: int) -> None:
+    def _add_leaf(self, grown: OpenSequence, parent: int, token: int, start: int) -> None:
         """A child for the suffix that begins at `start`, open towards the end of the text."""
-        leaf = self._node(parent, self.depth, 0, grown.text, start)
+        leaf = self._add_node(parent, self.depth, 0, grown.text, start)
         self._kids[parent][token] = leaf
         grown.leaves.append((start, leaf))
         self._enter(leaf, parent)
@@ -436,7 +436,7 @@ class SuffixTree:
         """Cut a node's edge behind `depth` tokens; `short` of its strings end there or before.
         Returns the upper half, which is a new node."""
         above, text, first = self._parent[node], self._text[node], self._from[node]
-        upper = self._node(above, depth, self._count[node], text, first)
+        upper = self._add_node(above, depth, self._count[node], text, first)
         self._kids[above][text[first + self._begin[node]]] = upper
         if self._best[above] == node:
             self._best[above] = upper

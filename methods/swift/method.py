@@ -105,15 +105,15 @@ class Swift(Method):
         if search.over or len(session.output()) <= self.params.window:
             return
         if self.score < 0:  # of the best, on this text
-            self.score = self._scored(session, self.part)
+            self.score = self._score_set(session, self.part)
         if self.score < self.params.enough:
             chosen = search.propose(hash_key("swift", session.sampling.seed, len(search.tried)))
             part = session.partial(skip=chosen)
-            score = self._scored(session, part)
+            score = self._score_set(session, part)
             if search.tell(chosen, score, beside=self.score):
                 self.part, self.score = part, score
 
-    def _scored(self, session: Session, part: Partial) -> float:
+    def _score_set(self, session: Session, part: Partial) -> float:
         """How often a part of the target says what follows, over W tokens read in one forward."""
         said = session.output()[: self.params.window + 1]
         rows = part.rescore(said[:-1], len(session.tokens()) - len(session.output()))

@@ -1,4 +1,4 @@
-"""The cases that methods are audited on: pairs of tables, rules, EOS at every place, budgets."""
+"""Audit cases: pairs of tables, decoding rules, EOS positions and budgets."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from functools import partial
 from typing import Any
 
 from specbench_cli.audit.models.head import (
-    make_on_tables,
+    make_table_artifact,
 )
 from specbench_cli.audit.models.observed_session import ObservedSession, nominal_cost
 from specbench_cli.audit.models.table import (
-    Pair,
     RecurrentTable,
     TableDecoder,
+    TablePair,
     deep_pair,
-    exits_of,
+    fix_token,
+    make_exit_table,
     pair,
     random_table,
-    settled,
     wide_pair,
 )
 from specbench_cli.audit.models.track import TrackPlace, track_pair
@@ -36,25 +36,25 @@ from specbench_cli.engine.workspace import Workspace
 
 RULES: tuple[Rule, ...] = ("greedy", "coupled", "rejection")
 EXACT_RULES: tuple[Rule, ...] = RULES[:2]
-"""The rules under which a lossless method's tokens are the target's own."""
+"""Rules under which a lossless method emits exactly the target's tokens."""
 
 PROMPT = (1, 0, 2, 1, 0)
-"""Its suffix (1, 0) occurs twice, so that lookup has something to propose."""
+"""Prompt whose suffix (1, 0) occurs twice, so that lookup methods find a draft."""
 
 LONG_PROMPT, LONG_OUTPUT = 300, 80
-"""Minimum number of prompt tokens and of output tokens of a long case."""
+"""Minimum numbers of prompt tokens and output tokens of a long case."""
 
 LONG_VOCAB, LONG_SEED = 9, 72
 """Vocabulary size and seed of a long case. With this seed the text enters no short cycle."""
 
 PARTLY_EQUAL = "partly equal"
-"""Name of a pair whose draft (and the draft's first layer) equals the target in some rows only."""
+"""Name of a pair whose draft (and its first layer) equals the target in some rows only."""
 
 REQUESTS = 4
-"""Number of times a request is decoded for a method that keeps state between requests."""
+"""Number of warm-up requests of a method that keeps state between requests."""
 
 SPARE_ROWS = 64
-"""Rows beyond the longest sequence, for the nodes of a tree."""
+"""Spare rows of the state, for the nodes of a tree."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,14 @@ class Case:
     """A request to a pair of tables.
 
     Attributes:
-        name: how the tables lie to each other.
-        tables: of the target and of the draft.
-        length: how many tokens are looked at where all outcomes are walked.
-        recurrent: which of "target" and "draft" keep no rows.
+        name: name of the pair of tables, such as "near".
+        tables: tables of the target and of the draft.
+        length: number of output tokens that are checked when all outcomes are enumerated.
+        recurrent: models ("target", "draft") with a recurrent state instead of rows.
     """
 
     name: str
-    tables: Pair
+    tables: TablePair
     sampling: Sampling
     prompt: tuple[int, ...] = PROMPT
     eos: tuple[int, ...] = ()
@@ -79,40 +79,43 @@ class Case:
     recurrent: frozenset[str] = frozenset()
 
     def create_workspace(self) -> Workspace:
-        """The pair as decoders, and what methods ask for beside them."""
+        """Return a workspace with the tables as decoders, and the artifacts that methods need."""
         target, draft = self.tables
         kinds = dict.fromkeys(self.recurrent, RecurrentTable)
         twin = draft is target or self.name in ("equal", PARTLY_EQUAL)
-        strange = 0.0 if twin else 1.0  # the first layer of a twin is one, too
+        strange = 0.0 if twin else 1.0  # the first layer of an equal draft equals the target too
         decoders = {
-            "target": kinds.get("target", TableDecoder)("target", target, exits_of(target)),
-            "draft": kinds.get("draft", TableDecoder)("draft", draft, exits_of(draft, strange)),
+            "target": kinds.get("target", TableDecoder)("target", target, make_exit_table(target)),
+            "draft": kinds.get("draft", TableDecoder)(
+                "draft", draft, make_exit_table(draft, strange)
+            ),
         }
         capacity = len(self.prompt) + self.budget + SPARE_ROWS
-        make = partial(make_on_tables, decoders)
+        make = partial(make_table_artifact, decoders)
         return Workspace(decoders, capacity, load_artifact=make, costs=nominal_cost)
 
     def open(self, workspace: Workspace | None = None, **rest: Any) -> ObservedSession:
-        """A session on the request; `rest` goes to `Session` (random, pass_, memory)."""
+        """Return a session on the request. `rest` are arguments of `Session`."""
         return ObservedSession(
             workspace or self.create_workspace(), self.request, self.sampling, **rest
         )
 
     @property
     def request(self) -> Request:
-        """The request."""
+        """The request to decode."""
         stop = StopRule(frozenset(self.eos), self.budget)
         return Request(self.prompt_id, 0, self.prompt, stop)
 
     @property
     def is_narrow(self) -> bool:
-        """Whether no row of its tables has more than two tokens: a top-k cut of 2 cuts nothing."""
+        """True if no row has more than two possible tokens, so top-k 2 removes none."""
         return all(int(table.isfinite().sum(-1).max()) <= 2 for table in self.tables)
 
     def warm_up(self, method: Method) -> dict[str, Any]:
-        """Return what `open` needs for a method that keeps something between requests.
+        """Decode this request to warm up a method that keeps state between requests.
 
-        That is the state that it keeps after it decoded this request. Empty for other methods.
+        Returns:
+            Arguments of `open` with the state after the warm-up. Empty for other methods.
         """
         if method.state_scope == "prompt":
             return {}
@@ -134,7 +137,7 @@ class Case:
 
 
 def decode_and_learn(method: Method, session: Session) -> None:
-    """Decode a request, and learn from it if the method does."""
+    """Decode a request, and let a learning method learn from it."""
     for _ in method.generate(session):
         pass
     if method.learns:
@@ -142,26 +145,26 @@ def decode_and_learn(method: Method, session: Session) -> None:
 
 
 def enumerated_cases(rule: Rule, *, include_costly: bool) -> Iterator[Case]:
-    """Cases whose every outcome is walked under a rule that draws.
+    """Yield cases whose outcomes are all enumerated, under a rule that samples.
 
     Args:
-        deep: whether a step has so few outcomes that the costly ones may be walked too.
+        include_costly: also yield cases with many outcomes. For methods with few outcomes per step.
     """
 
     def warp(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Sampling:
         return Sampling(rule, temperature, top_k, top_p)
 
-    near, plain = settled(pair("near"), PROMPT, 2), warp()
+    near, plain = fix_token(pair("near"), PROMPT, 2), warp()
     yield Case("near", pair("near"), warp(2.0, top_k=2))
-    yield Case("peaked", settled(pair("peaked"), PROMPT, 1), warp(0.5))
-    yield Case("flat", settled(pair("flat"), PROMPT, 2), warp(0.5))
+    yield Case("peaked", fix_token(pair("peaked"), PROMPT, 1), warp(0.5))
+    yield Case("flat", fix_token(pair("flat"), PROMPT, 2), warp(0.5))
     yield Case("near", near, warp(0.8, top_p=0.7))
-    yield Case("tied", settled(pair("tied"), PROMPT, 1), warp(1.0, top_k=1))
+    yield Case("tied", fix_token(pair("tied"), PROMPT, 1), warp(1.0, top_k=1))
     yield Case("disjoint", pair("disjoint", 4), plain)
-    yield Case("equal", settled(pair("equal"), PROMPT, 0), warp(0.5))
-    yield Case("peaked", settled(pair("near"), PROMPT, 1), warp(0.5, top_k=2), length=4)
-    # EOS: with four tokens, of which verification decides three, a draft of two has it inside, at
-    # its end and as its bonus.
+    yield Case("equal", fix_token(pair("equal"), PROMPT, 0), warp(0.5))
+    yield Case("peaked", fix_token(pair("near"), PROMPT, 1), warp(0.5, top_k=2), length=4)
+    # With four tokens, three of them verified, a draft of two tokens has an EOS inside, at its end
+    # and as its bonus token.
     for eos in ((0,), (1,), (0, 2)):
         yield Case("near", near, plain, eos=eos, length=4)
     for budget in (1, 2, 3, 4):
@@ -176,18 +179,23 @@ def enumerated_cases(rule: Rule, *, include_costly: bool) -> Iterator[Case]:
 
 
 WIDE_WARP = (0.7, 4, 0.7)
-"""Temperature and cuts that keep other tokens of a wide pair if top-p comes before top-k."""
+"""Temperature, top-k and top-p of a wide case. Applying top-p first would keep other tokens."""
 
 
 def wide_case(rule: Rule, vocab: int = 4096) -> Case:
-    """A vocabulary as large as a real one's, under both cuts."""
+    """Return a case with a vocabulary of realistic size, under top-k and top-p."""
     sampling = Sampling() if rule == "greedy" else Sampling(rule, *WIDE_WARP)
     return Case("wide", wide_pair(vocab), sampling, length=2)
 
 
 def deep_cases(rule: Rule, levels: int) -> Sequence[Case]:
-    """The same doubt at the last level of a draft of so many, in a large vocabulary and in a small
-    one, whose outcomes are fewer. A walk goes on until a text has that level's token."""
+    """Return cases in which only the last level of a draft is uncertain.
+
+    The first case has a large vocabulary, the second a small one with fewer outcomes.
+
+    Args:
+        levels: number of levels of the draft.
+    """
     doubt = Sampling(rule, 1.0)
     return [
         Case("deep", deep_pair(vocab, levels), doubt, budget=levels + 3, length=levels + 1)
@@ -249,7 +257,7 @@ WARPS = ((1.0, 0, 1.0), (0.6, 3, 1.0), (1.4, 0, 0.8), (0.9, 3, 0.6))
 
 
 def make_sampling(rule: Rule, turn: int) -> Sampling:
-    """The rule with one of several temperatures and cuts, and a seed of its own."""
+    """Return the rule with temperature, top-k, top-p and seed that depend on `turn`."""
     if rule == "greedy":
         return Sampling(seed=turn)
     temperature, top_k, top_p = WARPS[(turn + turn // len(WARPS)) % len(WARPS)]
@@ -257,10 +265,10 @@ def make_sampling(rule: Rule, turn: int) -> Sampling:
 
 
 def random_cases(rule: Rule, n: int, levels: int) -> Iterator[Case]:
-    """Requests to random tables; their draft is near, strange, equal or useless in turn.
+    """Yield n requests to random tables, with near, unrelated, equal and useless drafts by turns.
 
     Args:
-        levels: longest draft of the method; budgets are about it.
+        levels: maximum draft levels of the method. Some budgets are close to it.
     """
     rng, levels = random.Random(5), max(1, levels)  # a budget is 1 at least
     for turn in range(n):
@@ -295,11 +303,11 @@ def tied_logits_case(rule: Rule) -> Case:
 
 
 def add_eos(case: Case, ids: Sequence[int], turn: int) -> Case:
-    """The case with none, one or two EOS ids among the ids that it would output without."""
+    """Return the case with zero, one or two EOS ids, taken from its output without EOS."""
     places = ((), (turn % 7,), (turn % 11, turn % 5))[turn % 3]
     return replace(case, eos=tuple({ids[place % len(ids)] for place in places}))
 
 
 def reference_tokens(case: Case, n: int) -> list[int]:
-    """The target's own first n tokens of a case, EOS or not."""
+    """Return the first n tokens that the target emits, ignoring EOS."""
     return Reference(case.tables[0], case.sampling).decode(case.prompt_id, case.prompt, n)

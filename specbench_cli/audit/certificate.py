@@ -1,4 +1,4 @@
-"""The certificate of a method: what was checked, on which code, with which figures."""
+"""Certificates of audited methods: checks, figures, verdict and code version."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ VERDICTS = {
     "AGREES": "a peer whose outputs are the target's",
     "DIFFERS": "a peer whose outputs are not the target's",
 }
-"""What a certificate can say."""
+"""Verdicts and their meanings."""
 
 FAILED_VERDICTS = ("BROKEN", "MISDECLARED", "FAULTY", "NOT SHOWN")
-"""Verdicts that end with exit code 1, and break a method's rows in reports."""
+"""Verdicts that give exit code 1 and mark a method as broken in reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What an audit says of a method.
+    """Result of the audit of a method.
 
     Attributes:
-        method: its name.
-        version: of the distribution that it is from; None for a file's.
-        source, sha256: its file, as a path inside its package, and that file's hash.
-        guarantee: what it promises, by decoding rule.
-        variants: the parameters that it was audited with.
-        versions: of what computed.
+        method: name of the method.
+        version: version of the Python package that it is from; None for a plug-in file.
+        source, sha256: file of the method, as a path inside its package, and its hash.
+        guarantee: guarantee of the method by decoding rule.
+        variants: parameters that it was audited with.
+        versions: versions of Python and the libraries.
         verdict: one of `VERDICTS`.
-        findings: what the checks found.
-        seconds: what all of them took.
-        date: time at which the audit ended, in UTC.
+        findings: results of the checks.
+        seconds: total time of the checks.
+        date: end of the audit, in UTC.
         commit: commit of the checkout that the audit ran from, with "+changes" appended if files
             differ from it. None for an installed package.
         code_sha256: hash of all Python files of the audit, the engine and the methods.
@@ -79,11 +79,11 @@ class Certificate:
 
     @property
     def passed(self) -> bool:
-        """Whether a command ends with exit code 0 for it."""
+        """True if the verdict gives exit code 0."""
         return self.verdict not in FAILED_VERDICTS
 
     def to_dict(self) -> dict[str, Any]:
-        """The certificate as it is written: plain values, no paths of this machine."""
+        """Return the certificate as a JSON object, without paths of this machine."""
         facts = {"schema": SCHEMA, **asdict(self)}
         facts["checks"] = facts.pop("findings")
         for check in facts["checks"]:
@@ -94,10 +94,10 @@ class Certificate:
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Certificate:
-        """Return the certificate that `facts` wrote.
+        """Return the certificate of a JSON object.
 
         Raises:
-            KeyError, TypeError: `facts` does not follow this schema.
+            KeyError, TypeError: the object does not follow this schema.
         """
         rest = {name: facts[name] for name in cls.__slots__ if name != "findings"}
         known = Finding.__slots__
@@ -123,7 +123,7 @@ def load_reusable_certificate(file: Path, method: type[Method]) -> Certificate |
 
 
 def certify(subject: AuditSubject, findings: Sequence[Finding], seconds: float) -> Certificate:
-    """A certificate from what the checks found."""
+    """Return a certificate of the findings."""
     method = subject.method
     file = Path(inspect.getfile(method))
     default = method(subject.variants[0])
@@ -178,7 +178,7 @@ def _decide_verdict(subject: AuditSubject, findings: Sequence[Finding]) -> str:
     if any(finding.checks_guarantee and finding.shown for finding in failed):
         return "BROKEN"
     if any(finding.check == DECLARATIONS for finding in failed):
-        return "MISDECLARED"  # what else failed may follow from that
+        return "MISDECLARED"  # other failures may follow from a wrong declaration
     if any(finding.shown for finding in failed):
         return "FAULTY"
     if failed:
@@ -189,7 +189,7 @@ def _decide_verdict(subject: AuditSubject, findings: Sequence[Finding]) -> str:
 
 
 def _package_path(file: Path, method: type[Method]) -> str:
-    """The file's path from its top package on; its name alone where it is in none."""
+    """Return the file's path inside its top-level package, or its name if it is in none."""
     depth = method.__module__.count(".")
     module = sys.modules[method.__module__]
     return "/".join(file.parts[-1 - depth :]) if module.__spec__ and depth else file.name

@@ -1,8 +1,8 @@
-"""Chance that walks every outcome: the exact distribution of whatever a piece of code returns.
+"""Exact distribution of what random code returns, by enumeration of all outcomes.
 
-A method sees chance through two primitives only, `categorical` and `bernoulli`. The oracle answers
-both from a script of choices; running the code once for every script, depth first, gives every
-outcome with its probability.
+Methods draw random numbers through two primitives only, `categorical` and `bernoulli`. Here both
+follow a script of choices. Running the code once for every script, depth first, gives every outcome
+with its probability.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from specbench_cli.engine import host
 from specbench_cli.engine.verify.random import Random
 
 Distribution = Mapping[Hashable, float]
-"""The probability of each outcome."""
+"""Probability of each outcome."""
 
 T = TypeVar("T")
 
 
 class InvalidDistribution(Exception):
-    """A draw from weights that are no distribution: none is above 0, or one is not a number."""
+    """A draw from weights that are all 0, or contain NaN."""
 
 
 class ScriptedRandom:
-    """Chance that follows a script of choices, and the first possible one where the script ends.
+    """Random numbers that follow a script of choices. After its end the first option is chosen.
 
-    made: (choice, number of possible ones) of every choice made; weight: their probability.
+    Attributes:
+        choices: (index of the chosen option, number of options) of each draw.
+        weight: probability of all choices.
     """
 
     def __init__(self, script: Sequence[int]) -> None:
@@ -64,23 +66,25 @@ class ScriptedRandom:
 
 
 class TooManyOutcomes(Exception):
-    """More outcomes than are walked."""
+    """There are more outcomes than the limit."""
 
 
 ESTIMATE_EVERY, ESTIMATE_MARGIN = 10, 4
-"""Outcomes after which their number is guessed, from how much of the tree of choices they took; and
-by how much the guess must exceed what is walked for the walk to be given up."""
+"""Number of outcomes between two estimates of the total, and the factor by which an estimate must
+exceed the limit to stop."""
 
 
 def enumerate_outcomes(
     run: Callable[[Random], T], limit: int | None = None
 ) -> Iterator[tuple[T, float]]:
-    """Every outcome of what `run` draws, depth first, with its probability.
+    """Yield every outcome of random code and its probability, depth first.
 
     Args:
-        most: how many are walked; default: all.
+        run: function that draws from the given random numbers and returns the outcome.
+        limit: maximum number of outcomes; default: no limit.
+
     Raises:
-        TooMany: there are more, or will be by far.
+        TooManyOutcomes: there are more, or by an estimate there will be many more.
     """
     script: list[int] = []
     n = 0
@@ -103,7 +107,8 @@ def enumerate_outcomes(
 
 
 def _explored_share(made: Sequence[tuple[int, int]]) -> float:
-    """How much of the tree of choices lies up to here, all branches of a node being alike."""
+    """Return the explored share of the tree of choices, if all branches of a node have equal
+    size."""
     share, width = 0.0, 1.0
     for choice, possible in made:
         width /= possible
@@ -112,7 +117,7 @@ def _explored_share(made: Sequence[tuple[int, int]]) -> float:
 
 
 def sum_weights(weighted: Iterable[tuple[Hashable, float]]) -> Distribution:
-    """The distribution that weighted outcomes make."""
+    """Sum the weights of equal outcomes."""
     distribution: dict[Hashable, float] = defaultdict(float)
     for value, weight in weighted:
         distribution[value] += weight
@@ -120,11 +125,10 @@ def sum_weights(weighted: Iterable[tuple[Hashable, float]]) -> Distribution:
 
 
 def compute_distribution(run: Callable[[Random], Hashable]) -> Distribution:
-    """The exact distribution of what `run` returns."""
+    """Return the exact distribution of the outcome of `run`."""
     return sum_weights(enumerate_outcomes(run))
 
 
 def total_variation(a: Distribution, b: Distribution) -> float:
-    """Total variation between two distributions; a distribution that does not sum to 1 is that much
-    further off."""
+    """Return the total variation distance of two distributions, which need not sum to 1."""
     return sum(abs(a.get(x, 0.0) - b.get(x, 0.0)) for x in {*a, *b}) / 2

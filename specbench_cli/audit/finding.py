@@ -1,4 +1,4 @@
-"""What a check found: passed or not, its figures, and of a problem what, where and why."""
+"""Findings of checks: passed or not, figures, and a description of the problem."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 GUARANTEE_CHECKS = frozenset(
     {"distribution", "tokens", "grammar", "generator", "model", "embedded"}
 )
-"""Checks of what a method promises of its output: one that fails makes it BROKEN. The others leave
-the output right: a method that fails one of them is FAULTY, it wastes work or misreports it."""
+"""Checks of a method's guarantee. A method that fails one is BROKEN. A method that fails another
+check is FAULTY: its output is right, but it wastes or misreports work."""
 
 
 DECLARATIONS = "declarations"
-"""The check of what a method's class says: one that fails is named before a method is FAULTY."""
+"""Check of the declarations of a method's class. A failure gives MISDECLARED, not FAULTY."""
 
 
 COMPARISONS: Mapping[str, tuple[str, str]] = {
@@ -74,7 +74,7 @@ def format_distinct(a: float, b: float) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong, in which case it was found, and which code to look at first."""
+    """A problem: description, case in which it was found, and code to look at first."""
 
     what: str
     where: str
@@ -89,14 +89,13 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        check: the check's name.
-        passed: whether everything held.
-        figure: what was measured, by name, and over how many cases.
+        check: name of the check.
+        passed: True if no problem was found.
+        figure: measured values and numbers of cases, by name.
         problem: the worst case, if not passed.
-        crashed: whether the method raised an error that is none of the engine's refusals.
-        shown: False of a check that did not pass because it got to see nothing: it has found no
-            fault, and no claim may rest on it.
-        seconds: what the check took.
+        crashed: True if the method raised an error, other than a `MethodFault` of the engine.
+        shown: False if the check failed only because it could test no case.
+        seconds: time of the check.
         left_out: reason why cases were left out; empty if none was.
     """
 
@@ -111,5 +110,5 @@ class Finding:
 
     @property
     def checks_guarantee(self) -> bool:
-        """Whether the output itself is at stake."""
+        """True if the check concerns the method's guarantee."""
         return self.check in GUARANTEE_CHECKS

@@ -1,8 +1,7 @@
-"""What the target says by itself: distributions and tokens from its table, by none of the engine's
-code.
+"""Reference decoding of a table: distributions and tokens, without the engine's code.
 
-Warping is written a second time here, in plain Python, so that a fault in the engine's is no fault
-of the measure too. Only the keyed noise of coupled decoding is the engine's own.
+Warping is implemented again in plain Python, so that a fault of the engine does not also change the
+reference. Only the keyed noise of coupled sampling comes from the engine.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ class Reference:
         self._distribution = lru_cache(maxsize=None)(self._compute)
 
     def distribution(self, before: int, last: int) -> Sequence[float]:
-        """The warped distribution of the token after `before`, `last`."""
+        """Return the warped distribution of the token after `before`, `last`."""
         return self._distribution(before, last)
 
     def joint_distribution(
         self, prompt: Sequence[int], eos: Collection[int], length: int
     ) -> Distribution:
-        """Distribution of the first `length` tokens after a prompt, by the chain rule."""
+        """Return the joint distribution of the first `length` tokens, by the chain rule."""
         distribution: dict[Hashable, float] = defaultdict(float)
         unfinished: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
         while unfinished:
@@ -47,7 +46,7 @@ class Reference:
         return distribution
 
     def decode(self, prompt_id: str, prompt: Sequence[int], n: int) -> list[int]:
-        """The first n tokens after a prompt under the greedy or coupled rule, EOS or not."""
+        """Return the first n tokens under the greedy or coupled rule, ignoring EOS."""
         noise = self.noise(prompt_id, n)
         text = list(prompt)
         for position in range(n):
@@ -56,7 +55,7 @@ class Reference:
         return text[len(prompt) :]
 
     def noise(self, prompt_id: str, n: int) -> Sequence[Sequence[float]]:
-        """The keyed noise of the first n output positions."""
+        """Return the keyed noise [n, V] of the first n output positions."""
         vocab, seed = self._table.shape[-1], self._sampling.seed
         rows: list[list[float]] = (
             Noise(seed, prompt_id, 0, vocab, self._table.device).rows(0, n).tolist()
@@ -64,7 +63,11 @@ class Reference:
         return rows
 
     def choose_token(self, before: int, last: int, noise: Sequence[float]) -> int:
-        """The token after `before`, `last` under the greedy or coupled rule, by its noise."""
+        """Return the token after `before`, `last` under the greedy or coupled rule.
+
+        Args:
+            noise: keyed noise [V] of its position.
+        """
         if self._sampling.rule == "greedy":
             scores = self._table[before, last].tolist()
         else:
@@ -76,8 +79,10 @@ class Reference:
         return max(range(len(scores)), key=scores.__getitem__)
 
     def accept_rule_probs(self, before: int, last: int) -> Sequence[float]:
-        """What an accept rule is given after `before`, `last`: the warped distribution; under the
-        greedy rule, which has no temperature, softmax."""
+        """Return the probabilities that an accept rule gets after `before`, `last`.
+
+        These are the warped distribution, or the plain softmax under the greedy rule.
+        """
         if self._sampling.rule == "greedy":
             return _softmax(self._table[before, last].tolist())
         return self.distribution(before, last)
@@ -87,7 +92,7 @@ class Reference:
 
 
 def warp_logits(logits: Sequence[float], sampling: Sampling) -> tuple[float, ...]:
-    """Temperature, top-k, top-p, softmax, in that order."""
+    """Apply temperature, top-k, top-p and softmax, in that order."""
     scores = [logit / sampling.temperature for logit in logits]
     if 0 < sampling.top_k < len(scores):
         floor = sorted(scores, reverse=True)[sampling.top_k - 1]
@@ -111,6 +116,6 @@ def _softmax(scores: Sequence[float]) -> tuple[float, ...]:
 
 
 def truncate_output(ids: Sequence[int], eos: Collection[int], budget: int) -> list[int]:
-    """Where an output ends, by definition: at the first EOS, or at the budget."""
+    """Return an output up to its first EOS, or up to the budget."""
     ends = [at + 1 for at, token in enumerate(ids) if token in eos]
     return list(ids[: min([*ends, budget])])

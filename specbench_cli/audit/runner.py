@@ -1,4 +1,4 @@
-"""Audits of methods: the checks run on a method, and what they find becomes its certificate."""
+"""Audits: run the checks on a method and create its certificate."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch
 
 from specbench_cli import registry
 from specbench_cli.audit.certificate import Certificate, certify
+from specbench_cli.audit.checks.bookkeeping import check_bookkeeping
 from specbench_cli.audit.checks.bounds import check_bounds
-from specbench_cli.audit.checks.conduct import check_conduct
 from specbench_cli.audit.checks.declarations import check_declarations
 from specbench_cli.audit.checks.distribution import check_distribution
 from specbench_cli.audit.checks.embedded import check_embedded
@@ -29,7 +29,7 @@ from specbench_cli.audit.finding import DECLARATIONS, Finding, Problem
 from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.config import plugin_file
 from specbench_cli.engine.method import Method
-from specbench_cli.engine.workers.lifeline import deaf_to_interrupts, leave_at_interrupts
+from specbench_cli.engine.workers.process_lifetime import block_interrupts, exit_on_interrupt
 from specbench_cli.errors import MethodFault, message_of, on_one_line
 from specbench_cli.interpreter import usable_cpus
 
@@ -42,12 +42,12 @@ TABLE_CHECKS: dict[str, Check] = {
     "grammar": check_grammar,
     "order": check_order,
     "batch": check_batch,
-    "states": check_conduct,
+    "states": check_bookkeeping,
     "recurrent": check_recurrent,
     "twin draft": check_bounds,
     "generator": check_generator,
 }
-"""What is checked on tables: by the name of a check's first finding."""
+"""Checks on tables, by the name of their first finding."""
 
 CHECKS: dict[str, Check] = {
     **TABLE_CHECKS,
@@ -61,8 +61,8 @@ def audit(name: str, plugins: Sequence[str] = ()) -> Certificate:
     """Audit one method.
 
     Args:
-        name: its canonical name.
-        plugins: files whose methods are to be registered first.
+        name: canonical name of the method.
+        plugins: plug-in files to register first.
     """
     for file in plugins:
         registry.load_plugin(file)
@@ -73,19 +73,19 @@ def audit(name: str, plugins: Sequence[str] = ()) -> Certificate:
 
 
 def audit_all(names: Sequence[str], plugins: Sequence[str] = ()) -> Iterator[Certificate]:
-    """Audit methods on all CPUs that this process may use; certificates come as they are done."""
+    """Audit methods in parallel on all usable CPUs. Yield certificates as they are finished."""
     workers = min(usable_cpus(), len(names))
     if workers < 2:
         for name in names:
             yield audit(name, plugins)
         return
-    # Fresh interpreters: a fork would inherit torch's threads in whatever state they are.
+    # New interpreters: a fork would inherit torch's threads in an undefined state.
     context = multiprocessing.get_context("spawn")
-    with deaf_to_interrupts(context):  # its locks start a process too
+    with block_interrupts(context):  # creating the pool starts a process too
         pool = ProcessPoolExecutor(workers, context, _init_worker, (plugin_file.held(),))
     waiting: list[Future[Certificate]]
     try:
-        with deaf_to_interrupts(context):
+        with block_interrupts(context):
             waiting = [pool.submit(audit, name, plugins) for name in names]
         for done in as_completed(waiting):
             yield done.result()
@@ -97,16 +97,16 @@ def audit_all(names: Sequence[str], plugins: Sequence[str] = ()) -> Iterator[Cer
 
 
 def _init_worker(held: Mapping[Path, bytes]) -> None:
-    """Begin a process of the pool, which runs the same plug-ins as the one that starts it."""
+    """Initialise a process of the pool with the plug-in files of the parent process."""
     plugin_file.hold_all(held)
-    leave_at_interrupts()
+    exit_on_interrupt()
 
 
 def run_checks(subject: AuditSubject, checks: dict[str, Check]) -> list[Finding]:
-    """All findings, in order; a check that the method does not survive is a finding too."""
+    """Run checks and return all findings in order."""
     found: list[Finding] = []
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tables are too small for a second one
+    torch.set_num_threads(1)  # tables are too small to profit from more threads
     try:
         with torch.inference_mode():
             for name, check in checks.items():
@@ -117,15 +117,15 @@ def run_checks(subject: AuditSubject, checks: dict[str, Check]) -> list[Finding]
 
 
 def run_check(subject: AuditSubject, name: str, check: Check) -> Sequence[Finding]:
-    """The findings of one check, each with its share of the time."""
+    """Run one check and return its findings. An exception of the method becomes a finding."""
     start = time.perf_counter()
     try:
         findings = check(subject)
     except MethodFault as refused:
         where = f"while checking: {name}"
-        problem = Problem(f"the engine refuses it: {refused.message}", where, refused.hint or "")
+        problem = Problem(f"the engine rejects it: {refused.message}", where, refused.hint or "")
         findings = [Finding(name, False, {}, problem)]
-    except Exception as error:  # whatever a method raises is a finding about it
+    except Exception as error:  # any exception of a method is a finding
         findings = [Finding(name, False, {}, _describe_crash(subject, error, name), crashed=True)]
     seconds = (time.perf_counter() - start) / max(1, len(findings))
     return [replace(finding, seconds=seconds) for finding in findings]

@@ -1,4 +1,4 @@
-"""What is audited: a method's real code, with the parameters that reach its every branch."""
+"""Audit subjects: a method with parameters that reach all branches of its code."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from specbench_cli.engine.types import Rule
 from specbench_cli.store.schema import LOSSLESS
 
 TREE_SIZE_PARAM = "nodes"
-"""The parameter that is a tree's size: of the likeliest nodes, which adds no outcomes."""
+"""Name of the parameter for the size of a tree. More nodes do not add outcomes to enumerate."""
 
 MEMORY_PARAM = "memory"
-"""The parameter that says how much is kept of earlier prompts, which no draft is as long as."""
+"""Name of the parameter for the memory of earlier prompts. It does not bound the draft length."""
 
 LOOKUP_METHODS = frozenset({"pld", "sam", "suffix"})
-"""Methods that draft what followed an earlier occurrence: a text that repeats itself, with whatever
-period, must be accepted in full."""
+"""Lookup methods. They must accept a repeating text in full, whatever its period."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +33,12 @@ class AuditSubject:
     """A method and the parameters to audit it with.
 
     Attributes:
-        name: its name on the command line.
-        method: its class.
-        variants: parameters, the defaults first, then short ones whose outcomes can be walked, and
-            those at which a lossy method is exact.
-        varied: more parameters, each the defaults with one parameter changed: numbers in both
-            directions and to their bounds, what may be left out left out or given, every choice.
+        name: name of the method on the command line.
+        method: class of the method.
+        variants: parameters: the defaults, then small ones with few outcomes, and those at which a
+            lossy method is exact.
+        single_changes: the defaults with one parameter changed: smaller and larger numbers, bounds,
+            optional values set and unset, and every choice.
     """
 
     name: str
@@ -49,7 +48,7 @@ class AuditSubject:
 
     @classmethod
     def from_method(cls, name: str, method: type[Method]) -> AuditSubject:
-        """A subject with variants worked out from the types of the method's parameters."""
+        """Return a subject whose variants are derived from the types of the parameters."""
         variants = tuple(_make_variants(method.Params, method.exact_params))
         single_changes = (each for each in _change_one_param(method.Params) if each not in variants)
         return cls(name, method, variants, tuple(single_changes))
@@ -57,13 +56,14 @@ class AuditSubject:
     def lossless_params(
         self, rule: Rule, *, few_outcomes: bool = False, single_changes: bool = False
     ) -> Iterator[MethodParams]:
-        """The variants that promise to be lossless under a rule.
+        """Yield the parameters with which the method guarantees to be lossless under a rule.
 
-        Under a rule that draws there is no vanilla output for an upper bound to read.
+        Upper bounds are left out under rules that sample, because they need vanilla's output.
 
         Args:
-            walkable: only those with numbers of at most 2, so that a step has few outcomes.
-            varied: those of `varied` too.
+            few_outcomes: yield only parameters with numbers up to 2, so that steps have few
+                outcomes.
+            single_changes: also yield `single_changes`.
         """
         for params in (*self.variants, *(self.single_changes if single_changes else ())):
             method = self.method(params)
@@ -74,8 +74,10 @@ class AuditSubject:
 
     @property
     def code_constants(self) -> Sequence[int]:
-        """The whole numbers in the method's own code and the globals that it reads, in order: what
-        it may do something else beyond."""
+        """Integers in the method's code and in the globals that it reads, sorted.
+
+        The method may behave differently above such a number.
+        """
         own = [kind for kind in self.method.__mro__ if issubclass(kind, Method) and kind != Method]
         module = sys.modules.get(self.method.__module__)
         module_values = () if module is None else tuple(vars(module).values())
@@ -94,24 +96,24 @@ class AuditSubject:
         return sorted(found)
 
     def exceed_constants(self, at_least: int, at_most: int) -> int:
-        """A number above each of the method's thresholds that is less than `at_most`."""
+        """Return a number that is larger than each of `code_constants` below `at_most`."""
         return max([at_least, *(n + 1 for n in self.code_constants if n < at_most)])
 
     @property
     def uses_draft_model(self) -> bool:
-        """Whether a model or a head drafts for it, as far as it says."""
+        """True if the method declares a draft model or a head."""
         modelled = self.uses_head or bool({"draft", "head"} & self.method.needs)
         return modelled and self.method.proposes
 
     @property
     def uses_head(self) -> bool:
-        """Whether a head drafts for it."""
+        """True if the method has a draft head."""
         artifacts = self.method(self.variants[0]).artifacts()
         return any(issubclass(wanted.kind, Head | FeatureHead) for wanted in artifacts)
 
 
 def _find_numbers(code: CodeType, names: Mapping[str, Any]) -> set[int]:
-    """Whole numbers among the constants of a function, of those inside it, and of its globals."""
+    """Return positive integers in a function, in its inner functions and in its globals."""
     values = [*code.co_consts, *(names.get(name) for name in code.co_names)]
     inner = (each for each in code.co_consts if isinstance(each, CodeType))
     numbers = {each for each in values if type(each) is int and each > 0}
@@ -119,7 +121,7 @@ def _find_numbers(code: CodeType, names: Mapping[str, Any]) -> set[int]:
 
 
 def largest_number(params: MethodParams, default: int = 0) -> int:
-    """The largest whole number among the parameters, but for the sizes of trees and of memory."""
+    """Return the largest integer parameter, except tree size and memory."""
     if isinstance(params, LengthParams):
         return params.levels
     numbers = [
@@ -131,20 +133,23 @@ def largest_number(params: MethodParams, default: int = 0) -> int:
 
 
 def max_draft_levels(params: MethodParams, default: int = 0) -> int:
-    """A bound on the levels of a draft."""
+    """Return an upper bound of the draft levels."""
     depth = getattr(params, "depth", None)
     return depth if type(depth) is int else largest_number(params, default)
 
 
 def format_params(params: MethodParams) -> str:
-    """The parameters that differ from the defaults, as they are typed: "length=2"."""
+    """Return the parameters that differ from the defaults as text, such as "length=2"."""
     changed = params.model_dump(exclude_defaults=True)
     return " ".join(f"{name}={value}" for name, value in changed.items()) or "default parameters"
 
 
 def _make_variants(kind: type[MethodParams], off: Mapping[str, Any]) -> Iterator[MethodParams]:
-    """Defaults; whole numbers at most 2, then 1, then 1 but for one of them; with these, every
-    other choice of a parameter. Trees get twice as many nodes."""
+    """Yield the defaults, reduced integers, and with them every other choice of a parameter.
+
+    Integers are reduced to at most 2, to at most 1, and to 1 except for one of them. Trees get
+    twice as many nodes.
+    """
     fields = kind.model_fields
     reduced = [_drop_invalid(kind, _limit_numbers(kind, most)) for most in (2, 1)]
     reduced += [
@@ -157,11 +162,11 @@ def _make_variants(kind: type[MethodParams], off: Mapping[str, Any]) -> Iterator
         for numbers in (reduced[0], *reduced[2:3])
     ]
     seen: list[object] = []
-    # Where a lossy method is exact, it is audited as an exact one.
+    # A lossy method that is exact at some parameters is audited there as an exact one.
     exact = [{**numbers, **off} for numbers in ({}, *reduced[:2])] if off else []
     for values in ({}, *reduced, *choices, *exact):
         params = kind(**values)
-        # A number for a length leaves the rules' parameters unread, and of one there is no choice.
+        # A fixed draft length ignores the parameters of the other length rules.
         fixed = isinstance(params, LengthParams) and params.levels in (params.length, 1)
         counts = (largest_number(params), getattr(params, "rule", None)) if fixed else params
         if counts not in seen:
@@ -170,8 +175,11 @@ def _make_variants(kind: type[MethodParams], off: Mapping[str, Any]) -> Iterator
 
 
 def _change_one_param(kind: type[MethodParams]) -> Iterator[MethodParams]:
-    """The defaults with one parameter changed, in every way there is; and every choice of another
-    one with each number switched off, or as low as it goes: a choice may be what reads it."""
+    """Yield the defaults with one parameter changed.
+
+    Each choice is also combined with each number at its minimum, because the choice may decide
+    whether the number is used.
+    """
     fields = kind.model_fields
     choices = [(name, choice) for name, field in fields.items() for choice in _other_choices(field)]
     changed: list[dict[str, Any]] = [
@@ -193,14 +201,14 @@ def _change_one_param(kind: type[MethodParams]) -> Iterator[MethodParams]:
         params = kind(**kept)
         fixed = isinstance(getattr(params, "length", None), int)
         if fixed and isinstance(params, LengthParams) and {"max", "threshold"} & kept.keys():
-            continue  # a rule reads them
+            continue  # only a length rule uses them
         if len(kept) == len(values) and params.model_dump() not in seen:
             seen.append(params.model_dump())
             yield params
 
 
 def _other_numbers(field: FieldInfo) -> list[Any]:
-    """Other values of a number: less and more, its bounds, and none."""
+    """Return other values of a number: smaller, larger, its bounds, and None."""
     default, kinds = field.default, _annotation_types(field)
     if type(default) is int:
         nearer: list[Any] = [default // 2, 2 * default, *((1, 0) if field.metadata else (1,))]
@@ -216,7 +224,7 @@ def _other_numbers(field: FieldInfo) -> list[Any]:
 
 
 def _other_lists(field: FieldInfo) -> list[Any]:
-    """Other values of a list: its ends; of one that is left out, a short one of numbers."""
+    """Return other values of a list: its suffixes, or a short list if the default is None."""
     default = field.default
     if isinstance(default, tuple):
         return [default[at:] for at in range(1, len(default))]
@@ -225,18 +233,18 @@ def _other_lists(field: FieldInfo) -> list[Any]:
 
 
 def _annotation_types(field: FieldInfo) -> tuple[Any, ...]:
-    """A parameter's type, or those of a union."""
+    """Return a parameter's type, or the types of a union."""
     return (field.annotation, *get_args(field.annotation))
 
 
 def _unwrap_annotations(field: FieldInfo) -> Iterator[Any]:
     for kind in _annotation_types(field):
         yield kind
-        yield from get_args(kind)[:1]  # of what is annotated
+        yield from get_args(kind)[:1]  # the type inside Annotated
 
 
 def _limit_numbers(kind: type[MethodParams], most: int) -> dict[str, Any]:
-    """The whole numbers of a method's parameters, cut down."""
+    """Return the integer parameters that exceed a limit, reduced to it."""
     numbers = {
         name: f.default
         for name, f in kind.model_fields.items()
@@ -247,7 +255,7 @@ def _limit_numbers(kind: type[MethodParams], most: int) -> dict[str, Any]:
 
 
 def _other_choices(field: FieldInfo) -> list[Any]:
-    """The values of a parameter that has few, but for its default."""
+    """Return the values of a boolean or Literal parameter, except its default."""
     values: list[Any] = []
     for kind in _annotation_types(field):
         if kind is bool:
@@ -258,7 +266,7 @@ def _other_choices(field: FieldInfo) -> list[Any]:
 
 
 def _drop_invalid(kind: type[MethodParams], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values without those that the method does not allow."""
+    """Return the values that the parameters' validation accepts."""
     try:
         kind(**values)
     except ValidationError as refused:

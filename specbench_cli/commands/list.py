@@ -116,15 +116,15 @@ def _model_in_full(name: str) -> dict[str, Any]:
 
 
 def _shape_names() -> list[str]:
-    from specbench_cli.models.shapes import shapes
+    from specbench_cli.models.shapes import load_shapes
 
-    return list(shapes())
+    return list(load_shapes())
 
 
 def _shape(name: str) -> dict[str, Any]:
-    from specbench_cli.models.shapes import shape
+    from specbench_cli.models.shapes import get_shape
 
-    found = shape(name)
+    found = get_shape(name)
     return {"name": name, "parameters": found.parameters, **found.model_dump()}
 
 

@@ -90,7 +90,7 @@ def draft_and_verify_batch(methods: Sequence[BatchProposer], batch: Batch) -> It
         members = hooks.check_members(first, first.schedule(active, batch.size))
         _check_schedule(members, active, batch.size)
         for _, session in members:
-            session.harness.beside = [other for _, other in members]
+            session.harness.batch_sessions = [other for _, other in members]
         first = members[0][0]
         drafts = hooks.check_drafts(first, first.propose_batch(members), len(members))
         # 3. Run one target forward over all drafts and the next prompt tokens of new sequences.

@@ -9,7 +9,7 @@ from abc import ABC
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
-from specbench_cli.engine.models.artifact import Artifact, Trained
+from specbench_cli.engine.models.artifact import Artifact, ArtifactSpec
 from specbench_cli.engine.params import Claim, MethodParams
 from specbench_cli.engine.types import Guarantee
 from specbench_cli.engine.verify.accept import AcceptParams, AcceptRule
@@ -158,12 +158,12 @@ class Method(ABC):
         """Return further models that it drafts with, by name as for --draft."""
         return ()
 
-    def artifacts(self) -> tuple[Trained, ...]:
+    def artifacts(self) -> tuple[ArtifactSpec, ...]:
         """Return the trained modules that it needs: by default its `Head`.
 
         They are loaded before anything is timed.
         """
-        return () if self.Head is None else (Trained(self.Head, self.params.head),)
+        return () if self.Head is None else (ArtifactSpec(self.Head, self.params.head),)
 
     def check(self) -> None:
         """Check that the method can run here with its parameters. Called before anything is loaded.

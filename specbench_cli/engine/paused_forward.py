@@ -129,12 +129,12 @@ class PausedForward:
         Computes them for all ids if the target cannot compute them for some. This is then metered.
         """
         rows = self._target.norm(self._last_output.hidden[0])
-        some: Tensor | None = self._target.said(rows, ids)
+        some: Tensor | None = self._target.unembed_ids(rows, ids)
         return self.exit_logits()[:, ids] if some is None else some
 
     def exit_logits(self) -> Tensor:
         """Return logits [n, V], computed as if the layers that have run were all."""
-        rows, self._exit_forward = self._target.exits_of(self._last_output.hidden[0])
+        rows, self._exit_forward = self._target.record_exits(self._last_output.hidden[0])
         return rows
 
     def exit_early(self, *, copy: bool) -> None:

@@ -15,8 +15,8 @@ from specbench_cli.engine.types import ExtraInput
 class Request:
     """One prompt to continue.
 
-    ids: Tokens of the prompt with its template. If the target has an encoder (`Decoder.parted`),
-        these are the tokens that its text begins with.
+    ids: Tokens of the prompt with its template. If the target has an encoder, these are
+        (`Decoder.split_prompt`) the tokens that its text begins with.
     topic: The task's category, for methods that learn from ended requests.
     """
 
@@ -38,7 +38,7 @@ class Request:
         topic: str = "",
     ) -> Request:
         """Return the request for a prompt as the target reads it."""
-        text, source = target.parted(ids)
+        text, source = target.split_prompt(ids)
         return cls(prompt_id, turn, text, stop, source, topic)
 
     def state(self, decoder: Decoder, capacity: int) -> State:

@@ -12,8 +12,8 @@ from torch import Tensor
 from specbench_cli.engine import host
 from specbench_cli.engine.draft_validator import DraftValidator
 from specbench_cli.engine.look_ahead import LookAheadRows
-from specbench_cli.engine.models.decoder import ChainsOnly, LogitsAt, ModelInput, State, no_trees
-from specbench_cli.engine.models.head import Tape
+from specbench_cli.engine.models.decoder import ChainsOnly, LogitsAt, ModelInput, State, trees_fault
+from specbench_cli.engine.models.head import FeatureCache
 from specbench_cli.engine.models.meter import Metered, MeteredHead
 from specbench_cli.engine.paused_forward import PausedForward
 from specbench_cli.engine.sequence import Text
@@ -74,7 +74,7 @@ class Scoring:
         self.target, self.state = target, state
         self._place, self._text = place, text
         self._validator, self._step_log = validator, step_log
-        self._tape: Tape | None = None
+        self._tape: FeatureCache | None = None
         self.look_ahead_rows: LookAheadRows | None = None
         self._paused: PausedForward | None = None  # the forward in progress
         self._num_reread = 0  # committed tokens before the root that the last forward read again
@@ -205,7 +205,7 @@ class Scoring:
 
     def capture_layers(self, layers: Sequence[int]) -> None:
         """See `Session.capture_layers`."""
-        self._tape = Tape(self.target.decoder, layers)
+        self._tape = FeatureCache(self.target.decoder, layers)
 
     def look_ahead(self, head: MeteredHead) -> LookAheadRows:
         """See `Session.reserve`."""
@@ -228,10 +228,10 @@ class Scoring:
     @property
     def last_forward_features(self) -> Tensor | None:
         """Features [n, width] of the last forward's rows. None if none are captured."""
-        return None if self._tape is None else self._tape.written
+        return None if self._tape is None else self._tape.latest
 
     @property
-    def _required_tape(self) -> Tape:
+    def _required_tape(self) -> FeatureCache:
         if self._tape is None:
             raise MethodFault(
                 "no features are kept: `session.capture_layers` in `start` says of which layers"
@@ -309,7 +309,7 @@ class Scoring:
         For states that can only return to the ends of forwards.
         """
         if draft.parents not in (None, tuple(range(-1, draft.nodes - 1))):
-            raise no_trees(self.target.decoder)
+            raise trees_fault(self.target.decoder)
         committed = x.ids.shape[1] - draft.nodes
         self._num_reread = committed - 1
         if not draft.nodes:

@@ -351,7 +351,7 @@ class Session(DraftBuilder):
             MethodFault: nothing was verified yet.
         """
         if self._verifier.rows is None:
-            raise MethodFault("no draft was verified yet: `verified` is for `observe`")
+            raise MethodFault("no draft was verified yet: `verified_logits` is for `observe`")
         return self._verifier.rows
 
     def commit(self, outcome: Outcome) -> Outcome:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
 from specbench_cli.engine.learning import Memory, make_trainable
-from specbench_cli.engine.models.artifact import Trained
+from specbench_cli.engine.models.artifact import ArtifactSpec
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.engine.models.meter import Meter, Metered, MeteredHead
@@ -22,8 +22,8 @@ from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.choosing import Chooser
 from specbench_cli.engine.verify.random import Random, SeededRandom
 from specbench_cli.engine.verify.sampling import Noise, Sampling
-from specbench_cli.engine.workers.drafter import Brief, Drafter
-from specbench_cli.engine.workers.transport import Hiring, Worker
+from specbench_cli.engine.workers.drafter import Drafter, DraftRequest
+from specbench_cli.engine.workers.transport import Worker, WorkerRequest
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
 from specbench_cli.former_names import renamed_members
@@ -146,7 +146,7 @@ class SessionView:
             WorkerLost: its process does not start.
         """
         request = self.requests[0]
-        brief = Brief(
+        brief = DraftRequest(
             request.prompt_id,
             request.turn,
             self._pass,
@@ -158,8 +158,8 @@ class SessionView:
             request.source,
         )
         chooser = None if self._random_is_seeded else self._chooser
-        worker = self._workspace.transport.hire(
-            Hiring(
+        worker = self._workspace.transport.start_worker(
+            WorkerRequest(
                 kind,
                 params,
                 brief,
@@ -173,7 +173,7 @@ class SessionView:
         self._workers.append(worker)
         return worker
 
-    def artifact(self, wanted: Trained) -> Any:
+    def artifact(self, wanted: ArtifactSpec) -> Any:
         """Return a trained module of the run. A head is metered, and counts as drafting."""
         made = self._workspace.artifact(wanted)
         if isinstance(made, FeatureHead):
@@ -182,7 +182,7 @@ class SessionView:
             return made
         return Metered(made, self._meter, role="draft", place=self._place)
 
-    def trainable(self, wanted: str | Trained = "draft", topic: str = "") -> Any:
+    def trainable(self, wanted: str | ArtifactSpec = "draft", topic: str = "") -> Any:
         """Return the method's own copy of a decoder or trained module, metered as a draft.
 
         It is created at first use and kept, so `start` should request it. Needs a `state_scope`.

@@ -9,12 +9,12 @@ from weakref import WeakKeyDictionary
 
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
 from specbench_cli.engine.learning import Memory
-from specbench_cli.engine.models.artifact import Trained
+from specbench_cli.engine.models.artifact import ArtifactSpec
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.engine.models.state import KVState
 from specbench_cli.engine.types import Role
-from specbench_cli.engine.workers.transport import Inline, Transport
+from specbench_cli.engine.workers.transport import InlineTransport, Transport
 from specbench_cli.errors import MethodFault
 
 
@@ -42,10 +42,10 @@ class Workspace:
     capacity: int
     modules: Callable[[str], Any] | None = None
     tokenizer: Any = None
-    load_artifact: Callable[[Trained], Any] | None = None
+    load_artifact: Callable[[ArtifactSpec], Any] | None = None
     costs: Callable[..., float] | None = None
     decoder_factories: Mapping[str, Callable[[], Decoder]] = field(default_factory=dict)
-    transport: Transport = field(default_factory=Inline)
+    transport: Transport = field(default_factory=InlineTransport)
     role: Role = "verify"
     synthetic: str | None = None
     token_vocabulary: Vocabulary | None = None
@@ -54,7 +54,7 @@ class Workspace:
     _states: WeakKeyDictionary[Decoder, dict[tuple[int, int, int], list[State]]] = field(
         default_factory=WeakKeyDictionary
     )
-    _artifacts: dict[Trained, Any] = field(default_factory=dict)
+    _artifacts: dict[ArtifactSpec, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         target = self.decoders.get("target")
@@ -62,7 +62,7 @@ class Workspace:
             if target is not None and decoder is not target:
                 decoder.input_vocab_size = target.vocab_size
 
-    def artifact(self, wanted: Trained) -> Any:
+    def artifact(self, wanted: ArtifactSpec) -> Any:
         """Return a trained module, loaded at first use and kept."""
         if wanted not in self._artifacts:
             if self.load_artifact is None:

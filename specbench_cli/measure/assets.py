@@ -18,9 +18,9 @@ from specbench_cli.errors import SpecbenchError
 from specbench_cli.files import cache_folder
 from specbench_cli.measure.health import HealthCheck
 from specbench_cli.models import describe, model_names, resolve
-from specbench_cli.tasks.card import Source, read_card
+from specbench_cli.tasks.dataset_config import DatasetSource, read_dataset_config
 from specbench_cli.tasks.load import SHIPPED, task_names
-from specbench_cli.tasks.source import offline
+from specbench_cli.tasks.source import is_offline
 
 HUB_TIMEOUT_S = 3.0
 DEFAULT_TARGET, DEFAULT_TASK = "embedded", "mini"
@@ -53,7 +53,7 @@ class HubCall:
 
     def check(self) -> HealthCheck:
         """Return the result of the request. Wait for it at most `HUB_TIMEOUT_S` seconds."""
-        if offline():
+        if is_offline():
             return _hub_check("HF_HUB_OFFLINE forbids asking it", "unset HF_HUB_OFFLINE")
         self._thread.join(HUB_TIMEOUT_S)
         return _hub_check(
@@ -120,7 +120,7 @@ def tasks(hub_answers: bool) -> Iterator[HealthCheck]:
             "set it to a folder that exists, or: unset SPECBENCH_DATA",
         )
     for name in task_names():
-        card = read_card(SHIPPED / f"{name}.yaml")
+        card = read_dataset_config(SHIPPED / f"{name}.yaml")
         where = max((_find_source(source) for source in card.sources), key=BY_AVAILABILITY.index)
         here = where in ("local", "cached")
         usable = here or (where == "downloadable" and hub_answers)
@@ -134,7 +134,7 @@ def tasks(hub_answers: bool) -> Iterator[HealthCheck]:
         )
 
 
-def _fetch_command(name: str, sources: Sequence[Source]) -> str:
+def _fetch_command(name: str, sources: Sequence[DatasetSource]) -> str:
     """Return the command that fetches the data of a task."""
     if len(sources) == 1 and (url := sources[0].url):
         file = sources[0].file + (".gz" if url.endswith(".gz") else "")
@@ -142,7 +142,7 @@ def _fetch_command(name: str, sources: Sequence[Source]) -> str:
     return f"specbench run --task {name} --limit 1, which fills the cache (SPECBENCH_CACHE)"
 
 
-def _find_source(source: Source) -> Availability:
+def _find_source(source: DatasetSource) -> Availability:
     """Return where a file of a shipped task is available."""
     own = os.environ.get("SPECBENCH_DATA")
     for place in (SHIPPED, *([Path(own)] if own else [])):

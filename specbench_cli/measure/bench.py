@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from specbench_cli.engine.drafting.vocabulary import Translation, Vocabulary
 from specbench_cli.engine.imposed import impose
 from specbench_cli.engine.method import Method
-from specbench_cli.engine.models.artifact import Trained
+from specbench_cli.engine.models.artifact import ArtifactSpec
 from specbench_cli.engine.models.checkpoint import (
     ConfigFacts,
     Weights,
@@ -43,7 +43,7 @@ from specbench_cli.models.heads import HeadFiles, resolve_head
 from specbench_cli.models.resolve import Checkpoint
 from specbench_cli.plan.plan import Plan
 from specbench_cli.store.run_dir import Prompt
-from specbench_cli.tasks import Question, answer_text, conversation, render
+from specbench_cli.tasks import Question, build_messages, decode_answer, render_prompt
 
 _T = TypeVar("_T")
 
@@ -109,7 +109,7 @@ class Bench:
         self.module = cache(
             lambda role: readable(lambda _: module_of(decoders[role]), checkpoints[role])
         )
-        self._heads: dict[Trained, HeadFiles] = {}
+        self._heads: dict[ArtifactSpec, HeadFiles] = {}
         self.workspace = Workspace(decoders, 0, self.module, self.tokenizer, self._load_artifact)
         self.workspace.synthetic = plan.synthetic
         if self.placement is not None:
@@ -165,7 +165,7 @@ class Bench:
         for role, decoder in decoders.items():
             decoder.translation = translations[role]
         _check_encoders(decoders, checkpoints)
-        if plan.config.contrast is not None and decoders["target"].parted(())[1] is not None:
+        if plan.config.contrast is not None and decoders["target"].split_prompt(())[1] is not None:
             raise UsageError(
                 f"--contrast weakens the text that a target reads, and {plan.target.label} reads"
                 " its prompts beside it",
@@ -250,11 +250,13 @@ class Bench:
         sizes = [self.facts[each].vocab_size for each in ("target", role)]
         return Translation(ours.with_size(sizes[0]), own.with_size(sizes[1]), self.device)
 
-    def _load_artifact(self, wanted: Trained) -> Any:
+    def _load_artifact(self, wanted: ArtifactSpec) -> Any:
         """Load a trained module of a method."""
         kind = wanted.kind
         target = self._plan.target
-        files = resolve_head(wanted.source, kind.kind, target, inside=kind.inside, hint=kind.hint)
+        files = resolve_head(
+            wanted.source, kind.kind, target, in_target=kind.inside, hint=kind.hint
+        )
         made = readable(lambda path: kind.load(path, self.workspace.decoders), files)
         if self._graphs:
             recorded(made)
@@ -272,9 +274,9 @@ class Bench:
         for text in question.turns[:turn]:
             self._check_text(name, text)
         try:
-            texts = [answer_text(self.tokenizer, ids) for ids in answers]
-            messages = conversation(question.turns, texts, question.before)
-            ids = render(self.tokenizer, messages, raw=self._plan.config.raw, label=label)
+            texts = [decode_answer(self.tokenizer, ids) for ids in answers]
+            messages = build_messages(question.turns, texts, question.before)
+            ids = render_prompt(self.tokenizer, messages, raw=self._plan.config.raw, label=label)
         except PromptError as fault:
             raise PromptError(f"prompt {name}: {fault.message}", fault.hint) from fault
         if not ids:
@@ -539,7 +541,7 @@ def _check_encoders(decoders: Mapping[str, Decoder], checkpoints: Mapping[str, C
     """Raise UsageError if a draft model has an encoder and the target provides no input for it."""
 
     def encodes(decoder: Decoder) -> bool:
-        _, source = decoder.parted(())
+        _, source = decoder.split_prompt(())
         return source is not None
 
     if encodes(decoders["target"]):

@@ -20,11 +20,11 @@ from specbench_cli.config.run import RunConfig, nbytes
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.drafting.length_params import LengthParams
 from specbench_cli.engine.method import Method
-from specbench_cli.engine.models.attention import FEW
+from specbench_cli.engine.models.attention import MAX_FEW
 from specbench_cli.engine.models.checkpoint import config_facts, read_config, text_config
 from specbench_cli.engine.models.fused import fits
-from specbench_cli.engine.models.layers import HEAD_COPY_UP_TO
-from specbench_cli.engine.models.linear import form_for
+from specbench_cli.engine.models.layers import MAX_HEAD_COPY
+from specbench_cli.engine.models.linear import choose_form
 from specbench_cli.engine.models.plan import MAX_SCRATCH
 from specbench_cli.engine.simulation import Script, ScriptedDecoder
 from specbench_cli.engine.types import Rule
@@ -35,7 +35,7 @@ from specbench_cli.measure.bench import readable, tokenizer_of
 from specbench_cli.measure.placement import choose_device
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan, make_plan, prompts_per_batch
-from specbench_cli.tasks import Question, conversation, render
+from specbench_cli.tasks import Question, build_messages, render_prompt
 from specbench_cli.tasks.schema import Message
 
 DEFAULT_ACCEPTANCE = 0.7
@@ -207,14 +207,14 @@ def _prompt_lengths(plan: Plan, budget: int) -> Iterator[int]:
     for question in plan.questions:
         lengths: list[int] = []
         for turn, before in zip(question.turns, _context_messages(question), strict=True):
-            messages = conversation([turn], [], before)
+            messages = build_messages([turn], [], before)
             try:
-                ids = render(tokenizer, messages, raw=plan.config.raw, label=label)
+                ids = render_prompt(tokenizer, messages, raw=plan.config.raw, label=label)
             except PromptError as fault:
                 if not lengths:
                     message = f"prompt {question.prompt_id}: {fault.message}"
                     raise PromptError(message, fault.hint) from fault
-                ids = render(tokenizer, messages, raw=True, label=label)
+                ids = render_prompt(tokenizer, messages, raw=True, label=label)
             lengths.append(len(ids))
         yield sum(lengths) + (len(lengths) - 1) * budget
 
@@ -278,10 +278,10 @@ class ModelSizes:
         weights = facts.parameters * size
         embedding = torch.empty(facts.vocab_size, hidden, dtype=dtype, device=device)  # untouched
         copied = text.tie_word_embeddings and device.type == "cpu"
-        if copied and embedding.numel() <= HEAD_COPY_UP_TO[form_for(embedding.t())]:
+        if copied and embedding.numel() <= MAX_HEAD_COPY[choose_form(embedding.t())]:
             weights += embedding.nbytes
         gate_up = torch.empty(hidden, 2 * inner, dtype=dtype, device=device)  # untouched, too
-        halves = {"plain": 0, "tiled": inner}.get(form_for(gate_up), 2 * inner)
+        halves = {"plain": 0, "tiled": inner}.get(choose_form(gate_up), 2 * inner)
         return cls(
             weights=weights,
             row=text.num_hidden_layers * kv * size,
@@ -362,7 +362,7 @@ def compute_footprint(
         (group[first : first + slots] for group in groups for first in range(len(group))), key=sum
     )
     # Buffers of short blocks are kept: of prompts, and of a step or two.
-    short = sorted({n for group in groups for n in group if n <= FEW})[-MAX_SCRATCH:]
+    short = sorted({n for group in groups for n in group if n <= MAX_FEW})[-MAX_SCRATCH:]
     kept = (sum(short) + 2 * step) * target.scratch
     distributions = noise = 0
     if rule in ("rejection", "block"):
@@ -372,7 +372,7 @@ def compute_footprint(
         block = rows * target.vocab
         noise = block * 4 * min(2, -(-budget // rows)) * batch  # of each one's last two blocks
         distributions = block * 8 * NOISE_PARTS
-    long = sum(joining) if max(joining) > FEW else 0
+    long = sum(joining) if max(joining) > MAX_FEW else 0
     prefill = (
         sum(joining) * target.temporaries + long * target.scratch,
         len(joining) * target.logits,

@@ -16,16 +16,16 @@ from specbench_cli.time_limit import limit_time
 @contextmanager
 def run_workers(session: Session, transport: Transport, parallel: bool) -> Iterator[None]:
     """Run the `with` block with the workers of a method. Wait until they are idle at the end."""
-    with transport.placed() if parallel else nullcontext():
+    with transport.pin_target() if parallel else nullcontext():
         try:
             yield
         except Exception:
             for worker in session.harness.workers:
                 with suppress(Exception):  # the first failure counts
-                    worker.settle()
+                    worker.drain()
             raise
         for worker in session.harness.workers:
-            worker.settle()
+            worker.drain()
 
 
 @contextmanager

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from specbench_cli.config.devices import ROLES, cores_of, listed, written
-from specbench_cli.engine.workers.place import Place, halves
-from specbench_cli.engine.workers.process import Processes
-from specbench_cli.engine.workers.thread import Threads
+from specbench_cli.engine.workers.core_placement import CorePlacement, split_cores
+from specbench_cli.engine.workers.process import ProcessTransport
+from specbench_cli.engine.workers.thread import ThreadTransport
 from specbench_cli.engine.workers.transport import Transport
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.plan.plan import Plan
@@ -72,8 +72,12 @@ def placement(plan: Plan, home: torch.device) -> Placement:
     target, draft = (f"cuda:{each.index or 0}" for each in (home, device))
     device_names = {"target": target, "draft": draft}
     if target == draft:
-        return Placement(device, Threads(timeout=_timeout()), device_names, separate_draft=False)
-    return Placement(device, Processes(timeout=_timeout()), device_names, separate_draft=True)
+        return Placement(
+            device, ThreadTransport(timeout=_timeout()), device_names, separate_draft=False
+        )
+    return Placement(
+        device, ProcessTransport(timeout=_timeout()), device_names, separate_draft=True
+    )
 
 
 def choose_device(name: str) -> torch.device:
@@ -92,8 +96,8 @@ def choose_device(name: str) -> torch.device:
 
 def _place_on_cores(asked: Mapping[str, str] | None) -> Placement:
     cores_by_role = {role: cores_of(place) for role, place in (asked or {}).items()}
-    places = {role: Place(cores) for role, cores in cores_by_role.items()}
-    default = dict(zip(ROLES, halves(), strict=True))
+    places = {role: CorePlacement(cores) for role, cores in cores_by_role.items()}
+    default = dict(zip(ROLES, split_cores(), strict=True))
     allowed = {core for place in default.values() for core in place.cores}
     for role, place in places.items():
         if missing := sorted({*place.cores} - allowed):
@@ -105,7 +109,7 @@ def _place_on_cores(asked: Mapping[str, str] | None) -> Placement:
             )
     if not any(place.cores for place in places.values()):
         places = default
-    transport = Processes(places["target"], places["draft"], timeout=_timeout())
+    transport = ProcessTransport(places["target"], places["draft"], timeout=_timeout())
     device_names = {
         role: written(place.cores) if place.cores else "cpu" for role, place in places.items()
     }

@@ -22,7 +22,7 @@ from specbench_cli.stats.neartie import chance_of_any
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import BASELINE, LOSSLESS, Record, Verdict
-from specbench_cli.tasks import written_text
+from specbench_cli.tasks import decode_text
 from specbench_cli.tasks.schema import Question
 
 REPLAY = "replay"
@@ -164,7 +164,7 @@ class RecordBuilder:
         ids = tuple(measurement.result.output_ids)
         if ids not in prompt_measurements.scores:
             try:
-                text = written_text(self._tokenizer, ids)
+                text = decode_text(self._tokenizer, ids)
             except PromptError:  # an answer that cannot be decoded to text has no score
                 prompt_measurements.scores[ids] = None
                 return None
@@ -181,7 +181,7 @@ class RecordBuilder:
         """Return True if a complete output belongs to the grammar, judged by its text only."""
         if self._grammar is None or measurement.result.finish != "eos":
             return None
-        return self._grammar.holds(written_text(self._tokenizer, measurement.result.output_ids))
+        return self._grammar.holds(decode_text(self._tokenizer, measurement.result.output_ids))
 
     def _read_output(
         self, measurement: Measurement, prompt_measurements: PromptMeasurements

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbench_cli.engine.workers.lifeline import end_with
+from specbench_cli.engine.workers.process_lifetime import exit_with_parent
 from specbench_cli.errors import ExitCode, SpecbenchError, UsageError
 from specbench_cli.interpreter import python_command
 from specbench_cli.measure.worker_process import WorkerProcess
@@ -104,7 +104,7 @@ def bind_to_parent(parent: int) -> None:
             f"--parent {parent}: that process did not start this one, or has ended",
             hint="a run starts its passes itself: leave --parent out",
         )
-    end_with(parent)
+    exit_with_parent(parent)
 
 
 def _command(path: Path, number: int) -> list[str]:

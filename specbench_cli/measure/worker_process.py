@@ -1,8 +1,8 @@
 """Child processes of a run: repeats and plug-in processes.
 
 This module starts them, sends orders, receives answers, and interrupts or ends them. A child has
-the module path of this process, which never includes the working folder. `end_with` ends a child
-together with this process.
+the module path of this process, which never includes the working folder. `exit_with_parent` ends a
+child together with this process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from specbench_cli.engine.workers.lifeline import deaf_to_interrupts
+from specbench_cli.engine.workers.process_lifetime import block_interrupts
 
 GRACE_S = (1.5, 10.0)
 """Seconds that an interrupted process has to end, first by itself, then after SIGTERM. It receives
@@ -65,7 +65,7 @@ class WorkerProcess:
                 stack.callback(theirs.close)
                 descriptors = (*descriptors, theirs.fileno())
                 command = (*command, str(theirs.fileno()))
-                stack.enter_context(deaf_to_interrupts())
+                stack.enter_context(block_interrupts())
             self._process = subprocess.Popen(
                 [*command],
                 pass_fds=descriptors,

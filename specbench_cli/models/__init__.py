@@ -1,4 +1,4 @@
-"""Models: from a name, hub id or folder to a checkpoint on disk."""
+"""Models: resolution of names, hub ids and folders to checkpoints on disk."""
 
 from specbench_cli.models.resolve import Checkpoint, describe, model_names, resolve
 

@@ -1,11 +1,10 @@
-"""Models that are kept as what sets them apart from another one, and made whole at first use.
+"""Models stored as differences from a base model, and merged at first use.
 
-A low-rank fine-tuning in PEFT's files is added to its model: W becomes W + (alpha / r) B A (LoRA,
-Hu et al., ICLR 2022, arXiv:2106.09685); the format:
-https://huggingface.co/docs/peft/developer_guides/checkpoint. A draft that was made of its target
-(`specbench train draft --layers`) is kept as its own layers, and gets the target's embeddings and
-the rows of its output matrix that it says. The whole lies in specbench's cache under the hashes of
-both, a fine-tuning in the dtype of the base, a draft in that of its layers.
+A LoRA adapter in PEFT's format is added to its base model: W becomes W + (alpha / r) B A (Hu et
+al., ICLR 2022, arXiv:2106.09685; https://huggingface.co/docs/peft/developer_guides/checkpoint). A
+draft made from its target (`specbench train draft --layers`) is stored as its own layers. It gets
+the target's embeddings and some rows of its output matrix. The merged model is cached under the
+hashes of both, an adapter in the dtype of the base model, a draft in that of its layers.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from numpy.typing import NDArray
 from specbench_cli import files
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.files import cache_folder
-from specbench_cli.tasks.source import made_once
+from specbench_cli.tasks.source import create_once
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 LAYERS, RECORD = "layers.safetensors", "alignment.json"
-"""What a draft has of its own, and the record of its training, which names the target."""
+"""Layers of a draft, and the record of its training, which names the target."""
 EMBEDDINGS, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 PREFIX, A, B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
-PLAIN = {
+SUPPORTED_CONFIG = {
     "peft_type": ("LORA",),
     "bias": ("none",),
     "use_dora": (False,),
@@ -45,10 +44,10 @@ PLAIN = {
     "use_qalora": (False,),
     "lora_bias": (False,),
 }
-"""What adapter_config.json may say, where it says anything, of additions that are made here."""
-MOST_HEADER = 100_000_000
+"""Supported values of keys in adapter_config.json, if they are present."""
+MAX_HEADER_BYTES = 100_000_000
 """Maximum size of a header in bytes, as in the safetensors library."""
-LARGEST = 1e6
+MAX_SCALE = 1e6
 """Upper bound of the rank and alpha of an adapter."""
 
 _FETCH = "download the folder again, or save the fine-tuning again with peft (save_pretrained)"
@@ -59,20 +58,20 @@ Array = NDArray[Any]
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds a fine-tuning, or a draft's own layers, and not a model."""
+    """Return True if a folder contains an adapter or the layers of a draft, not a whole model."""
     return (folder / CONFIG).is_file() or is_draft(folder)
 
 
 def is_draft(folder: Path) -> bool:
-    """Whether it holds a draft's own layers."""
+    """Return True if a folder contains the layers of a draft."""
     return (folder / LAYERS).is_file()
 
 
-def base_of(folder: Path) -> str:
-    """The model that it is of, as `resolve` takes it.
+def find_base_model(folder: Path) -> str:
+    """Return the name of the base model, for `resolve`.
 
     Raises:
-        UsageError: a fine-tuning of another kind; or a draft's record that names no target.
+        UsageError: the kind of adapter is not supported, or a draft's record names no target.
     """
     if is_draft(folder):
         try:
@@ -86,11 +85,14 @@ def base_of(folder: Path) -> str:
             )
         return target
     facts = _facts(folder)
-    odd = next((key for key, known in PLAIN.items() if facts.get(key, known[0]) not in known), None)
+    odd = next(
+        (key for key, known in SUPPORTED_CONFIG.items() if facts.get(key, known[0]) not in known),
+        None,
+    )
     if odd is not None:
         raise UsageError(
             f"{folder.name}/{CONFIG} has {odd} {facts[odd]!r}; only plain low-rank additions are"
-            f" added here ({odd} {PLAIN[odd][0]!r})",
+            f" added here ({odd} {SUPPORTED_CONFIG[odd][0]!r})",
             "merge it with peft (merge_and_unload, save_pretrained), and use the merged folder",
         )
     base = facts.get("base_model_name_or_path")
@@ -103,7 +105,7 @@ def base_of(folder: Path) -> str:
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    """Return the adapter_config.json of a fine-tuning. Raise UsageError if it is invalid."""
+    """Return the adapter_config.json of an adapter. Raise UsageError if it is invalid."""
     try:
         facts = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as fault:
@@ -116,16 +118,17 @@ def _facts(folder: Path) -> dict[str, Any]:
     return found
 
 
-def merged(folder: Path, base: Path) -> Path:
-    """The folder of the whole model, made at first use.
+def merge_adapter(folder: Path, base: Path) -> Path:
+    """Return the folder of the merged model, created at first use.
 
     Args:
-        folder: of the fine-tuning, or of the layers; base: of the model that it is of.
+        folder: folder of the adapter or of the draft's layers.
+        base: folder of the base model.
 
     Raises:
-        UsageError: it has additions to what the model has not, or of other sizes; or the model's
-            embeddings are not of the layers' width, or of another vocabulary.
-        EnvironmentFault: a cache that cannot be written.
+        UsageError: the adapter changes matrices that the base model does not have, or with other
+            sizes; or the width or vocabulary of a draft's layers does not fit the base model.
+        EnvironmentFault: the cache cannot be written.
     """
     layers = is_draft(folder)
     own = ("config.json", LAYERS) if layers else (CONFIG, WEIGHTS)
@@ -140,7 +143,7 @@ def merged(folder: Path, base: Path) -> Path:
         _add(folder, part)
 
     try:
-        return made_once(made, write)
+        return create_once(made, write)
     except OSError as fault:
         raise EnvironmentFault(
             f"{folder.name} cannot be added to its model in the cache {made.parent}:"
@@ -160,7 +163,7 @@ def _not_copied(folder: str, names: list[str]) -> list[str]:
 
 
 def _add(folder: Path, model: Path) -> None:
-    """Change the matrices in a model's files, where they stand."""
+    """Add an adapter to the matrices in a model's files, in place."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
@@ -203,11 +206,11 @@ def _scale(folder: Path, facts: dict[str, Any]) -> float:
     rank: Any = facts.get("r")
     for name, value in (("lora_alpha", alpha), ("r", rank)):
         real = isinstance(value, int | float) and not isinstance(value, bool)
-        if not real or not -LARGEST < value < LARGEST or (name == "r" and value < 1):
-            least = "1" if name == "r" else f"-{LARGEST:g}"
+        if not real or not -MAX_SCALE < value < MAX_SCALE or (name == "r" and value < 1):
+            least = "1" if name == "r" else f"-{MAX_SCALE:g}"
             raise UsageError(
                 f"{folder.name}/{CONFIG} has {name} {value!r}; it must be a number from {least} to"
-                f" {LARGEST:g}",
+                f" {MAX_SCALE:g}",
                 "get the config from the author of the adapter",
             )
     return float(alpha) / float(rank)
@@ -231,7 +234,7 @@ def _check_parts(folder: Path, parts: dict[str, Array], places: set[str], rank: 
 
 
 def _complete(folder: Path, base: Path, model: Path) -> None:
-    """Write a draft whole: its layers between its target's embeddings and output."""
+    """Write a whole draft: its layers with the target's embeddings and output matrix."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file, save_file
 
@@ -253,7 +256,7 @@ def _complete(folder: Path, base: Path, model: Path) -> None:
         if name in (EMBEDDINGS, OUTPUT)
     }
     for name, rows in ((EMBEDDINGS, slice(None)), (OUTPUT, said)):
-        file, entry = shared.get(name) or shared.get(EMBEDDINGS) or (base, {})  # where it is tied
+        file, entry = shared.get(name) or shared.get(EMBEDDINGS) or (base, {})  # tied output matrix
         if entry.get("shape") != wanted or entry["dtype"] not in DTYPES:
             raise UsageError(
                 f"{folder.name}: its target's embeddings are {entry.get('shape', 'not there')},"
@@ -270,11 +273,11 @@ def _complete(folder: Path, base: Path, model: Path) -> None:
 
 
 def _entries(file: Path) -> dict[str, Any]:
-    """What a file of weights says of each, and of its own size, behind which they lie."""
+    """Return the header of a safetensors file, with the offset of the data in each entry."""
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         try:
-            held = json.loads(opened.read(min(size, MOST_HEADER)))
+            held = json.loads(opened.read(min(size, MAX_HEADER_BYTES)))
             return {name: {**entry, "from": 8 + size} for name, entry in held.items()}
         except (ValueError, TypeError, AttributeError, RecursionError) as fault:
             raise UsageError(
@@ -285,7 +288,7 @@ def _entries(file: Path) -> dict[str, Any]:
 def _mapped(
     file: Path, entry: dict[str, Any], mode: Literal["r", "r+"]
 ) -> np.memmap[Any, np.dtype[Any]]:
-    """A matrix of a file where it stands."""
+    """Return a memory map of a matrix in a file."""
     place = entry["from"] + entry["data_offsets"][0]
     return np.memmap(file, DTYPES[entry["dtype"]], mode, place, tuple(entry["shape"]))
 
@@ -300,7 +303,7 @@ def _rounded(matrix: Array, kind: str) -> Array:
     if kind != DTYPES["BF16"]:
         return matrix.astype(kind)
     bits = matrix.astype(np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)  # halves to even
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)  # round half to even
 
 
 def _sha256(files: list[Path]) -> str:

@@ -1,4 +1,4 @@
-"""The entries of aliases.yaml: what is known of a checkpoint without having it."""
+"""Entries of aliases.yaml: facts about checkpoints that need not be on this machine."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 HERE = Path(__file__).parent
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Of one number."""
+"""Bytes per number by dtype."""
 
 UNITS = {"B": 1e9, "M": 1e6}
 
 
 class Alias(BaseModel):
-    """An entry; exactly one of `same_as`, `folder` and `hub` says where the checkpoint is.
+    """An entry. Exactly one of `same_as`, `folder` and `hub` gives the place of the checkpoint.
 
     The fields are explained at the top of aliases.yaml.
     """
@@ -51,30 +51,30 @@ class Alias(BaseModel):
         return self
 
     @property
-    def installed(self) -> Path | None:
-        """The file in the installed package that carries the weights; None where there is none."""
+    def installed_file(self) -> Path | None:
+        """File with the weights in an installed package, or None."""
         if self.file is None:
             return None
         module, _, name = self.file.partition("/")
-        spec = find_spec(module)  # found, not imported: what else the package needs may be missing
+        spec = find_spec(module)  # not imported, because dependencies of the package may be missing
         places = (spec.submodule_search_locations if spec else None) or ()
         return next((path for place in places if (path := Path(place) / name).is_file()), None)
 
     @property
     def download_size_gb(self) -> float | None:
-        """GB to download, None where nothing is, or the size is not known."""
+        """Download size in GB; None if nothing is downloaded or the size is unknown."""
         if self.download_gb or not self.hub:
             return self.download_gb
         return self._gb(self.dtype or "")
 
     @property
     def memory_gb(self) -> dict[str, float] | None:
-        """GB of the weights alone, by dtype they are run in."""
+        """Size of the weights in GB, by dtype."""
         sizes = {dtype: self._gb(dtype) for dtype in ("float32", "bfloat16")}
         return {dtype: size for dtype, size in sizes.items() if size is not None} or None
 
     def template_text(self) -> str | None:
-        """The chat template that stands in where the tokenizer has none."""
+        """Return the chat template for a tokenizer without one, or None."""
         if self.template is None:
             return None
         return (HERE / "templates" / f"{self.template}.jinja").read_text(encoding="utf-8").rstrip()
@@ -88,16 +88,16 @@ class Alias(BaseModel):
 
 @cache
 def aliases() -> dict[str, Alias]:
-    """The entries, by short name, in the file's order."""
+    """Return the entries by short name, in the order of the file."""
     entries = yaml.safe_load((HERE / "aliases.yaml").read_text(encoding="utf-8"))
     return {name: Alias.model_validate(entry) for name, entry in entries.items()}
 
 
-def known_as(hub_id: str) -> Alias | None:
-    """The entry of a hub id."""
+def find_alias(hub_id: str) -> Alias | None:
+    """Return the entry of a hub id, or None."""
     return next((alias for alias in aliases().values() if alias.hub == hub_id), None)
 
 
 def _rounded(size: float) -> float:
-    """To three digits, and never finer than 10 kB."""
+    """Round a size in GB to three digits, and at most five decimals."""
     return round(size, max(0, min(5, 2 - math.floor(math.log10(size)))))

@@ -1,7 +1,7 @@
-"""GGUF files, llama.cpp's format: dequantised once, to a folder as transformers writes them.
+"""Conversion of GGUF files (llama.cpp's format) to folders in transformers' format, dequantised.
 
-The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A file's folder lies in
-specbench's cache under the file's sha256, so every later run, resumed or beside this one, finds it.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The folder is cached under the
+file's SHA-256, so all later and parallel runs use it.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from specbench_cli.errors import (
 )
 from specbench_cli.files import cache_folder
 from specbench_cli.models.gguf_tokenizer import tokenizer_files
-from specbench_cli.tasks.source import made_once
+from specbench_cli.tasks.source import create_once
 
 SUFFIX = ".gguf"
 FORMAT = 1
-"""Counts the ways in which folders were made; a folder of another way is made anew."""
+"""Version of the conversion. Folders of other versions are not used."""
 
 SHARD = 1 << 31
-"""Bytes of weights in a file of the folder, at most by one tensor more."""
+"""Size in bytes after which a new file of weights starts."""
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""How all Llama 3 checkpoints scale their rotary frequencies; a GGUF file holds the outcome alone
-(`rope_freqs`), of which the factor is the largest number."""
+"""Rotary scaling of all Llama 3 checkpoints. A GGUF file contains only the resulting factors
+(`rope_freqs`), whose maximum is the scaling factor."""
 
-ENDS = ("eos", "eot", "eom")
-"""Tokens of the metadata that end a text."""
+EOS_KINDS = ("eos", "eot", "eom")
+"""Kinds of tokens in the metadata that end a text."""
 
 Array = NDArray[Any]
 Facts = Mapping[str, Any]
@@ -91,11 +91,11 @@ BLOCKS = {
     "phi2": _PHI2,
     "phi3": _PHI3,
 }
-"""By architecture: the tensors of a layer, and what transformers calls them."""
+"""Names of a layer's tensors in GGUF and in transformers, by architecture."""
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path names a GGUF file, by its ending or by its first bytes."""
+    """Return True if a path is a GGUF file by its extension or its first bytes."""
     if path.suffix.lower() == SUFFIX:
         return True
     try:
@@ -105,14 +105,14 @@ def is_gguf(path: Path) -> bool:
         return False
 
 
-def converted(path: Path) -> Path:
-    """The folder (config.json, safetensors, tokenizer) of a GGUF file, made at first use.
+def convert_gguf(path: Path) -> Path:
+    """Convert a GGUF file to a folder (config.json, safetensors, tokenizer) at first use.
 
-    Numbers keep their values: what is quantised becomes float32, float16 stays.
+    Values do not change: quantised tensors become float32, and float16 stays float16.
 
     Raises:
-        UsageError: an architecture, a quantisation or a tokenizer that cannot be read here.
-        EnvironmentFault: a damaged file, or a cache that cannot be written.
+        UsageError: the architecture, quantisation or tokenizer is not supported.
+        EnvironmentFault: the file is damaged, or the cache cannot be written.
     """
     made = cache_folder() / "gguf" / f"v{FORMAT}" / _sha256(path)
 
@@ -131,7 +131,7 @@ def converted(path: Path) -> Path:
             ) from fault
 
     try:
-        return made_once(made, write)
+        return create_once(made, write)
     except OSError as fault:
         raise EnvironmentFault(
             f"{path.name} cannot be dequantised into the cache {made.parent}:"
@@ -151,7 +151,7 @@ def _sha256(path: Path) -> str:
 
 
 def _write(path: Path, folder: Path) -> None:
-    """Write the folder's files. Raises OSError beside what `converted` raises."""
+    """Write the files of the folder. Raises OSError, and the errors of `convert_gguf`."""
     reader = _opened(path)
     try:
         facts = {key: field.contents() for key, field in reader.fields.items()}
@@ -185,7 +185,7 @@ def _save(tensors: Iterator[tuple[str, Array]], folder: Path) -> None:
         shards.append(f"model-{len(shards) + 1:05}.safetensors")
         try:
             save_file(held, folder / shards[-1], metadata={"format": "pt"})
-        except SafetensorError as fault:  # its words for what the system says
+        except SafetensorError as fault:  # it wraps errors of the system
             raise OSError(str(fault)) from fault
         at.update(dict.fromkeys(held, shards[-1]))
         held.clear()
@@ -204,16 +204,16 @@ def _save(tensors: Iterator[tuple[str, Array]], folder: Path) -> None:
 
 
 def _opened(path: Path) -> Any:
-    """The gguf library's reader of a file.
+    """Open a file with the gguf library's reader.
 
     Raises:
-        UsageError: tensors in a quantisation that it does not know.
-        EnvironmentFault: a damaged file.
+        UsageError: the library does not know the quantisation.
+        EnvironmentFault: the file is damaged.
     """
     from gguf import GGUFReader
 
     class Reader(GGUFReader):
-        """Refuses to read on behind the end, where the library's gets empty arrays."""
+        """Reader that raises an error at the end of the file; the library returns empty arrays."""
 
         def _get(self, offset: int, dtype: Any, count: int = 1, *args: Any, **more: Any) -> Any:
             if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
@@ -237,16 +237,16 @@ def _opened(path: Path) -> Any:
 
 
 class _Model:
-    """The model of a GGUF file in transformers' terms.
+    """Model of a GGUF file in transformers' format.
 
     Args:
-        name: the file's, for messages.
-        facts: its metadata.
-        stored: its tensors by name, as the gguf library reads them.
+        name: name of the file for messages.
+        facts: metadata of the file.
+        stored: tensors by name, as read by the gguf library.
 
     Raises:
-        UsageError: a kind of model that is not known here.
-        EnvironmentFault: metadata or tensors that have to be there are not.
+        UsageError: the kind of model is not supported.
+        EnvironmentFault: required metadata or tensors are missing.
     """
 
     def __init__(self, name: str, facts: Facts, stored: Mapping[str, Any]) -> None:
@@ -283,7 +283,7 @@ class _Model:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the folder's weights."""
+        """Size of the converted weights in bytes."""
         return sum(
             tensor.n_elements * (2 if tensor.tensor_type.name == "F16" else 4)
             for name, tensor in self._stored.items()
@@ -291,12 +291,11 @@ class _Model:
         )
 
     def tensors(self) -> Iterator[tuple[str, Array]]:
-        """The weights by transformers' names, [out, in]; float16 as they are, others in float32.
+        """Yield (transformers' name, weight [out, in]) in float16 or float32.
 
         Raises:
-            UsageError: a quantisation that the gguf library cannot read.
-            EnvironmentFault: a tensor of another shape than the metadata says, or numbers that are
-                none.
+            UsageError: the gguf library cannot read the quantisation.
+            EnvironmentFault: a tensor has a wrong shape or numbers that are not finite.
         """
         for name, theirs in self._names.items():
             weight = self._numbers(name)
@@ -314,11 +313,11 @@ class _Model:
                     )
                 weight = _side_by_side_to_halves(weight, self._head_dim)
             if self.architecture.startswith("gemma") and name.endswith("norm.weight"):
-                weight = weight - 1  # transformers' modules add it
+                weight = weight - 1  # transformers' modules add 1
             yield from self._parts(theirs, weight)
 
     def _parts(self, name: str, weight: Array) -> Iterator[tuple[str, Array]]:
-        """A tensor, or those that older files of Phi 2 keep as one."""
+        """Yield a tensor, or the three tensors that older files of Phi 2 store as one."""
         if ".attn_qkv." not in name:
             yield name, weight
             return
@@ -343,7 +342,7 @@ class _Model:
         return numbers
 
     def _all_names(self) -> dict[str, str]:
-        """transformers' name of each tensor in the file that is a weight."""
+        """Return transformers' names of the weights in the file."""
         final = "final_layernorm" if self.architecture == "phi2" else "norm"
         known = {
             "token_embd": "model.embed_tokens",
@@ -386,9 +385,9 @@ class _Model:
         return names
 
     def _special(self) -> dict[str, Any]:
-        """Ids of the tokens that generation begins, ends and pads with."""
+        """Return the ids of BOS, EOS and padding tokens."""
         tokens = "tokenizer.ggml.{}_token_id"
-        ends = [self._facts.get(tokens.format(kind)) for kind in ENDS]
+        ends = [self._facts.get(tokens.format(kind)) for kind in EOS_KINDS]
         return {
             "bos_token_id": self._facts.get(tokens.format("bos")),
             "eos_token_id": sorted({int(end) for end in ends if end is not None}) or None,
@@ -396,7 +395,7 @@ class _Model:
         }
 
     def _config(self) -> dict[str, Any]:
-        """transformers' config.json."""
+        """Return transformers' config.json."""
         common = {
             "hidden_size": self._hidden,
             "num_hidden_layers": self._layers,
@@ -427,7 +426,7 @@ class _Model:
         return int(embedding.shape[1])
 
     def _llama(self) -> dict[str, Any]:
-        """Llama, Qwen2, Qwen3: of one kind."""
+        """Return the configuration of Llama, Qwen2 and Qwen3."""
         classes = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
         return {
             "model_type": self.architecture,
@@ -502,11 +501,11 @@ class _Model:
         }
 
     def _rms_eps(self) -> float:
-        # A float32 in the file: its shortest decimal is what the model was made with.
+        # The shortest decimal of the float32 in the file is the original value.
         return float(str(np.float32(self._own("attention.layer_norm_rms_epsilon"))))
 
     def _rope(self) -> dict[str, Any]:
-        """Rotary parameters of the full attention."""
+        """Return the rotary parameters of full attention."""
         theta = float(self._own("rope.freq_base", 10000.0))
         kind = self._own("rope.scaling.type", "none")
         if "rope_freqs.weight" in self._stored:
@@ -528,7 +527,7 @@ class _Model:
         return made
 
     def _llama3(self, theta: float) -> dict[str, Any]:
-        """Llama 3's scaling, told from the factors that the file has for each frequency."""
+        """Return Llama 3's scaling, derived from the factor of each frequency in the file."""
         stored = np.asarray(self._numbers("rope_freqs.weight"), dtype=np.float64)
         factor = float(stored.max())
         waves = 2 * math.pi * theta ** (np.arange(0, self._head_dim, 2) / self._head_dim)
@@ -544,7 +543,7 @@ class _Model:
         return {"rope_type": "llama3", "rope_theta": theta, "factor": factor, **LLAMA3}
 
     def _own(self, key: str, default: Any = ...) -> Any:
-        """The architecture's metadata under a key. Raises EnvironmentFault: there is none."""
+        """Return a metadata value of the architecture. Raise EnvironmentFault if it is missing."""
         found = self._facts.get(f"{self.architecture}.{key}", default)
         if found is ...:
             raise EnvironmentFault(
@@ -564,7 +563,10 @@ class _Model:
 
 
 def _side_by_side_to_halves(weight: Array, head_dim: int) -> Array:
-    """Rows [heads * head_dim, ...] of llama.cpp's Llama, where the two that rotate together are
-    neighbours, in transformers' order, where they are half a head apart."""
+    """Reorder rows [heads * head_dim, ...] from llama.cpp's to transformers' rotary layout.
+
+    In llama.cpp the two rows of a rotation are neighbours; in transformers they are half a head
+    apart.
+    """
     by_head = weight.reshape(-1, head_dim // 2, 2, *weight.shape[1:])
     return by_head.swapaxes(1, 2).reshape(weight.shape)

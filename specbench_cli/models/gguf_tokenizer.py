@@ -1,7 +1,7 @@
-"""The tokenizer of a GGUF file, as the files that transformers reads.
+"""Conversion of a GGUF file's tokenizer to transformers' files.
 
-Two kinds: byte-level BPE ("gpt2": Llama 3, Qwen, SmolLM, Phi 2) and SentencePiece's BPE ("llama":
-Llama 2, Gemma, Phi 3). How a text is split before merging is not in the file but named there.
+There are two kinds: byte-level BPE ("gpt2": Llama 3, Qwen, SmolLM, Phi 2) and SentencePiece's BPE
+("llama": Llama 2, Gemma, Phi 3). The file contains only the name of the pre-tokenization rule.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from specbench_cli.errors import EnvironmentFault, UsageError
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
-"""Kinds of tokens that are no plain ones (1)."""
+"""Kinds of tokens other than normal ones (1)."""
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -27,22 +27,22 @@ SPLITS = {
     "smaug-bpe": _LLAMA3, "falcon3": _LLAMA3,
     "qwen2": _QWEN2, "deepseek-r1-qwen": _QWEN2, "megrez": _QWEN2,
 }  # fmt: skip
-"""By llama.cpp's name (`tokenizer.ggml.pre`): GPT-2's own splitting, the same with every digit for
-itself, or an expression."""
+"""Pre-tokenization rules by llama.cpp's name (`tokenizer.ggml.pre`): GPT-2's, GPT-2's with separate
+digits, or a regular expression."""
 
-SPACE = "\u2581"  # what SentencePiece writes for a space
+SPACE = "\u2581"  # SentencePiece's symbol for a space
 
 
 def tokenizer_files(file: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The contents of tokenizer.json and tokenizer_config.json.
+    """Return the contents of tokenizer.json and tokenizer_config.json.
 
     Args:
-        file: the GGUF file's name, for messages.
-        facts: its metadata.
+        file: name of the GGUF file for messages.
+        facts: metadata of the file.
 
     Raises:
-        UsageError: a kind of tokenizer, or of splitting, that is not known here.
-        EnvironmentFault: metadata that have to be there are not.
+        UsageError: the kind of tokenizer or the pre-tokenization rule is not supported.
+        EnvironmentFault: required metadata are missing.
     """
     own = {
         key.removeprefix("tokenizer.ggml."): value
@@ -67,7 +67,7 @@ def tokenizer_files(file: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         ) from error
     except UsageError:
         raise
-    except Exception as error:  # the library's own, of tokens and merges that are no tokenizer
+    except Exception as error:  # the library rejects invalid tokens and merges
         raise EnvironmentFault(
             f"{file} is damaged: its metadata make no tokenizer, {error}", "fetch it once more"
         ) from error
@@ -188,7 +188,7 @@ def _added(
 
 
 def _begin_and_end(made: Any, own: Mapping[str, Any], bos: str | None, eos: str | None) -> None:
-    """Have texts begin and end with the tokens that the metadata ask for."""
+    """Add BOS and EOS tokens to texts as the metadata require."""
     from tokenizers import processors
 
     usual = own["model"] == "llama" or SPLITS.get(own.get("pre", "")) == _LLAMA3

@@ -1,4 +1,4 @@
-"""Where a trained module that goes with a model lies: shipped, in the hub's cache, or a folder."""
+"""Resolution of trained modules (heads): shipped, in the hub's cache, or a folder."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from pathlib import Path
 from specbench_cli import files
 from specbench_cli.errors import UsageError
 from specbench_cli.models.aliases import HERE
-from specbench_cli.models.hub import Wanted, cached_snapshot, download
+from specbench_cli.models.hub import HubDownload, cached_snapshot, download
 from specbench_cli.models.resolve import HUB_ID, Checkpoint
 
-OWN = "auto"
-"""The source that stands for the module that belongs to the target."""
+AUTO = "auto"
+"""Source name of the module that belongs to the target."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadFiles:
-    """A trained module's files on this machine.
+    """Files of a trained module on this machine.
 
-    label: what may be printed and stored: a short name, a hub id, or the folder's own name.
-    path: the folder. Never stored.
+    Attributes:
+        label: name to print and store: a short name, a hub id, or the folder's name.
+        path: folder of the files. It is never stored.
     """
 
     label: str
@@ -28,30 +29,30 @@ class HeadFiles:
 
 
 def resolve_head(
-    source: str, kind: str, target: Checkpoint, *, inside: bool, hint: str = ""
+    source: str, kind: str, target: Checkpoint, *, in_target: bool, hint: str = ""
 ) -> HeadFiles:
-    """Find a module of a kind, downloading it from the hub if need be.
+    """Find a module of a kind, and download it from the hub if necessary.
 
     Args:
         source: `OWN`, a hub id (`org/name`), or a folder.
-        inside: whether the target's own files may hold it.
-        hint: of what is no head: what to type where there is none.
+        in_target: whether the target's files may contain it.
+        hint: hint of the error if there is none, for modules that are not heads.
 
     Raises:
-        UsageError: no such folder, or nothing of this kind is known for the target.
-        EnvironmentFault: not on this machine and not to be had from the hub.
+        UsageError: the folder does not exist, or no module of the kind is known for the target.
+        EnvironmentFault: the module is not on this machine and cannot be downloaded.
     """
-    found = _found(source, kind, target, inside=inside, hint=hint)
+    found = _found(source, kind, target, in_target=in_target, hint=hint)
     files.check_model_folder(found.path)
     return found
 
 
 def _found(
-    source: str, kind: str, target: Checkpoint, *, inside: bool, hint: str = ""
+    source: str, kind: str, target: Checkpoint, *, in_target: bool, hint: str = ""
 ) -> HeadFiles:
-    if source != OWN:
+    if source != AUTO:
         return _named(source, kind, hint)
-    check_head(source, kind, target, inside=inside, hint=hint)
+    check_head(source, kind, target, in_target=in_target, hint=hint)
     known = target.heads.get(kind)
     if known is None:
         return HeadFiles(target.label, target.path)
@@ -61,19 +62,21 @@ def _found(
     return _named(known, kind, hint)
 
 
-def check_head(source: str, kind: str, target: Checkpoint, *, inside: bool, hint: str = "") -> None:
+def check_head(
+    source: str, kind: str, target: Checkpoint, *, in_target: bool, hint: str = ""
+) -> None:
     """Raise UsageError if a module is neither on this machine nor downloadable. Loads no files.
 
     For the arguments see `resolve_head`.
 
     Raises:
-        UsageError: no such folder, or nothing of this kind is known for the target.
+        UsageError: the folder does not exist, or no module of the kind is known for the target.
     """
-    if source != OWN:
+    if source != AUTO:
         local = _local(source, kind, hint)
         if local is not None:
             files.check_model_folder(local.path)
-    elif not inside and kind not in target.heads:
+    elif not in_target and kind not in target.heads:
         others = f"; known for it: {', '.join(target.heads)}" if target.heads else ""
         raise UsageError(
             f"no {_called(kind, hint)} is known for {target.label}{others}",
@@ -93,11 +96,11 @@ def _named(source: str, kind: str, hint: str) -> HeadFiles:
         return here
     found = cached_snapshot(source)
     instead = "or give the folder of another: --set METHOD.head=FOLDER"
-    return HeadFiles(source, found or download(source, Wanted(source), None, instead))
+    return HeadFiles(source, found or download(source, HubDownload(source), None, instead))
 
 
 def _local(source: str, kind: str, hint: str) -> HeadFiles | None:
-    """The module in a folder, or a shipped one by its name; None for a hub id."""
+    """Return the module in a folder, or a shipped one by name; None for a hub id."""
     folder = Path(source).expanduser()
     if folder.is_dir():
         return HeadFiles(folder.resolve().name, folder)

@@ -1,4 +1,4 @@
-"""Checkpoints from the Hugging Face hub: its local cache, and a download that cannot hang."""
+"""Checkpoints from the Hugging Face hub: local cache, and download with timeouts."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import NamedTuple
 from specbench_cli.errors import EnvironmentFault
 
 TIMEOUT_S = 10.0
-"""Longest wait for the hub's answer before a download is given up."""
+"""Timeout of the hub's answer in seconds."""
 
-WANTED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
-UNWANTED = ["*/*", "consolidated*"]
-"""The same weights once more, in other formats."""
+INCLUDED_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+EXCLUDED_FILES = ["*/*", "consolidated*"]
+"""Files with the same weights in other formats."""
 
 
-class Wanted(NamedTuple):
-    """What is to be had from the hub.
+class HubDownload(NamedTuple):
+    """A model to download from the hub.
 
     Attributes:
-        hub_id, revision: where it is; None is the main branch.
-        size: how much there is to download, in words.
-        gated: whether the licence is known to be asked for first.
+        hub_id, revision: place on the hub; revision None is the main branch.
+        size: download size as text.
+        gated: True if the licence must be accepted first.
     """
 
     hub_id: str
@@ -31,21 +31,21 @@ class Wanted(NamedTuple):
 
     @property
     def page(self) -> str:
-        """Where a person reads about it, and accepts its licence."""
+        """URL of the model's page, where its licence can be accepted."""
         return f"https://huggingface.co/{self.hub_id}"
 
     @property
     def command(self) -> str:
-        """What downloads it into the hub's cache."""
+        """Command that downloads it into the hub's cache."""
         revision = f" --revision {self.revision}" if self.revision else ""
-        include = " ".join(f"--include '{pattern}'" for pattern in WANTED)
+        include = " ".join(f"--include '{pattern}'" for pattern in INCLUDED_FILES)
         return f"hf download {self.hub_id}{revision} {include}"
 
 
 def cached_snapshot(hub_id: str, revision: str | None = None) -> Path | None:
-    """The folder of a model's snapshot in the hub's cache, None if it is not (wholly) there.
+    """Return the folder of a model's complete snapshot in the hub's cache, or None.
 
-    The folder's name is the commit. Never asks the network.
+    The name of the folder is the commit. The network is not used.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
@@ -54,8 +54,8 @@ def cached_snapshot(hub_id: str, revision: str | None = None) -> Path | None:
         folder = snapshot_download(
             hub_id,
             revision=revision,
-            allow_patterns=WANTED,
-            ignore_patterns=UNWANTED,
+            allow_patterns=INCLUDED_FILES,
+            ignore_patterns=EXCLUDED_FILES,
             local_files_only=True,
         )
     except (LocalEntryNotFoundError, HFValidationError):
@@ -63,13 +63,13 @@ def cached_snapshot(hub_id: str, revision: str | None = None) -> Path | None:
     return Path(folder)
 
 
-def download(name: str, wanted: Wanted, also: Wanted | None, instead: str) -> Path:
+def download(name: str, wanted: HubDownload, also: HubDownload | None, instead: str) -> Path:
     """Download a model's weights (safetensors only), configuration and tokenizer.
 
     Args:
-        name: the model as the user gave it, for the message.
-        also: what else has to be downloaded for it to be of use, for the message.
-        instead: what to do where it cannot be had.
+        name: the model as the user gave it, for messages.
+        also: another model that must be downloaded too, for messages.
+        instead: alternative for the hint if the download fails.
 
     Raises:
         EnvironmentFault: offline, gated, unknown to the hub, or the download failed.
@@ -78,13 +78,13 @@ def download(name: str, wanted: Wanted, also: Wanted | None, instead: str) -> Pa
 
     hub_id, revision = wanted.hub_id, wanted.revision
     try:
-        # asked first because this question has a limit; those of the download wait for ever
+        # this query has a timeout; those of the download have none
         HfApi().model_info(hub_id, revision=revision, timeout=TIMEOUT_S)
         folder = snapshot_download(
             hub_id,
             revision=revision,
-            allow_patterns=WANTED,
-            ignore_patterns=UNWANTED,
+            allow_patterns=INCLUDED_FILES,
+            ignore_patterns=EXCLUDED_FILES,
             etag_timeout=TIMEOUT_S,
         )
     except Exception as fault:  # network, disk, gate and hub fail in many unrelated types
@@ -93,7 +93,7 @@ def download(name: str, wanted: Wanted, also: Wanted | None, instead: str) -> Pa
 
 
 def _explained(
-    fault: Exception, name: str, wanted: Wanted, also: Wanted | None, instead: str
+    fault: Exception, name: str, wanted: HubDownload, also: HubDownload | None, instead: str
 ) -> EnvironmentFault:
     from huggingface_hub.errors import (
         GatedRepoError,

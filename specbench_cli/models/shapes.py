@@ -1,4 +1,4 @@
-"""Shapes of models, without weights: the entries of shapes.yaml, and what follows from them."""
+"""Shapes of models without weights: entries of shapes.yaml and derived sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from specbench_cli.config.problems import did_you_mean, listed, shown
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.files import cache_folder
-from specbench_cli.tasks.source import made_once
+from specbench_cli.tasks.source import create_once
 
 HERE = Path(__file__).parent
 
@@ -25,12 +25,14 @@ CLASSES = {
     "mixtral": "MixtralForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
 }
-"""transformers' module of a family."""
+"""Class of transformers by family."""
 
 
-class Shape(BaseModel):
-    """An entry; the fields are explained at the top of shapes.yaml. Sizes are in numbers, not in
-    bytes; `vocab` is the width of the logits."""
+class ModelShape(BaseModel):
+    """An entry; the fields are explained at the top of shapes.yaml.
+
+    Sizes are numbers of values, not bytes. `vocab` is the width of the logits.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -51,58 +53,60 @@ class Shape(BaseModel):
     source: str = Field(pattern="^(https://|made$)")
 
     @model_validator(mode="after")
-    def _can_be(self) -> Shape:
+    def _can_be(self) -> ModelShape:
         if self.heads % self.kv_heads or self.chosen > self.experts:
-            raise ValueError(
-                "heads come in groups, and a token goes through experts that there are"
-            )
+            raise ValueError("heads must be a multiple of kv_heads, and chosen at most experts")
         if (self.experts > 1) != (self.family in ("mixtral", "qwen3_moe")):
             raise ValueError(f"{self.family} with {self.experts} experts")
         return self
 
     @property
-    def width(self) -> int:
-        """Numbers of one head's query."""
+    def head_width(self) -> int:
+        """Width of one attention head."""
         return self.head_dim or self.hidden // self.heads
 
     @property
-    def attention(self) -> int:
-        """Numbers of a layer's attention, with its norms and biases."""
-        queries, rows = self.heads * self.width, self.kv_heads * self.width
+    def attention_parameters(self) -> int:
+        """Number of parameters of a layer's attention, with norms and biases."""
+        queries, rows = self.heads * self.head_width, self.kv_heads * self.head_width
         matrices = 2 * self.hidden * queries + 2 * self.hidden * rows
         biases = queries + 2 * rows if self.family == "qwen2" else 0
-        norms = self.hidden + (2 * self.width if self.family == "qwen3_moe" else 0)
+        norms = self.hidden + (2 * self.head_width if self.family == "qwen3_moe" else 0)
         return matrices + biases + norms
 
     @property
-    def expert(self) -> int:
-        """Numbers of one expert of a layer: of its MLP, where it is no mixture."""
+    def expert_parameters(self) -> int:
+        """Number of parameters of one expert, or of the MLP of a dense model."""
         return 3 * self.hidden * self.mlp
 
     @property
-    def router(self) -> int:
-        """Numbers of a layer that choose experts, and of the norm before its MLP."""
+    def router_parameters(self) -> int:
+        """Number of parameters of a layer's router and of the norm before the MLP."""
         return self.hidden + (self.hidden * self.experts if self.experts > 1 else 0)
 
     @property
-    def output(self) -> int:
-        """Numbers of the output matrix and of the norm before it."""
+    def output_parameters(self) -> int:
+        """Number of parameters of the output matrix and of the norm before it."""
         return self.vocab * self.hidden + self.hidden
 
     @property
-    def row(self) -> int:
-        """Numbers that a token leaves in the state: keys and values of all layers."""
-        return 2 * self.layers * self.kv_heads * self.width
+    def state_row_size(self) -> int:
+        """Number of values per token in the KV cache, over all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_width
 
     @property
     def parameters(self) -> int:
-        """All numbers, a tied matrix once."""
-        layer = self.attention + self.router + self.experts * self.expert
+        """Total number of parameters; a tied matrix counts once."""
+        layer = (
+            self.attention_parameters
+            + self.router_parameters
+            + self.experts * self.expert_parameters
+        )
         embedding = 0 if self.tied else self.vocab * self.hidden
-        return self.layers * layer + self.output + embedding
+        return self.layers * layer + self.output_parameters + embedding
 
     def config(self) -> dict[str, Any]:
-        """transformers' config.json of such a model; no id ends a text."""
+        """Return transformers' config.json of the shape, without EOS id."""
         said: dict[str, Any] = {
             "architectures": [CLASSES[self.family]],
             "model_type": self.family,
@@ -112,7 +116,7 @@ class Shape(BaseModel):
             "intermediate_size": self.mlp,
             "num_attention_heads": self.heads,
             "num_key_value_heads": self.kv_heads,
-            "head_dim": self.width,
+            "head_dim": self.head_width,
             "vocab_size": self.vocab,
             "tie_word_embeddings": self.tied,
             "max_position_embeddings": self.positions,
@@ -131,20 +135,20 @@ class Shape(BaseModel):
         return said
 
 
-PREFIX = "shape:"
-"""What a shape's name begins with where a model's is asked for."""
+SHAPE_PREFIX = "shape:"
+"""Prefix of a shape's name where a model's name is expected."""
 TOKENIZER = HERE / "embedded" / "embedded-7m"
-"""Whose tokenizer shapes read prompts with: ours, which every vocabulary here has room for."""
+"""Folder of the tokenizer of shapes. Its vocabulary is smaller than that of every shape."""
 
 
-def folder_of(name: str) -> Path:
-    """A folder of the cache with a shape's config.json and a tokenizer, and no weights.
+def create_shape_folder(name: str) -> Path:
+    """Create a cached folder with a shape's config.json and a tokenizer, without weights.
 
     Raises:
-        UsageError: there is no shape of that name.
-        EnvironmentFault: it cannot be written.
+        UsageError: the shape is unknown.
+        EnvironmentFault: the folder cannot be written.
     """
-    config = {**shape(name).config(), "specbench": {"shape": name}}
+    config = {**get_shape(name).config(), "specbench": {"shape": name}}
     text = json.dumps(config, indent=1, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -155,7 +159,7 @@ def folder_of(name: str) -> Path:
             shutil.copyfile(TOKENIZER / file, folder / file)
 
     try:
-        return made_once(cache_folder() / "shapes" / f"{name}-{digest}", write)
+        return create_once(cache_folder() / "shapes" / f"{name}-{digest}", write)
     except OSError as error:
         raise EnvironmentFault(
             f"the shape {name} cannot be written to {cache_folder()}: {error.strerror or error}",
@@ -164,19 +168,19 @@ def folder_of(name: str) -> Path:
 
 
 @cache
-def shapes() -> dict[str, Shape]:
-    """The entries, by name, in the file's order."""
+def load_shapes() -> dict[str, ModelShape]:
+    """Return the entries by name, in the order of the file."""
     entries = yaml.safe_load((HERE / "shapes.yaml").read_text(encoding="utf-8"))
-    return {name: Shape.model_validate(entry) for name, entry in entries.items()}
+    return {name: ModelShape.model_validate(entry) for name, entry in entries.items()}
 
 
-def shape(name: str) -> Shape:
-    """An entry.
+def get_shape(name: str) -> ModelShape:
+    """Return an entry by name.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: the shape is unknown.
     """
-    known = shapes()
+    known = load_shapes()
     if name not in known:
         raise UsageError(
             f"unknown shape {shown(repr(name))}{did_you_mean(name, known)}",
@@ -185,18 +189,20 @@ def shape(name: str) -> Shape:
     return known[name]
 
 
-def pair(text: str) -> dict[str, str]:
-    """The names of a target and its draft, by role: `llama-2-70b+7b`, `llama-2-70b+llama-68m`, or
-    a target alone.
+def parse_pair(text: str) -> dict[str, str]:
+    """Parse a pair such as `llama-2-70b+7b` or `llama-2-70b+llama-68m`, or a target alone.
+
+    Returns:
+        Names by role.
 
     Raises:
-        UsageError: one that is not known.
+        UsageError: a shape is unknown.
     """
     target, plus, draft = text.partition("+")
-    shape(target)
+    get_shape(target)
     if not plus:
         return {"target": target}
     sibling = f"{target.rpartition('-')[0]}-{draft}"
-    draft = sibling if draft not in shapes() and sibling in shapes() else draft
-    shape(draft)
+    draft = sibling if draft not in load_shapes() and sibling in load_shapes() else draft
+    get_shape(draft)
     return {"target": target, "draft": draft}

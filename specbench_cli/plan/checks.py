@@ -234,7 +234,7 @@ def unfit(
         for wanted in method_run.declared.artifacts():
             find = resolve_head if fetch else check_head
             kind = wanted.kind
-            find(wanted.source, kind.kind, target, inside=kind.inside, hint=kind.hint)
+            find(wanted.source, kind.kind, target, in_target=kind.inside, hint=kind.hint)
     except (UsageError, EnvironmentFault) as fault:
         return fault
     return None

@@ -149,7 +149,7 @@ def get_acceptance_source(method: Method) -> str | None:
 
 def _declaration_hooks() -> tuple[tuple[str, str, Callable[[Any], bool]], ...]:
     """Return the declaration hooks of a method: name, expected type in words, check of a value."""
-    from specbench_cli.engine.models.artifact import Trained
+    from specbench_cli.engine.models.artifact import ArtifactSpec
     from specbench_cli.engine.verify.accept import AcceptRule
 
     def is_list_of(kind: type) -> Callable[[Any], bool]:
@@ -159,7 +159,7 @@ def _declaration_hooks() -> tuple[tuple[str, str, Callable[[Any], bool]], ...]:
 
     return (
         ("models", "a tuple of names of models", is_list_of(str)),
-        ("artifacts", "a tuple of Trained modules", is_list_of(Trained)),
+        ("artifacts", "a tuple of ArtifactSpec modules", is_list_of(ArtifactSpec)),
         ("accept", "an AcceptRule or None", lambda value: isinstance(value, AcceptRule | None)),
         ("requirements", "a set of words", lambda value: isinstance(value, frozenset | set)),
         ("scope", "prompt, run or corpus", lambda value: value in ("prompt", "run", "corpus")),

@@ -23,7 +23,7 @@ from specbench_cli.plan.grammar import Grammar
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.order import balanced_orders
 from specbench_cli.store.schema import BASELINE, PASSES_APART, RecordKey
-from specbench_cli.tasks import Question, Task, load_task, sample, select
+from specbench_cli.tasks import Question, Task, load_task, sample_questions, select_questions
 
 if TYPE_CHECKING:
     from specbench_cli.engine.verify.sampling import Sampling
@@ -91,9 +91,8 @@ class Plan:
         """Labels of the methods that are decoded in a plug-in process."""
         if self.config.isolation != "process":
             return frozenset()
-        return frozenset(
-            method_run.label for method_run in self.method_runs if not method_run.is_built_in
-        )
+        plugins = registry.entries().keys() - registry.ours().keys()
+        return frozenset(run.label for run in self.method_runs if run.name in plugins)
 
     @property
     def n_prompts(self) -> int:
@@ -305,7 +304,7 @@ def make_plan(config: RunConfig) -> Plan:
     grammar = None if config.grammar is None else Grammar.read(config.grammar)
     tasks = tuple(load_task(name) for name in config.tasks)
     check_tasks(config, tasks)
-    asked = select([each for task in tasks for each in task.questions], config.category)
+    asked = select_questions([each for task in tasks for each in task.questions], config.category)
     asked = _select_prompts(asked, config.prompts)
     if config.load:  # a later turn would arrive when it is asked
         asked = [replace(question, turns=question.turns[:1]) for question in asked]
@@ -316,7 +315,7 @@ def make_plan(config: RunConfig) -> Plan:
     needs_draft = any(method_run.needs_draft for method_run in method_runs)
     by_task = ([each for each in asked if each.task == task.name] for task in tasks)
     chosen = tuple(
-        question for own in by_task for question in sample(own, config.limit, config.seed)
+        question for own in by_task for question in sample_questions(own, config.limit, config.seed)
     )
     check_test_programs(config, chosen)
     plan = Plan(

@@ -40,7 +40,7 @@ from specbench_cli.measure.costs import (
     ProbeNoise,
 )
 from specbench_cli.models.aliases import BYTES
-from specbench_cli.models.shapes import Shape, pair, shape
+from specbench_cli.models.shapes import ModelShape, get_shape, parse_pair
 
 HARDWARE = Path(__file__).parent / "devices.yaml"
 ROWS = (*range(1, 33), 40, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
@@ -103,7 +103,7 @@ class Roofline:
     accelerator: Accelerator
     devices: int
     names: Mapping[str, str]
-    shapes: Mapping[str, Shape]
+    shapes: Mapping[str, ModelShape]
     dtype: str
     batch: int = 1
     context: int | None = None
@@ -148,13 +148,13 @@ class Roofline:
                 f"{hardware}: no link between devices of this kind is known",
                 f"one of them, or: {', '.join(k for k, each in known.items() if each.link)}",
             )
-        names = pair(models)
+        names = parse_pair(models)
         return cls(
             hardware=hardware,
             accelerator=device,
             devices=devices,
             names=names,
-            shapes={role: shape(each) for role, each in names.items()},
+            shapes={role: get_shape(each) for role, each in names.items()},
             dtype=dtype,
             batch=batch,
             context=context,
@@ -189,16 +189,20 @@ class Roofline:
         before = (context if self.context is None else self.context) * by("context")
 
         touched = min(of.experts, distinct_experts(of.experts, of.chosen, rows) * by("experts"))
-        read = of.layers * (of.attention + of.router + touched * of.expert)
-        each = of.layers * (of.attention + of.router + of.chosen * of.expert)
+        read = of.layers * (
+            of.attention_parameters + of.router_parameters + touched * of.expert_parameters
+        )
+        each = of.layers * (
+            of.attention_parameters + of.router_parameters + of.chosen * of.expert_parameters
+        )
         products = self._time(read * size * by(f"{role} weights"), 2 * rows * each)
 
         seen = sequences * (new * before + new * (new + 1) / 2)
         state = self._state_bytes(of, sequences * (before + new)) * by("state")
-        attention = self._time(state, 4 * seen * of.layers * of.heads * of.width)
+        attention = self._time(state, 4 * seen * of.layers * of.heads * of.head_width)
 
         said = rows if logits is None else sequences * logits
-        matrix = of.output * size * by(f"{role} weights")
+        matrix = of.output_parameters * size * by(f"{role} weights")
         output = self._time(matrix, 2 * said * of.vocab * of.hidden)
 
         sums = self._summed(rows * of.hidden * size, of.layers)
@@ -213,9 +217,15 @@ class Roofline:
         bandwidth = self.accelerator.bandwidth * self._factor("bandwidth")
         return 1e9 * max(nbytes / bandwidth, operations / peak) / self.devices
 
-    def _state_bytes(self, of: Shape, rows: float) -> float:
+    def _state_bytes(self, of: ModelShape, rows: float) -> float:
         """Bytes of so many rows of a state, a head's that several devices hold once for each."""
-        return rows * of.row * BYTES[self.dtype] * self.devices / min(self.devices, of.kv_heads)
+        return (
+            rows
+            * of.state_row_size
+            * BYTES[self.dtype]
+            * self.devices
+            / min(self.devices, of.kv_heads)
+        )
 
     def _summed(self, nbytes: float, layers: int) -> float:
         """Of summing up every layer's two outputs over the devices."""

@@ -1,4 +1,4 @@
-"""Scores: how right an answer is, from 0 to 1, by the scorer that its task's YAML names."""
+"""Scores of answers from 0 to 1, by the scorer of the task."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMPARERS: Mapping[Scorer, Callable[[str, str], float]] = {
     "final_number": same_final_number,
     "math": same_expression,
 }
-"""Scorers that compare a reference with an answer, in this order."""
+"""Functions that compare a reference with an answer, by scorer."""
 
 
 def score(
@@ -30,17 +30,17 @@ def score(
     run_code: bool = False,
     uncontained: bool = False,
 ) -> float | None:
-    """The score of an answer.
+    """Return the score of an answer.
 
     Args:
-        turn: which of the question's turns it answers, from 1.
-        text: the answer as decoded, without special tokens but with its blanks.
-        run_code: whether answers may be run as programs (see `code.tested`).
-        uncontained: whether they may be run under limits alone.
+        turn: number of the question's turn, from 1.
+        text: decoded answer without special tokens; white space is kept.
+        run_code: whether answers may be run as programs (see `code.passes_tests`).
+        uncontained: whether they may run without a sandbox, under resource limits only.
 
     Returns:
-        0 to 1; None where there is nothing to score by: no scorer, no reference for this turn, or
-        code that may not be run.
+        A score from 0 to 1. None if there is no scorer, no reference for this turn, or code that
+        may not be run.
     """
     if question.scorer is None:
         return None
@@ -57,7 +57,7 @@ def score(
 
 
 def _reference(question: Question, turn: int) -> str | None:
-    """The turn's reference; a single one belongs to the last turn."""
+    """Return the reference of a turn. A single reference belongs to the last turn."""
     references = question.reference or ()
     if len(references) == len(question.turns):
         return references[turn - 1]

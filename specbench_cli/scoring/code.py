@@ -1,17 +1,16 @@
-"""Generated code: is it a known program, does it pass its unit tests (HumanEval, MBPP)?
+"""Scoring of generated code: comparison with a reference program, and unit tests (HumanEval, MBPP).
 
-`same_code` runs nothing. `tested` runs an answer and its tests in two processes (`contained`): no
-line of the answer runs where the tests are, so that it passes by right replies alone. On Linux both
-have namespaces of their own; where those cannot be had nothing is run, unless limits on time,
-memory, open files, file sizes and processes are said to be enough: they contain mistakes, not
-malice. Needs a POSIX system.
+`same_code` runs nothing. `tested` runs an answer and its tests in two sandboxed processes
+(`sandbox`). The tests' process executes no code of the answer, so an answer passes only by correct
+replies. On Linux both have their own namespaces. Without namespaces nothing is run, unless the user
+accepts limits on time, memory, open files, file sizes and processes instead, which stop mistakes
+but not malicious code. This needs a POSIX system.
 
-What the tests hand over and get back is data (numbers, texts, lists, tuples, sets, dictionaries,
-iterators, exceptions of Python's own types by name); of other objects a number, through which they
-can be called, their attributes read and their truth asked. The answer draws the values of an
-iterator that the tests pass one by one, and the rest stays with the tests. An argument that the
-answer changes in place is not changed for the tests, and equality of the answer's own classes is
-not asked: a program that is right by these alone fails.
+Tests and answer exchange data: numbers, texts, lists, tuples, sets, dictionaries, iterators, and
+builtin exceptions by name. Other objects are passed as numbers; they can be called, their
+attributes read, and their truth value tested. The answer draws the values of the tests' iterators
+one by one. Arguments that the answer changes in place do not change for the tests, and `==` of the
+answer's classes is not called. A program that relies on either fails.
 
 An answer passes only if the tests end without an error and each assertion held at least as often as
 for the task's reference solution. If no reference solution passes, each assertion must have held at
@@ -40,13 +39,13 @@ from hashlib import sha256
 from heapq import heappop, heappush
 
 from specbench_cli.errors import EnvironmentFault
-from specbench_cli.scoring import contained
+from specbench_cli.scoring import sandbox
 
 TIMEOUT_S = 20.0
-"""Longest run of one answer and its tests on the clock; `contained` has the other limits."""
+"""Time limit of one answer and its tests in seconds; `sandbox` has the other limits."""
 
 _UNPARSED = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
-"""What Python raises on a text that is no program."""
+"""Exceptions of Python for a text that is not a program."""
 
 _FENCED = re.compile(
     r"(?<![`\w])(?P<fence>```|~~~)[^\n`]*\n(?P<code>.*?)(?:^[ \t]*(?P=fence)|\Z)",
@@ -64,19 +63,18 @@ def tested(
     uncontained: bool,
     reference: str | None = None,  # noqa: PT028 (this is no test)
 ) -> bool:
-    """Whether an answer passes its tests.
+    """Return True if an answer passes its tests.
 
     Args:
-        answer: what a model wrote: code, code among other text in a fenced block, or the lines that
-            go on from the prompt.
-        before: the code that comes first (HumanEval's prompt).
-        after: the code that tests; it compiles by itself.
-        uncontained: whether limits are enough, without namespaces.
-        reference: The task's own solution, as an answer would be written. It decides which names
-            of builtins and of standard modules the answer defines for the tests.
+        answer: text of a model: code, code in a fenced block, or lines that continue the prompt.
+        before: code before the answer (HumanEval's prompt).
+        after: test code, which compiles by itself.
+        uncontained: whether to run without namespaces, under resource limits only.
+        reference: the task's solution in the form of an answer. It decides which names of builtins
+            and of standard modules the answer defines for the tests.
 
     Raises:
-        EnvironmentFault: no namespaces can be had.
+        EnvironmentFault: namespaces are not available.
     """
     begun = _last(_own(before))
     solution = _bound(_solution(before, reference))
@@ -104,7 +102,7 @@ def _expected(
         if held is not None:
             return held
     tree = _parsed(after)
-    tests = contained.assertions(tree) if tree else []
+    tests = sandbox.assertions(tree) if tree else []
     return [int(not _never_holds(each.test)) for each in tests]
 
 
@@ -115,14 +113,14 @@ def _never_holds(test: ast.expr) -> bool:
 
 @cache
 def check_containment() -> None:
-    """See that answers can be run in namespaces of their own. Raises EnvironmentFault."""
+    """Raise EnvironmentFault if answers cannot be run in their own namespaces."""
     _held("", "", "", None, uncontained=False)
 
 
 def compiles(program: str) -> bool:
-    """Whether a text is a program."""
+    """Return True if a text compiles as a program."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a model's odd escapes
+        warnings.simplefilter("ignore")  # invalid escapes in a model's code
         try:
             compile(program, "answer", "exec")
         except _UNPARSED:
@@ -131,11 +129,11 @@ def compiles(program: str) -> bool:
 
 
 def same_code(reference: str, answer: str) -> bool:
-    """Whether an answer is the reference's program, layout and comments aside; nothing is run.
+    """Return True if an answer equals the reference program except for layout and comments.
 
     Args:
         reference: a program that compiles.
-        answer: what a model wrote: code, or code among other text in a fenced block.
+        answer: text of a model: code, or code in a fenced block.
     """
     wanted = _tree(reference)
     readings = _readings(answer, _bound(reference).keys())
@@ -143,7 +141,7 @@ def same_code(reference: str, answer: str) -> bool:
 
 
 def _tree(code: str) -> str | None:
-    """The syntax tree as text, None where there is none."""
+    """Return the syntax tree as text, or None if the code does not parse."""
     with suppress(*_UNPARSED):
         tree = _parsed(code)
         return None if tree is None else ast.dump(tree)
@@ -151,9 +149,9 @@ def _tree(code: str) -> str | None:
 
 
 def _parsed(code: str) -> ast.Module | None:
-    """The syntax tree, None where there is none."""
+    """Return the syntax tree, or None if the code does not parse."""
     with warnings.catch_warnings(), suppress(*_UNPARSED):
-        warnings.simplefilter("ignore")  # of a model's odd escapes
+        warnings.simplefilter("ignore")  # invalid escapes in a model's code
         return ast.parse(code)
     return None
 
@@ -450,14 +448,14 @@ def _own(before: str) -> str:
 
 
 def _last(program: str) -> str | None:
-    """The name of the function that a program ends with: the one that an answer goes on from."""
+    """Return the name of the last function of a program, which the answer continues."""
     tree = _parsed(program)
     last = tree.body[-1] if tree and tree.body else None
     return last.name if isinstance(last, ast.FunctionDef | ast.AsyncFunctionDef) else None
 
 
 def _used(program: str) -> set[str]:
-    """The names that a program reads."""
+    """Return the names that a program reads."""
     tree = _parsed(program)
     names = (node for node in ast.walk(tree) if isinstance(node, ast.Name)) if tree else ()
     return {name.id for name in names if isinstance(name.ctx, ast.Load)}
@@ -501,11 +499,11 @@ def _held(
     """Return how often each assertion of the tests held, or None if the program fails them.
 
     Raises:
-        EnvironmentFault: no namespaces can be had.
+        EnvironmentFault: namespaces are not available.
     """
     job = _job(program, before, after, reference)
     leash, ours = os.pipe()
-    command = [sys.executable, "-I", "-S", contained.__file__]
+    command = [sys.executable, "-I", "-S", sandbox.__file__]
     with (
         tempfile.TemporaryDirectory(prefix="answer-", ignore_cleanup_errors=True) as empty,
         subprocess.Popen(
@@ -525,9 +523,9 @@ def _held(
             with suppress(subprocess.TimeoutExpired):
                 counts, said = keeper.communicate(json.dumps(job).encode(), timeout=TIMEOUT_S)
         finally:
-            os.close(ours)  # which ends what still runs
-    if keeper.returncode in (contained.PASSED, contained.FAILED):
-        passed = keeper.returncode == contained.PASSED and counts
+            os.close(ours)  # this kills what is still running
+    if keeper.returncode in (sandbox.PASSED, sandbox.FAILED):
+        passed = keeper.returncode == sandbox.PASSED and counts
         return list(json.loads(counts)) if passed else None
     raise EnvironmentFault(
         f"an answer's code cannot be contained here: {said.decode(errors='replace').strip()}",

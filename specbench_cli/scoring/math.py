@@ -1,10 +1,10 @@
 """Equality of short mathematical answers written in LaTeX (MATH-500, AIME).
 
-The answer is what the last `\\boxed{}` holds, else what follows the last "answer is", else the
-whole text. Two answers are equal if they are after normalisation in the manner of MATH's own
-evaluation (Hendrycks et al., 2021: spacing, `\\left`, `\\dfrac`, units, degrees, dollars, `x =`,
-text wrappers), or if both are the same number, as `number` reads it: a fraction, a mixed number, a
-power of ten, with thousands separators, or followed by words. A comma between digits is not a
+The answer is the content of the last `\\boxed{}`, else the text after the last "answer is", else
+the whole text. Two answers are equal if they are equal after normalisation as in MATH's evaluation
+(Hendrycks et al., 2021: spacing, `\\left`, `\\dfrac`, units, degrees, dollars, `x =`, text
+wrappers), or if both are the same number, as `number` reads it: a fraction, a mixed number, a power
+of ten, with thousands separators, or followed by words. A comma between digits is not a
 decimal point here: `3,5` is a list. No algebra: `2x` is not `x + x`, and `6^2` is not 36.
 """
 
@@ -13,7 +13,13 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from specbench_cli.scoring.number import FRACTIONS, boxed, number, number_before_words, replacer
+from specbench_cli.scoring.number import (
+    FRACTIONS,
+    extract_boxed,
+    make_replacer,
+    parse_leading_number,
+    parse_number,
+)
 
 _SAID = re.compile(r"(?:final\s+)?answer\s*(?:is|:)\s*:?\s*(.+)", re.IGNORECASE)
 _SYNONYMS = (
@@ -33,7 +39,7 @@ _SYNONYMS = (
     (r"\\sqrt(\w)", r"\\sqrt{\1}"),
     (r"([_^])\{(\w)\}", r"\1\2"),
 )
-_respelled = replacer(_SYNONYMS)
+_respelled = make_replacer(_SYNONYMS)
 _UNIT = re.compile(
     r"(?<=[\d}])(?:square|cubic)?(?:units?|cm|mm|km|meters?|feet|foot|inch(?:es)?|degrees?|dollars?"
     r"|cents?|hours?|minutes?|seconds?|days?|points?|people|percent)(?:\^[23])?$"
@@ -48,19 +54,22 @@ _MARKED = re.compile(
 
 
 def same_expression(reference: str, answer: str) -> bool:
-    """Whether two answers are the same expression after normalisation, or the same number."""
-    ours, theirs = normalised(final_answer(reference)), normalised(final_answer(answer))
+    """Return True if two answers are equal after normalisation, or the same number."""
+    ours, theirs = (
+        normalise_answer(extract_answer(reference)),
+        normalise_answer(extract_answer(answer)),
+    )
     if ours == theirs:
         return ours != ""
     value = _value(ours)
     if value is None:
         return False
-    return value in (_value(theirs), number_before_words(final_answer(answer)))
+    return value in (_value(theirs), parse_leading_number(extract_answer(answer)))
 
 
-def final_answer(text: str) -> str:
-    """What a text gives as its answer."""
-    inside = boxed(text)
+def extract_answer(text: str) -> str:
+    """Return the final answer of a text."""
+    inside = extract_boxed(text)
     if inside is not None:
         return inside
     said = _SAID.findall(text)
@@ -74,12 +83,12 @@ def final_answer(text: str) -> str:
     return inside.removesuffix(".")
 
 
-def normalised(answer: str) -> str:
-    """The answer in one spelling, without white space."""
+def normalise_answer(answer: str) -> str:
+    """Return an answer in a uniform spelling, without white space."""
     answer = _respelled(answer.strip())
     answer = _ASSIGNED.sub("", re.sub(r"\s+", "", answer).rstrip("."))
     answer = re.sub(r"(?<!\d)\.(?=\d)", "0.", _UNIT.sub("", answer))
-    if _THOUSANDS.fullmatch(answer):  # elsewhere a comma separates: the pair (12,102)
+    if _THOUSANDS.fullmatch(answer):  # otherwise a comma separates, as in the pair (12,102)
         answer = re.sub(r"[{,}'\u2019]", "", answer)
     return re.sub(r"^\(([^(),]*)\)$", r"\1", answer)
 
@@ -88,4 +97,4 @@ def _value(answer: str) -> Fraction | None:
     """Return the value of a normalised answer, or None if it is not a plain number."""
     if _LIST.fullmatch(answer) or _POWER.match(answer.lstrip("-")):
         return None
-    return number(answer)
+    return parse_number(answer)

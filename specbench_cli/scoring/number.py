@@ -18,7 +18,7 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 
-LONGEST = 400
+MAX_CHARACTERS = 400
 """Maximum length of a number in characters. Longer ones are runaway text and slow to compute."""
 
 # ---- one spelling -------------------------------------------------------------------------------
@@ -35,7 +35,7 @@ FRACTIONS = (
 """Replacements that write a LaTeX fraction with `\\frac` and braces, as patterns and texts."""
 
 
-def replacer(forms: Iterable[tuple[str, str]]) -> Callable[[str], str]:
+def make_replacer(forms: Iterable[tuple[str, str]]) -> Callable[[str], str]:
     """Return a function that makes replacements in a text, one after the other.
 
     Args:
@@ -65,13 +65,13 @@ _SPELLINGS = (
     *FRACTIONS,
     (r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}", r"\1"),
 )
-_spelled = replacer(_SPELLINGS)
+_spelled = make_replacer(_SPELLINGS)
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+")
 _FOREIGN = re.compile(r"[^\x00-\x7f]")
 
 
-def plain(text: str) -> str:
+def normalise_text(text: str) -> str:
     """Return the text with a uniform spelling of digits, signs, separators and fractions."""
     text = _SUPERSCRIPT.sub(lambda found: "^" + found[0].translate(_RAISED), text)
     return _spelled(_FOREIGN.sub(_ascii, text))
@@ -134,9 +134,9 @@ _EUROPEAN = re.compile(r"\d{1,3}(?:\.\d{3})+,\d+|\d+,\d{1,2}")
 _THOUSANDS = re.compile(r"\d{1,3}(?:\.\d{3}){2,}")
 
 
-def number(text: str) -> Fraction | None:
+def parse_number(text: str) -> Fraction | None:
     """Return the value of a text that consists of one number, else None."""
-    text = plain(text).strip(f" \t\n{_NARROW}").removesuffix("%").strip("$")
+    text = normalise_text(text).strip(f" \t\n{_NARROW}").removesuffix("%").strip("$")
     found = _NUMBER_SPACED.fullmatch(text)
     return None if found is None else _value(found)
 
@@ -144,9 +144,9 @@ def number(text: str) -> Fraction | None:
 _WORDS = re.compile(r"[.,;:]?\s*[(,]?\s*[A-Za-z]{3,}[^=+*/^\\]*")
 
 
-def number_before_words(text: str) -> Fraction | None:
+def parse_leading_number(text: str) -> Fraction | None:
     """Return the number at the start of a text if words follow it, and no formula; else None."""
-    text = plain(text).strip("$* ")
+    text = normalise_text(text).strip("$* ")
     found = _NUMBER_SPACED.match(text)
     if found is None or not _WORDS.fullmatch(text, found.end()):
         return None
@@ -156,7 +156,7 @@ def number_before_words(text: str) -> Fraction | None:
 def _value(found: re.Match[str]) -> Fraction | None:
     """Return the value of a match, or None if it is too long or divides by zero."""
     part = found.groupdict()
-    if len(found[0]) > LONGEST:
+    if len(found[0]) > MAX_CHARACTERS:
         return None
     negative = bool(part["sign"] or part["inner"])
     if part["digits"] is None:
@@ -171,7 +171,7 @@ def _value(found: re.Match[str]) -> Fraction | None:
         if exponent := part["e"] or part["ten"]:
             value *= Fraction(10) ** int(exponent)
         if part["power"]:
-            if len(part["digits"]) * int(part["power"]) > LONGEST:
+            if len(part["digits"]) * int(part["power"]) > MAX_CHARACTERS:
                 return None
             value **= int(part["power"])
     return -value if negative else value
@@ -203,17 +203,17 @@ _OPERATOR = re.compile(r"\s*(?:[-+*/\u00f7](?!\*)|\\div)")
 
 def same_final_number(reference: str, answer: str) -> bool:
     """Return True if both end in the same number; False if either has none."""
-    expected = final_number(reference)
-    return expected is not None and expected == final_number(answer)
+    expected = extract_final_number(reference)
+    return expected is not None and expected == extract_final_number(answer)
 
 
-def final_number(text: str) -> Fraction | None:
+def extract_final_number(text: str) -> Fraction | None:
     """Return the number that a text states as its answer, or None."""
-    text = plain(text)
+    text = normalise_text(text)
     marked = _MARK.search(text)
     if marked is not None and (stated := _stated(text[marked.end() :])) is not None:
         return stated
-    inside = boxed(text)
+    inside = extract_boxed(text)
     if inside is not None and (found := _last(inside, _NUMBER_SPACED)) is not None:
         return found
     for said in reversed(list(_SAID.finditer(text))):
@@ -222,7 +222,7 @@ def final_number(text: str) -> Fraction | None:
     return _last(text, _NUMBER)
 
 
-def boxed(text: str) -> str | None:
+def extract_boxed(text: str) -> str | None:
     r"""Return the content of the last \boxed{}, or the word after the last \boxed, or None."""
     at = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
     if at < 0:

@@ -14,33 +14,33 @@ _FENCE = re.compile(r"^```\w*$")
 
 
 def same_words(reference: str, answer: str) -> bool:
-    """Whether two texts are equal but for the amount and kind of white space."""
+    """Return True if two texts are equal except for white space."""
     return reference.split() == answer.split()
 
 
 def same_sentences(reference: str, answer: str) -> float:
-    """The share of sentences that are equal, place by place; one too many or too few is wrong."""
+    """Return the share of sentences that are equal at the same position."""
     pairs = list(zip_longest(*(SENTENCE.split(text.strip()) for text in (reference, answer))))
     return sum(same_words(ours or "", theirs or "") for ours, theirs in pairs) / len(pairs)
 
 
 def same_lines(reference: str, answer: str) -> float:
-    """The share of lines that two lists have in common, in the same order.
+    """Return the share of common lines of two lists, in the same order.
 
-    Twice the common lines over the lines of both, so a line too many costs as one too few does.
-    Bullets, numbers in front of lines, code fences and blank lines are no part of a list.
+    It is twice the number of common lines over the number of lines of both. So an additional line
+    costs as much as a missing one. Bullets, line numbers, code fences and blank lines are ignored.
     """
     return SequenceMatcher(None, _lines(reference), _lines(answer), autojunk=False).ratio()
 
 
 def right_steps(reference: str, answer: str) -> list[bool]:
-    """Of each line of a reference whether the answer has it in its place, white space aside."""
+    """Return for each line of a reference whether the answer has it at the same position."""
     pairs = zip_longest(reference.splitlines(), answer.splitlines(), fillvalue="")
     return [same_words(ours, theirs) for ours, theirs in pairs][: len(reference.splitlines())]
 
 
 def valid_json(text: str) -> bool:
-    """Whether a whole text is one JSON value; white space around it is allowed."""
+    """Return True if a text is one JSON value. White space around it is allowed."""
     try:
         # Kept as text: Python refuses to convert integers of more than 4,300 digits.
         json.loads(text, parse_constant=_refuse, parse_int=str)
@@ -55,5 +55,5 @@ def _lines(text: str) -> list[str]:
 
 
 def _refuse(constant: str) -> NoReturn:
-    """NaN and infinities, which Python reads and JSON does not know."""
+    """Reject NaN and infinities, which Python accepts and JSON does not."""
     raise ValueError(constant)

@@ -1,10 +1,10 @@
-"""Tasks: what the methods are run on, where it comes from, and how it becomes token ids."""
+"""Tasks: questions, the datasets that they come from, and their conversion to token ids."""
 
-from specbench_cli.tasks.card import json_schema
-from specbench_cli.tasks.load import Task, describe, load_task, select, task_names
-from specbench_cli.tasks.sample import sample
+from specbench_cli.tasks.dataset_config import json_schema
+from specbench_cli.tasks.load import Task, describe, load_task, select_questions, task_names
+from specbench_cli.tasks.sample import sample_questions
 from specbench_cli.tasks.schema import FAMILIES, Family, Question, Scorer
-from specbench_cli.tasks.template import answer_text, conversation, render, written_text
+from specbench_cli.tasks.template import build_messages, decode_answer, decode_text, render_prompt
 
 __all__ = [
     "FAMILIES",
@@ -12,14 +12,14 @@ __all__ = [
     "Question",
     "Scorer",
     "Task",
-    "answer_text",
-    "conversation",
+    "build_messages",
+    "decode_answer",
+    "decode_text",
     "describe",
     "json_schema",
     "load_task",
-    "render",
-    "sample",
-    "select",
+    "render_prompt",
+    "sample_questions",
+    "select_questions",
     "task_names",
-    "written_text",
 ]

@@ -1,4 +1,4 @@
-"""Templates: texts with a row's columns in braces."""
+"""Templates: texts with column names in braces."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 ANSWER = "answer"
-"""The name that stands for a model's answer in a program."""
+"""Placeholder of the model's answer in a program."""
 
 
-def names(template: str) -> list[str]:
-    """The columns that a template names, in its order.
+def column_names(template: str) -> list[str]:
+    """Return the column names in a template, in order.
 
     Raises:
-        ValueError: a brace without its partner, or more than a column's name between two.
+        ValueError: braces are unbalanced, or contain more than a column name.
     """
-    meant = "write {{ or }} for a brace that is meant"
+    meant = "write {{ or }} for a literal brace"
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as fault:
@@ -28,32 +28,32 @@ def names(template: str) -> list[str]:
     return [str(name) for name, _, _ in found]
 
 
-def checked(template: str) -> str:
-    """The template itself if it is well-formed; ValueError as `names` raises it otherwise."""
-    names(template)
+def validate_template(template: str) -> str:
+    """Return a valid template. Raise ValueError as `column_names` does if it is not valid."""
+    column_names(template)
     return template
 
 
-def checked_program(program: str) -> str:
-    """The program itself if it says where the answer goes; ValueError otherwise."""
-    if ANSWER not in names(program):
+def validate_program(program: str) -> str:
+    """Return a program that contains the answer's placeholder. Raise ValueError otherwise."""
+    if ANSWER not in column_names(program):
         raise ValueError("must say where the answer goes: {answer}")
     return program
 
 
-def fill(template: str, row: Mapping[str, Any]) -> str:
-    """The template with a row's values: lists as lines, what is null as nothing.
+def fill_template(template: str, row: Mapping[str, Any]) -> str:
+    """Return the template filled with a row: lists as lines, null as an empty text.
 
     Raises:
         KeyError: the row lacks a column.
     """
-    return template.format_map({name: _text(row[name]) for name in names(template)})
+    return template.format_map({name: _text(row[name]) for name in column_names(template)})
 
 
-def around_answer(program: str, row: Mapping[str, Any]) -> tuple[str, str]:
-    """The code before and after the answer. Raises KeyError where the row lacks a column."""
+def split_program(program: str, row: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the code before and after the answer. Raise KeyError if the row lacks a column."""
     before, _, after = program.partition(f"{{{ANSWER}}}")
-    return fill(before, row), fill(after, row)
+    return fill_template(before, row), fill_template(after, row)
 
 
 def _text(value: Any) -> str:

@@ -12,20 +12,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import IO, Any
 
-ENDINGS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt")
+EXTENSIONS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt")
 """File extensions that rows can be read from, in any case."""
-ZIPPED = ".gz"
+GZIP_EXTENSION = ".gz"
 """Extension of a compressed file, after one of `ENDINGS`."""
 
 PROMPT = "prompt"
 """Column of a text that has no column name."""
 
 
-class Unreadable(Exception):
-    """A file is not what its name says.
+class UnreadableFile(Exception):
+    """A file does not have the format of its extension.
 
     Attributes:
-        place: the line or row where reading stopped; None for the file as a whole.
+        place: line or row number of the error; None for the file as a whole.
     """
 
     def __init__(self, why: str, place: int | None = None) -> None:
@@ -33,29 +33,29 @@ class Unreadable(Exception):
         self.place = place
 
 
-def ending(name: str) -> str:
+def get_extension(name: str) -> str:
     """Return the file extension in lower case, without `.gz`."""
     path = PurePosixPath(name.lower())
-    return PurePosixPath(path.stem).suffix if path.suffix == ZIPPED else path.suffix
+    return PurePosixPath(path.stem).suffix if path.suffix == GZIP_EXTENSION else path.suffix
 
 
-def stem(name: str) -> str:
+def get_stem(name: str) -> str:
     """Return the file name without its extension and `.gz`."""
     path = PurePosixPath(name)
-    return PurePosixPath(path.stem).stem if path.suffix.lower() == ZIPPED else path.stem
+    return PurePosixPath(path.stem).stem if path.suffix.lower() == GZIP_EXTENSION else path.stem
 
 
 def read_rows(data: bytes, name: str, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
-    """Rows, each with its place: the line for texts, the number from 1 for others.
+    """Return an iterator of (place, row); the place is the line number, or the row number from 1.
 
     Args:
-        name: the file's name; its ending says what it holds.
-        columns: names of the columns of a CSV or TSV file that has no heading.
+        name: file name, whose extension determines the format.
+        columns: column names of a CSV or TSV file without a header.
 
     Raises:
-        Unreadable: it holds something else, or ends too early.
+        UnreadableFile: the file has another format, or is truncated.
     """
-    match ending(name):
+    match get_extension(name):
         case ".jsonl" | ".ndjson":
             return _json_lines(data)
         case ".json":
@@ -68,31 +68,31 @@ def read_rows(data: bytes, name: str, columns: Sequence[str]) -> Iterator[tuple[
             return _table(data, suffix, columns)
 
 
-MOST_BYTES = 4 << 30
+MAX_BYTES = 4 << 30
 """Maximum decompressed size in bytes. Some files expand to a thousand times their size."""
 
 
 def read_limited(file: IO[bytes] | gzip.GzipFile) -> bytes:
     """Return the decompressed content. Raise OSError if it is larger than `MOST_BYTES`."""
-    data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise OSError(f"it holds more than {MOST_BYTES >> 20:,} MiB")
+    data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise OSError(f"it holds more than {MAX_BYTES >> 20:,} MiB")
     return data
 
 
-def member(data: bytes, name: str) -> bytes:
-    """A file inside a zip archive. Raises Unreadable: damaged, or not in it."""
+def read_zip_member(data: bytes, name: str) -> bytes:
+    """Return the content of a file in a zip archive. Raise UnreadableFile if it fails."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive, archive.open(name) as file:
             return read_limited(file)
     except KeyError as fault:
-        raise Unreadable(f"it holds no {name}") from fault
+        raise UnreadableFile(f"it holds no {name}") from fault
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as fault:
-        raise Unreadable(f"not a whole zip archive: {fault}") from fault
+        raise UnreadableFile(f"not a whole zip archive: {fault}") from fault
 
 
 def _json_lines(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Lines that are not blank. Only \\n ends a line, since texts may hold U+2028."""
+    """Yield non-blank lines. Only \\n ends a line, because texts may contain U+2028."""
     for line, raw in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if raw.strip():
             yield line, _decoded(raw, line)
@@ -111,7 +111,7 @@ def _json(data: bytes) -> Iterator[tuple[int, Any]]:
     if isinstance(rows, dict):
         rows = _rows_of(rows)
     if not isinstance(rows, list):
-        raise Unreadable(f"not a JSON list of rows but a {type(rows).__name__}")
+        raise UnreadableFile(f"not a JSON list of rows but a {type(rows).__name__}")
     for place, row in enumerate(rows, start=1):
         yield place, {PROMPT: row} if isinstance(row, str) else row
 
@@ -120,7 +120,9 @@ def _rows_of(found: dict[str, Any]) -> Any:
     """Return the rows in a JSON object, or the object itself if it contains no list of rows."""
     columns = [name for name in (PROMPT, "question") if isinstance(found.get(name), list | dict)]
     if columns:
-        raise Unreadable(f"not a JSON list of rows but an object of columns, such as {columns[0]}")
+        raise UnreadableFile(
+            f"not a JSON list of rows but an object of columns, such as {columns[0]}"
+        )
     if found.keys() & {PROMPT, "question", "turns", "messages", "body"}:
         return [found]
     lists = [value for value in found.values() if _is_rows(value)]
@@ -140,7 +142,7 @@ def _lines(data: bytes) -> Iterator[tuple[int, Any]]:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as fault:
-        raise Unreadable(f"not UTF-8: {fault}") from fault
+        raise UnreadableFile(f"not UTF-8: {fault}") from fault
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield number, {PROMPT: line.strip()}
@@ -148,13 +150,13 @@ def _lines(data: bytes) -> Iterator[tuple[int, Any]]:
 
 def _decoded(raw: bytes, line: int | None) -> Any:
     try:
-        # Of bytes json would guess the encoding, and read half a character.
+        # json.loads would guess the encoding of bytes.
         found = json.loads(raw.decode("utf-8-sig"))
-        if b"\\ud" in raw.lower():  # half a character can be written so, and nothing can write it
+        if b"\\ud" in raw.lower():  # reject lone surrogates, which cannot be encoded
             json.dumps(found, ensure_ascii=False).encode()
         return found
     except (ValueError, RecursionError) as fault:
-        raise Unreadable(f"not JSON: {fault}", line) from fault
+        raise UnreadableFile(f"not JSON: {fault}", line) from fault
 
 
 def _parquet(data: bytes) -> Iterator[tuple[int, Any]]:
@@ -164,7 +166,9 @@ def _parquet(data: bytes) -> Iterator[tuple[int, Any]]:
     try:
         table = pyarrow.parquet.read_table(pyarrow.BufferReader(data))
     except (pyarrow.ArrowException, OSError, ValueError) as fault:
-        raise Unreadable(f"not a whole parquet file: {str(fault).partition(chr(10))[0]}") from fault
+        raise UnreadableFile(
+            f"not a whole parquet file: {str(fault).partition(chr(10))[0]}"
+        ) from fault
     yield from enumerate(table.to_pylist(), start=1)
 
 
@@ -179,11 +183,11 @@ def _delimiter(text: io.StringIO) -> str:
 
 
 def _table(data: bytes, suffix: str, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
-    """CSV as spreadsheets write it; in TSV a tab is a tab, and quotes mean nothing."""
+    """Yield the rows of a CSV file as spreadsheets write it, or of a TSV file without quoting."""
     try:
         text = io.StringIO(data.decode("utf-8-sig"), newline="")
     except UnicodeDecodeError as fault:
-        raise Unreadable(f"not UTF-8: {fault}") from fault
+        raise UnreadableFile(f"not UTF-8: {fault}") from fault
     # Python limits cells to 131,072 characters for the whole process; prompts may be longer.
     csv.field_size_limit(max(csv.field_size_limit(), len(data)))
     kind: dict[str, Any] = (
@@ -202,7 +206,7 @@ def _table(data: bytes, suffix: str, columns: Sequence[str]) -> Iterator[tuple[i
                 continue
             if len(cells) != len(heading):
                 why = f"{len(cells)} columns instead of {len(heading)} ({', '.join(heading)})"
-                raise Unreadable(why, reader.line_num)
+                raise UnreadableFile(why, reader.line_num)
             yield reader.line_num, dict(zip(heading, cells, strict=True))
     except csv.Error as fault:
-        raise Unreadable(f"not {suffix[1:].upper()}: {fault}", reader.line_num) from fault
+        raise UnreadableFile(f"not {suffix[1:].upper()}: {fault}", reader.line_num) from fault

@@ -12,7 +12,7 @@ _AGAIN_S = 1.0
 """Seconds between two signals, because the limited code may catch the first exception."""
 
 
-class OutOfTime(BaseException):
+class TimeLimitExceeded(BaseException):
     """Error for code that ran longer than its limit.
 
     Not a subclass of Exception, because Jinja's compiler catches those while it folds constants.
@@ -34,7 +34,7 @@ def resource_limits(seconds: float, extra_bytes: int) -> Iterator[None]:
         OutOfTime: the time limit is exceeded.
         MemoryError: the memory limit is exceeded.
     """
-    with _memory(extra_bytes), limit_time(seconds, "", OutOfTime, _AGAIN_S, cpu=True):
+    with _memory(extra_bytes), limit_time(seconds, "", TimeLimitExceeded, _AGAIN_S, cpu=True):
         yield
 
 

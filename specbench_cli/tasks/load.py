@@ -1,4 +1,4 @@
-"""From a task's name, YAML or JSON-lines file to its questions."""
+"""Loading of tasks by name, YAML or file of questions."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ from typing import Any, Literal
 import datasets_cfg
 from specbench_cli.config.problems import listed, nearest, shown
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
-from specbench_cli.tasks.card import Card, Source, read_card
-from specbench_cli.tasks.formats import ENDINGS, ZIPPED, Unreadable, ending, member, stem
+from specbench_cli.tasks.dataset_config import DatasetConfig, DatasetSource, read_dataset_config
+from specbench_cli.tasks.formats import (
+    EXTENSIONS,
+    GZIP_EXTENSION,
+    UnreadableFile,
+    get_extension,
+    get_stem,
+    read_zip_member,
+)
 from specbench_cli.tasks.rows import format_hint, read_questions
 from specbench_cli.tasks.schema import Question
 from specbench_cli.tasks.source import read_file, read_source, sha256
 
-CARDS = (".yaml", ".yml")
+YAML_EXTENSIONS = (".yaml", ".yml")
 """File extensions of a task's YAML, in any case."""
 
 SHIPPED = Path(datasets_cfg.__path__[0])
@@ -27,11 +34,11 @@ class Task:
     """A loaded and checked task.
 
     Attributes:
-        sources: the card's facts about its files (name, checksum, url, hub id); no local path.
-        sha256: checksum of the file as read; of several, that of their checksums.
-        max_new_tokens: the task's own default, None where it has none.
-        embedded: "plumbing" where the embedded models' speedups mean nothing.
-        samples: how often each prompt is asked; `questions` holds all samples.
+        sources: configuration of its files (name, checksum, url, hub id), without local paths.
+        sha256: checksum of the file; with several files, the checksum of their checksums.
+        max_new_tokens: default of the task, or None.
+        embedded: "plumbing" if speedups of the embedded models are meaningless for this task.
+        samples: number of samples of each prompt; `questions` contains all samples.
     """
 
     name: str
@@ -47,29 +54,29 @@ class Task:
 
 
 def task_names() -> list[str]:
-    """Names of the shipped tasks, sorted."""
+    """Return the names of the shipped tasks, sorted."""
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
 def describe(name_or_path: str) -> dict[str, Any]:
-    """What is known of a task without reading its data.
+    """Return the configuration of a task without reading its data.
 
     Raises:
-        UsageError: unknown name, or a YAML that is wrong.
+        UsageError: the name is unknown, or the YAML is invalid.
     """
-    return _find(name_or_path)[0].facts()
+    return _find(name_or_path)[0].to_dict()
 
 
 def load_task(name_or_path: str) -> Task:
-    """Load a shipped task by name, or a YAML or a file of questions by its path.
+    """Load a shipped task by name, or a YAML or a file of questions by path.
 
     Raises:
-        UsageError: unknown name, wrong YAML, or a malformed row.
-        EnvironmentFault: the data is not here and could not be downloaded, is damaged, not the
-            original, another number of rows than stated, or holds placeholders for questions.
+        UsageError: the name is unknown, the YAML is invalid, or a row is malformed.
+        EnvironmentFault: the data cannot be found or downloaded, is damaged, has another checksum
+            or number of rows than stated, or contains placeholders for questions.
     """
     card, path = _find(name_or_path)
-    bare = path.suffix.lower() not in CARDS
+    bare = path.suffix.lower() not in YAML_EXTENSIONS
     questions: list[Question] = []
     sums: list[str] = []
     for source in card.sources:
@@ -80,16 +87,16 @@ def load_task(name_or_path: str) -> Task:
             else:
                 data = read_source(card.name, source, path.parent, card.obtain)
             sums.append(sha256(data))
-            rows = data if source.member is None else member(data, source.member)
+            rows = data if source.member is None else read_zip_member(data, source.member)
             questions += read_questions(rows, card, source, label)
-        except Unreadable as fault:
+        except UnreadableFile as fault:
             raise _damaged(label, fault, bare, source) from fault
     held = len(questions) // card.samples
     if card.rows not in (None, held):
         files = " and ".join(dict.fromkeys(source.file for source in card.sources))
         raise EnvironmentFault(
-            f"{card.name}: {files} held {held} questions, and {path.name} says that there"
-            f" are {card.rows}: the file is cut short, or not the one that is meant",
+            f"{card.name}: {files} contains {held} questions, but {path.name} requires"
+            f" {card.rows}: the file is truncated, or another one",
             card.obtain or "replace it by the original file, or correct `rows`",
         )
     return Task(
@@ -106,11 +113,11 @@ def load_task(name_or_path: str) -> Task:
     )
 
 
-def select(questions: Sequence[Question], categories: Sequence[str]) -> list[Question]:
-    """Questions whose category or family is among `categories`; all if none is given.
+def select_questions(questions: Sequence[Question], categories: Sequence[str]) -> list[Question]:
+    """Return the questions whose category or family is in `categories`, or all if it is empty.
 
     Raises:
-        UsageError: a word that fits no question.
+        UsageError: no question has one of the categories.
     """
     known = {word for question in questions for word in (question.category, question.family)}
     for category in categories:
@@ -122,7 +129,9 @@ def select(questions: Sequence[Question], categories: Sequence[str]) -> list[Que
     return [q for q in questions if q.category in wanted or q.family in wanted]
 
 
-def _damaged(label: str, fault: Unreadable, bare: bool, source: Source) -> SpecbenchError:
+def _damaged(
+    label: str, fault: UnreadableFile, bare: bool, source: DatasetSource
+) -> SpecbenchError:
     """Return a usage error for a file of the user, or an error for a damaged data set."""
     place = "" if fault.place is None else f":{fault.place}"
     if bare:
@@ -132,29 +141,32 @@ def _damaged(label: str, fault: Unreadable, bare: bool, source: Source) -> Specb
     )
 
 
-def _find(name_or_path: str) -> tuple[Card, Path]:
+def _find(name_or_path: str) -> tuple[DatasetConfig, Path]:
     """Return the card and the path of its file (YAML or questions)."""
     path = Path(name_or_path)
     names = task_names()
     if name_or_path in names:
         path = SHIPPED / f"{name_or_path}.yaml"
-        return read_card(path), path
-    is_card, is_rows = path.suffix.lower() in CARDS, ending(path.name) in ENDINGS
+        return read_dataset_config(path), path
+    is_card, is_rows = (
+        path.suffix.lower() in YAML_EXTENSIONS,
+        get_extension(path.name) in EXTENSIONS,
+    )
     if is_card or is_rows:
         if not _is_file(path):
             raise UsageError(f"no such task file: {name_or_path}", "specbench list tasks")
-        return (read_card(path) if is_card else _own_card(path)), path
+        return (read_dataset_config(path) if is_card else _own_card(path)), path
     if (what := _describe_unreadable(path)) is not None:
         raise UsageError(
             f"{name_or_path} is {what}, which holds no questions that can be read",
-            f"use a file that ends in {', '.join(ENDINGS)} (or one of these and {ZIPPED}) or"
-            " .yaml: docs/how-to/tasks.md",
+            f"use a file that ends in {', '.join(EXTENSIONS)} (or one of these and"
+            f" {GZIP_EXTENSION}) or .yaml: docs/how-to/tasks.md",
         )
     near = nearest(name_or_path, names)
     raise UsageError(
         f"unknown task {shown(repr(name_or_path))}" + (f", did you mean {near!r}?" if near else ""),
         f"one of {listed(names)} (specbench list tasks), or the path of a file that ends in"
-        f" {', '.join(ENDINGS)} or .yaml",
+        f" {', '.join(EXTENSIONS)} or .yaml",
     )
 
 
@@ -175,10 +187,12 @@ def _describe_unreadable(path: Path) -> str | None:
         return None
 
 
-def _own_card(path: Path) -> Card:
+def _own_card(path: Path) -> DatasetConfig:
     """Return the card of a file of questions without YAML; its name is the file name."""
     try:
-        return Card(name=stem(path.name), version="file", source=Source(file=path.name))
+        return DatasetConfig(
+            name=get_stem(path.name), version="file", source=DatasetSource(file=path.name)
+        )
     except ValueError as fault:
         raise UsageError(
             f"{path}: the file's name becomes the task's name, so it must start with a letter or "

@@ -1,7 +1,7 @@
-"""One's own traffic: requests as OpenAI's chat completions have them, and as its batch files do.
+"""Recorded traffic: requests of OpenAI's chat completions API and of its batch files.
 
-A request is one question: its last message is what is answered, those before it stand as they
-were, answers of the assistant among them.
+A request is one question. Its last message is answered. The messages before it, including those of
+the assistant, are used unchanged.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from specbench_cli.tasks.schema import Message, Role
 
 MESSAGES = "messages"
 _BODY = "body"
-"""What a batch file wraps a request in."""
+"""Key of a request in a row of a batch file."""
 
 _ROLES: Mapping[str, Role] = {
     "system": "system",
-    "developer": "system",  # the same under its later name, which few chat templates know
+    "developer": "system",  # the later name of "system", which few chat templates support
     "user": "user",
     "assistant": "assistant",
 }
@@ -28,11 +28,14 @@ _LIMITS = ("max_completion_tokens", "max_tokens")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request.
+class ChatRequest:
+    """A chat completion request.
 
-    before: the messages that come first. text: what is answered. budget: the most tokens that it
-    asks for, None where it does not say. cluster: the same for requests in the same words.
+    Attributes:
+        before: messages before the last one.
+        text: the last message, which is answered.
+        budget: maximum number of new tokens, or None.
+        cluster: hash of the messages, equal for equal requests.
     """
 
     before: tuple[Message, ...]
@@ -41,8 +44,8 @@ class Asked:
     cluster: str
 
 
-def unwrapped(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row of a batch file as the request that it wraps, with its id; others as they are."""
+def unwrap_request(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the request in a row of a batch file, with its id; other rows are unchanged."""
     body = row.get(_BODY)
     if not isinstance(body, dict):
         return row
@@ -50,11 +53,11 @@ def unwrapped(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**body, **named}
 
 
-def read_request(row: Mapping[str, Any]) -> Asked:
-    """A row that has `messages`.
+def parse_request(row: Mapping[str, Any]) -> ChatRequest:
+    """Return the request of a row with `messages`.
 
     Raises:
-        ValueError: it is no request that can be asked as it is; the message says why.
+        ValueError: the request is not supported; the message says why.
     """
     if row.get("tools") or row.get("functions"):
         raise ValueError(
@@ -74,7 +77,7 @@ def read_request(row: Mapping[str, Any]) -> Asked:
     if not text.strip():
         raise ValueError(f"messages[{len(messages) - 1}] is empty, and is what is answered")
     digest = hashlib.sha256(json.dumps(messages).encode()).hexdigest()
-    return Asked(tuple(messages[:-1]), text, _budget(row), digest[:16])
+    return ChatRequest(tuple(messages[:-1]), text, _budget(row), digest[:16])
 
 
 def _message(place: int, message: Any) -> Message:

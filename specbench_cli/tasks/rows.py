@@ -1,4 +1,4 @@
-"""Rows of a file to questions."""
+"""Conversion of rows to questions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from specbench_cli.config.problems import is_one_line, listed
 from specbench_cli.errors import LONGEST_TEXT, EnvironmentFault, UsageError
 from specbench_cli.tasks import fill
-from specbench_cli.tasks.card import Card, Source
-from specbench_cli.tasks.formats import ending, read_rows
-from specbench_cli.tasks.requests import MESSAGES, Asked, read_request, unwrapped
+from specbench_cli.tasks.dataset_config import DatasetConfig, DatasetSource
+from specbench_cli.tasks.formats import get_extension, read_rows
+from specbench_cli.tasks.requests import MESSAGES, ChatRequest, parse_request, unwrap_request
 from specbench_cli.tasks.schema import FAMILIES, Column, Family, Question
 
 COLUMNS: Mapping[Column, tuple[str, ...]] = {
@@ -24,46 +24,50 @@ COLUMNS: Mapping[Column, tuple[str, ...]] = {
     "cluster": ("cluster",),
     "reference": ("reference",),
 }
-"""Names under which a column is looked for, unless the card's `fields` names another."""
+"""Default names of each column, unless `fields` in the YAML gives another."""
 
-ACCEPTED = (
+JSON_HINT = (
     'each row is a JSON object with "turns" (a list of texts), "prompt" or "question" (a text), '
     'and optionally "question_id" or "id", "category", "family", "cluster", "reference"; or one of'
     ' OpenAI\'s requests with "messages", or a batch file\'s with such a "body"'
 )
 
 
-IN_COLUMNS = (
+TABLE_HINT = (
     'the heading names the columns: "prompt" or "question" (or "turns", a JSON list of texts), and'
     ' optionally "question_id" or "id", "category", "family", "cluster", "reference"; empty cells'
     " count as absent"
 )
-IN_LINES = "each line that is not blank is a prompt; prompts of several lines go into a .jsonl file"
+LINES_HINT = (
+    "each line that is not blank is a prompt; prompts of several lines go into a .jsonl file"
+)
 
 
 def format_hint(name: str) -> str:
     """Return a hint that describes the accepted content of a file with this extension."""
-    kind = ending(name)
-    return IN_LINES if kind == ".txt" else IN_COLUMNS if kind in (".csv", ".tsv") else ACCEPTED
+    kind = get_extension(name)
+    return LINES_HINT if kind == ".txt" else TABLE_HINT if kind in (".csv", ".tsv") else JSON_HINT
 
 
 class RowError(Exception):
-    """What is wrong with one row."""
+    """A row is malformed."""
 
 
-def read_questions(data: bytes, card: Card, source: Source, label: str) -> list[Question]:
-    """Questions of a source's file, in its order; the id defaults to the row's index from 0.
+def read_questions(
+    data: bytes, card: DatasetConfig, source: DatasetSource, label: str
+) -> list[Question]:
+    """Return the questions of a file in order. The id defaults to the row's index from 0.
 
-    A card with `samples` has each of them several times, one after another.
+    With `samples` each question is repeated.
 
     Args:
-        data: the bytes of the file that holds the rows.
-        label: that file's name for messages.
+        data: content of the file with the rows.
+        label: name of the file for messages.
 
     Raises:
-        UsageError: a malformed row (with its line number), an id given twice, or no row at all.
-        Unreadable: see `formats`.
-        EnvironmentFault: rows that hold a placeholder instead of a question.
+        UsageError: a row is malformed, an id is repeated, or there is no row.
+        UnreadableFile: see `formats`.
+        EnvironmentFault: rows contain a placeholder instead of a question.
     """
     seen: dict[str, int] = {}
     questions: list[Question] = []
@@ -71,8 +75,8 @@ def read_questions(data: bytes, card: Card, source: Source, label: str) -> list[
         try:
             if not isinstance(read, dict):
                 raise RowError(f"expected a JSON object, got {_short(read)}")
-            table = ending(source.rows_file) in (".csv", ".tsv")
-            row = unwrapped(_of_cells(read) if table else read)
+            table = get_extension(source.rows_file) in (".csv", ".tsv")
+            row = unwrap_request(_of_cells(read) if table else read)
             if not _counts(row, card):
                 continue
             question = _question(row, card, source, index)
@@ -104,7 +108,7 @@ def _of_cells(cells: dict[str, str]) -> dict[str, Any]:
 
 
 def _samples(question: Question, n: int) -> list[Question]:
-    """The question `n` times, in the one cluster, each under an id of its own."""
+    """Return n copies of a question in the same cluster, with different ids."""
     if n == 1:
         return [question]
     return [
@@ -114,7 +118,7 @@ def _samples(question: Question, n: int) -> list[Question]:
 
 
 def _refuse_placeholders(
-    questions: Sequence[Question], placeholder: str, card: Card, label: str
+    questions: Sequence[Question], placeholder: str, card: DatasetConfig, label: str
 ) -> None:
     found = [q for q in questions if any(placeholder in turn for turn in q.turns)]
     if found:
@@ -126,8 +130,8 @@ def _refuse_placeholders(
         )
 
 
-def _counts(row: Mapping[str, Any], card: Card) -> bool:
-    """Whether a row lies inside every range of the card's `only`."""
+def _counts(row: Mapping[str, Any], card: DatasetConfig) -> bool:
+    """Return True if a row is inside all ranges of `only`."""
     for name, (low, high) in card.only.items():
         value = row.get(name)
         try:
@@ -139,12 +143,14 @@ def _counts(row: Mapping[str, Any], card: Card) -> bool:
     return True
 
 
-def _question(row: Mapping[str, Any], card: Card, source: Source, index: int) -> Question:
+def _question(
+    row: Mapping[str, Any], card: DatasetConfig, source: DatasetSource, index: int
+) -> Question:
     prefix = f"{source.category}-" if len(card.sources) > 1 else ""
     prompt_id = f"{card.name}/{prefix}{_id(row, card, index)}"
     category, family = _stratum(row, card, source)
     cluster = _text(row, card, "cluster")
-    scorer = card.scorer_of(family)
+    scorer = card.get_scorer(family)
     asked = _request(row, card, category)
     if asked is not None:
         cluster = cluster or asked.cluster
@@ -163,20 +169,20 @@ def _question(row: Mapping[str, Any], card: Card, source: Source, index: int) ->
     )
 
 
-def _request(row: Mapping[str, Any], card: Card, category: str) -> Asked | None:
-    """The request that a row is, where it is one and the card asks for nothing else."""
-    if MESSAGES not in row or "turns" in card.fields or card.template_of(category) is not None:
+def _request(row: Mapping[str, Any], card: DatasetConfig, category: str) -> ChatRequest | None:
+    """Return the request of a row, or None if it is no request or the YAML maps other columns."""
+    if MESSAGES not in row or "turns" in card.fields or card.get_template(category) is not None:
         return None
     try:
-        return read_request(row)
+        return parse_request(row)
     except ValueError as fault:
         raise RowError(str(fault)) from fault
 
 
-def _program(row: Mapping[str, Any], card: Card) -> tuple[str, str]:
-    assert card.program is not None  # the card has seen to it
+def _program(row: Mapping[str, Any], card: DatasetConfig) -> tuple[str, str]:
+    assert card.program is not None  # validated with the YAML
     try:
-        return fill.around_answer(card.program, row)
+        return fill.split_program(card.program, row)
     except KeyError as missing:
         raise _lacks(row, "program", missing) from missing
 
@@ -187,14 +193,14 @@ def _lacks(row: Mapping[str, Any], template: str, missing: KeyError) -> RowError
     )
 
 
-def _column(row: Mapping[str, Any], card: Card, column: Column) -> str | None:
-    """The name under which a row holds a column; None where it is absent or null."""
+def _column(row: Mapping[str, Any], card: DatasetConfig, column: Column) -> str | None:
+    """Return the name of a column in a row, or None if it is absent or null."""
     names = (card.fields[column],) if column in card.fields else COLUMNS[column]
     return next((name for name in names if row.get(name) is not None), None)
 
 
-def _text(row: Mapping[str, Any], card: Card, column: Column) -> str:
-    """A column's text, "" where it is absent or blank."""
+def _text(row: Mapping[str, Any], card: DatasetConfig, column: Column) -> str:
+    """Return a column's text, "" if it is absent or blank."""
     name = _column(row, card, column)
     if name is None:
         return ""
@@ -203,7 +209,7 @@ def _text(row: Mapping[str, Any], card: Card, column: Column) -> str:
     return str(row[name]).strip()
 
 
-def _id(row: Mapping[str, Any], card: Card, index: int) -> str:
+def _id(row: Mapping[str, Any], card: DatasetConfig, index: int) -> str:
     name = _column(row, card, "id")
     if name is None:
         return str(index)
@@ -233,11 +239,11 @@ def _as_name(column: str, value: str) -> str:
     return value
 
 
-def _turns(row: Mapping[str, Any], card: Card, category: str) -> tuple[str, ...]:
-    template = card.template_of(category)
+def _turns(row: Mapping[str, Any], card: DatasetConfig, category: str) -> tuple[str, ...]:
+    template = card.get_template(category)
     if template is not None:
         try:
-            filled = fill.fill(template, row)
+            filled = fill.fill_template(template, row)
         except KeyError as missing:
             raise _lacks(row, "template", missing) from missing
         if not filled.strip():
@@ -258,12 +264,14 @@ def _turns(row: Mapping[str, Any], card: Card, category: str) -> tuple[str, ...]
     return tuple(turns)
 
 
-def _stratum(row: Mapping[str, Any], card: Card, source: Source) -> tuple[str, Family]:
-    """Category and family; each can stand in for the other."""
+def _stratum(
+    row: Mapping[str, Any], card: DatasetConfig, source: DatasetSource
+) -> tuple[str, Family]:
+    """Return category and family. Each defaults to the other."""
     category = _as_name("category", source.category or _text(row, card, "category"))
     named = _text(row, card, "family")
     if not named:
-        family = card.family_of(category)
+        family = card.get_family(category)
         return category or family, family
     for family in FAMILIES:
         if family == named:
@@ -271,8 +279,8 @@ def _stratum(row: Mapping[str, Any], card: Card, source: Source) -> tuple[str, F
     raise RowError(f"family {named!r} is not one of {', '.join(FAMILIES)}")
 
 
-def _reference(row: Mapping[str, Any], card: Card) -> tuple[str, ...] | None:
-    """References; alternatives of one turn (a list inside the list) are joined by line breaks."""
+def _reference(row: Mapping[str, Any], card: DatasetConfig) -> tuple[str, ...] | None:
+    """Return the references. Alternatives of a turn (a nested list) are joined by line breaks."""
     name = _column(row, card, "reference")
     if name is None:
         return None

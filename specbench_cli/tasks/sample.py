@@ -10,18 +10,18 @@ from specbench_cli.errors import UsageError
 from specbench_cli.tasks.schema import Question
 
 
-def sample(questions: Sequence[Question], limit: int | None, seed: int) -> list[Question]:
-    """At most `limit` questions, spread evenly over families, then over categories in a family.
+def sample_questions(questions: Sequence[Question], limit: int | None, seed: int) -> list[Question]:
+    """Draw at most `limit` questions, balanced over families, then over categories in a family.
 
-    Counts differ by at most one wherever there are enough questions. The draw depends on the seed
-    and the prompt ids alone, and a smaller sample is part of every larger one with the same seed.
-    A question that is asked several times counts once, and comes with all its samples.
+    Counts differ by at most one if there are enough questions. The draw depends only on the seed
+    and the prompt ids. With the same seed, a smaller sample is part of every larger one. A question
+    with several samples counts once and is drawn with all of them.
 
     Args:
         limit: number of questions; None for all.
 
     Returns:
-        The chosen questions in the order given.
+        The drawn questions in their original order.
 
     Raises:
         UsageError: `limit` is below 1.
@@ -34,15 +34,15 @@ def sample(questions: Sequence[Question], limit: int | None, seed: int) -> list[
     once = [question for question in questions if question.sample <= 1]
     for in_family, n_family in _split(once, lambda q: q.family, limit, seed):
         for in_category, n in _split(in_family, lambda q: q.category, n_family, seed):
-            ranked = sorted(in_category, key=lambda q: _rank(seed, q.asked))
-            chosen.update(question.asked for question in ranked[:n])
-    return [question for question in questions if question.asked in chosen]
+            ranked = sorted(in_category, key=lambda q: _rank(seed, q.base_id))
+            chosen.update(question.base_id for question in ranked[:n])
+    return [question for question in questions if question.base_id in chosen]
 
 
 def _split(
     questions: Sequence[Question], key: Callable[[Question], str], limit: int, seed: int
 ) -> list[tuple[list[Question], int]]:
-    """Groups of questions with the same key, and how many to take of each."""
+    """Group questions by key, and return each group with its number of questions to draw."""
     groups: defaultdict[str, list[Question]] = defaultdict(list)
     for question in questions:
         groups[key(question)].append(question)
@@ -51,7 +51,7 @@ def _split(
 
 
 def _shares(supply: Mapping[str, int], limit: int, seed: int) -> dict[str, int]:
-    """Deal `limit` places out one at a time, round by round, passing over whoever has no more."""
+    """Distribute `limit` places over groups, one at a time by turns, as far as each group has."""
     shares = dict.fromkeys(sorted(supply, key=lambda name: _rank(seed, name)), 0)
     left = min(limit, sum(supply.values()))
     while left:
@@ -65,5 +65,5 @@ def _shares(supply: Mapping[str, int], limit: int, seed: int) -> dict[str, int]:
 
 
 def _rank(seed: int, key: str) -> bytes:
-    """A pseudo-random place in line that depends on nothing but the seed and the key."""
+    """Return a pseudo-random sort key of a name that depends only on the seed."""
     return hashlib.sha256(f"{seed}\n{key}".encode()).digest()

@@ -1,4 +1,4 @@
-"""What a question of a task is, and the words for its family, its columns and its scorer."""
+"""Questions of tasks, with the allowed columns, roles and scorers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from specbench_cli.store.schema import FAMILIES as FAMILIES
 from specbench_cli.store.schema import Family as Family
 
 Column = Literal["id", "turns", "category", "family", "cluster", "reference"]
-"""What can be read from a row; see `rows.COLUMNS` for the names looked for by default."""
+"""Columns of a row; see `rows.COLUMNS` for their default names."""
 
 Role = Literal["system", "user", "assistant"]
 Message = tuple[Role, str]
-"""Who says what."""
+"""Role and content."""
 
 Scorer = Literal[
     "exact_match",
@@ -25,8 +25,7 @@ Scorer = Literal[
     "valid_json",
     "unit_tests",
 ]
-"""How an answer is compared with its reference, or judged by itself; each is of a module of
-`specbench_cli.scoring`."""
+"""Scorers, implemented in `specbench_cli.scoring`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +33,18 @@ class Question:
     """One question of a task, all its turns.
 
     Attributes:
-        prompt_id: "<task>/<id>", unique, with "/<sample>" behind it where there are several. All
-            noise and draws are keyed by it, so samples are independent.
-        cluster: questions that are not independent share one (a generated task's template, all
-            samples of a prompt); otherwise the prompt_id.
-        family, category: the stratum; `category` keeps the source's word.
-        turns: what the user says, turn by turn.
-        reference: the dataset's answers, if any (per turn, or one).
-        scorer: how answers are scored, None where they are not.
-        program: the code before and after an answer that is tested by running it.
-        sample: from 1, which of several samples of the same prompt; 0 where it is the only one.
-        before: messages that stand before the first turn, as a request of one's own traffic has
-            them.
-        max_new_tokens: most tokens that this question asks for; None where it does not say.
+        prompt_id: unique id "<task>/<id>", with "/<sample>" appended if there are several samples.
+            Random numbers are keyed by it, so samples are independent.
+        cluster: id of a group of dependent questions (the template of a generated task, all samples
+            of a prompt); otherwise the prompt_id.
+        family, category: stratum of the question; `category` is the word of the dataset.
+        turns: messages of the user by turn.
+        reference: reference answers, if any (one per turn, or one).
+        scorer: scorer of the answers, or None.
+        program: code before and after an answer that is tested by running it.
+        sample: number of the sample from 1; 0 if there is only one.
+        before: messages before the first turn, in recorded traffic.
+        max_new_tokens: maximum number of new tokens of this question, or None.
     """
 
     prompt_id: str
@@ -63,6 +61,6 @@ class Question:
     max_new_tokens: int | None = None
 
     @property
-    def asked(self) -> str:
-        """What all samples of a prompt share: the prompt_id without the sample."""
+    def base_id(self) -> str:
+        """The prompt_id without the number of the sample."""
         return self.prompt_id.removesuffix(f"/{self.sample}") if self.sample else self.prompt_id

@@ -1,6 +1,6 @@
-"""Finds a dataset's file: beside its YAML, in $SPECBENCH_DATA, in the cache, or by download.
+"""Search of a dataset's file: next to its YAML, in $SPECBENCH_DATA, in the cache, or by download.
 
-Whatever is returned has the card's checksum.
+The returned content always has the configured checksum.
 """
 
 from __future__ import annotations
@@ -21,28 +21,30 @@ from pathlib import Path
 
 from specbench_cli.errors import EnvironmentFault
 from specbench_cli.files import cache_folder
-from specbench_cli.tasks.card import Hub, Source
-from specbench_cli.tasks.formats import Unreadable, read_limited
+from specbench_cli.tasks.dataset_config import DatasetSource, HubSource
+from specbench_cli.tasks.formats import UnreadableFile, read_limited
 
 TIMEOUT_S = 10.0
-"""Longest silence of a server before a download is given up."""
+"""Timeout of a server's answer in seconds."""
 
-INSTEAD = "or run what needs no download: specbench run --task mini"
+ALTERNATIVE = "or use a task without download: specbench run --task mini"
 
 
 class _Unreachable(Exception):
-    """Why one way to the data failed."""
+    """A download failed."""
 
 
-def made_once(folder: Path, write: Callable[[Path], None]) -> Path:
-    """A folder of the cache, written whole at first use or not at all.
+def create_once(folder: Path, write: Callable[[Path], None]) -> Path:
+    """Create a folder of the cache at first use, atomically, and return it.
 
-    One process writes, others wait for it. What an interrupted one left is in nobody's hands.
+    One process writes it and others wait. An incomplete folder of an interrupted process is
+    removed.
 
     Args:
-        write: makes the folder that it is given.
+        write: function that creates a folder.
+
     Raises:
-        OSError: it cannot be written.
+        OSError: the folder cannot be written.
     """
     from filelock import FileLock
 
@@ -61,26 +63,26 @@ def made_once(folder: Path, write: Callable[[Path], None]) -> Path:
     return folder
 
 
-def offline() -> bool:
-    """Whether the environment forbids the network, by the hub's own variable."""
+def is_offline() -> bool:
+    """Return True if HF_HUB_OFFLINE forbids network access."""
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
 
 
 def sha256(data: bytes) -> str:
-    """The checksum in hexadecimal digits."""
+    """Return the SHA-256 of data in hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 
-def read_source(task: str, source: Source, folder: Path, obtain: str = "") -> bytes:
-    """The dataset's file, uncompressed if it is gzipped.
+def read_source(task: str, source: DatasetSource, folder: Path, obtain: str = "") -> bytes:
+    """Return the content of a dataset's file, decompressed if it is gzipped.
 
     Args:
-        task: the task's name, for messages.
-        folder: the folder of the YAML.
-        obtain: what a person has to do for data that cannot be downloaded.
+        task: name of the task for messages.
+        folder: folder of the YAML.
+        obtain: manual steps to get data that cannot be downloaded.
 
     Raises:
-        EnvironmentFault: it is nowhere, or the copy found has another checksum.
+        EnvironmentFault: the file cannot be found, or has another checksum.
     """
     own = os.environ.get("SPECBENCH_DATA")
     for place in [folder, *([Path(own)] if own else [])]:
@@ -104,10 +106,10 @@ def read_file(path: Path) -> bytes:
     try:
         return _uncompressed(path.read_bytes())
     except (OSError, EOFError, zlib.error) as fault:
-        raise Unreadable(f"it cannot be read: {fault}") from fault
+        raise UnreadableFile(f"it cannot be read: {fault}") from fault
 
 
-def _local(task: str, source: Source, path: Path) -> bytes:
+def _local(task: str, source: DatasetSource, path: Path) -> bytes:
     hint = "replace it by the original file, or unset SPECBENCH_DATA to download it"
     try:
         data = _uncompressed(path.read_bytes())
@@ -121,14 +123,14 @@ def _local(task: str, source: Source, path: Path) -> bytes:
 
 
 def _uncompressed(data: bytes) -> bytes:
-    """The data, or what was gzipped to it. Raises OSError, EOFError or zlib.error: damaged."""
+    """Return data, decompressed if gzipped. Raise OSError, EOFError or zlib.error if damaged."""
     if not data.startswith(b"\x1f\x8b"):
         return data
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
         return read_limited(file)
 
 
-def _download(task: str, source: Source, own: str | None, obtain: str) -> bytes:
+def _download(task: str, source: DatasetSource, own: str | None, obtain: str) -> bytes:
     ways: list[tuple[str, Callable[[], bytes]]] = []
     if url := source.url:
         ways.append((url, lambda: _from_url(url)))
@@ -145,18 +147,18 @@ def _download(task: str, source: Source, own: str | None, obtain: str) -> bytes:
             return data
         failures.append(f"{name} has sha256 {sha256(data)}, expected {source.sha256}")
     place = f"in SPECBENCH_DATA ({own})" if own else "in SPECBENCH_DATA (not set)"
-    address = source.url or (source.hub.address if source.hub else None)
+    address = source.url or (source.hub.url if source.hub else None)
     zipped = ".gz" if address and address.endswith(".gz") else ""
     fetch = f" (curl -L -o {source.file}{zipped} {address})" if address else ""
     raise EnvironmentFault(
         f"{task}: {source.file} is neither {place} nor cached; " + "; ".join(failures),
         (obtain and f"{obtain}; then ")
-        + f"set SPECBENCH_DATA to a folder with {source.file}{fetch}, {INSTEAD}",
+        + f"set SPECBENCH_DATA to a folder with {source.file}{fetch}, {ALTERNATIVE}",
     )
 
 
 def _from_url(url: str) -> bytes:
-    if offline():
+    if is_offline():
         raise _Unreachable("HF_HUB_OFFLINE is set")
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
@@ -165,8 +167,8 @@ def _from_url(url: str) -> bytes:
         raise _Unreachable(str(fault)) from fault
 
 
-def _from_hub(hub: Hub) -> bytes:
-    """The file as it is; or the split as JSON lines, keys in the dataset's order."""
+def _from_hub(hub: HubSource) -> bytes:
+    """Return a file, or a split as JSON Lines with keys in the dataset's order."""
     try:
         if hub.path is not None:
             return _file_of(hub, hub.path)
@@ -179,8 +181,8 @@ def _from_hub(hub: Hub) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-def _file_of(hub: Hub, path: str) -> bytes:
-    """A file of the dataset's repository, from the hub's own cache if it is there."""
+def _file_of(hub: HubSource, path: str) -> bytes:
+    """Return a file of the dataset's repository, from the hub's cache if possible."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -188,23 +190,23 @@ def _file_of(hub: Hub, path: str) -> bytes:
     try:
         found = fetch(local_files_only=True)
     except LocalEntryNotFoundError:
-        if offline():
+        if is_offline():
             raise _Unreachable("HF_HUB_OFFLINE is set") from None
         _ask_for(hub)
         found = fetch()
     return Path(found).read_bytes()
 
 
-def _ask_for(hub: Hub) -> None:
-    """Ask with a time limit first: what follows would retry for half a minute."""
+def _ask_for(hub: HubSource) -> None:
+    """Query the hub with a timeout, because a download would retry for half a minute."""
     from huggingface_hub import HfApi
 
-    if not offline():
+    if not is_offline():
         HfApi().dataset_info(hub.id, revision=hub.revision, timeout=TIMEOUT_S)
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a cache file whole or not at all, so that an interrupted download leaves none."""
+    """Write a cache file atomically, so that an interrupted download leaves none."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:

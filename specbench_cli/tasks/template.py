@@ -1,7 +1,7 @@
-"""Messages to token ids and token ids to answers, with whatever tokenizer is handed in.
+"""Conversion of messages to token ids, and of token ids to answers.
 
-A tokenizer is anything with `encode` and `decode` as transformers has them; with `chat_template`
-and `apply_chat_template` besides, its own template is used.
+A tokenizer has `encode` and `decode` as in transformers. If it also has `chat_template` and
+`apply_chat_template`, its chat template is used.
 
 Chat templates and tokenizers come with checkpoints, so both are untrusted input. All their
 exceptions become a `PromptError`, and a template has limits on time, memory and output.
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specbench_cli.errors import PromptError, is_foreign, reason_of
-from specbench_cli.tasks.limits import OutOfTime, resource_limits
+from specbench_cli.tasks.limits import TimeLimitExceeded, resource_limits
 from specbench_cli.tasks.schema import Message
 
 TEMPLATE_S = 5.0
@@ -26,14 +26,13 @@ TEMPLATE_CHARACTERS = 1_000_000
 _RAW = "use --raw, which applies no chat template"
 
 
-def conversation(
+def build_messages(
     turns: Sequence[str], answers: Sequence[str], before: Sequence[Message] = ()
 ) -> list[Message]:
-    """The messages up to the turn that is to be answered: those `before`, then turns 1..n+1 around
-    n answers.
+    """Return the messages up to the next turn: those of `before`, n answered turns, and turn n + 1.
 
     Raises:
-        ValueError: no turn is left to answer.
+        ValueError: all turns are answered.
     """
     if len(answers) >= len(turns):
         raise ValueError(f"{len(answers)} answers leave none of {len(turns)} turns to answer")
@@ -43,19 +42,17 @@ def conversation(
     return [*messages, ("user", turns[len(answers)])]
 
 
-def render(
+def render_prompt(
     tokenizer: Any, messages: Sequence[Message], raw: bool, label: str = "this model"
 ) -> list[int]:
-    """Token ids of a prompt.
+    """Return the token ids of a prompt.
 
-    With the tokenizer's chat template, up to where the assistant starts to speak. Without one, or
-    with `raw`, plain texts joined by blank lines, under the tokenizer's own special tokens.
-
-    A template writes its special tokens itself, so none are added to its text; to plain text they
-    are added, but a beginning-of-sequence token never twice.
+    The chat template is applied, with the generation prompt. Without a template, or with `raw`, the
+    texts are joined by blank lines. Special tokens are added to plain text only, because a template
+    contains them. A beginning-of-sequence token is never added twice.
 
     Args:
-        label: name of the model in errors.
+        label: name of the model for messages.
 
     Raises:
         PromptError: the template or the tokenizer fails on the messages, or exceeds its limits.
@@ -82,7 +79,7 @@ def apply_template(tokenizer: Any, messages: Sequence[Message], label: str) -> s
     try:
         with resource_limits(TEMPLATE_S, TEMPLATE_BYTES):
             text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    except OutOfTime:
+    except TimeLimitExceeded:
         raise PromptError(
             f"{name} takes more than {TEMPLATE_S:g} s on the conversation", _RAW
         ) from None
@@ -114,7 +111,7 @@ def _encode(tokenizer: Any, text: str, label: str, **options: Any) -> list[int]:
         ) from fault
 
 
-def written_text(tokenizer: Any, ids: Sequence[int]) -> str:
+def decode_text(tokenizer: Any, ids: Sequence[int]) -> str:
     """Return the text of an answer without special tokens.
 
     Leading spaces are kept, because code may begin with them.
@@ -133,6 +130,6 @@ def written_text(tokenizer: Any, ids: Sequence[int]) -> str:
         ) from fault
 
 
-def answer_text(tokenizer: Any, ids: Sequence[int]) -> str:
-    """An answer's text, special tokens and surrounding blanks removed."""
-    return written_text(tokenizer, ids).strip()
+def decode_answer(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Return the text of an answer without special tokens and surrounding white space."""
+    return decode_text(tokenizer, ids).strip()

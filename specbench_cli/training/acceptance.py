@@ -13,7 +13,14 @@ from safetensors.torch import load_file
 from safetensors.torch import save as serialize
 from torch import Tensor
 
-from methods.specdecpp.training import Head, Labelled, Labels, label, rows_of, weighted_bce
+from methods.specdecpp.training import (
+    AcceptanceModule,
+    LabelledReply,
+    Labels,
+    collect_rows,
+    label,
+    weighted_bce,
+)
 from specbench_cli import files
 from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.training import loop
@@ -138,10 +145,12 @@ class AcceptanceTrainer(HeadTrainer):
         replies = self._labelled(folder / "labels.safetensors")
         draft = read(self._folder, self.device)
         trained_on = [reply for at, reply in enumerate(replies) if at % HELD_OUT]
-        rows, told = rows_of(draft, replies[::HELD_OUT], recipe.mixing, self.seed)
-        source = Rows(*rows_of(draft, trained_on, recipe.mixing, self.seed + 1), self.seed)
+        rows, told = collect_rows(draft, replies[::HELD_OUT], recipe.mixing, self.seed)
+        source = Rows(*collect_rows(draft, trained_on, recipe.mixing, self.seed + 1), self.seed)
         torch.manual_seed(self.seed)
-        head = Head(draft.config.hidden_size, recipe.depth, tied=recipe.tied).to(self.device)
+        head = AcceptanceModule(draft.config.hidden_size, recipe.depth, tied=recipe.tied).to(
+            self.device
+        )
         log = folder / "divergence.jsonl"
 
         def loss(batch: Batch) -> Tensor:
@@ -198,7 +207,7 @@ class AcceptanceTrainer(HeadTrainer):
             "rejection_weight": recipe.rejection_weight,
         }
 
-    def _labelled(self, file: Path) -> list[Labelled]:
+    def _labelled(self, file: Path) -> list[LabelledReply]:
         """The replies with their labels, made once and kept."""
         if not file.is_file():
             target, draft = (read(each, self.device) for each in (self.target, self._folder))
@@ -241,7 +250,7 @@ def calibration(predicted: Tensor, labelled: Tensor) -> list[Bin]:
     ]
 
 
-def export(head: Head, folder: Path, facts: dict[str, Any]) -> None:
+def export(head: AcceptanceModule, folder: Path, facts: dict[str, Any]) -> None:
     """Write model.safetensors (fp16, a repeated block once) and config.json, as the authors do;
     `facts` go under "specbench"."""
     named = {name: p.detach().half().cpu().contiguous() for name, p in head.named_parameters()}
@@ -249,7 +258,7 @@ def export(head: Head, folder: Path, facts: dict[str, Any]) -> None:
     write_head(folder, named, config)
 
 
-def _write(replies: Sequence[Labelled], file: Path) -> None:
+def _write(replies: Sequence[LabelledReply], file: Path) -> None:
     lengths = torch.tensor([0, *(len(reply.ids) for reply in replies)])
     content = {
         "ids": torch.cat([reply.ids for reply in replies]),
@@ -261,11 +270,11 @@ def _write(replies: Sequence[Labelled], file: Path) -> None:
     files.replace(file, serialize(content))
 
 
-def _read(file: Path) -> list[Labelled]:
+def _read(file: Path) -> list[LabelledReply]:
     held = load_file(file)
     ids, drafted, chances = (held[name] for name in ("ids", "drafted", "chances"))
     return [
-        Labelled(ids[first:end], drafted[first:end], chances[first:end], start)
+        LabelledReply(ids[first:end], drafted[first:end], chances[first:end], start)
         for (first, end), start in zip(
             pairwise(held["ends"].tolist()), held["starts"].tolist(), strict=True
         )

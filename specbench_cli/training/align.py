@@ -32,7 +32,7 @@ from specbench_cli.config.train import Begin, Samples
 from specbench_cli.engine.models.checkpoint import disable_progress_bars, read_tokenizer
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.head import NORMED
-from specbench_cli.engine.models.load import cut, load_decoder
+from specbench_cli.engine.models.load import load_decoder, restrict_output
 from specbench_cli.errors import UsageError
 from specbench_cli.training import loop
 from specbench_cli.training.corpus import Corpus, Encoder
@@ -253,7 +253,7 @@ class Aligner(HeadTrainer):
                     f"the output of {self._folder} is cut already", "leave --vocabulary out"
                 )
             answers = chain.from_iterable(chat.ids[answer_of(chat) :] for chat in self._trained_on)
-            cut(begun, most_frequent(answers, self.vocabulary, begun.config.vocab_size))
+            restrict_output(begun, most_frequent(answers, self.vocabulary, begun.config.vocab_size))
         if self.layers or self._keeps:
             begun.model.embed_tokens.requires_grad_(False)
             begun.lm_head.requires_grad_(False)
@@ -353,7 +353,7 @@ class Aligner(HeadTrainer):
         torch.manual_seed(seed)
         fresh = LlamaForCausalLM(config)
         if says is not None:
-            cut(fresh, says.cpu())
+            restrict_output(fresh, says.cpu())
         nn.Module.to(fresh, self.device)
         loss, corpus = text_loss(fresh), Corpus(self._encode, self.gsm8k, seed)
         loss = compiled(loss) if self.fast else loss

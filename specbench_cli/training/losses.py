@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from specbench_cli.engine.models.load import CutOutput, module_in
+from specbench_cli.engine.models.load import RestrictedOutput, module_in
 from specbench_cli.training.packing import Batch
 from specbench_cli.training.replies import ROWS_AT_ONCE
 
@@ -239,7 +239,7 @@ def overlap(
 
 def says_of(model: LlamaForCausalLM) -> Tensor | None:
     """The ids [r] that a model's output is cut to; None: it says all."""
-    return model.lm_head.says if isinstance(model.lm_head, CutOutput) else None
+    return model.lm_head.says if isinstance(model.lm_head, RestrictedOutput) else None
 
 
 def distribution(

@@ -23,12 +23,12 @@ from specbench_cli.audit.cases import (
 from specbench_cli.audit.certificate import certify
 from specbench_cli.audit.checks import distribution as checks_distribution
 from specbench_cli.audit.checks import tokens as checks_tokens
+from specbench_cli.audit.checks.bookkeeping import check_bookkeeping
 from specbench_cli.audit.checks.bounds import check_bounds
-from specbench_cli.audit.checks.conduct import check_conduct
 from specbench_cli.audit.checks.declarations import check_declarations
 from specbench_cli.audit.enumeration import enumerate_outcomes
 from specbench_cli.audit.finding import Finding, Problem
-from specbench_cli.audit.models.table import Row, TableState, rows_out_of_place
+from specbench_cli.audit.models.table import CachedRow, TableState, find_wrong_rows
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.runner import TABLE_CHECKS, run_checks
 from specbench_cli.audit.subject import AuditSubject, format_params, max_draft_levels
@@ -80,7 +80,7 @@ def test_every_registered_method_passes_on_tables(name, monkeypatch):
     short, choosing = replace(whole, single_changes=()), tuple(filter(chooses, rest))
     few = replace(short, variants=first[:1] + choosing)
     found = run_checks(few, {c: TABLE_CHECKS[c] for c in TABLE_CHECKS if c in OF_FEW_VARIANTS})
-    monkeypatch.setattr(checks_distribution, "BUDGET", {"block": 40})
+    monkeypatch.setattr(checks_distribution, "OUTCOME_BUDGET", {"block": 40})
     found += run_checks(
         replace(short, variants=first + choosing),
         {"distribution": checks_distribution.check_distribution},
@@ -88,7 +88,7 @@ def test_every_registered_method_passes_on_tables(name, monkeypatch):
     subject = replace(
         whole, variants=first + rest, single_changes=dealt(whole.single_changes, turn, 3)
     )
-    monkeypatch.setattr(checks_distribution, "BUDGET", {"rejection": 40})
+    monkeypatch.setattr(checks_distribution, "OUTCOME_BUDGET", {"rejection": 40})
     found += run_checks(
         subject, {c: TABLE_CHECKS[c] for c in TABLE_CHECKS if c not in OF_FEW_VARIANTS}
     )
@@ -135,7 +135,7 @@ def test_eos_is_walked_at_every_place_of_a_step():
 def test_a_top_k_cut_is_not_tried_where_it_cuts_nothing(monkeypatch):
     tried = []
     monkeypatch.setattr(
-        checks_distribution, "_walk", lambda subject, params, case: tried.append(case)
+        checks_distribution, "_enumerate_case", lambda subject, params, case: tried.append(case)
     )
     checks_distribution.check_distribution(AuditSubject.from_method("sps", Sps))
     assert {"near", "disjoint"} <= {case.name for case in tried if case.sampling.top_k == 0}
@@ -243,7 +243,7 @@ def test_prompts_outputs_and_passes_go_beyond_the_numbers_in_a_methods_code():
     assert {FAR_OFF, 700} <= set(subject.code_constants)
     longest_one, most = subject.exceed_constants(300, 2_000), subject.exceed_constants(9, 40)
     assert 700 < longest_one <= 2_000 and FAR_OFF < most <= 40
-    assert len(checks_tokens.long_of(subject, "greedy").prompt) == longest_one
+    assert len(checks_tokens.long_case_for(subject, "greedy").prompt) == longest_one
 
 
 @pytest.mark.parametrize("case", [wide_case("rejection", 64), wide_case("rejection")], ids=str)
@@ -276,7 +276,7 @@ class DrawsFromMany(Sps):
 
 @pytest.mark.usefixtures("short_audit")
 def test_a_method_whose_late_levels_have_too_many_outcomes_is_not_shown(monkeypatch):
-    monkeypatch.setattr(checks_distribution, "LATE", {"rejection": 1_000})
+    monkeypatch.setattr(checks_distribution, "LATE_BUDGET", {"rejection": 1_000})
     subject = AuditSubject("sps", DrawsFromMany, (SpsParams(length=5), SpsParams(length=2)))
     (distribution, _) = checks_distribution.check_distribution(subject)
     assert not distribution.passed and not distribution.shown
@@ -388,7 +388,7 @@ class UpsideDown(registry.load("sps")):
 
 def test_a_stricter_threshold_that_lets_more_pass_is_found():
     subject = AuditSubject("upside", UpsideDown, (SpsParams(length=3),))
-    (found,) = (each for each in check_conduct(subject) if each.check == "counters")
+    (found,) = (each for each in check_bookkeeping(subject) if each.check == "counters")
     assert not found.passed and "is to let pass all that it does, does not" in found.problem.what
 
 
@@ -455,8 +455,8 @@ def test_a_draft_that_does_not_share_the_noise_is_no_fault():
 )
 def test_rows_out_of_place_are_named(rows, says):
     state = TableState(8)
-    state.append([Row(*row) for row in rows])
-    assert rows_out_of_place(state, (1, 2, 3)) == says
+    state.append([CachedRow(*row) for row in rows])
+    assert find_wrong_rows(state, (1, 2, 3)) == says
 
 
 def test_a_case_says_what_it_is():

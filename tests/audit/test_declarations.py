@@ -17,8 +17,8 @@ from specbench_cli.api import (
     Tokens,
 )
 from specbench_cli.audit.certificate import certify
+from specbench_cli.audit.checks.bookkeeping import check_bookkeeping
 from specbench_cli.audit.checks.bounds import check_bounds
-from specbench_cli.audit.checks.conduct import check_conduct
 from specbench_cli.audit.checks.declarations import check_declarations
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.runner import CHECKS
@@ -123,22 +123,22 @@ class Promises(Repeat):
 
 
 WRONG = {
-    CopiedHead: ("needs", "names 'head', and in none of", "take 'head' out of `needs`"),
-    CopiedDraft: ("needs", "names 'draft', and in none of", "take 'draft' out of `needs`"),
+    CopiedHead: ("needs", "names 'head', and none ran in", "take 'head' out of `needs`"),
+    CopiedDraft: ("needs", "names 'draft', and none ran in", "take 'draft' out of `needs`"),
     UndeclaredDraft: ("needs", "does not name 'draft', and a draft model was run", "frozenset"),
     ForgetsEverything: ("state_scope", "'run', and in", "leave `state_scope` out"),
     KeepsUndeclared: ("state_scope", "'prompt', and something was kept", '= "run"'),
     LearnsUndeclared: ("state_scope", "'prompt', and there is a `learn`", '= "run"'),
-    AsksNothing: ("uses_costs", "True, and in none of", "leave `uses_costs` out"),
+    AsksNothing: ("uses_costs", "True, and no cost was read in", "leave `uses_costs` out"),
     AsksUndeclared: ("uses_costs", "False, and costs of forwards", "`uses_costs = True`"),
-    HiresNobody: ("workers", "2, and in none of", "leave `workers` out"),
+    HiresNobody: ("workers", "2, and no drafter was used in", "leave `workers` out"),
     TunesNothing: ("tunable", "no parameter 'length'", "some of times"),
     OfAnotherPaper: ("paper", "times: Input should be greater than or equal to 1", "values"),
     Promises: ("guarantee", "promises 'exact_tokens', and its accept rule 'anything'", "leave"),
 }
 OF_OTHERS = {
-    NoBonus: (SpsParams(length=2), "bonus", "a token followed a draft that stood as a whole"),
-    HiresUndeclared: (PearlParams(), "workers", "1, and 2 computed at once"),
+    NoBonus: (SpsParams(length=2), "bonus", "a token followed a fully accepted draft"),
+    HiresUndeclared: (PearlParams(), "workers", "1, and 2 workers computed at once"),
     ProposesNothing: (SpsParams(length=2), "proposes", "it is False, and tokens were drafted"),
 }
 
@@ -171,7 +171,7 @@ def test_what_a_copied_method_declares_otherwise_is_named(method):
 def test_a_right_method_with_a_copied_need_fails_nothing_else_and_misses_no_bound():
     subject = AuditSubject.from_method("copied", CopiedDraft)
     assert check_bounds(subject) == []
-    assert all(found.passed for found in check_conduct(subject))
+    assert all(found.passed for found in check_bookkeeping(subject))
 
 
 def test_what_is_declared_and_done_needs_no_word():

@@ -5,7 +5,11 @@ import torch
 
 from methods.sps import Sps, SpsParams
 from specbench_cli.audit.checks import embedded
-from specbench_cli.audit.checks.embedded import _places, check_embedded, pearson
+from specbench_cli.audit.checks.embedded import (
+    _probability_integrals,
+    check_embedded,
+    pearson_statistic,
+)
 from specbench_cli.audit.runner import run_checks
 from specbench_cli.audit.subject import AuditSubject
 from tests.audit.faults.distributions import TellsFifty
@@ -21,8 +25,13 @@ def test_places_of_draws_are_uniform_in_any_order_and_those_of_another_distribut
         for each in (distributions, distributions.sqrt())
     )
     for keys in (distributions, torch.rand(distributions.shape, generator=generator)):
-        assert pearson(_places(distributions, keys, drawn, u).tolist()) < 30
-    assert pearson(_places(distributions, distributions, other, u).tolist()) > 100
+        assert (
+            pearson_statistic(_probability_integrals(distributions, keys, drawn, u).tolist()) < 30
+        )
+    assert (
+        pearson_statistic(_probability_integrals(distributions, distributions, other, u).tolist())
+        > 100
+    )
 
 
 class DraftOnly(TellsFifty):

@@ -32,8 +32,8 @@ RARE = {
 @pytest.mark.full
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_caught_by_its_check(fault, monkeypatch):
-    monkeypatch.setattr(checks_distribution, "BUDGET", {"rejection": 800})
-    monkeypatch.setattr(checks_distribution, "DEEP", {"rejection": 400})
+    monkeypatch.setattr(checks_distribution, "OUTCOME_BUDGET", {"rejection": 800})
+    monkeypatch.setattr(checks_distribution, "DEEP_BUDGET", {"rejection": 400})
     with nullcontext() if fault.name in RARE else few_cases():
         (caught,) = self_test([fault])
     assert caught.caught, caught.finding
@@ -80,8 +80,8 @@ def test_a_fault_that_leaves_nothing_to_walk_is_not_shown_and_counts_as_no_catch
                 session.random.categorical(torch.full((4,), 0.25))
             return super().propose(session, limit)
 
-    monkeypatch.setattr(checks_distribution, "BUDGET", {"rejection": 800})
-    monkeypatch.setattr(checks_distribution, "MOST", 60)
+    monkeypatch.setattr(checks_distribution, "OUTCOME_BUDGET", {"rejection": 800})
+    monkeypatch.setattr(checks_distribution, "MAX_OUTCOMES", 60)
     subject = AuditSubject("sps", Gambles, (SpsParams(length=2),))
     (caught,) = self_test([Fault("gambles", "distribution", subject)])
     assert not caught.caught

@@ -5,7 +5,7 @@ import torch
 
 from methods.sps_tree import SpsTree, SpsTreeParams
 from specbench_cli.audit.checks import distribution as checks_distribution
-from specbench_cli.audit.checks.overlap import chances
+from specbench_cli.audit.checks.overlap import acceptance_probabilities
 from specbench_cli.audit.enumeration import enumerate_outcomes
 from specbench_cli.audit.runner import TABLE_CHECKS, run_checks
 from specbench_cli.audit.subject import AuditSubject
@@ -25,8 +25,8 @@ from specbench_cli.engine.verify.tree import build_tree
 )
 @pytest.mark.usefixtures("short_audit")
 def test_a_complete_tree_passes(draw_mode, depth, monkeypatch):
-    monkeypatch.setattr(checks_distribution, "BUDGET", {"rejection": 300})
-    monkeypatch.setattr(checks_distribution, "MOST", 300)
+    monkeypatch.setattr(checks_distribution, "OUTCOME_BUDGET", {"rejection": 300})
+    monkeypatch.setattr(checks_distribution, "MAX_OUTCOMES", 300)
     params = SpsTreeParams(draw_mode=draw_mode, widths=(2,) * depth)
     found = run_checks(AuditSubject("sps-tree", SpsTree, (params,)), TABLE_CHECKS)
     assert [finding.problem for finding in found if not finding.passed] == []
@@ -57,7 +57,7 @@ def test_siblings_stand_as_often_as_their_chances_add_up_to(p, q, draws, replace
         rows, tree = drafted.expand(len(ids), -1), build_tree((-1,) * len(ids))
         path, _ = multi_round(tree, ids, rows, distribution, random, replacement=replacement)
         tested = ids[: path[0] + 1] if path else ids
-        return len(path), sum(chances(p, q, tested, replacement=replacement))
+        return len(path), sum(acceptance_probabilities(p, q, tested, with_replacement=replacement))
 
     walked = list(enumerate_outcomes(stands))
     stood, due = (sum(weight * found[i] for found, weight in walked) for i in (0, 1))

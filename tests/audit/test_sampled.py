@@ -8,7 +8,7 @@ from scipy.stats import binom, chisquare
 
 from methods.sps import Sps, SpsParams
 from methods.sps_tree import SpsTree, SpsTreeParams
-from specbench_cli.audit.checks.sampled import pearson, sample
+from specbench_cli.audit.checks.sampled import pearson_p_value, sample_transitions
 from specbench_cli.audit.subject import AuditSubject
 
 SEEDS = 100
@@ -26,7 +26,10 @@ def test_its_alarms_over_many_seeds_are_within_the_99_percent_binomial_bound(met
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with torch.inference_mode():
-        ps = [sample(subject, params, seed=seed, tokens=TOKENS)[0] for seed in range(SEEDS)]
+        ps = [
+            sample_transitions(subject, params, seed=seed, tokens=TOKENS)[0]
+            for seed in range(SEEDS)
+        ]
     torch.set_num_threads(threads)
     alarms = sum(p < LEVEL for p in ps)
     low, high = binom.interval(0.99, SEEDS, LEVEL)
@@ -39,8 +42,8 @@ def test_its_alarms_over_many_seeds_are_within_the_99_percent_binomial_bound(met
 def test_one_row_of_counts_is_pearsons_test(counts):
     distribution = [0.2, 0.3, 0.5]
     expected = chisquare(counts, [sum(counts) * p for p in distribution]).pvalue
-    assert pearson([counts], [distribution]) == pytest.approx(expected)
+    assert pearson_p_value([counts], [distribution]) == pytest.approx(expected)
 
 
 def test_a_row_without_counts_says_nothing():
-    assert pearson([[5, 5], [0, 0]], [[0.5, 0.5], [0.1, 0.9]]) == pytest.approx(1.0)
+    assert pearson_p_value([[5, 5], [0, 0]], [[0.5, 0.5], [0.1, 0.9]]) == pytest.approx(1.0)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from specbench_cli import registry
-from specbench_cli.api import FeatureHead, Trained, fill_from
+from specbench_cli.api import ArtifactSpec, FeatureHead, fill_from
 from specbench_cli.audit.cases import Case
+from specbench_cli.audit.checks.bookkeeping import check_bookkeeping
 from specbench_cli.audit.checks.bounds import check_bounds
-from specbench_cli.audit.checks.conduct import check_conduct
 from specbench_cli.audit.checks.declarations import check_declarations
 from specbench_cli.audit.models.head import TableFeatureHead
 from specbench_cli.audit.models.table import pair, random_table
@@ -92,7 +92,7 @@ class ByLevels(FeatureHead):
 
 class Sequential(Linear):
     def artifacts(self):
-        return (Trained(ByLevels, self.params.head),)
+        return (ArtifactSpec(ByLevels, self.params.head),)
 
     def start(self, session):
         self.head = session.artifact(*self.artifacts())
@@ -106,7 +106,7 @@ class Sequential(Linear):
 
 def test_a_head_that_no_table_can_stand_in_for_is_held_to_no_bound():
     assert bounds(Sequential) == []
-    found = check_conduct(AuditSubject("linear", Sequential, (Linear.Params(),)))
+    found = check_bookkeeping(AuditSubject("linear", Sequential, (Linear.Params(),)))
     assert [(each.check, each.passed) for each in found] == [
         ("states", True),
         ("counters", True),
@@ -122,7 +122,7 @@ def test_a_head_that_is_declared_and_drafts_needs_no_word():
 def test_a_row_that_is_none_of_the_targets_reads_as_another():
     target, draft = random_table(4, 1), random_table(4, 2)
     case = Case("near", (target, draft), Sampling(), prompt=(1, 0, 2))
-    head = case.create_workspace().artifact(Trained(HEAD))
+    head = case.create_workspace().artifact(ArtifactSpec(HEAD))
     right, wrong = head(target[2, 1][None]), head(target[2, 1][None] + 1)
     assert torch.equal(right[0, 0], draft[1, int(target[2, 1].argmax())])
     assert not torch.equal(right, wrong)

@@ -7,16 +7,16 @@ from methods.dflash.method import DFlash
 from methods.mtp.method import Mtp, MtpParams
 from methods.pard.method import Pard
 from specbench_cli.audit.cases import Case
+from specbench_cli.audit.checks.bookkeeping import check_bookkeeping
 from specbench_cli.audit.checks.bounds import check_bounds
-from specbench_cli.audit.checks.conduct import check_conduct
 from specbench_cli.audit.models.head import (
     TableBlockHead,
     TableHead,
     TableParallel,
-    features_out_of_place,
+    find_wrong_features,
 )
 from specbench_cli.audit.models.observed_session import ObservedSession
-from specbench_cli.audit.models.table import TableDecoder, random_table, rows_out_of_place
+from specbench_cli.audit.models.table import TableDecoder, find_wrong_rows, random_table
 from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.engine.types import Features, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
@@ -39,8 +39,8 @@ def fed(ids, rows):
 def test_beside_true_features_it_says_what_a_draft_with_its_table_says():
     _, state, out = fed(TEXT[1:], true_features(4))
     assert torch.equal(out.logits[0], TABLE[list(TEXT[:-1]), list(TEXT[1:])])
-    assert rows_out_of_place(state, TEXT, first=1) is None
-    assert features_out_of_place(state, TEXT, TARGET) is None
+    assert find_wrong_rows(state, TEXT, first=1) is None
+    assert find_wrong_features(state, TEXT, TARGET) is None
 
 
 def test_beside_its_own_features_it_drafts_on_and_the_row_is_known_as_predicted():
@@ -48,14 +48,14 @@ def test_beside_its_own_features_it_drafts_on_and_the_row_is_known_as_predicted(
     following = head.forward(Features(torch.tensor([[TEXT[3]]]), out.hidden[:, -1:]), state)
     assert torch.equal(following.logits[0, 0], TABLE[TEXT[2], TEXT[3]])
     wrong = "row 2 was made of features that are not the target's of token 2"
-    assert features_out_of_place(state, TEXT, TARGET) == wrong
+    assert find_wrong_features(state, TEXT, TARGET) == wrong
 
 
 @pytest.mark.parametrize("shift", [-1, 1])
 def test_displaced_features_change_what_it_says(shift):
     _, state, out = fed(TEXT[1:], true_features(4).roll(shift, 1))
     assert not torch.equal(out.logits[0], TABLE[list(TEXT[:-1]), list(TEXT[1:])])
-    assert features_out_of_place(state, TEXT, TARGET) is not None
+    assert find_wrong_features(state, TEXT, TARGET) is not None
 
 
 def test_a_table_reads_tokens_and_a_head_reads_features():
@@ -81,13 +81,13 @@ def test_masks_say_where_the_table_goes_by_itself_and_a_parallel_head_keeps_no_r
     state, masks = draft.new_state(12), (draft.mask,) * 3
     said = draft.forward(Tokens(torch.tensor([TEXT + masks])), state, logits_at="all")
     assert torch.equal(said.rows[-4:], greedy_way(*TEXT[-2:], 4))
-    assert rows_out_of_place(state, TEXT) == "8 rows for 5 committed tokens"
+    assert find_wrong_rows(state, TEXT) == "8 rows for 5 committed tokens"
     state = head.new_state(12)
     x = Features(torch.tensor([TEXT[1:] + masks]), true_features(4))
     said = head.forward(x, state, logits_at="all")
     assert torch.equal(said.rows[1:], greedy_way(*TEXT[-2:], 3))
-    assert rows_out_of_place(state, TEXT, first=1) is None
-    assert features_out_of_place(state, TEXT, TARGET) is None
+    assert find_wrong_rows(state, TEXT, first=1) is None
+    assert find_wrong_features(state, TEXT, TARGET) is None
 
 
 class KeepsItsMasks(Pard):
@@ -117,7 +117,7 @@ def late(x):
 def test_a_parallel_drafter_that_goes_wrong_is_found(fault):
     subject = AuditSubject("faulty", fault, (fault.Params(length=3),))
     found = {
-        each.check for each in (*check_conduct(subject), *check_bounds(subject)) if each.problem
+        each.check for each in (*check_bookkeeping(subject), *check_bounds(subject)) if each.problem
     }
     assert "states" in found
 

@@ -7,14 +7,14 @@ import torch
 
 from specbench_cli.audit.models.table import (
     TableDecoder,
-    exits_of,
+    find_wrong_rows,
+    make_exit_table,
     random_table,
-    rows_out_of_place,
 )
 from specbench_cli.engine.types import Hidden, Tokens
 
 TABLE = random_table(4, 1)
-EXITS = exits_of(TABLE)
+EXITS = make_exit_table(TABLE)
 IDS = Tokens(torch.tensor([[1, 0, 2]]))
 
 
@@ -30,11 +30,11 @@ def test_its_halves_are_the_exit_table_and_then_the_whole() -> None:
     assert first.logits is None
     assert torch.equal(first.hidden[0], EXITS[[0, 1, 0], [1, 0, 2]])
     assert [state.length(0, layer) for layer in (0, 1)] == [3, 0]
-    assert rows_out_of_place(state, (1, 0, 2)) == "layers of [3, 0] rows"
+    assert find_wrong_rows(state, (1, 0, 2)) == "layers of [3, 0] rows"
     rest = model.forward(Hidden(first.hidden), state, layers=(1, 2), logits_at="all")
     assert torch.equal(rest.logits, due)
     assert torch.equal(due[0], TABLE[[0, 1, 0], [1, 0, 2]])
-    assert rows_out_of_place(state, (1, 0, 2)) is None
+    assert find_wrong_rows(state, (1, 0, 2)) is None
 
 
 @pytest.mark.parametrize("row", range(3))

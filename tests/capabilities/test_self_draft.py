@@ -11,7 +11,7 @@ import torch
 from methods.vanilla import Vanilla
 from specbench_cli import registry
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.checks.conduct import check_conduct
+from specbench_cli.audit.checks.bookkeeping import check_bookkeeping
 from specbench_cli.audit.checks.model import check_model
 from specbench_cli.audit.checks.tokens import check_tokens
 from specbench_cli.audit.models.observed_session import nominal_cost
@@ -115,12 +115,12 @@ def test_a_target_that_runs_through_transformers_drafts_for_itself(
 
 def test_parts_that_are_not_rolled_back_fail_the_audit(self_draft, monkeypatch):
     def forgets(scoring, *, keep=False):
-        scoring._lent = scoring._begun = None
+        scoring._length_before_partial = scoring._pending = None
         return scoring.state.length()
 
     monkeypatch.setattr(Scoring, "discard_partial_rows", forgets)
     findings = run_checks(
-        AuditSubject.from_method("self-draft", self_draft), {"states": check_conduct}
+        AuditSubject.from_method("self-draft", self_draft), {"states": check_bookkeeping}
     )
     assert not all(each.passed for each in findings)
 
@@ -184,7 +184,7 @@ def test_whatever_part_drafts_on_whichever_state_the_audit_passes(self_draft, pa
     for kind, length in ((Skipping, 3), (Apart, 2)):
         variants = (kind.Params(length=length),)
         subject = AuditSubject("self-draft", kind, variants)
-        for check in (check_tokens, check_conduct, check_model):
+        for check in (check_tokens, check_bookkeeping, check_model):
             assert not [each for each in check(subject) if not each.passed]
 
 

@@ -67,9 +67,7 @@ def test_a_plugin_that_misstates_its_distribution_is_broken_and_mended_passes(au
     code, out, _ = audited("--plugin", PLUGIN)
     assert code == 1
     assert "confident: BROKEN by distribution" in out
-    assert (
-        "look   q, which must be the very distribution that each draft token was drawn from" in out
-    )
+    assert "look   q, which must be the distribution that each draft token was drawn from" in out
     assert "the distribution of the output is not the target's: total variation" in out
     # Its certificate breaks the rows of that very file in every report.
     digest = hashlib.sha256(PLUGIN.read_bytes()).hexdigest()

@@ -158,8 +158,8 @@ def test_missing_compiler_is_told(monkeypatch):
 
 @pytest.mark.parametrize("lacking", [True, False])
 def test_lacking_threads_for_numba_are_told_where_its_kernels_would_be_used(monkeypatch, lacking):
-    monkeypatch.setattr(health, "lacks_kernels", lambda: lacking)
-    monkeypatch.setattr(health, "own_kernels", lambda *_: None if lacking else health)
+    monkeypatch.setattr(health, "lacks_numba", lambda: lacking)
+    monkeypatch.setattr(health, "find_numba_kernels", lambda *_: None if lacking else health)
     check = health.kernels()
     assert (check.status, check.needed) == ("limited" if lacking else "ok", False)
     assert ("Numba" in check.found) != lacking and "libgomp" in check.mend
@@ -180,7 +180,7 @@ def test_more_threads_than_cpus_are_told(monkeypatch):
     [(None, "downloadable"), ("data", "local"), ("gzipped", "local"), ("cache", "cached")],
 )
 def test_data_is_found_where_a_run_would_find_it(tmp_path, monkeypatch, place, found):
-    source = assets.read_card(assets.SHIPPED / "gsm8k.yaml").sources[0]
+    source = assets.read_dataset_config(assets.SHIPPED / "gsm8k.yaml").sources[0]
     if place in ("data", "gzipped"):
         file = tmp_path / "data" / (source.file + (".gz" if place == "gzipped" else ""))
         monkeypatch.setenv("SPECBENCH_DATA", str(tmp_path / "data"))

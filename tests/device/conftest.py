@@ -292,7 +292,7 @@ class Uncopied(Memory):
         super().__init__()
         self._decoder = decoder
 
-    def copy_of(self, name: Any, make: Any) -> Any:
+    def get_copy(self, name: Any, make: Any) -> Any:
         return self._decoder
 
 

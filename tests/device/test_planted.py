@@ -17,8 +17,8 @@ STAGED = {"lookahead": 3, "draw_mode": "without_replacement"}
 
 LEFT = {
     "the ids of a draft": (host, "ids", "pld", {"length": 4, "ngram": 1}, GREEDY),
-    "the places of what is picked": (host, "places", "eagle", {"depth": 2}, GREEDY),
-    "the mask of a tree": (scoring, "rows_of", "sps-tree", GROWN, GREEDY),
+    "the places of what is picked": (host, "cached_ids", "eagle", {"depth": 2}, GREEDY),
+    "the mask of a tree": (scoring, "build_tree_mask", "sps-tree", GROWN, GREEDY),
     "the mask of a level": (levels, "_mask", "sps-tree", GROWN, GREEDY),
     "the positions of a level": (levels, "_positions", "sps-tree", GROWN, GREEDY),
     "what a node sees": (torch, "eye", "eagle2", {"depth": 3}, GREEDY),
@@ -26,7 +26,7 @@ LEFT = {
     "who is prepared": (host, "ids", "ssd", {"length": 2}, GREEDY),
     "noise": (Noise, "__init__", "vanilla", {}, COUPLED),
     "what was drawn": (host, "ids", "staged", STAGED, REJECTION),
-    "what is sent": (host, "sent", "eagle", {"depth": 2}, GREEDY),
+    "what is sent": (host, "send", "eagle", {"depth": 2}, GREEDY),
 }
 """What is left on the CPU: by whom, and whose steps need it."""
 
@@ -77,7 +77,7 @@ READS = {
     "places as a list": lambda rows: rows[[0]],
     "made there": lambda rows: torch.tensor([0], device=rows.device),
     "made like another": lambda rows: rows.new_tensor([0.5]),
-    "sent": lambda rows: torch.zeros(2).to(rows.device),
+    "send": lambda rows: torch.zeros(2).to(rows.device),
     "sent like another": lambda rows: torch.zeros(2).to(rows),
 }
 """What waits for the device in passing: for an answer, or until something has got there."""
@@ -105,7 +105,7 @@ def test_who_waits_in_passing_is_found(far, monkeypatch, read):
 def test_a_wait_more_is_counted_and_told(far, monkeypatch):
     planted(monkeypatch, lambda rows: host.number(rows[0, 0]))
     _, steps = far.decode("vanilla", budget=4)
-    assert [told.waits for told in steps[1:]] == [("<lambda>", "chosen")] * 2
+    assert [told.waits for told in steps[1:]] == [("<lambda>", "decide_by_choice")] * 2
 
 
 def test_what_the_cpu_holds_is_read_without_a_wait(far):

@@ -48,7 +48,7 @@ def test_replies_and_rows_are_made_there_as_here_with_a_wait_a_step(far, asks, m
     apart, spread = there._planner._apart, []
 
     def over_gaps(*args, **kwargs):
-        spread.append(len(kwargs["asks"]) - len(kwargs["which"]))
+        spread.append(len(kwargs["query_rows"]) - len(kwargs["which"]))
         apart(*args, **kwargs)
 
     monkeypatch.setattr(there._planner, "_apart", over_gaps)

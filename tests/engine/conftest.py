@@ -11,8 +11,8 @@ from torch import Tensor
 
 from specbench_cli.audit.enumeration import Distribution, compute_distribution
 from specbench_cli.audit.models import table as table_model
-from specbench_cli.audit.models.head import make_on_tables
-from specbench_cli.audit.models.table import TableDecoder, exits_of
+from specbench_cli.audit.models.head import make_table_artifact
+from specbench_cli.audit.models.table import TableDecoder, make_exit_table
 from specbench_cli.engine.drafting.vocabulary import Translation
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
@@ -40,11 +40,11 @@ def exact_law() -> Callable[[Callable[[Random], Hashable]], Distribution]:
 def workspace_of(
     target: Tensor, draft: Tensor | None, capacity: int, translation: Translation | None = None
 ) -> Workspace:
-    decoders = {"target": TableDecoder("target", target, exits_of(target), inner=2)}
+    decoders = {"target": TableDecoder("target", target, make_exit_table(target), inner=2)}
     if draft is not None:
-        decoders["draft"] = TableDecoder("draft", draft, exits_of(draft), inner=2)
+        decoders["draft"] = TableDecoder("draft", draft, make_exit_table(draft), inner=2)
         decoders["draft"].translation = translation
-    return Workspace(decoders, capacity, load_artifact=partial(make_on_tables, decoders))
+    return Workspace(decoders, capacity, load_artifact=partial(make_table_artifact, decoders))
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from specbench_cli import registry
 from specbench_cli.audit.models.tiny import tiny_models
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.models.decoder import ModelInput
-from specbench_cli.engine.models.plan import WASTE
+from specbench_cli.engine.models.plan import MAX_PADDING
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
@@ -94,13 +94,13 @@ def test_no_sequence_pays_for_the_longest(shapes):
     for at, (n, new) in enumerate(shapes):
         target.forward(Tokens(ids(n, n)), line := pool.line(at))
         parts.append(ModelInput(Tokens(ids(new, 50 + at)), line))
-    plan = target._planner.together(parts, range(target.n_layers))
+    plan = target._planner.plan_batch(parts, range(target.n_layers))
     own = [n + new for n, new in shapes]
     # Rows that go through the products, and rows that attention reads of each layer.
     assert len(plan.scratch.qkv) == sum(new for _, new in shapes)
     for layer in plan.views:
         read = sum(values.shape[:-3].numel() * values.shape[-2] for _, _, values, _, _ in layer)
-        assert sum(own) <= read <= WASTE * sum(own)
+        assert sum(own) <= read <= MAX_PADDING * sum(own)
         assert read <= len(shapes) * max(own)
 
 

@@ -10,12 +10,12 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from methods.eagle.head import EagleHead
-from specbench_cli.api import Method, Trained
-from specbench_cli.audit.models.head import make_on_tables
+from specbench_cli.api import ArtifactSpec, Method
+from specbench_cli.audit.models.head import make_table_artifact
 from specbench_cli.audit.models.table import TableDecoder, random_table
 from specbench_cli.audit.models.tiny import tiny_models
 from specbench_cli.engine.learning import Memory, Topics, learn, make_trainable
-from specbench_cli.engine.models.hosted import HostedDecoder
+from specbench_cli.engine.models.hosted import TransformersDecoder
 from specbench_cli.engine.models.load import module_of
 from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.request import Request
@@ -48,7 +48,7 @@ def fused():
 
 def hosted():
     with torch.inference_mode():  # as the audit makes its models
-        return HostedDecoder(make_trainable(fused(), ()).module, name="draft")
+        return TransformersDecoder(make_trainable(fused(), ()).module, name="draft")
 
 
 def table():
@@ -119,8 +119,8 @@ def test_a_copy_of_the_target_is_told_from_it(workspace):
 def test_a_head_of_the_run_can_be_trained_too():
     decoders = {name: TableDecoder(name, random_table(6, seed)) for name, seed in
                 (("target", 1), ("draft", 2))}  # fmt: skip
-    space = Workspace(decoders, 32, load_artifact=partial(make_on_tables, decoders))
-    memory, wanted = Memory(), Trained(EagleHead)
+    space = Workspace(decoders, 32, load_artifact=partial(make_table_artifact, decoders))
+    memory, wanted = Memory(), ArtifactSpec(EagleHead)
     session = opened(space, memory)
     made, source = session.trainable(wanted), session.artifact(wanted)
     assert isinstance(made, Metered)

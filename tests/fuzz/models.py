@@ -22,7 +22,7 @@ from specbench_cli.engine.models.checkpoint import config_facts
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.types import Tokens
 from specbench_cli.measure.bench import check_memory, readable
-from specbench_cli.models.gguf import converted
+from specbench_cli.models.gguf import convert_gguf
 from specbench_cli.models.heads import HeadFiles, resolve_head
 from specbench_cli.models.resolve import Checkpoint, resolve
 
@@ -118,7 +118,7 @@ class Heads(Subject):
             for method in methods:
                 (wanted,) = registry.build(method, {}).artifacts()
                 kind = wanted.kind
-                files = resolve_head("auto", kind.kind, target, inside=kind.inside)
+                files = resolve_head("auto", kind.kind, target, in_target=kind.inside)
                 self.kinds.append((kind, files.path, decoders))
 
     def tried(self, rng: Random) -> str | None:
@@ -155,7 +155,7 @@ class Ggufs(Subject):
         file = self.folder / "x.gguf"
         file.write_bytes(data)
         try:
-            folder = converted(file)
+            folder = convert_gguf(file)
             checkpoint = Checkpoint("x", "x", folder)
             facts = readable(config_facts, checkpoint)
             check_memory([("x", facts)], torch.float32, torch.device("cpu"))

@@ -22,7 +22,7 @@ from specbench_cli.config.sources import Given
 from specbench_cli.measure.costs import Costs
 from specbench_cli.plan.plan import make_plan
 from specbench_cli.tasks.load import load_task
-from specbench_cli.tasks.sample import sample
+from specbench_cli.tasks.sample import sample_questions
 
 PLANNED = 0.05
 """Share of the accepted configurations that are planned: their models and tasks are looked for."""
@@ -301,7 +301,7 @@ def written(rng: Random, file: Path, seed: Any) -> None:
 
 def impossible(questions: list[Any], rng: Random) -> str | None:
     """What is wrong with questions that were accepted: nothing may be that no run could keep."""
-    sample(questions, rng.randint(1, 5), 0)
+    sample_questions(questions, rng.randint(1, 5), 0)
     for each in questions:
         if not each.turns or not all(turn.strip() for turn in each.turns):
             return "accepted a question without a word"

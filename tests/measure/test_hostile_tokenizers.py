@@ -17,7 +17,7 @@ from specbench_cli.errors import EnvironmentFault, PromptError
 from specbench_cli.measure.bench import tokenizer_of
 from specbench_cli.models.resolve import Checkpoint, resolve
 from specbench_cli.report import tokens as viewer
-from specbench_cli.tasks import render, template
+from specbench_cli.tasks import render_prompt, template
 
 BASE = resolve("embedded-1m").path
 TOKENIZER = json.loads((BASE / "tokenizer.json").read_text(encoding="utf-8"))
@@ -211,7 +211,7 @@ REFUSED = {
 def test_error_of_a_template_is_quoted(loaded, damage, request):
     made = loaded(damage)
     with pytest.raises(PromptError) as fault:
-        render(made, CHAT, raw=False, label="hostile")
+        render_prompt(made, CHAT, raw=False, label="hostile")
     assert request.node.callspec.id in fault.value.message
     assert " of hostile " in fault.value.message
     assert fault.value.hint
@@ -219,7 +219,7 @@ def test_error_of_a_template_is_quoted(loaded, damage, request):
 
 def test_long_words_of_a_template_are_cut(loaded):
     with pytest.raises(PromptError, match=r"x\.\.\.$") as fault:
-        render(loaded(chat("{{ raise_exception('x' * 3000000) }}")), CHAT, raw=False)
+        render_prompt(loaded(chat("{{ raise_exception('x' * 3000000) }}")), CHAT, raw=False)
     assert len(fault.value.message) < 400
 
 
@@ -252,9 +252,9 @@ def test_template_that_exceeds_a_limit_is_stopped(loaded, damage, monkeypatch):
     made = loaded(damage)
     before = resource.getrlimit(resource.RLIMIT_AS)
     with pytest.raises(PromptError, match=r"takes more than 0\.2 s|needs more than 256 MiB|makes "):
-        render(made, CHAT, raw=False)
+        render_prompt(made, CHAT, raw=False)
     assert resource.getrlimit(resource.RLIMIT_AS) == before
-    assert render(made, CHAT, raw=True)  # memory and time are free again
+    assert render_prompt(made, CHAT, raw=True)  # memory and time are free again
 
 
 FINE = {
@@ -285,7 +285,7 @@ FINE = {
 
 @pytest.mark.parametrize("damage", FINE.values(), ids=FINE)
 def test_tokenizer_that_can_be_read_makes_ids_of_the_model(loaded, damage):
-    ids = render(loaded(damage), CHAT, raw=False)
+    ids = render_prompt(loaded(damage), CHAT, raw=False)
     assert len(ids) > 1
     assert max(ids) < 4096
 

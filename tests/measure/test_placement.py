@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from specbench_cli.config.run import RunConfig
-from specbench_cli.engine.workers.process import Processes
-from specbench_cli.engine.workers.thread import Threads
+from specbench_cli.engine.workers.process import ProcessTransport
+from specbench_cli.engine.workers.thread import ThreadTransport
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.measure import placement
 from specbench_cli.measure.placement import check_placement
@@ -39,7 +39,7 @@ def placed(home="cpu", **given):
 def test_the_cores_are_split_in_halves_by_default(cores):
     found = placed()
     assert found.device_names == {"target": "cpu:0-1", "draft": "cpu:2-3"}
-    assert isinstance(found.transport, Processes)
+    assert isinstance(found.transport, ProcessTransport)
     assert found.separate_draft
     cores(5)
     assert placed().device_names == {"target": "cpu:5", "draft": "cpu:5"}
@@ -65,10 +65,10 @@ def test_one_gpu_has_two_streams_and_two_have_a_process_each(monkeypatch):
         {"target": "cuda:0", "draft": "cuda:0"},
         False,
     )
-    assert isinstance(one.transport, Threads)
+    assert isinstance(one.transport, ThreadTransport)
     two = placed("cuda:0", devices="target=cuda:0,draft=cuda:1")
     assert (two.device, two.separate_draft) == (torch.device("cuda:1"), True)
-    assert isinstance(two.transport, Processes)
+    assert isinstance(two.transport, ProcessTransport)
     with pytest.raises(EnvironmentFault, match="there is no device cuda:5"):
         placed("cuda:0", devices="target=cuda:0,draft=cuda:5")
 

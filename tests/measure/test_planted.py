@@ -52,7 +52,7 @@ from tests.views import Silent
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 
-SETTINGS = {"threads": 1, "allow_noise": True, "max_new_tokens": 16}
+SETTINGS = {"threads": 1, "allow_noise": True, "max_new_tokens": 16, "isolation": "none"}
 COUPLED = {"temperature": 1.5, "top_p": 0.8, "verify": "coupled", "dtype": "bfloat16"}
 WARM = {"temperature": 2.0, "verify": "rejection", "max_new_tokens": 48}
 
@@ -259,7 +259,7 @@ def uncut(right):
 
 
 def test_a_top_p_that_is_forgotten_in_half_precision_is_found(run):
-    forgotten = patch.object(distribution, "cut", uncut(distribution.warp_logits))
+    forgotten = patch.object(distribution, "warp_logits", uncut(distribution.warp_logits))
     found = run(planted=forgotten, limit=6, **COUPLED)
     assert found.bad
     allowed = found.manifest["tolerance"]["value"] / 1.5
@@ -517,13 +517,15 @@ def test_a_draft_that_says_no_number_fails_its_cells_alone_with_their_step(run, 
 @pytest.mark.parametrize("head", ["eagle3", "hydra", "layerskip"])
 def test_a_head_or_layers_that_say_no_number_fail_their_cells(run, head):
     """In greedy decoding, where a draft of no numbers would change no token."""
-    right = Meter.said
+    right = Meter.record_logits
 
-    def said(self, name, place, logits):
+    def record_logits(self, name, place, logits):
         logits.view(-1)[7] = torch.nan
         right(self, name, place, logits)
 
-    found = run(registry.build(head, {}), patch.object(Meter, "said", said), **WILD)
+    found = run(
+        registry.build(head, {}), patch.object(Meter, "record_logits", record_logits), **WILD
+    )
     assert found.errors.keys() == {"faulty"}
     assert re.search(r"step [01]: the logits of \S+ are not finite", found.errors["faulty"])
 
@@ -535,15 +537,17 @@ OURS = sorted(name for name, entry in registry.ours().items() if not entry.peer)
 @pytest.mark.usefixtures("shipped_pair")
 @pytest.mark.parametrize("name", OURS)
 def test_no_method_decodes_with_logits_that_are_not_finite(run, name):
-    right, drafted = Meter.said, []
+    right, drafted = Meter.record_logits, []
 
-    def said(self, model, place, logits):
+    def record_logits(self, model, place, logits):
         drafted.append(model)
         logits.fill_(torch.nan)
         right(self, model, place, logits)
 
     own = {"target": "embedded-space"} if name == "space" else {}
-    found = run(registry.build(name, {}), patch.object(Meter, "said", said), **WILD, **own)
+    found = run(
+        registry.build(name, {}), patch.object(Meter, "record_logits", record_logits), **WILD, **own
+    )
     assert bool(found.errors) == found.bad == bool(drafted)
     assert drafted or "draft" not in registry.load(name).needs
 

@@ -23,7 +23,7 @@ from transformers import (
 from specbench_cli.audit.models.observed_session import nominal_cost
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.decoder import Decoder, State
-from specbench_cli.engine.models.load import cut, load_decoder
+from specbench_cli.engine.models.load import load_decoder, restrict_output
 from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
@@ -113,8 +113,8 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
         "far": random_llama(seed=3, hidden=16, layers=1),
     }
     order = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(5))
-    modules["cut"] = cut(with_noise(target, seed=2, share=0.1), order[: VOCAB // 2])
-    modules["shuffled"] = cut(with_noise(target, seed=2, share=0.0), order)
+    modules["cut"] = restrict_output(with_noise(target, seed=2, share=0.1), order[: VOCAB // 2])
+    modules["shuffled"] = restrict_output(with_noise(target, seed=2, share=0.0), order)
     folder = tmp_path_factory.mktemp("family")
     decoders = {}
     for name, module in modules.items():

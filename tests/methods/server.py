@@ -50,7 +50,7 @@ class Double:
         self.instead: Callable[[_Handler], None] | None = None
         self.streams: Callable[[Iterator[Any]], Iterator[Any]] = iter
         self.closing = Event()
-        self.totals = [0, 0]
+        self.read_totals = [0, 0]
         self._server = TCPServer(("127.0.0.1", 0), partial(_Handler, self))
         self._server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients leave
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -74,7 +74,7 @@ class Double:
             names = ("draft_tokens", "accepted_tokens") if self.speculates else ()
             lines = (
                 f'vllm:spec_decode_num_{name}_total{{engine="0"}} {float(total)}'
-                for name, total in zip(names, self.totals, strict=False)
+                for name, total in zip(names, self.read_totals, strict=False)
             )
             return "\n".join(["# HELP vllm:spec_decode_num_draft_tokens_total ...", *lines])
         return None
@@ -92,7 +92,7 @@ class Double:
         steps = len(pieces) - 1
         drafted = DRAFTED * steps if self.speculates else 0
         accepted = len(told) - 1 - steps if self.speculates else 0
-        self.totals = [self.totals[0] + drafted, self.totals[1] + accepted]
+        self.read_totals = [self.read_totals[0] + drafted, self.read_totals[1] + accepted]
         if self.kind == "llama.cpp":
             yield from ({"content": self.decode(p), "tokens": p, "stop": False} for p in pieces)
             timings = {"draft_n": drafted, "draft_n_accepted": accepted} if self.speculates else {}

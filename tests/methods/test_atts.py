@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from methods.atts import Atts, AttsParams, Conformal, p_value
+from methods.atts import Atts, AttsParams, ConformalRule, p_value
 from methods.vanilla import Vanilla
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.learning import Memory
@@ -65,10 +65,10 @@ def test_the_p_value_counts_ties_as_bad_as_the_score_itself():
 @pytest.mark.parametrize("alpha", [0.1, 0.4, 0.6])
 def test_of_exchangeable_scores_a_share_alpha_is_rejected(alpha):
     """Of 40 known ones floor(41 alpha) / 41, over draws of both."""
-    chance, rule, rejected, n = random.Random(1), Conformal(alpha=alpha), 0, 3000
+    chance, rule, rejected, n = random.Random(1), ConformalRule(alpha=alpha), 0, 3000
     for _ in range(n):
         scores = sorted(chance.random() for _ in range(40))
-        rejected += not rule.enough(p_value(chance.random(), scores))
+        rejected += not rule.accepts(p_value(chance.random(), scores))
     due = int(alpha * 41) / 41
     low, high = binomtest(rejected, n).proportion_ci(0.999)
     assert low <= due <= high <= alpha + 0.05
@@ -79,7 +79,7 @@ def test_a_larger_alpha_lets_no_logged_chunk_stand_that_fell(scores, calibrated,
     lax, strict = sorted((one, other))
     for score in scores:
         p = p_value(score, sorted(calibrated))
-        assert Conformal(alpha=strict).enough(p) <= Conformal(alpha=lax).enough(p)
+        assert ConformalRule(alpha=strict).accepts(p) <= ConformalRule(alpha=lax).accepts(p)
 
 
 def test_p_values_that_were_logged_replay_to_the_same_decisions_and_stricter_ones_to_fewer(
@@ -92,7 +92,7 @@ def test_p_values_that_were_logged_replay_to_the_same_decisions_and_stricter_one
             (step.extra["grade"], step.extra["stood"]) for step in steps if step.extra.get("spans")
         ]
     assert all((p > 0.5) == stood for p, stood in logged)
-    stands = [sum(Conformal(alpha=at / 10).enough(p) for p, _ in logged) for at in range(11)]
+    stands = [sum(ConformalRule(alpha=at / 10).accepts(p) for p, _ in logged) for at in range(11)]
     assert stands == sorted(stands, reverse=True) and stands[10] == 0
     assert 0 < stands[5] < stands[0] == len(logged)
 

@@ -78,7 +78,7 @@ def test_a_threshold_fills_all_slots_above_it_with_a_forward_a_level(tables, thr
 
 @pytest.mark.parametrize("growth", ["heap", "threshold"])
 def test_a_sure_draft_makes_a_chain_and_one_that_knows_nothing_a_star(growth):
-    sure = table_model.sure_table(6, 3)
+    sure = table_model.peaked_table(6, 3)
     _, chain, _ = first_tree((sure, sure), Sampling(), nodes=5, growth=growth, threshold=0.5)
     assert [len(node) for node in chain] == [1, 2, 3, 4, 5]
     flat = torch.zeros(64, 64, 64, dtype=torch.float64)

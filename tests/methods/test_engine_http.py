@@ -233,7 +233,7 @@ def test_what_is_no_answer_is_one_line_and_no_output(server, decode, what):
 
 
 def test_more_bytes_than_any_answer_has_are_not_read(server, decode, monkeypatch):
-    monkeypatch.setattr("methods.engine_http.client.MOST_BYTES", 1000)
+    monkeypatch.setattr("methods.engine_http.client.MAX_REPLY_BYTES", 1000)
     double = server("openai", answer, decode=lambda ids: "w7 " * len(ids))
     fails(decode, http(double.url), "sends more than")
     double.models = [{"id": "x" * 2000}]
@@ -242,7 +242,7 @@ def test_more_bytes_than_any_answer_has_are_not_read(server, decode, monkeypatch
 
 @pytest.mark.parametrize("line", [": a comment", "", "event: message", "retry: 1", "data:"])
 def test_bytes_that_are_no_event_are_counted_too(server, decode, monkeypatch, line):
-    monkeypatch.setattr("methods.engine_http.client.MOST_BYTES", 1000)
+    monkeypatch.setattr("methods.engine_http.client.MAX_REPLY_BYTES", 1000)
     double = server("vllm", answer)
 
     def endless(handler):

@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.studies.eviction import clean, misses, offline, true_phases
+from benchmarks.studies.eviction import (
+    count_clean_pages,
+    count_misses,
+    optimal_eviction,
+    true_phase_bits,
+)
 from methods.suffix.eviction import POLICIES, DiscardBit, Lru, PhaseBit
 
 traces = st.lists(st.integers(0, 6), max_size=40)
@@ -37,16 +42,16 @@ def fewest(trace, k):
 @given(st.lists(st.integers(0, 4), max_size=14), st.integers(1, 3))
 @settings(max_examples=100, deadline=None)
 def test_no_way_to_evict_misses_less_than_belady(trace, k):
-    assert offline(trace, k)[0] == fewest(trace, k)
+    assert optimal_eviction(trace, k)[0] == fewest(trace, k)
 
 
 @given(traces, sizes, bits)
 @settings(max_examples=100, deadline=None)
 def test_belady_misses_no_more_than_any_policy_with_any_predictions(trace, k, guesses):
-    best = offline(trace, k)[0]
+    best = optimal_eviction(trace, k)[0]
     for policy in POLICIES.values():
-        assert best <= misses(trace, k, policy())
-        assert best <= misses(trace, k, policy(), guesses)
+        assert best <= count_misses(trace, k, policy())
+        assert best <= count_misses(trace, k, policy(), guesses)
 
 
 @given(traces, sizes)
@@ -60,28 +65,28 @@ def test_lru_is_that_of_an_ordered_dict(trace, k):
         if len(held) > k:
             held.popitem(last=False)
     policy = Lru()
-    assert misses(trace, k, policy) == due
+    assert count_misses(trace, k, policy) == due
     assert list(policy.held) == list(held)
 
 
 @given(traces, sizes)
 @settings(max_examples=200, deadline=None)
 def test_true_discard_bits_miss_as_often_as_the_optimum(trace, k):
-    missed, true_bits = offline(trace, k)
-    assert misses(trace, k, DiscardBit(), true_bits) == missed
+    missed, true_bits = optimal_eviction(trace, k)
+    assert count_misses(trace, k, DiscardBit(), true_bits) == missed
 
 
 @given(traces, sizes)
 @settings(max_examples=200, deadline=None)
 def test_true_phase_bits_miss_each_clean_page_once_and_at_most_twice_the_optimum(trace, k):
-    missed = misses(trace, k, PhaseBit(), true_phases(trace, k))
-    assert missed == clean(trace, k) <= 2 * offline(trace, k)[0]
+    missed = count_misses(trace, k, PhaseBit(), true_phase_bits(trace, k))
+    assert missed == count_clean_pages(trace, k) <= 2 * optimal_eviction(trace, k)[0]
 
 
 @given(traces, sizes, bits)
 @settings(max_examples=100, deadline=None)
 def test_phase_bits_that_are_wrong_cost_no_more_than_marking_may(trace, k, guesses):
-    assert misses(trace, k, PhaseBit(), guesses) <= k * offline(trace, k)[0]
+    assert count_misses(trace, k, PhaseBit(), guesses) <= k * optimal_eviction(trace, k)[0]
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -102,5 +107,5 @@ def test_a_policy_takes_out_a_page_that_it_holds_the_same_in_every_run(name):
 
 def test_what_was_asked_for_again_outlives_a_scan_under_one_predicted_bit_and_not_under_lru():
     trace = [0, 1, 0, 1, *range(2, 9), 0, 1]
-    assert misses(trace, 3, DiscardBit()) == 9
-    assert misses(trace, 3, Lru()) == 11
+    assert count_misses(trace, 3, DiscardBit()) == 9
+    assert count_misses(trace, 3, Lru()) == 11

@@ -13,7 +13,7 @@ from methods.sps import Sps
 from methods.sps_tree import SpsTree, SpsTreeParams
 from methods.vanilla import Vanilla
 from specbench_cli.engine.models.fused import FusedDecoder
-from specbench_cli.engine.models.hosted import HostedDecoder
+from specbench_cli.engine.models.hosted import TransformersDecoder
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
@@ -55,7 +55,7 @@ def test_sps_is_lossless_on_every_family(tiny_checkpoint: Callable[..., Path], c
     folder = tiny_checkpoint(family, **overrides)
     stranger = tiny_checkpoint(family, seed=1, **overrides)
     target = load_decoder(folder, name="target")
-    assert isinstance(target, FusedDecoder if case in FUSED else HostedDecoder)
+    assert isinstance(target, FusedDecoder if case in FUSED else TransformersDecoder)
     strangers = Workspace(
         {"target": target, "draft": load_decoder(stranger, name="draft")}, capacity=64
     )

@@ -8,8 +8,8 @@ from safetensors.torch import save_file
 
 from methods._heads.held_out import area_under_roc
 from methods.judge.head import JudgeHead
-from methods.judge.method import Judge, JudgeParams, Verdict
-from methods.judge.training import Mined, fit
+from methods.judge.method import Judge, JudgeParams, JudgeVerifier
+from methods.judge.training import MinedTokens, fit
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import EnvironmentFault, UsageError
@@ -73,10 +73,12 @@ def test_a_token_is_judged_by_the_row_that_has_read_it(heard, family):
 
 
 def test_a_stricter_judge_stops_whatever_this_one_stops():
-    rule = Verdict(0.2)
+    rule = JudgeVerifier(0.2)
     assert [rule.stricter.threshold, rule.stricter.stricter.threshold] == [0.6, 0.8]
     assert (
-        not rule.stricter.is_exact and Verdict(1.0).is_exact and str(rule) == "judge(threshold=0.2)"
+        not rule.stricter.is_exact
+        and JudgeVerifier(1.0).is_exact
+        and str(rule) == "judge(threshold=0.2)"
     )
 
 
@@ -135,8 +137,8 @@ def test_what_training_wrote_is_read(tmp_path, family):
     rows = torch.randn(3, WIDTH)
     assert torch.allclose(head(rows), (rows @ weight + bias).sigmoid(), atol=1e-6)
     assert head.weight_bytes == 4 * (WIDTH + 1)
-    told = json.loads((tmp_path / "config.json").read_text())["specbench"]
-    assert told["kind"] == "judge" and told["held_out"]["auc"] == judged.auc
+    labels = json.loads((tmp_path / "config.json").read_text())["specbench"]
+    assert labels["kind"] == "judge" and labels["held_out"]["auc"] == judged.auc
 
 
 @pytest.mark.parametrize(
@@ -199,7 +201,7 @@ def separable(n=400, seed=0):
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(n, WIDTH, generator=generator)
     harmless = rows[:, 0] + 0.3 * torch.randn(n, generator=generator) > 0.8
-    return Mined(rows, harmless, torch.arange(n) // 4)
+    return MinedTokens(rows, harmless, torch.arange(n) // 4)
 
 
 def test_what_can_be_told_is_learnt():

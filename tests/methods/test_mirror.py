@@ -63,7 +63,7 @@ def test_an_early_exit_that_talks_nonsense_costs_reuse_alone(
         return [(step.draft.tokens.tolist(), step.outcome, step.extra["reused"]) for step in taken]
 
     sound, early = steps(), PausedForward.early_logits.fget
-    monkeypatch.setattr(PausedForward, "early", property(lambda half: -early(half)))
+    monkeypatch.setattr(PausedForward, "early_logits", property(lambda half: -early(half)))
     corrupted = steps()
     assert [step[:2] for step in corrupted] == [step[:2] for step in sound]
     assert sum(step[2] for step in corrupted) < sum(step[2] for step in sound) / 3

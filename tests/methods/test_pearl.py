@@ -15,7 +15,7 @@ from methods.pearl import Pearl, PearlParams
 from methods.vanilla import Vanilla
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.models.observed_session import ObservedSession
-from specbench_cli.audit.models.table import pair, rows_out_of_place
+from specbench_cli.audit.models.table import find_wrong_rows, pair
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.sampling import Sampling
 
@@ -172,9 +172,9 @@ def test_a_rejected_token_takes_all_that_was_drafted_behind_it_along():
             text = session.tokens()
             before = text[: len(text) - len(step.outcome.committed)]
             assert desk.text[: len(before)] == before
-            ((_, drafts),) = desk.held
-            assert rows_out_of_place(drafts, desk.text) is None
-            assert rows_out_of_place(session.state, text[:-1]) is None
+            ((_, drafts),) = desk.states
+            assert find_wrong_rows(drafts, desk.text) is None
+            assert find_wrong_rows(session.state, text[:-1]) is None
             assert session.state.length() == len(text) - 1
 
 

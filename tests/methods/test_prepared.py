@@ -17,15 +17,15 @@ from methods.ssd import Ssd, SsdParams
 from specbench_cli.audit.cases import Case, make_sampling, random_cases
 from specbench_cli.audit.models.table import (
     TableDecoder,
-    exits_of,
+    fix_token,
+    make_exit_table,
     pair,
-    settled,
 )
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.types import ModelOutput, Step, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.workers.process import Processes
-from specbench_cli.engine.workers.thread import Threads
+from specbench_cli.engine.workers.process import ProcessTransport
+from specbench_cli.engine.workers.thread import ThreadTransport
 from specbench_cli.engine.workers.transport import Transport
 from specbench_cli.engine.workspace import Workspace
 from tests.methods.exact import distance_from_target
@@ -68,10 +68,10 @@ def test_with_attention_the_drafters_rows_equal_recomputation(
     for step in method(name, width=4).generate(session):
         reused += step.extra["reused"]
         (worker,) = session.harness.workers
-        ((decoder, state),) = worker.desk.held
+        ((decoder, state),) = worker.session.states
         n = state.length()
         fresh = decoder.new_state(n)
-        decoder.forward(Tokens(torch.tensor([worker.desk.text[:n]])), fresh, logits_at=None)
+        decoder.forward(Tokens(torch.tensor([worker.session.text[:n]])), fresh, logits_at=None)
         for layer in range(decoder.n_layers):
             ours, due = (s.keys(layer)[:, :, :n] for s in (state, fresh))
             torch.testing.assert_close(ours, due, rtol=1e-4, atol=1e-5)
@@ -107,7 +107,7 @@ def test_reused_missed_and_prepared_are_counted(name: str) -> None:
 def test_the_output_has_the_targets_distribution_where_branches_were_drawn(name: str) -> None:
     """Windows of two, whose first tokens are drawn before the outcome is known. The draft is in
     doubt behind token 0 alone, so that all outcomes of chance can be walked."""
-    target, draft = settled(pair("near"), (1, 0), 0)
+    target, draft = fix_token(pair("near"), (1, 0), 0)
     draft[:, 1:] = draft[:, 1:] * 60
     distribution = Sampling("rejection", 1.0, top_k=2)
     case = Case("near", (target, draft), distribution, prompt=(2, 1, 0), budget=6, length=4)
@@ -127,11 +127,11 @@ class Sleepy(TableDecoder):
 def elsewhere(request: pytest.FixtureRequest) -> Iterator[Workspace]:
     """Tables whose drafter works in another thread, where both sleep, or in another process."""
     target, draft = pair("near", 5)
-    transport: Transport = Threads(timeout=20.0)
+    transport: Transport = ThreadTransport(timeout=20.0)
     recipe: Callable[[], Decoder] = partial(Sleepy, "draft", draft)
     if request.param == "process":  # which could not find `Sleepy`
-        transport, recipe = Processes(timeout=20.0), partial(TableDecoder, "draft", draft)
-    decoders = {"target": Sleepy("target", target, exits_of(target)), "draft": recipe()}
+        transport, recipe = ProcessTransport(timeout=20.0), partial(TableDecoder, "draft", draft)
+    decoders = {"target": Sleepy("target", target, make_exit_table(target)), "draft": recipe()}
     workspace = Workspace(decoders, 64, decoder_factories={"draft": recipe}, transport=transport)
     yield workspace
     workspace.close()
@@ -145,7 +145,7 @@ def test_neither_ids_nor_counts_depend_on_timing(elsewhere: Workspace, name: str
         for _ in range(4):
             session = case.open(elsewhere)
             found = [(s.outcome, s.extra) for s in method(name).generate(session)]
-            session.harness.workers[0].settle()
+            session.harness.workers[0].drain()
             assert found == due
 
 

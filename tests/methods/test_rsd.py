@@ -71,7 +71,7 @@ def path_distribution(draft, text, length):
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_stochastic_beam_is_paths_drawn_without_replacement(depth):
     """Each level, with its order, against enumeration of all orders of all paths of its length."""
-    tables = table_model.settled(table_model.pair("near", 3), PROMPT, 2)
+    tables = table_model.fix_token(table_model.pair("near", 3), PROMPT, 2)
 
     def newest(random):
         nodes = nodes_drawn(RsdS(RsdSParams(width=3, depth=depth)), tables, random)
@@ -85,7 +85,7 @@ def test_a_stochastic_beam_is_paths_drawn_without_replacement(depth):
 
 
 def test_constant_branching_draws_the_children_of_every_node_without_replacement():
-    tables = table_model.settled(table_model.pair("near", 3), PROMPT, 2)
+    tables = table_model.fix_token(table_model.pair("near", 3), PROMPT, 2)
     text, due = (*PROMPT, 2), []
     for first, chance in without_replacement(path_distribution(tables[1], text, 1), 2):
         below = (
@@ -160,7 +160,7 @@ def tokens_a_step(make, tables):
 
 def test_at_equal_verified_nodes_draws_without_replacement_commit_more_than_independent_ones():
     """RSD's comparison at a fixed budget: four nodes each, the mean over all outcomes."""
-    tables = table_model.settled(table_model.pair("flat", 3, seed=33), PROMPT, 2)
+    tables = table_model.fix_token(table_model.pair("flat", 3, seed=33), PROMPT, 2)
     trees = [
         tokens_a_step(make, tables)
         for make in (
@@ -188,7 +188,7 @@ def test_if_draft_and_target_are_equal_the_first_child_stands():
 
 def test_gumbel_keys_of_the_paper_keep_the_same_nodes():
     """Stochastic beam search as printed (Kool et al.), by its keys, in the mean."""
-    tables = table_model.settled(table_model.pair("near", 3), PROMPT, 2)
+    tables = table_model.fix_token(table_model.pair("near", 3), PROMPT, 2)
     generator = torch.Generator().manual_seed(1)
     n, text = 20_000, (*PROMPT, 2)
     log_q = [warp(tables[1][text[-2], text[-1]], REJECTION).log()]

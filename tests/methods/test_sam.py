@@ -19,7 +19,7 @@ def propose(text, *, earlier=(), limit=100, **params):
         seen = SimpleNamespace(memory=memory, finish=None, chain=list)
         seen.tokens = seen.output = lambda output=output: output
         seen.draft = lambda: SimpleNamespace(forward=lambda *_, **__: None)
-        seen.since = seen.new_state = lambda *_: None
+        seen.pending_tokens = seen.new_state = lambda *_: None
         method.start(seen)
         draft = method.propose(seen, limit)
         seen.finish = "length"

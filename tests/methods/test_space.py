@@ -104,7 +104,7 @@ def test_on_tables_the_masks_say_what_a_twin_of_the_target_would():
     for token in session.output():
         assert token == int(expected[text[-2], text[-1]].argmax())
         text.append(token)
-    ways = table.way_of(expected, expected, (text[-2], text[-1]), 2)
+    ways = table.continue_greedily(expected, expected, (text[-2], text[-1]), 2)
     assert ways.shape == (2, 5)
 
 

@@ -38,7 +38,7 @@ class Says(AcceptanceHead):
 def run(session, head=None, **params):
     """The steps of a decoding with a head; None: a random one."""
     if head is not None:
-        session._workspace.make = lambda wanted: head
+        session._workspace.load_artifact = lambda wanted: head
     return list(SpecDecPP(SpecDecPPParams(**params)).generate(session))
 
 

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from methods.specee.method import SpecEE, SpecEEParams
-from methods.specee.predictors import ExitPredictors, looked_at, seen
-from methods.specee.training import Read, always, fit, looks_of, schedule
+from methods.specee.predictors import ExitPredictors, choose_layers, seen
+from methods.specee.training import EarlyLogits, always, collect_checks, fit, schedule
 from methods.vanilla import Vanilla
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import EnvironmentFault, UsageError
@@ -162,10 +162,10 @@ def test_drawn_tokens_are_of_what_the_exit_says(told):
 
 def test_recent_exits_are_looked_at_once_there_are_enough():
     exits = deque([3, 3], maxlen=3)
-    assert looked_at((6,), exits, 9) == [6]
+    assert choose_layers((6,), exits, 9) == [6]
     exits.append(8)
-    assert looked_at((6,), exits, 9) == [1, 3, 5, 6, 8]
-    assert looked_at((6,), deque(maxlen=0), 9) == [6]
+    assert choose_layers((6,), exits, 9) == [1, 3, 5, 6, 8]
+    assert choose_layers((6,), deque(maxlen=0), 9) == [6]
 
 
 def test_change_is_since_the_layer_that_was_looked_at_before():
@@ -185,7 +185,7 @@ def planted(n=900, layers=4, seed=0):
     logits = torch.randn(n, layers, 4, generator=generator)
     right = logits[..., 0] > logits[..., 1:].amax(-1)
     right[:, 0] = False
-    return Read(logits, right, torch.ones_like(right), torch.arange(n) // 6)
+    return EarlyLogits(logits, right, torch.ones_like(right), torch.arange(n) // 6)
 
 
 def test_what_can_be_told_is_learnt():
@@ -201,35 +201,47 @@ def test_what_can_be_told_is_learnt():
 
 def test_layers_that_are_always_looked_at_are_those_of_most_first_exits():
     right = torch.tensor([[0, 1, 1], [0, 1, 0], [1, 1, 1], [0, 0, 1], [0, 0, 0]]).bool()
-    had = Read(torch.zeros(5, 3, 4), right, torch.ones_like(right), torch.zeros(5))
-    assert always(had) == (2,)
-    had = Read(had.logits, right, torch.tensor([[1, 0, 1]] * 5).bool(), had.question)
-    assert always(had) == (3,)
+    early_logits = EarlyLogits(torch.zeros(5, 3, 4), right, torch.ones_like(right), torch.zeros(5))
+    assert always(early_logits) == (2,)
+    early_logits = EarlyLogits(
+        early_logits.logits, right, torch.tensor([[1, 0, 1]] * 5).bool(), early_logits.question
+    )
+    assert always(early_logits) == (3,)
 
 
 def test_training_looks_where_decoding_does():
     right = torch.tensor([[0, 0, 1, 0, 0, 0, 0]] * 8).bool()
     question = torch.tensor([0] * 7 + [1])
-    had = Read(torch.zeros(8, 7, 4), right, torch.ones_like(right), question)
-    planned = schedule(had, (3,))
+    early_logits = EarlyLogits(torch.zeros(8, 7, 4), right, torch.ones_like(right), question)
+    planned = schedule(early_logits, (3,))
     assert planned == [[3]] * 5 + [[1, 3, 5]] * 2 + [[3]]  # a new answer knows no exits
-    looks = looks_of(had, planned)
+    looks = collect_checks(early_logits, planned)
     assert looks.layer.tolist() == [3] * 5 + [1, 3, 5] * 2 + [3]
     assert looks.features[-1].tolist() == [0.0] * 4 + [0.25] * 8
 
 
 def test_without_a_layer_that_is_ever_right_nothing_is_trained():
-    had = planted(60)
+    early_logits = planted(60)
     with pytest.raises(ValueError, match="no layer but the last ever says"):
-        fit(Read(had.logits, torch.zeros_like(had.right), had.taken, had.question))
+        fit(
+            EarlyLogits(
+                early_logits.logits,
+                torch.zeros_like(early_logits.right),
+                early_logits.taken,
+                early_logits.question,
+            )
+        )
 
 
 def test_what_is_read_is_what_the_layers_say(family):
     target, near = family.decoders["target"], family.decoders["near"]
     prompts = [family.prompts[9], family.prompts[11]]
-    had = read(target, near, prompts, frozenset())
-    n = len(had.question) // 2
-    assert had.logits.shape == (2 * n, 1, 4) and had.question.tolist() == [0] * n + [1] * n
+    early_logits = read(target, near, prompts, frozenset())
+    n = len(early_logits.question) // 2
+    assert (
+        early_logits.logits.shape == (2 * n, 1, 4)
+        and early_logits.question.tolist() == [0] * n + [1] * n
+    )
     module = family.modules["target"]
     text = list(prompts[0])
     for _ in range(n + 1):
@@ -237,7 +249,7 @@ def test_what_is_read_is_what_the_layers_say(family):
     left = module(torch.tensor([text]), output_hidden_states=True).hidden_states[1][0]
     said = target.unembed(target.norm(left))[len(prompts[0]) : -1].argmax(-1)
     own = torch.tensor(text[len(prompts[0]) + 1 :])
-    assert had.right[:n, 0].tolist() == (said == own).tolist()
+    assert early_logits.right[:n, 0].tolist() == (said == own).tolist()
 
 
 def test_training_writes_through_no_link(tmp_path):
@@ -263,8 +275,11 @@ def test_what_training_wrote_is_read(tmp_path, family):
 
 
 def one_layer():
-    had = planted(300, layers=2)
-    return Read(*(each[:, 1:] for each in (had.logits, had.right, had.taken)), had.question)
+    early_logits = planted(300, layers=2)
+    return EarlyLogits(
+        *(each[:, 1:] for each in (early_logits.logits, early_logits.right, early_logits.taken)),
+        early_logits.question,
+    )
 
 
 def tensors(**other):

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from methods.specreason import Grade, SpecReason, SpecReasonParams
+from methods.specreason import GradeRule, SpecReason, SpecReasonParams
 from methods.vanilla import Vanilla
-from specbench_cli.audit.checks.conduct import check_conduct
+from specbench_cli.audit.checks.bookkeeping import check_bookkeeping
 from specbench_cli.audit.runner import run_checks
 from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
@@ -171,7 +171,7 @@ class Answers:
     def __init__(self, logits, words):
         self.logits, self.words = logits, words
 
-    def ask(self, question):
+    def score_question(self, question):
         return self.logits
 
 
@@ -200,7 +200,7 @@ def test_a_grade_is_a_digit_or_the_mean_of_digits_and_anything_else_is_0(
 def test_a_stricter_threshold_lets_no_logged_step_stand_that_fell(grades, one, other):
     lax, strict = sorted((one, other))
     for grade in grades:
-        assert Grade(threshold=strict).enough(grade) <= Grade(threshold=lax).enough(grade)
+        assert GradeRule(threshold=strict).accepts(grade) <= GradeRule(threshold=lax).accepts(grade)
 
 
 def test_grades_that_were_logged_replay_to_the_same_decisions_and_stricter_ones_to_fewer(opened):
@@ -211,16 +211,16 @@ def test_grades_that_were_logged_replay_to_the_same_decisions_and_stricter_ones_
             (step.extra["grade"], step.extra["stood"]) for step in steps if step.extra.get("spans")
         ]
     assert all((grade >= 4) == stood for grade, stood in logged)
-    stands = [sum(Grade(threshold=t).enough(grade) for grade, _ in logged) for t in range(11)]
+    stands = [sum(GradeRule(threshold=t).accepts(grade) for grade, _ in logged) for t in range(11)]
     assert stands == sorted(stands, reverse=True) and stands[0] == len(logged) and stands[10] == 0
     assert 0 < stands[4] < len(logged)
 
 
-class LaxGrade(Grade):
+class LaxGrade(GradeRule):
     """Judges otherwise than it says."""
 
     def judge(self, grade):
-        return replace(self, stands=True)
+        return replace(self, accepted=True)
 
 
 class Lax(SpecReason):
@@ -233,7 +233,7 @@ class Lax(SpecReason):
 
 def faults_of(method):
     subject = AuditSubject("specreason", method, (SpecReasonParams(cap=3, threshold=8),))
-    found = run_checks(subject, {"states": check_conduct})
+    found = run_checks(subject, {"states": check_bookkeeping})
     return {finding.check: finding.problem.what for finding in found if not finding.passed}
 
 
@@ -245,6 +245,6 @@ def test_the_audit_finds_what_a_ledger_lacks_and_a_step_that_stands_in_spite_of_
     assert "relaxed of a span of grade" in faults_of(Lax)["counters"]
     settled = TokenAccounting.record_settled
     monkeypatch.setattr(
-        TokenAccounting, "settled", lambda self, who, kept, _: settled(self, who, kept, 0)
+        TokenAccounting, "record_settled", lambda self, who, kept, _: settled(self, who, kept, 0)
     )
     assert "neither kept nor discarded" in faults_of(SpecReason)["counters"]

@@ -5,12 +5,12 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from methods.staged.method import Counts, Guess, Staged, StagedParams
+from methods.staged.method import GuessTree, NgramStage, Staged, StagedParams
 from methods.staged.ngram import KatzModel
 from specbench_cli import registry
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.enumeration import enumerate_outcomes, sum_weights, total_variation
-from specbench_cli.audit.models.table import TableDecoder, pair, random_table, rows_out_of_place
+from specbench_cli.audit.models.table import TableDecoder, find_wrong_rows, pair, random_table
 from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.request import Request
@@ -102,19 +102,19 @@ def test_a_stage_that_the_run_does_not_have_is_named():
 # ---- the stages below change forwards and nothing else ------------------------------------------
 
 
-class Nonsense(Counts):
+class Nonsense(NgramStage):
     """Proposes tokens that the draft does not choose, in a tree."""
 
     def propose(self, path, depth):
         text = [*PROMPTS[0], *self.session.output(), *path]
         worst = int(DRAFT[text[-2], text[-1]].argmin())
-        return Guess([worst, worst], (ROOT, 0)) if depth > 1 else Guess([], ())
+        return GuessTree([worst, worst], (ROOT, 0)) if depth > 1 else GuessTree([], ())
 
 
 def test_where_the_draft_of_the_draft_never_matches_the_tree_is_the_plain_draft_tree(monkeypatch):
     plain = run(on_tables(models()), stages=("draft",))
     assert forwards(plain) == [trunk(step.draft) for step in plain]
-    monkeypatch.setattr("methods.staged.method.Counts", Nonsense)
+    monkeypatch.setattr("methods.staged.method.NgramStage", Nonsense)
     session = on_tables(models())
     steps = run(session)
     assert trees(steps) == trees(plain)
@@ -181,7 +181,7 @@ def test_after_every_step_all_states_hold_committed_tokens_alone(sampling, stage
         session = on_tables(models(small=SMALL, stranger=STRANGER), sampling, prompt=prompt)
         for _ in Staged(params).generate(session):
             for state in session.held:
-                assert rows_out_of_place(state, session.tokens()[:-1]) is None
+                assert find_wrong_rows(state, session.tokens()[:-1]) is None
 
 
 # ---- the tree -----------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ def taught(session, *distributions, **params):
     for distribution in distributions:
         seen = SimpleNamespace(
             tokens=lambda: [7, 8, 9],
-            verified=lambda distribution=distribution: torch.tensor([distribution]).log(),
+            verified_logits=lambda distribution=distribution: torch.tensor([distribution]).log(),
             device=session.device,
         )
         method.observe(seen, SimpleNamespace(committed=(9,), path=()))

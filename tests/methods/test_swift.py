@@ -61,7 +61,7 @@ def test_the_score_is_that_of_reading_token_after_token(target):
     text, sublayers = list(session.tokens()), method.search.things
     for chosen in ([], [0, 3], [1, 2, 5]):
         skip = [sublayers[at] for at in chosen]
-        score = method._scored(session, session.partial(skip=skip))
+        score = method._score_set(session, session.partial(skip=skip))
         assert score == pytest.approx(agreement(target, skip, text, len(PROMPT), 12))
     assert session.state.length() == len(text) - 1
 

@@ -67,7 +67,7 @@ def test_of_a_token_s_rows_the_highest_node_s_is_kept(open_session):
     rows = torch.zeros(4, vocab)
     for at, best in enumerate((10, 20, 30, 40)):
         rows[at, best : best + 4] = torch.tensor([4.0, 3, 2, 1])
-    session.verified = lambda: rows
+    session.verified_logits = lambda: rows
     method.observe(session, None)
     assert method.next[5].tolist() == [40, 41, 42, 43]
     assert method.next[7].tolist() == [20, 21, 22, 23]

@@ -12,10 +12,10 @@ import pytest
 
 from specbench_cli.engine.models.checkpoint import (
     Weights,
-    config_to_decode,
+    open_weights,
     read_config,
+    read_decoder_config,
     read_tokenizer,
-    weights_of,
 )
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.files import check_model_folder
@@ -43,7 +43,7 @@ def device(path: Path) -> None:
 
 
 KINDS = (pipe, device)
-READERS = (weights_of, Weights, read_config, config_to_decode, read_tokenizer)
+READERS = (open_weights, Weights, read_config, read_decoder_config, read_tokenizer)
 
 
 @pytest.fixture
@@ -63,9 +63,9 @@ def test_no_pipe_and_no_device_of_a_model_folder_is_read(
     with pytest.raises(UsageError, match="is no regular file"):
         resolve(str(model))
     with pytest.raises(UsageError, match="is no regular file"):
-        resolve_head(str(model), "medusa", resolve("embedded"), inside=False)
+        resolve_head(str(model), "medusa", resolve("embedded"), in_target=False)
     with pytest.raises(UsageError, match="is no regular file"):
-        check_head(str(model), "medusa", resolve("embedded"), inside=False)
+        check_head(str(model), "medusa", resolve("embedded"), in_target=False)
     for read in READERS:
         with pytest.raises(UsageError, match="is no regular file"):
             read(model)

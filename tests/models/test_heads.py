@@ -17,33 +17,33 @@ SHIPPED = ("eagle", "eagle3", "mtp", "acceptance", "judge", "exits", "datastore"
 
 @pytest.mark.parametrize("kind", SHIPPED)
 def test_the_embedded_targets_heads_are_shipped_and_small(kind: str) -> None:
-    found = resolve_head("auto", kind, resolve("embedded"), inside=False)
+    found = resolve_head("auto", kind, resolve("embedded"), in_target=False)
     assert found.label == f"embedded-{kind}"
     assert all(file.stat().st_size < 2_000_000 for file in Weights(found.path).files)
 
 
 def test_a_folder_is_taken_as_it_is_and_shown_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    found = resolve_head(str(tmp_path / "mine"), "eagle", resolve("embedded"), inside=False)
+    found = resolve_head(str(tmp_path / "mine"), "eagle", resolve("embedded"), in_target=False)
     assert (found.label, found.path) == ("mine", tmp_path / "mine")
 
 
 def test_a_target_without_a_head_says_what_there_is_and_how_to_get_one() -> None:
     with pytest.raises(UsageError, match="no hass head is known for embedded-7m") as refused:
-        resolve_head("auto", "hass", resolve("embedded"), inside=False)
+        resolve_head("auto", "hass", resolve("embedded"), in_target=False)
     assert "eagle3" in refused.value.message
     assert "specbench train --help" in str(refused.value.hint)
 
 
 def test_a_kind_that_targets_hold_themselves_is_looked_for_there() -> None:
     target = replace(resolve("embedded"), heads={})
-    found = resolve_head("auto", "mtp", target, inside=True)
+    found = resolve_head("auto", "mtp", target, in_target=True)
     assert found.path == target.path
 
 
 def test_a_name_that_is_neither_folder_nor_hub_id_is_refused() -> None:
     with pytest.raises(UsageError, match="no such eagle head: nowhere"):
-        resolve_head("nowhere", "eagle", resolve("embedded"), inside=False)
+        resolve_head("nowhere", "eagle", resolve("embedded"), in_target=False)
 
 
 def test_a_head_of_the_hub_that_is_not_here_says_how_to_download_it(
@@ -52,5 +52,5 @@ def test_a_head_of_the_hub_that_is_not_here_says_how_to_download_it(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(EnvironmentFault, match="some/head is not on this machine") as refused:
-        resolve_head("some/head", "eagle", resolve("embedded"), inside=False)
-    assert hub.Wanted("some/head").command in str(refused.value.hint)
+        resolve_head("some/head", "eagle", resolve("embedded"), in_target=False)
+    assert hub.HubDownload("some/head").command in str(refused.value.hint)

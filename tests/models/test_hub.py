@@ -87,7 +87,7 @@ def endpoint(tmp_path, monkeypatch):
 
 def test_download_takes_safetensors_and_is_found_again_without_the_network(endpoint, monkeypatch):
     assert hub.cached_snapshot("org/name") is None
-    folder = hub.download("mine", hub.Wanted("org/name"), None, "or not")
+    folder = hub.download("mine", hub.HubDownload("org/name"), None, "or not")
     assert folder.name == COMMIT
     assert (folder / "model.safetensors").read_bytes() == b"weights"
     assert set(endpoint) == {"config.json", "model.safetensors", "tokenizer.json"}
@@ -97,13 +97,13 @@ def test_download_takes_safetensors_and_is_found_again_without_the_network(endpo
 
 def test_model_that_the_hub_does_not_know_is_an_environment_fault(endpoint):
     with pytest.raises(EnvironmentFault, match="the hub has no such model or it is priv") as caught:
-        hub.download("mine", hub.Wanted("org/other"), None, "or not")
+        hub.download("mine", hub.HubDownload("org/other"), None, "or not")
     assert caught.value.message.startswith("mine: org/other is not on this machine")
     assert "https://huggingface.co/org/other" in caught.value.hint
 
 
 def test_gated_model_says_where_to_accept_the_licence_and_to_log_in(endpoint):
-    wanted = hub.Wanted("org/gated", size="about 16.1 GB to download")
+    wanted = hub.HubDownload("org/gated", size="about 16.1 GB to download")
     with pytest.raises(EnvironmentFault) as caught:
         hub.download("mine", wanted, None, "or not")
     assert caught.value.message == (
@@ -118,8 +118,8 @@ def test_gated_model_says_where_to_accept_the_licence_and_to_log_in(endpoint):
 
 def test_offline_a_gated_model_says_so_and_names_its_draft_as_well(endpoint, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    wanted = hub.Wanted("org/gated", "refs/pr/1", "about 16.1 GB to download", gated=True)
-    draft = hub.Wanted("org/draft", size="about 1 GB to download")
+    wanted = hub.HubDownload("org/gated", "refs/pr/1", "about 16.1 GB to download", gated=True)
+    draft = hub.HubDownload("org/draft", size="about 1 GB to download")
     with pytest.raises(EnvironmentFault, match="HF_HUB_OFFLINE forbids asking the hub") as caught:
         hub.download("org/gated", wanted, draft, "or not")
     assert caught.value.message.startswith("org/gated is not on this machine (about 16.1 GB")
@@ -131,7 +131,7 @@ def test_offline_a_gated_model_says_so_and_names_its_draft_as_well(endpoint, mon
 
 
 def test_interrupted_download_does_not_count_as_cached(endpoint):
-    folder = hub.download("mine", hub.Wanted("org/name"), None, "or not")
+    folder = hub.download("mine", hub.HubDownload("org/name"), None, "or not")
     (folder / "model.safetensors").unlink()
     assert hub.cached_snapshot("org/name") is None
 
@@ -142,7 +142,7 @@ def test_hub_that_never_answers_is_given_up(endpoint, monkeypatch):
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
         with pytest.raises(EnvironmentFault, match="timed out"):
-            hub.download("mine", hub.Wanted("org/name"), None, "or not")
+            hub.download("mine", hub.HubDownload("org/name"), None, "or not")
 
 
 @pytest.mark.parametrize("hub_id", ["org/na--me", "org/" + "x" * 100])

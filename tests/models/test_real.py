@@ -15,7 +15,7 @@ from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.types import Tokens
 from specbench_cli.models import describe, resolve
 from specbench_cli.models.aliases import aliases
-from specbench_cli.tasks import load_task, render
+from specbench_cli.tasks import load_task, render_prompt
 
 pytestmark = pytest.mark.real
 
@@ -35,7 +35,7 @@ def checkpoint():
 @pytest.fixture(scope="module")
 def theirs(checkpoint):
     """transformers' own reading of the same file."""
-    file = aliases()["smollm2-135m"].installed
+    file = aliases()["smollm2-135m"].installed_file
     assert file is not None
     # It opens files that it leaves to the garbage collector.
     model = AutoModelForCausalLM.from_pretrained(
@@ -57,7 +57,7 @@ def prompts(checkpoint):
     """A question of each of mini's families, as the bench renders it."""
     tokenizer = AutoTokenizer.from_pretrained(checkpoint.path)
     first = {question.family: question for question in reversed(load_task("mini").questions)}
-    return [render(tokenizer, [("user", q.turns[0])], raw=False) for q in first.values()]
+    return [render_prompt(tokenizer, [("user", q.turns[0])], raw=False) for q in first.values()]
 
 
 def test_logits_are_those_of_transformers_own_reading(ours, theirs, prompts):

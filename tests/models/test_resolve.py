@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from specbench_cli.engine.models.load import cut, load_decoder
+from specbench_cli.engine.models.load import load_decoder, restrict_output
 from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
 from specbench_cli.models import describe, model_names, resolve
 from specbench_cli.models.adapter import EMBEDDINGS, LAYERS, OUTPUT, RECORD
@@ -260,14 +260,14 @@ def test_missing_embedded_weights_are_an_environment_fault(tmp_path, monkeypatch
 
 
 @pytest.fixture
-def parted(tmp_path, monkeypatch, tiny_checkpoint):
+def split_draft(tmp_path, monkeypatch, tiny_checkpoint):
     """A draft of a tiny target, whole, and a folder of what it has of its own."""
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     base = tmp_path / "base"
     shutil.copytree(tiny_checkpoint("llama"), base)
     (base / "tokenizer.json").write_text("{}")
     target = LlamaForCausalLM.from_pretrained(base)
-    whole = cut(deepcopy(target), torch.tensor([1, 4, 5, 9]))
+    whole = restrict_output(deepcopy(target), torch.tensor([1, 4, 5, 9]))
     with torch.no_grad():  # another model than its target in all that is its own
         for name, tensor in whole.named_parameters():
             if "layers" in name:
@@ -283,8 +283,8 @@ def parted(tmp_path, monkeypatch, tiny_checkpoint):
     return own, tmp_path / "whole"
 
 
-def test_a_draft_of_layers_alone_is_made_whole_by_its_targets_embeddings_and_output(parted):
-    own, whole = parted
+def test_a_draft_of_layers_alone_is_made_whole_by_its_targets_embeddings_and_output(split_draft):
+    own, whole = split_draft
     found = resolve(str(own))
     assert (found.label, found.draft) == ("own", None)
     held, expected = (load_file(each / "model.safetensors") for each in (found.path, whole))
@@ -294,8 +294,8 @@ def test_a_draft_of_layers_alone_is_made_whole_by_its_targets_embeddings_and_out
     assert resolve(str(own)).path == found.path  # made once
 
 
-def test_layers_of_another_width_than_the_target_has_are_refused(parted):
-    own, _ = parted
+def test_layers_of_another_width_than_the_target_has_are_refused(split_draft):
+    own, _ = split_draft
     config = json.loads((own / "config.json").read_text())
     (own / "config.json").write_text(json.dumps(config | {"vocab_size": 7}))
     with pytest.raises(
@@ -305,8 +305,8 @@ def test_layers_of_another_width_than_the_target_has_are_refused(parted):
 
 
 @pytest.mark.parametrize("record", ["", "[]", "{}", '{"target": 3}'])
-def test_layers_whose_record_names_no_target_are_one_clear_error(parted, record):
-    own, _ = parted
+def test_layers_whose_record_names_no_target_are_one_clear_error(split_draft, record):
+    own, _ = split_draft
     (own / RECORD).write_text(record)
     with pytest.raises(UsageError, match=r"own has a draft's layers\.safetensors, and no"):
         resolve(str(own))
@@ -315,8 +315,8 @@ def test_layers_whose_record_names_no_target_are_one_clear_error(parted, record)
         resolve(str(own))
 
 
-def test_layers_that_are_damaged_or_whose_output_is_whole_are_one_clear_error(parted):
-    own, _ = parted
+def test_layers_that_are_damaged_or_whose_output_is_whole_are_one_clear_error(split_draft):
+    own, _ = split_draft
     held = load_file(own / LAYERS)
     del held["d2t"]
     save_file(held, own / LAYERS)

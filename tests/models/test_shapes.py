@@ -5,14 +5,14 @@ import json
 import pytest
 import torch
 
-from specbench_cli.engine.models.checkpoint import DrawnWeights, config_facts, weights_of
+from specbench_cli.engine.models.checkpoint import RandomWeights, config_facts, open_weights
 from specbench_cli.engine.models.fused import FusedDecoder
-from specbench_cli.engine.models.hosted import HostedDecoder
+from specbench_cli.engine.models.hosted import TransformersDecoder
 from specbench_cli.engine.models.load import load_decoder, module_of, sha256_of
 from specbench_cli.engine.types import Tokens
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.models.resolve import resolve
-from specbench_cli.models.shapes import Shape, folder_of, shape, shapes
+from specbench_cli.models.shapes import ModelShape, create_shape_folder, get_shape, load_shapes
 
 
 @pytest.fixture(autouse=True)
@@ -22,23 +22,25 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["tiny-1m", "tiny-4m", "tiny-moe"])
 def test_a_shape_has_the_parameters_that_its_arithmetic_says(name):
-    facts = config_facts(folder_of(name))
-    assert facts.parameters == shape(name).parameters
+    facts = config_facts(create_shape_folder(name))
+    assert facts.parameters == get_shape(name).parameters
     assert (facts.vocab_size, facts.eos, facts.dtype) == (8192, frozenset(), "drawn")
 
 
 def test_every_shapes_config_is_one_that_transformers_reads():
     from transformers import AutoConfig
 
-    for name in shapes():
-        config = AutoConfig.from_pretrained(folder_of(name))
-        assert config.num_hidden_layers == shape(name).layers
+    for name in load_shapes():
+        config = AutoConfig.from_pretrained(create_shape_folder(name))
+        assert config.num_hidden_layers == get_shape(name).layers
         assert config.eos_token_id is None
 
 
-@pytest.mark.parametrize(("name", "kind"), [("tiny-1m", FusedDecoder), ("tiny-moe", HostedDecoder)])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("tiny-1m", FusedDecoder), ("tiny-moe", TransformersDecoder)]
+)
 def test_drawn_weights_are_the_same_every_time_and_transformers_computes_with_them(name, kind):
-    folder = folder_of(name)
+    folder = create_shape_folder(name)
     ids = torch.arange(7)[None] + 100
     decoders = [load_decoder(folder, name="target") for _ in range(2)]
     assert type(decoders[0]) is kind
@@ -52,23 +54,23 @@ def test_drawn_weights_are_the_same_every_time_and_transformers_computes_with_th
 
 
 def test_half_precision_is_drawn_too():
-    decoder = load_decoder(folder_of("tiny-4m"), name="target", dtype=torch.bfloat16)
+    decoder = load_decoder(create_shape_folder("tiny-4m"), name="target", dtype=torch.bfloat16)
     out = decoder.forward(Tokens(torch.tensor([[1, 2, 3]])), decoder.new_state(8))
     assert out.logits.dtype == torch.bfloat16
     assert out.logits.isfinite().all()
-    tiny = shape("tiny-4m")
+    tiny = get_shape("tiny-4m")
     norms = (2 * tiny.layers + 1) * tiny.hidden  # which a CPU multiplies in float32
     assert decoder.weight_bytes == 2 * (tiny.parameters + norms)
 
 
 def test_a_checkpoint_that_lacks_its_weights_is_no_shape(tmp_path):
-    folder = folder_of("tiny-1m")
-    assert isinstance(weights_of(folder), DrawnWeights)
+    folder = create_shape_folder("tiny-1m")
+    assert isinstance(open_weights(folder), RandomWeights)
     said = json.loads((folder / "config.json").read_text())
     del said["specbench"]
     (tmp_path / "config.json").write_text(json.dumps(said))
     with pytest.raises(EnvironmentFault, match=r"lacks model\.safetensors"):
-        weights_of(tmp_path)
+        open_weights(tmp_path)
 
 
 def test_a_shape_is_resolved_by_its_name_and_others_are_named():
@@ -84,7 +86,7 @@ def test_a_shape_is_resolved_by_its_name_and_others_are_named():
 
 def test_a_shape_that_cannot_be_is_refused():
     sizes = {"layers": 1, "hidden": 8, "mlp": 8, "vocab": 9, "positions": 8, "source": "made"}
-    with pytest.raises(ValueError, match="heads come in groups"):
-        Shape(heads=3, kv_heads=2, **sizes)
+    with pytest.raises(ValueError, match="heads must be a multiple"):
+        ModelShape(heads=3, kv_heads=2, **sizes)
     with pytest.raises(ValueError, match="llama with 4 experts"):
-        Shape(heads=2, kv_heads=2, experts=4, **sizes)
+        ModelShape(heads=2, kv_heads=2, experts=4, **sizes)

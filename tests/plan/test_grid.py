@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 
 from specbench_cli import registry
-from specbench_cli.api import Field, Method, MethodParams, Trained
+from specbench_cli.api import ArtifactSpec, Field, Method, MethodParams
 from specbench_cli.errors import UsageError
 from specbench_cli.plan import grid
 from specbench_cli.plan.method_run import MethodRun
@@ -92,7 +92,7 @@ class Several(Method):
         return "bounded" if self.params.mode == "loose" else "exact_tokens"
 
     def artifacts(self):
-        return (Trained(object),) if self.params.often else ()
+        return (ArtifactSpec(object),) if self.params.often else ()
 
 
 @pytest.fixture

@@ -12,8 +12,12 @@ from specbench_cli.plan.method_run import MethodRun
     [
         ("models", "embedded-1m", "models must return a tuple of names of models, got str"),
         ("models", (3,), "models must return a tuple of names of models, got tuple"),
-        ("artifacts", None, "artifacts must return a tuple of Trained modules, got None"),
-        ("artifacts", ("head",), "artifacts must return a tuple of Trained modules, got tuple"),
+        ("artifacts", None, "artifacts must return a tuple of ArtifactSpec modules, got None"),
+        (
+            "artifacts",
+            ("head",),
+            "artifacts must return a tuple of ArtifactSpec modules, got tuple",
+        ),
     ],
 )
 def test_a_hook_of_a_wrong_type_is_named(hook, returned, says):

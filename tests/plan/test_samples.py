@@ -55,7 +55,7 @@ def test_a_limit_counts_questions_and_their_samples_follow_one_another():
     questions = planned(limit=6, temperature=0.8).questions
     assert [question.sample for question in questions] == [*range(1, 9)] * 6
     assert len({question.family for question in questions}) == 6
-    assert len({question.asked for question in questions}) == 6
+    assert len({question.base_id for question in questions}) == 6
 
 
 @pytest.mark.parametrize("source", ["noise", "draws"])

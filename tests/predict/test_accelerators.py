@@ -8,7 +8,7 @@ import pytest
 from specbench_cli.errors import UsageError
 from specbench_cli.measure.costs import Costs
 from specbench_cli.models.aliases import UNITS, aliases
-from specbench_cli.models.shapes import Shape, pair, shapes
+from specbench_cli.models.shapes import ModelShape, load_shapes, parse_pair
 from specbench_cli.predict.accelerators import (
     CONTEXTS,
     INPUTS,
@@ -19,7 +19,7 @@ from specbench_cli.predict.accelerators import (
     load_accelerators,
 )
 
-SMALL = Shape(
+SMALL = ModelShape(
     layers=2, hidden=8, mlp=16, heads=4, kv_heads=2, vocab=32, positions=64, source="made"
 )
 MIXED = SMALL.model_copy(update={"family": "mixtral", "experts": 8, "chosen": 2})
@@ -178,9 +178,9 @@ def test_what_is_not_known_is_told_with_what_is(hardware, models, dtype, says):
 
 
 def test_a_draft_of_the_same_family_needs_its_size_alone():
-    assert pair("llama-2-70b+7b") == {"target": "llama-2-70b", "draft": "llama-2-7b"}
-    assert pair("llama-2-70b+llama-68m") == {"target": "llama-2-70b", "draft": "llama-68m"}
-    assert pair("mixtral-8x7b") == {"target": "mixtral-8x7b"}
+    assert parse_pair("llama-2-70b+7b") == {"target": "llama-2-70b", "draft": "llama-2-7b"}
+    assert parse_pair("llama-2-70b+llama-68m") == {"target": "llama-2-70b", "draft": "llama-68m"}
+    assert parse_pair("mixtral-8x7b") == {"target": "mixtral-8x7b"}
 
 
 PUBLISHED = {
@@ -200,14 +200,16 @@ def test_shapes_have_as_many_parameters_as_their_models():
         said = aliases()[alias].parameters
         digits = said[:-1]
         places = len(digits.partition(".")[2])
-        assert f"{shapes()[name].parameters / UNITS[said[-1]]:.{places}f}" == digits
-    assert f"{shapes()['mixtral-8x7b'].parameters / 1e9:.1f}" == "46.7"
-    assert f"{shapes()['qwen3-30b-a3b'].parameters / 1e9:.1f}" == "30.5"
-    assert f"{shapes()['qwen2-7b'].parameters / 1e9:.2f}" == "7.62"
+        assert f"{load_shapes()[name].parameters / UNITS[said[-1]]:.{places}f}" == digits
+    assert f"{load_shapes()['mixtral-8x7b'].parameters / 1e9:.1f}" == "46.7"
+    assert f"{load_shapes()['qwen3-30b-a3b'].parameters / 1e9:.1f}" == "30.5"
+    assert f"{load_shapes()['qwen2-7b'].parameters / 1e9:.2f}" == "7.62"
 
 
 def test_every_entry_names_its_source():
     for device in load_accelerators().values():
         assert device.source.startswith("https://") and device.read
         assert device.flops["bfloat16"] > device.flops.get("float32", 0)
-    assert all(each.source.startswith("https://") or "tiny" in n for n, each in shapes().items())
+    assert all(
+        each.source.startswith("https://") or "tiny" in n for n, each in load_shapes().items()
+    )

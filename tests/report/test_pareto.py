@@ -84,7 +84,7 @@ def test_report_has_the_table_and_the_plot(swept_run):
     page = render(report(summary, manifest, Incidents(), figures, find_sweep(summary, manifest)))
     section = page.split("## Sweep")[1].split("\n## ")[0]
     head, _, *rows = (line for line in section.splitlines() if line.startswith("|"))
-    assert head.startswith("| method | length | MAT | accept | speedup | 95% CI |")
+    assert head.startswith("| method | length | MAT | accepted | speedup | 95% CI |")
     assert [row.split(" | ")[1] for row in rows[1:5]] == ["1", "3", "5", "heuristic"]
     assert "](figures/pareto.svg)" in section
     assert "![speedup over vanilla](figures/pareto" not in page

@@ -42,7 +42,7 @@ def test_terminal_and_markdown_have_a_line_of_legend_above_them(made):
     summary, manifest = made
     lines = run_text(summary, Facts.of(manifest)).splitlines()
     at = lines.index(text.RUN_SCOPE)
-    assert [line.split()[1] for line in (lines[at - 1], *lines[at + 1 : at + 3])][1:] == [
+    assert [line.split()[0] for line in (lines[at - 1], *lines[at + 1 : at + 3])][1:] == [
         "suffix",
         "sam",
     ]

@@ -36,7 +36,7 @@ def test_cohorts_have_one_table_with_one_vanilla(make_run, synthetic):
     reading = read_together([a, b])
     rows = by_label(reading)
     assert set(rows) == {"vanilla", "sps", "pld"}
-    said = footer(reading.summary, reading.facts, None)
+    said = footer(reading.summary, reading.facts)
     assert any("over vanilla of its own run" in line for line in said)
     assert rows["sps"].letters != ""
 
@@ -153,7 +153,7 @@ def test_force_labels_every_row_and_ranks_none(make_run, tmp_path):
     assert by_label(reading)["sps @a"].speedup == by_label(read(a))["sps"].speedup
     header = reading.facts.header(reading.summary.prompts, 100)
     assert header[-1] == "forced: differs in seed: 0 (a) against 7 (b)"
-    assert "nothing ranks these rows" in footer(reading.summary, reading.facts, None)[0]
+    assert "nothing ranks these rows" in footer(reading.summary, reading.facts)[0]
     assert reading.where.endswith("--force")
     write(reading, tmp_path, ("csv", "json"))
     write_markdown(reading, tmp_path, ())
@@ -252,7 +252,7 @@ def test_runs_of_several_targets_are_one_table_in_which_nothing_is_ranked(matrix
     labels = [row.label for row in reading.summary.rows]
     assert labels[:3] == ["sps @a+x", "sps @a+y", "sps @b+x"]
     assert not any(row.letters for row in reading.summary.rows)
-    said = footer(reading.summary, reading.facts, None)
+    said = footer(reading.summary, reading.facts)
     assert said[0].startswith("several targets: a speedup is over vanilla of its own")
     rows = by_label(reading)
     models = {label: (row.target_model, row.draft_model) for label, row in rows.items()}

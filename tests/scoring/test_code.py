@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks.soundness import hostile_code
 from specbench_cli.errors import EnvironmentFault
-from specbench_cli.scoring import code, contained
+from specbench_cli.scoring import code, sandbox
 
 
 def refused(uncontained: bool = False) -> bool:
@@ -117,7 +117,7 @@ def test_hostile_programs_reach_nothing_and_fail(monkeypatch):
     if refused():
         return
     monkeypatch.setattr(code, "TIMEOUT_S", 1.0)
-    for name, reached, passed in hostile_code.tried(FAST):
+    for name, reached, passed in hostile_code.run_programs(FAST):
         assert (reached, passed) == ([], False), name
 
 
@@ -157,11 +157,11 @@ def test_filter_of_system_calls_leaves_what_programs_use():
 
 def decided(machine: str, call: int, *arguments: int, architecture: int | None = None) -> int:
     """Return the decision of the filter, by interpreting its classic BPF program."""
-    column = contained._MACHINES[machine]
+    column = sandbox._MACHINES[machine]
     wide = [*arguments, *[0] * (6 - len(arguments))]
-    known = contained._ARCHITECTURE[column] if architecture is None else architecture
+    known = sandbox._ARCHITECTURE[column] if architecture is None else architecture
     data = struct.pack("=iIQ6Q", call, known, 0, *wide)
-    program = list(struct.iter_unpack("HBBI", contained.call_filter(machine)))
+    program = list(struct.iter_unpack("HBBI", sandbox.call_filter(machine)))
     at = loaded = 0
     while True:
         operation, if_true, if_false, constant = program[at]
@@ -181,12 +181,12 @@ def decided(machine: str, call: int, *arguments: int, architecture: int | None =
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_filter_decides_by_call_argument_and_architecture(machine):
-    column = contained._MACHINES[machine]
-    calls = {name: numbers[column] for name, numbers in contained.CALLS.items()}
+    column = sandbox._MACHINES[machine]
+    calls = {name: numbers[column] for name, numbers in sandbox.CALLS.items()}
     allowed, killed, done = 0x7FFF0000, 0x80000000, 0x50000
     not_permitted, no_such_call = 0x50001, 0x50026
 
-    for number in set(range(contained._LAST_CALL[column])) - set(calls.values()):
+    for number in set(range(sandbox._LAST_CALL[column])) - set(calls.values()):
         assert decided(machine, number) == not_permitted, number
     for name in hostile_code.CALLS.keys() - {"socket"}:
         assert decided(machine, hostile_code.CALLS[name][column]) == not_permitted, name
@@ -235,7 +235,7 @@ def test_filter_decides_by_call_argument_and_architecture(machine):
 
 def test_hostile_programs_reach_what_they_want_where_nothing_contains_them():
     wanted = ["run-folder", "write-outside", "abstract-socket"]
-    assert all(reached for _, reached, _ in hostile_code.tried(wanted, uncontained=True))
+    assert all(reached for _, reached, _ in hostile_code.run_programs(wanted, uncontained=True))
 
 
 @BOTH
@@ -292,7 +292,7 @@ def test_rooms_end_with_whoever_started_them(uncontained):
     if refused(uncontained):
         return
     leash, ours = os.pipe()
-    words = [sys.executable, "-I", "-S", contained.__file__]
+    words = [sys.executable, "-I", "-S", sandbox.__file__]
     how = "uncontained" if uncontained else "contained"
     with subprocess.Popen(
         [*words, how, str(leash)], stdin=subprocess.PIPE, env={}, pass_fds=[leash]
@@ -302,15 +302,15 @@ def test_rooms_end_with_whoever_started_them(uncontained):
         keeper.stdin.write(json.dumps(job).encode())
         keeper.stdin.close()
         os.close(ours)
-        assert keeper.wait(10) == contained.FAILED  # which it ends with once both have ended
+        assert keeper.wait(10) == sandbox.FAILED  # which it ends with once both have ended
 
 
 def test_code_that_cannot_be_contained_is_not_run_and_says_how_it_could_be(monkeypatch, tmp_path):
     lacking = tmp_path / "keeper.py"
     lacking.write_text(
-        f"import sys\nprint('not permitted', file=sys.stderr)\nsys.exit({contained.NO_ROOM})\n"
+        f"import sys\nprint('not permitted', file=sys.stderr)\nsys.exit({sandbox.NO_SANDBOX})\n"
     )
-    monkeypatch.setattr(contained, "__file__", str(lacking))
+    monkeypatch.setattr(sandbox, "__file__", str(lacking))
     with pytest.raises(EnvironmentFault, match="cannot be contained here: not permitted") as fault:
         ran("pass", uncontained=False)
     assert "--run-code --uncontained" in fault.value.hint
@@ -340,7 +340,7 @@ def test_data_comes_through_as_it_was(value):
     def none(number):
         raise AssertionError(number)
 
-    back = contained.read(json.loads(json.dumps(contained.written(value, none))), none)
+    back = sandbox.decode_value(json.loads(json.dumps(sandbox.encode_value(value, none))), none)
     assert back == value and type(back) is type(value)
 
 
@@ -674,7 +674,7 @@ def test_time_to_find_the_code_grows_with_the_length_of_the_answer():
 
 def test_number_that_is_none_equals_nothing():
     assert ran("def f(): return float('nan')", True, "\nimport math\nassert math.isnan(f())\n")
-    assert math.isnan(contained.read(json.loads(json.dumps(math.nan)), int))
+    assert math.isnan(sandbox.decode_value(json.loads(json.dumps(math.nan)), int))
 
 
 def test_odd_escapes_warn_nobody():

@@ -7,7 +7,7 @@ from time import perf_counter
 import pytest
 
 from specbench_cli.scoring import right_steps, score
-from specbench_cli.scoring.number import final_number
+from specbench_cli.scoring.number import extract_final_number
 from specbench_cli.tasks import Question, load_task
 
 ADD = Question(
@@ -151,7 +151,7 @@ def test_final_number_is_the_marked_or_else_the_last_one(answer, right):
     ],
 )
 def test_numbers_are_read_as_people_write_them(text, number):
-    found = final_number(text)
+    found = extract_final_number(text)
     assert found is None if number is None else float(found) == number
 
 
@@ -231,7 +231,7 @@ THIN, NARROW, FIXED = "\u2009", "\u202f", "\u00a0"
     ],
 )
 def test_numbers_are_read_as_models_write_them(text, number):
-    found = final_number(text)
+    found = extract_final_number(text)
     assert found is None if number is None else float(found) == pytest.approx(number, rel=1e-12)
 
 
@@ -252,13 +252,13 @@ def test_numbers_are_read_as_models_write_them(text, number):
 )
 def test_runaway_numbers_take_no_time(text):
     began = perf_counter()
-    final_number(text)
+    extract_final_number(text)
     score(question("math", "1"), 1, text)
     assert perf_counter() - began < 2
 
 
 def test_numbers_too_large_to_write_out_are_no_answer():
-    assert final_number("9" * 5_000) is None
+    assert extract_final_number("9" * 5_000) is None
     assert score(question("math", "1"), 1, "\\boxed{1e999999999}") == 0
 
 
@@ -355,7 +355,7 @@ def test_reference_says_which_builtins_name_the_answer_defines():
 def test_real_final_numbers_are_right_on_their_references_and_wrong_on_others(name):
     questions = [q for q in load_task(name).questions if q.scorer == "final_number"]
     assert all(score(q, 1, q.reference[0]) == 1 for q in questions)
-    pairs = shifted(questions, lambda q: final_number(q.reference[0]))
+    pairs = shifted(questions, lambda q: extract_final_number(q.reference[0]))
     assert not any(score(q, 1, other.reference[0]) for q, other in pairs)
 
 
@@ -376,7 +376,7 @@ def test_references_of_mini_are_right_and_those_of_other_questions_wrong():
     assert all(score(q, turn, q.reference[turn - 1]) == 1 for q, turn in turns)
     sums = [q for q in questions if q.scorer == "final_number"]
     assert {q.family for q in sums} == {"math_reasoning"}
-    pairs = shifted(sums, lambda q: final_number(q.reference[0]))
+    pairs = shifted(sums, lambda q: extract_final_number(q.reference[0]))
     assert not any(score(q, 1, other.reference[0]) for q, other in pairs)
 
 

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from benchmarks.studies.online import DRAWS, RECOVERY, Row, Stream, interval, recovery
+from benchmarks.studies.online import (
+    DRAWS,
+    RECOVERY,
+    MeasuredStream,
+    StreamSums,
+    format_interval,
+    prompts_to_recover,
+)
 
 N = 60
 
@@ -16,31 +23,33 @@ def stream():
     of = {"frozen": np.full(N, 5.0), "learning": learnt}
     full, steps = np.full(N, 10.0), np.full(N, 2.0)
     rows = {
-        label: Row(accepted, full, accepted + steps, steps, full, 0 * full)
+        label: StreamSums(accepted, full, accepted + steps, steps, full, 0 * full)
         for label, accepted in of.items()
     }
     weights = np.random.default_rng(1).exponential(size=(DRAWS, N))
-    return Stream("shift", rows, [30], np.concatenate([np.ones((1, N)), weights]), 0, 0, 0)
+    return MeasuredStream("shift", rows, [30], np.concatenate([np.ones((1, N)), weights]), 0, 0, 0)
 
 
 def test_a_moving_mean_is_that_of_the_prompts_up_to_a_place(stream):
-    moving = stream.moving("learning", 20)
+    moving = stream.moving_acceptance("learning", 20)
     assert moving.shape == (1 + DRAWS, N - 19)
     assert (moving[0, 0], moving[0, 10], moving[0, 40]) == pytest.approx((0.5, 0.6, 0.6))
-    assert stream.between("MAT", "learning", 0, 20)[0] == pytest.approx(7 / 2)
+    assert stream.mean_between("MAT", "learning", 0, 20)[0] == pytest.approx(7 / 2)
 
 
 def test_an_interval_is_that_of_the_bootstrap_and_holds_no_width_where_prompts_are_alike(stream):
-    assert interval(stream.moving("frozen", 20)[:, 0]) == "0.50 [0.50, 0.50]"
-    low, high = np.percentile(stream.moving("learning", 20)[1:, 0], [2.5, 97.5])
+    assert format_interval(stream.moving_acceptance("frozen", 20)[:, 0]) == "0.50 [0.50, 0.50]"
+    low, high = np.percentile(stream.moving_acceptance("learning", 20)[1:, 0], [2.5, 97.5])
     # Half of 20 prompts at 0.4, half at 0.6: a standard error of 0.1 / sqrt(20 + 1).
     assert (low, high) == pytest.approx((0.457, 0.543), abs=0.004)
 
 
 def test_recovery_counts_the_prompts_behind_a_change_and_all_where_there_is_none(stream):
-    gain = stream.moving("learning", RECOVERY) - stream.moving("frozen", RECOVERY)
+    gain = stream.moving_acceptance("learning", RECOVERY) - stream.moving_acceptance(
+        "frozen", RECOVERY
+    )
     gain = gain[:1, 30 : N - RECOVERY + 1]
     assert gain.shape[1] == 11
-    assert recovery(gain, np.array([0.0])) == RECOVERY  # 10 at 0.4 and 10 at 0.6
-    assert recovery(gain, np.array([0.0501])) == RECOVERY + 6
-    assert recovery(gain, np.array([0.5])) == RECOVERY + 11
+    assert prompts_to_recover(gain, np.array([0.0])) == RECOVERY  # 10 at 0.4 and 10 at 0.6
+    assert prompts_to_recover(gain, np.array([0.0501])) == RECOVERY + 6
+    assert prompts_to_recover(gain, np.array([0.5])) == RECOVERY + 11

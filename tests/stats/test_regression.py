@@ -9,7 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.statistics.false_alarms import BAD, QUIET, Sides, alarms, compared
+from benchmarks.statistics.false_alarms import (
+    BAD,
+    QUIET,
+    ComparisonSize,
+    find_slowdowns,
+    simulate_comparison,
+)
 from specbench_cli.stats.regression import (
     MIN_PAIRS,
     MIN_PROMPTS,
@@ -175,19 +181,25 @@ def test_fewer_pairs_than_that_prove_nothing():
 @pytest.mark.parametrize("machine", [QUIET, BAD])
 def test_same_program_raises_no_alarm(machine):
     rng = np.random.default_rng(5)
-    assert not any(alarms(compared(machine, Sides(), rng)) for _ in range(REPLICATIONS))
+    assert not any(
+        find_slowdowns(simulate_comparison(machine, ComparisonSize(), rng))
+        for _ in range(REPLICATIONS)
+    )
 
 
 def test_draft_eight_percent_slower_is_found_on_a_quiet_machine():
     rng = np.random.default_rng(6)
-    found = [alarms(compared(QUIET, Sides(), rng, draft=1.08)) for _ in range(REPLICATIONS)]
+    found = [
+        find_slowdowns(simulate_comparison(QUIET, ComparisonSize(), rng, draft=1.08))
+        for _ in range(REPLICATIONS)
+    ]
     hit = sum(any(figure == "draft forward" for figure, _ in one) for one in found)
     assert hit >= 0.85 * REPLICATIONS
-    assert not any(row >= Sides().drafting for one in found for _, row in one)
+    assert not any(row >= ComparisonSize().drafting for one in found for _, row in one)
 
 
 def test_method_eight_percent_slower_is_found_with_three_processes():
     rng = np.random.default_rng(7)
-    sides = Sides(prompts=12, processes=3)
-    found = [alarms(compared(QUIET, sides, rng, method=1.08)) for _ in range(15)]
+    size = ComparisonSize(prompts=12, processes=3)
+    found = [find_slowdowns(simulate_comparison(QUIET, size, rng, method=1.08)) for _ in range(15)]
     assert sum(any(row == 0 for _, row in one) for one in found) >= 13

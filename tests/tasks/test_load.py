@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specbench_cli.errors import EnvironmentFault, UsageError
-from specbench_cli.tasks import describe, formats, load, load_task, select, task_names
+from specbench_cli.tasks import describe, formats, load, load_task, select_questions, task_names
 
 
 def jsonl(path: Path, *rows: object) -> Path:
@@ -33,13 +33,13 @@ def test_shipped_tasks_are_listed_and_described_without_their_data(monkeypatch):
 
 
 def test_chat_categories_of_spec_bench_are_multi_turn_and_its_others_are_themselves():
-    spec_bench = load.read_card(load.SHIPPED / "spec_bench.yaml")
-    mt_bench = load.read_card(load.SHIPPED / "mt_bench.yaml")
+    spec_bench = load.read_dataset_config(load.SHIPPED / "spec_bench.yaml")
+    mt_bench = load.read_dataset_config(load.SHIPPED / "mt_bench.yaml")
     chat = "writing roleplay reasoning math coding extraction stem humanities".split()
-    assert {spec_bench.family_of(category) for category in chat} == {"multi_turn"}
-    assert {mt_bench.family_of(category) for category in chat} == {"multi_turn"}
+    assert {spec_bench.get_family(category) for category in chat} == {"multi_turn"}
+    assert {mt_bench.get_family(category) for category in chat} == {"multi_turn"}
     for category in ("translation", "summarization", "qa", "math_reasoning", "rag"):
-        assert spec_bench.family_of(category) == category
+        assert spec_bench.get_family(category) == category
 
 
 def test_unknown_task_suggests_the_nearest():
@@ -178,7 +178,7 @@ def test_samples_are_questions_of_their_own_in_one_cluster(tmp_path):
         samples: 3
         """
     task = load_task(str(card(tmp_path / "own.yaml", body)))
-    found = [(q.prompt_id, q.cluster, q.asked, q.sample) for q in task.questions]
+    found = [(q.prompt_id, q.cluster, q.base_id, q.sample) for q in task.questions]
     assert found == [
         (f"own/{id_}/{n}", f"own/{id_}", f"own/{id_}", n) for id_ in "ab" for n in (1, 2, 3)
     ]
@@ -263,7 +263,7 @@ def test_wrong_yaml_is_named_by_file_and_field(tmp_path, body, message):
 def test_another_number_of_rows_than_stated_is_refused(tmp_path):
     jsonl(tmp_path / "rows.jsonl", {"prompt": "a"})
     path = card(tmp_path / "own.yaml", OWN + "rows: 2\n")
-    with pytest.raises(EnvironmentFault, match=r"rows\.jsonl held 1 questions, and own\.yaml says"):
+    with pytest.raises(EnvironmentFault, match=r"rows\.jsonl contains 1 questions, but own\.yaml"):
         load_task(str(path))
 
 
@@ -321,11 +321,11 @@ def test_selection_is_by_category_or_family(tmp_path):
         {"prompt": "c", "category": "math", "family": "multi_turn"},
     )
     questions = load_task(str(path)).questions
-    assert select(questions, []) == questions
-    assert [q.category for q in select(questions, ["math"])] == ["math"]
-    assert [q.category for q in select(questions, ["multi_turn"])] == ["writing", "math"]
+    assert select_questions(questions, []) == questions
+    assert [q.category for q in select_questions(questions, ["math"])] == ["math"]
+    assert [q.category for q in select_questions(questions, ["multi_turn"])] == ["writing", "math"]
     with pytest.raises(UsageError, match="math, multi_turn, qa, writing"):
-        select(questions, ["poetry"])
+        select_questions(questions, ["poetry"])
 
 
 def test_mini_is_shipped_whole_and_clusters_by_template():
@@ -531,7 +531,7 @@ def test_shipped_task_comes_before_a_file_or_folder_of_its_name(tmp_path, monkey
 
 
 def test_file_that_grows_without_end_when_uncompressed_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(formats, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(formats, "MAX_BYTES", 1 << 20)
     bomb = gzip.compress(b" " * (2 << 20))
     (tmp_path / "mine.jsonl.gz").write_bytes(bomb)
     with pytest.raises(UsageError, match="it holds more than 1 MiB"):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from specbench_cli.errors import UsageError
-from specbench_cli.tasks import conversation, load_task, render
+from specbench_cli.tasks import build_messages, load_task, render_prompt
 
 ASK = {"role": "user", "content": "How many?"}
 
@@ -26,7 +26,7 @@ def test_a_request_is_answered_after_the_messages_before_its_last(tmp_path):
         ("user", "How many?"),
         ("assistant", "Three."),
     )
-    told = conversation(question.turns, (), question.before)
+    told = build_messages(question.turns, (), question.before)
     assert told == [*question.before, ("user", "How many?")]
 
 
@@ -40,8 +40,8 @@ def test_a_chat_template_gets_all_messages_with_their_roles():
         def encode(self, text, **_):
             return text.split()
 
-    told = conversation(["b"], (), [("system", "a")])
-    assert render(Tokenizer(), told, raw=False) == ["system:a", "user:b"]
+    told = build_messages(["b"], (), [("system", "a")])
+    assert render_prompt(Tokenizer(), told, raw=False) == ["system:a", "user:b"]
 
 
 def test_the_lines_of_a_batch_file_are_requests_with_their_ids_and_limits(tmp_path):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench_cli.errors import UsageError
-from specbench_cli.tasks import FAMILIES, Question, sample
+from specbench_cli.tasks import FAMILIES, Question, sample_questions
 
 
 def questions(supply: dict[tuple[str, str], int]) -> list[Question]:
@@ -39,11 +39,11 @@ def balanced(taken: dict[str, int], supply: dict[str, int]) -> bool:
 @given(supply=SUPPLY, limit=st.integers(1, 60), seed=st.integers(0, 5))
 def test_sample_is_a_balanced_subset_in_the_given_order(supply, limit, seed):
     everything = questions(supply)
-    chosen = sample(everything, limit, seed)
+    chosen = sample_questions(everything, limit, seed)
 
     assert len(chosen) == min(limit, len(everything))
     assert [q for q in everything if q in chosen] == chosen
-    assert sample(everything, limit, seed) == chosen
+    assert sample_questions(everything, limit, seed) == chosen
 
     had, got = Counter(q.family for q in everything), Counter(q.family for q in chosen)
     assert balanced({f: got[f] for f in had}, had)
@@ -56,7 +56,9 @@ def test_sample_is_a_balanced_subset_in_the_given_order(supply, limit, seed):
 @given(supply=SUPPLY, limit=st.integers(1, 40), seed=st.integers(0, 5))
 def test_smaller_sample_is_part_of_the_larger(supply, limit, seed):
     everything = questions(supply)
-    assert set(sample(everything, limit, seed)) <= set(sample(everything, limit + 1, seed))
+    assert set(sample_questions(everything, limit, seed)) <= set(
+        sample_questions(everything, limit + 1, seed)
+    )
 
 
 @given(supply=SUPPLY, limit=st.integers(1, 40), seed=st.integers(0, 5))
@@ -67,41 +69,43 @@ def test_a_question_asked_often_counts_once_and_comes_with_all_its_samples(suppl
         for question in once
         for n in (1, 2, 3)
     ]
-    drawn = [question.prompt_id for question in sample(once, limit, seed)]
-    assert [q.prompt_id for q in sample(often, limit, seed)] == [
+    drawn = [question.prompt_id for question in sample_questions(once, limit, seed)]
+    assert [q.prompt_id for q in sample_questions(often, limit, seed)] == [
         f"{prompt_id}/{n}" for prompt_id in drawn for n in (1, 2, 3)
     ]
 
 
 def test_the_draw_does_not_depend_on_the_order_of_the_dataset():
     everything = questions({("qa", "a"): 30, ("rag", "b"): 30})
-    assert set(sample(everything, 10, 3)) == set(sample(everything[::-1], 10, 3))
+    assert set(sample_questions(everything, 10, 3)) == set(
+        sample_questions(everything[::-1], 10, 3)
+    )
 
 
 def test_48_of_six_families_are_8_each():
     families = [f for f in FAMILIES if f not in ("code", "other")]
     everything = questions({(family, family): 80 for family in families})
-    assert set(Counter(q.family for q in sample(everything, 48, 0)).values()) == {8}
+    assert set(Counter(q.family for q in sample_questions(everything, 48, 0)).values()) == {8}
 
 
 def test_another_seed_draws_others():
     everything = questions({("qa", "a"): 50})
-    assert sample(everything, 5, 0) != sample(everything, 5, 1)
+    assert sample_questions(everything, 5, 0) != sample_questions(everything, 5, 1)
 
 
 def test_no_limit_is_everything():
     everything = questions({("qa", "a"): 3})
-    assert sample(everything, None, 0) == everything
-    assert sample(everything, 99, 0) == everything
+    assert sample_questions(everything, None, 0) == everything
+    assert sample_questions(everything, 99, 0) == everything
 
 
 @pytest.mark.parametrize("limit", [0, -1])
 def test_limit_below_one_is_refused(limit):
     with pytest.raises(UsageError, match="at least 1"):
-        sample(questions({("qa", "a"): 3}), limit, 0)
+        sample_questions(questions({("qa", "a"): 3}), limit, 0)
 
 
 def test_a_known_sample_does_not_change_between_versions():
     everything = questions({("qa", "a"): 20, ("rag", "b"): 20})
-    drawn = [question.prompt_id for question in sample(everything, 4, 7)]
+    drawn = [question.prompt_id for question in sample_questions(everything, 4, 7)]
     assert drawn == ["t/qa-a-2", "t/rag-b-7", "t/qa-a-11", "t/rag-b-14"]

@@ -14,7 +14,7 @@ import pytest
 from specbench_cli.errors import EnvironmentFault, ExitCode
 from specbench_cli.files import cache_folder
 from specbench_cli.tasks import source
-from specbench_cli.tasks.card import Hub, Source
+from specbench_cli.tasks.dataset_config import DatasetSource, HubSource
 
 ROWS = b'{"question": "q", "answer": "a"}\n'
 SUM = hashlib.sha256(ROWS).hexdigest()
@@ -50,7 +50,7 @@ def served(folder: Path):
 
 
 def read(tmp_path: Path, **where: object) -> bytes:
-    return source.read_source("t", Source(file="rows.jsonl", **where), tmp_path / "beside")
+    return source.read_source("t", DatasetSource(file="rows.jsonl", **where), tmp_path / "beside")
 
 
 def test_the_data_folder_is_read_first(tmp_path, monkeypatch):
@@ -139,12 +139,12 @@ def test_the_hub_stands_in_for_a_url_that_fails(tmp_path, monkeypatch):
     (tmp_path / "hub" / "test.jsonl").write_bytes(ROWS)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "datasets"))
-    hub = Hub(id=str(tmp_path / "hub"), split="test", revision="0" * 40)
+    hub = HubSource(id=str(tmp_path / "hub"), split="test", revision="0" * 40)
     assert read(tmp_path, sha256=SUM, url="http://127.0.0.1:1/rows.jsonl", hub=hub) == ROWS
     assert json.loads(next((tmp_path / "cache").rglob("rows.jsonl")).read_text())["answer"] == "a"
 
 
-def in_hub_cache(tmp_path, monkeypatch, hub: Hub, content: bytes) -> None:
+def in_hub_cache(tmp_path, monkeypatch, hub: HubSource, content: bytes) -> None:
     """Put a file where the hub's own cache keeps it."""
     cache = tmp_path / "hub-cache"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
@@ -157,7 +157,7 @@ def in_hub_cache(tmp_path, monkeypatch, hub: Hub, content: bytes) -> None:
 @pytest.mark.parametrize("content", [ROWS, gzip.compress(ROWS)], ids=["plain", "gzipped"])
 def test_a_file_of_the_hub_is_taken_as_it_is_and_from_its_cache(tmp_path, monkeypatch, content):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    hub = Hub(id="some/data", path="data/rows.jsonl", revision="0" * 40)
+    hub = HubSource(id="some/data", path="data/rows.jsonl", revision="0" * 40)
     in_hub_cache(tmp_path, monkeypatch, hub, content)
     assert read(tmp_path, sha256=SUM, hub=hub) == ROWS
 
@@ -165,7 +165,7 @@ def test_a_file_of_the_hub_is_taken_as_it_is_and_from_its_cache(tmp_path, monkey
 def test_a_file_of_the_hub_that_is_not_here_is_named_with_its_address(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
-    hub = Hub(id="some/data", path="data/rows.jsonl", revision="0" * 40)
+    hub = HubSource(id="some/data", path="data/rows.jsonl", revision="0" * 40)
     with pytest.raises(
         EnvironmentFault, match="hub's some/data failed: HF_HUB_OFFLINE is set"
     ) as e:
@@ -178,14 +178,14 @@ def test_files_of_different_datasets_do_not_share_a_cache_file(tmp_path, monkeyp
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     first = {"id": "a/data", "path": "rows.jsonl", "revision": "0" * 40}
     for content, address in ((b"first", first), (b"second", first | other)):
-        hub = Hub(**address)
+        hub = HubSource(**address)
         in_hub_cache(tmp_path, monkeypatch, hub, content)
         assert read(tmp_path, hub=hub) == content
 
 
 def test_a_revision_names_no_folder_outside_the_cache(tmp_path, monkeypatch):
     data = b"mine"
-    hub = Hub(id="a/data", path="rows.jsonl", revision="../../out")
+    hub = HubSource(id="a/data", path="rows.jsonl", revision="../../out")
     monkeypatch.setattr(source, "_download", lambda *_: data)
     assert read(tmp_path, hub=hub) == data
     assert not (tmp_path / "out").exists()
@@ -213,7 +213,7 @@ def test_a_download_that_was_cut_short_is_refused(tmp_path):
 
 def test_what_a_person_must_do_comes_first_where_nothing_can_be_downloaded(tmp_path):
     with pytest.raises(EnvironmentFault) as caught:
-        source.read_source("t", Source(file="rows.jsonl"), tmp_path, "ask its authors")
+        source.read_source("t", DatasetSource(file="rows.jsonl"), tmp_path, "ask its authors")
     assert caught.value.hint.startswith("ask its authors; then set SPECBENCH_DATA")
 
 

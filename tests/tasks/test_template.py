@@ -4,14 +4,14 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from specbench_cli.tasks import answer_text, conversation, render, written_text
+from specbench_cli.tasks import build_messages, decode_answer, decode_text, render_prompt
 
 WORDS = "<s> </s> <user> <bot> <unk> hello world again yes".split()
 CHAT = (
     "{% for m in messages %}{{ '<user>' if m['role'] == 'user' else '<bot>' }} {{ m['content'] }} "
     "{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
 )
-MESSAGES = conversation(["hello", "again"], ["world"])
+MESSAGES = build_messages(["hello", "again"], ["world"])
 
 
 def tokenizer(chat: str | None = None, adds_bos: bool = False) -> PreTrainedTokenizerFast:
@@ -36,9 +36,9 @@ def words(ids: list[int]) -> str:
 
 def test_conversation_alternates_and_ends_with_the_turn_to_answer():
     assert MESSAGES == [("user", "hello"), ("assistant", "world"), ("user", "again")]
-    assert conversation(["hello", "again"], []) == [("user", "hello")]
+    assert build_messages(["hello", "again"], []) == [("user", "hello")]
     with pytest.raises(ValueError, match="leave none of 2 turns"):
-        conversation(["hello", "again"], ["world", "yes"])
+        build_messages(["hello", "again"], ["world", "yes"])
 
 
 @pytest.mark.parametrize("adds_bos", [False, True])
@@ -50,7 +50,7 @@ def test_chat_ids_are_those_of_transformers(template, adds_bos):
         add_generation_prompt=True,
         return_dict=False,
     )
-    ours = render(tok, MESSAGES, raw=False)
+    ours = render_prompt(tok, MESSAGES, raw=False)
     assert ours == theirs
     assert words(ours).endswith("<user> hello <bot> world <user> again <bot>")
     assert words(ours).count("<s>") == template.startswith("{{ bos_token }}")
@@ -58,19 +58,19 @@ def test_chat_ids_are_those_of_transformers(template, adds_bos):
 
 @pytest.mark.parametrize("chat", [None, CHAT])
 def test_raw_text_is_joined_under_the_tokenizers_own_bos(chat):
-    assert words(render(tokenizer(chat, adds_bos=True), MESSAGES, raw=True)) == (
+    assert words(render_prompt(tokenizer(chat, adds_bos=True), MESSAGES, raw=True)) == (
         "<s> hello world again"
     )
-    assert words(render(tokenizer(chat), MESSAGES, raw=True)) == "hello world again"
+    assert words(render_prompt(tokenizer(chat), MESSAGES, raw=True)) == "hello world again"
 
 
 def test_without_a_template_text_goes_in_plain():
-    assert words(render(tokenizer(), MESSAGES, raw=False)) == "hello world again"
+    assert words(render_prompt(tokenizer(), MESSAGES, raw=False)) == "hello world again"
 
 
 def test_bos_written_in_the_text_is_not_doubled():
     tok = tokenizer(adds_bos=True)
-    assert words(render(tok, [("user", "<s> hello")], raw=True)) == "<s> hello"
+    assert words(render_prompt(tok, [("user", "<s> hello")], raw=True)) == "<s> hello"
 
 
 def test_plain_turns_are_separated_by_blank_lines():
@@ -80,13 +80,13 @@ def test_plain_turns_are_separated_by_blank_lines():
             return [1]
 
     recorder = Recorder()
-    assert render(recorder, MESSAGES, raw=False) == [1]
+    assert render_prompt(recorder, MESSAGES, raw=False) == [1]
     assert recorder.text == "hello\n\nworld\n\nagain"
 
 
 def test_answer_is_without_special_tokens():
     tok = tokenizer(CHAT)
-    assert answer_text(tok, tok.convert_tokens_to_ids(["<bot>", "yes", "world", "</s>"])) == (
+    assert decode_answer(tok, tok.convert_tokens_to_ids(["<bot>", "yes", "world", "</s>"])) == (
         "yes world"
     )
 
@@ -97,5 +97,5 @@ def test_written_text_keeps_its_blanks():
             assert ids == [3, 4] and skip_special_tokens
             return "    return x\n"
 
-    assert written_text(Plain(), (3, 4)) == "    return x\n"
-    assert answer_text(Plain(), (3, 4)) == "return x"
+    assert decode_text(Plain(), (3, 4)) == "    return x\n"
+    assert decode_answer(Plain(), (3, 4)) == "return x"

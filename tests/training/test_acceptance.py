@@ -11,7 +11,14 @@ from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
-from methods.specdecpp.training import Head, Labelled, label, mix, rows_of, weighted_bce
+from methods.specdecpp.training import (
+    AcceptanceModule,
+    LabelledReply,
+    collect_rows,
+    label,
+    mix,
+    weighted_bce,
+)
 from specbench_cli import registry
 from specbench_cli.app import with_all_options
 from specbench_cli.commands.training.app import app as train
@@ -101,7 +108,7 @@ def test_a_greedy_label_is_whether_both_say_the_same(models):
 
 
 def reply(n=400, start=100):
-    return Labelled(torch.full((n,), 7), torch.full((n,), 8), torch.rand(n), start)
+    return LabelledReply(torch.full((n,), 7), torch.full((n,), 8), torch.rand(n), start)
 
 
 def test_of_the_answer_a_share_is_the_targets_and_the_rest_counts():
@@ -115,7 +122,7 @@ def test_of_the_answer_a_share_is_the_targets_and_the_rest_counts():
 def test_the_rows_are_the_drafts_of_the_mixed_text(models):
     draft = models[1]
     replies = list(label(*models, REPLIES, "sampled", 5))
-    rows, chances = rows_of(draft, replies, 0.0, 3)
+    rows, chances = collect_rows(draft, replies, 0.0, 3)
     ids = torch.cat((replies[0].ids[:6], replies[0].drafted[6:]))
     truth = draft.model(ids[None]).last_hidden_state[0, 6:]
     torch.testing.assert_close(rows[:4], truth, atol=1e-4, rtol=1e-4)
@@ -157,7 +164,7 @@ def test_bins_hold_equally_many_tokens_by_rising_prediction():
 def test_a_stored_head_is_read_as_it_was(tmp_path, tied):
     names = {"target": "embedded-7m", "draft": "embedded-1m"}
     decoders = {role: load_decoder(resolve(name).path, name=role) for role, name in names.items()}
-    head = Head(128, 3, tied=tied)
+    head = AcceptanceModule(128, 3, tied=tied)
     export(head, tmp_path, {})
     assert len(load_file(tmp_path / "model.safetensors")) == (4 if tied else 8)
     rows = torch.randn(5, 128)

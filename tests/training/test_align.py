@@ -22,7 +22,7 @@ from recipes.embedded import family
 from specbench_cli.app import with_all_options
 from specbench_cli.commands.training.app import app as train
 from specbench_cli.config.train import DraftLoss
-from specbench_cli.engine.models.load import cut, load_decoder
+from specbench_cli.engine.models.load import load_decoder, restrict_output
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
@@ -289,7 +289,7 @@ def test_of_a_cut_draft_the_texts_own_loss_leaves_out_what_it_cannot_say(
     pair: tuple[Path, Path],
 ) -> None:
     model, ids = read(pair[1], torch.device("cpu")), torch.tensor([[3, 9, 5, 9, 7]])
-    cut(model, torch.tensor([9, 5, 3]))
+    restrict_output(model, torch.tensor([9, 5, 3]))
     weights = torch.tensor([[1.0, 1.0, 1.0, 1.0]])
     loss = text_loss(model)(Batch(ids[:, :-1], ids[:, 1:], weights))
     rows = model(ids[:, :-1]).logits[0].log_softmax(-1)

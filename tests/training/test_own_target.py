@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from methods._heads.files import HeadShape
 from methods._heads.module import heads
-from methods._heads.slots import PastKeyValues
+from methods._heads.slots import HeadInput, PastKeyValues
 from methods.chimera.head import ChimeraHead
 from methods.eagle.head import EagleHead
 from methods.eagle3.head import Eagle3Head
@@ -34,7 +34,7 @@ from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.types import Tokens
 from specbench_cli.errors import UsageError
-from specbench_cli.tasks import render
+from specbench_cli.tasks import render_prompt
 from specbench_cli.training.align import Aligner, alignment
 from specbench_cli.training.corpus import Encoder, TemplateEncoder
 from specbench_cli.training.heads import losses as head_losses
@@ -178,7 +178,7 @@ def test_a_prompt_is_what_the_harness_renders(
     encode: TemplateEncoder, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     question = "How far is it?"
-    assert encode.prompt(question) == render(tokenizer, [("user", question)], raw=False)
+    assert encode.prompt(question) == render_prompt(tokenizer, [("user", question)], raw=False)
     whole = [*encode.asks, *encode.text(question), *encode.answers]
     assert tokenizer.decode(whole) == tokenizer.decode(encode.prompt(question))
     assert encode.answers[0] == END
@@ -401,7 +401,8 @@ def test_a_head_begins_as_the_best_linear_guess_of_the_targets_next_row(
     n = len(ids) - 2
     past = PastKeyValues(torch.ones(1, 1, n, n, dtype=torch.bool).tril())
     places = torch.arange(n)[None]
-    out = head(target.model.embed_tokens(ids[None, 1:-1]), rows[None, :-2], places, past, places)
+    embedded = target.model.embed_tokens(ids[None, 1:-1])
+    out = head(HeadInput(embedded, rows[None, :-2], places, past, places))
     torch.testing.assert_close(out.normed[0], foreseen[:n], atol=2e-3, rtol=2e-3)
 
 
@@ -489,7 +490,8 @@ def test_a_draft_of_its_layers_says_a_part_of_the_vocabulary_whether_stopped_or_
     assert logits is not None and logits.shape[-1] == target.config.vocab_size
     assert torch.equal(logits[0, 0].isfinite().nonzero()[:, 0], says)
     assert draft.n_layers == 3
-    # Trained further, it keeps them; from random weights of its shape there is nothing to keep.
+    # Trained further, it keeps them; from random weights of its shape there is nothing to
+    # keep.
     assert facts["frozen"] == ["embeddings", "output"]
     further = replace(
         aligner(tmp_path / "further", folder), layers=0, vocabulary=None, draft=lambda: whole / "kl"

@@ -1,1 +1,1 @@
-"""What is checked: a check a file, and what several of them need."""
+"""Checks of the audit, one per module, with shared helpers."""

@@ -1,7 +1,7 @@
-"""Bounds that hold whatever a method's idea is: a draft that is the target itself, one that cannot
-be right, and for methods that copy, a text that repeats itself.
+"""Acceptance bounds of any method: a draft that equals the target, and one that is never right.
 
-A fault that costs speed and leaves every output right shows here and nowhere else.
+Lookup methods also get a repeating text. Only these checks find faults that cost speed and leave
+every output right.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from specbench_cli.audit.checks.overlap import expected_accepted
 from specbench_cli.audit.finding import Finding, Problem, format_distinct
 from specbench_cli.audit.models.head import TableBlockHead, TableParallel
 from specbench_cli.audit.models.observed_session import ObservedSession
-from specbench_cli.audit.models.table import pair, random_table, successor_table, sure_table
+from specbench_cli.audit.models.table import pair, peaked_table, random_table, successor_table
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import (
     LOOKUP_METHODS,
@@ -28,8 +28,8 @@ from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.types import Draft, Step
 from specbench_cli.engine.verify.tree import ROOT
 
-TURNS = 4
-"""Tables for each variant and rule."""
+TABLES_PER_RULE = 4
+"""Number of tables for each variant and rule."""
 
 SLACK = 1e-6
 """Difference in accepted tokens that rounding explains, also with q in single precision."""
@@ -37,36 +37,35 @@ SLACK = 1e-6
 DEVIATIONS = 6
 """Allowed difference of a sum of acceptance tests, in standard deviations. The seeds are fixed."""
 
-SURE = 2
-"""As many tables again whose distributions leave little doubt."""
+PEAKED_TABLES = 2
+"""Number of additional tables with peaked distributions."""
 
 
 def check_bounds(subject: AuditSubject) -> list[Finding]:
-    """The bounds that apply to a method."""
+    """Check the bounds that apply to a method."""
     findings: list[Finding | None] = []
     if subject.uses_draft_model:
-        twin, twins = _twin(subject)
-        findings += [twin, _mixed(subject, twins), _useless(subject)]
+        twin, twins = _check_twin_draft(subject)
+        findings += [twin, _check_mixed_draft(subject, twins), _check_useless_draft(subject)]
     if subject.name in LOOKUP_METHODS:
-        findings.append(_repeats(subject)[0])
+        findings.append(_check_repeating_text(subject)[0])
     return [finding for finding in findings if finding is not None]
 
 
-def _twin(subject: AuditSubject) -> tuple[Finding | None, Sequence[CaseRun]]:
-    """Draft equal to target: all levels stand, and a full step commits one token more.
+def _check_twin_draft(subject: AuditSubject) -> tuple[Finding | None, Sequence[CaseRun]]:
+    """Check that a draft equal to the target is accepted in full, plus a bonus token.
 
     If the method draws from a q that differs from the target's distribution, the expected number
     of accepted tokens is sum min(p, q).
 
-    Of a tree that grows the likeliest path need not be the deepest, unless the distributions leave
-    little doubt; it ends at a leaf, since a node's best child comes before all its others. A head
-    without a state foresees what follows the target's own choice, and a parallel draft what follows
-    its own first one, so that they are no twins where tokens are drawn or noise decides.
+    In a dynamic tree the likeliest path need not be the deepest, except for peaked distributions.
+    It ends at a leaf, because a node's best child is expanded first. Stateless heads and parallel
+    drafts predict what follows greedy tokens, so they equal the target in greedy decoding only.
     """
-    return _full(
+    return _check_full_acceptance(
         subject,
         "twin draft",
-        _twins(subject),
+        _twin_cases(subject),
         "what the method feeds its draft (positions, tokens left out, stale rows; a head: features"
         " of another token) and, under the coupled rule, which output position it draws for"
         " (`session.pick(out, ahead)`); and whether full acceptance adds the bonus",
@@ -74,29 +73,29 @@ def _twin(subject: AuditSubject) -> tuple[Finding | None, Sequence[CaseRun]]:
     )
 
 
-def _twins(subject: AuditSubject) -> Iterator[tuple[MethodParams, Case]]:
+def _twin_cases(subject: AuditSubject) -> Iterator[tuple[MethodParams, Case]]:
     for rule in RULES:
         for params in subject.lossless_params(rule):
-            for turn in range(TURNS):
+            for turn in range(TABLES_PER_RULE):
                 table = random_table(5, 300 + turn, 1.5)
                 yield params, Case("equal", (table, table), make_sampling(rule, turn), budget=25)
-                if rule == "greedy" and turn < SURE:
-                    table = sure_table(5, 300 + turn)
+                if rule == "greedy" and turn < PEAKED_TABLES:
+                    table = peaked_table(5, 300 + turn)
                     yield params, Case("sure", (table, table), make_sampling(rule, turn), budget=25)
 
 
-def _repeats(subject: AuditSubject) -> tuple[Finding | None, Sequence[CaseRun]]:
-    """A text of any period is copied without end: after two rounds all levels stand."""
-    return _full(
+def _check_repeating_text(subject: AuditSubject) -> tuple[Finding | None, Sequence[CaseRun]]:
+    """Check that a repeating text of any period is accepted in full after two periods."""
+    return _check_full_acceptance(
         subject,
         "repeating text",
-        _cycles(subject),
-        "where the copied text begins (behind the occurrence, not a token later) and whether the"
-        " newest tokens are indexed",
+        _repeating_cases(subject),
+        "where the copied text begins (directly after the occurrence, not a token later), and"
+        " whether the newest tokens are indexed",
     )
 
 
-def _cycles(subject: AuditSubject) -> Iterator[tuple[MethodParams, Case]]:
+def _repeating_cases(subject: AuditSubject) -> Iterator[tuple[MethodParams, Case]]:
     for params in subject.lossless_params("greedy"):
         for period in (1, 2, 3, 5):
             follow = [(token + 1) % period if token < period else 0 for token in range(6)]
@@ -113,18 +112,18 @@ class CaseRun:
 
     Attributes:
         session: the session, after its end.
-        taken: the steps of the method.
+        steps: the steps of the method.
         texts: for each step, the token ids before its draft.
     """
 
     params: MethodParams
     case: Case
     session: ObservedSession
-    taken: Sequence[Step]
+    steps: Sequence[Step]
     texts: Sequence[Sequence[int]]
 
     @classmethod
-    def of(cls, subject: AuditSubject, params: MethodParams, case: Case) -> CaseRun:
+    def decode(cls, subject: AuditSubject, params: MethodParams, case: Case) -> CaseRun:
         """Decode a case."""
         session, taken, texts = case.open(), list[Step](), list[Sequence[int]]()
         for step in subject.method(params).generate(session):
@@ -134,7 +133,7 @@ class CaseRun:
         return cls(params, case, session, taken, texts)
 
     @property
-    def by_tables(self) -> bool:
+    def drafted_by_tables(self) -> bool:
         """True if tables drafted, and read the tokens that later draft tokens depend on.
 
         Only tables that read the tokens drafted so far can follow the target's choices.
@@ -147,17 +146,17 @@ class CaseRun:
         blind = guess and self.case.sampling.rule != "greedy"
         return self.session.drafted_by_tables and not blind
 
-    def drafting(self) -> Iterator[tuple[int, Step, Sequence[int]]]:
+    def steps_with_draft(self) -> Iterator[tuple[int, Step, Sequence[int]]]:
         """Yield number, step and preceding text of each step with a draft, except the last step.
 
         A step without a draft is allowed.
         """
-        for number, (step, text) in enumerate(zip(self.taken, self.texts, strict=True), start=1):
-            if step.draft is not None and step.draft.nodes and number < len(self.taken):
+        for number, (step, text) in enumerate(zip(self.steps, self.texts, strict=True), start=1):
+            if step.draft is not None and step.draft.nodes and number < len(self.steps):
                 yield number, step, text
 
     @property
-    def alters_q(self) -> bool:
+    def changes_q(self) -> bool:
         """True if q of the first draft token differs from p, though draft and target are equal."""
         if not self.case.sampling.draws:
             return False
@@ -167,7 +166,7 @@ class CaseRun:
             and step.draft.q is not None
             and sum(map(min, reference.distribution(*text[-2:]), step.draft.q[0].tolist()))
             < 1 - SLACK
-            for _, step, text in self.drafting()
+            for _, step, text in self.steps_with_draft()
         )
 
     @property
@@ -176,7 +175,7 @@ class CaseRun:
         return f"{format_params(self.params)}; {self.case}"
 
 
-def _full(
+def _check_full_acceptance(
     subject: AuditSubject,
     check: str,
     cases: Iterator[tuple[MethodParams, Case]],
@@ -191,26 +190,28 @@ def _full(
     Returns:
         The finding (None if all cases were left out), and the runs that the bound applies to.
     """
-    every = [CaseRun.of(subject, params, case) for params, case in cases]
-    decoded = [each for each in every if each.by_tables or not by_tables]
+    every = [CaseRun.decode(subject, params, case) for params, case in cases]
+    decoded = [each for each in every if each.drafted_by_tables or not by_tables]
     if every and not decoded:
         return None, ()
     steps = committed = wrong = 0
     problem: Problem | None = None
-    bound = [each for each in decoded if not by_tables or _is_twin(each, decoded)]
+    bound = [each for each in decoded if not by_tables or _must_accept_all(each, decoded)]
     for each in bound:
-        for number, step, text in each.drafting():
+        for number, step, text in each.steps_with_draft():
             assert step.draft is not None
             if by_tables and all(forward.role != "draft" for forward in step.forwards):
-                continue  # it drafted by something else
+                continue  # the draft came from another source
             n, due = len(step.outcome.committed), step.draft.levels + subject.method.bonus
             steps, committed = steps + 1, committed + n
-            full = n == due or (each.case.name == "equal" and n > 1 and _at_leaf(step.draft, step))
-            if not full and not _is_q_different(each, step, text):
+            full = n == due or (
+                each.case.name == "equal" and n > 1 and _ends_at_leaf(step.draft, step)
+            )
+            if not full and not _q_explains_rejection(each, step, text):
                 wrong += 1
                 what = (
                     f"step {number} commits {n} of {due} tokens: {len(step.outcome.path)} of"
-                    f" {step.draft.levels} draft tokens stand"
+                    f" {step.draft.levels} draft tokens are accepted"
                 )
                 problem = problem or Problem(what, each.where, look)
     if problem is None and (sums := _acceptance_error(bound)):
@@ -219,7 +220,7 @@ def _full(
     return Finding(check, not wrong, figure, problem), bound
 
 
-def _is_twin(each: CaseRun, others: Sequence[CaseRun]) -> bool:
+def _must_accept_all(each: CaseRun, others: Sequence[CaseRun]) -> bool:
     """Return True if the draft of a case must be accepted in full, as its target would be.
 
     A draft may deliberately be worse than its model. Then its q differs from its model's, and its
@@ -230,14 +231,16 @@ def _is_twin(each: CaseRun, others: Sequence[CaseRun]) -> bool:
     rule, vocab = each.case.sampling.rule, each.case.tables[0].shape[-1]
     alike = [other for other in others if other.params == each.params]
     if each.case.sampling.draws:
-        return all(step.draft is None or step.draft.q is not None for _, step, _ in each.drafting())
+        return all(
+            step.draft is None or step.draft.q is not None for _, step, _ in each.steps_with_draft()
+        )
     first = [
         bool(step.outcome.path)
         for other in alike
         if other.case.sampling.rule == rule
-        for _, step, _ in other.drafting()
+        for _, step, _ in other.steps_with_draft()
     ]
-    altered = any(other.alters_q for other in alike)
+    altered = any(other.changes_q for other in alike)
     if rule == "coupled":
         return all(first) and not altered
     if not altered:
@@ -245,7 +248,7 @@ def _is_twin(each: CaseRun, others: Sequence[CaseRun]) -> bool:
     return any(other.session.misread for other in alike) or sum(first) * vocab <= len(first)
 
 
-def _is_q_different(each: CaseRun, step: Step, text: Sequence[int]) -> bool:
+def _q_explains_rejection(each: CaseRun, step: Step, text: Sequence[int]) -> bool:
     """Return True if the reported q explains a partial acceptance: it differs from p.
 
     Then sum min(p, q) is smaller than the draft length.
@@ -266,7 +269,7 @@ def _acceptance_error(decoded: Sequence[CaseRun]) -> str | None:
     for each in decoded:
         if each.case.sampling.draws:
             reference = Reference(each.case.tables[0], each.case.sampling)
-            for _, step, text in each.drafting():
+            for _, step, text in each.steps_with_draft():
                 accepted += len(step.outcome.path)
                 expected += expected_accepted(reference, text, step)
                 tested += step.outcome.tested
@@ -277,7 +280,7 @@ def _acceptance_error(decoded: Sequence[CaseRun]) -> str | None:
     return f"{seen} of {tested} tests accept, but sum min(p, q) is {due}"
 
 
-def _mixed(subject: AuditSubject, twins: Sequence[CaseRun]) -> Finding | None:
+def _check_mixed_draft(subject: AuditSubject, twins: Sequence[CaseRun]) -> Finding | None:
     """Check acceptance after rejected drafts, with a draft model that is right at some positions.
 
     In greedy decoding a method must accept as many draft tokens as the draft model predicts
@@ -288,20 +291,20 @@ def _mixed(subject: AuditSubject, twins: Sequence[CaseRun]) -> Finding | None:
     steps = accepted = 0
     problem: Problem | None = None
     for params in {format_params(each.params): each.params for each in greedy}.values():
-        for turn in range(TURNS):
+        for turn in range(TABLES_PER_RULE):
             tables = pair("mixed", LONG_VOCAB, seed=500 + 2 * turn)
             case = Case(PARTLY_EQUAL, tables, make_sampling("greedy", turn), budget=40)
-            each = CaseRun.of(subject, params, case)
-            if not each.by_tables:
+            each = CaseRun.decode(subject, params, case)
+            if not each.drafted_by_tables:
                 continue
-            for number, step, text in each.drafting():
+            for number, step, text in each.steps_with_draft():
                 assert step.draft is not None
                 if all(forward.role != "draft" for forward in step.forwards):
                     continue
                 steps, accepted = steps + 1, accepted + len(step.outcome.path)
                 due = min(_predicted_tokens(each, text), step.draft.levels)
                 n = len(step.outcome.path)
-                if n < due and not (n and _at_leaf(step.draft, step)) and problem is None:
+                if n < due and not (n and _ends_at_leaf(step.draft, step)) and problem is None:
                     what = (
                         f"step {number} accepts {n} of {step.draft.levels} draft tokens, though the"
                         f" draft model predicts {due} of the target's tokens"
@@ -331,22 +334,25 @@ def _predicted_tokens(each: CaseRun, text: Sequence[int]) -> int:
     return case.budget
 
 
-def _at_leaf(draft: Draft, step: Step) -> bool:
-    """Whether all stood that was drafted behind the nodes that stood."""
+def _ends_at_leaf(draft: Draft, step: Step) -> bool:
+    """Return True if the accepted path ends at a leaf of the draft tree."""
     last = step.outcome.path[-1] if step.outcome.path else ROOT
     return draft.parents is not None and last not in draft.parents
 
 
-def _useless(subject: AuditSubject) -> Finding | None:
-    """A draft that only says what the target cannot: one token a step, the right ones."""
+def _check_useless_draft(subject: AuditSubject) -> Finding | None:
+    """Check that no draft token is accepted if the target gives all of them probability 0."""
     steps = committed = seen = counted = 0
     problem: Problem | None = None
     for rule in RULES:
         for params in subject.lossless_params(rule):
-            for turn in range(TURNS):
-                said = min(16, max(4, largest_number(params)))  # enough for the children of a node
+            for turn in range(TABLES_PER_RULE):
+                said = min(
+                    16, max(4, largest_number(params))
+                )  # enough tokens for the children of a node
                 tables = pair("disjoint", 2 * said, seed=300 + 2 * turn)
-                # Cuts could leave less than a node's children, and others fill up.
+                # With top-k or top-p fewer tokens than children could remain, and others would fill
+                # up.
                 sampling = replace(make_sampling(rule, turn), top_k=0, top_p=1.0)
                 case = Case("disjoint", tables, sampling, prompt=(1, 0), budget=13)
                 session = case.open()
@@ -359,7 +365,7 @@ def _useless(subject: AuditSubject) -> Finding | None:
                     if all(forward.role != "draft" for forward in step.forwards):
                         continue  # the draft came from another source
                     steps, committed = steps + 1, committed + len(step.outcome.committed)
-                    what = _stood(step)
+                    what = _describe_acceptance(step)
                     if what and problem is None:
                         where = f"{format_params(params)}; {case}"
                         look = "verification: these draft tokens have probability 0 in the target"
@@ -370,12 +376,13 @@ def _useless(subject: AuditSubject) -> Finding | None:
     return Finding("useless draft", problem is None, figure, problem)
 
 
-def _stood(step: Step) -> str | None:
+def _describe_acceptance(step: Step) -> str | None:
     stood = len(step.outcome.path)
     if not stood and len(step.outcome.committed) == 1 and step.outcome.tested <= 1:
         return None
     ids = step.draft.tokens.tolist() if step.draft else "?"
     return (
-        f"{stood} of the draft {ids} stand, {step.outcome.tested} levels tested,"
-        f" {len(step.outcome.committed)} tokens committed, though the target can say none of them"
+        f"{stood} of the draft {ids} are accepted, {step.outcome.tested} levels tested,"
+        f" {len(step.outcome.committed)} tokens committed, but the target gives them probability"
+        " 0"
     )

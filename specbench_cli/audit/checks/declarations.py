@@ -1,8 +1,7 @@
-"""What a method's class declares, held against what its code does.
+"""Check of the declarations of a method's class against what its code does.
 
-A wrong declaration is copied with a file, and costs no token: a run refuses models that nobody
-uses, or leaves out what a method asks for. It is named as what it is, before anything else is
-called a fault.
+A wrong declaration often comes from copying a file. It changes no token, but a run may require a
+model that is not used, or not provide what the method needs. It is reported before other faults.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from specbench_cli.audit.cases import RULES, Case, make_sampling
-from specbench_cli.audit.checks.conduct import cases
+from specbench_cli.audit.checks.bookkeeping import decoding_cases
 from specbench_cli.audit.finding import DECLARATIONS, Finding, Problem
 from specbench_cli.audit.models.table import pair
 from specbench_cli.audit.subject import AuditSubject, max_draft_levels
@@ -26,29 +25,33 @@ from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.types import Guarantee, Rule
 from specbench_cli.store.schema import LOSSLESS
 
-HELPERS = {"target", "draft"}
-"""Models of a run that are no head's."""
+SHARED_MODELS = {"target", "draft"}
+"""Models of a run other than heads."""
 
 
 @dataclass
-class Seen:
-    """What decodings of a method showed.
+class MethodUsage:
+    """Observed behaviour of a method.
 
-    models: those that ran, by name. costs: whether it asked for any. kept: whether something was
-    kept in the session's memory. hired: drafters beside the target, at most. bonus: whether a token
-    followed a draft that stood as a whole. proposed: whether there was any draft.
+    Attributes:
+        models: names of the models that ran.
+        costs: whether it read costs of forwards.
+        uses_memory: whether it stored something in the session's memory.
+        drafters: maximum number of parallel drafters.
+        has_bonus: whether a bonus token followed a fully accepted draft.
+        proposes: whether it drafted tokens.
     """
 
     steps: int = 0
     models: set[str] = field(default_factory=set)
     costs: bool = False
-    kept: bool = False
-    hired: int = 0
-    bonus: bool = False
-    proposed: bool = False
+    uses_memory: bool = False
+    drafters: int = 0
+    has_bonus: bool = False
+    proposes: bool = False
 
-    def add(self, method: Method, case: Case) -> None:
-        """Decode a case. What a method raises is for other checks to say."""
+    def decode(self, method: Method, case: Case) -> None:
+        """Decode a case. Exceptions are ignored here, because other checks report them."""
         workspace, memory = case.create_workspace(), Memory()
         nominal = workspace.costs
 
@@ -67,49 +70,56 @@ class Seen:
                 self.steps += 1
                 levels = step.draft.levels if step.draft is not None else 0
                 stood = len(step.outcome.path)
-                self.proposed |= levels > 0
-                self.bonus |= 0 < levels == stood < len(step.outcome.committed)
+                self.proposes |= levels > 0
+                self.has_bonus |= 0 < levels == stood < len(step.outcome.committed)
             self.models |= {forward.model for forward in session.harness.meter.forwards}
-            self.hired = max(self.hired, len(session.harness.workers))
-            self.kept |= bool(session.memory or session.memory.copies)
+            self.drafters = max(self.drafters, len(session.harness.workers))
+            self.uses_memory |= bool(session.memory or session.memory.copies)
 
 
 def check_declarations(subject: AuditSubject) -> list[Finding]:
-    """Whether the class declares what its code does; the first contradiction is told."""
-    watched = [(subject.method(params), Seen()) for params in subject.variants]
+    """Check the declarations of the class and report the first contradiction."""
+    watched = [(subject.method(params), MethodUsage()) for params in subject.variants]
     for method, seen in watched:
-        for case in _few(method.params):
-            seen.add(method, case)
-    said = next(chain(_words(subject), _undeclared(watched), _unused(subject, watched)), None)
-    problem = None if said is None else said.problem(subject)
+        for case in _predictable_cases(method.params):
+            seen.decode(method, case)
+    said = next(
+        chain(
+            _find_class_contradictions(subject),
+            _find_undeclared(watched),
+            _find_unused(subject, watched),
+        ),
+        None,
+    )
+    problem = None if said is None else said.to_problem(subject)
     steps = sum(seen.steps for _, seen in watched)
     return [Finding(DECLARATIONS, problem is None, {"steps": steps}, problem)]
 
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """A declaration by its name, what was seen instead, and what to write."""
+    """A wrong declaration: its name, the observed behaviour, and the fix."""
 
     name: str
-    seen: str
+    observed: str
     look: str
 
-    def problem(self, subject: AuditSubject) -> Problem:
-        """What the audit says of it."""
+    def to_problem(self, subject: AuditSubject) -> Problem:
+        """Return the problem to report."""
         owner = subject.method.__name__
         return Problem(
-            f"the declaration `{self.name}` of {owner} contradicts what it does: {self.seen}",
+            f"the declaration `{self.name}` of {owner} contradicts what it does: {self.observed}",
             f"class attribute `{self.name}`, {subject.name}",
             self.look,
         )
 
 
-Watched = Sequence[tuple[Method, Seen]]
-"""A method with each of its parameters, and what it did with these."""
+ObservedMethods = Sequence[tuple[Method, MethodUsage]]
+"""A method with each of its parameters, and its observed behaviour."""
 
 
-def _few(params: MethodParams) -> Iterator[Case]:
-    """Requests under every rule that a draft model foresees in full, or nearly."""
+def _predictable_cases(params: MethodParams) -> Iterator[Case]:
+    """Yield cases under every rule in which the draft model is right always or nearly always."""
     levels = max_draft_levels(params, default=5)
     for rule in RULES:
         for turn, kind in enumerate(("equal", "near")):
@@ -118,8 +128,8 @@ def _few(params: MethodParams) -> Iterator[Case]:
             )
 
 
-def _words(subject: AuditSubject) -> Iterator[Contradiction]:
-    """What contradicts the class itself, whatever is decoded."""
+def _find_class_contradictions(subject: AuditSubject) -> Iterator[Contradiction]:
+    """Yield contradictions inside the class, independent of decoding."""
     method = subject.method
     fields = method.Params.model_fields
     for name in sorted((method.tunable or frozenset()) - fields.keys()):
@@ -165,8 +175,8 @@ def _words(subject: AuditSubject) -> Iterator[Contradiction]:
                 )
 
 
-def _undeclared(watched: Watched) -> Iterator[Contradiction]:
-    """What was done and is not declared."""
+def _find_undeclared(watched: ObservedMethods) -> Iterator[Contradiction]:
+    """Yield behaviour that is not declared."""
     for method, seen in watched:
         if "draft" in seen.models and "draft" not in method.requirements:
             yield Contradiction(
@@ -177,80 +187,80 @@ def _undeclared(watched: Watched) -> Iterator[Contradiction]:
         if seen.costs and not method.uses_costs:
             yield Contradiction(
                 "uses_costs",
-                "it is False, and costs of forwards were asked for",
+                "it is False, and costs of forwards were read",
                 "give the class `uses_costs = True`: a run measures them for those that say so",
             )
-        if seen.kept and method.state_scope == "prompt":
+        if seen.uses_memory and method.state_scope == "prompt":
             yield Contradiction(
                 "state_scope",
                 "it is 'prompt', and something was kept in `session.memory`, which every prompt"
                 " finds empty then",
                 'give the class `state_scope = "run"`, or keep it on the object in `start`',
             )
-        if seen.bonus and not method.bonus:
+        if seen.has_bonus and not method.bonus:
             yield Contradiction(
                 "bonus",
-                "it is False, and a token followed a draft that stood as a whole",
+                "it is False, and a token followed a fully accepted draft",
                 "leave `bonus` out",
             )
-        if seen.proposed and not method.proposes:
+        if seen.proposes and not method.proposes:
             yield Contradiction(
                 "proposes",
                 "it is False, and tokens were drafted",
-                "leave `proposes` out: what drafts is held to more than what does not",
+                "leave `proposes` out: methods that draft have more checks",
             )
-        if seen.hired and seen.hired + 1 > method.workers:
+        if seen.drafters and seen.drafters + 1 > method.workers:
             yield Contradiction(
                 "workers",
-                f"it is {method.workers}, and {seen.hired + 1} computed at once",
-                f"give the class `workers = {seen.hired + 1}`",
+                f"it is {method.workers}, and {seen.drafters + 1} workers computed at once",
+                f"give the class `workers = {seen.drafters + 1}`",
             )
 
 
-def _unused(subject: AuditSubject, watched: Watched) -> Iterator[Contradiction]:
-    """What is declared and was never done. One that was not seen at once is looked for further."""
+def _find_unused(subject: AuditSubject, watched: ObservedMethods) -> Iterator[Contradiction]:
+    """Yield declarations without observed behaviour. These are tested on more cases first."""
     method = subject.method
-    models = {*HELPERS, *method(subject.variants[0]).models()}
-    declared: dict[str, Callable[[Seen], bool]] = {
+    models = {*SHARED_MODELS, *method(subject.variants[0]).models()}
+    is_used: dict[str, Callable[[MethodUsage], bool]] = {
         "'draft'": lambda seen: "draft" in seen.models,
         "'head'": lambda seen: bool(seen.models - models),
-        "state_scope": lambda seen: seen.kept,
+        "state_scope": lambda seen: seen.uses_memory,
         "uses_costs": lambda seen: seen.costs,
-        "workers": lambda seen: seen.hired > 0,
+        "workers": lambda seen: seen.drafters > 0,
     }
-    said = {
+    is_declared = {
         "'draft'": "draft" in method.needs,
         "'head'": "head" in method.needs,
         "state_scope": any(made.scope != "prompt" for made, _ in watched),
         "uses_costs": all(made.uses_costs for made, _ in watched),
         "workers": method.workers > 1,
     }
-    open_ = [
+    unused = [
         name
-        for name, done in declared.items()
-        if said[name] and not any(done(seen) for _, seen in watched)
+        for name, done in is_used.items()
+        if is_declared[name] and not any(done(seen) for _, seen in watched)
     ]
-    further = Seen()
-    for params, case in cases(subject) if open_ else ():
-        further.add(method(params), case)
-        open_ = [name for name in open_ if not declared[name](further)]
-        if not open_:
+    more = MethodUsage()
+    for params, case in decoding_cases(subject) if unused else ():
+        more.decode(method(params), case)
+        unused = [name for name in unused if not is_used[name](more)]
+        if not unused:
             return
-    steps = further.steps + sum(seen.steps for _, seen in watched)
-    for name in open_:
-        yield Contradiction(*_UNUSED[name](steps, method))
+    steps = more.steps + sum(seen.steps for _, seen in watched)
+    for name in unused:
+        yield Contradiction(*_UNUSED_MESSAGES[name](steps, method))
 
 
-_UNUSED: Mapping[str, Callable[[int, type[Method]], tuple[str, str, str]]] = {
+_UNUSED_MESSAGES: Mapping[str, Callable[[int, type[Method]], tuple[str, str, str]]] = {
     "'draft'": lambda steps, _: (
         "needs",
-        f"it names 'draft', and in none of {steps} steps was one run",
-        "take 'draft' out of `needs`: a run would be refused for want of a draft model that the"
-        " method does not use",
+        f"it names 'draft', and none ran in {steps} steps",
+        "take 'draft' out of `needs`: otherwise a run without a draft model is rejected, though the"
+        " method does not use one",
     ),
     "'head'": lambda steps, _: (
         "needs",
-        f"it names 'head', and in none of {steps} steps was one run",
+        f"it names 'head', and none ran in {steps} steps",
         "take 'head' out of `needs`, if no head drafts. One that does is a `Head` or a"
         " `FeatureHead` which `artifacts()` names, comes from `session.artifact(...)`, and is"
         " called itself: what else it computes is not metered",
@@ -258,17 +268,17 @@ _UNUSED: Mapping[str, Callable[[int, type[Method]], tuple[str, str, str]]] = {
     "state_scope": lambda steps, method: (
         "state_scope",
         f"it is {method.state_scope!r}, and in {steps} steps nothing was kept in `session.memory`",
-        "leave `state_scope` out: its rows would be told to depend on the order of the prompts; or"
-        " keep in `session.memory` what shall outlive a prompt",
+        "leave `state_scope` out: reports would say that the method depends on the prompt order;"
+        " or keep in `session.memory` what must outlive a prompt",
     ),
     "uses_costs": lambda steps, _: (
         "uses_costs",
-        f"it is True, and in none of {steps} steps was a cost asked for",
-        "leave `uses_costs` out: its counters would be told to depend on times",
+        f"it is True, and no cost was read in {steps} steps",
+        "leave `uses_costs` out: reports would say that its counters depend on times",
     ),
     "workers": lambda steps, method: (
         "workers",
-        f"it is {method.workers}, and in none of {steps} steps was a drafter hired",
-        "leave `workers` out: a run would divide the machine for it",
+        f"it is {method.workers}, and no drafter was used in {steps} steps",
+        "leave `workers` out: a run would divide the CPU cores for it",
     ),
 }

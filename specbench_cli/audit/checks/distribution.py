@@ -1,8 +1,7 @@
-"""The output's distribution under rejection: exact, by walking all of a method's chance; and its
-acceptance.
+"""Exact check of output distribution and acceptance under rejection, by enumeration of outcomes.
 
-Leviathan et al. 2023 (arXiv:2211.17192), section 3.6 and appendix A.1: a draft token stands with
-probability sum min(p, q), and whatever is committed follows p. Trees: see `overlap`.
+Leviathan et al. 2023 (arXiv:2211.17192), section 3.6 and appendix A.1: a draft token is accepted
+with probability sum min(p, q), and committed tokens follow p. For trees see `overlap`.
 """
 
 from __future__ import annotations
@@ -40,154 +39,166 @@ from specbench_cli.engine.types import Rule
 from specbench_cli.engine.verify.random import Random
 
 EXACT = 1e-9
-"""Total variation, and tokens accepted, that sums of floating-point numbers explain."""
+"""Total variation, and difference of accepted tokens, that rounding explains."""
 
-MOST = 500
-"""Outcomes of one case that are walked; one that has more is walked under a top-k cut of 2, where
-that leaves fewer, and left out (and counted) if there are still more."""
+MAX_OUTCOMES = 500
+"""Maximum number of outcomes of a case. A case with more outcomes is tried again with top-k 2, and
+left out (and counted) if there are still more."""
 
-BUDGET: dict[Rule, int] = {"rejection": 4_000, "block": 1_000}
-"""Outcomes of one method that are walked under a rule, shared out among its variants; cases beyond
-are left out, and counted."""
+OUTCOME_BUDGET: dict[Rule, int] = {"rejection": 4_000, "block": 1_000}
+"""Maximum number of outcomes of a method by rule, distributed over its variants. Further cases are
+left out, and counted."""
 
-DEEP: dict[Rule, int] = {"rejection": 2_000, "block": 400}
-"""The same for cases whose chance is all in a draft's last level: walked until so many are done."""
+DEEP_BUDGET: dict[Rule, int] = {"rejection": 2_000, "block": 400}
+"""The same limit for cases whose randomness is all in the last level of a draft."""
 
-DEEPEST = 8
-"""Levels of such a draft at most, `AT_LEAST` at least."""
+MAX_DEEP_LEVELS = 8
+"""Maximum number of levels of such a draft."""
 
-AT_LEAST = 5
+MIN_DEEP_LEVELS = 5
+"""Minimum number of levels of such a draft."""
+"""Minimum number of levels of such a draft."""
+"""Minimum number of levels of such a draft."""
 
-LATE: dict[Rule, int] = {"rejection": 1_500, "block": 500}
+LATE_BUDGET: dict[Rule, int] = {"rejection": 1_500, "block": 500}
 """The same limit for cases with late levels, late tokens and histories."""
 
-FORKED = 1_000
+MAX_FORKED_OUTCOMES = 1_000
 """Maximum number of outcomes that are enumerated for trees with two nodes in a level."""
 
-TIED = 3
+FIRST_LATE_LEVEL = 3
 """First level that is enumerated together with earlier levels."""
 
-TRIES = 6
+MAX_TRIES = 6
 """Number of parameter sets that are tried until a case has few enough outcomes."""
 
 Output = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
-    """All outcomes of one case.
+class EnumeratedCase:
+    """Enumerated outcomes of one case.
 
-    accepted, expected: draft tokens that stood, and that should have, in the mean; None where
-    drafts are judged as blocks, which no sum over single levels describes.
+    Attributes:
+        outcomes: number of outcomes.
+        accepted: mean number of accepted draft tokens.
+        expected: expected number of them, sum min(p, q). None if drafts are verified as blocks.
+        has_steps: whether any step was taken.
     """
 
     case: Case
     params: MethodParams
     distribution: Distribution
-    paths: int
+    outcomes: int
     accepted: float
     expected: float | None
-    stepped: bool
+    has_steps: bool
 
     @property
     def where(self) -> str:
-        """The case in words."""
+        """Description of the case for messages."""
         return f"{format_params(self.params)}; {self.case}"
 
 
 def check_distribution(subject: AuditSubject) -> list[Finding]:
-    """The joint distribution of the first tokens, to 1e-9; and what is accepted, against sum min(p,
+    """Check the joint distribution of the first tokens to 1e-9, and acceptance against sum min(p,
     q).
 
-    A rule for which no case could be enumerated is a finding of its own: nothing is shown of it.
+    If no case of a rule could be enumerated, the finding is not passed, with `shown` False.
     """
-    walks: list[Walk] = []
+    walks: list[EnumeratedCase] = []
     left_out, too_large, unseen = 0, 0, list[str]()
-    for rule, budget in BUDGET.items():
+    for rule, budget in OUTCOME_BUDGET.items():
         n, so_far = len(walks), left_out
-        variants = list(_promising(subject, rule, few_outcomes=True))
+        variants = list(_lossless_params(subject, rule, few_outcomes=True))
         left = {format_params(params): budget // len(variants) for params in variants}
         for params, case in _cases(subject, rule):
             share = format_params(params)
             due = left[share] > 0
-            walked = _walk(subject, params, case) if due else None
+            walked = _enumerate_case(subject, params, case) if due else None
             if walked is None and due:
-                left[share] -= MOST  # walked in vain
+                left[share] -= MAX_OUTCOMES  # the enumeration stopped at the limit
                 if case.sampling.top_k != 2 and not case.is_narrow:
                     narrow = replace(case, sampling=replace(case.sampling, top_k=2))
-                    walked = _walk(subject, params, narrow)
+                    walked = _enumerate_case(subject, params, narrow)
             if walked is None:
                 left_out, too_large = left_out + 1, too_large + due
             else:
                 walks.append(walked)
-                left[share] -= walked.paths
-        deep, left_out_too = _deep(subject, rule)
+                left[share] -= walked.outcomes
+        deep, left_out_too = _enumerate_deep_cases(subject, rule)
         walks, left_out = [*walks, *deep], left_out + left_out_too
-        late, not_walked = _late_walks(subject, rule)
+        late, not_walked = _enumerate_late_cases(subject, rule)
         walks, left_out = [*walks, *late], left_out + len(not_walked)
-        if left_out > so_far and not any(walked.stepped for walked in walks[n:]):
+        if left_out > so_far and not any(walked.has_steps for walked in walks[n:]):
             unseen.append(rule)
         else:
             unseen += [f"{rule}, {what}" for what in not_walked]
     if not walks and not left_out:
         return []
-    distribution = _distribution(walks, left_out, unseen)
+    distribution = _distribution_finding(walks, left_out, unseen)
     if left_out:
         why = (
-            f"{too_large} cases have more than {MOST} outcomes; {left_out - too_large} were skipped"
-            " because the parameters of the method share a limit on outcomes that was reached, or"
-            " because they are deep or late cases that are too large"
+            f"{too_large} cases have more than {MAX_OUTCOMES} outcomes; {left_out - too_large} were"
+            " skipped because the parameters of the method share a limit on outcomes that was"
+            " reached, or because they are deep or late cases that are too large"
         )
         distribution = replace(distribution, left_out=why)
     findings = [distribution]
     if any(walked.expected for walked in walks):
-        findings.append(_acceptance(walks))
+        findings.append(_acceptance_finding(walks))
     return findings
 
 
-def _deep(subject: AuditSubject, rule: Rule) -> tuple[list[Walk], int]:
-    """Walks of the longest drafts and of the largest vocabulary, and how many were left out."""
-    walks: list[Walk] = []
-    left_out, budget = 0, DEEP.get(rule, 0)
+def _enumerate_deep_cases(subject: AuditSubject, rule: Rule) -> tuple[list[EnumeratedCase], int]:
+    """Enumerate the deepest drafts and the largest vocabulary.
+
+    Returns:
+        (enumerated cases, number of cases that were left out).
+    """
+    walks: list[EnumeratedCase] = []
+    left_out, budget = 0, DEEP_BUDGET.get(rule, 0)
     whole = (
         subject.uses_head or subject.method(subject.variants[0]).learns
-    )  # who reads tables whole
-    short = [] if whole else islice(_promising(subject, rule, few_outcomes=True), 1)
+    )  # these read whole tables, which is slow
+    short = [] if whole else islice(_lossless_params(subject, rule, few_outcomes=True), 1)
     cases: list[tuple[MethodParams, Sequence[Case]]]
     cases = [(params, [wide_case(rule)]) for params in short]
-    for params in _promising(subject, rule, single_changes=True):
-        if max_draft_levels(params) >= AT_LEAST:
-            large, small = deep_cases(rule, min(max_draft_levels(params), DEEPEST))
+    for params in _lossless_params(subject, rule, single_changes=True):
+        if max_draft_levels(params) >= MIN_DEEP_LEVELS:
+            large, small = deep_cases(rule, min(max_draft_levels(params), MAX_DEEP_LEVELS))
             cases.append((params, [small] if params in subject.single_changes else [large, small]))
     for params, smaller in cases:
-        tried = (_walk(subject, params, case) for case in smaller if budget > 0)
+        tried = (_enumerate_case(subject, params, case) for case in smaller if budget > 0)
         walked = next((walk for walk in tried if walk is not None), None)
         if walked is None:
             left_out += 1
         else:
             walks.append(walked)
-        budget -= ESTIMATE_EVERY * len(smaller) if walked is None else walked.paths
+        budget -= ESTIMATE_EVERY * len(smaller) if walked is None else walked.outcomes
     return walks, left_out
 
 
-def _late_walks(subject: AuditSubject, rule: Rule) -> tuple[list[Walk], list[str]]:
+def _enumerate_late_cases(
+    subject: AuditSubject, rule: Rule
+) -> tuple[list[EnumeratedCase], list[str]]:
     """Enumerate decisions late in a draft, late in a text, and after accepted or rejected drafts.
 
     Returns:
-        The walks, and the names of the cases that no parameters could enumerate.
+        (enumerated cases, names of the cases that had too many outcomes with all parameters).
     """
-    everything = list(_promising(subject, rule, single_changes=True))
-    drafts = [params for params in everything if max_draft_levels(params) >= TIED]
-    drafts[1:] = sorted(drafts[1:], key=lambda params: _size(params, drafts[0]))
+    everything = list(_lossless_params(subject, rule, single_changes=True))
+    drafts = [params for params in everything if max_draft_levels(params) >= FIRST_LATE_LEVEL]
+    drafts[1:] = sorted(drafts[1:], key=lambda params: _relative_size(params, drafts[0]))
     due: list[tuple[str, Case, Sequence[MethodParams]]] = []
     if drafts:
-        deepest = min(max_draft_levels(drafts[0]), DEEPEST)
+        deepest = min(max_draft_levels(drafts[0]), MAX_DEEP_LEVELS)
         for name, case in late_level_cases(rule, deepest):
             # A few parameter sets cover each level here. The others get one level each, below.
             due.append(
                 (name, case, [params for params in drafts if max_draft_levels(params) >= deepest])
             )
-    few_outcomes = list(_promising(subject, rule, few_outcomes=True))
+    few_outcomes = list(_lossless_params(subject, rule, few_outcomes=True))
     short: Sequence[MethodParams] = few_outcomes or everything
     shapes = {format_params(params): params for params in (*everything[:1], *short)}.values()
     trees = [params for params in shapes if rule == "rejection" and _draws_trees(subject, params)]
@@ -197,18 +208,18 @@ def _late_walks(subject: AuditSubject, rule: Rule) -> tuple[list[Walk], list[str
         due += [("steps after rejected drafts", case, short) for case in history_cases(rule)]
         due.append((f"outputs of {output} tokens", late_token_case(rule, output), short))
     for turn, params in enumerate(drafts[1:]):
-        levels = list(late_level_cases(rule, min(max_draft_levels(params), DEEPEST)))
+        levels = list(late_level_cases(rule, min(max_draft_levels(params), MAX_DEEP_LEVELS)))
         due.append(("", levels[turn % len(levels)][1], [params]))
-    walks: list[Walk] = []
+    walks: list[EnumeratedCase] = []
     missed: dict[str, None] = {}
-    left = LATE.get(rule, 0)
+    left = LATE_BUDGET.get(rule, 0)
     large: list[MethodParams] = []
     for name, case, fit in due:
         walked = None
-        for params in [each for each in fit if each not in large][:TRIES]:
+        for params in [each for each in fit if each not in large][:MAX_TRIES]:
             if walked is None and left > 0:
-                walked = _walk(subject, params, case)
-                left -= MOST // 10 if walked is None else walked.paths
+                walked = _enumerate_case(subject, params, case)
+                left -= MAX_OUTCOMES // 10 if walked is None else walked.outcomes
                 large += [params] if walked is None and case.name == "track" else []
         if walked is not None:
             walks.append(walked)
@@ -217,7 +228,7 @@ def _late_walks(subject: AuditSubject, rule: Rule) -> tuple[list[Walk], list[str
     return walks, list(missed)
 
 
-def _size(params: MethodParams, default: MethodParams) -> float:
+def _relative_size(params: MethodParams, default: MethodParams) -> float:
     """Return the product of all integer parameters, each relative to its default."""
     values, size = default.model_dump(), 1.0
     for name, value in params.model_dump().items():
@@ -227,9 +238,11 @@ def _size(params: MethodParams, default: MethodParams) -> float:
 
 
 def _cases(subject: AuditSubject, rule: Rule) -> Iterator[tuple[MethodParams, Case]]:
-    """Case by case, each with every variant; each variant begins with another, so that where the
-    budget is short they meet them all together."""
-    variants = list(_promising(subject, rule, few_outcomes=True))
+    """Yield each case with every variant.
+
+    Each variant starts with another case, so that all cases are tested even if the budget is small.
+    """
+    variants = list(_lossless_params(subject, rule, few_outcomes=True))
     cases = []
     for turn, params in enumerate(variants):
         due = list(enumerated_cases(rule, include_costly=max_draft_levels(params) < 2))
@@ -241,8 +254,8 @@ def _cases(subject: AuditSubject, rule: Rule) -> Iterator[tuple[MethodParams, Ca
                 yield params, case
 
 
-def _promising(subject: AuditSubject, rule: Rule, **which: bool) -> Iterator[MethodParams]:
-    """Parameters that promise something under a rule; the block rule takes chains only."""
+def _lossless_params(subject: AuditSubject, rule: Rule, **which: bool) -> Iterator[MethodParams]:
+    """Yield parameters that are lossless under a rule. The block rule supports chains only."""
     for params in subject.lossless_params(rule, **which):
         if rule != "block" or not _draws_trees(subject, params):
             yield params
@@ -256,11 +269,13 @@ def _draws_trees(subject: AuditSubject, params: MethodParams) -> bool:
     )
 
 
-UNDRAWN = -1
-"""Stands, in an output, for a token that had no distribution to be drawn from."""
+NO_TOKEN = -1
+"""Id in an output for a token that was drawn from an invalid distribution."""
 
 
-def _walk(subject: AuditSubject, params: MethodParams, case: Case) -> Walk | None:
+def _enumerate_case(
+    subject: AuditSubject, params: MethodParams, case: Case
+) -> EnumeratedCase | None:
     reference = Reference(case.tables[0], case.sampling)
     other = case.sampling.rule != "rejection"
     kept = case.warm_up(subject.method(params)) or {"workspace": case.create_workspace()}
@@ -270,7 +285,7 @@ def _walk(subject: AuditSubject, params: MethodParams, case: Case) -> Walk | Non
 
     def run(random: Random) -> tuple[Output, int, float]:
         nonlocal other, stepped
-        if learnt is not None:  # every outcome begins with the same version
+        if learnt is not None:  # every outcome starts from the same memory
             kept["memory"].restore(learnt)
         session = case.open(random=random, **kept)
         accepted, expected = 0, 0.0
@@ -286,39 +301,44 @@ def _walk(subject: AuditSubject, params: MethodParams, case: Case) -> Walk | Non
                 if len(session.output()) >= case.length:
                     break
         except InvalidDistribution:
-            return (*session.output()[: case.length], UNDRAWN), accepted, expected
+            return (*session.output()[: case.length], NO_TOKEN), accepted, expected
         return tuple(session.output()[: case.length]), accepted, expected
 
     try:
-        found = list(enumerate_outcomes(run, FORKED if case.name == "forked" else MOST))
+        found = list(
+            enumerate_outcomes(run, MAX_FORKED_OUTCOMES if case.name == "forked" else MAX_OUTCOMES)
+        )
     except TooManyOutcomes:
         return None
     distribution = sum_weights((output, weight) for (output, _, _), weight in found)
     accepted = sum(weight * stood for (_, stood, _), weight in found)
     expected = sum(weight * should for (_, _, should), weight in found)
-    return Walk(
+    return EnumeratedCase(
         case, params, distribution, len(found), accepted, None if other else expected, stepped
     )
 
 
-def _distribution(walks: list[Walk], left_out: int, unseen: Sequence[str]) -> Finding:
+def _distribution_finding(
+    walks: list[EnumeratedCase], left_out: int, unseen: Sequence[str]
+) -> Finding:
     measured = [
-        (total_variation(walked.distribution, _truth(walked.case)), walked) for walked in walks
+        (total_variation(walked.distribution, _target_distribution(walked.case)), walked)
+        for walked in walks
     ]
     figure: Mapping[str, float] = {
         **({"total_variation": max(tv for tv, _ in measured)} if measured else {}),
-        "outcomes": sum(walked.paths for walked in walks),
+        "outcomes": sum(walked.outcomes for walked in walks),
         "cases": len(walks),
         "cases_left_out": left_out,
     }
     wrong = [(tv, walked) for tv, walked in measured if tv > EXACT]
     if not wrong and unseen:
         what = (
-            f"not shown under {' and '.join(unseen)}: each case has more outcomes than the {MOST}"
-            " that are walked, and was left out"
+            f"not shown under {' and '.join(unseen)}: each case has more than {MAX_OUTCOMES}"
+            " outcomes, and was left out"
         )
         look = (
-            "draws that decide nothing, or more of them than tokens need; else give its parameters"
+            "unnecessary random draws; otherwise give its parameters"
             " lower bounds that allow short drafts"
         )
         problem = Problem(what, f"all {left_out} cases", look)
@@ -326,8 +346,8 @@ def _distribution(walks: list[Walk], left_out: int, unseen: Sequence[str]) -> Fi
     if not wrong:
         return Finding("distribution", True, figure)
     tv, worst = max(wrong, key=lambda pair: pair[0])
-    truth = _truth(worst.case)
-    token = _first_wrong(worst.distribution, truth)
+    truth = _target_distribution(worst.case)
+    token = _first_wrong_token(worst.distribution, truth)
     output = max(
         {*worst.distribution, *truth},
         key=lambda o: abs(worst.distribution.get(o, 0) - truth.get(o, 0)),
@@ -340,19 +360,22 @@ def _distribution(walks: list[Walk], left_out: int, unseen: Sequence[str]) -> Fi
         f" has probability {seen}, but {due} under the target"
     )
     return Finding(
-        "distribution", False, figure, Problem(what, worst.where, _look(wrong, measured, token))
+        "distribution",
+        False,
+        figure,
+        Problem(what, worst.where, _suggest_cause(wrong, measured, token)),
     )
 
 
-def _truth(case: Case) -> Distribution:
+def _target_distribution(case: Case) -> Distribution:
     length = min(case.length, case.budget)
     return Reference(case.tables[0], case.sampling).joint_distribution(
         case.prompt, case.eos, length
     )
 
 
-def _first_wrong(distribution: Distribution, truth: Distribution) -> int:
-    """The first output token, from 1, up to which the two distributions differ."""
+def _first_wrong_token(distribution: Distribution, truth: Distribution) -> int:
+    """Return the first output position, from 1, at which the two distributions differ."""
     longest_output = max(len(str_) for str_ in map(_as_tuple, {*distribution, *truth}))
     for n in range(1, longest_output + 1):
         begun, due = (
@@ -368,25 +391,29 @@ def _as_tuple(output: object) -> Output:
     return output
 
 
-def _look(wrong: list[tuple[float, Walk]], measured: list[tuple[float, Walk]], token: int) -> str:
-    """Where to look first, from which cases are wrong and which are right."""
+def _suggest_cause(
+    wrong: list[tuple[float, EnumeratedCase]],
+    measured: list[tuple[float, EnumeratedCase]],
+    token: int,
+) -> str:
+    """Return what to look at first, derived from which cases are wrong."""
     right = [walked for tv, walked in measured if tv <= EXACT]
     cases = [walked.case for _, walked in wrong]
     if token == 1:
         return "the prefill: verification has decided nothing yet"
     if all(case.eos for case in cases) and any(not walked.case.eos for walked in right):
-        return "what comes behind an EOS inside a draft: nothing may"
+        return "tokens after an EOS inside a draft: none may be committed"
     if _is_warped_only(cases) and any(not _is_warped_only([walked.case]) for walked in right):
         return (
-            "a distribution without the temperature and the cuts: take p from"
+            "a distribution without temperature, top-k and top-p: take p from"
             " `session.warp`, and each drawn"
             " token with its q from `session.pick`"
         )
     return (
-        "q, which must be the very distribution that each draft token was drawn from"
+        "q, which must be the distribution that each draft token was drawn from"
         " (`session.pick` gives"
-        " both; None for tokens chosen without a draw); whether what was drafted depends on what"
-        " was drawn later; and, if the method verifies by itself, its residual and bonus"
+        " both; None for tokens chosen without a draw); whether a draft depends on later"
+        " draws; and, if the method verifies by itself, its residual and bonus"
     )
 
 
@@ -395,7 +422,7 @@ def _is_warped_only(cases: list[Case]) -> bool:
     return all(s.temperature != 1.0 or s.top_k or s.top_p < 1.0 for s in plain)
 
 
-def _acceptance(walks: list[Walk]) -> Finding:
+def _acceptance_finding(walks: list[EnumeratedCase]) -> Finding:
     levels = [walked for walked in walks if walked.expected is not None]
     errors = [(abs(w.accepted - w.expected), w) for w in levels if w.expected is not None]
     error, worst = max(errors, key=lambda pair: pair[0])
@@ -414,8 +441,8 @@ def _acceptance(walks: list[Walk]) -> Finding:
     )
     look = (
         "the q handed to verification: a wrong one, or none for drawn tokens, costs acceptance even"
-        " where the distribution stays right"
+        " if the distribution is right"
         if share < 0
-        else "the counts of tested and accepted levels; more than sum min(p, q) cannot stand"
+        else "the counts of tested and accepted levels; more than sum min(p, q) cannot be accepted"
     )
     return Finding("acceptance", False, figure, Problem(what, worst.where, look))

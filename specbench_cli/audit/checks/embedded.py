@@ -1,13 +1,11 @@
-"""The shipped pair under rejection: do tokens come as often as the target says?
+"""Goodness-of-fit test of sampled outputs of the embedded pair under rejection.
 
-Tables are walked, which leaves nothing to chance, and have few tokens that may follow. Here are
-distributions of thousands of tokens, a trained draft, and hundreds of steps of one pass. Given the
-text before it, a token's place in its own distribution, measured in probability, is uniform,
-whatever the distribution is (Rosenblatt 1952, the probability integral transform; a token takes up
-a stretch, in which a place is drawn). So Pearson's statistic over ten equal bins has nine degrees
-of freedom. Tokens lie once in the order of their probability, and once by how much likelier the
-draft finds them than the
-target: whatever of the draft's distribution leaks into the output piles up at that end.
+Tables have few tokens, and all outcomes are enumerated. Here distributions have thousands of
+tokens, the draft is trained, and one run has hundreds of steps. The probability integral transform
+of a token is uniform on [0, 1) (Rosenblatt 1952, randomised for discrete distributions). So
+Pearson's statistic over ten equal bins has nine degrees of freedom. Tokens are ordered in two ways:
+by their probability, and by the ratio of draft to target probability. If the draft's distribution
+leaks into the output, tokens accumulate at one end of the second order.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
-from specbench_cli.audit.checks.sampled import ALARM
+from specbench_cli.audit.checks.sampled import MIN_P_VALUE
 from specbench_cli.audit.finding import Finding, Problem, format_distinct
 from specbench_cli.audit.models.embedded import EmbeddedPair, embedded_pair
 from specbench_cli.audit.models.tiny import warpers
@@ -30,15 +28,15 @@ from specbench_cli.judge.oracle import Oracle
 
 SAMPLING = Sampling("rejection", 0.9, top_k=200, top_p=0.95, seed=11)
 TOKENS = 800
-"""Tokens sampled for a verdict, shared out among the prompts of one pass."""
+"""Number of sampled tokens, distributed over the prompts of one pass."""
 
 BINS = 10
 ORDERS = ("by probability", "by draft over target")
 
 
 def check_embedded(subject: AuditSubject) -> list[Finding]:
-    """One pass over the prompts, with the parameters of the defaults that promise the
-    distribution."""
+    """Test one pass over the prompts with the first parameters that are lossless under
+    rejection."""
     params = next(iter(subject.lossless_params("rejection")), None)
     if params is None:
         return []
@@ -46,7 +44,7 @@ def check_embedded(subject: AuditSubject) -> list[Finding]:
     places: dict[str, list[float]] = {order: [] for order in ORDERS}
     chance = torch.Generator().manual_seed(SAMPLING.seed)
     wrong = None
-    for prompt, output, said in _outputs(subject, params, pair):
+    for prompt, output, said in _decode_prompts(subject, params, pair):
         wrong = wrong or said
         distributions = _distributions(pair, "target", prompt, output)
         drafts = _distributions(pair, "draft", prompt, output, cut=False)
@@ -54,19 +52,21 @@ def check_embedded(subject: AuditSubject) -> list[Finding]:
         for order, keys in zip(
             ORDERS, (distributions, drafts / distributions.clamp_min(1e-12)), strict=True
         ):
-            places[order] += _places(distributions, keys, torch.tensor(output), u).tolist()
-    measured = {order: pearson(found) for order, found in places.items()}
+            places[order] += _probability_integrals(
+                distributions, keys, torch.tensor(output), u
+            ).tolist()
+    measured = {order: pearson_statistic(found) for order, found in places.items()}
     worst = max(measured, key=measured.__getitem__)
     p = float(chi2.sf(measured[worst], BINS - 1))
     tokens = len(places[worst])
     figure = {"chi_square": measured[worst], "p_value": p, "tokens": tokens}
     where = f"{format_params(params)}; embedded pair, {SAMPLING.rule} T={SAMPLING.temperature:g}"
     if wrong is not None:
-        look = "what `specbench audit` says of the clock: the same, on tables"
+        look = "the check `clock` of `specbench audit`, which tests the same on tables"
         return [Finding("clock", False, figure, Problem(wrong, where, look))]
-    if p >= ALARM:
+    if p >= MIN_P_VALUE:
         return [Finding("embedded", True, figure)]
-    bound = float(chi2.isf(ALARM, BINS - 1))
+    bound = float(chi2.isf(MIN_P_VALUE, BINS - 1))
     seen, allowed = format_distinct(measured[worst], bound)
     what = (
         f"{tokens} sampled tokens do not follow the target's distribution: in the order {worst},"
@@ -80,17 +80,17 @@ def check_embedded(subject: AuditSubject) -> list[Finding]:
     return [Finding("embedded", False, figure, Problem(what, where, look))]
 
 
-def pearson(places: list[float]) -> float:
-    """The statistic of numbers that should be uniform on [0, 1), over `BINS` equal bins."""
+def pearson_statistic(places: list[float]) -> float:
+    """Return Pearson's statistic of numbers that should be uniform on [0, 1), over `BINS` bins."""
     counts = torch.histc(torch.tensor(places, dtype=torch.float64), BINS, 0.0, 1.0)
     due = len(places) / BINS
     return float(((counts - due) ** 2 / due).sum())
 
 
-def _outputs(
+def _decode_prompts(
     subject: AuditSubject, params: MethodParams, pair: EmbeddedPair
 ) -> Iterator[tuple[tuple[int, ...], list[int], str | None]]:
-    """Each prompt and what one method object makes of it; and what its clock contradicts."""
+    """Yield (prompt, output, contradiction of the clock or None), all with one method object."""
     method, memory = subject.method(params), Memory()
     budget = -(-TOKENS // len(pair.prompts))
     budget = max(budget, max_draft_levels(params) + 2)
@@ -116,9 +116,15 @@ def _distributions(
     return scores.softmax(-1)
 
 
-def _places(distributions: Tensor, keys: Tensor, ids: Tensor, u: Tensor) -> Tensor:
-    """Where in its distribution [n, V] each token [n] lies, the tokens ordered by `keys`, largest
-    first; at `u` [n] of the stretch that is its own."""
+def _probability_integrals(distributions: Tensor, keys: Tensor, ids: Tensor, u: Tensor) -> Tensor:
+    """Return the probability integral transform [n] of each token.
+
+    Args:
+        distributions: distribution [n, V] of each token.
+        keys: keys [n, V] that order the tokens, largest first.
+        ids: ids [n] of the tokens.
+        u: uniform numbers [n] that randomise within a token's probability mass.
+    """
     order = keys.argsort(-1, descending=True)
     ends = distributions.gather(-1, order).cumsum(-1)
     at = order.argsort(-1).gather(-1, ids[:, None])

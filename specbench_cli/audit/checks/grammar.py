@@ -1,8 +1,7 @@
-"""Identity of the tokens under a grammar: what `--grammar` promises of every lossless method.
+"""Check that outputs under a grammar equal plain decoding, which `--grammar` guarantees.
 
-The grammar is one that has a state, and no text of it ends the same way as another: which token it
-forbids depends on all of the output before. So a row that is masked by another text than that which
-leads to it says another token sooner or later.
+The token that the grammar forbids depends on the whole output so far. So masking a row with the
+grammar state of another text changes a token sooner or later.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.verify.grammar import GrammarMask
 
 CASES = 8
-"""Random tables for each variant and rule."""
+"""Number of random tables for each variant and rule."""
 
 VARIANTS = 6
 
-SELDOM = 3.0
-"""What the end's logits are less than random ones."""
+EOS_PENALTY = 3.0
+"""Amount by which the logits of the EOS token are reduced."""
 
-LEAST = 12
-"""Tokens that there is room for."""
+MIN_TOKENS = 12
+"""Minimum budget in tokens."""
 
 LOOK = (
     "whether the method decides by itself: `session.verify` alone knows of a grammar, and the rows"
@@ -36,17 +35,16 @@ LOOK = (
 )
 
 
-def forbidden(output: Sequence[int], vocab: int) -> int:
-    """The one token that the grammar forbids behind an output."""
+def forbidden_token(output: Sequence[int], vocab: int) -> int:
+    """Return the one token that the grammar forbids after an output."""
     return (3 * sum(output) + 2 * len(output) + 1) % vocab
 
 
 def check_grammar(subject: AuditSubject) -> list[Finding]:
-    """Every output under a grammar is, token by token, what plain decoding of the table gives
-    where what is forbidden cannot be said."""
+    """Check that every output under a grammar equals plain decoding without forbidden tokens."""
     compared = 0
     for params, case in _cases(subject):
-        due = due_tokens(case)
+        due = reference_output(case)
         method = subject.method(params)
         session = case.open(reference=due, **case.warm_up(method))
         for _ in method.generate(session):
@@ -63,34 +61,34 @@ def _cases(subject: AuditSubject) -> Iterator[tuple[MethodParams, Case]]:
     for rule in EXACT_RULES:
         for params in islice(subject.lossless_params(rule), VARIANTS):
             for case in random_cases(rule, CASES, max_draft_levels(params, default=5)):
-                yield params, held(case)
+                yield params, add_grammar(case)
 
 
-def held(case: Case) -> Case:
-    """The case under the grammar, with an end that it may allow, and room to come to it."""
+def add_grammar(case: Case) -> Case:
+    """Return the case under the grammar, with an EOS token and a budget to reach it."""
     target, draft = case.tables
     end = target.shape[-1] - 1
     target = target.clone()
-    target[..., end] -= SELDOM
-    mask = GrammarMask(Matcher(end + 1), [end])
+    target[..., end] -= EOS_PENALTY
+    mask = GrammarMask(ReferenceMatcher(end + 1), [end])
     return replace(
         case,
         tables=(target, draft),
         eos=(end,),
-        budget=max(case.budget, LEAST),
+        budget=max(case.budget, MIN_TOKENS),
         sampling=replace(case.sampling, processor=mask),
     )
 
 
-def due_tokens(case: Case) -> list[int]:
-    """What plain decoding gives, by the table and `forbidden` alone."""
+def reference_output(case: Case) -> list[int]:
+    """Return the output of plain decoding, from the table and `forbidden_token` only."""
     sampling, vocab = replace(case.sampling, processor=None), case.tables[0].shape[-1]
     noise = Reference(case.tables[0], sampling).noise(case.prompt_id, case.budget)
     output: list[int] = []
     for gumbel in noise:
         before, last = (*case.prompt, *output)[-2:]
         row: list[float] = case.tables[0][before, last].tolist()
-        row[forbidden(output, vocab)] = -math.inf
+        row[forbidden_token(output, vocab)] = -math.inf
         if sampling.rule == "coupled":
             distribution = warp_logits(row, sampling)
             row = [
@@ -101,38 +99,38 @@ def due_tokens(case: Case) -> list[int]:
     return truncate_output(output, case.eos, case.budget)
 
 
-class Matcher:
-    """The grammar as a library would match it; see `engine.verify.grammar.Matcher`."""
+class ReferenceMatcher:
+    """Grammar with the interface of a matcher library; see `engine.verify.grammar.Matcher`."""
 
     def __init__(self, vocab: int, text: Sequence[int] = ()) -> None:
         self._vocab, self._text = vocab, list(text)
 
-    def deep_copy(self) -> Matcher:
-        """Another one in the same state."""
-        return Matcher(self._vocab, self._text)
+    def deep_copy(self) -> ReferenceMatcher:
+        """Return a copy in the same state."""
+        return ReferenceMatcher(self._vocab, self._text)
 
     def try_consume_tokens(self, tokens: list[int], /) -> int:
-        """Go on by tokens that are allowed; how many they were."""
+        """Consume tokens up to the first forbidden one and return their number."""
         for n, token in enumerate(tokens):
-            if token == forbidden(self._text, self._vocab):
+            if token == forbidden_token(self._text, self._vocab):
                 return n
             self._text.append(token)
         return len(tokens)
 
     def rollback(self, num_tokens: int, /) -> bool:
-        """Go back by so many tokens."""
+        """Remove the last tokens."""
         del self._text[len(self._text) - num_tokens :]
         return True
 
     def compute_bitmask(self) -> bytes:
-        """A bit for each token that is allowed next."""
-        allowed = (1 << self._vocab) - 1 ^ 1 << forbidden(self._text, self._vocab)
+        """Return a bitmask of the tokens that are allowed next."""
+        allowed = (1 << self._vocab) - 1 ^ 1 << forbidden_token(self._text, self._vocab)
         return allowed.to_bytes(self._vocab // 8 + 1, "little")
 
     def is_error(self) -> bool:
-        """Never."""
+        """Return False."""
         return False
 
     def get_error(self) -> str:
-        """Nothing."""
+        """Return an empty message."""
         return ""

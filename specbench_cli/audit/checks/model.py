@@ -1,4 +1,4 @@
-"""A method on a real model: transformers' tokens, and caches that equal recomputation."""
+"""Checks on a tiny Llama: outputs equal transformers', and caches equal recomputation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from specbench_cli.audit.cases import decode_and_learn
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.models.observed_session import ObservedSession
-from specbench_cli.audit.models.tiny import LONGEST, TinyModels, tiny_models
+from specbench_cli.audit.models.tiny import MAX_TOKENS, TinyModels, tiny_models
 from specbench_cli.audit.reference import truncate_output
 from specbench_cli.audit.subject import AuditSubject, format_params, max_draft_levels
 from specbench_cli.engine.learning import Memory, learn
@@ -30,42 +30,44 @@ SAMPLINGS: dict[Rule, Sampling] = {
     "rejection": Sampling("rejection", 0.8, seed=3),
 }
 OUTPUTS = 8
-"""Prompts for each variant and rule."""
+"""Number of prompts for each variant and rule."""
 
 ROUNDING = 1e-5
-"""Largest difference of cached rows from recomputed ones, as a share of the largest number."""
+"""Maximum difference of cached and recomputed rows, relative to the largest number."""
 
 
 def check_model(subject: AuditSubject) -> list[Finding]:
-    """Greedy and coupled outputs against transformers' module; states against recomputation."""
+    """Compare outputs with transformers' module, and states with recomputation."""
     models = tiny_models()
-    findings = _tokens(subject, models)
+    findings = _check_outputs(subject, models)
     if not subject.method.peer:
-        findings.append(_states(subject, models))
+        findings.append(_check_caches(subject, models))
     return findings
 
 
-def _tokens(subject: AuditSubject, models: TinyModels) -> list[Finding]:
+def _check_outputs(subject: AuditSubject, models: TinyModels) -> list[Finding]:
     compared = wrong = 0
     problem: Problem | None = None
     for rule in ("greedy", "coupled"):
         sampling = SAMPLINGS[rule]
-        for params in _few(subject, rule):
+        for params in _few_params(subject, rule):
             g = max_draft_levels(params, default=5)
-            memory = _memory(subject, params)
-            for turn, (prompt, ids) in enumerate(islice(models.clear(sampling), OUTPUTS)):
-                budget = (LONGEST, g + 1, LONGEST, 2)[turn % 4]
+            memory = _create_memory(subject, params)
+            for turn, (prompt, ids) in enumerate(
+                islice(models.outputs_without_ties(sampling), OUTPUTS)
+            ):
+                budget = (MAX_TOKENS, g + 1, MAX_TOKENS, 2)[turn % 4]
                 eos = () if turn % 2 == 0 else (ids[turn % 5],)
                 session = models.open(
                     prompt,
                     sampling,
-                    budget=min(budget, LONGEST),
+                    budget=min(budget, MAX_TOKENS),
                     eos=eos,
                     memory=memory,
                     peer=subject.method.peer,
                 )
                 decode_and_learn(subject.method(params), session)
-                due = truncate_output(ids, eos, min(budget, LONGEST))
+                due = truncate_output(ids, eos, min(budget, MAX_TOKENS))
                 compared += 1
                 if list(session.output()) != due:
                     wrong += 1
@@ -80,47 +82,51 @@ def _tokens(subject: AuditSubject, models: TinyModels) -> list[Finding]:
     return [Finding("model", not wrong, {"outputs": compared, "wrong": wrong}, problem)]
 
 
-def _few(subject: AuditSubject, rule: Rule) -> Iterator[MethodParams]:
-    """The defaults and the first short variant: what else there is, tables have shown."""
+def _few_params(subject: AuditSubject, rule: Rule) -> Iterator[MethodParams]:
+    """Yield the defaults and the first small variant. Tables cover the other parameters."""
     return islice(subject.lossless_params(rule), 2)
 
 
-def _memory(subject: AuditSubject, params: MethodParams) -> Memory | None:
-    """What a method that learns keeps from prompt to prompt."""
+def _create_memory(subject: AuditSubject, params: MethodParams) -> Memory | None:
+    """Return a memory for a method that learns, else None."""
     return Memory() if subject.method(params).learns else None
 
 
-def _states(subject: AuditSubject, models: TinyModels) -> Finding:
-    """After every step, keys and values of every state equal those of one forward from scratch."""
+def _check_caches(subject: AuditSubject, models: TinyModels) -> Finding:
+    """Check after every step that keys and values equal those of one forward over the text."""
     largest, rows = 0.0, 0
     for rule, sampling in SAMPLINGS.items():
-        for params in _few(subject, rule):
-            memory = _memory(subject, params)
+        for params in _few_params(subject, rule):
+            memory = _create_memory(subject, params)
             for prompt in (3, 13):
                 method = subject.method(params)
                 session = models.open(prompt, sampling, budget=12, memory=memory)
                 for number, _ in enumerate(method.generate(session), start=1):
                     where = f"step {number} of {format_params(params)}; tiny Llama, {rule}"
                     for decoder, state, text in session.states():
-                        own = text is session.tokens()  # a drafter may roll out beyond its text
+                        own = (
+                            text is session.tokens()
+                        )  # a drafter's state may extend beyond its text
                         n = state.length() if own else min(state.length(), len(text))
                         if n == 0:
                             continue
                         rows += n
-                        wrong = _recompute(session, decoder, state, text, n)
+                        wrong = _cache_error(session, decoder, state, text, n)
                         if wrong > ROUNDING:
-                            return _stale(decoder, wrong, where, rows)
+                            return _stale_cache_finding(decoder, wrong, where, rows)
                         largest = max(largest, wrong)
                 if method.learns:
                     learn(method, session)
     return Finding("caches", True, {"difference": largest, "rows": rows})
 
 
-def _recompute(
+def _cache_error(
     session: ObservedSession, decoder: Decoder | Partial, state: Any, text: Sequence[int], n: int
 ) -> float:
-    """The largest difference of a state's first n rows from those computed from the text; a draft
-    model's layer may hold fewer."""
+    """Return the largest relative error of a state's first n rows, against recomputation.
+
+    A layer of a draft model may have fewer rows.
+    """
     first = decoder.first
     if first + n > len(text):
         return float("inf")
@@ -131,11 +137,11 @@ def _recompute(
         x = Features(ids[:, first:], _features(session.target.decoder, decoder, ids[:, :n]))
     decoder.forward(x, fresh, logits_at=None)
     if isinstance(state, KVState) and state.offsets[0]:
-        # Of chosen rows the first layer's alone do not depend on what was left out meanwhile.
+        # With selected rows, only the first layer does not depend on the dropped rows.
         at = state.positions()
         fresh = decoder.new_state(at[-1] + 1)
         decoder.forward(Tokens(torch.tensor([text[: at[-1] + 1]])), fresh, logits_at=None)
-        return _gap(state.keys(0)[:, :, :n], fresh.keys(0)[:, :, at])
+        return _relative_difference(state.keys(0)[:, :, :n], fresh.keys(0)[:, :, at])
     worst = 0.0
     for layer in (
         decoder.attention_layers if isinstance(decoder, Partial) else range(decoder.n_layers)
@@ -147,22 +153,24 @@ def _recompute(
             (state.keys(layer), fresh.keys(layer)),
             (state.values(layer), fresh.values(layer)),
         ):
-            worst = max(worst, _gap(ours[:, :, :held], due[:, :, :held]))
+            worst = max(worst, _relative_difference(ours[:, :, :held], due[:, :, :held]))
     return worst
 
 
 def _features(target: Decoder, head: Head, ids: Tensor) -> Tensor:
-    """What a head reads of the target's rows of ids [1, n], computed from scratch."""
+    """Return the features that a head reads from the target for ids [1, n], recomputed."""
     layers = tuple(tap for tap in head.taps if tap != NORMED)
     out = target.forward(Tokens(ids), target.new_state(ids.shape[1]), logits_at=None, taps=layers)
     return features(out, head.taps, target)[None]
 
 
-def _gap(ours: Tensor, due: Tensor) -> float:
+def _relative_difference(ours: Tensor, due: Tensor) -> float:
     return float((ours - due).abs().max() / due.abs().max())
 
 
-def _stale(decoder: Decoder | Partial, wrong: float, where: str, rows: int) -> Finding:
+def _stale_cache_finding(
+    decoder: Decoder | Partial, wrong: float, where: str, rows: int
+) -> Finding:
     what = f"the {decoder.name}'s cache is off by {wrong:.2g} of its largest number"
     look = (
         "rows of rejected tokens that stayed, tokens left out, or positions that are off; a head's"

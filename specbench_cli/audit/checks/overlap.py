@@ -1,9 +1,9 @@
-"""How many draft tokens should stand, by the two distributions alone, worked out in plain Python.
+"""Expected number of accepted draft tokens from target and draft distributions, in plain Python.
 
-At a node a child drawn from d stands in mass sum min(r, d), r being the target's distribution or
-what earlier siblings left of it (Leviathan et al. 2023, arXiv:2211.17192; siblings: Miao et al.
-2024, arXiv:2305.09781; without replacement: Jeon et al. 2024, arXiv:2402.14160). Children that were
-not drawn stand with the target's own probability of them.
+A child drawn from d is accepted with probability sum min(r, d), where r is the target's
+distribution or its residual after rejected siblings (Leviathan et al. 2023, arXiv:2211.17192;
+siblings: Miao et al. 2024, arXiv:2305.09781; without replacement: Jeon et al. 2024,
+arXiv:2402.14160). Deterministic children are accepted with their probability under the target.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Probabilities = Sequence[float]
 
 
 def expected_accepted(reference: Reference, before: Sequence[int], step: Step) -> float:
-    """How many of the levels that a step tested should stand, in the mean over all its outcomes.
+    """Return the expected number of accepted tokens over the levels that a step verified.
 
-    Of drawn siblings each test counts by what it was likely to end in before its child was drawn:
-    how many siblings there are may depend on which the earlier ones are.
+    Each test of a drawn sibling counts with its acceptance probability before the draw, because the
+    number of siblings may depend on the earlier ones.
 
     Args:
-        before: the text that the draft follows.
+        before: text before the draft.
     """
     draft, path = step.draft, step.outcome.path
     assert draft is not None
@@ -41,30 +41,38 @@ def expected_accepted(reference: Reference, before: Sequence[int], step: Step) -
         stood = children.index(path[level]) if level < len(path) else len(children)
         tested = [ids[child] for child in children[: stood + 1]]
         q = draft.q[children[0]].tolist()
-        expected += sum(chances(p, q, tested, replacement=draft.draw_mode == "independent"))
+        expected += sum(
+            acceptance_probabilities(
+                p, q, tested, with_replacement=draft.draw_mode == "independent"
+            )
+        )
     return expected
 
 
-def chances(
-    p: Probabilities, q: Probabilities, drawn: Sequence[int], *, replacement: bool
+def acceptance_probabilities(
+    p: Probabilities, q: Probabilities, drawn: Sequence[int], *, with_replacement: bool
 ) -> Iterator[float]:
-    """Of siblings drawn from q and tested against p in turn: how likely each was to stand, before
-    it was drawn, once all before it had been rejected."""
+    """Yield the acceptance probability of each sibling, given that all earlier ones were rejected.
+
+    Args:
+        p: distribution of the target.
+        q: distribution of the draft.
+        drawn: the siblings in the order of their tests.
+    """
     r, d = list(p), list(q)
     for turn, _ in enumerate(drawn):
-        if not replacement:
-            d = _remaining(q, drawn[:turn])
+        if not with_replacement:
+            d = _remaining_distribution(q, drawn[:turn])
         yield sum(map(min, r, d))
         left = [max(a - b, 0.0) for a, b in zip(r, d, strict=True)]
         mass = sum(left)
-        if mass <= 0.0:  # the last one stood
+        if mass <= 0.0:  # the last sibling was accepted for certain
             return
         r = [a / mass for a in left]
 
 
-def _remaining(q: Probabilities, drawn: Sequence[int]) -> list[float]:
-    """The distribution of the next draw without replacement; any other token where nothing of q is
-    left."""
+def _remaining_distribution(q: Probabilities, drawn: Sequence[int]) -> list[float]:
+    """Return the distribution of the next draw without replacement, uniform if q is exhausted."""
     left = [0.0 if token in drawn else p for token, p in enumerate(q)]
     if sum(left) <= 0.0:
         left = [float(token not in drawn) for token in range(len(q))]

@@ -1,5 +1,4 @@
-"""A method on models that remember no rows: chains only, and states that return to ends of
-forwards."""
+"""Check of a method with recurrent models: chains only, and rollback to ends of forwards."""
 
 from __future__ import annotations
 
@@ -10,27 +9,27 @@ from itertools import islice
 from specbench_cli.audit.cases import RULES, Case, add_eos, random_cases, reference_tokens
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.models.observed_session import ObservedSession
-from specbench_cli.audit.models.table import rows_out_of_place
+from specbench_cli.audit.models.table import find_wrong_rows
 from specbench_cli.audit.reference import truncate_output
 from specbench_cli.audit.subject import AuditSubject, format_params, max_draft_levels
 from specbench_cli.engine.models.decoder import ChainsOnly
 from specbench_cli.engine.params import MethodParams
 
 CASES = 6
-"""Random tables for each variant and rule."""
+"""Number of random tables for each variant and rule."""
 
 VARIANTS = 4
 
 LOOK = (
-    "what follows `state.rollback` and `session.commit`: `state.length()` may be less than was"
-    " asked for, and `session.pending_tokens(state.length())` is what such a state lacks"
+    "what follows `state.rollback` and `session.commit`: `state.length()` may be less than"
+    " requested, and `session.pending_tokens(state.length())` returns the missing tokens"
 )
 
 
 def check_recurrent(subject: AuditSubject) -> list[Finding]:
-    """Outputs and states where the target, the draft or both are recurrent.
+    """Check outputs and states if the target, the draft or both are recurrent.
 
-    What drafts trees, or halts the target's forward, is refused by such models, in so many words.
+    Recurrent models reject trees and partial forwards of the target with `ChainsOnly`.
     """
     decodings = refused = 0
     for params, turn, endless in _cases(subject):
@@ -41,7 +40,7 @@ def check_recurrent(subject: AuditSubject) -> list[Finding]:
         wrong = None
         try:
             for number, _ in enumerate(subject.method(params).generate(session), start=1):
-                wrong = wrong or _stale(session, number)
+                wrong = wrong or _find_state_error(session, number)
         except ChainsOnly:
             refused += 1
             continue
@@ -71,13 +70,13 @@ def _cases(subject: AuditSubject) -> Iterator[tuple[MethodParams, int, Case]]:
                 yield params, turn, replace(case, budget=budget, recurrent=recurrent)
 
 
-def _stale(session: ObservedSession, step: int) -> str | None:
-    """What is wrong with a state after a step: each holds what the text begins with."""
+def _find_state_error(session: ObservedSession, step: int) -> str | None:
+    """Return a description of a state that is not a prefix of the text, or None."""
     for decoder, state, text in session.states():
         own = text is session.tokens()
         due = text[:-1] if own else text
         behind = decoder.name != "target"
-        wrong = rows_out_of_place(state, due, decoder.first, beyond=not own, behind=behind)
+        wrong = find_wrong_rows(state, due, decoder.first, beyond=not own, behind=behind)
         if wrong is not None:
             return f"after step {step} the {decoder.name}'s state: {wrong}"
     return None

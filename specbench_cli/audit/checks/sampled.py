@@ -1,9 +1,9 @@
-"""The real generator: transitions of long sampled outputs against the target's distribution.
+"""Goodness-of-fit test of long outputs that are sampled with the real random generator.
 
-Walking all outcomes proves the code, with an oracle in the generator's place. Here the generator
-itself is at work. The target is a Markov chain, so that the tokens that followed each token are
-independent draws from one row of its distribution, whatever blocks they came in: Pearson's
-statistic over all rows, whose degrees of freedom add up.
+Enumeration of outcomes replaces the generator by a script. This check tests the generator itself.
+The target is a Markov chain, so the tokens after each token are independent draws from one
+distribution, however many tokens a step commits. The check uses Pearson's statistic over all rows
+of the transition matrix.
 """
 
 from __future__ import annotations
@@ -24,40 +24,42 @@ from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.verify.sampling import Sampling
 
 TOKENS = 4_000
-"""Tokens sampled for a verdict."""
+"""Number of sampled tokens."""
 
-ALARM = 1e-6
-"""The p-value below which a sample is an alarm. The seed is fixed: so is the verdict."""
+MIN_P_VALUE = 1e-6
+"""Minimum p-value to pass. The seed is fixed, so the result is reproducible."""
 
 
-OTHERWISE: dict[str, dict[str, Any]] = {
+INDEPENDENT_DRAWS: dict[str, dict[str, Any]] = {
     "pass 2": {"pass_": 2},
     "seed 1": {"seed": 1},
     "another prompt's name": {"prompt_id": "table/1"},
 }
-"""What an output is drawn anew by."""
+"""Changes that must give an independent output."""
 
-ANEW = 100
-"""Tokens that no two independent outputs agree on."""
+REDRAWN_TOKENS = 100
+"""Number of tokens in which two independent outputs never agree by chance."""
 
 
-FLAT = 3.0
-"""Sampling temperature. At a low one a likely token can follow itself in both outputs."""
+FLAT_TEMPERATURE = 3.0
+"""Sampling temperature. At a low one, two outputs could repeat the same likely token."""
 
 
 def check_generator(subject: AuditSubject) -> list[Finding]:
-    """One long sample, with the parameters that draft most at once; then short ones, which another
-    pass, seed or prompt draws anew."""
+    """Test one long sample, and that another pass, seed or prompt gives an independent output.
+
+    The parameters are those with the longest draft.
+    """
     chosen = max(subject.lossless_params("rejection"), key=max_draft_levels, default=None)
     if chosen is None:
         return []
-    p, counts, case = sample(subject, chosen, seed=0, tokens=TOKENS)
+    p, counts, case = sample_transitions(subject, chosen, seed=0, tokens=TOKENS)
     figure = {"p_value": p, "tokens": sum(map(sum, counts))}
-    if p < ALARM:
-        return [_alarm(figure, counts, case, chosen)]
-    first = _drawn(subject, chosen, case)
-    for name, changed in OTHERWISE.items():
-        if _drawn(subject, chosen, case, **changed) == first:
+    if p < MIN_P_VALUE:
+        return [_alarm_finding(figure, counts, case, chosen)]
+    first = _sample_output(subject, chosen, case)
+    for name, changed in INDEPENDENT_DRAWS.items():
+        if _sample_output(subject, chosen, case, **changed) == first:
             what = f"{name} draws what pass 1 of seed 0 drew: {len(first)} equal tokens"
             look = "what seeds the chance: (seed, prompt, turn, pass), as `session.random` does"
             problem = Problem(what, f"{format_params(chosen)}; {case}", look)
@@ -65,7 +67,7 @@ def check_generator(subject: AuditSubject) -> list[Finding]:
     return [Finding("generator", True, figure)]
 
 
-def _drawn(
+def _sample_output(
     subject: AuditSubject,
     params: MethodParams,
     case: Case,
@@ -73,9 +75,9 @@ def _drawn(
     seed: int = 0,
     prompt_id: str = "table/0",
 ) -> Sequence[int]:
-    """An output of `ANEW` tokens, by the chance of a pass, a seed and a prompt."""
-    distribution = replace(case.sampling, seed=seed, temperature=FLAT)
-    session = replace(case, sampling=distribution, budget=ANEW, prompt_id=prompt_id).open(
+    """Return a sampled output of `REDRAWN_TOKENS` tokens for a pass, a seed and a prompt."""
+    distribution = replace(case.sampling, seed=seed, temperature=FLAT_TEMPERATURE)
+    session = replace(case, sampling=distribution, budget=REDRAWN_TOKENS, prompt_id=prompt_id).open(
         pass_=pass_
     )
     for _ in subject.method(params).generate(session):
@@ -83,7 +85,7 @@ def _drawn(
     return session.output()
 
 
-def sample(
+def sample_transitions(
     subject: AuditSubject, params: MethodParams, *, seed: int, tokens: int
 ) -> tuple[float, list[list[int]], Case]:
     """Sample an output and test its transitions.
@@ -104,11 +106,17 @@ def sample(
     for last, token in pairwise(text):
         counts[last][token] += 1
     reference = Reference(target, distribution)
-    return pearson(counts, [reference.distribution(0, last) for last in range(vocab)]), counts, case
+    return (
+        pearson_p_value(counts, [reference.distribution(0, last) for last in range(vocab)]),
+        counts,
+        case,
+    )
 
 
-def pearson(counts: Sequence[Sequence[int]], distributions: Sequence[Sequence[float]]) -> float:
-    """The p-value of counts of independent draws, each row from its own distribution."""
+def pearson_p_value(
+    counts: Sequence[Sequence[int]], distributions: Sequence[Sequence[float]]
+) -> float:
+    """Return the p-value of counts, each row drawn from its own distribution."""
     statistic, freedom = 0.0, 0
     for row, distribution in zip(counts, distributions, strict=True):
         n = sum(row)
@@ -121,7 +129,7 @@ def pearson(counts: Sequence[Sequence[int]], distributions: Sequence[Sequence[fl
     return float(chi2.sf(statistic, freedom))
 
 
-def _alarm(
+def _alarm_finding(
     figure: dict[str, float], counts: list[list[int]], case: Case, params: MethodParams
 ) -> Finding:
     reference = Reference(case.tables[0], case.sampling)

@@ -1,5 +1,4 @@
-"""Identity of the tokens: greedy and coupled decoding against the table itself, alone and beside
-other sequences; order audit."""
+"""Checks that greedy and coupled outputs equal plain decoding, in any order and in batches."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from specbench_cli.audit.cases import (
 )
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.models.observed_session import ObservedSession
-from specbench_cli.audit.models.table import rows_out_of_place
+from specbench_cli.audit.models.table import find_wrong_rows
 from specbench_cli.audit.reference import truncate_output
 from specbench_cli.audit.subject import AuditSubject, format_params, max_draft_levels
 from specbench_cli.engine.batch import Batch
@@ -35,29 +34,32 @@ from specbench_cli.engine.types import Rule, Step
 from specbench_cli.engine.workspace import Workspace
 
 CASES = 120
-"""Random tables for each rule, shared out among the variants."""
+"""Number of random tables for each rule, distributed over the variants."""
 
-LEAST = 12
-"""Of these for a variant."""
+MIN_CASES = 12
+"""Minimum number of random tables for each variant."""
 
-VARIED = 6
-"""The same for each of the parameters that are the defaults but for one."""
+CASES_PER_CHANGE = 6
+"""Number of random tables for the defaults with one parameter changed."""
 
-LONG = 2
-"""Variants that decode long requests, and one over a large vocabulary."""
+LONG_VARIANTS = 2
+"""Number of variants that decode long requests and a large vocabulary."""
 
-PROMPTS = 9
-"""Prompts of one pass, at least; one of them is long."""
+MIN_PROMPTS = 9
+"""Minimum number of prompts of a pass; one of them is long."""
 
-PASSES = 2
-"""Variants that get so many; others get `FEW`."""
+FULL_VARIANTS = 2
+"""Number of variants that get `MIN_PROMPTS` prompts."""
 
-FEW = 4
+FEW_PROMPTS = 4
+"""Number of prompts for the other variants."""
 
 
 def check_tokens(subject: AuditSubject) -> list[Finding]:
-    """Every output is, token by token, what plain decoding of the table gives; of a method that
-    learns, once it has learnt."""
+    """Check that every output equals plain decoding of the table.
+
+    A method that learns is tested after it has learned.
+    """
     compared, wrong = 0, 0
     problem: Problem | None = None
     for params, turn, endless in _cases(subject):
@@ -69,11 +71,11 @@ def check_tokens(subject: AuditSubject) -> list[Finding]:
         for _ in method.generate(session):
             pass
         compared += 1
-        what = _difference(list(session.output()), due, session)
+        what = _describe_difference(list(session.output()), due, session)
         if what is not None:
             wrong += 1
             problem = problem or Problem(
-                what, f"{format_params(params)}; {case}", _look(session, due)
+                what, f"{format_params(params)}; {case}", _suggest_cause(session, due)
             )
     if not compared:
         return []
@@ -83,7 +85,7 @@ def check_tokens(subject: AuditSubject) -> list[Finding]:
 def _cases(subject: AuditSubject) -> Iterator[tuple[MethodParams, int, Case]]:
     for rule in EXACT_RULES:
         variants = list(subject.lossless_params(rule))
-        cases = max(LEAST, CASES // max(1, len(variants)))
+        cases = max(MIN_CASES, CASES // max(1, len(variants)))
         for params in variants:
             for turn, case in enumerate(
                 random_cases(rule, cases, max_draft_levels(params, default=5))
@@ -91,39 +93,45 @@ def _cases(subject: AuditSubject) -> Iterator[tuple[MethodParams, int, Case]]:
                 yield params, turn, case
         for params in variants:
             yield params, 0, tied_logits_case(rule)
-        for params in variants[:LONG]:
-            yield params, 0, long_of(subject, rule)
+        for params in variants[:LONG_VARIANTS]:
+            yield params, 0, long_case_for(subject, rule)
             wide = wide_case(rule, 64)
             yield params, 0, replace(wide, budget=20) if rule == "coupled" else wide
         for params in subject.lossless_params(rule, single_changes=True):
             if params not in variants:
                 levels = max_draft_levels(params, default=5)
-                for turn, case in enumerate(random_cases(rule, VARIED, levels)):
+                for turn, case in enumerate(random_cases(rule, CASES_PER_CHANGE, levels)):
                     yield params, turn, case
 
 
-def long_of(subject: AuditSubject, rule: Rule) -> Case:
-    """A request whose prompt and output are longer than the numbers in the method's code."""
+def long_case_for(subject: AuditSubject, rule: Rule) -> Case:
+    """Return a case whose prompt and output are longer than the numbers in the method's code."""
     prompt = subject.exceed_constants(LONG_PROMPT, 2_000)
     return long_case(rule, prompt, subject.exceed_constants(LONG_OUTPUT, 500))
 
 
-def _difference(output: Sequence[int], due: Sequence[int], session: ObservedSession) -> str | None:
+def _describe_difference(
+    output: Sequence[int], due: Sequence[int], session: ObservedSession
+) -> str | None:
     if output == due and session.finish is not None:
         return None
     pairs = enumerate(zip(output, due, strict=False))
     at = next((i for i, (a, b) in pairs if a != b), min(len(output), len(due)))
     if at == len(due) and len(output) > len(due):
-        return f"{len(output)} tokens where the output ends after {len(due)}: {output} for {due}"
+        return (
+            f"{len(output)} tokens, but the output ends after {len(due)}: {output} instead of {due}"
+        )
     if at == len(output):
-        return f"the output stops after {len(output)} of {len(due)} tokens: {output} for {due}"
-    return f"output token {at + 1} is {output[at]} where the target chooses {due[at]}"
+        return (
+            f"the output stops after {len(output)} of {len(due)} tokens: {output} instead of {due}"
+        )
+    return f"output token {at + 1} is {output[at]}, but the target chooses {due[at]}"
 
 
-def _look(session: ObservedSession, due: Sequence[int]) -> str:
+def _suggest_cause(session: ObservedSession, due: Sequence[int]) -> str:
     output, origin = session.output(), session.harness.text.origin
     if len(output) < len(due):
-        return "what ends the method's loop: `session.finish`, and nothing else, may"
+        return "what ends the method's loop: only `session.finish` may end it"
     pairs = enumerate(zip(output, due, strict=False))
     at = next((i for i, (a, b) in pairs if a != b), len(due))
     if at >= len(due):
@@ -140,27 +148,31 @@ LOOK_AT_BATCHES = (
 )
 
 
-JOINING = 2
-"""Sequences that take part in a step where others wait for their seats."""
+JOINING_BATCH_SIZE = 2
+"""Batch size in the test where sequences join when others end."""
 
-CHUNK = 4
-"""Tokens of their prompts that are read beside these at once."""
+PREFILL_CHUNK = 4
+"""Maximum prefill tokens of joining sequences per step."""
 
 
 def check_order(subject: AuditSubject) -> list[Finding]:
-    """What is decoded, and in which steps, depends neither on the order of the prompts nor on what
-    ran before; a method that learns from prompt to prompt may take other steps, and the same ones
-    in every pass. What it learns is its own: the run's models stay as they are."""
+    """Check that outputs and steps do not depend on the order of prompts.
+
+    A method that learns may take other steps, but the same ones in every pass. It must not change
+    the models of the run.
+    """
     compared = 0
     for rule in RULES:
         learns = subject.method.state_scope != "prompt"
         if learns and rule == "rejection":
             continue
         for number, params in enumerate(subject.lossless_params(rule)):
-            prompts = subject.exceed_constants(PROMPTS, 40) if number < PASSES else FEW
-            cases = list(_series(rule, max_draft_levels(params, default=5), prompts))
-            if number < PASSES:
-                cases[-2] = _like(cases[0], long_of(subject, rule))
+            prompts = (
+                subject.exceed_constants(MIN_PROMPTS, 40) if number < FULL_VARIANTS else FEW_PROMPTS
+            )
+            cases = list(_prompt_cases(rule, max_draft_levels(params, default=5), prompts))
+            if number < FULL_VARIANTS:
+                cases[-2] = _replace_prompt(cases[0], long_case_for(subject, rule))
             alone = {
                 i: _decode(subject.method(params), case, learns) for i, case in enumerate(cases)
             }
@@ -173,27 +185,27 @@ def check_order(subject: AuditSubject) -> list[Finding]:
                     found = _decode(method, cases[i], learns, **rest)
                     compared += 1
                     if found != alone[i]:
-                        return [_disordered(params, cases[i], alone[i], found, compared)]
+                        return [_order_finding(params, cases[i], alone[i], found, compared)]
                     for name, table in _weights(workspace).items():
                         if not table.equal(weights[name]):
-                            return [_not_its_own(params, cases[i], name, compared)]
-            if learns and number < PASSES:
+                            return [_changed_weights_finding(params, cases[i], name, compared)]
+            if learns and number < FULL_VARIANTS:
                 compared += len(cases)
-                what = _unlike_passes(subject.method(params), cases)
+                what = _compare_repeats(subject.method(params), cases)
                 if what is not None:
-                    problem = Problem(what, f"{format_params(params)}; {cases[0]}", LOOK_AT_PASSES)
+                    problem = Problem(what, f"{format_params(params)}; {cases[0]}", LOOK_AT_REPEATS)
                     return [Finding("order", False, {"decodings": compared}, problem)]
     return [Finding("order", True, {"decodings": compared})] if compared else []
 
 
-LOOK_AT_PASSES = (
+LOOK_AT_REPEATS = (
     "what the method keeps: in `session.memory`, which every pass begins anew, and nowhere else"
     " (attributes of the object or the class, module globals)"
 )
 
 
-def _unlike_passes(method: Method, cases: Sequence[Case]) -> str | None:
-    """What two passes of one method object over the same prompts do not have in common."""
+def _compare_repeats(method: Method, cases: Sequence[Case]) -> str | None:
+    """Return the first difference between two passes of one method object, or None."""
     workspace = max(cases, key=lambda case: len(case.prompt)).create_workspace()
     first, second = (
         [_decode(method, case, False, workspace=workspace, memory=memory) for case in cases]
@@ -201,26 +213,28 @@ def _unlike_passes(method: Method, cases: Sequence[Case]) -> str | None:
     )
     for number, (before, after) in enumerate(zip(first, second, strict=True), start=1):
         if before != after:
-            return f"prompt {number} in the second pass: {_first_unlike(before[1], after[1])}"
+            return f"prompt {number} in the second pass: {_first_difference(before[1], after[1])}"
     return None
 
 
 def check_batch(subject: AuditSubject) -> list[Finding]:
-    """A sequence decoded beside others is what it is alone, and so are its states, whatever the
-    others' lengths, drafts and ends are, and whenever these join and leave; in the same steps too,
-    unless the method keeps something from text to text, or drafts by how many there are."""
+    """Check that outputs and states in a batch equal those of each sequence alone.
+
+    Sequences have different lengths and drafts, and join and leave at different times. Steps must
+    be equal too, unless the method learns or adapts its draft to the batch size.
+    """
     if not subject.method(subject.variants[0]).batches:
         return []
     learns = subject.method.state_scope != "prompt"
     compared, problem = 0, None
     for rule in EXACT_RULES if learns else RULES:
         for params in subject.lossless_params(rule):
-            cases = list(_crowd(rule, max_draft_levels(params, default=5)))
+            cases = list(_batch_cases(rule, max_draft_levels(params, default=5)))
             method = subject.method(params)
-            outputs_alone = learns or method.by_load
-            due = [_decode(subject.method(params), case, outputs_alone) for case in cases]
-            for size in (len(cases), JOINING):
-                unlike = _beside_others(method, cases, due, size, outputs_alone)
+            outputs_only = learns or method.by_load
+            due = [_decode(subject.method(params), case, outputs_only) for case in cases]
+            for size in (len(cases), JOINING_BATCH_SIZE):
+                unlike = _compare_batch(method, cases, due, size, outputs_only)
                 compared += len(cases)
                 if unlike is not None and problem is None:
                     problem = Problem(
@@ -231,13 +245,17 @@ def check_batch(subject: AuditSubject) -> list[Finding]:
     return [Finding("batch", problem is None, {"outputs": compared}, problem)]
 
 
-def _beside_others(
-    method: Method, cases: Sequence[Case], due: Sequence[Decoded], size: int, outputs_alone: bool
+def _compare_batch(
+    method: Method,
+    cases: Sequence[Case],
+    due: Sequence[OutputAndCounts],
+    size: int,
+    outputs_only: bool,
 ) -> tuple[str, str] | None:
-    """What the first sequence that is not what it is alone gives, and where; None if all are.
+    """Return (difference, case) of the first sequence that changes in a batch, or None.
 
     Args:
-        size: so many take part in a step; the others join as these come to their ends.
+        size: batch size. Further sequences join when others end.
     """
     requests, first = [case.request for case in cases], cases[0]
     batch = Batch(
@@ -246,41 +264,45 @@ def _beside_others(
         first.sampling,
         size=size,
         slots=method.max_sequences(size),
-        chunk=CHUNK,
+        chunk=PREFILL_CHUNK,
         session_class=ObservedSession,
     )
     steps: list[list[tuple[int, ...]]] = [[] for _ in cases]
     where = f"{len(cases)} sequences, {size} at once, {first}"
     for step in method.generate_batch(batch):
-        steps[step.seq].append(_counts(step))
+        steps[step.seq].append(_step_counts(step))
         for at, each in enumerate(batch.sessions):
-            # Others that go on have drafted already; the ended ones rest, until another joins.
+            # Running sequences have drafted already. Ended ones are idle until another joins.
             resting = each.finish is not None and batch.has_slot(each)
-            wrong = _stale(cast(ObservedSession, each), at) if at == step.seq or resting else None
+            wrong = (
+                _find_state_error(cast(ObservedSession, each), at)
+                if at == step.seq or resting
+                else None
+            )
             if wrong is not None:
                 return wrong, where
     for at, (case, own) in enumerate(zip(cases, due, strict=True)):
-        found = tuple(batch.sessions[at].output()), () if outputs_alone else tuple(steps[at])
+        found = tuple(batch.sessions[at].output()), () if outputs_only else tuple(steps[at])
         if found[0] != own[0]:
-            unlike = f"gives {list(found[0])} beside others, {list(own[0])} alone"
+            unlike = f"gives {list(found[0])} in a batch, {list(own[0])} alone"
             return f"sequence {at} {unlike}", f"{where}; {case}"
         if found != own:
-            return f"sequence {at}: {_first_unlike(own[1], found[1])}", f"{where}; {case}"
+            return f"sequence {at}: {_first_difference(own[1], found[1])}", f"{where}; {case}"
     return None
 
 
-def _stale(session: ObservedSession, at: int) -> str | None:
-    """What is wrong with a state of a sequence."""
+def _find_state_error(session: ObservedSession, at: int) -> str | None:
+    """Return a description of a wrong state of a sequence, or None."""
     for decoder, state, text in session.states():
         behind = decoder.name != "target"
-        wrong = rows_out_of_place(state, text[:-1], decoder.first, behind=behind)
+        wrong = find_wrong_rows(state, text[:-1], decoder.first, behind=behind)
         if wrong is not None:
             return f"the {decoder.name}'s state of sequence {at}: {wrong}"
     return None
 
 
-def _crowd(rule: Rule, levels: int) -> Iterator[Case]:
-    """Requests to one pair of tables of very different lengths, budgets and ends."""
+def _batch_cases(rule: Rule, levels: int) -> Iterator[Case]:
+    """Yield requests to one pair of tables, with different lengths, budgets and EOS ids."""
     first, *_ = random_cases(rule, 1, levels)
     for number, (n, budget) in enumerate(((2, 14), (9, 1), (4, 5), (3, 12), (6, 8))):
         prompt = tuple((number + at) % 2 for at in range(n))
@@ -288,8 +310,8 @@ def _crowd(rule: Rule, levels: int) -> Iterator[Case]:
         yield add_eos(own, reference_tokens(own, 12), number) if rule != "rejection" else own
 
 
-def _series(rule: Rule, levels: int, n: int) -> Iterator[Case]:
-    """Prompts to one pair of tables, the first of which share their ends with later ones."""
+def _prompt_cases(rule: Rule, levels: int, n: int) -> Iterator[Case]:
+    """Yield n requests to one pair of tables. Some prompts have common suffixes."""
     first, *_ = random_cases(rule, 1, levels)
     prompts = ((0, 1, 2, 1, 0), (1, 0), (2, 1, 2, 1, 0), (0, 1))
     for number in range(n):
@@ -297,31 +319,31 @@ def _series(rule: Rule, levels: int, n: int) -> Iterator[Case]:
         yield replace(first, prompt=prompt, budget=12, prompt_id=f"table/{number}")
 
 
-def _like(first: Case, long: Case) -> Case:
-    """A long prompt to the tables of another case, after which they say as much."""
+def _replace_prompt(first: Case, long: Case) -> Case:
+    """Return the first case with the long prompt of another."""
     vocab = first.tables[0].shape[-1]
     prompt = tuple(token % vocab for token in long.prompt)
     return replace(first, prompt=prompt, budget=12, prompt_id="table/long")
 
 
-Decoded = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
+OutputAndCounts = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
 
 
-def _decode(method: Method, case: Case, learns: bool, **rest: Any) -> Decoded:
+def _decode(method: Method, case: Case, learns: bool, **rest: Any) -> OutputAndCounts:
     session = case.open(**rest)
-    steps = [_counts(step) for step in method.generate(session)]
+    steps = [_step_counts(step) for step in method.generate(session)]
     if method.learns and "memory" in rest:
         learn(method, session)
     return tuple(session.output()), () if learns else tuple(steps)
 
 
-def _counts(step: Step) -> tuple[int, ...]:
+def _step_counts(step: Step) -> tuple[int, ...]:
     levels = step.draft.levels if step.draft else 0
     return levels, step.outcome.tested, len(step.outcome.path), len(step.outcome.committed)
 
 
-def _disordered(
-    params: MethodParams, case: Case, alone: Decoded, after: Decoded, compared: int
+def _order_finding(
+    params: MethodParams, case: Case, alone: OutputAndCounts, after: OutputAndCounts, compared: int
 ) -> Finding:
     output, steps = zip(alone, after, strict=True)
     if output[0] != output[1]:
@@ -329,30 +351,30 @@ def _disordered(
     else:
         what = (
             "the same output in other steps (levels, tested, accepted, committed):"
-            f" {_first_unlike(*steps)}"
+            f" {_first_difference(*steps)}"
         )
     look = (
-        "what outlives a prompt: attributes that `start` does not set anew, module globals, a"
-        " generator of random numbers of its own; learning needs `state_scope` and `session.memory`"
+        "what outlives a prompt: attributes that `start` does not reset, module globals, a random"
+        " generator of the method; learning needs `state_scope` and `session.memory`"
     )
     problem = Problem(what, f"{format_params(params)}; {case}", look)
     return Finding("order", False, {"decodings": compared}, problem)
 
 
 def _weights(workspace: Workspace) -> dict[str, Tensor]:
-    """The tables of the run's models, as they are now."""
+    """Return copies of the tables of the run's models."""
     tables = {name: getattr(each, "table", None) for name, each in workspace.decoders.items()}
     return {name: table.clone() for name, table in tables.items() if table is not None}
 
 
-def _not_its_own(params: MethodParams, case: Case, name: str, compared: int) -> Finding:
-    what = f"the {name}'s weights, which all rows share, are others than before"
-    look = "`learn`, which may train the row's own copy alone: `session.trainable`"
+def _changed_weights_finding(params: MethodParams, case: Case, name: str, compared: int) -> Finding:
+    what = f"the {name}'s weights, which all methods share, have changed"
+    look = "`learn`, which may train only a copy of the weights: `session.trainable`"
     problem = Problem(what, f"{format_params(params)}; {case}", look)
     return Finding("order", False, {"decodings": compared}, problem)
 
 
-def _first_unlike(alone: Sequence[object], after: Sequence[object]) -> str:
+def _first_difference(alone: Sequence[object], after: Sequence[object]) -> str:
     for number, (a, b) in enumerate(zip(alone, after, strict=False), start=1):
         if a != b:
             return f"step {number} is {a} by itself, {b} after other prompts"

@@ -1,1 +1,1 @@
-"""Models for audits: tables whose every outcome can be walked, and tiny Llamas."""
+"""Models for audits: tables with few outcomes, and tiny Llamas."""

@@ -1,5 +1,4 @@
-"""The shipped pair and its heads, for audits: distributions of 4,096 tokens as training left
-them."""
+"""The embedded pair and its heads for audits: trained distributions over 4,096 tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ import torch
 
 from specbench_cli.audit.models.observed_session import ObservedSession, nominal_cost
 from specbench_cli.engine.learning import Memory
-from specbench_cli.engine.models.artifact import Trained
+from specbench_cli.engine.models.artifact import ArtifactSpec
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.request import Request
@@ -35,12 +34,12 @@ TEXTS = (
 )
 
 SPARE = 96
-"""Rows beyond prompt and output, for the nodes of a tree."""
+"""Spare rows of the state, for the nodes of a tree."""
 
 
 @dataclass(frozen=True, eq=False)
 class EmbeddedPair:
-    """The pair, behind which stands transformers' own module of each.
+    """The embedded pair, also available as modules of transformers.
 
     Attributes:
         prompts: ids of `TEXTS`.
@@ -50,24 +49,24 @@ class EmbeddedPair:
     prompts: Sequence[tuple[int, ...]]
 
     def open(self, prompt: int, sampling: Sampling, budget: int, memory: Memory) -> ObservedSession:
-        """A session on a prompt, without an end but the budget."""
+        """Return a session on a prompt. The output ends at the budget only."""
         stop = StopRule(frozenset(), budget)
         request = Request(f"embedded/{prompt}", 0, self.prompts[prompt], stop)
         self.workspace.reserve(len(request.ids) + budget + SPARE)
         return ObservedSession(self.workspace, request, sampling, memory=memory)
 
     def module(self, role: str) -> Any:
-        """transformers' own."""
+        """Return the transformers module of a role."""
         return module_of(self.workspace.decoders[role])
 
 
 @cache
-@torch.inference_mode(False)  # a learner's copy of weights made in that mode takes no gradient
+@torch.inference_mode(False)  # weights made in inference mode have no gradients
 def embedded_pair() -> EmbeddedPair:
-    """The pair, loaded at first use.
+    """Load the pair at the first call.
 
     Raises:
-        EnvironmentFault: this installation is without it.
+        EnvironmentFault: the installation does not include it.
     """
     from tokenizers import Tokenizer
 
@@ -80,17 +79,17 @@ def embedded_pair() -> EmbeddedPair:
     read = Tokenizer.from_file(str(target.path / "tokenizer.json"))
     prompts = [tuple(read.encode(text).ids) for text in TEXTS]
 
-    def make(wanted: Trained) -> Any:
+    def make(wanted: ArtifactSpec) -> Any:
         return _head(wanted, target, decoders)
 
     return EmbeddedPair(Workspace(decoders, 256, load_artifact=make, costs=nominal_cost), prompts)
 
 
-def _head(wanted: Trained, target: Checkpoint, decoders: dict[str, Decoder]) -> Any:
-    """The target's own, as shipped; of a kind that is not, one with random weights."""
+def _head(wanted: ArtifactSpec, target: Checkpoint, decoders: dict[str, Decoder]) -> Any:
+    """Return the shipped head of the target, or one with random weights if none is shipped."""
     kind = wanted.kind
     try:
-        files = resolve_head(wanted.source, kind.kind, target, inside=False)
+        files = resolve_head(wanted.source, kind.kind, target, in_target=False)
     except UsageError:
         return kind.random(decoders)
     return kind.load(files.path, decoders)

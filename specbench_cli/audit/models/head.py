@@ -1,4 +1,4 @@
-"""Draft heads that are tables: they notice features that are not those of the token before."""
+"""Draft heads backed by tables, whose logits change if they read wrong features."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from specbench_cli.audit.models.table import TableDecoder, TableState, way_of
-from specbench_cli.engine.models.artifact import Artifact, Trained
+from specbench_cli.audit.models.table import TableDecoder, TableState, continue_greedily
+from specbench_cli.engine.models.artifact import Artifact, ArtifactSpec
 from specbench_cli.engine.models.decoder import Decoder, ModelInput
 from specbench_cli.engine.models.head import (
     NORMED,
     FeatureHead,
     Head,
+    LevelOutput,
     LookAhead,
-    Said,
     SequentialHead,
 )
 from specbench_cli.engine.types import Features, ModelOutput
 
 
 class TableHead(TableDecoder, Head):
-    """A draft head that says what a draft with its table would.
+    """A draft head that returns the logits of a draft model with its table.
 
-    Row i holds the token i + 1 of the text and should come beside the target's row of token i, or,
-    in a draft, the head's own of it. Beside any other row the token before reads as another one:
-    stale or displaced features change the logits.
+    Row i reads token i + 1 and should get the target's features of token i or, during drafting, the
+    head's own. With any other features the previous token is read as another one. So stale or
+    misplaced features change the logits.
 
     Args:
-        target: the table [V, V, V] whose rows its features are.
+        target: table [V, V, V] whose rows are the features.
     """
 
     reads = Features
@@ -43,13 +43,13 @@ class TableHead(TableDecoder, Head):
         self.target = target
 
     def before(self, state: TableState, row: int) -> int:
-        """The token before, which the row that it follows holds; row 0 has its features alone."""
-        _, _, follows, features, _ = state.rows[row]
+        """Return the previous token: that of the parent row, or for row 0 that of its features."""
+        _, _, parent, features, _ = state.rows[row]
         assert features is not None
-        if follows < 0:
-            before = _place(self.target[0], features)
+        if parent < 0:
+            before = _find_row(self.target[0], features)
         else:
-            at = state.rows[follows].before, self.read(state, follows)
+            at = state.rows[parent].before, self.read_token(state, parent)
             due = any(torch.equal(features, table[at]) for table in (self.target, self.table))
             before = at[1] if due else (at[1] + 1) % self.vocab_size
             state.misread += not due
@@ -58,11 +58,15 @@ class TableHead(TableDecoder, Head):
 
 
 class TableBlockHead(TableHead):
-    """The same of a parallel head: a mask's row says what a draft with the table would that goes
-    its own greedy way from the last token.
+    """A parallel draft head backed by a table.
+
+    The row of a mask returns the logits of a draft model with the table that continues greedily
+    from the last token.
 
     Attributes:
-        own_place: as of `Head`. block: places of a block. mask: an id that no text holds.
+        own_place: see `Head`.
+        block: number of positions of a block.
+        mask: an id that no text contains.
     """
 
     parallel = True
@@ -73,14 +77,14 @@ class TableBlockHead(TableHead):
         self.mask = self.vocab_size
 
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """See `Decoder`; logits are of the last token's row and of the masks'."""
+        """See `Decoder`. Logits belong to the rows of the last token and of the masks."""
         x, logits_at = model_input.x, model_input.logits_at
         assert isinstance(x, Features)
         n, held = x.rows.shape[1], cast(TableState, model_input.state)
         read = Features(x.ids[:, :n], x.rows)
         out = super().execute(model_input._replace(x=read, logits_at=None))
         row = len(held.rows) - 1
-        before, last = self.before(held, row), self.read(held, row)
+        before, last = self.before(held, row), self.read_token(held, row)
         said = [out.hidden[0, -1]]
         for token in x.ids[0, n:].tolist():
             if not self.own_place:
@@ -96,7 +100,7 @@ class TableBlockHead(TableHead):
 
 
 class _CountedHead(FeatureHead):
-    """A head whose `forward` counts, whoever calls it."""
+    """A head that counts its forwards, also those that bypass the meter."""
 
     def __call__(self, *rows: Any, **named: Any) -> Any:
         """See `FeatureHead`."""
@@ -104,15 +108,15 @@ class _CountedHead(FeatureHead):
 
 
 class TableFeatureHead(_CountedHead):
-    """Mixed into a head without a state, it has that say what a draft with the table would.
+    """Mixin for a stateless head that returns the logits of a draft model with a table.
 
-    Features that are a row of the target's table tell the last two tokens, and what the target says
-    next if it is greedy; from there on the draft's table goes its own greedy way. Where the head's
-    own answer is not logits [levels, n, V] there is no saying what they are about: it stands.
+    Features that are a row of the target's table identify the last two tokens, and so the target's
+    greedy next token. From there the draft's table continues greedily. If the head does not return
+    logits [levels, n, V], its own output is kept.
 
     Attributes:
-        tables: of the draft, and of the target.
-        exact: whether all it said was the table's.
+        tables: tables of the draft and of the target.
+        exact: True if all outputs came from the table.
     """
 
     tables: tuple[Tensor, Tensor]
@@ -120,68 +124,76 @@ class TableFeatureHead(_CountedHead):
 
     def forward(self, rows: Tensor, *more: Any, **named: Any) -> Any:
         """See the class."""
-        self.__dict__["ran"] += 1  # whoever calls it, and however
+        self.__dict__["ran"] += 1  # also counts calls that bypass the meter
         said: Any = super().forward(rows, *more, **named)
         if not isinstance(said, Tensor) or said.shape[1:] != (len(rows), self.vocab_size):
             self.exact = False
             return said
         draft, target = self.tables
-        ways = [_way(draft, target, target, row[-self.vocab_size :], len(said)) for row in rows]
+        ways = [
+            _continue_greedily(draft, target, target, row[-self.vocab_size :], len(said))
+            for row in rows
+        ]
         return torch.stack(ways, 1)
 
 
 class TableLookAhead(_CountedHead, LookAhead):
-    """Mixed into a head whose rows go through the target, it has these be what a draft with the
-    table would say: a target that is a table lets them pass, if they see and stand where they
-    should. What enters its first layer are embeddings, which tell one token and not two: there the
-    target makes of these rows what they should be (`TableDecoder.foresees`).
+    """Mixin for a head whose rows pass through the target's layers (`LookAhead`).
+
+    The rows are the logits of a draft model with a table. A table target passes them on if their
+    mask and positions are right. Embeddings that enter the first layer identify one token only, so
+    there the target computes the rows itself (`TableDecoder.look_ahead_table`).
 
     Attributes:
-        tables: of the draft, and of the target; below: of what enters the layer.
+        tables: tables of the draft and of the target.
+        input_table: table of the rows that enter the layer.
     """
 
     tables: tuple[Tensor, Tensor]
-    below: Tensor
+    input_table: Tensor
 
     def forward(self, rows: Tensor) -> Tensor:
         """See the class."""
-        self.__dict__["ran"] += 1  # whoever calls it, and however
+        self.__dict__["ran"] += 1  # also counts calls that bypass the meter
         if not self.layer:
             return torch.full((len(rows), self.sizes["levels"], self.vocab_size), -1.0)
-        ways = [_way(*self.tables, self.below, row, self.sizes["levels"]) for row in rows]
+        ways = [
+            _continue_greedily(*self.tables, self.input_table, row, self.sizes["levels"])
+            for row in rows
+        ]
         return torch.stack(ways)
 
 
 class TableSequentialHead(_CountedHead, SequentialHead):
-    """Mixed into a head that reads the tokens drafted so far, it has that say what a draft with the
-    table would.
+    """Mixin for a sequential head that returns the logits of a draft model with a table.
 
-    Its rows tell the last two tokens: the target's row those behind which it is, its own rows those
-    of the node that left them. With stale or displaced rows, or with another node's token, the
-    logits are of another place.
+    Its rows identify the last two tokens of the text or of a node. Stale or misplaced rows, or the
+    token of another node, give other logits.
 
     Attributes:
-        tables: of the draft, and of the target.
+        tables: tables of the draft and of the target.
     """
 
     tables: tuple[Tensor, Tensor]
 
-    def forward(self, rows: Tensor, ids: Tensor, level: int) -> Said:  # type: ignore[override]
+    def forward(self, rows: Tensor, ids: Tensor, level: int) -> LevelOutput:  # type: ignore[override]
         """See the class."""
-        self.__dict__["ran"] += 1  # whoever calls it, and however
+        self.__dict__["ran"] += 1  # also counts calls that bypass the meter
         draft, target = self.tables
         known = (draft if level else target).flatten(0, 1)
-        lasts = [_place(known, row[-self.vocab_size :]) % self.vocab_size for row in rows]
+        lasts = [_find_row(known, row[-self.vocab_size :]) % self.vocab_size for row in rows]
         said = draft[torch.tensor(lasts), ids]
-        return Said(said, said)
+        return LevelOutput(said, said)
 
 
 class TableParallel(TableDecoder):
-    """A draft model that reads mask tokens: a mask's row says what a draft with the table would
-    that goes its own greedy way from the last token before the masks.
+    """A draft model backed by a table that reads mask tokens.
+
+    The row of a mask returns the logits of a draft model that continues greedily from the last
+    token before the masks.
 
     Attributes:
-        mask: an id that no text holds.
+        mask: an id that no text contains.
     """
 
     def __init__(self, table: Tensor) -> None:
@@ -196,7 +208,7 @@ class TableParallel(TableDecoder):
         start, way = len(held.rows) - len(rows), (0, 0)
         for at, row in enumerate(range(start, len(held.rows))):
             if held.rows[row].id != self.mask:
-                way = self.before(held, row), self.read(held, row)
+                way = self.before(held, row), self.read_token(held, row)
             else:
                 way = way[1], int(self.table[way].argmax())
                 rows[at] = self.table[way]
@@ -206,19 +218,20 @@ class TableParallel(TableDecoder):
         return ModelOutput(logits, rows[None])
 
 
-def make_on_tables(decoders: Mapping[str, Decoder], wanted: Trained) -> Any:
-    """A trained module for a run on tables: any head or draft speaks from the draft's table.
+def make_table_artifact(decoders: Mapping[str, Decoder], wanted: ArtifactSpec) -> Any:
+    """Return a trained module whose output comes from the draft's table.
 
     Args:
-        decoders: tables by role, "target" and "draft".
+        decoders: table decoders by role, "target" and "draft".
+        wanted: specification of the module.
     """
     kind: type[Artifact] = wanted.kind
     if issubclass(kind, FeatureHead):
         target = cast(TableDecoder, decoders["target"])
-        made = copy(_head_of(kind, target.vocab_size, target.n_layers))
+        made = copy(_make_table_head(kind, target.vocab_size, target.n_layers))
         made.target, made.tables = target, _tables(decoders)
         if isinstance(made, TableLookAhead):
-            made.below, target.foresees = target.layers[0], made.tables[0]
+            made.input_table, target.look_ahead_table = target.layers[0], made.tables[0]
         return made
     if issubclass(kind, Head):
         if not kind.parallel:
@@ -231,9 +244,11 @@ def make_on_tables(decoders: Mapping[str, Decoder], wanted: Trained) -> Any:
 
 
 @cache
-def _head_of(kind: type[FeatureHead], vocab_size: int, n_layers: int) -> Any:
-    """A head for tables of a size, whose weights are those for all of them: made once, since short
-    walks would spend most of their time on making modules."""
+def _make_table_head(kind: type[FeatureHead], vocab_size: int, n_layers: int) -> Any:
+    """Return a head for tables of a size.
+
+    It is cached, because creating modules would take most of the time of short enumerations.
+    """
     mixed: type[FeatureHead] = TableFeatureHead
     if issubclass(kind, LookAhead):
         mixed = TableLookAhead
@@ -246,18 +261,18 @@ def _head_of(kind: type[FeatureHead], vocab_size: int, n_layers: int) -> Any:
 
 
 def _tables(decoders: Mapping[str, Decoder]) -> tuple[Tensor, Tensor]:
-    """The draft's and the target's."""
+    """Return the tables of the draft and of the target."""
     draft, target = (cast(TableDecoder, decoders[role]).table for role in ("draft", "target"))
     return draft, target
 
 
-def features_out_of_place(state: Any, text: Sequence[int], target: Tensor) -> str | None:
-    """What is wrong with the features that a head's state was made of; None if nothing.
+def find_wrong_features(state: Any, text: Sequence[int], target: Tensor) -> str | None:
+    """Return a description of wrong features in a head's state, or None if all are right.
 
     Args:
-        state: a `TableState`, whose ids are those of the text.
-        text: the committed ids.
-        target: the table whose rows they should be, each of the token before.
+        state: a `TableState` with the ids of the text.
+        text: committed ids.
+        target: table whose rows the features should be.
     """
     for row, held in enumerate(state.rows):
         before = text[row - 1] if row else 0
@@ -266,16 +281,21 @@ def features_out_of_place(state: Any, text: Sequence[int], target: Tensor) -> st
     return None
 
 
-def _way(draft: Tensor, target: Tensor, known: Tensor, row: Tensor, levels: int) -> Tensor:
-    """Logits [levels, V] of the tokens behind the one that the target says next.
+def _continue_greedily(
+    draft: Tensor, target: Tensor, known: Tensor, row: Tensor, levels: int
+) -> Tensor:
+    """Return the logits [levels, V] of the tokens after the target's greedy next token.
 
     Args:
-        known, row: a table, and the row of it at the place in question.
+        known: table that contains the row.
+        row: features [V] that identify the last two tokens.
     """
-    return way_of(draft, target, divmod(_place(known.flatten(0, 1), row), draft.shape[-1]), levels)
+    return continue_greedily(
+        draft, target, divmod(_find_row(known.flatten(0, 1), row), draft.shape[-1]), levels
+    )
 
 
-def _place(rows: Tensor, row: Tensor) -> int:
-    """Which of the rows [n, V] it is; the last one if none."""
+def _find_row(rows: Tensor, row: Tensor) -> int:
+    """Return the index of a row in rows [n, V], or the last index if it is none of them."""
     same = (rows == row).all(-1).nonzero()
     return int(same[0]) if len(same) else rows.shape[0] - 1

@@ -1,4 +1,4 @@
-"""Sessions whose states, clock and trace are checked from outside."""
+"""Sessions that expose their states, clock and trace to the audit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specbench_cli.audit.models.head import (
     TableLookAhead,
     TableSequentialHead,
 )
-from specbench_cli.engine.models.artifact import Trained
+from specbench_cli.engine.models.artifact import ArtifactSpec
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.engine.models.meter import Metered, MeteredHead
@@ -20,23 +20,26 @@ from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import ModelOutput
 from specbench_cli.engine.verify.choosing import Pick
 from specbench_cli.engine.watch import Watch
-from specbench_cli.engine.workers.drafter import Desk
+from specbench_cli.engine.workers.drafter import DraftSession
 from specbench_cli.engine.workspace import Workspace
 
 
 def nominal_cost(model: str, rows: int, *step: int) -> float:
-    """Costs of forwards where nothing is timed, for methods that ask (`Method.uses_costs`): so that
-    a draft pays."""
+    """Return nominal costs of forwards, for methods that use costs (`Method.uses_costs`).
+
+    Drafting pays off at these costs.
+    """
     return (1 + rows / 16) / (1 if model == "target" else 10)
 
 
 class ObservedSession(Session):
-    """A session that remembers every state it handed out, with the model, or the part of the
-    target, that it is a state of, and the heads that have none; and is watched from outside.
+    """A session that records its states and stateless heads, and checks the clock and trace.
 
     Attributes:
-        watch: has begun.
-        picked: draft tokens that were drawn or chosen by `pick`.
+        model_states: all states with their models, or the part of the target that they belong to.
+        stateless_heads: heads without a state.
+        watch: the running check of clock and trace.
+        n_picked: number of calls of `pick`, which draws or chooses draft tokens.
     """
 
     model_states: list[tuple[Decoder | Partial, State]]
@@ -49,10 +52,10 @@ class ObservedSession(Session):
         self.watch.begin(self)
 
     def find_contradiction(self) -> str | None:
-        """What its clock and its trace do not tell of the decoding, which has ended."""
+        """Return a contradiction between the ended decoding and its clock or trace, or None."""
         self.watch.end()
         for worker in self.harness.workers:
-            worker.settle()
+            worker.drain()
         self.harness.meter.resolve()
         return self.watch.find_fault(self.harness.meter)
 
@@ -63,7 +66,7 @@ class ObservedSession(Session):
         self.__dict__.setdefault("model_states", []).append((model, state))
         return state
 
-    def artifact(self, wanted: Trained) -> Any:
+    def artifact(self, wanted: ArtifactSpec) -> Any:
         """See `Session`."""
         made = super().artifact(wanted)
         if isinstance(made, MeteredHead):
@@ -77,7 +80,7 @@ class ObservedSession(Session):
 
     @property
     def drafted_by_tables(self) -> bool:
-        """Whether models drafted, and all of them say what their tables do."""
+        """True if models drafted, and all their outputs came from tables."""
         exact = (
             isinstance(head, TableSequentialHead | TableLookAhead)
             or (isinstance(head, TableFeatureHead) and head.exact)
@@ -90,20 +93,20 @@ class ObservedSession(Session):
         """Number of rows that a draft read at a wrong position or with wrong features."""
         return sum(getattr(state, "misread", 0) for _, state in self.model_states)
 
-    def desks(self) -> Iterator[Desk]:
+    def desks(self) -> Iterator[DraftSession]:
         """Those of the drafters beside the target."""
         for worker in self.harness.workers:
-            if worker.desk is not None:
-                yield worker.desk
+            if worker.session is not None:
+                yield worker.session
 
     def states(self) -> Iterator[tuple[Decoder | Partial, State, Sequence[int]]]:
-        """Every state, the drafters' too: its model, and the text that it holds rows of."""
+        """Yield (model, state, text) of every state, including those of drafters."""
         for decoder, state in self.model_states:
             yield decoder, state, self.tokens()
         for desk in self.desks():
-            for decoder, state in desk.held:
+            for decoder, state in desk.states:
                 yield decoder, state, desk.text
 
 
 class ObservedPeerSession(ObservedSession, PeerSession):
-    """The same for what decodes by means of its own."""
+    """An observed session for a peer, which decodes with its own engine."""

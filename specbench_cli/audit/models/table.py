@@ -1,7 +1,7 @@
-"""Models that are tables: small enough for every outcome of a decoding to be walked.
+"""Models backed by tables, small enough to enumerate all outcomes of decoding.
 
-The logits of a row are an entry of a table: by the token before it and by its own. A vocabulary of
-3 to 5 tokens makes the distribution of a few tokens a list of a few hundred numbers.
+The logits of a row are an entry of the table, indexed by the previous token and its own token. With
+a vocabulary of 3 to 5 tokens, the distribution of a few tokens has a few hundred outcomes.
 """
 
 from __future__ import annotations
@@ -16,31 +16,33 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from specbench_cli.engine.models.decoder import Decoder, ModelInput, State, no_trees
+from specbench_cli.engine.models.decoder import Decoder, ModelInput, State, trees_fault
 from specbench_cli.engine.models.state import RecurrentState
 from specbench_cli.engine.types import Features, Hidden, ModelOutput, Tokens, expand_skip
 
 
-class Row(NamedTuple):
-    """What is remembered of a row that was fed.
+class CachedRow(NamedTuple):
+    """A row of a table's state.
 
-    follows: the row of the state that it comes after, -1 for none; features: what a head read
-    beside its id; before: the id that a head took for that of the token before it.
+    Attributes:
+        parent: index of the previous row of its sequence or branch, -1 if none.
+        features: features that a head read with the id.
+        before: id of the previous token, as a head derived it from the features.
     """
 
     id: int
     position: int
-    follows: int
+    parent: int
     features: Tensor | None = None
     before: int = 0
 
 
-LEFT_OUT = -2
-"""What a row follows whose neighbour was left out of a state."""
+PARENT_LEFT_OUT = -2
+"""Parent of a row whose previous row was dropped from the state."""
 
 
 class TableState:
-    """Record of the rows that were fed, and of how many of them each layer processed.
+    """State of a table decoder: the rows that it read, and the number of rows of each layer.
 
     Attributes:
         misread: number of rows that were read at a wrong position or with wrong features.
@@ -50,19 +52,19 @@ class TableState:
 
     def __init__(self, capacity: int, n_layers: int = 1) -> None:
         self.capacity = capacity
-        self.rows: list[Row] = []
+        self.rows: list[CachedRow] = []
         self.lengths = [0] * n_layers
         self.kept = self.left_out = 0
         self.misread = 0
 
     @property
     def ids(self) -> list[int]:
-        """The id of each row."""
+        """Ids of the rows."""
         return [row.id for row in self.rows]
 
     @property
     def positions(self) -> list[int]:
-        """The position that each row was computed at."""
+        """Positions at which the rows were computed."""
         return [row.position for row in self.rows]
 
     def length(self, seq: int = 0, layer: int = 0) -> int:
@@ -74,38 +76,41 @@ class TableState:
         return self.lengths[0] + self.left_out
 
     def select(self, rows: Sequence[int], seq: int = 0) -> None:
-        """See `KVState.select`: rows whose neighbour was left out follow nothing that is held."""
+        """See `KVState.select`. Rows whose previous row is dropped get `PARENT_LEFT_OUT`."""
         place = {row: at for at, row in enumerate(rows)}
         kept = [self.rows[row] for row in rows]
         self.left_out += len(self.rows) - len(kept)
-        self.rows = [row._replace(follows=place.get(row.follows, LEFT_OUT)) for row in kept]
+        self.rows = [row._replace(parent=place.get(row.parent, PARENT_LEFT_OUT)) for row in kept]
         self.lengths = [len(kept)] * len(self.lengths)
         self.kept = len(kept)
 
-    def append(self, rows: Sequence[Row], layers: Iterable[int] | None = None) -> None:
-        """Write rows, at all layers or at some. Raises ValueError where there is no room for
-        them."""
+    def append(self, rows: Sequence[CachedRow], layers: Iterable[int] | None = None) -> None:
+        """Append rows to all layers or to some of them.
+
+        Raises:
+            ValueError: the rows exceed the capacity.
+        """
         start = len(self.rows)
         if start + len(rows) > self.capacity:
             raise ValueError(f"{len(rows)} rows do not fit behind {start} of {self.capacity}")
         self.rows.extend(rows)
-        self.deepen(len(rows), range(len(self.lengths)) if layers is None else layers)
+        self.count_rows(len(rows), range(len(self.lengths)) if layers is None else layers)
 
-    def deepen(self, n: int, layers: Iterable[int]) -> None:
-        """Count n rows more at some layers."""
+    def count_rows(self, n: int, layers: Iterable[int]) -> None:
+        """Add n to the row counts of layers."""
         for layer in layers:
             self.lengths[layer] += n
 
     def leave_out(self, seq: int, layers: Iterable[int], n: int) -> None:
-        """See `State`: a table says what it does by the tokens alone, whatever layers held them."""
-        self.deepen(n, layers)
+        """See `State`. The logits of a table depend on the tokens only."""
+        self.count_rows(n, layers)
 
     def commit(self, seq: int, path: Sequence[int], loose: int = 0) -> None:
         """See `State`."""
         written, base = self.rows[self.kept :], self.kept
         for at, row in enumerate(path, base):
             kept = written[row]
-            self.rows[at] = kept if kept.follows == at - 1 else kept._replace(follows=at - 1)
+            self.rows[at] = kept if kept.parent == at - 1 else kept._replace(parent=at - 1)
         self.lengths = [base + bisect_left(path, length - base) for length in self.lengths]
         self.kept += len(path) - loose
         del self.rows[base + len(path) :]
@@ -130,32 +135,32 @@ class TableState:
 
 
 class TableDecoder(Decoder):
-    """Logits are an entry of `table` [V, V, V]: by the token before the last, then by the last.
+    """A decoder whose logits are entries of `table` [V, V, V], by the last two tokens.
 
-    What it reads is what its state holds, so a stale or missing row changes the logits, as does a
-    row at a wrong position: it reads as another token. The first row of a sequence has no token
-    before it and takes id 0 in its place; a tree's row follows the last row that its mask shows.
+    It reads the tokens from its state. So a stale or missing row changes the logits, and a row at a
+    wrong position is read as another token. The first row of a sequence has id 0 as its previous
+    token. The parent of a tree's row is the last row that its mask shows.
+
+    Rows that enter a later layer without passing the layer before belong to a `LookAhead` head.
+    They pass unchanged, or shifted if their position or mask is wrong. A text row that attends to
+    such a row is read as another token.
+
+    A layer whose attention is skipped ignores the previous token. A layer whose MLP is skipped
+    ignores its own token.
 
     Args:
-        exits: another such table, which says what leaves a first layer; default: there is one layer
-            only. In the second, a row that comes beside another row of it reads as another token,
-            as does every row that has passed over some before it.
-        inner: further layers between the two, which leave what the first does: a set of sublayers
-            to pass over may be any of theirs.
-
-    Rows that enter a later layer beyond those that came through the one before are another's, who
-    looks ahead (`LookAhead`): they leave as they came, and shifted if they stand elsewhere or see
-    something else than they should; a row of its own that sees one of them reads as another token.
-
-    A layer whose attention is passed over sees no token before, one whose MLP is not its own.
+        exits: table of the output of the first layer; default: there is only one layer. In the
+            second layer a row with a wrong input, or after skipped rows, is read as another token.
+        inner: number of layers between the first and the last, with the output of the first.
+            Methods may skip any set of their sublayers.
 
     Attributes:
-        foresees: the table by which such rows speak where they enter the first layer.
+        look_ahead_table: table of the look-ahead rows that enter the first layer.
     """
 
     reads: type[Tokens | Features] = Tokens
-    module: LearntTable
-    foresees: Tensor
+    module: TrainableTable
+    look_ahead_table: Tensor
 
     def __init__(
         self, name: str, table: Tensor, exits: Tensor | None = None, inner: int = 0
@@ -165,7 +170,7 @@ class TableDecoder(Decoder):
         self.layers = (table,) if exits is None else (*(exits,) * (1 + inner), table)
         self.vocab_size = table.shape[-1]
         self.n_layers = len(self.layers)
-        self.hidden_size = self.vocab_size  # its rows are its logits
+        self.hidden_size = self.vocab_size  # hidden states are logits
         self.max_positions = 1 << 20
         self.device = table.device
         self.dtype = table.dtype
@@ -176,13 +181,13 @@ class TableDecoder(Decoder):
         return TableState(capacity, self.n_layers)
 
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """See `Decoder`; one sequence of ids at a time."""
+        """See `Decoder`. Only one sequence at a time."""
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         positions, mask, layers = model_input.positions, model_input.mask, model_input.layers
         skip, taps = model_input.skip, model_input.taps
         low, high = layers or (0, self.n_layers)
         if isinstance(x, Hidden) and not low and high == self.n_layers and positions is not None:
-            return self._embedded(x.rows[0], state, positions[0], mask, taps)
+            return self._forward_embeddings(x.rows[0], state, positions[0], mask, taps)
         self.ran += 1
         reads = Hidden if low else self.reads
         if not isinstance(x, reads) or not isinstance(state, TableState):
@@ -195,7 +200,7 @@ class TableDecoder(Decoder):
         beyond = None
         if isinstance(x, Hidden) and x.rows.shape[1] > n:
             assert positions is not None
-            beyond = _beyond(x.rows[0, n:], mask, positions[0], state)
+            beyond = _look_ahead_rows(x.rows[0, n:], mask, positions[0], state)
             if mask is not None:
                 ahead = mask[:n, n:].any(-1)  # rows of the text that attend to rows that look ahead
                 state.misread += int(ahead.sum())
@@ -204,7 +209,7 @@ class TableDecoder(Decoder):
                 x = Hidden(x.rows[:, :n])
         rows = range(start, start + n)
         before = [self.before(state, row) for row in rows]
-        last = [self.read(state, row) for row in rows]
+        last = [self.read_token(state, row) for row in rows]
         if isinstance(x, Hidden):
             due = _rows(self.layers[low - 1], before, last)
             wrong = (x.rows[0] != due).any(-1).tolist()
@@ -215,7 +220,7 @@ class TableDecoder(Decoder):
         if not spoken:
             hidden = x.rows if isinstance(x, Hidden) else self.embed(cast(Tokens, x).ids)
         else:
-            before, last = self._changed(before, last, over, run, low, spoken[-1])
+            before, last = self._apply_skips(before, last, over, run, low, spoken[-1])
             hidden = _rows(self.layers[spoken[-1]], before, last)[None]
         tapped = {
             at: hidden if at == high - 1 else _rows(self.layers[at], before, last)[None]
@@ -236,18 +241,18 @@ class TableDecoder(Decoder):
         x, positions, mask = model_input.x, model_input.positions, model_input.mask
         if not isinstance(x, Tokens | Features):
             n = x.rows.shape[1] if not low else min(x.rows.shape[1], len(state.rows) - start)
-            state.deepen(n, run)
+            state.count_rows(n, run)
             return n
         n = x.ids.shape[1]
         first = start + state.left_out
         at = range(first, first + n) if positions is None else positions[0].tolist()
-        follows = range(start - 1, start + n - 1) if mask is None else _parents(mask, start)
+        parent = range(start - 1, start + n - 1) if mask is None else _parents(mask, start)
         features = x.rows[0] if isinstance(x, Features) else [None] * n
-        fed = zip(x.ids[0].tolist(), at, follows, features, strict=True)
-        state.append([Row(*row) for row in fed], run)
+        fed = zip(x.ids[0].tolist(), at, parent, features, strict=True)
+        state.append([CachedRow(*row) for row in fed], run)
         return n
 
-    def _changed(
+    def _apply_skips(
         self,
         before: list[int],
         last: list[int],
@@ -265,7 +270,7 @@ class TableDecoder(Decoder):
             last = [0] * len(last)
         return before, last
 
-    def _embedded(
+    def _forward_embeddings(
         self,
         rows: Tensor,
         state: State,
@@ -273,7 +278,7 @@ class TableDecoder(Decoder):
         mask: Tensor | None,
         taps: Sequence[int],
     ) -> ModelOutput:
-        """A whole forward over embeddings [n, V], and behind them rows that look ahead."""
+        """Run a whole forward over embeddings [n, V], followed by look-ahead rows."""
         assert isinstance(state, TableState)
         n = int((rows >= 0).all(-1).sum())
         hidden, tapped = rows[:0], dict[int, Tensor]()
@@ -294,10 +299,15 @@ class TableDecoder(Decoder):
         nodes = range(len(state.rows) - max(1, n), len(state.rows))
         each = (len(rows) - n) // len(nodes)
         ways = [
-            way_of(self.foresees, self.table, (self.before(state, at), self.read(state, at)), each)
+            continue_greedily(
+                self.look_ahead_table,
+                self.table,
+                (self.before(state, at), self.read_token(state, at)),
+                each,
+            )
             for at in nodes
         ]
-        whole = torch.cat((hidden, _beyond(torch.cat(ways), mask, positions, state)))[None]
+        whole = torch.cat((hidden, _look_ahead_rows(torch.cat(ways), mask, positions, state)))[None]
         return ModelOutput(whole, whole, tapped)
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -305,74 +315,74 @@ class TableDecoder(Decoder):
         return torch.nn.functional.one_hot(ids, self.vocab_size).to(self.dtype)
 
     def norm(self, rows: Tensor) -> Tensor:
-        """See `Decoder`: nothing."""
+        """See `Decoder`. Returns the rows unchanged."""
         return rows
 
     def unembed(self, rows: Tensor) -> Tensor:
-        """See `Decoder`: nothing."""
+        """See `Decoder`. Returns the rows unchanged."""
         return rows
 
-    def said(self, rows: Tensor, ids: Tensor) -> Tensor:
-        """See `Decoder`: some of its logits."""
+    def unembed_ids(self, rows: Tensor, ids: Tensor) -> Tensor:
+        """See `Decoder`. Returns the logits of the ids."""
         return rows[..., ids]
 
     def trainable(self) -> TableDecoder:
-        """A copy that has its entries from a `module`."""
+        """Return a copy whose table comes from a trainable `module`."""
         made = copy.copy(self)
-        made.module = LearntTable(self.table)
+        made.module = TrainableTable(self.table)
         made.publish()
         return made
 
     def publish(self) -> None:
-        """Say what the module now says."""
+        """Copy the module's current weights into the table."""
         self.table = self.module.table.detach().clone()
         self.layers = (*self.layers[:-1], self.table)
 
     def before(self, state: TableState, row: int) -> int:
-        """The token before that of a row."""
-        return self.read(state, state.rows[row].follows)
+        """Return the previous token of a row."""
+        return self.read_token(state, state.rows[row].parent)
 
-    def read(self, state: TableState, row: int) -> int:
-        """The token of a row, shifted by how far its position is off."""
+    def read_token(self, state: TableState, row: int) -> int:
+        """Return the token of a row, shifted by the error of its position."""
         if row < 0:
             return 0
         held = state.rows[row]
-        follows = held.follows
-        if follows == LEFT_OUT:
+        parent = held.parent
+        if parent == PARENT_LEFT_OUT:
             return held.id
-        due = 0 if follows < 0 else state.rows[follows].position + 1
+        due = 0 if parent < 0 else state.rows[parent].position + 1
         state.misread += held.position != due
         return (held.id + held.position - due) % self.vocab_size
 
 
 class RecurrentTableState(RecurrentState):
-    """What a recurrent table remembers: the rows that it read, whole."""
+    """State of a recurrent table: all rows that it read."""
 
     left_out = 0
 
     @property
-    def rows(self) -> Sequence[Row]:
-        """The rows read."""
+    def rows(self) -> Sequence[CachedRow]:
+        """All rows."""
         return self.held(0) or ()
 
     @property
     def ids(self) -> list[int]:
-        """The id of each row."""
+        """Ids of the rows."""
         return [row.id for row in self.rows]
 
     @property
     def positions(self) -> list[int]:
-        """The position that each row was computed at."""
+        """Positions at which the rows were computed."""
         return [row.position for row in self.rows]
 
     @property
     def lengths(self) -> list[int]:
-        """Rows, as `TableState` has them by layer."""
+        """Number of rows by layer, as in `TableState`."""
         return [self.length()]
 
 
 class RecurrentTable(TableDecoder):
-    """The same logits from a state that only knows the ends of forwards."""
+    """A table with a recurrent state, which can return only to the ends of forwards."""
 
     trees = False
 
@@ -381,10 +391,10 @@ class RecurrentTable(TableDecoder):
         return RecurrentTableState(n_seqs, capacity)
 
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """See `Decoder`; whole forwards over chains."""
+        """See `Decoder`. Only whole forwards over chains."""
         state, layers = model_input.state, model_input.layers
         if model_input.mask is not None or layers not in (None, (0, self.n_layers)):
-            raise no_trees(self)
+            raise trees_fault(self)
         assert isinstance(state, RecurrentTableState)
         read = TableState(state.capacity, self.n_layers)
         read.append(state.rows)
@@ -393,28 +403,35 @@ class RecurrentTable(TableDecoder):
         return out
 
 
-class LearntTable(nn.Module):
-    """A table as a torch module, called as transformers' are."""
+class TrainableTable(nn.Module):
+    """A table as a torch module, with the interface of transformers' models."""
 
     def __init__(self, table: Tensor) -> None:
         super().__init__()
         self.table = nn.Parameter(table.clone())
 
     def forward(self, input_ids: Tensor) -> ModelOutput:
-        """Logits [b, n, V] after each of the ids [b, n]."""
+        """Return the logits [b, n, V] after each of the ids [b, n]."""
         before = nn.functional.pad(input_ids[:, :-1], (1, 0))
         rows = self.table[before, input_ids]
         return ModelOutput(rows, rows)
 
 
 def _rows(table: Tensor, before: Sequence[int], last: Sequence[int]) -> Tensor:
-    """Entries [n, V] of a table; an array finds them in half the time."""
+    """Return entries [n, V] of a table. Indexing with NumPy takes half the time."""
     return torch.from_numpy(table.numpy()[before, last])
 
 
-def way_of(draft: Tensor, target: Tensor, tokens: tuple[int, int], levels: int) -> Tensor:
-    """Logits [levels, V] of the tokens behind the one that a greedy target says after two tokens,
-    where a draft's table goes its own greedy way."""
+def continue_greedily(
+    draft: Tensor, target: Tensor, tokens: tuple[int, int], levels: int
+) -> Tensor:
+    """Return the draft's logits [levels, V] after the target's greedy token.
+
+    The draft continues greedily from its own tokens.
+
+    Args:
+        tokens: the last two tokens of the text.
+    """
     last, token = tokens[1], int(target[tokens].argmax())
     way: list[Tensor] = []
     for _ in range(levels):
@@ -423,10 +440,14 @@ def way_of(draft: Tensor, target: Tensor, tokens: tuple[int, int], levels: int) 
     return torch.stack(way)
 
 
-def _beyond(rows: Tensor, mask: Tensor | None, positions: Tensor, state: TableState) -> Tensor:
-    """What leaves of rows [e, V] that look ahead, the last ones under a mask and at positions:
-    chains of one length, each behind a row of the text; without a mask one, behind the last row
-    that there is."""
+def _look_ahead_rows(
+    rows: Tensor, mask: Tensor | None, positions: Tensor, state: TableState
+) -> Tensor:
+    """Return the output of look-ahead rows [e, V]; rows with a wrong mask or position are shifted.
+
+    The rows are the last ones of `mask` and `positions`. They form chains of equal length, each
+    after a row of the text. Without a mask they form one chain after the last row.
+    """
     if mask is None:
         mask = torch.ones(len(rows) + 1, len(rows) + 1, dtype=torch.bool).tril()
         positions = torch.cat((torch.tensor([state.rows[-1].position]), positions))
@@ -445,7 +466,7 @@ def _beyond(rows: Tensor, mask: Tensor | None, positions: Tensor, state: TableSt
 
 
 def _parents(mask: Tensor, start: int) -> list[int]:
-    """The last row of the state that each new row sees, itself left out; -1 for none."""
+    """Return for each new row the last other row that it attends to, -1 if none."""
     n, width = mask.shape
     first = start + n - width  # the row that column 0 stands for
     found = []
@@ -455,28 +476,27 @@ def _parents(mask: Tensor, start: int) -> list[int]:
     return found
 
 
-Pair = tuple[Tensor, Tensor]
-"""The tables of a target and of its draft."""
+TablePair = tuple[Tensor, Tensor]
+"""Tables of a target and of its draft."""
 
-KINDS = ("peaked", "flat", "near", "equal", "disjoint", "mixed", "tied")
-"""How a pair's distributions lie to each other."""
+PAIR_KINDS = ("peaked", "flat", "near", "equal", "disjoint", "mixed", "tied")
+"""Kinds of pairs of tables."""
 
 
 def random_table(vocab: int, seed: int, scale: float = 1.0) -> Tensor:
-    """A table [V, V, V] of float64 logits; the larger `scale`, the more peaked the
-    distributions."""
+    """Return a random table [V, V, V] of float64 logits. A larger `scale` gives peaked rows."""
     generator = torch.Generator().manual_seed(seed)
     return scale * torch.randn(vocab, vocab, vocab, generator=generator, dtype=torch.float64)
 
 
-def sure_table(vocab: int, seed: int) -> Tensor:
-    """A table whose likeliest token has a probability of more than 0.98 in every row."""
+def peaked_table(vocab: int, seed: int) -> Tensor:
+    """Return a table in which one token has a probability over 0.98 in every row."""
     table = random_table(vocab, seed)
     return table.scatter_add(-1, table.argmax(-1, keepdim=True), torch.full_like(table, 6.0))
 
 
 def successor_table(follow: Sequence[int]) -> Tensor:
-    """A table whose greedy choice after any token t is `follow[t]`, by a gap of 10."""
+    """Return a table whose greedy token after token t is `follow[t]`, with a logit gap of 10."""
     vocab = len(follow)
     table = torch.zeros(vocab, vocab, vocab, dtype=torch.float64)
     for last, following in enumerate(follow):
@@ -484,11 +504,11 @@ def successor_table(follow: Sequence[int]) -> Tensor:
     return table
 
 
-def pair(kind: str, vocab: int = 3, seed: int = 21) -> Pair:
-    """Two tables by how they lie to each other, one of `KINDS`.
+def pair(kind: str, vocab: int = 3, seed: int = 21) -> TablePair:
+    """Return the tables of a target and a draft of one of `PAIR_KINDS`.
 
-    "disjoint": the draft can only say tokens of the vocabulary's upper half, the target only those
-    of its lower half, so that no draft token can stand.
+    In "disjoint", the target emits only tokens of the lower half of the vocabulary and the draft
+    only those of the upper half, so no draft token can be accepted.
     """
     scale = {"peaked": 4.0, "flat": 0.2}.get(kind, 1.5)
     target, draft = (random_table(vocab, s, scale) for s in (seed, seed + 1))
@@ -499,7 +519,7 @@ def pair(kind: str, vocab: int = 3, seed: int = 21) -> Pair:
     if kind == "disjoint":
         draft[..., : vocab // 2] = target[..., vocab // 2 :] = -math.inf
     if kind == "mixed":
-        draft = mixed(target, seed + 1)
+        draft = mixed_draft(target, seed + 1)
     if kind == "tied":
         first, second = target.topk(2, dim=-1).indices.sort(-1).values.split(1, -1)
         top = target.max(-1, keepdim=True).values
@@ -508,7 +528,7 @@ def pair(kind: str, vocab: int = 3, seed: int = 21) -> Pair:
     return target, draft
 
 
-def mixed(target: Tensor, seed: int) -> Tensor:
+def mixed_draft(target: Tensor, seed: int) -> Tensor:
     """Return a draft table [V, V, V] that equals the target's in three of five rows.
 
     In one of five rows the two likeliest tokens are exchanged, in another all tokens are shifted.
@@ -521,9 +541,11 @@ def mixed(target: Tensor, seed: int) -> Tensor:
     return torch.where(how == 4, target.roll(1, -1), draft)
 
 
-def wide_pair(vocab: int, seed: int = 21) -> Pair:
-    """Two tables near to each other of a large vocabulary: each row is a window of one line of
-    numbers, so that V^3 entries take the memory of 5 V."""
+def wide_pair(vocab: int, seed: int = 21) -> TablePair:
+    """Return two similar tables of a large vocabulary.
+
+    Each row is a window into one vector, so V^3 entries take the memory of 5 V numbers.
+    """
     lines = [random_line(5 * vocab, seed + which) for which in range(2)]
     lines[1] = lines[0] + 0.3 * lines[1]
     target, draft = (line.as_strided((vocab,) * 3, (1, 3, 1)) for line in lines)
@@ -531,41 +553,46 @@ def wide_pair(vocab: int, seed: int = 21) -> Pair:
 
 
 def random_line(n: int, seed: int) -> Tensor:
-    """Float64 numbers [n]."""
+    """Return random float64 numbers [n]."""
     generator = torch.Generator().manual_seed(seed)
     return 1.5 * torch.randn(n, generator=generator, dtype=torch.float64)
 
 
-DOUBTFUL = 3
-"""Tokens that the target of a deep pair may say where it is in doubt."""
+UNCERTAIN_TOKENS = 3
+"""Number of possible target tokens at the uncertain position of a deep pair."""
 
 
-def deep_pair(vocab: int, level: int, seed: int = 21) -> Pair:
-    """Two tables that are sure of each token's successor, the next higher id, and in doubt at one
-    place: after the token `level`.
+def deep_pair(vocab: int, level: int, seed: int = 21) -> TablePair:
+    """Return two tables that are certain of the next token, except after the token `level`.
 
-    There the draft may say anything, and the target one of a few tokens, likely ones of the draft's
-    and unlikely ones. After a prompt that ends with 0 the first `level` - 1 draft tokens stand for
-    certain, so that all chance is in the level after them, however large the vocabulary is.
+    The certain next token is the next higher id. After token `level` the draft may emit any token
+    and the target one of a few, both likely and unlikely for the draft. After a prompt that ends
+    with 0 the first `level` - 1 draft tokens are accepted for certain, so all randomness is in the
+    next level, whatever the vocabulary size.
     """
     last = torch.arange(vocab)
     sure = torch.full((vocab, vocab), -math.inf, dtype=torch.float64)
     sure[last, (last + 1) % vocab] = 0.0
     target, draft = sure.clone(), sure.clone()
     said = random_line(vocab, seed)
-    ranks = [1, vocab // 3, vocab - 3]  # of the target's tokens, among the draft's
+    ranks = [1, vocab // 3, vocab - 3]  # ranks of the target's tokens in the draft's distribution
     tokens = said.argsort(descending=True)[ranks]
     target[level] = -math.inf
-    target[level, tokens] = random_line(DOUBTFUL, seed + 1) / 3
+    target[level, tokens] = random_line(UNCERTAIN_TOKENS, seed + 1) / 3
     draft[level] = said
     whole = (vocab,) * 3
     return target.expand(whole), draft.expand(whole)
 
 
 @lru_cache(maxsize=4)
-def exits_of(table: Tensor, share: float = 1.0) -> Tensor:
-    """What a first layer may say of what a table says: the same, with noise of so large a share of
-    its spread; of a table whose rows share memory, the very same."""
+def make_exit_table(table: Tensor, share: float = 1.0) -> Tensor:
+    """Return a table for the output of a first layer: the table with noise.
+
+    A table whose rows share memory is returned unchanged.
+
+    Args:
+        share: standard deviation of the noise, relative to that of the table.
+    """
     if table.untyped_storage().nbytes() < table.nbytes:
         return table
     finite = table[table.isfinite()]
@@ -573,8 +600,11 @@ def exits_of(table: Tensor, share: float = 1.0) -> Tensor:
     return table + noise
 
 
-def settled(tables: Pair, prompt: Sequence[int], token: int) -> Pair:
-    """The pair with a target that is sure of the token after `prompt`: fewer outcomes to walk."""
+def fix_token(tables: TablePair, prompt: Sequence[int], token: int) -> TablePair:
+    """Return the pair with a target that is certain of the token after `prompt`.
+
+    This leaves fewer outcomes to enumerate.
+    """
     target = tables[0].clone()
     before, last = prompt[-2:]
     target[before, last] = -math.inf
@@ -582,7 +612,7 @@ def settled(tables: Pair, prompt: Sequence[int], token: int) -> Pair:
     return target, tables[1]
 
 
-def rows_out_of_place(
+def find_wrong_rows(
     state: Any,
     text: Sequence[int],
     first: int = 0,
@@ -591,23 +621,22 @@ def rows_out_of_place(
     layers: Sequence[int] | None = None,
     behind: bool = False,
 ) -> str | None:
-    """What is wrong with a table's state, which should hold a prefix of the text; None if nothing.
+    """Return a description of wrong rows in a table's state, or None if it is a prefix of the text.
 
     Args:
         state: a `TableState`.
-        text: the committed ids.
-        first: the token of the text that row 0 should hold.
-        beyond: whether rows may follow that are not of the text.
-        layers: those that hold rows; default: all.
-        behind: whether later layers may hold fewer rows than earlier ones, as those of a draft
-            model may whose first layers speak by themselves.
+        text: committed ids.
+        first: index of the token of row 0.
+        beyond: allow rows after the end of the text.
+        layers: layers that should have rows; default: all.
+        behind: allow fewer rows in later layers, as in a draft model with early exits.
     """
     due = text[first:]
     lengths = state.lengths if layers is None else [state.lengths[layer] for layer in layers]
     if len(set(lengths)) > 1 and not (behind and lengths == sorted(lengths, reverse=True)):
         return f"layers of {state.lengths} rows"
     if state.left_out:
-        return _selection_out_of_place(state, due)
+        return _find_wrong_selected_rows(state, due)
     if lengths and lengths[0] > len(due) and not beyond:
         return f"{lengths[0]} rows for {len(due)} committed tokens"
     for row, (held, truth) in enumerate(zip(state.ids, due, strict=False)):
@@ -619,8 +648,8 @@ def rows_out_of_place(
     return None
 
 
-def _selection_out_of_place(state: TableState, due: Sequence[int]) -> str | None:
-    """The same of a state that holds chosen rows alone: each is of the text at its position."""
+def _find_wrong_selected_rows(state: TableState, due: Sequence[int]) -> str | None:
+    """Return a description of wrong rows in a state with selected rows, or None."""
     for at, row in enumerate(state.rows):
         if row.position >= len(due):
             return f"row {at} stands at position {row.position} of {len(due)} committed tokens"

@@ -1,7 +1,6 @@
-"""Tiny random Llama models for what tables cannot show: attention, positions, caches, packed
-weights.
+"""Tiny random Llamas, to test what tables cannot: attention, positions, caches, packed weights.
 
-transformers' own module of the same weights is the oracle: a plain loop without a cache.
+The reference is transformers' module of the same weights, in a plain loop without a cache.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ from specbench_cli.engine.verify.sampling import Noise, Sampling
 from specbench_cli.engine.workspace import Workspace
 
 VOCAB = 96
-LONGEST = 32
+MAX_TOKENS = 32
 PROMPTS = 16
 CAPACITY = 160
-CLEAR = 1e-3
-"""A choice whose margin is above this is the same in every order of summation."""
+MIN_MARGIN = 1e-3
+"""Minimum logit margin at which the order of summation cannot change the token."""
 
 CPU = torch.device("cpu")
 
 
-class Plain(NamedTuple):
-    """What plain decoding gives: ids, and the least margin of a choice over the runner-up."""
+class PlainOutput(NamedTuple):
+    """Output of plain decoding: ids, and the smallest margin over the second token."""
 
     ids: list[int]
     margin: float
@@ -50,9 +49,10 @@ class Plain(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TinyModels:
-    """A target and its draft (the target with some noise on its weights), and prompts.
+    """A target, its draft (the target with noise on its weights), and prompts.
 
-    oracle: transformers' own module of the target.
+    Attributes:
+        oracle: transformers' module of the target.
     """
 
     workspace: Workspace
@@ -64,31 +64,31 @@ class TinyModels:
         prompt: int,
         sampling: Sampling,
         *,
-        budget: int = LONGEST,
+        budget: int = MAX_TOKENS,
         eos: Sequence[int] = (),
         memory: Memory | None = None,
         peer: bool = False,
     ) -> ObservedSession:
-        """A session on a prompt, a `peer`'s where another program decodes."""
+        """Return a session on a prompt. With `peer`, another program decodes."""
         stop = StopRule(frozenset(eos), budget)
         request = Request(f"tiny/{prompt}", 0, self.prompts[prompt], stop)
         kind = ObservedPeerSession if peer else ObservedSession
         return kind(self.workspace, request, sampling, memory=memory)
 
-    def clear(self, sampling: Sampling) -> Iterator[tuple[int, list[int]]]:
-        """Prompts whose plain output has no near-tie, with that output."""
-        for prompt, plain in enumerate(_plain(self, sampling)):
-            if plain.margin > CLEAR:
+    def outputs_without_ties(self, sampling: Sampling) -> Iterator[tuple[int, list[int]]]:
+        """Yield (prompt number, plain output) of the prompts without near-ties."""
+        for prompt, plain in enumerate(_decode_plainly(self, sampling)):
+            if plain.margin > MIN_MARGIN:
                 yield prompt, plain.ids
 
 
 @cache
 def tiny_models() -> TinyModels:
-    """The models, made at first use; no file of them stays."""
+    """Create the models at the first call. Their files are removed again."""
     target = _random_llama()
     decoders: dict[str, Decoder] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for role, module in {"target": target, "draft": _with_noise(target)}.items():
+        for role, module in {"target": target, "draft": _add_noise(target)}.items():
             place = Path(folder, role)
             module.config.save_pretrained(place)
             save_file(module.state_dict(), place / "model.safetensors", {"format": "pt"})
@@ -110,9 +110,9 @@ def tiny_models() -> TinyModels:
 
 
 def _random_llama() -> Any:
-    """A Llama whose logits spread like a trained model's.
+    """Return a random Llama whose logits spread like those of a trained model.
 
-    Attention writes little, so that the last token says most about the next and texts repeat.
+    Attention outputs are small, so the last token mostly determines the next, and texts repeat.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -139,8 +139,8 @@ def _random_llama() -> Any:
     return module
 
 
-def _with_noise(module: Any, share: float = 0.1) -> Any:
-    """A copy with noise on each matrix, as a share of its own spread."""
+def _add_noise(module: Any, share: float = 0.1) -> Any:
+    """Return a copy with noise on each matrix, relative to its standard deviation."""
     copied = copy.deepcopy(module)
     generator = torch.Generator().manual_seed(2)
     for weight in copied.parameters():
@@ -151,19 +151,19 @@ def _with_noise(module: Any, share: float = 0.1) -> Any:
 
 
 @cache
-def _plain(models: TinyModels, sampling: Sampling) -> list[Plain]:
-    """Plain decoding of all prompts by transformers' module and warpers: none of our code.
+def _decode_plainly(models: TinyModels, sampling: Sampling) -> list[PlainOutput]:
+    """Decode all prompts with transformers' module and warpers, without specbench's code.
 
-    They advance together, padded on the right, where causal attention does not look.
+    They form one batch, padded on the right, where causal attention ignores the padding.
     """
     prompts = range(len(models.prompts))
     lengths = torch.tensor([len(ids) for ids in models.prompts])
-    text = torch.zeros(len(prompts), int(lengths.max()) + LONGEST, dtype=torch.int64)
+    text = torch.zeros(len(prompts), int(lengths.max()) + MAX_TOKENS, dtype=torch.int64)
     for i, ids in enumerate(models.prompts):
         text[i, : len(ids)] = torch.tensor(ids)
     noise = [Noise(sampling.seed, f"tiny/{i}", 0, VOCAB, CPU) for i in prompts]
     margins = torch.full((len(prompts),), math.inf)
-    for position in range(LONGEST):
+    for position in range(MAX_TOKENS):
         ends = lengths + position
         scores = models.oracle(text[:, : int(ends.max())]).logits[prompts, ends - 1]
         if sampling.rule == "coupled":
@@ -174,13 +174,13 @@ def _plain(models: TinyModels, sampling: Sampling) -> list[Plain]:
         margins = margins.minimum(best - second)
         text[prompts, ends] = scores.argmax(-1)
     return [
-        Plain(ids[n : n + LONGEST].tolist(), float(margin))
+        PlainOutput(ids[n : n + MAX_TOKENS].tolist(), float(margin))
         for ids, n, margin in zip(text, lengths, margins, strict=True)
     ]
 
 
 def warpers(sampling: Sampling) -> Iterator[Any]:
-    """transformers' own, in its order."""
+    """Yield the warpers of transformers in its order."""
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
     yield TemperatureLogitsWarper(sampling.temperature)

@@ -13,7 +13,7 @@ from specbench_cli.errors import UsageError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-    from methods.judge.training import Judged, Mined
+    from methods.judge.training import JudgeQuality, MinedTokens
     from specbench_cli.config.train import JudgeOptions
     from specbench_cli.models.resolve import Checkpoint
     from specbench_cli.tasks import Family
@@ -58,13 +58,13 @@ def _mine_labels(
     other: Checkpoint,
     tokenizer: PreTrainedTokenizerFast,
     questions: list[Asked],
-) -> Mined:
+) -> MinedTokens:
     """Mine labels from questions. Raise UsageError if all labels are equal."""
     from specbench_cli.engine.models.load import load_decoder
     from specbench_cli.training.corpus import Encoder
     from specbench_cli.training.heads.judge import mine
 
-    def told(done: int) -> None:
+    def labels(done: int) -> None:
         if done % 50 == 0 or done == len(questions):
             output.note(f"{done} of {len(questions)} questions mined")
 
@@ -74,7 +74,7 @@ def _mine_labels(
         questions,
         Encoder(tokenizer).ends,
         lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
-        told,
+        labels,
     )
     if len(set(mined.harmless.tolist())) < 2:
         raise UsageError(
@@ -84,7 +84,7 @@ def _mine_labels(
     return mined
 
 
-def _show(judged: Judged, mined: int) -> None:
+def _show(judged: JudgeQuality, mined: int) -> None:
     """Print the quality of the head on held-out questions."""
     output.data(
         f"{mined} tokens mined, {judged.harmless:.0%} of {judged.tokens} held out"

@@ -11,7 +11,7 @@ from specbench_cli.config import options
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from methods.specee.training import Read, Worth
+    from methods.specee.training import EarlyLogits, PredictorQuality
     from specbench_cli.config.train import ExitsOptions
     from specbench_cli.models.resolve import Checkpoint
 
@@ -31,9 +31,9 @@ def specee(asked: ExitsOptions) -> None:
     shared.check_model(asked.out, "exits")
     models, other = shared.target_and_draft(asked.target, asked.draft)
     n = 40 if asked.smoke else asked.questions or N_QUESTIONS
-    had = _read(models, other, n, asked.seed)
+    early_logits = _read(models, other, n, asked.seed)
     try:
-        made, named, worth = fit(had, asked.seed)
+        made, named, worth = fit(early_logits, asked.seed)
     except ValueError as none:
         raise UsageError(str(none), "a --target with more layers, or that learnt to exit") from None
     facts = {
@@ -41,19 +41,19 @@ def specee(asked: ExitsOptions) -> None:
         "target_sha256": Weights(models.path).sha256(),
         "draft": other.label,
         "questions": n,
-        "tokens": len(had.question),
+        "tokens": len(early_logits.question),
         "seed": asked.seed,
     }
     export(asked.out / "exits", made, named, worth, facts)
     output.data(
-        f"{len(had.question)} tokens read, {worth.tokens} of them held out; always looked at:"
+        f"{len(early_logits.question)} tokens read, {worth.tokens} held out; always checked:"
         f" layers {', '.join(map(str, made.layers))} of {len(named['down']) + 1}"
     )
     _show(worth)
     output.note(f"specbench run -m specee --set specee.head={asked.out / 'exits'}")
 
 
-def _read(models: Checkpoint, other: Checkpoint, n: int, seed: int) -> Read:
+def _read(models: Checkpoint, other: Checkpoint, n: int, seed: int) -> EarlyLogits:
     """Return each layer's predictions over the target's own greedy answers."""
     from specbench_cli.engine.models.checkpoint import read_tokenizer
     from specbench_cli.engine.models.load import load_decoder
@@ -64,7 +64,7 @@ def _read(models: Checkpoint, other: Checkpoint, n: int, seed: int) -> Read:
     encode = Encoder(read_tokenizer(models.path, models.label))
     prompts = [encode.prompt(row["turns"][0]) for row in islice(generated.stream(seed, "train"), n)]
 
-    def told(done: int) -> None:
+    def labels(done: int) -> None:
         if done % 100 == 0 or done == n:
             output.note(f"{done} of {n} answers read")
 
@@ -73,11 +73,11 @@ def _read(models: Checkpoint, other: Checkpoint, n: int, seed: int) -> Read:
         load_decoder(other.path, name="draft"),
         prompts,
         encode.ends,
-        told,
+        labels,
     )
 
 
-def _show(worth: Worth) -> None:
+def _show(worth: PredictorQuality) -> None:
     """Print the quality of the predictors on held-out questions."""
     for layer, auc in worth.auc.items():
         output.data(f"layer {layer}: right in {worth.right[layer]:.0%} of looks; AUC {auc:.3f}")

@@ -28,6 +28,7 @@ from specbench_cli.engine.params import AUTO
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, ModelOutput
 from specbench_cli.engine.verify.tree import ROOT
+from specbench_cli.former_names import renamed_members
 
 SizeRule = Callable[[Sequence[float]], int]
 """From the values of the best candidates, best first, to how many of them are worth a forward."""
@@ -112,6 +113,7 @@ def expand(
     return growth.candidates()
 
 
+@renamed_members(of="create")
 class Growth:
     """Candidates of a dynamic tree while it grows, level by level.
 

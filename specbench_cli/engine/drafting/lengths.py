@@ -19,11 +19,13 @@ from specbench_cli.engine import host
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import ModelOutput, Outcome
 from specbench_cli.engine.verify.choosing import Pick
+from specbench_cli.former_names import renamed_members
 
 INITIAL_LENGTH = 5
 """Where the heuristic starts: transformers' number of assistant tokens while it was the default."""
 
 
+@renamed_members(more="should_continue", goes_on="continues_after")
 class Length(ABC):
     """How many tokens a chain gets, for one prompt.
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine import host
-from specbench_cli.engine.models.artifact import Trained
+from specbench_cli.engine.models.artifact import ArtifactSpec
 from specbench_cli.engine.models.decoder import State
 from specbench_cli.engine.models.meter import Metered, MeteredHead
 from specbench_cli.engine.session import Session
@@ -53,7 +53,7 @@ class Levels:
 
     @classmethod
     def of_head(
-        cls, session: Session, artifact: Trained, *, nodes: int, fed: int | None = None
+        cls, session: Session, artifact: ArtifactSpec, *, nodes: int, fed: int | None = None
     ) -> Self:
         """Return the levels of a head, in `start`. The target keeps what the head reads.
 

@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specbench_cli.former_names import renamed_members
+
 Ints = NDArray[Any]
 
 
+@renamed_members(behind="continuations")
 class SuffixArray:
     """All places of some texts, in the order of what stands there.
 

@@ -24,6 +24,7 @@ from specbench_cli.engine.host import Ids
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, DrawMode, ModelOutput
 from specbench_cli.engine.verify.tree import ROOT
+from specbench_cli.former_names import renamed_members
 
 Ranks = tuple[int, ...]
 """A node by the ranks of the children on its path, 0 the best."""
@@ -64,6 +65,7 @@ class TemplateLevel:
         return [tokens[at] for at in self.fed]
 
 
+@renamed_members(within="truncate")
 @dataclass(frozen=True, slots=True)
 class TreeTemplate:
     """The shape of a tree; made by `tree_of_choices`, `tree_of_widths` or `best_tree`.

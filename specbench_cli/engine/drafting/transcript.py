@@ -12,12 +12,14 @@ from specbench_cli.engine.drafting.vocabulary import Translation, Vocabulary
 from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Tokens
+from specbench_cli.former_names import renamed_members
 
 EXTRA_ROWS = 512
 """Rows that a draft's state has beyond the longest sequence of the run: it may need more tokens for
 a text than the target does. Where they run out it drafts no more."""
 
 
+@renamed_members(unread="pending_tokens", room="remaining")
 class Transcript:
     """The text of a session as a draft with another tokenizer reads it, and that draft's state.
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specbench_cli.engine import host
 from specbench_cli.engine.types import ModelOutput
+from specbench_cli.former_names import renamed_members
 
 SPECIAL_MARK = b"\xff"
 """No text has this byte: it stands around the name of a special token."""
@@ -32,6 +33,7 @@ def special_piece(name: str) -> bytes:
     return SPECIAL_MARK + name.encode() + SPECIAL_MARK
 
 
+@renamed_members(spelt="decode")
 @dataclass(frozen=True)
 class Vocabulary:
     """What the ids of a tokenizer stand for, and how it cuts a text.

@@ -1,4 +1,5 @@
-"""Trained modules beside the models, which methods ask for: draft heads, predictors, datastores.
+"""Trained modules beside the models, which methods ask for: draft heads, predictors,
+datastores.
 
 Plans read this module, so it does not import torch.
 """
@@ -49,7 +50,7 @@ class Artifact(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class ArtifactSpec:
     """What a method asks for: a kind of module, and where it comes from.
 
     source: `OWN`, the name of one, or a folder.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from specbench_cli.engine import host
 
-FEW = 32
+MAX_FEW = 32
 """Blocks up to this many rows (drafting, verification) take `attend_few` on a CPU."""
 
 
@@ -52,7 +52,7 @@ def visible(
 
 
 class CausalBias:
-    """Additive causal masks, 0 or -inf, for blocks of up to `FEW` rows: slices of one table.
+    """Additive causal masks, 0 or -inf, for blocks of up to `MAX_FEW` rows: slices of one table.
 
     Row i of a block after `start` rows sees column j iff j <= start + i, and within a window W iff
     j > start + i - W. In a table whose columns are counted from the end of the old rows, the mask
@@ -68,7 +68,7 @@ class CausalBias:
         """Have masks for blocks after up to `starts` rows."""
         if starts > self._starts:
             self._starts = starts
-            seen = visible(starts, FEW, device=self._device, window=self._window)
+            seen = visible(starts, MAX_FEW, device=self._device, window=self._window)
             zero = torch.zeros(seen.shape, device=self._device)
             self._table = zero.masked_fill_(~seen, -torch.inf)
 
@@ -128,7 +128,7 @@ def attend_fixed(
     out.copy_(y)
 
 
-def attend_together(
+def attend_batch(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, *, scale: float
 ) -> None:
     """For b sequences with as many new rows each.
@@ -137,15 +137,15 @@ def attend_together(
         q, out: [b, heads, rows, d]; k, v: [b, kv heads, seen, d], keys not transposed.
         bias: [b, 1, rows, seen] to add.
     """
-    out.copy_(_together(q, k, v, bias, scale))
+    out.copy_(_sdpa(q, k, v, bias, scale))
 
 
-def _together(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     shared = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(q, k, v, bias, scale=scale, enable_gqa=shared)
 
 
-def attend_apart(
+def attend_pool(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -153,19 +153,20 @@ def attend_apart(
     out: Tensor,
     *,
     scale: float,
-    asks: Tensor,
+    query_rows: Tensor,
     which: Tensor,
 ) -> None:
-    """`attend_together` for b sequences with others between them in k and v, which are read in
+    """`attend_batch` for b sequences with others between them in k and v, which are read in
     vain: that is cheaper on an accelerator than a call for each.
 
     Args:
         q, out: [b, heads, rows, d]; k, v: [places, kv heads, seen, d].
         bias: [places, 1, rows, seen] to add.
-        asks: [places], the sequence whose queries each place is read with: any one's where none is.
+        query_rows: [places], the sequence whose queries each place is read with: any one's where
+            none is.
         which: [b], the place of each sequence.
     """
-    y = _together(q.index_select(0, asks), k, v, bias, scale)
+    y = _sdpa(q.index_select(0, query_rows), k, v, bias, scale)
     out.copy_(y.index_select(0, which))
 
 
@@ -203,7 +204,7 @@ def attend_tree(
 # ---- rotary position embeddings -----------------------------------------------------------------
 
 Table = tuple[Tensor, ...]
-"""What `Rotary.turn` needs of some positions."""
+"""What `Rotary.rotate` needs of some positions."""
 
 
 class RotaryEmbedding(nn.Module):
@@ -247,13 +248,13 @@ class Rotary:
     """Rotates queries and keys in place.
 
     Of torch's operations the fewest in float32 are taken by keeping the two numbers that rotate
-    together side by side: a rotation is one complex product then; `arrange` permutes the weights
+    together side by side: a rotation is one complex product then; `permute` permutes the weights
     once to that end, which no product of a query with a key can tell. The turns also carry the
     square root of attention's 1 / sqrt(head_dim). Half precisions have no complex numbers: they
     keep the checkpoint's order, and attention its scale, and so does what kernels of our own turn.
 
     Args:
-        paired: whether `arrange` permutes; float32 alone.
+        interleaved: whether `permute` permutes; float32 alone.
 
     Attributes:
         scale: what attention still has to multiply its scores by.
@@ -265,13 +266,13 @@ class Rotary:
         module: nn.Module,
         head_dim: int,
         *,
-        paired: bool,
+        interleaved: bool,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self._module, self._dtype, self._device = module, dtype, device
-        self.head_dim, self._half, self.paired = head_dim, head_dim // 2, paired
-        self.scale = 1.0 if self.paired else head_dim**-0.5
+        self.head_dim, self._half, self.interleaved = head_dim, head_dim // 2, interleaved
+        self.scale = 1.0 if self.interleaved else head_dim**-0.5
         self.tables: Table = (torch.empty(0),)
 
     def reserve(self, positions: int) -> None:
@@ -280,7 +281,7 @@ class Rotary:
             return
         like = torch.empty(0, dtype=self._dtype)
         cos, sin = (part[0] for part in self._module(like, torch.arange(positions)[None]))
-        if self.paired:
+        if self.interleaved:
             turns = torch.complex(cos[:, : self._half].double(), sin[:, : self._half].double())
             tables: Table = ((turns * self.head_dim**-0.25).to(torch.complex64),)
         else:
@@ -289,14 +290,14 @@ class Rotary:
             tables = (cos, sin * signs)
         self.tables = tuple(host.send(table[:, None], self._device) for table in tables)
 
-    def arrange(self, weight: Tensor) -> Tensor:
+    def permute(self, weight: Tensor) -> Tensor:
         """Rows [heads * head_dim, ...] of a query or key projection, in our order."""
-        if not self.paired:
+        if not self.interleaved:
             return weight
         pairs: Tensor = weight.unflatten(0, (-1, 2, self._half)).transpose(1, 2)
         return pairs.reshape(weight.shape)
 
-    def at(self, start: int, n: int) -> Table:
+    def slice(self, start: int, n: int) -> Table:
         """Tables of n consecutive positions."""
         return tuple(table.narrow(0, start, n) for table in self.tables)
 
@@ -304,15 +305,15 @@ class Rotary:
         """Tables of any positions, [rows] int64."""
         return tuple(table.index_select(0, positions) for table in self.tables)
 
-    def view(self, x: Tensor) -> Tensor:
-        """The view of x [rows, heads, head_dim] that `turn` works on."""
-        if self.paired:
+    def as_pairs(self, x: Tensor) -> Tensor:
+        """The view of x [rows, heads, head_dim] that `rotate` works on."""
+        if self.interleaved:
             return torch.view_as_complex(x.unflatten(-1, (self._half, 2)))
         return x
 
-    def turn(self, x: Tensor, table: Table) -> None:
-        """Rotate a `view` in place by tables of its rows."""
-        if self.paired:
+    def rotate(self, x: Tensor, table: Table) -> None:
+        """Rotate a `as_pairs` in place by tables of its rows."""
+        if self.interleaved:
             x.mul_(table[0])
         else:
             cos, sin = table

@@ -22,7 +22,13 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
 from specbench_cli.engine import host
 from specbench_cli.engine.models.decoder import LogitsAt, State
-from specbench_cli.engine.models.hosted import ChainDecoder, HostedState, Rows, apart, shapes_of
+from specbench_cli.engine.models.hosted import (
+    ChainDecoder,
+    StateCacheLayer,
+    TransformersState,
+    layer_shapes,
+    relative_difference,
+)
 from specbench_cli.engine.models.state import RecurrentState
 from specbench_cli.engine.types import ExtraInput, Tokens
 from specbench_cli.errors import MethodFault
@@ -35,21 +41,21 @@ class RecurrentDecoder(ChainDecoder):
         UsageError: the module does not go on from its cache as if it had read all at once.
     """
 
-    _by_token = False  # whether tokens behind the first forward's are fed one at a time
+    _one_by_one = False  # whether tokens behind the first forward's are fed one at a time
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> RecurrentState:
         """See `Decoder`; nothing of it is preallocated."""
         return RecurrentState(n_seqs, capacity)
 
-    def _line(
+    def _forward_sequence(
         self, ids: Tensor, state: Any, seq: int, at: LogitsAt, wanted: set[int]
     ) -> tuple[dict[int, Tensor], Tensor | None]:
         assert isinstance(state, RecurrentState)
         held, n = state.held(seq), ids.shape[1]
         # The module writes into its cache.
         cache = DynamicCache(config=self.module.config) if held is None else copy.deepcopy(held)
-        inputs = {self._keeps: cache, "use_cache": True}
-        if held is None or n == 1 or not self._by_token:
+        inputs = {self._cache_name: cache, "use_cache": True}
+        if held is None or n == 1 or not self._one_by_one:
             left, logits = self._run({"input_ids": ids, **inputs}, at, wanted, n)
         else:
             each: LogitsAt = None if at is None else "all"
@@ -57,28 +63,28 @@ class RecurrentDecoder(ChainDecoder):
                 self._run({"input_ids": one, **inputs}, each, wanted, 1) for one in ids.split(1, 1)
             ]
             left = {layer: torch.cat([rows[layer] for rows, _ in runs], 1) for layer in wanted}
-            logits = _chosen([found for _, found in runs], at)
+            logits = _select_logits([found for _, found in runs], at)
         state.write(seq, n, cache)
         return left, logits
 
     def _trial(self, ids: Tensor) -> float:
         """Finds out, too, whether the module reads several tokens at once behind its cache."""
         expected = self.module(input_ids=ids, use_cache=False).logits
-        gap = self._tried(ids, expected)
+        gap = self._trial_gap(ids, expected)
         if not gap <= self.rounding:
-            self._by_token = True
-            gap = self._tried(ids, expected)
+            self._one_by_one = True
+            gap = self._trial_gap(ids, expected)
         return gap
 
-    def _tried(self, ids: Tensor, expected: Tensor) -> float:
+    def _trial_gap(self, ids: Tensor, expected: Tensor) -> float:
         state = self.new_state(ids.shape[1])
         parts = ids.split((4, 1, 3, 1), 1)
-        return apart(
+        return relative_difference(
             [self.forward(Tokens(part), state, logits_at="all") for part in parts], expected
         )
 
 
-def _chosen(logits: Sequence[Tensor | None], at: LogitsAt) -> Tensor | None:
+def _select_logits(logits: Sequence[Tensor | None], at: LogitsAt) -> Tensor | None:
     """Of logits [1, 1, V] of each token those that were asked for."""
     rows = [each for each in logits if each is not None]
     if at is None or not rows:
@@ -89,57 +95,61 @@ def _chosen(logits: Sequence[Tensor | None], at: LogitsAt) -> Tensor | None:
     return whole.index_select(1, at) if isinstance(at, Tensor) else whole
 
 
-class EncodedDecoder(ChainDecoder):
+class Seq2SeqDecoder(ChainDecoder):
     """A module with an encoder. Positions are row numbers, as the module counts them itself.
 
     Attributes:
         start: the token that every text begins with.
 
     Raises:
-        UsageError: no start token is known, or see `ModuleDecoder`.
+        UsageError: no start token is known, or see `TransformersModuleDecoder`.
     """
 
-    def parted(self, ids: Sequence[int]) -> tuple[tuple[int, ...], ExtraInput | None]:
+    def split_prompt(self, ids: Sequence[int]) -> tuple[tuple[int, ...], ExtraInput | None]:
         """See `Decoder`: the prompt is the encoder's."""
         return (self.start,), ExtraInput(ids=tuple(ids))
 
     def attach(self, state: State, source: ExtraInput, seq: int = 0) -> bool:
         """See `Decoder`."""
-        assert isinstance(state, HostedState)
+        assert isinstance(state, TransformersState)
         if not source.ids:
             return False
         state.sources[seq] = source
         return True
 
-    def beside(self, state: State, seq: int = 0) -> int:
+    def extra_tokens(self, state: State, seq: int = 0) -> int:
         """See `Decoder`."""
-        assert isinstance(state, HostedState)
-        if seq in state.made or seq not in state.sources:
+        assert isinstance(state, TransformersState)
+        if seq in state.encoded or seq not in state.sources:
             return 0
         return len(state.sources[seq].ids)
 
-    def new_state(self, capacity: int, n_seqs: int = 1) -> HostedState:
+    def new_state(self, capacity: int, n_seqs: int = 1) -> TransformersState:
         """See `Decoder`."""
-        return HostedState(self._shapes, n_seqs, capacity, dtype=self.dtype, device=self.device)
+        return TransformersState(
+            self._shapes, n_seqs, capacity, dtype=self.dtype, device=self.device
+        )
 
     def unembed(self, rows: Tensor) -> Tensor:
         """Nothing: families scale rows on the way, each in its own way."""
         raise MethodFault(f"{self.name} does not give away its output matrix")
 
-    def _line(
+    def _forward_sequence(
         self, ids: Tensor, state: Any, seq: int, at: LogitsAt, wanted: set[int]
     ) -> tuple[dict[int, Tensor], Tensor | None]:
-        assert isinstance(state, HostedState)
+        assert isinstance(state, TransformersState)
         start, n = state.length(seq), ids.shape[1]
         state.require(start, n)
-        if seq not in state.made:
-            state.made[seq] = self._encode(state.sources.get(seq)), DynamicCache()
-        encoded, crossed = state.made[seq]
-        own = Cache(layers=[Rows(state, at, (seq,), (start,)) for at in range(self.n_layers)])
+        if seq not in state.encoded:
+            state.encoded[seq] = self._encode(state.sources.get(seq)), DynamicCache()
+        encoded, crossed = state.encoded[seq]
+        own = Cache(
+            layers=[StateCacheLayer(state, at, (seq,), (start,)) for at in range(self.n_layers)]
+        )
         inputs = {
             "decoder_input_ids": ids,
             "encoder_outputs": (encoded,),
-            self._keeps: EncoderDecoderCache(own, crossed),
+            self._cache_name: EncoderDecoderCache(own, crossed),
             "use_cache": True,
         }
         found = self._run(inputs, at, wanted, n)
@@ -151,7 +161,7 @@ class EncodedDecoder(ChainDecoder):
             raise MethodFault(
                 f"{self.name} is a sequence-to-sequence model, and the request holds nothing for"
                 " its encoder",
-                "make the request of `decoder.parted(ids)`",
+                "make the request of `decoder.split_prompt(ids)`",
             )
         ids = self.clamp_ids(host.ids([source.ids], self.device))
         rows: Tensor = self.module.get_encoder()(input_ids=ids).last_hidden_state
@@ -162,13 +172,13 @@ class EncodedDecoder(ChainDecoder):
         self.start = self._start()
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         out = self.module(
-            input_ids=ids, decoder_input_ids=ids, **{self._keeps: cache}, use_cache=True
+            input_ids=ids, decoder_input_ids=ids, **{self._cache_name: cache}, use_cache=True
         )
-        self._shapes = shapes_of(cache.self_attention_cache)
+        self._shapes = layer_shapes(cache.self_attention_cache)
         state = self.new_state(ids.shape[1])
         state.sources[0] = ExtraInput(ids=tuple(ids[0].tolist()))
         parts = ids.split((4, 1, 4), 1)
-        return apart(
+        return relative_difference(
             [self.forward(Tokens(part), state, logits_at="all") for part in parts], out.logits
         )
 
@@ -177,4 +187,4 @@ class EncodedDecoder(ChainDecoder):
             for name in ("decoder_start_token_id", "bos_token_id"):
                 if isinstance(found := getattr(config, name, None), int):
                     return found
-        raise self.unfit("its configuration names no token that an output starts with")
+        raise self.unsupported("its configuration names no token that an output starts with")

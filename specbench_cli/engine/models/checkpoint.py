@@ -30,20 +30,20 @@ from specbench_cli.errors import (
 from specbench_cli.files import check_model_folder
 
 _CHUNK = 1 << 24
-_MOST_HEADER = 100_000_000
+_MAX_HEADER_BYTES = 100_000_000
 """Most bytes of a header, as in the safetensors library."""
-_BLOCK, _SPREAD = 1 << 20, 0.02
+_RANDOM_BLOCK, _INIT_STD = 1 << 20, 0.02
 """Numbers that are drawn of a tensor, and their standard deviation: transformers' own."""
 
 _LAYERS = re.compile(r"(num_.*|n_|.*_)layers?")
-_MOST_LAYERS = 10_000
+_MAX_LAYERS = 10_000
 """What no model has; transformers writes a list of a config's layers before there is a model."""
 
 PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """What transformers calls a tokenizer that is its tokenizer.json and no more."""
 
-CUT = ("d2t", "t2d")
-"""What tells the ids that an output matrix has rows for: see `said_ids`."""
+OUTPUT_ID_TENSORS = ("d2t", "t2d")
+"""What tells the ids that an output matrix has rows for: see `read_output_ids`."""
 
 
 class Weights(Mapping[str, Tensor]):
@@ -61,34 +61,34 @@ class Weights(Mapping[str, Tensor]):
     def __init__(self, folder: Path) -> None:
         check_model_folder(folder)
         self.files = _weight_files(folder)
-        self._at: dict[str, Path] = {}
+        self._file_of: dict[str, Path] = {}
         self._headers: dict[str, dict[str, Any]] = {}
         for path in self.files:
-            for name, header in _header(path).items():
-                if name in self._at:
+            for name, header in _read_header(path).items():
+                if name in self._file_of:
                     raise EnvironmentFault(
-                        f"{folder.name} holds the tensor {name} twice: in {self._at[name].name} and"
-                        f" in {path.name}",
+                        f"{folder.name} holds the tensor {name} twice: in"
+                        f" {self._file_of[name].name} and in {path.name}",
                         hint="delete the file that does not belong to these weights",
                     )
-                self._at[name], self._headers[name] = path, header
+                self._file_of[name], self._headers[name] = path, header
         self._open: dict[Path, Any] = {}
 
     def __getitem__(self, name: str) -> Tensor:
-        path = self._at[name]
+        path = self._file_of[name]
         if path not in self._open:
             self._open[path] = safe_open(path, framework="pt", device="cpu")
         tensor: Tensor = self._open[path].get_tensor(name)
         return tensor
 
     def __contains__(self, name: object) -> bool:
-        return name in self._at
+        return name in self._file_of
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._at)
+        return iter(self._file_of)
 
     def __len__(self) -> int:
-        return len(self._at)
+        return len(self._file_of)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's sizes."""
@@ -105,12 +105,16 @@ class Weights(Mapping[str, Tensor]):
     @cached_property
     def parameters(self) -> int:
         """Numbers stored, but for those that tell which ids an output says."""
-        return sum(self.size(name) for name in self if name not in CUT)
+        return sum(self.size(name) for name in self if name not in OUTPUT_ID_TENSORS)
 
     @cached_property
     def dtypes(self) -> tuple[str, ...]:
         """Kinds of these numbers, as safetensors calls them ("F16")."""
-        kinds = {header["dtype"] for name, header in self._headers.items() if name not in CUT}
+        kinds = {
+            header["dtype"]
+            for name, header in self._headers.items()
+            if name not in OUTPUT_ID_TENSORS
+        }
         return tuple(sorted(kinds))
 
     def check_names(self, known: Collection[str], hint: str) -> None:
@@ -144,7 +148,7 @@ class Weights(Mapping[str, Tensor]):
         return digest.hexdigest()
 
 
-class DrawnWeights(Weights):
+class RandomWeights(Weights):
     """The tensors of a folder that has none: a shape, whose config.json says so under `specbench`.
 
     Sizes are those of transformers' module of the config. Numbers are drawn when asked for, the
@@ -165,7 +169,7 @@ class DrawnWeights(Weights):
             for name, part in module.state_dict().items()
             if name not in tied
         }
-        self._at = dict.fromkeys(self._headers, self.files[0])
+        self._file_of = dict.fromkeys(self._headers, self.files[0])
 
     def __getitem__(self, name: str) -> Tensor:
         shape = self.shape(name)
@@ -173,31 +177,31 @@ class DrawnWeights(Weights):
             return torch.ones(shape)
         size = prod(shape)
         generator = torch.Generator().manual_seed(crc32(name.encode()))
-        block = torch.randn(min(size, _BLOCK), generator=generator) * _SPREAD
+        block = torch.randn(min(size, _RANDOM_BLOCK), generator=generator) * _INIT_STD
         return block.repeat(-(-size // len(block)))[:size].view(shape)
 
 
-def weights_of(folder: Path) -> Weights:
+def open_weights(folder: Path) -> Weights:
     """The tensors of a folder: those that are there, or a shape's, which are drawn.
 
     Raises:
         EnvironmentFault: see `Weights`.
     """
     check_model_folder(folder)
-    return DrawnWeights(folder) if is_shape(folder) else Weights(folder)
+    return RandomWeights(folder) if is_shape(folder) else Weights(folder)
 
 
 def is_shape(folder: Path) -> bool:
     """Whether a folder's config.json is of a shape alone."""
     try:
-        said = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return False
-    own = said.get("specbench") if isinstance(said, dict) else None
+    own = values.get("specbench") if isinstance(values, dict) else None
     return isinstance(own, dict) and "shape" in own
 
 
-def said_ids(tensors: Mapping[str, Tensor], size: int, source: str) -> Tensor | None:
+def read_output_ids(tensors: Mapping[str, Tensor], size: int, source: str) -> Tensor | None:
     """The ids of a vocabulary that an output matrix has rows for, [r] in their order; None: all.
 
     As EAGLE-3's checkpoints tell it: `d2t`, by how much an id is above its row's number, or `t2d`,
@@ -212,7 +216,7 @@ def said_ids(tensors: Mapping[str, Tensor], size: int, source: str) -> Tensor | 
         EnvironmentFault: what it says is no part of the vocabulary, is told in two ways that
             disagree, or has not as many ids as the matrix has rows.
     """
-    offsets, mask = (tensors.get(name) for name in CUT)
+    offsets, mask = (tensors.get(name) for name in OUTPUT_ID_TENSORS)
     if offsets is None and mask is None:
         return None
     matrix = tensors.get("lm_head.weight")
@@ -234,8 +238,8 @@ def said_ids(tensors: Mapping[str, Tensor], size: int, source: str) -> Tensor | 
     return None if torch.equal(ids, torch.arange(size)) else ids
 
 
-def told_ids(ids: Tensor, size: int) -> dict[str, Tensor]:
-    """What a checkpoint holds of the ids [r] that its output says: what `said_ids` reads."""
+def output_id_tensors(ids: Tensor, size: int) -> dict[str, Tensor]:
+    """What a checkpoint holds of the ids [r] that its output says: what `read_output_ids` reads."""
     mask = torch.zeros(size, dtype=torch.bool)
     mask[ids] = True
     return {"d2t": ids - torch.arange(len(ids)), "t2d": mask}
@@ -263,7 +267,7 @@ class ConfigFacts:
     sha256: str
 
 
-COUNTS = (
+_POSITIVE_INTS = (
     "hidden_size",
     "intermediate_size",
     "max_position_embeddings",
@@ -273,8 +277,8 @@ COUNTS = (
     "vocab_size",
 )
 """Whole numbers that a Llama's config.json says."""
-_ROPE = {"rope_type", "rope_theta"}
-_MORE = {
+_ROPE_KEYS = {"rope_type", "rope_theta"}
+_INCOMPLETE_KEYS = {
     "auto_map",
     "layer_types",
     "partial_rotary_factor",
@@ -285,47 +289,47 @@ _MORE = {
 """Keys of older files, and of models that need more than this."""
 
 
-class WholeConfig(SimpleNamespace):
+class CompleteConfig(SimpleNamespace):
     """A Llama's config.json that says all that a decoder reads, so that no default is asked for."""
 
     @classmethod
-    def of(cls, said: dict[str, Any]) -> Self | None:
+    def of(cls, values: dict[str, Any]) -> Self | None:
         """What a file says; None where transformers has a default, a check or another name for
         something: of other families, other rotary variants, older files."""
-        rope = said.get("rope_parameters")
+        rope = values.get("rope_parameters")
         whole = (
-            said.get("model_type") == "llama"
-            and all(type(said.get(name)) is int and said[name] > 0 for name in COUNTS)
-            and said["hidden_size"] % said["num_attention_heads"] == 0
-            and type(d := said.get("head_dim", 1)) is int
+            values.get("model_type") == "llama"
+            and all(type(values.get(name)) is int and values[name] > 0 for name in _POSITIVE_INTS)
+            and values["hidden_size"] % values["num_attention_heads"] == 0
+            and type(d := values.get("head_dim", 1)) is int
             and d > 0
-            and said.get("hidden_act") == "silu"
-            and type(said.get("rms_norm_eps")) is float
-            and type(said.get("tie_word_embeddings")) is bool
-            and "eos_token_id" in said
-            and said.keys().isdisjoint(_MORE)
+            and values.get("hidden_act") == "silu"
+            and type(values.get("rms_norm_eps")) is float
+            and type(values.get("tie_word_embeddings")) is bool
+            and "eos_token_id" in values
+            and values.keys().isdisjoint(_INCOMPLETE_KEYS)
             and isinstance(rope, dict)
-            and rope.keys() == _ROPE
+            and rope.keys() == _ROPE_KEYS
             and rope["rope_type"] == "default"
             and type(rope["rope_theta"]) is float
         )
-        return cls(**said) if whole else None
+        return cls(**values) if whole else None
 
 
-def config_to_decode(folder: Path) -> Any:
+def read_decoder_config(folder: Path) -> Any:
     """What a decoder reads of a folder's config: as `read_config`, without transformers where the
     file says all of it. Its import takes more than a second."""
     check_model_folder(folder)
     file = folder / "config.json"
     try:
-        said = json.loads(file.read_text(encoding="utf-8"))
-        whole = WholeConfig.of(said)
+        values = json.loads(file.read_text(encoding="utf-8"))
+        whole = CompleteConfig.of(values)
     except (OSError, ValueError, AttributeError, RecursionError):
         return read_config(folder)  # which says what is wrong
     if whole is None:
         return read_config(folder)
-    _check_counts(folder, said)
-    _check_kernels(folder, said)
+    _check_counts(folder, values)
+    _check_kernels(folder, values)
     return whole
 
 
@@ -346,9 +350,9 @@ def read_config(folder: Path) -> Any:
             hint="specbench list models",
         )
     try:
-        said = json.loads(file.read_text(encoding="utf-8"))
-        _check_counts(folder, said)
-        _check_kernels(folder, said)
+        values = json.loads(file.read_text(encoding="utf-8"))
+        _check_counts(folder, values)
+        _check_kernels(folder, values)
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except SpecbenchError:
         raise
@@ -394,8 +398,8 @@ def read_tokenizer(folder: Path, label: str | None = None) -> Any:
 def _is_plain(folder: Path) -> bool:
     """Whether a folder says that its tokenizer is its tokenizer.json and no more."""
     try:
-        said = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        plain = said["tokenizer_class"] in PLAIN_TOKENIZERS and "auto_map" not in said
+        values = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        plain = values["tokenizer_class"] in PLAIN_TOKENIZERS and "auto_map" not in values
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
     return plain and (folder / "tokenizer.json").is_file()
@@ -442,7 +446,7 @@ def rotary_limit(config: Any) -> RotaryLimit | None:
 
 def text_config(config: Any) -> Any:
     """Of a model of several kinds of input the part that writes text: its own, if it is one."""
-    return config if isinstance(config, WholeConfig) else config.get_text_config(decoder=True)
+    return config if isinstance(config, CompleteConfig) else config.get_text_config(decoder=True)
 
 
 def layer_count(config: Any) -> int:
@@ -456,7 +460,7 @@ def config_facts(folder: Path) -> ConfigFacts:
     Raises:
         EnvironmentFault: no model folder, or no safetensors in it.
     """
-    config = config_to_decode(folder)
+    config = read_decoder_config(folder)
     text = text_config(config)
     for key in ("vocab_size", "hidden_size"):
         value = getattr(text, key, None)
@@ -466,7 +470,7 @@ def config_facts(folder: Path) -> ConfigFacts:
                 hint="specbench list models",
             )
     _check_special(folder, text)
-    weights = weights_of(folder)
+    weights = open_weights(folder)
     weights.check_layers(text)
     return ConfigFacts(
         family=config.model_type,
@@ -474,24 +478,24 @@ def config_facts(folder: Path) -> ConfigFacts:
         n_layers=layer_count(text),
         hidden_size=text.hidden_size,
         max_positions=max_positions(text),
-        eos=_eos(folder, config),
+        eos=_read_eos_ids(folder, config),
         parameters=weights.parameters,
         dtype="+".join(weights.dtypes),
         sha256=weights.sha256(),
     )
 
 
-def _check_kernels(folder: Path, said: Any) -> None:
+def _check_kernels(folder: Path, values: Any) -> None:
     """Raise UsageError if a config names a repository of kernels, at any depth.
 
     transformers would download it and run its code without asking (package `kernels`).
     """
-    if isinstance(said, list):
-        for value in said:
+    if isinstance(values, list):
+        for value in values:
             _check_kernels(folder, value)
-    if not isinstance(said, dict):
+    if not isinstance(values, dict):
         return
-    for key, value in said.items():
+    for key, value in values.items():
         if key.endswith("_implementation"):
             names = value.values() if isinstance(value, dict) else [value]
             repository = next((n for n in names if isinstance(n, str) and "/" in n), None)
@@ -504,14 +508,14 @@ def _check_kernels(folder: Path, said: Any) -> None:
         _check_kernels(folder, value)
 
 
-def _check_counts(folder: Path, said: Any) -> None:
+def _check_counts(folder: Path, values: Any) -> None:
     """Raise EnvironmentFault for numbers of layers that no model has, at any depth of a config."""
-    for key, value in said.items() if isinstance(said, dict) else ():
+    for key, value in values.items() if isinstance(values, dict) else ():
         if isinstance(value, dict):
             _check_counts(folder, value)
-        elif isinstance(value, int) and value > _MOST_LAYERS and _LAYERS.fullmatch(key):
+        elif isinstance(value, int) and value > _MAX_LAYERS and _LAYERS.fullmatch(key):
             raise EnvironmentFault(
-                f"{folder.name}/config.json: {key} is above {_MOST_LAYERS}; no model has so many",
+                f"{folder.name}/config.json: {key} is above {_MAX_LAYERS}; no model has so many",
                 hint="specbench list models",
             )
 
@@ -531,13 +535,13 @@ def _check_special(folder: Path, text: Any) -> None:
         )
 
 
-def _eos(folder: Path, config: Any) -> frozenset[int]:
+def _read_eos_ids(folder: Path, config: Any) -> frozenset[int]:
     generation = folder / "generation_config.json"
     try:
-        said = json.loads(generation.read_text(encoding="utf-8")) if generation.is_file() else {}
-        ids = said.get("eos_token_id")
+        values = json.loads(generation.read_text(encoding="utf-8")) if generation.is_file() else {}
+        ids = values.get("eos_token_id")
     except (ValueError, AttributeError, RecursionError) as fault:
-        raise _damaged(generation, "it is no JSON object") from fault
+        raise _damaged_fault(generation, "it is no JSON object") from fault
     if ids is None:
         ids = getattr(config, "eos_token_id", None)
     if ids is None:
@@ -557,7 +561,7 @@ def _eos(folder: Path, config: Any) -> frozenset[int]:
 
 def _weight_files(folder: Path) -> list[Path]:
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    files = sorted(folder / name for name in _shards(index)) if index.is_file() else [single]
+    files = sorted(folder / name for name in _shard_names(index)) if index.is_file() else [single]
     if single.is_file() and single not in files:
         # transformers would read the first set, vLLM the second.
         raise EnvironmentFault(
@@ -593,19 +597,19 @@ def pickle_fault(folder: Path, file: str) -> EnvironmentFault:
     )
 
 
-def _shards(index: Path) -> set[str]:
+def _shard_names(index: Path) -> set[str]:
     """The files that an index lists, all in its own folder: another one's bytes are not read."""
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         outside = sorted(name for name in names if Path(name).name != name or "\0" in name)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
-        raise _damaged(index, "it has no weight_map of tensors to files") from fault
+        raise _damaged_fault(index, "it has no weight_map of tensors to files") from fault
     if outside:
-        raise _damaged(index, f"{outside[0]!r} is no file of this folder")
+        raise _damaged_fault(index, f"{outside[0]!r} is no file of this folder")
     return names
 
 
-def _header(path: Path) -> dict[str, dict[str, Any]]:
+def _read_header(path: Path) -> dict[str, dict[str, Any]]:
     """A safetensors file's header: 8 bytes of length, then JSON.
 
     Raises:
@@ -614,7 +618,7 @@ def _header(path: Path) -> dict[str, dict[str, Any]]:
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            if length > min(path.stat().st_size, _MOST_HEADER):
+            if length > min(path.stat().st_size, _MAX_HEADER_BYTES):
                 raise ValueError("a header longer than the file or than safetensors allows")
             header: dict[str, dict[str, Any]] = json.loads(file.read(length).decode())
         header.pop("__metadata__", None)
@@ -630,13 +634,13 @@ def _header(path: Path) -> dict[str, dict[str, Any]]:
         *(struct.error, ValueError, TypeError, LookupError, AttributeError),
         *(MemoryError, OverflowError, RecursionError),
     ) as fault:
-        raise _damaged(path, "it has no header of safetensors") from fault
+        raise _damaged_fault(path, "it has no header of safetensors") from fault
     if path.stat().st_size != due:
-        raise _damaged(path, f"it has {path.stat().st_size} bytes of {due}")
+        raise _damaged_fault(path, f"it has {path.stat().st_size} bytes of {due}")
     return header
 
 
-def _damaged(path: Path, what: str) -> EnvironmentFault:
+def _damaged_fault(path: Path, what: str) -> EnvironmentFault:
     return EnvironmentFault(
         f"{path.parent.name}/{path.name} is damaged: {what}", "download or copy it once more"
     )

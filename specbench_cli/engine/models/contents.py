@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from specbench_cli.engine.models.checkpoint import CUT, Weights
+from specbench_cli.engine.models.checkpoint import OUTPUT_ID_TENSORS, Weights
 from specbench_cli.errors import EnvironmentFault
 
 _IRRELEVANT = re.compile(
@@ -37,7 +37,7 @@ _SCALES = re.compile(
 
 def is_irrelevant(name: str, weights: Weights) -> bool:
     """Return True if a tensor is known not to affect the output of the model."""
-    if name in CUT or _IRRELEVANT.fullmatch(name):
+    if name in OUTPUT_ID_TENSORS or _IRRELEVANT.fullmatch(name):
         return True
     if _MASK.fullmatch(name):
         shape = weights.shape(name)
@@ -47,23 +47,23 @@ def is_irrelevant(name: str, weights: Weights) -> bool:
 
 
 def check_contents(
-    source: str, weights: Weights, demanded: Mapping[str, tuple[int, ...]], *, tied: bool
+    source: str, weights: Weights, required: Mapping[str, tuple[int, ...]], *, tied: bool
 ) -> None:
     """Raise EnvironmentFault unless a checkpoint contains exactly the tensors of its config.
 
     Args:
         source: Name of the folder, for messages.
         weights: The tensors of the folder.
-        demanded: Shapes of the required tensors, by name.
-        tied: True if the config ties the output matrix to the embedding. Then `demanded` may
+        required: Shapes of the required tensors, by name.
+        tied: True if the config ties the output matrix to the embedding. Then `required` may
             contain the output matrix or not.
     """
-    needed = {name: shape for name, shape in demanded.items() if not (tied and name == OUTPUT)}
+    needed = {name: shape for name, shape in required.items() if not (tied and name == OUTPUT)}
     check_missing(source, [name for name in needed if name not in weights])
     if tied:
         check_tied(source, weights)
-    check_unexpected(source, weights, (name for name in weights if name not in demanded))
-    for name, shape in demanded.items():
+    check_unexpected(source, weights, (name for name in weights if name not in required))
+    for name, shape in required.items():
         if name in weights and weights.shape(name) != shape:
             raise EnvironmentFault(
                 f"{source}: {name} has the shape {list(weights.shape(name))}, and config.json"

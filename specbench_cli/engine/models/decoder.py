@@ -20,6 +20,7 @@ from specbench_cli.engine.types import (
     expand_skip,
 )
 from specbench_cli.errors import MethodFault
+from specbench_cli.former_names import renamed_members
 
 LogitsAt = Literal["last", "all"] | Tensor | None
 """Which rows of the input get logits: the last, all, those of an index tensor [r], or none."""
@@ -122,6 +123,7 @@ Part = ModelInput
 """The name of `ModelInput` in `specbench_cli.api`, where a session makes the only ones."""
 
 
+@renamed_members(parted="split_prompt", beside="extra_tokens", said="unembed_ids")
 class Decoder(ABC):
     """A causal language model.
 
@@ -221,7 +223,7 @@ class Decoder(ABC):
 
     # What a request holds beside its text; a model of text alone does without.
 
-    def parted(self, ids: Sequence[int]) -> tuple[tuple[int, ...], ExtraInput | None]:
+    def split_prompt(self, ids: Sequence[int]) -> tuple[tuple[int, ...], ExtraInput | None]:
         """A prompt's ids as the text that this model goes on from, and what it reads beside it."""
         return tuple(ids), None
 
@@ -230,7 +232,7 @@ class Decoder(ABC):
         model reads such; whether it does."""
         return False
 
-    def beside(self, state: State, seq: int = 0) -> int:
+    def extra_tokens(self, state: State, seq: int = 0) -> int:
         """Tokens that a sequence's next forward reads beside its rows: an encoder's."""
         return 0
 
@@ -283,7 +285,7 @@ class Decoder(ABC):
         """Logits [..., V] of rows [..., hidden] that went through `norm`."""
         raise MethodFault(f"{self.name} does not give away its output matrix")
 
-    def said(self, rows: Tensor, ids: Tensor) -> Tensor | None:
+    def unembed_ids(self, rows: Tensor, ids: Tensor) -> Tensor | None:
         """`unembed` of some ids [k] alone, [..., k]; None where that would take all of them."""
         return None
 
@@ -303,7 +305,7 @@ class Decoder(ABC):
             )
         self.ran = ran
 
-    def remember_share(self, layers: range) -> float:
+    def append_kv_share(self, layers: range) -> float:
         """How much of the weights `remember` reads; see `share`."""
         return self.share((layers.start, layers.stop), logits=False)
 
@@ -318,7 +320,7 @@ class ChainsOnly(MethodFault):
     """A method asks for what a model cannot do that runs whole forwards over chains alone."""
 
 
-def no_trees(decoder: Decoder) -> ChainsOnly:
+def trees_fault(decoder: Decoder) -> ChainsOnly:
     """What is told of branches to a model that takes none."""
     return ChainsOnly(
         f"a tree for {decoder.name}, which reads chains alone: its state has no rows that branches"

@@ -22,13 +22,18 @@ from torch import Tensor, nn
 
 from specbench_cli.engine import host
 from specbench_cli.engine.models.attention import Rotary, Table
-from specbench_cli.engine.models.checkpoint import said_ids
-from specbench_cli.engine.models.cuda import kernels_of
-from specbench_cli.engine.models.cuda.graphs import Body, Buffers, Capture, Recorder, Shape
+from specbench_cli.engine.models.checkpoint import read_output_ids
+from specbench_cli.engine.models.cuda import find_triton_kernels
+from specbench_cli.engine.models.cuda.graphs import Body, Buffers, Capture, GraphKey, Recorder
 from specbench_cli.engine.models.decoder import Decoder, ModelInput, State
-from specbench_cli.engine.models.layers import FusedWeights, Layer, LayerReader, sublayer_bytes
-from specbench_cli.engine.models.linear import Form, Linear, PlainLinear, own_kernels
-from specbench_cli.engine.models.plan import Plan, Planner, Scratch, Sizes, View
+from specbench_cli.engine.models.layers import (
+    FusedWeights,
+    LayerReader,
+    LayerWeights,
+    sublayer_bytes,
+)
+from specbench_cli.engine.models.linear import Form, Linear, PlainLinear, find_numba_kernels
+from specbench_cli.engine.models.plan import BufferSizes, ForwardPlan, LayerView, Planner, Scratch
 from specbench_cli.engine.models.state import KVState, LayerShape
 from specbench_cli.engine.types import (
     SUBLAYERS,
@@ -46,7 +51,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Rotary variants whose frequencies do not change while a text grows."""
 
-NOTHING: frozenset[Sublayer] = frozenset()
+NO_SUBLAYERS: frozenset[Sublayer] = frozenset()
 """What a whole forward passes over."""
 
 
@@ -81,16 +86,17 @@ class FusedStack(Decoder):
         self.hidden_size = config.hidden_size
         self.n_layers, self.max_positions = config.num_hidden_layers, config.max_position_embeddings
         heads = config.num_attention_heads
-        self._sizes = Sizes(
+        self._sizes = BufferSizes(
             hidden=config.hidden_size,
             mlp=config.intermediate_size,
             heads=heads,
             kv_heads=config.num_key_value_heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         )
-        # Kernels of our own, where the machine's rule says so; on CUDA while a forward is recorded.
+        # Kernels of our own, where the machine's rule says so; on CUDA while a forward is
+        # recorded.
         self._kernels: Any = None
-        kernels = own_kernels(device, dtype)
+        kernels = find_numba_kernels(device, dtype)
         if kernels is not None and self._sizes.head_dim % kernels.STEP == 0:
             kernels.ready()
             self._kernels = kernels
@@ -100,19 +106,19 @@ class FusedStack(Decoder):
         self._lean = self._own_norm and dtype == torch.float32
         self._eps = config.rms_norm_eps
         self._eps_size = torch.full((1, 1), (self._eps * self.hidden_size) ** 0.5)
-        self._turns = Rotary(
-            rotary, self._sizes.head_dim, paired=self._lean, dtype=dtype, device=device
+        self._rotary = Rotary(
+            rotary, self._sizes.head_dim, interleaved=self._lean, dtype=dtype, device=device
         )
-        self._turn = self._turns.turn
+        self._rotate = self._rotary.rotate
         like = torch.empty(0, dtype=dtype, device=device)
         self._planner = Planner(
-            *(self._sizes, self._turns, _windows(config)),
+            *(self._sizes, self._rotary, _windows(config)),
             lean=self._lean,
             like=like,
             kernels=self._kernels,
         )
         self._windowed = any(_windows(config))
-        self._all = range(self.n_layers)
+        self._all_layers = range(self.n_layers)
         self._recorder: Recorder | None = None
 
     def record(self, capture: Capture) -> None:
@@ -122,7 +128,7 @@ class FusedStack(Decoder):
     @property
     def recorded(self) -> int:  # type: ignore[override]
         """See `Decoder`."""
-        return 0 if self._recorder is None else self._recorder.made
+        return 0 if self._recorder is None else self._recorder.n_recorded
 
     def _reader(
         self, config: Any, tensors: Mapping[str, Tensor], form: Form | None = None
@@ -131,7 +137,7 @@ class FusedStack(Decoder):
         return LayerReader(
             config,
             tensors,
-            self._turns,
+            self._rotary,
             device=self.device,
             dtype=self.dtype,
             norm_factor=self._norm_factor,
@@ -146,7 +152,7 @@ class FusedStack(Decoder):
 
     @property
     @abstractmethod
-    def _stack(self) -> Sequence[Layer]:
+    def _stack(self) -> Sequence[LayerWeights]:
         """The layers."""
 
     @abstractmethod
@@ -165,12 +171,12 @@ class FusedStack(Decoder):
         return 0
 
     def share(
-        self, layers: tuple[int, int] | None = None, skip: Skip = NOTHING, logits: bool = True
+        self, layers: tuple[int, int] | None = None, skip: Skip = NO_SUBLAYERS, logits: bool = True
     ) -> float:
         """See `Decoder.share`: by the bytes that the weights hold."""
         if layers is None and not skip and logits:
             return 1.0
-        run, over = range(*layers) if layers else self._all, expand_skip(skip)
+        run, over = range(*layers) if layers else self._all_layers, expand_skip(skip)
         held = [sublayer_bytes(layer) for layer in self._stack]
         read = sum(
             size
@@ -180,7 +186,7 @@ class FusedStack(Decoder):
         )
         return (read + logits * self._end_bytes) / (sum(map(sum, held)) + self._end_bytes)
 
-    def _seen(self, layer: Layer, h: Tensor, scratch: Scratch) -> Tensor:
+    def _seen(self, layer: LayerWeights, h: Tensor, scratch: Scratch) -> Tensor:
         """What attention of a layer reads of its rows h [b n, hidden]."""
         return self._norm(h, layer.norm, scratch.size, scratch.normed)
 
@@ -201,23 +207,25 @@ class FusedStack(Decoder):
         assert isinstance(state, KVState)
         self.ran += 1
         if self._recorder is not None and not layers and not skip and not seqs:
-            replayed = self._replayed(self._recorder, model_input, state)
+            replayed = self._replay(self._recorder, model_input, state)
             if replayed is not None:
                 return replayed
         h, b, n = self._enter(x, layers)
         lines = range(b) if seqs is None else seqs
-        span = range(*layers) if layers else self._all
+        span = range(*layers) if layers else self._all_layers
         run: Sequence[int] = span  # the layers whose attention runs
-        over = expand_skip(skip) if skip else NOTHING
+        over = expand_skip(skip) if skip else NO_SUBLAYERS
         if mask is None and positions is None and not skip:
-            plan = self._planner.plain(state, lines, span, n)
+            plan = self._planner.plan_plain(state, lines, span, n)
         else:
             run = [at for at in span if (at, "attention") not in over]
-            plan = self._planner.special(state, lines, run, n, mask, positions)
-        h, tapped = self._follow(plan, span, h, taps, over)
-        if plan.hopeful and not math.isfinite(h.sum()):
-            plan = self._planner.special(state, lines, run, n, mask, positions, careful=True)
-            h, tapped = self._follow(plan, span, self._enter(x, layers)[0], taps, over)
+            plan = self._planner.plan_masked(state, lines, run, n, mask, positions)
+        h, tapped = self._run_layers(plan, span, h, taps, over)
+        if plan.assumes_finite and not math.isfinite(h.sum()):
+            plan = self._planner.plan_masked(
+                state, lines, run, n, mask, positions, replace_nonfinite=True
+            )
+            h, tapped = self._run_layers(plan, span, self._enter(x, layers)[0], taps, over)
         for seq in lines:
             state.extend(seq, run, n)
         logits = None
@@ -227,36 +235,36 @@ class FusedStack(Decoder):
             logits, h.view(b, n, -1), {at: rows.view(b, n, -1) for at, rows in tapped}
         )
 
-    def _replayed(
+    def _replay(
         self, recorder: Recorder, model_input: ModelInput, state: KVState
     ) -> ModelOutput | None:
         """Replay a recorded forward. Return None if this one is not recorded."""
-        shape, lengths = Shape.of(model_input), state.lengths[0]
+        shape, lengths = GraphKey.of(model_input), state.lengths[0]
         if (
             shape is None
             or state.n_seqs > 1
             or lengths.count(lengths[0]) < len(lengths)
-            or (self._windowed and (shape.masked or shape.placed))
+            or (self._windowed and (shape.mask_width or shape.has_positions))
         ):
             return None
         out = recorder.run(shape, model_input, state)
-        state.extend(0, self._all, shape.n)
+        state.extend(0, self._all_layers, shape.n)
         return out
 
-    def _body(self, state: KVState, buffers: Buffers, shape: Shape, seen: int) -> Body:
+    def _body(self, state: KVState, buffers: Buffers, shape: GraphKey, seen: int) -> Body:
         """See `graphs.Build`."""
         rows = state.buffers[0][:, 0]
         # Both are held by what is made here: a recording reads where they were.
-        scratch, tables = self._planner.scratch_for((shape.n,)), self._turns.tables
+        scratch, tables = self._planner.scratch_for((shape.n,)), self._rotary.tables
         at: Any = buffers.index if isinstance(shape.logits, int) else shape.logits
-        kernels = kernels_of(self.device, self.dtype)
+        kernels = find_triton_kernels(self.device, self.dtype)
 
         def body(_: Table = tables) -> ModelOutput:
             usual, self._kernels = self._kernels, kernels
             try:
-                plan = self._planner.fixed(rows, buffers, scratch, seen, kernels)
+                plan = self._planner.plan_recorded(rows, buffers, scratch, seen, kernels)
                 h = self._enter(buffers.x, None)[0]
-                h, tapped = self._follow(plan, self._all, h, shape.taps)
+                h, tapped = self._run_layers(plan, self._all_layers, h, shape.taps)
                 logits = None if at is None else self._logits(h, 1, at, scratch)
             finally:
                 self._kernels = usual
@@ -273,14 +281,14 @@ class FusedStack(Decoder):
             return super().forward_batch(parts, taps=taps)
         self.ran += 1
         ns = [part.shape[1] for part in parts]
-        x = _joined([part.x for part in parts])
-        plan = self._planner.together(parts, self._all)
-        h, tapped = self._follow(plan, self._all, self._enter(x, None)[0], taps)
-        if plan.hopeful and not math.isfinite(h.sum()):
-            plan = self._planner.together(parts, self._all, careful=True)
-            h, tapped = self._follow(plan, self._all, self._enter(x, None)[0], taps)
+        x = _join_inputs([part.x for part in parts])
+        plan = self._planner.plan_batch(parts, self._all_layers)
+        h, tapped = self._run_layers(plan, self._all_layers, self._enter(x, None)[0], taps)
+        if plan.assumes_finite and not math.isfinite(h.sum()):
+            plan = self._planner.plan_batch(parts, self._all_layers, replace_nonfinite=True)
+            h, tapped = self._run_layers(plan, self._all_layers, self._enter(x, None)[0], taps)
         for part, n in zip(parts, ns, strict=True):
-            cast(KVState, part.state).extend(0, self._all, n)
+            cast(KVState, part.state).extend(0, self._all_layers, n)
         # Which rows get logits: every part's last one, or all of them.
         spans = [range(end - n, end) for end, n in zip(accumulate(ns), ns, strict=True)]
         wanted = [
@@ -306,13 +314,13 @@ class FusedStack(Decoder):
             for i, own in enumerate(wanted)
         ]
 
-    def _follow(
+    def _run_layers(
         self,
-        plan: Plan,
+        plan: ForwardPlan,
         span: Sequence[int],
         h: Tensor,
         taps: Sequence[int],
-        over: frozenset[Sublayer] = NOTHING,
+        over: frozenset[Sublayer] = NO_SUBLAYERS,
     ) -> tuple[Tensor, list[tuple[int, Tensor]]]:
         """Rows [b n, hidden] through the layers `span`, past the sublayers `over`; and those that
         leave the layers `taps`."""
@@ -327,10 +335,10 @@ class FusedStack(Decoder):
 
     def _run_layer(
         self,
-        layer: Layer,
+        layer: LayerWeights,
         h: Tensor,
-        plan: Plan,
-        views: tuple[View, ...] | None,
+        plan: ForwardPlan,
+        views: tuple[LayerView, ...] | None,
         mlp: bool,
     ) -> Tensor:
         """One layer: rows [b n, hidden] in and out; what comes in may be overwritten.
@@ -345,33 +353,35 @@ class FusedStack(Decoder):
         if not mlp:
             return h
         normed = self._norm(h, layer.mlp_norm, scratch.size, scratch.normed)
-        self._product(layer.gate_up, normed, scratch.gate_up)
+        self._multiply(layer.gate_up, normed, scratch.gate_up)
         if self._kernels is not None:
-            return self._added(layer.down, h, self._kernels.silu_mul(scratch.gate_up))
+            return self._multiply_add(layer.down, h, self._kernels.silu_mul(scratch.gate_up))
         torch._C._nn.silu_(scratch.gate)
         return layer.down.add_to(h, scratch.gate.mul_(scratch.up))
 
-    def _attend(self, layer: Layer, h: Tensor, plan: Plan, views: tuple[View, ...]) -> Tensor:
+    def _attend(
+        self, layer: LayerWeights, h: Tensor, plan: ForwardPlan, views: tuple[LayerView, ...]
+    ) -> Tensor:
         """A layer's attention, as `_run_layer`."""
-        self._write(layer, self._seen(layer, h, plan.scratch), plan, views)
+        self._write_kv(layer, self._seen(layer, h, plan.scratch), plan, views)
         for (q, mixed, _), (_, k, v, bias, attend) in zip(plan.lines, views, strict=True):
             attend(q, k, v, bias, mixed)
-        return self._added(layer.out, h, plan.scratch.mixed)
+        return self._multiply_add(layer.out, h, plan.scratch.mixed)
 
-    def _product(self, by: Linear, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def _multiply(self, by: Linear, x: Tensor, out: Tensor | None = None) -> Tensor:
         """A product of rows x [n, in]; into `out`, if there is one."""
-        if (own := self._of_one_row(by, x)) is None:
+        if (own := self._row_weights(by, x)) is None:
             return by(x, out)
         out = x.new_empty(1, len(own[0])) if out is None else out
-        return cast(Tensor, self._kernels.times_row(x, *own, out))
+        return cast(Tensor, self._kernels.multiply_row(x, *own, out))
 
-    def _added(self, by: Linear, h: Tensor, x: Tensor) -> Tensor:
+    def _multiply_add(self, by: Linear, h: Tensor, x: Tensor) -> Tensor:
         """Rows h [n, out] and a product of rows x [n, in]; h may be overwritten."""
-        if (own := self._of_one_row(by, x)) is None:
+        if (own := self._row_weights(by, x)) is None:
             return by.add_to(h, x)
-        return cast(Tensor, self._kernels.times_row(x, *own, h, add=True))
+        return cast(Tensor, self._kernels.multiply_row(x, *own, h, add=True))
 
-    def _of_one_row(self, by: Linear, x: Tensor) -> tuple[Tensor, Tensor | None] | None:
+    def _row_weights(self, by: Linear, x: Tensor) -> tuple[Tensor, Tensor | None] | None:
         """The weights [out, in] and the bias that our own kernel multiplies x with; None where it
         does not."""
         if self._kernels is None or x.shape[0] > 1 or not isinstance(by, PlainLinear):
@@ -381,15 +391,17 @@ class FusedStack(Decoder):
         weight = by.weight.t()
         return (weight, by.bias) if weight.is_contiguous() else None
 
-    def _write(self, layer: Layer, rows: Tensor, plan: Plan, views: tuple[View, ...]) -> None:
+    def _write_kv(
+        self, layer: LayerWeights, rows: Tensor, plan: ForwardPlan, views: tuple[LayerView, ...]
+    ) -> None:
         """Queries, keys and values of what a layer's attention reads; the latter two are kept."""
         scratch = plan.scratch
-        self._product(layer.qkv, rows, scratch.qkv)
+        self._multiply(layer.qkv, rows, scratch.qkv)
         if layer.heads_norm is not None:
             heads = torch.rms_norm(scratch.qk, (self._sizes.head_dim,), None, self._eps)
             torch.mul(heads, layer.heads_norm, out=scratch.qk)
-        if not plan.turns:
-            self._turn(scratch.turning, plan.table)
+        if not plan.rotates:
+            self._rotate(scratch.turning, plan.table)
         for (_, _, row), (write, *_) in zip(plan.lines, views, strict=True):
             write(row)
 
@@ -399,13 +411,13 @@ class FusedStack(Decoder):
         assert isinstance(state, KVState)
         self.ran += 1
         n = rows.shape[1]
-        plan = self._planner.special(state, range(1), layers, n, None, positions)
+        plan = self._planner.plan_masked(state, range(1), layers, n, None, positions)
         for at, views in zip(layers, plan.views, strict=True):
             layer = self._stack[at]
-            self._write(layer, self._seen(layer, rows[0], plan.scratch), plan, views)
+            self._write_kv(layer, self._seen(layer, rows[0], plan.scratch), plan, views)
         state.extend(0, layers, n)
 
-    def remember_share(self, layers: range) -> float:
+    def append_kv_share(self, layers: range) -> float:
         """See `Decoder`: queries are made beside keys and values, in one product."""
         whole = sum(sum(sublayer_bytes(layer)) for layer in self._stack) + self._end_bytes
         return sum(self._stack[at].qkv.nbytes for at in layers) / whole
@@ -414,10 +426,10 @@ class FusedStack(Decoder):
         """Keys and values of the same rows [n, hidden] in all layers, as the next n of a state of
         one sequence: what cross-attention sees."""
         assert isinstance(state, KVState)
-        plan = self._planner.plain(state, range(1), self._all, len(rows))
+        plan = self._planner.plan_plain(state, range(1), self._all_layers, len(rows))
         for layer, views in zip(self._stack, plan.views, strict=True):
-            self._write(layer, rows, plan, views)
-        state.extend(0, self._all, len(rows))
+            self._write_kv(layer, rows, plan, views)
+        state.extend(0, self._all_layers, len(rows))
 
     def _norm(
         self,
@@ -445,8 +457,8 @@ class FusedStack(Decoder):
 class FusedDecoder(FusedStack):
     """A decoder of one of `FAMILIES` from its checkpoint's tensors.
 
-    Its output may be cut to a part of its vocabulary (see `said_ids`): that many rows of the output
-    matrix are multiplied, and all other ids have logits of -inf.
+    Its output may be cut to a part of its vocabulary (see `read_output_ids`): that many rows of the
+    output matrix are multiplied, and all other ids have logits of -inf.
 
     Args:
         config: transformers' config, for which `fits` holds.
@@ -471,8 +483,11 @@ class FusedDecoder(FusedStack):
     ) -> None:
         super().__init__(config, rotary, name=name, device=device, dtype=dtype)
         self.vocab_size = config.vocab_size
-        says, read = said_ids(tensors, self.vocab_size, name), self._reader(config, tensors, form)
-        self.weights = FusedWeights(config, read, self._turns, says)
+        output_ids, read = (
+            read_output_ids(tensors, self.vocab_size, name),
+            self._reader(config, tensors, form),
+        )
+        self.weights = FusedWeights(config, read, self._rotary, output_ids)
         self.weight_bytes = self.weights.nbytes
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -486,15 +501,15 @@ class FusedDecoder(FusedStack):
     def unembed(self, rows: Tensor) -> Tensor:
         """See `Decoder`."""
         flat = rows.reshape(-1, self.hidden_size)
-        return self.weights.logits(flat, self._product).view(*rows.shape[:-1], -1)
+        return self.weights.logits(flat, self._multiply).view(*rows.shape[:-1], -1)
 
-    def said(self, rows: Tensor, ids: Tensor) -> Tensor | None:
+    def unembed_ids(self, rows: Tensor, ids: Tensor) -> Tensor | None:
         """See `Decoder`."""
         outputs = self.weights.outputs
         return None if outputs is None else rows @ outputs[ids].mT
 
     @property
-    def _stack(self) -> Sequence[Layer]:
+    def _stack(self) -> Sequence[LayerWeights]:
         return self.weights.layers
 
     @property
@@ -525,10 +540,10 @@ class FusedDecoder(FusedStack):
             rows = self._norm(h.view(b, -1, self.hidden_size)[:, -1], norm)
         else:
             rows = self._norm(h, norm, scratch.size, scratch.normed)
-        return self.weights.logits(rows, self._product).view(b, -1, self.vocab_size)
+        return self.weights.logits(rows, self._multiply).view(b, -1, self.vocab_size)
 
 
-def _joined(xs: Sequence[Input]) -> Tokens | Features:
+def _join_inputs(xs: Sequence[Input]) -> Tokens | Features:
     """The inputs of several sequences as those of one."""
     ids = torch.cat([x.ids for x in xs if not isinstance(x, Hidden)], 1)
     if isinstance(xs[0], Features):

@@ -28,7 +28,7 @@ from specbench_cli.errors import EnvironmentFault, MethodFault
 NORMED = -1
 """The tap that stands for the rows that the target's output matrix reads."""
 
-MOST_LEVELS = 64
+MAX_LEVELS = 64
 """Of a head that says each level apart: no draft is longer."""
 
 
@@ -57,7 +57,7 @@ class Head(Decoder):
     first = 1
 
 
-class Tape:
+class FeatureCache:
     """The target's features of committed tokens, until a head has read them.
 
     Args:
@@ -66,31 +66,31 @@ class Tape:
 
     Attributes:
         layers: those whose outgoing rows are wanted.
-        written: the features of the last forward's rows, rejected ones too; None before the first.
+        latest: the features of the last forward's rows, rejected ones too; None before the first.
     """
 
     def __init__(self, target: Decoder, taps: Sequence[int]) -> None:
         self._target, self._taps = target, tuple(taps)
         self.layers = tuple(tap for tap in self._taps if tap != NORMED)
-        self.written: Tensor | None = None
-        self._kept: list[Tensor] = []
+        self.latest: Tensor | None = None
+        self._unread_rows: list[Tensor] = []
         self._newest: Tensor | None = None  # what was kept last, read or not
-        self._all_read = self._some_lost = False
+        self._was_read = self._dropped_some = False
 
     def write(self, out: ModelOutput) -> None:
         """Take the features [n, width] of a forward's rows."""
-        self.written = features(out, self._taps, self._target)
+        self.latest = features(out, self._taps, self._target)
 
     def keep(self, path: Sequence[int]) -> None:
         """Of the last forward's rows, keep those at `path`."""
-        assert self.written is not None
+        assert self.latest is not None
         n = len(path)
         if n == 0 or path[-1] == n - 1:
-            rows = self.written[:n]
+            rows = self.latest[:n]
         else:
-            index = host.ids(path, self.written.device)
-            rows = self.written.index_select(0, index)
-        self._kept.append(rows)
+            index = host.ids(path, self.latest.device)
+            rows = self.latest.index_select(0, index)
+        self._unread_rows.append(rows)
         self._newest = rows
 
     def read(self) -> Tensor:
@@ -99,14 +99,14 @@ class Tape:
         Raises:
             MethodFault: some were let go, since only `last` had been called.
         """
-        if self._some_lost:
+        if self._dropped_some:
             raise MethodFault(
                 "the features that `session.pending_features` is to give were let go",
                 "call `session.pending_features` before the first `session.features`",
             )
-        self._all_read = True
-        rows = self._kept[0] if len(self._kept) == 1 else torch.cat(self._kept)
-        self._kept.clear()
+        self._was_read = True
+        rows = self._unread_rows[0] if len(self._unread_rows) == 1 else torch.cat(self._unread_rows)
+        self._unread_rows.clear()
         return rows
 
     def last(self, n: int) -> Tensor:
@@ -118,9 +118,9 @@ class Tape:
                 f"the last step left features of {len(self._newest)} tokens, not of {n}",
                 "ask in `observe` for as many as were committed",
             )
-        if not self._all_read:  # nobody reads the others, which would be kept to the text's end
-            self._kept.clear()
-            self._some_lost = True
+        if not self._was_read:  # nobody reads the others, which would be kept to the text's end
+            self._unread_rows.clear()
+            self._dropped_some = True
         return self._newest[-n:]
 
 
@@ -200,14 +200,16 @@ class FeatureHead(nn.Module, Artifact):
         """The head in a folder that `save` wrote; see `Artifact.load`."""
         target, file = decoders["target"], folder / "config.json"
         if not file.is_file():
-            raise _unfit(folder, "no config.json")
+            raise _head_fault(folder, "no config.json")
         config = json.loads(file.read_text(encoding="utf-8"))
         facts = config.get("specbench", {})
         if facts.get("kind") != cls.kind:
-            raise _unfit(folder, f"a head of kind {facts.get('kind')}; {cls.kind} was asked for")
+            raise _head_fault(
+                folder, f"a head of kind {facts.get('kind')}; {cls.kind} was asked for"
+            )
         trained_for, loaded = facts.get("target_sha256"), _sha256_of(target)
         if loaded is not None and trained_for not in (None, loaded):
-            raise _unfit(
+            raise _head_fault(
                 folder,
                 f"trained for a target whose weights have the SHA-256 {trained_for[:12]}...; this"
                 f" run's have {loaded[:12]}...",
@@ -217,7 +219,7 @@ class FeatureHead(nn.Module, Artifact):
         try:
             head.load_state_dict(dict(weights))
         except RuntimeError as fault:
-            raise _unfit(folder, str(fault).strip().splitlines()[-1].strip()) from None
+            raise _head_fault(folder, str(fault).strip().splitlines()[-1].strip()) from None
         return head.ready()
 
     @classmethod
@@ -231,17 +233,17 @@ class FeatureHead(nn.Module, Artifact):
         """
         try:
             levels = sizes.get("levels", 1)
-            if type(levels) is not int or not 1 <= levels <= MOST_LEVELS:
-                raise _unfit(folder, f"levels is {levels!r}; a head has 1 to {MOST_LEVELS}")
-            with _held_by(weights):
-                return cls._made(target, sizes)
+            if type(levels) is not int or not 1 <= levels <= MAX_LEVELS:
+                raise _head_fault(folder, f"levels is {levels!r}; a head has 1 to {MAX_LEVELS}")
+            with _limit_parameters(weights):
+                return cls._create(target, sizes)
         except (TypeError, ValueError, AttributeError, RuntimeError) as fault:
-            raise _unfit(folder, str(fault).strip().splitlines()[-1].strip()) from None
+            raise _head_fault(folder, str(fault).strip().splitlines()[-1].strip()) from None
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
         """One as `__init__` makes it; see `Artifact.random`."""
-        return cls._made(decoders["target"], {}, seed).ready()
+        return cls._create(decoders["target"], {}, seed).ready()
 
     def save(self, folder: Path, **facts: Any) -> None:
         """Write what `load` reads; `facts` go beside its kind and its target's hash."""
@@ -264,14 +266,14 @@ class FeatureHead(nn.Module, Artifact):
         return self.to(self.target.device, self.target.dtype).requires_grad_(False).eval()
 
     @classmethod
-    def _made(cls, target: Decoder, sizes: Mapping[str, Any], seed: int = 0) -> Self:
+    def _create(cls, target: Decoder, sizes: Mapping[str, Any], seed: int = 0) -> Self:
         """A new one; torch's own chance stays as it is."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # `torch.manual_seed` seeds devices too
             return cls(target, **sizes)
 
 
-class Said(NamedTuple):
+class LevelOutput(NamedTuple):
     """What a `SequentialHead` answers of n nodes of a level: logits [n, V] of their children, and
     rows [n, w] that the calls of those read."""
 
@@ -288,11 +290,11 @@ class SequentialHead(FeatureHead):
     of the nodes. It says what follows them.
     """
 
-    def forward(self, rows: Tensor, ids: Tensor, level: int) -> Said:  # type: ignore[override]
+    def forward(self, rows: Tensor, ids: Tensor, level: int) -> LevelOutput:  # type: ignore[override]
         """Logits of the tokens behind n nodes.
 
         Args:
-            rows: [n, width] features at level 0; later the parents' `Said.rows`.
+            rows: [n, width] features at level 0; later the parents' `LevelOutput.rows`.
             ids: [n] int64, the nodes' own tokens.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no `forward`")
@@ -348,7 +350,7 @@ class LookAhead(FeatureHead):
 
 
 @contextmanager
-def _held_by(weights: Weights) -> Iterator[None]:
+def _limit_parameters(weights: Weights) -> Iterator[None]:
     """Within, modules with more than twice as many parameters as there are weights raise ValueError
     as they are made, which would else take all memory, or hours. (Fewer are told by name.)"""
     most, made = 2 * weights.parameters, 0
@@ -377,7 +379,7 @@ def _sha256_of(decoder: Decoder) -> str | None:
     return sha256_of(decoder)
 
 
-def _unfit(folder: Path, what: str) -> EnvironmentFault:
+def _head_fault(folder: Path, what: str) -> EnvironmentFault:
     return EnvironmentFault(
         f"{folder.name}: {what}",
         "give the folder of another, --set METHOD.head=DIR, or train one: specbench train head",

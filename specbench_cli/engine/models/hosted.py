@@ -32,7 +32,7 @@ from specbench_cli.engine.models.decoder import (
     LogitsAt,
     ModelInput,
     State,
-    no_trees,
+    trees_fault,
 )
 from specbench_cli.engine.models.state import KVState, LayerShape
 from specbench_cli.engine.types import (
@@ -50,7 +50,7 @@ from specbench_cli.errors import UsageError
 TRIAL_WINDOW = 4
 """Maximum sliding window during the trial of a module, which reads nine tokens."""
 
-UNFIT = (AttributeError, TypeError, ValueError, KeyError, IndexError, RuntimeError)
+TRIAL_ERRORS = (AttributeError, TypeError, ValueError, KeyError, IndexError, RuntimeError)
 """What a module raises that is called in a way that it is not made for."""
 
 
@@ -61,7 +61,7 @@ def cache_argument(accepted: Iterable[str]) -> str:
     return next((name for name in known if name in accepted), known[-1])
 
 
-class ModuleDecoder(Decoder):
+class TransformersModuleDecoder(Decoder):
     """A transformers module as a decoder: what all kinds of modules have in common.
 
     Args:
@@ -83,28 +83,31 @@ class ModuleDecoder(Decoder):
             self.limit = f"its rotary scaling ({self._rotary.kind}) changes beyond them"
         self.weight_bytes = sum(weight.nbytes for weight in module.parameters())
         self._config = config
-        self._accepted = set(inspect.signature(module.forward).parameters)
-        self._keeps = cache_argument(self._accepted)
+        self._arguments = set(inspect.signature(module.forward).parameters)
+        self._cache_name = cache_argument(self._arguments)
         inner = module.get_decoder()
         self._base = module.base_model if inner is module else inner
         self._layers = _layer_list(self._base, self.n_layers)
-        self._in_tuples = False  # what its layers give back is one; the trial finds out
+        self._returns_tuples = False  # what its layers give back is one; the trial finds out
         try:
             with torch.inference_mode():
                 gap = self._trial(torch.arange(9, device=self.device)[None] % self.vocab_size)
-        except UNFIT as error:
-            raise self.unfit(f"transformers' module refuses our way of calling it ({error})") from (
-                error
-            )
+        except TRIAL_ERRORS as error:
+            raise self.unsupported(
+                f"transformers' module refuses our way of calling it ({error})"
+            ) from (error)
         if not gap <= self.rounding:
-            raise self.unfit("called in our way transformers' module gives other logits than alone")
+            raise self.unsupported(
+                "called in our way transformers' module gives other logits than alone"
+            )
 
     @property
     def rounding(self) -> float:
-        """How far logits of two ways to compute them may lie apart, as `apart` has it."""
+        """How far logits of two ways to compute them may lie apart, as
+        `relative_difference` has it."""
         return 1e-4 if self.dtype == torch.float32 else 5e-2
 
-    def unfit(self, why: str) -> UsageError:
+    def unsupported(self, why: str) -> UsageError:
         """What is told of a family that cannot be decoded here."""
         return UsageError(f"{self.family} checkpoints cannot be decoded here: {why}")
 
@@ -143,8 +146,8 @@ class ModuleDecoder(Decoder):
 
         def keep(layer: int) -> Any:
             def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-                self._in_tuples = isinstance(output, tuple)
-                left[layer] = output[0] if self._in_tuples else output
+                self._returns_tuples = isinstance(output, tuple)
+                left[layer] = output[0] if self._returns_tuples else output
 
             return hook
 
@@ -156,7 +159,7 @@ class ModuleDecoder(Decoder):
             rows = at if isinstance(at, Tensor) else torch.arange(n, device=self.device)
             if at == "last":
                 rows = rows[-1:]
-            if "logits_to_keep" in self._accepted:
+            if "logits_to_keep" in self._arguments:
                 return left, self.module(**inputs, logits_to_keep=rows).logits
             return left, self.module(**inputs).logits.index_select(1, rows)
         finally:
@@ -164,7 +167,7 @@ class ModuleDecoder(Decoder):
                 hook.remove()
 
 
-class ChainDecoder(ModuleDecoder):
+class ChainDecoder(TransformersModuleDecoder):
     """A module that is called for one sequence at a time, for whole forwards over chains."""
 
     trees = False
@@ -183,7 +186,7 @@ class ChainDecoder(ModuleDecoder):
         if not isinstance(x, Tokens):
             raise ValueError(f"{self.name} reads tokens alone, not {type(x).__name__}")
         if mask is not None or positions is not None:
-            raise no_trees(self)
+            raise trees_fault(self)
         if skip or layers not in (None, (0, self.n_layers)):
             raise ChainsOnly(
                 f"{self.name} runs whole forwards alone: {self.family} models go through"
@@ -193,7 +196,7 @@ class ChainDecoder(ModuleDecoder):
         wanted = {self.n_layers - 1, *taps}
         lines = range(len(x.ids)) if seqs is None else seqs
         found = [
-            self._line(ids, state, seq, logits_at, wanted)
+            self._forward_sequence(ids, state, seq, logits_at, wanted)
             for ids, seq in zip(self.clamp_ids(x.ids).split(1), lines, strict=True)
         ]
         left = {at: torch.cat([rows[at] for rows, _ in found]) for at in wanted}
@@ -205,32 +208,32 @@ class ChainDecoder(ModuleDecoder):
         )
 
     @abstractmethod
-    def _line(
+    def _forward_sequence(
         self, ids: Tensor, state: Any, seq: int, at: LogitsAt, wanted: set[int]
     ) -> tuple[dict[int, Tensor], Tensor | None]:
         """A forward over ids [1, n] of one sequence; see `_run`."""
 
 
-class HostedState(KVState):
+class TransformersState(KVState):
     """Rows, and for each sequence what its request holds beside its text.
 
     Attributes:
-        sources: what is attached, by sequence. made: what a decoder keeps of it.
+        sources: what is attached, by sequence. encoded: what a decoder keeps of it.
     """
 
     def __init__(self, *shape: Any, **how: Any) -> None:
         super().__init__(*shape, **how)
         self.sources: dict[int, ExtraInput] = {}
-        self.made: dict[int, Any] = {}
+        self.encoded: dict[int, Any] = {}
 
     def clear(self) -> None:
         """See `State`."""
         super().clear()
         self.sources.clear()
-        self.made.clear()
+        self.encoded.clear()
 
 
-class HostedDecoder(ModuleDecoder):
+class TransformersDecoder(TransformersModuleDecoder):
     """A module that keeps keys and values, and takes a mask and positions: causal language models,
     and image-text models on top of one.
 
@@ -244,9 +247,11 @@ class HostedDecoder(ModuleDecoder):
         self._additive = config._attn_implementation == "eager"
         super().__init__(module, name=name)
 
-    def new_state(self, capacity: int, n_seqs: int = 1) -> HostedState:
+    def new_state(self, capacity: int, n_seqs: int = 1) -> TransformersState:
         """A cleared state with room for `capacity` rows in each of `n_seqs` sequences."""
-        return HostedState(self._shapes, n_seqs, capacity, dtype=self.dtype, device=self.device)
+        return TransformersState(
+            self._shapes, n_seqs, capacity, dtype=self.dtype, device=self.device
+        )
 
     def attach(self, state: State, source: ExtraInput, seq: int = 0) -> bool:
         """See `Decoder`: an image-text model reads images, together with the rows of the prompt.
@@ -254,12 +259,12 @@ class HostedDecoder(ModuleDecoder):
         Raises:
             UsageError: the family's images cannot be read here.
         """
-        assert isinstance(state, HostedState)
+        assert isinstance(state, TransformersState)
         if not source.images or not hasattr(self.module, "get_image_features"):
             return False
-        if self._blindness is not None:
+        if self._image_fault is not None:
             raise UsageError(
-                f"{self.family} models read no images here, only text: {self._blindness}"
+                f"{self.family} models read no images here, only text: {self._image_fault}"
             )
         state.sources[seq] = source
         return True
@@ -275,12 +280,12 @@ class HostedDecoder(ModuleDecoder):
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         positions, mask, seqs = model_input.positions, model_input.mask, model_input.seqs
         layers, skip, taps = model_input.layers, model_input.skip, model_input.taps
-        assert isinstance(state, HostedState)
+        assert isinstance(state, TransformersState)
         self.ran += 1
         if isinstance(x, Features):
             raise ValueError("a target reads tokens alone; features are for draft heads")
         low, high = layers or (0, self.n_layers)
-        over = self._over(skip)
+        over = self._skipped_layers(skip)
         run = [at for at in range(low, high) if at not in over] if over else range(low, high)
         if isinstance(x, Hidden) != (low > 0):
             raise ValueError(f"layer {low} is entered with {'hidden rows' if low else 'token ids'}")
@@ -309,23 +314,27 @@ class HostedDecoder(ModuleDecoder):
             "input_ids" if isinstance(x, Tokens) else "inputs_embeds": rows,
             "position_ids": positions,
             "attention_mask": self._masks(starts, n, positions, mask),
-            self._keeps: Cache(
-                layers=[Rows(state, at, lines, starts) for at in range(len(self._shapes))]
+            self._cache_name: Cache(
+                layers=[
+                    StateCacheLayer(state, at, lines, starts) for at in range(len(self._shapes))
+                ]
             ),
             "use_cache": True,
         }
         if state.sources and isinstance(x, Tokens):
-            inputs |= _images(state.sources[seq] for seq in lines if _due(state, seq))
+            inputs |= _join_images(state.sources[seq] for seq in lines if _reads_source(state, seq))
         if high < self.n_layers:
             logits_at = None
-        with self._between(low, high, rows, over):
+        with self._replace_layers(low, high, rows, over):
             left, logits = self._run(inputs, logits_at, {high - 1, *taps}, n)
         for seq in lines:
             state.extend(seq, run, n)
         return ModelOutput(logits, left[high - 1], {at: left[at] for at in taps})
 
     @contextmanager
-    def _between(self, low: int, high: int, rows: Tensor, over: frozenset[int]) -> Iterator[None]:
+    def _replace_layers(
+        self, low: int, high: int, rows: Tensor, over: frozenset[int]
+    ) -> Iterator[None]:
         """While entered, layers outside [low, high), and those passed over, hand on the rows that
         they get; what enters layer `low`, unless it is the first, are the given rows.
 
@@ -336,7 +345,7 @@ class HostedDecoder(ModuleDecoder):
         ]
 
         def hand_on(hidden_states: Tensor, *_: Any, **__: Any) -> Any:
-            return (hidden_states,) if self._in_tuples else hidden_states
+            return (hidden_states,) if self._returns_tuples else hidden_states
 
         for layer in outside:
             layer.forward = hand_on
@@ -348,7 +357,7 @@ class HostedDecoder(ModuleDecoder):
             for layer in outside:
                 del layer.forward
 
-    def _over(self, skip: Skip) -> frozenset[int]:
+    def _skipped_layers(self, skip: Skip) -> frozenset[int]:
         """The layers that a forward passes over; raises ValueError for single sublayers."""
         sublayers = expand_skip(skip)
         over = frozenset(at for at, _ in sublayers)
@@ -367,7 +376,7 @@ class HostedDecoder(ModuleDecoder):
             return 1.0
         held = [_nbytes(layer) for layer in self._layers]
         end = _nbytes(self.module.get_output_embeddings())
-        over = self._over(skip)
+        over = self._skipped_layers(skip)
         read = sum(held[at] for at in range(*(layers or (0, self.n_layers))) if at not in over)
         return (read + logits * end) / (sum(held) + end)
 
@@ -407,16 +416,16 @@ class HostedDecoder(ModuleDecoder):
 
     def _gap(self, ids: Tensor) -> float:
         cache = DynamicCache(config=self.module.config)
-        expected = self.module(input_ids=ids, **{self._keeps: cache}, use_cache=True).logits
-        self._shapes = shapes_of(cache)
+        expected = self.module(input_ids=ids, **{self._cache_name: cache}, use_cache=True).logits
+        self._shapes = layer_shapes(cache)
         state = self.new_state(ids.shape[1])
-        return apart(
+        return relative_difference(
             [self.forward(Tokens(part), state, logits_at="all") for part in ids.split((4, 5), 1)],
             expected,
         )
 
     @cached_property
-    def _blindness(self) -> str | None:
+    def _image_fault(self) -> str | None:
         """Why images cannot be read; None if they can. Tried with noise for an image."""
         config = self.module.config
         try:
@@ -432,10 +441,10 @@ class HostedDecoder(ModuleDecoder):
                 state = self.new_state(ids.shape[1])
                 state.sources[0] = ExtraInput(images={"pixel_values": pixels})
                 parts = ids.split((rows + 2, 2), 1)
-                gap = apart(
+                gap = relative_difference(
                     [self.forward(Tokens(p), state, logits_at="all") for p in parts], expected
                 )
-        except UNFIT as error:
+        except TRIAL_ERRORS as error:
             return f"transformers' module refuses one ({error})"
         if gap <= self.rounding:
             return None
@@ -446,7 +455,7 @@ def _nbytes(module: nn.Module) -> int:
     return sum(weight.nbytes for weight in module.parameters())
 
 
-def apart(outs: Sequence[ModelOutput], expected: Tensor) -> float:
+def relative_difference(outs: Sequence[ModelOutput], expected: Tensor) -> float:
     """The largest difference of logits given in parts from those expected, as a share of the
     largest of these."""
     got = torch.cat([out.logits for out in outs if out.logits is not None], 1)
@@ -455,11 +464,11 @@ def apart(outs: Sequence[ModelOutput], expected: Tensor) -> float:
     return float(torch.where(differing, (got - expected).abs() / size, 0.0).max())
 
 
-def _due(state: HostedState, seq: int) -> bool:
+def _reads_source(state: TransformersState, seq: int) -> bool:
     return seq in state.sources and state.length(seq) == 0
 
 
-def _images(sources: Iterable[ExtraInput]) -> dict[str, Tensor]:
+def _join_images(sources: Iterable[ExtraInput]) -> dict[str, Tensor]:
     """The images of several requests, as the module takes them."""
     found: dict[str, list[Tensor]] = {}
     for source in sources:
@@ -468,7 +477,7 @@ def _images(sources: Iterable[ExtraInput]) -> dict[str, Tensor]:
     return {name: torch.cat(tensors) for name, tensors in found.items()}
 
 
-def shapes_of(cache: Any) -> list[LayerShape]:
+def layer_shapes(cache: Any) -> list[LayerShape]:
     """What each layer stored of a token in transformers' own cache."""
     return [
         LayerShape(layer.keys.shape[1], layer.keys.shape[-1], layer.values.shape[-1])
@@ -476,7 +485,7 @@ def shapes_of(cache: Any) -> list[LayerShape]:
     ]
 
 
-class Rows(CacheLayerMixin):
+class StateCacheLayer(CacheLayerMixin):
     """One layer of a state, for the sequences of one forward, as transformers' cache layer."""
 
     is_sliding = False
@@ -512,11 +521,11 @@ class Rows(CacheLayerMixin):
         return max(self._starts) + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Rows before this forward."""
+        """StateCacheLayer before this forward."""
         return max(self._starts)
 
     def get_max_length(self) -> int:
-        """Rows there is room for."""
+        """StateCacheLayer there is room for."""
         return self._keys.shape[2]
 
 

@@ -42,7 +42,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
-from specbench_cli.engine.models.attention import FEW
+from specbench_cli.engine.models.attention import MAX_FEW
 from specbench_cli.engine.models.compiler import numba
 
 CONFIG: Any = numba.config
@@ -501,7 +501,7 @@ def _silu_mul(gate_up, y, n, width, half):
 
 
 @njit(**KEPT)
-def _turn_and_keep(qkv, cos, sin, held, apart, start, n, heads, kv, d, half):
+def _rotate_and_store(qkv, cos, sin, held, apart, start, n, heads, kv, d, half):
     size, middle, across = 2 if half else 4, d // 2, (heads + 2 * kv) * d
     row, c, s = np.empty(d, np.float32), np.empty(d, np.float32), np.empty(d, np.float32)
     for r in range(n):
@@ -636,8 +636,8 @@ def _attend(qkv, held, apart, y, start, first, n, heads, kv, d, mask, width, win
 
 # ---- what torch's tensors are given to ----------------------------------------------------------
 
-# Blocks of more than FEW rows are bound by arithmetic: torch's operations take as many threads as
-# there are.
+# Blocks of more than MAX_FEW rows are bound by arithmetic: torch's operations take as many threads
+# as there are.
 
 KINDS = (torch.float32, torch.bfloat16)
 """The kinds of numbers that there are kernels for: by their place, whether they are halves."""
@@ -655,7 +655,7 @@ def ready() -> None:
     _times.compile((number,) * 10)
     _rms_norm.compile((*(number,) * 5, types.float64, number))
     _silu_mul.compile((number,) * 5)
-    _turn_and_keep.compile((number,) * 11)
+    _rotate_and_store.compile((number,) * 11)
     _attend.compile((*(number,) * 13, types.float64, number))
     # The first of these starts OpenMP with all processors, which torch would go by, too.
     torch.set_num_threads(threads)
@@ -711,7 +711,7 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm of rows [..., width], by float32 weights."""
     width = rows.shape[-1]
     n = rows.numel() // width
-    if n > FEW:
+    if n > MAX_FEW:
         return torch.rms_norm(rows.float(), (width,), weight, eps).to(rows.dtype)
     rows = rows.contiguous()
     out, half = torch.empty_like(rows), KINDS.index(rows.dtype)
@@ -721,7 +721,7 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """SiLU(gate) up of rows [n, 2 width], [n, width]."""
-    if len(gate_up) > FEW:
+    if len(gate_up) > MAX_FEW:
         gate, up = gate_up.chunk(2, -1)
         return F.silu(gate).mul_(up)
     n, width = gate_up.shape[0], gate_up.shape[1] // 2
@@ -765,7 +765,7 @@ def views(
     wide = WHOLE if window is None else window
 
     def keep(_: Tensor, *, held: int) -> None:
-        _turn_and_keep(where, cos, sin, held, apart, start, n, heads, kv, d, half)
+        _rotate_and_store(where, cos, sin, held, apart, start, n, heads, kv, d, half)
 
     def attend(*_: Any, held: int, alive: Any = own) -> None:
         _here()

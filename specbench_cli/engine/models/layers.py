@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine.models.attention import Rotary
-from specbench_cli.engine.models.linear import Form, Linear, Pages, form_for, linear
+from specbench_cli.engine.models.linear import Form, Linear, WeightArena, choose_form, linear
 
-HEAD_COPY_UP_TO = dict.fromkeys(get_args(Form), 1 << 28) | {"plain": 1 << 24, "tiled": 0}
+MAX_HEAD_COPY = dict.fromkeys(get_args(Form), 1 << 28) | {"plain": 1 << 24, "tiled": 0}
 """By form: the largest tied output matrix that a CPU keeps a second time, in the order its product
 likes. A plain one is as fast as the embedding itself for a single row, the others for several; a
 tiled one is the embedding."""
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LayerWeights:
     """Weights of one layer. `heads_norm` [q and k heads, head_dim] is Qwen3's norm of each head.
 
     norm: of what attention reads; None where it reads rows as they are.
@@ -64,21 +64,21 @@ class LayerReader:
         self._device, self._dtype, self._norm_factor = device, dtype, norm_factor
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._on_cpu = device.type == "cpu"
-        self._pages = Pages()
+        self._arena = WeightArena()
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
-    def layer(self, prefix: str, *, norm: str | None = "input_layernorm") -> Layer:
+    def layer(self, prefix: str, *, norm: str | None = "input_layernorm") -> LayerWeights:
         """The layer whose tensors start with `prefix`; `norm` is the one before attention."""
-        return Layer(
+        return LayerWeights(
             norm=self.norm(f"{prefix}{norm}") if norm else None,
-            qkv=self._fused(prefix, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            qkv=self._fuse(prefix, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
             heads_norm=self._heads_norm(prefix),
-            out=self._fused(prefix, "self_attn.o_proj"),
+            out=self._fuse(prefix, "self_attn.o_proj"),
             mlp_norm=self.norm(f"{prefix}post_attention_layernorm"),
-            gate_up=self._fused(prefix, "mlp.gate_proj", "mlp.up_proj"),
-            down=self._fused(prefix, "mlp.down_proj"),
+            gate_up=self._fuse(prefix, "mlp.gate_proj", "mlp.up_proj"),
+            down=self._fuse(prefix, "mlp.down_proj"),
         )
 
     def get(self, name: str) -> Tensor:
@@ -95,41 +95,41 @@ class LayerReader:
         form = self.form_of(weight)
         # CPU products of a few rows run up to twice as fast with rows of [in, out] in memory.
         if form == "tiled":
-            matrix = self.settled(weight).t()
+            matrix = self.place(weight).t()
         else:
             as_it_lies = self._on_cpu and form in ("plain", "widened")
-            matrix = self.settled(weight.t()) if as_it_lies else weight.t()
+            matrix = self.place(weight.t()) if as_it_lies else weight.t()
         return linear(matrix, bias, form=form)
 
     def form_of(self, weight: Tensor) -> Form:
         """The form of the product with a weight [out, in]."""
-        return self._form or form_for(weight.t())
+        return self._form or choose_form(weight.t())
 
-    def settled(self, weight: Tensor) -> Tensor:
+    def place(self, weight: Tensor) -> Tensor:
         """A weight in row-major order, where this model's weights are."""
-        return self._pages.settle(weight)
+        return self._arena.store(weight)
 
     def _heads_norm(self, prefix: str) -> Tensor | None:
         if f"{prefix}self_attn.q_norm.weight" not in self._tensors:
             return None
         q, k = (
-            self._rotary.arrange(self.get(f"{prefix}self_attn.{of}_norm.weight")) for of in "qk"
+            self._rotary.permute(self.get(f"{prefix}self_attn.{of}_norm.weight")) for of in "qk"
         )
         return torch.cat((q.expand(self._heads, -1), k.expand(self._kv_heads, -1)))
 
-    def _fused(self, prefix: str, *names: str) -> Linear:
+    def _fuse(self, prefix: str, *names: str) -> Linear:
         """Several projections of one input as one."""
-        weights = [self._arranged(f"{prefix}{name}.weight") for name in names]
+        weights = [self._read_permuted(f"{prefix}{name}.weight") for name in names]
         biases = [
-            self._arranged(f"{prefix}{name}.bias")
+            self._read_permuted(f"{prefix}{name}.bias")
             for name in names
             if f"{prefix}{name}.bias" in self._tensors
         ]
         return self.linear(torch.cat(weights), torch.cat(biases) if biases else None)
 
-    def _arranged(self, name: str) -> Tensor:
+    def _read_permuted(self, name: str) -> Tensor:
         part = self.get(name)
-        return self._rotary.arrange(part) if ".q_proj." in name or ".k_proj." in name else part
+        return self._rotary.permute(part) if ".q_proj." in name or ".k_proj." in name else part
 
 
 class FusedWeights:
@@ -139,7 +139,7 @@ class FusedWeights:
         config: transformers' config.
         read: makes the layers.
         rotary: says how rows of queries and keys are ordered.
-        says: the ids that the output matrix has rows for, [r] in their order; None: all.
+        output_ids: the ids that the output matrix has rows for, [r] in their order; None: all.
 
     Attributes:
         outputs: the output matrix's rows [V, hidden]; None where they are packed, or not all ids'.
@@ -149,44 +149,48 @@ class FusedWeights:
     """
 
     def __init__(
-        self, config: Any, read: LayerReader, rotary: Rotary, says: Tensor | None = None
+        self, config: Any, read: LayerReader, rotary: Rotary, output_ids: Tensor | None = None
     ) -> None:
         self._rotary = rotary
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._hidden, self._mlp = config.hidden_size, config.intermediate_size
-        self.embedding = read.settled(read.get("model.embed_tokens.weight"))
+        self.embedding = read.place(read.get("model.embed_tokens.weight"))
         self.layers = [read.layer(f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
         self.final_norm = read.norm("model.norm")
-        self.says = None if says is None else says.to(self.embedding.device)
-        tied = says is None and config.tie_word_embeddings
+        self.output_ids = None if output_ids is None else output_ids.to(self.embedding.device)
+        tied = output_ids is None and config.tie_word_embeddings
         on_cpu = self.embedding.device.type == "cpu"
-        most = HEAD_COPY_UP_TO[read.form_of(self.embedding)]
-        self._same = tied and (not on_cpu or self.embedding.numel() > most)
-        if self._same:
+        most = MAX_HEAD_COPY[read.form_of(self.embedding)]
+        self._head_is_embedding = tied and (not on_cpu or self.embedding.numel() > most)
+        if self._head_is_embedding:
             form = read.form_of(self.embedding)
             self.head = linear(self.embedding.t(), form="tiled" if form == "tiled" else "plain")
         else:
             self.head = read.linear(self.embedding if tied else read.get("lm_head.weight"))
         whole = self.embedding if tied else self.head.columns(0, len(self.embedding))
-        self.outputs = whole if says is None else None
+        self.outputs = whole if output_ids is None else None
 
     def logits(self, rows: Tensor, product: Callable[[Linear, Tensor], Tensor]) -> Tensor:
         """Logits [n, V] of rows [n, hidden] that went through the final norm."""
         said = product(self.head, rows)
-        return said if self.says is None else spread(said, self.says, len(self.embedding))
+        return (
+            said
+            if self.output_ids is None
+            else scatter_logits(said, self.output_ids, len(self.embedding))
+        )
 
     @property
     def nbytes(self) -> int:
         """Bytes held; a tied output matrix that is a view of the embedding is not counted again."""
         parts = (self.embedding, self.final_norm, self.head)
         whole = sum(part.nbytes for part in parts) + sum(map(layer_bytes, self.layers))
-        return whole - self._same * self.head.nbytes
+        return whole - self._head_is_embedding * self.head.nbytes
 
     def shared(self) -> dict[str, Tensor]:
         """The checkpoint's tensors, by transformers' names, that are views of what is held here."""
         d = self._rotary.head_dim
         q, kv, hidden, mlp = self._heads * d, self._kv_heads * d, self._hidden, self._mlp
-        said = self.embedding if self.says is None else self.says
+        said = self.embedding if self.output_ids is None else self.output_ids
         found = {
             "model.embed_tokens.weight": self.embedding,
             "lm_head.weight": self.head.columns(0, len(said)),
@@ -199,7 +203,7 @@ class FusedWeights:
                 "mlp.up_proj": layer.gate_up.columns(mlp, 2 * mlp),
                 "mlp.down_proj": layer.down.columns(0, hidden),
             }
-            if not self._rotary.paired:
+            if not self._rotary.interleaved:
                 parts["self_attn.q_proj"] = layer.qkv.columns(0, q)
                 parts["self_attn.k_proj"] = layer.qkv.columns(q, q + kv)
             found |= {f"model.layers.{i}.{name}.weight": part for name, part in parts.items()}
@@ -258,19 +262,19 @@ def _biased_projections(config: Any) -> set[str]:
     return biased
 
 
-def spread(said: Tensor, ids: Tensor, size: int) -> Tensor:
+def scatter_logits(said: Tensor, ids: Tensor, size: int) -> Tensor:
     """Logits [..., size] over a vocabulary of what is said [..., r] of some `ids` [r] of it; the
     others have -inf."""
     logits = said.new_full((*said.shape[:-1], size), -torch.inf)
     return logits.index_copy_(-1, ids, said)
 
 
-def layer_bytes(layer: Layer) -> int:
+def layer_bytes(layer: LayerWeights) -> int:
     """Bytes that a layer's weights hold."""
     return sum(sublayer_bytes(layer))
 
 
-def sublayer_bytes(layer: Layer) -> tuple[int, int]:
+def sublayer_bytes(layer: LayerWeights) -> tuple[int, int]:
     """Bytes that the weights of a layer's attention hold, and those of its MLP."""
     attention = (layer.norm, layer.qkv, layer.heads_norm, layer.out)
     mlp = (layer.mlp_norm, layer.gate_up, layer.down)

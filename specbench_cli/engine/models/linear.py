@@ -333,10 +333,10 @@ def linear(weight: Tensor, bias: Tensor | None = None, *, form: Form | None = No
         "packed16": Packed16Linear,
         "widened": WidenedLinear,
     }
-    return made[form or form_for(weight)](weight, bias)
+    return made[form or choose_form(weight)](weight, bias)
 
 
-def form_for(weight: Tensor) -> Form:
+def choose_form(weight: Tensor) -> Form:
     """The form that the rule, or SPECBENCH_LINEAR where it can be had, gives a matrix [in, out].
 
     Raises:
@@ -355,7 +355,7 @@ def form_for(weight: Tensor) -> Form:
     else:
         return "plain"
     if wanted == "tiled" or _mkl_is_slow():
-        kernels = own_kernels(weight.device, weight.dtype)
+        kernels = find_numba_kernels(weight.device, weight.dtype)
         if kernels is not None and kernels.tiles(*weight.shape):
             return "tiled"
     if wanted:
@@ -386,7 +386,7 @@ def _forms_16() -> tuple[set[Form], Form, int]:
     return possible, "packed16" if "packed16" in possible else "widened", PACK_FROM
 
 
-def own_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
+def find_numba_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
     """The module `kernels`, where what lies between the products of a forward is its own: where it
     was timed, on Linux and x86, unless the variable asks for a form of torch's; else None."""
     wanted, known = os.environ.get(FORM_VARIABLE, ""), (torch.float32, torch.bfloat16)
@@ -399,7 +399,7 @@ def own_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
     return kernels
 
 
-def lacks_kernels() -> bool:
+def lacks_numba() -> bool:
     """Whether forwards here are slower than they could be, for want of what runs our kernels."""
     return _wants_kernels() and not _can_compile()
 
@@ -469,14 +469,14 @@ ALIGNMENT = 64
 """Bytes; what vector instructions and torch's own allocator go by."""
 
 
-class Pages:
+class WeightArena:
     """Where tensors that live together are put; their memory is freed with the last of them."""
 
     def __init__(self) -> None:
         self._chunk: mmap.mmap | None = None
         self._used = 0
 
-    def settle(self, tensor: Tensor) -> Tensor:
+    def store(self, tensor: Tensor) -> Tensor:
         """A tensor's numbers in row-major order, in large pages where the system has them."""
         n = tensor.numel()
         if tensor.device.type != "cpu" or not n or not hasattr(mmap, "MADV_HUGEPAGE"):

@@ -17,25 +17,25 @@ from torch import Tensor, nn
 
 from specbench_cli.engine.models.attention import RotaryEmbedding
 from specbench_cli.engine.models.checkpoint import (
-    DrawnWeights,
+    RandomWeights,
     Weights,
-    config_to_decode,
     disable_progress_bars,
+    open_weights,
+    output_id_tensors,
     read_config,
-    said_ids,
+    read_decoder_config,
+    read_output_ids,
     text_config,
-    told_ids,
-    weights_of,
 )
 from specbench_cli.engine.models.contents import check_contents, check_report
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.fused import FAMILIES, FusedDecoder, fits
-from specbench_cli.engine.models.layers import FusedWeights, spread, tensor_shapes
+from specbench_cli.engine.models.layers import FusedWeights, scatter_logits, tensor_shapes
 from specbench_cli.engine.models.linear import Form
 from specbench_cli.errors import EnvironmentFault, UsageError
 
 if TYPE_CHECKING:
-    from specbench_cli.engine.models.hosted import ModuleDecoder
+    from specbench_cli.engine.models.hosted import TransformersModuleDecoder
 
 _FOLDERS: WeakKeyDictionary[Decoder, Path] = WeakKeyDictionary()
 _MODULES: WeakKeyDictionary[Decoder, Any] = WeakKeyDictionary()
@@ -64,10 +64,10 @@ def load_decoder(
         UsageError: a family that cannot be decoded here.
     """
     device = torch.device(device)
-    config, weights = config_to_decode(folder), weights_of(folder)
+    config, weights = read_decoder_config(folder), open_weights(folder)
     decoder: Decoder
     if fits(config) and not host_module:
-        _check(folder, config, _says(folder, config, weights), weights)
+        _check_tensors(folder, config, _read_output_ids(folder, config, weights), weights)
         try:
             decoder = FusedDecoder(
                 config,
@@ -79,14 +79,14 @@ def load_decoder(
                 form=form,
             )
         except KeyError as error:
-            raise _lacks(folder, error.args[0]) from error
+            raise _missing_fault(folder, error.args[0]) from error
     else:
         decoder = hosted(module_in(folder, device, dtype), name=name)
     _FOLDERS[decoder] = folder
     return decoder
 
 
-def hosted(module: Any, *, name: str) -> ModuleDecoder:
+def hosted(module: Any, *, name: str) -> TransformersModuleDecoder:
     """A decoder of transformers' own module, by what it keeps of a text.
 
     Raises:
@@ -94,14 +94,14 @@ def hosted(module: Any, *, name: str) -> ModuleDecoder:
     """
     # Imported where needed: they take a large part of transformers, which no fused model needs.
     if module.config.is_encoder_decoder:
-        from specbench_cli.engine.models.chains import EncodedDecoder
+        from specbench_cli.engine.models.chains import Seq2SeqDecoder
 
-        return EncodedDecoder(module, name=name)
+        return Seq2SeqDecoder(module, name=name)
     kinds = getattr(text_config(module.config), "layer_types", None) or ()
     if all(kind.endswith("attention") and not kind.startswith("linear") for kind in kinds):
-        from specbench_cli.engine.models.hosted import HostedDecoder
+        from specbench_cli.engine.models.hosted import TransformersDecoder
 
-        return HostedDecoder(module, name=name)
+        return TransformersDecoder(module, name=name)
     from specbench_cli.engine.models.chains import RecurrentDecoder
 
     return RecurrentDecoder(module, name=name)
@@ -115,14 +115,14 @@ def module_of(decoder: Decoder) -> Any:
     shared; `module_bytes` says what is held twice.
     """
     if not isinstance(decoder, FusedDecoder):
-        return cast("ModuleDecoder", decoder).module
+        return cast("TransformersModuleDecoder", decoder).module
     if decoder not in _MODULES:
         shared = decoder.weights.shared()
-        _MODULES[decoder] = _filled(_FOLDERS[decoder], decoder.device, decoder.dtype, shared)
+        _MODULES[decoder] = _load_module(_FOLDERS[decoder], decoder.device, decoder.dtype, shared)
     return _MODULES[decoder]
 
 
-class CutOutput(nn.Linear):
+class RestrictedOutput(nn.Linear):
     """An output matrix in transformers' module that says some ids of a vocabulary alone: the others
     get -inf.
 
@@ -141,20 +141,20 @@ class CutOutput(nn.Linear):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Logits [..., V]."""
-        return spread(F.linear(rows, self.weight), self.says, self.size)
+        return scatter_logits(F.linear(rows, self.weight), self.says, self.size)
 
 
-def cut(module: Any, says: Tensor) -> Any:
+def restrict_output(module: Any, says: Tensor) -> Any:
     """transformers' module of one of our families, made to say the ids `says` [r] alone.
 
     It keeps their rows of the output matrix, untied. What it saves, `load_decoder` and `module_in`
-    read: see `said_ids`.
+    read: see `read_output_ids`.
     """
     whole = module.lm_head.weight.detach()
     rows = whole.index_select(0, says.to(whole.device)).clone()
     near = torch.device("cpu") if whole.is_meta else whole.device
-    module.lm_head = CutOutput(rows, says.to(near), len(whole))
-    for name, told in told_ids(says.cpu(), len(whole)).items():
+    module.lm_head = RestrictedOutput(rows, says.to(near), len(whole))
+    for name, told in output_id_tensors(says.cpu(), len(whole)).items():
         module.register_buffer(name, told)
     module.config = copy.deepcopy(module.config)  # which others may have too
     module.config.tie_word_embeddings = False
@@ -187,7 +187,7 @@ class FusedCopy(FusedDecoder):
         """Compute with the module's weights of now."""
         config = self.module.config
         read = self._reader(config, self.module.state_dict())
-        self.weights = FusedWeights(config, read, self._turns, self.weights.says)
+        self.weights = FusedWeights(config, read, self._rotary, self.weights.output_ids)
 
 
 def module_bytes(decoder: Decoder) -> int:
@@ -195,7 +195,7 @@ def module_bytes(decoder: Decoder) -> int:
     if not isinstance(decoder, FusedDecoder):
         return 0
     shared = decoder.weights.shared()
-    weights = weights_of(_FOLDERS[decoder])
+    weights = open_weights(_FOLDERS[decoder])
     item = torch.empty(0, dtype=decoder.dtype).element_size()
     return sum(weights.size(key) * item for key in weights if key not in shared)
 
@@ -205,7 +205,7 @@ def sha256_of(decoder: Decoder, file: str | None = None) -> str | None:
     if it was not loaded, or there is no such file."""
     folder = _FOLDERS.get(decoder)
     if folder is None or file is None:
-        return None if folder is None else weights_of(folder).sha256()
+        return None if folder is None else open_weights(folder).sha256()
     path = folder / file
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
@@ -220,13 +220,13 @@ def config_of(decoder: Decoder) -> dict[str, Any]:
     return found
 
 
-def _filled(
+def _load_module(
     folder: Path, device: torch.device, dtype: torch.dtype, shared: Mapping[str, Tensor]
 ) -> Any:
     """transformers' module of a folder that is one of our families'; weights that are `shared`, by
     their names there, are not read again."""
-    config, weights = read_config(folder), weights_of(folder)
-    says = _says(folder, config, weights)
+    config, weights = read_config(folder), open_weights(folder)
+    says = _read_output_ids(folder, config, weights)
     module = _skeleton(config, dtype, says)
     tensors = {
         key: shared[key] if key in shared else weights[key].to(device=device, dtype=dtype)
@@ -236,7 +236,7 @@ def _filled(
     module.load_state_dict(tensors, strict=False, assign=True)
     module.tie_weights()
     if lacking := [key for key, part in module.state_dict().items() if part.is_meta]:
-        raise _lacks(folder, lacking[0])
+        raise _missing_fault(folder, lacking[0])
     # The buffers outside a checkpoint; a skeleton has no numbers in them.
     module.base_model.rotary_emb = type(module.base_model.rotary_emb)(config).to(device)
     if says is not None:
@@ -244,22 +244,23 @@ def _filled(
     return _ready(module, folder)
 
 
-def _says(folder: Path, config: Any, weights: Weights) -> Tensor | None:
+def _read_output_ids(folder: Path, config: Any, weights: Weights) -> Tensor | None:
     """The ids that a checkpoint's output is cut to; None: it says all."""
-    return said_ids(weights, text_config(config).vocab_size, folder.name)
+    return read_output_ids(weights, text_config(config).vocab_size, folder.name)
 
 
-def _lacks(folder: Path, tensor: str) -> EnvironmentFault:
+def _missing_fault(folder: Path, tensor: str) -> EnvironmentFault:
     return EnvironmentFault(f"{folder} lacks the tensor {tensor}", hint="specbench list models")
 
 
 def _skeleton(config: Any, dtype: torch.dtype, says: Tensor | None) -> Any:
-    """transformers' module without memory behind its weights, its output cut to `says`."""
+    """transformers' module without memory behind its weights, its output cut to
+    `says`."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-    return module if says is None else cut(module, says)
+    return module if says is None else restrict_output(module, says)
 
 
 def load_weights(folder: Path, config: Any) -> Weights:
@@ -268,12 +269,12 @@ def load_weights(folder: Path, config: Any) -> Weights:
     Raises:
         EnvironmentFault: The tensors are not the ones that the config requires.
     """
-    weights = weights_of(folder)
-    _check(folder, config, _says(folder, config, weights), weights)
+    weights = open_weights(folder)
+    _check_tensors(folder, config, _read_output_ids(folder, config, weights), weights)
     return weights
 
 
-def _check(folder: Path, config: Any, says: Tensor | None, weights: Weights) -> None:
+def _check_tensors(folder: Path, config: Any, says: Tensor | None, weights: Weights) -> None:
     """Raise EnvironmentFault unless the weights match the config of a built-in model family."""
     demanded = tensor_shapes(config, None if says is None else len(says))
     check_contents(folder.name, weights, demanded, tied=says is None and config.tie_word_embeddings)
@@ -312,23 +313,24 @@ def module_in(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
 
     Raises:
         EnvironmentFault: a tensor is missing.
-        UsageError: a family that cannot be decoded here, or is not read with a cut output.
+        UsageError: a family that cannot be decoded here, or is not read with a cut
+            output.
     """
-    config, weights = read_config(folder), weights_of(folder)
-    if isinstance(weights, DrawnWeights):
-        return _filled(folder, device, dtype, {})
-    if _says(folder, config, weights) is not None:
+    config, weights = read_config(folder), open_weights(folder)
+    if isinstance(weights, RandomWeights):
+        return _load_module(folder, device, dtype, {})
+    if _read_output_ids(folder, config, weights) is not None:
         if not fits(config):
             raise UsageError(
                 f"{folder.name}: an output that is cut to a part of the vocabulary (d2t) is read of"
                 f" {', '.join(FAMILIES)} alone; this is a {config.model_type}"
             )
         load_weights(folder, config)
-        return _filled(folder, device, dtype, {})
+        return _load_module(folder, device, dtype, {})
     disable_progress_bars()
     quantised = getattr(config, "quantization_config", None)
     try:
-        module, report = _kind_of(config).from_pretrained(
+        module, report = _auto_class(config).from_pretrained(
             folder,
             dtype=dtype,
             local_files_only=True,
@@ -348,7 +350,7 @@ def module_in(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
     return _ready(module.to(device), folder)
 
 
-def _kind_of(config: Any) -> Any:
+def _auto_class(config: Any) -> Any:
     """The loader of a family's modules; of one with an eye, of the whole."""
     import transformers as hub
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from specbench_cli.engine import host
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, ModelInput, State
-from specbench_cli.engine.models.head import FeatureHead, Said
+from specbench_cli.engine.models.head import FeatureHead, LevelOutput
 from specbench_cli.engine.types import Forward, Input, ModelOutput, Role, SentMessage, Skip
+from specbench_cli.former_names import renamed_members
 
 
 class HostClock:
@@ -98,7 +99,7 @@ class CudaClock(HostClock):
         return int(self._events[0].elapsed_time(self._events[index]) * 1e6)
 
 
-def not_finite(model: str) -> str:
+def not_finite_message(model: str) -> str:
     """What is said of a model whose logits are not all numbers."""
     return f"the logits of {model} are not finite"
 
@@ -118,15 +119,15 @@ class Meter:
         self.clock = clock or (CudaClock(device) if device.type == "cuda" else HostClock())
         self.forwards: list[Forward] = []
         self.messages: list[SentMessage] = []
-        self._marked: list[Forward] = []  # those whose times are marks of this clock
-        self._said: dict[tuple[int, str], Tensor] = {}
+        self._unresolved: list[Forward] = []  # those whose times are marks of this clock
+        self._last_logits: dict[tuple[int, str], Tensor] = {}
 
     def record(self, forward: Forward) -> None:
         """Keep a forward whose times are marks of this meter's clock."""
         self.forwards.append(forward)
-        self._marked.append(forward)
+        self._unresolved.append(forward)
 
-    def said(self, name: str, place: int | None, logits: Tensor) -> None:
+    def record_logits(self, name: str, place: int | None, logits: Tensor) -> None:
         """Keep what a draft model said last: what is no number there stays in its state, so that
         the last logits of a step tell of all before them.
 
@@ -135,13 +136,13 @@ class Meter:
                 alone is the first of its batch.
         """
         if logits.numel():
-            self._said[place or 0, name] = logits
+            self._last_logits[place or 0, name] = logits
 
-    def greatest(self, place: int | None = None) -> dict[str, Tensor]:
+    def pop_largest_logits(self, place: int | None = None) -> dict[str, Tensor]:
         """The greatest of each draft model's last logits, [1]; they are then forgotten. No finite
         number wherever one of them is not a number, or positively infinite."""
-        mine = [(at, name) for at, name in self._said if at == (place or 0)]
-        return {key[1]: self._said.pop(key).amax().reshape(1) for key in mine}
+        mine = [(at, name) for at, name in self._last_logits if at == (place or 0)]
+        return {key[1]: self._last_logits.pop(key).amax().reshape(1) for key in mine}
 
     def merge(self, forwards: Sequence[Forward], *, used: bool = True) -> None:
         """Keep forwards of another worker.
@@ -157,7 +158,9 @@ class Meter:
             forward.used &= used
         self.forwards.extend(forwards)
 
-    def sent(self, sender: int, receiver: int, t0_ns: int, t1_ns: int, nbytes: int) -> None:
+    def record_message(
+        self, sender: int, receiver: int, t0_ns: int, t1_ns: int, nbytes: int
+    ) -> None:
         """Keep a message, its times in nanoseconds of the monotonic clock; see `Sent`."""
         zero = self.clock.zero_ns
         self.messages.append(SentMessage(sender, receiver, t0_ns - zero, t1_ns - zero, nbytes))
@@ -170,10 +173,10 @@ class Meter:
             ArithmeticError: a draft model's logits are not finite; on a CPU alone.
         """
         self.resolve()
-        for name, greatest in self.greatest().items():
+        for name, greatest in self.pop_largest_logits().items():
             # Off the CPU to look would be to wait, once more in every step.
             if greatest.device.type == "cpu" and not math.isfinite(host.number(greatest)):
-                raise ArithmeticError(not_finite(name))
+                raise ArithmeticError(not_finite_message(name))
         zero, taken, self.forwards = self.clock.zero_ns, self.forwards, []
         for forward in taken:
             forward.t0_ns += zero
@@ -182,10 +185,11 @@ class Meter:
 
     def resolve(self) -> None:
         """Make all times nanoseconds since the zero; waits for the device."""
-        self.clock.resolve(self._marked)
-        self._marked.clear()
+        self.clock.resolve(self._unresolved)
+        self._unresolved.clear()
 
 
+@renamed_members(exits_of="record_exits")
 class Metered:
     """A decoder whose forwards are recorded. Everything else is the decoder's own.
 
@@ -247,21 +251,21 @@ class Metered:
         state, (batch, n) = model_input.state, model_input.shape
         if role is None:
             role = self._role if state.length() or self.decoder.first else "prefill"
-        beside = self.decoder.beside(state) if role == "prefill" else 0
+        extra_tokens = self.decoder.extra_tokens(state) if role == "prefill" else 0
         t0 = self._mark()
         out = self.decoder.run(model_input)
         if early:
-            out = replace(out, logits=self._early(out.hidden, model_input.logits_at))
+            out = replace(out, logits=self._early_logits(out.hidden, model_input.logits_at))
         t1 = self._mark()
         if self._role == "draft" and out.logits is not None:
-            self._meter.said(self.decoder.name, self._place, out.logits)
+            self._meter.record_logits(self.decoder.name, self._place, out.logits)
         self._meter.record(
             Forward(
                 model=self.decoder.name,
                 role=role,
                 worker=self._worker,
                 batch=batch,
-                n_tokens=n + beside,
+                n_tokens=n + extra_tokens,
                 layers=model_input.layers or (0, self.decoder.n_layers),
                 t0_ns=t0,
                 t1_ns=t1,
@@ -274,23 +278,23 @@ class Metered:
     def exits(self, rows: Tensor) -> Tensor:
         """`Decoder.exits`, recorded as an auxiliary forward of so many tokens as there are rows
         that reads the output matrix alone."""
-        return self.exits_of(rows)[0]
+        return self.record_exits(rows)[0]
 
-    def exits_of(self, rows: Tensor) -> tuple[Tensor, Forward]:
+    def record_exits(self, rows: Tensor) -> tuple[Tensor, Forward]:
         """As `exits`, with the record of it."""
         t0 = self._mark()
         logits = self.decoder.exits(rows)
         share = self._share((0, 0), frozenset(), True)
-        return logits, self._aside(t0, rows.shape[:-1].numel(), (0, 0), share)
+        return logits, self._record_auxiliary(t0, rows.shape[:-1].numel(), (0, 0), share)
 
     def remember(self, rows: Tensor, state: State, layers: range, positions: Tensor) -> None:
         """`Decoder.remember`, recorded as an auxiliary forward."""
         t0 = self._mark()
         self.decoder.remember(rows, state, layers, positions)
-        share = self.decoder.remember_share(layers)
-        self._aside(t0, rows.shape[1], (layers.start, layers.stop), share)
+        share = self.decoder.append_kv_share(layers)
+        self._record_auxiliary(t0, rows.shape[1], (layers.start, layers.stop), share)
 
-    def _aside(self, t0: int, n: int, layers: tuple[int, int], share: float) -> Forward:
+    def _record_auxiliary(self, t0: int, n: int, layers: tuple[int, int], share: float) -> Forward:
         """The record of an auxiliary forward over n tokens that began at t0 and ends now."""
         forward = Forward(
             model=self.decoder.name,
@@ -307,7 +311,7 @@ class Metered:
         self._meter.record(forward)
         return forward
 
-    def _early(self, rows: Tensor, at: LogitsAt) -> Tensor | None:
+    def _early_logits(self, rows: Tensor, at: LogitsAt) -> Tensor | None:
         """Logits of rows [b, n, hidden] that leave a layer."""
         if at is None:
             return None
@@ -335,7 +339,7 @@ class Metered:
         rows = {part.place: part.shape[1] for part in parts}
         for part, before in zip(parts, begun, strict=True):
             if not before:
-                rows[part.place] += self.decoder.beside(part.state)
+                rows[part.place] += self.decoder.extra_tokens(part.state)
         reading = frozenset(part.place for part in parts if part.prompt)
         prefill = not any(begun) or len(reading) == len(parts)
         t0 = self._mark()
@@ -344,7 +348,7 @@ class Metered:
         if self._role == "draft":
             for part, out in zip(parts, outs, strict=True):
                 if out.logits is not None:
-                    self._meter.said(self.decoder.name, part.place, out.logits)
+                    self._meter.record_logits(self.decoder.name, part.place, out.logits)
         self._meter.record(
             Forward(
                 model=self.decoder.name,
@@ -390,9 +394,9 @@ class MeteredHead:
         t0 = mark()
         out = self.head(rows, *more, **named)
         t1 = mark()
-        logits = out.logits if isinstance(out, Said) else out
+        logits = out.logits if isinstance(out, LevelOutput) else out
         if isinstance(logits, Tensor):
-            self._meter.said(self.head.name, self._place, logits)
+            self._meter.record_logits(self.head.name, self._place, logits)
         n = len(rows)
         self._meter.record(
             Forward(

@@ -14,16 +14,16 @@ from torch import Tensor
 
 from specbench_cli.engine import host
 from specbench_cli.engine.models.attention import (
-    FEW,
+    MAX_FEW,
     CausalBias,
     Rotary,
     Table,
-    attend_apart,
+    attend_batch,
     attend_few,
     attend_fixed,
     attend_many,
+    attend_pool,
     attend_shared,
-    attend_together,
     attend_tree,
     visible,
 )
@@ -34,19 +34,19 @@ from specbench_cli.engine.models.state import KVState
 MAX_PLANS = 512
 """Plans kept with a state; each takes of the order of 10 kB."""
 
-WASTE = 1.4
+MAX_PADDING = 1.4
 """Rows that attention may read at once for several sequences, over those that they have: where
 reading costs. An accelerator reads in less time than it takes to be called."""
 
-SPREAD = 4
+MAX_GAP = 4
 """Places of a pool that an accelerator's attention may read at once, for each sequence that is read
 for: those between them have nothing to say."""
 
-BLOCK = 64
+ROW_MULTIPLE = 64
 """An accelerator's attention reads a multiple of so many rows of several sequences, so that its
 kernels need no padding of their own and are not chosen anew for every length."""
 
-ALIGNED = 8
+BIAS_ALIGNMENT = 8
 """Numbers in whose multiples rows of a bias begin."""
 
 MAX_SCRATCH = 64
@@ -54,25 +54,25 @@ MAX_SCRATCH = 64
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor], None]
 
-Place = tuple[Tensor, Tensor, Tensor]
+KVViews = tuple[Tensor, Tensor, Tensor]
 """One sequence at one layer: where its new rows go [2 kv, n, d], keys [kv, d, seen] and values
 [kv, seen, d]."""
 
-Sight = tuple[int, Tensor | None, Attend]
+Visibility = tuple[int, Tensor | None, Attend]
 """The first row that new rows may see, the bias on all from there, and the function that
 attends."""
 
-View = tuple[Callable[[Tensor], object], Tensor, Tensor, Tensor | None, Attend]
+LayerView = tuple[Callable[[Tensor], object], Tensor, Tensor, Tensor | None, Attend]
 """What writes new rows where they go, keys and values, the bias and the function that attends."""
 
-Line = tuple[Tensor, Tensor, Tensor]
+SequenceViews = tuple[Tensor, Tensor, Tensor]
 """One sequence in the buffers: queries and results [heads, n, d], new rows [2 kv, n, d]. Or b in a
 row that have n rows each: [b, heads, n, d] and [b, n, 2 kv, d]. Where n is 1, heads that share keys
 are as good as rows: [(b,) kv, heads / kv, d]."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class BufferSizes:
     """The numbers that shape a layer's buffers."""
 
     hidden: int
@@ -90,30 +90,32 @@ class Scratch:
     mixed [N, heads d], gate_up and its halves gate and up.
     """
 
-    def __init__(self, sizes: Sizes, rotary: Rotary, ns: Sequence[int], *, like: Tensor) -> None:
+    def __init__(
+        self, sizes: BufferSizes, rotary: Rotary, ns: Sequence[int], *, like: Tensor
+    ) -> None:
         rows, d, heads, kv = sum(ns), sizes.head_dim, sizes.heads, sizes.kv_heads
         self.size = like.new_empty(rows, 1, dtype=torch.float32)
         self.normed = like.new_empty(rows, sizes.hidden)
         self.qkv = like.new_empty(rows, (heads + 2 * kv) * d)
         by_head = self.qkv.unflatten(-1, (heads + 2 * kv, d))
         self.qk = by_head[:, : heads + kv]
-        self.turning = rotary.view(self.qk)
+        self.turning = rotary.as_pairs(self.qk)
         self.mixed = like.new_empty(rows, heads * d)
         self.gate_up = like.new_empty(rows, 2 * sizes.mlp)
         self.gate, self.up = self.gate_up.chunk(2, -1)
         self._sizes, self._by_head = sizes, by_head
         self._results = self.mixed.unflatten(-1, (heads, d))
         self._spans = [slice(end - n, end) for end, n in zip(accumulate(ns), ns, strict=True)]
-        self._made: dict[int, Line] = {}
+        self._made: dict[int, SequenceViews] = {}
 
     @property
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[SequenceViews]:
         """Those of all sequences, each alone."""
         return [self.line(i) for i in range(len(self._spans))]
 
-    def line(self, i: int) -> Line:
-        """That of sequence i alone, made when it is asked for: most are among others' (`together`),
-        of which there may be hundreds."""
+    def line(self, i: int) -> SequenceViews:
+        """That of sequence i alone, made when it is asked for: most are among others'
+        (`batch_line`), of which there may be hundreds."""
         if i not in self._made:
             span, sizes = self._spans[i], self._sizes
             block = self._by_head[span].transpose(0, 1)
@@ -124,7 +126,7 @@ class Scratch:
             self._made[i] = queries, result, block[sizes.heads :]
         return self._made[i]
 
-    def together(self, first: int, b: int, n: int) -> Line:
+    def batch_line(self, first: int, b: int, n: int) -> SequenceViews:
         """The line of b sequences that have n rows each, from row `first` on."""
         heads, span = self._sizes.heads, slice(first, first + b * n)
         block = self._by_head[span].unflatten(0, (b, n))
@@ -136,22 +138,22 @@ class Scratch:
         return queries, result, block[:, :, heads:]
 
 
-class Plan(NamedTuple):
+class ForwardPlan(NamedTuple):
     """What a forward follows.
 
     views: for each layer those of all lines.
     table: rotary tables of all rows.
-    hopeful: whether masks hold only as long as all rows are finite. Where a row that comes out is
-        not, the forward has to be done again by a careful plan.
-    turns: whether what writes rows turns them and the queries, too.
+    assumes_finite: whether masks hold only as long as all rows are finite. Where a row that comes
+        out is not, the forward has to be done again by a careful plan.
+    rotates: whether what writes rows rotates them and the queries, too.
     """
 
-    views: Sequence[tuple[View, ...]]
+    views: Sequence[tuple[LayerView, ...]]
     table: Table
     scratch: Scratch
-    lines: Sequence[Line]
-    hopeful: bool = False
-    turns: bool = False
+    lines: Sequence[SequenceViews]
+    assumes_finite: bool = False
+    rotates: bool = False
 
 
 class Planner:
@@ -167,7 +169,7 @@ class Planner:
 
     def __init__(
         self,
-        sizes: Sizes,
+        sizes: BufferSizes,
         rotary: Rotary,
         windows: Sequence[int | None],
         *,
@@ -180,8 +182,8 @@ class Planner:
         self._near = host.is_on_host(like.device)
         self._biases = {window: CausalBias(window, device=like.device) for window in windows}
         self._many = partial(attend_many, scale=rotary.scale)
-        self._together = partial(attend_together, scale=rotary.scale)
-        self._apart = partial(attend_apart, scale=rotary.scale)
+        self._together = partial(attend_batch, scale=rotary.scale)
+        self._apart = partial(attend_pool, scale=rotary.scale)
         self._triangle = partial(attend_many, scale=rotary.scale, causal=True)
         self._shared = sizes.heads // sizes.kv_heads  # heads that share keys
         self._scratch: dict[tuple[int, ...], Scratch] = {}
@@ -193,27 +195,29 @@ class Planner:
             for bias in self._biases.values():
                 bias.reserve(capacity)
 
-    def plain(
-        self, state: KVState, lines: Sequence[int], run: range, n: int, *, beside: bool = False
-    ) -> Plan:
+    def plan_plain(
+        self, state: KVState, lines: Sequence[int], run: range, n: int, *, in_batch: bool = False
+    ) -> ForwardPlan:
         """The plan of a forward through the layers `run` without extras; a single sequence's is
         kept for the next time.
 
         Args:
-            beside: see `special`.
+            in_batch: see `plan_masked`.
         """
         lengths = state.lengths[lines[0]][run.start : run.stop]
-        if len(lines) > 1 or n > FEW or lengths.count(lengths[0]) < len(lengths):
-            return self.special(state, lines, run, n, None, None, beside=beside)
+        if len(lines) > 1 or n > MAX_FEW or lengths.count(lengths[0]) < len(lengths):
+            return self.plan_masked(state, lines, run, n, None, None, in_batch=in_batch)
         where = lines[0], lengths[0], n, run.start, run.stop, state.offsets[lines[0]]
-        key = (*where, int(beside))
-        plan: Plan | None = state.plans.get(key)
+        key = (*where, int(in_batch))
+        plan: ForwardPlan | None = state.plans.get(key)
         if plan is None:
-            plan = self.special(state, lines, run, n, None, None, beside=beside)
-            self._keep(state, key, plan)
+            plan = self.plan_masked(state, lines, run, n, None, None, in_batch=in_batch)
+            self._store(state, key, plan)
         return plan
 
-    def together(self, parts: Sequence[ModelInput], run: range, *, careful: bool = False) -> Plan:
+    def plan_batch(
+        self, parts: Sequence[ModelInput], run: range, *, replace_nonfinite: bool = False
+    ) -> ForwardPlan:
         """The plan of a forward that several sequences share, each with a state of its own.
 
         Made of the plans that they would follow alone; where neighbours of one pool have as many
@@ -222,41 +226,49 @@ class Planner:
         """
         ns = [part.shape[1] for part in parts]
         scratch = self.scratch_for(ns)
-        views: list[Sequence[tuple[View, ...]]] = []
+        views: list[Sequence[tuple[LayerView, ...]]] = []
         tables: list[Table] = []
-        lines: list[Line] = []
-        hopeful, first, at = False, 0, 0
+        lines: list[SequenceViews] = []
+        assumes_finite, first, at = False, 0, 0
         while at < len(parts):
-            state, n, alone = cast(KVState, parts[at].state), ns[at], _alone(parts[at])
-            b = 1 if alone or n > FEW else self._neighbours(parts, ns, at)
+            state, n, alone = cast(KVState, parts[at].state), ns[at], _has_own_sight(parts[at])
+            b = 1 if alone or n > MAX_FEW else self._count_neighbours(parts, ns, at)
             if b > 1:
                 states = [cast(KVState, part.state) for part in parts[at : at + b]]
-                pooled, table = self._pooled(states, n)
+                pooled, table = self._pool_views(states, n)
                 views.append(pooled)
-                lines.append(scratch.together(first, b, n))
+                lines.append(scratch.batch_line(first, b, n))
                 tables.append(table)
             else:
                 part = parts[at]
                 how = part.mask, part.positions
                 plan = (
-                    self.special(state, (0,), run, n, *how, careful=careful, beside=True)
+                    self.plan_masked(
+                        state,
+                        (0,),
+                        run,
+                        n,
+                        *how,
+                        replace_nonfinite=replace_nonfinite,
+                        in_batch=True,
+                    )
                     if alone
-                    else self.plain(state, (0,), run, n, beside=True)
+                    else self.plan_plain(state, (0,), run, n, in_batch=True)
                 )
                 views.append(plan.views)
                 lines.append(scratch.line(at))
                 tables.append(plan.table)
-                hopeful |= plan.hopeful
+                assumes_finite |= plan.assumes_finite
             at, first = at + b, first + b * n
-        return Plan(
+        return ForwardPlan(
             views=[tuple(chain.from_iterable(layer)) for layer in zip(*views, strict=True)],
             table=tuple(map(torch.cat, zip(*tables, strict=True))),
             scratch=scratch,
             lines=lines,
-            hopeful=hopeful,
+            assumes_finite=assumes_finite,
         )
 
-    def _neighbours(self, parts: Sequence[ModelInput], ns: Sequence[int], at: int) -> int:
+    def _count_neighbours(self, parts: Sequence[ModelInput], ns: Sequence[int], at: int) -> int:
         """How many parts from `at` on attention can take at once: neighbours about as long as each
         other, since all are read up to the longest one's end."""
         first, b = cast(KVState, parts[at].state), 1
@@ -267,21 +279,23 @@ class Planner:
         while (
             at + b < len(parts)
             and ns[at + b] == ns[at]
-            and not _alone(parts[at + b])
+            and not _has_own_sight(parts[at + b])
             and (state := cast(KVState, parts[at + b].state)).pool is first.pool
         ):
             span = state.place - first.place + 1  # places from the first one to it
             if self._near:
                 rows = state.length()
                 longest, total = max(longest, rows), total + rows
-                if span != b + 1 or (b + 1) * longest > WASTE * total:
+                if span != b + 1 or (b + 1) * longest > MAX_PADDING * total:
                     break
-            elif state.place <= last or span > SPREAD * (b + 1):
+            elif state.place <= last or span > MAX_GAP * (b + 1):
                 break
             last, b = state.place, b + 1
         return b
 
-    def _pooled(self, states: Sequence[KVState], n: int) -> tuple[list[tuple[View, ...]], Table]:
+    def _pool_views(
+        self, states: Sequence[KVState], n: int
+    ) -> tuple[list[tuple[LayerView, ...]], Table]:
         """The views of neighbours of one pool with n new rows each, which see the usual rows; and
         the table of these rows."""
         pool, kv, b = cast(KVState, states[0].pool), self._sizes.kv_heads, len(states)
@@ -291,7 +305,7 @@ class Planner:
             state.require(start, n)
         longest = max(starts) + n
         if not self._near:
-            longest = min(pool.capacity, -(-longest // BLOCK) * BLOCK)
+            longest = min(pool.capacity, -(-longest // ROW_MULTIPLE) * ROW_MULTIPLE)
         which = [state.place - low for state in states]
         positions = [state.position() for state in states]
         sent = host.ids([starts, positions, which], self._device)[:, :, None]
@@ -299,19 +313,19 @@ class Planner:
         at, attend = sent[0] + steps, cast(Attend, self._together)
         seen_to = at  # the last row that each new one sees, of all places
         if high - low > b:
-            asks, ends = [0] * (high - low), [0] * (high - low)
+            query_rows, ends = [0] * (high - low), [0] * (high - low)
             for i, (place, start) in enumerate(zip(which, starts, strict=True)):
-                asks[place], ends[place] = i, start
-            told = host.ids([asks, ends], self._device)
+                query_rows[place], ends[place] = i, start
+            told = host.ids([query_rows, ends], self._device)
             seen_to = told[1, :, None] + steps
-            attend = partial(self._apart, asks=told[0], which=sent[2, :, 0])
+            attend = partial(self._apart, query_rows=told[0], which=sent[2, :, 0])
         columns = torch.arange(longest, device=self._device)
         bias = self._like.new_zeros(high - low, 1, n, longest)
         bias.masked_fill_(columns > seen_to[:, None, :, None], -torch.inf)
         where = sent[2].expand_as(at), at
         rows = pool.buffers[0][:, low:high]
         seen = rows[:, :, :, :longest]
-        views: list[tuple[View, ...]] = [
+        views: list[tuple[LayerView, ...]] = [
             ((partial(new.index_put_, where), keys, values, bias, attend),)
             for new, keys, values in zip(
                 rows.transpose(2, 3).unbind(),
@@ -322,7 +336,7 @@ class Planner:
         ]
         return views, self._rotary.select((sent[1] + steps).reshape(-1))
 
-    def special(
+    def plan_masked(
         self,
         state: KVState,
         lines: Sequence[int],
@@ -331,36 +345,38 @@ class Planner:
         mask: Tensor | None,
         positions: Tensor | None,
         *,
-        careful: bool = False,
-        beside: bool = False,
-    ) -> Plan:
+        replace_nonfinite: bool = False,
+        in_batch: bool = False,
+    ) -> ForwardPlan:
         """The plan of a forward through the layers `run` with any mask [n, n] and positions [b, n].
 
         Args:
-            careful: whether nothing of an unseen row may get through that is not finite; other
-                plans are `hopeful` that nothing is.
-            beside: whether its views are to stand beside those of other sequences.
+            replace_nonfinite: whether nothing of an unseen row may get through that is not finite;
+                other plans are `assumes_finite` that nothing is.
+            in_batch: whether its views are to stand beside those of other sequences.
 
         Raises:
             ValueError: the state has no room for n more rows.
         """
-        if self._kernels is not None and not beside and len(lines) == 1 and n <= FEW:
-            return self._own(state, lines[0], run, n, mask, positions)
+        if self._kernels is not None and not in_batch and len(lines) == 1 and n <= MAX_FEW:
+            return self._plan_numba(state, lines[0], run, n, mask, positions)
         views = []
-        hopeful = self._lean and mask is not None and not careful
+        assumes_finite = self._lean and mask is not None and not replace_nonfinite
         for i, seq in enumerate(lines):
             at, lengths = None if positions is None else positions[i], state.lengths[seq]
-            parts: list[View] = []
-            sights: dict[tuple[int, int | None], Sight] = {}
+            parts: list[LayerView] = []
+            sights: dict[tuple[int, int | None], Visibility] = {}
             kinds = [(lengths[layer], self._windows[layer], layer) for layer in run]
             for (start, window), same in groupby(kinds, key=itemgetter(0, 1)):
                 layers = [layer for _, _, layer in same]
                 if (start, window) not in sights:
                     state.require(start, n)
                     sights[start, window] = (
-                        self._sight(start, n, window)
+                        self._usual_visibility(start, n, window)
                         if mask is None and (positions is None or window is None)
-                        else self._masked(start, n, window, mask, at, hopeful=hopeful)
+                        else self._masked_visibility(
+                            start, n, window, mask, at, assumes_finite=assumes_finite
+                        )
                     )
                 first, bias, attend = sights[start, window]
                 span = (seq, layers[0], layers[-1] + 1, start, first, n)
@@ -372,9 +388,11 @@ class Planner:
         starts = [state.lengths[seq][run[0]] + state.offsets[seq] if run else 0 for seq in lines]
         table = self._table(starts, n, positions)
         scratch = self.scratch_for([n] * len(lines))
-        return Plan(list(zip(*views, strict=True)), table, scratch, scratch.lines, hopeful)
+        return ForwardPlan(
+            list(zip(*views, strict=True)), table, scratch, scratch.lines, assumes_finite
+        )
 
-    def _own(
+    def _plan_numba(
         self,
         state: KVState,
         seq: int,
@@ -382,14 +400,14 @@ class Planner:
         n: int,
         mask: Tensor | None,
         positions: Tensor | None,
-    ) -> Plan:
-        """`special` for kernels of our own."""
+    ) -> ForwardPlan:
+        """`plan_masked` for kernels of our own."""
         lengths, at = state.lengths[seq], None if positions is None else positions[0]
         for start in {lengths[layer] for layer in run}:
             state.require(start, n)
         begins = lengths[run[0]] + state.offsets[seq] if run else 0
         table, scratch = self._table([begins], n, positions), self.scratch_for([n])
-        views: list[tuple[View, ...]] = []
+        views: list[tuple[LayerView, ...]] = []
         kinds = [(lengths[layer], self._windows[layer], layer) for layer in run]
         for (start, window), same in groupby(kinds, key=itemgetter(0, 1)):
             layers = [layer for _, _, layer in same]
@@ -411,18 +429,19 @@ class Planner:
             for layer in layers:
                 keep, attend = made[layer - layers[0]]
                 views.append(((keep, self._like, self._like, None, attend),))
-        return Plan(views, table, scratch, scratch.lines, turns=True)
+        return ForwardPlan(views, table, scratch, scratch.lines, rotates=True)
 
-    def fixed(
+    def plan_recorded(
         self, rows: Tensor, buffers: Buffers, scratch: Scratch, seen: int, kernels: Any = None
-    ) -> Plan:
+    ) -> ForwardPlan:
         """The plan of a recorded forward: how many rows were written before is on the device, and
         attention looks at so many in any case.
 
         Args:
             rows: of all layers, [layers, 2 kv heads, capacity, d].
             scratch: of as many rows as there are new ones.
-            kernels: the module that turns and writes rows in one go; None: torch's own operations.
+            kernels: the module that rotates and writes rows in one go; None: torch's own
+                operations.
         """
         n, kv, device = len(scratch.normed), self._sizes.kv_heads, self._device
         steps, mask, scale = torch.arange(n, device=device), buffers.mask, self._rotary.scale
@@ -432,7 +451,7 @@ class Planner:
 
         def write(held: Tensor, new: Tensor) -> None:
             if kernels is not None:
-                kernels.turn_and_keep(scratch.qkv, *table, at, held, kv, clean=clean)
+                kernels.rotate_and_store(scratch.qkv, *table, at, held, kv, clean=clean)
                 return
             if clean:
                 new[kv:].nan_to_num_()  # see `attend_tree`
@@ -447,7 +466,7 @@ class Planner:
             kernels is not None and mask is None and kernels.attends(n * self._shared, seen, rows)
         )
         if mask is not None:
-            biases[None] = self._padded(self._branches(buffers.start, mask, seen))
+            biases[None] = self._padded_bias(self._tree_visibility(buffers.start, mask, seen))
             attend = partial(attend_tree, scale=scale, n=0)
         elif not here:
             columns = torch.arange(seen, device=device)
@@ -455,9 +474,9 @@ class Planner:
                 sees = columns <= at[:, None]
                 if window is not None:
                     sees &= columns > at[:, None] - window
-                biases[window] = self._padded(sees)
+                biases[window] = self._padded_bias(sees)
         read = rows[:, :, :seen]
-        views: list[tuple[View, ...]] = []
+        views: list[tuple[LayerView, ...]] = []
         for window, held, keys, values in zip(
             self._windows,
             rows.unbind(),
@@ -467,9 +486,9 @@ class Planner:
         ):
             by: Attend = partial(attend_here, held, window) if here else attend
             views.append(((partial(write, held), keys, values, biases[window], by),))
-        return Plan(views, table, scratch, scratch.lines, turns=kernels is not None)
+        return ForwardPlan(views, table, scratch, scratch.lines, rotates=kernels is not None)
 
-    def _branches(self, start: Tensor, mask: Tensor, seen: int) -> Tensor:
+    def _tree_visibility(self, start: Tensor, mask: Tensor, seen: int) -> Tensor:
         """Which of `seen` rows each row behind `start` [2] sees, [n, seen] bool, by a mask
         [n, w + n] of the last ones and its own."""
         n, width = mask.shape
@@ -477,24 +496,24 @@ class Planner:
         block = first + torch.arange(width, device=self._device)
         return (columns < first).expand(n, seen).clone().index_copy_(1, block, mask)
 
-    def _padded(self, sees: Tensor) -> Tensor:
+    def _padded_bias(self, sees: Tensor) -> Tensor:
         """A bias [heads / kv heads x n, seen] of who sees what [n, seen], whose rows begin where
         CUDA's kernels can read them from."""
         n, seen = sees.shape
-        bias = self._like.new_zeros(n, -(-seen // ALIGNED) * ALIGNED)
+        bias = self._like.new_zeros(n, -(-seen // BIAS_ALIGNMENT) * BIAS_ALIGNMENT)
         bias[:, :seen].masked_fill_(~sees, -torch.inf)
         return bias.repeat(self._shared, 1)[:, :seen]
 
     def _places(
         self, state: KVState, span: tuple[int, int, int, int, int, int], *, keep: bool
-    ) -> list[Place]:
+    ) -> list[KVViews]:
         """Where rows are, of a span: sequence, layers from and to, rows written, first seen, new.
 
         Args:
             keep: whether to have them ready for the next time: a tree's plan is made anew for every
                 tree, but of the same places.
         """
-        places: list[Place] | None = state.plans.get(span) if keep else None
+        places: list[KVViews] | None = state.plans.get(span) if keep else None
         if places is None:
             seq, low, high, start, first, n = span
             kv = self._sizes.kv_heads
@@ -509,16 +528,16 @@ class Planner:
                 )
             )
             if keep:
-                self._keep(state, span, places)
+                self._store(state, span, places)
         return places
 
     @staticmethod
-    def _keep(state: KVState, key: tuple[int, ...], made: Any) -> None:
+    def _store(state: KVState, key: tuple[int, ...], made: Any) -> None:
         if len(state.plans) >= MAX_PLANS:
             state.plans.clear()
         state.plans[key] = made
 
-    def _masked(
+    def _masked_visibility(
         self,
         start: int,
         n: int,
@@ -526,8 +545,8 @@ class Planner:
         mask: Tensor | None,
         positions: Tensor | None,
         *,
-        hopeful: bool,
-    ) -> Sight:
+        assumes_finite: bool,
+    ) -> Visibility:
         """For n rows after `start` with a mask or positions of their own: the bias of all layers of
         a kind."""
         bias = self._like.new_zeros(n, start + n)
@@ -540,16 +559,16 @@ class Planner:
             bias.masked_fill_(~seen, -torch.inf)
         if self._shared > 1:
             bias = bias.repeat(self._shared, 1)
-        if hopeful:
+        if assumes_finite:
             return 0, bias, attend_few if self._shared == 1 else attend_shared
         return 0, bias, partial(attend_tree, scale=self._rotary.scale, n=n)
 
-    def _sight(self, start: int, n: int, window: int | None) -> Sight:
+    def _usual_visibility(self, start: int, n: int, window: int | None) -> Visibility:
         """For n rows after `start` that see the usual rows."""
         first = 0 if window is None else max(0, start + 1 - window)
         if self._lean and n == 1:
             return first, None, attend_few
-        if self._lean and n <= FEW and self._shared == 1:
+        if self._lean and n <= MAX_FEW and self._shared == 1:
             return first, self._biases[window].of(start, first, n), attend_few
         if n == 1:
             return first, None, self._many
@@ -561,7 +580,7 @@ class Planner:
     def _table(self, starts: Sequence[int], n: int, positions: Tensor | None) -> Table:
         if positions is None:
             if len(starts) == 1:
-                return self._rotary.at(starts[0], n)
+                return self._rotary.slice(starts[0], n)
             steps = torch.arange(n, device=self._device)
             positions = host.ids(starts, self._device)[:, None] + steps
         return self._rotary.select(positions.reshape(-1))
@@ -572,13 +591,13 @@ class Planner:
         scratch = self._scratch.get(key)
         if scratch is None:
             scratch = Scratch(self._sizes, self._rotary, key, like=self._like)
-            if max(key) <= FEW:  # longer blocks are rare, and their buffers large
+            if max(key) <= MAX_FEW:  # longer blocks are rare, and their buffers large
                 if len(self._scratch) >= MAX_SCRATCH:
                     self._scratch.clear()
                 self._scratch[key] = scratch
         return scratch
 
 
-def _alone(part: ModelInput) -> bool:
+def _has_own_sight(part: ModelInput) -> bool:
     """Whether a sequence's new rows see other rows, or stand elsewhere, than is usual."""
     return part.mask is not None or part.positions is not None

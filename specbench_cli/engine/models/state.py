@@ -34,7 +34,7 @@ class LayerShape:
         return max(self.key_dim, self.value_dim)
 
 
-class Pages:
+class PagedZeros:
     """Zeros of a shape whose memory comes by the system's pages, as they are written to.
 
     Addresses lie one after another, so that attention reads rows in place; memory is behind those
@@ -68,8 +68,9 @@ class Pages:
 class KVState(State):
     """Keys and values of `n_seqs` sequences, for each layer a buffer of `capacity` rows.
 
-    The buffers of several sequences are `Pages` where the system has them (a CPU's memory, under
-    Linux): none pays for the room that the longest needs, and `free` gives back what one held.
+    The buffers of several sequences are `PagedZeros` where the system has them (a CPU's memory,
+    under Linux): none pays for the room that the longest needs, and `free` gives back what one
+    held.
 
     Each head's rows lie one after another, as attention reads them; keys and values share a buffer,
     so that a forward appends both in one copy and the rows of a path are gathered in one go. Layers
@@ -107,7 +108,7 @@ class KVState(State):
         self.n_seqs = n_seqs
         self.capacity = capacity
         self.buffers: list[Tensor] = []
-        self._pages: list[Pages] = []
+        self._pages: list[PagedZeros] = []
         if self.pool is not None:
             self.buffers = [rows[:, self.place, None] for rows in self.pool.buffers]
         else:
@@ -115,14 +116,14 @@ class KVState(State):
             # spread.
             paged = n_seqs > 1 and device.type == "cpu" and sys.platform == "linux"
             for shape, same in groupby(self.shapes):
-                rows = Pages.rows(capacity, shape.dim * dtype.itemsize) if paged else capacity
+                rows = PagedZeros.rows(capacity, shape.dim * dtype.itemsize) if paged else capacity
                 size = (len(list(same)), n_seqs, 2 * shape.heads, rows, shape.dim)
                 if paged:
-                    self._pages.append(Pages(size, dtype))
+                    self._pages.append(PagedZeros(size, dtype))
                     self.buffers.append(self._pages[-1].zeros)
                 else:
                     self.buffers.append(torch.zeros(size, dtype=dtype, device=device))
-        self._every = range(len(self.shapes))
+        self._all_layers = range(len(self.shapes))
         self._layers = [rows[:, :, :capacity] for buffer in self.buffers for rows in buffer]
         self.lengths = [[0] * len(self.shapes) for _ in range(n_seqs)]
         self._committed = [[0] * len(self.shapes) for _ in range(n_seqs)]
@@ -174,7 +175,9 @@ class KVState(State):
     def extend(self, seq: int, layers: Iterable[int], n: int) -> None:
         """Count n rows more, written by a forward after each layer's last one."""
         lengths = self.lengths[seq]
-        if layers == self._every:  # by far the most often, and for hundreds of sequences a step
+        if (
+            layers == self._all_layers
+        ):  # by far the most often, and for hundreds of sequences a step
             lengths[:] = [have + n for have in lengths]
             return
         for layer in layers:
@@ -207,8 +210,8 @@ class KVState(State):
             path == range(kept)
             and not loose
             and kept <= lengths[0] - base
-            and _alike(lengths)
-            and _alike(committed)
+            and _all_equal(lengths)
+            and _all_equal(committed)
         ):  # a chain, all layers as far as each other: what hundreds of sequences do a step
             lengths[:] = committed[:] = [base + kept] * len(lengths)
             return
@@ -308,14 +311,14 @@ class KVState(State):
         raise IndexError(f"no layer {layers[0]}")
 
 
-class Stop(NamedTuple):
+class Snapshot(NamedTuple):
     """What was remembered at the end of a forward: of so many tokens, all in all."""
 
     length: int
     held: Any
 
 
-START = Stop(0, None)
+EMPTY = Snapshot(0, None)
 
 
 class RecurrentState(State):
@@ -329,18 +332,18 @@ class RecurrentState(State):
 
     def __init__(self, n_seqs: int, capacity: int) -> None:
         self.capacity = capacity
-        self._stops = [[START] for _ in range(n_seqs)]
+        self._snapshots = [[EMPTY] for _ in range(n_seqs)]
         self._committed = [0] * n_seqs
 
     @property
     def nbytes(self) -> int:
         """Bytes held; how many stops there are depends on what was decoded."""
-        stops = [stop for line in self._stops for stop in line]
+        stops = [stop for line in self._snapshots for stop in line]
         return sum(tensor.nbytes for stop in stops for tensor in _tensors(stop.held))
 
     def length(self, seq: int = 0, layer: int = 0) -> int:
         """Tokens remembered of a sequence, the same at all layers."""
-        return self._stops[seq][-1].length
+        return self._snapshots[seq][-1].length
 
     def position(self, seq: int = 0) -> int:
         """See `State`."""
@@ -352,14 +355,14 @@ class RecurrentState(State):
 
     def held(self, seq: int) -> Any:
         """What is remembered, to be read only; None if nothing is."""
-        return self._stops[seq][-1].held
+        return self._snapshots[seq][-1].held
 
     def write(self, seq: int, n: int, held: Any) -> None:
         """Remember what stands behind n more tokens."""
         length = self.length(seq) + n
         if length > self.capacity:
             raise ValueError(f"{length} tokens do not fit into a state of {self.capacity} rows")
-        self._stops[seq].append(Stop(length, held))
+        self._snapshots[seq].append(Snapshot(length, held))
 
     def commit(self, seq: int, path: Sequence[int], loose: int = 0) -> None:
         """See `State`.
@@ -377,12 +380,12 @@ class RecurrentState(State):
                 "choose chains, or feed what is kept once more",
             )
         firm = base + kept - loose
-        self._return(seq, base + kept, firm)
+        self._restore(seq, base + kept, firm)
         self._committed[seq] = min(firm, self.length(seq))
 
     def rollback(self, seq: int, n: int, layers: range | None = None) -> None:
         """Return to the last stop at n tokens or less; those before it are forgotten too."""
-        self._return(seq, n, n)
+        self._restore(seq, n, n)
         self._committed[seq] = min(self._committed[seq], self.length(seq))
 
     def select(self, rows: Sequence[int], seq: int = 0) -> None:
@@ -394,17 +397,17 @@ class RecurrentState(State):
 
     def clear(self) -> None:
         """See `State`."""
-        for seq in range(len(self._stops)):
-            self._stops[seq], self._committed[seq] = [START], 0
+        for seq in range(len(self._snapshots)):
+            self._snapshots[seq], self._committed[seq] = [EMPTY], 0
 
-    def _return(self, seq: int, n: int, firm: int) -> None:
+    def _restore(self, seq: int, n: int, firm: int) -> None:
         """Forget the stops behind n, and those before the last one that `firm` tokens allow."""
-        stops = [stop for stop in self._stops[seq] if stop.length <= n] or [START]
+        stops = [stop for stop in self._snapshots[seq] if stop.length <= n] or [EMPTY]
         first = max((at for at, stop in enumerate(stops) if stop.length <= firm), default=0)
-        self._stops[seq] = stops[first:]
+        self._snapshots[seq] = stops[first:]
 
 
-def _alike(lengths: Sequence[int]) -> bool:
+def _all_equal(lengths: Sequence[int]) -> bool:
     """Whether all layers hold as many rows."""
     return lengths.count(lengths[0]) == len(lengths)
 

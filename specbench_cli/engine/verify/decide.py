@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine import host
-from specbench_cli.engine.models.meter import not_finite
+from specbench_cli.engine.models.meter import not_finite_message
 from specbench_cli.engine.types import Draft, Origin, Outcome, Rule
 from specbench_cli.engine.verify import chain, siblings
 from specbench_cli.engine.verify.accept import AcceptRule, DraftContext
@@ -158,7 +158,7 @@ def _decide_drawn_tree(
 def _check_drafters(drafters: Mapping[str, Tensor], sound: Sequence[object]) -> None:
     for model, fine in zip(drafters, sound, strict=True):
         if not fine:
-            raise ArithmeticError(not_finite(model))
+            raise ArithmeticError(not_finite_message(model))
 
 
 def _chain_outcome(

@@ -84,7 +84,7 @@ class Verifier:
     def decide(self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
         """Decide a draft, or the first token after the prompt, which has no draft."""
         tree = None if draft.parents is None else build_tree(draft.parents, draft.order)
-        random, drafters = self._chooser.random, self._meter.greatest(self._place)
+        random, drafters = self._chooser.random, self._meter.pop_largest_logits(self._place)
         rows = self._chooser.align(rows)
         rows = self._process(draft, rows)  # in replays too, for their timing
         if self._recording is not None:

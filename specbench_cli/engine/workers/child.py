@@ -23,11 +23,11 @@ import torch
 
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.types import Forward, Role
-from specbench_cli.engine.workers.block import Bell, Block
-from specbench_cli.engine.workers.drafter import Desk, Drafter
-from specbench_cli.engine.workers.lifeline import end_with
+from specbench_cli.engine.workers.core_placement import CorePlacement, apply_placement
+from specbench_cli.engine.workers.drafter import Drafter, DraftSession
 from specbench_cli.engine.workers.message import Message
-from specbench_cli.engine.workers.place import Place, settle
+from specbench_cli.engine.workers.process_lifetime import exit_with_parent
+from specbench_cli.engine.workers.shared_memory import Doorbell, MessageBuffer
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault, SpecbenchError, message_of, on_one_line
 
@@ -39,21 +39,21 @@ READY, REPLY, FAILED = 1, 2, 3
 """What the drafter's says: the draft is loaded, a reply is in the block, an error on the line."""
 
 ROLES: tuple[Role, ...] = get_args(Role)
-FIELDS = 8
+FORWARD_FIELDS = 8
 """Whole numbers that a forward is told in; its share by the bits of a double."""
 
-ROOM = 512
+CAPACITY_STEP = 512
 """Rows that states grow by."""
 
 
 def serve(
     parent: int,
     recipe: Callable[[], Decoder],
-    place: Place,
+    place: CorePlacement,
     end: socket.socket,
-    line: Connection,
-    orders: Block,
-    replies: Block,
+    pipe: Connection,
+    orders: MessageBuffer,
+    replies: MessageBuffer,
 ) -> None:
     """What the process does, from its start to its end.
 
@@ -61,31 +61,35 @@ def serve(
         parent: the process that it must not outlive.
         recipe: loads the draft.
     """
-    end_with(parent)
+    exit_with_parent(parent)
     for name in ("SIGINT", "SIGHUP"):  # for the parent, which ends this one, by SIGTERM too
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    settle(place)
-    bell = Bell(end)
+    apply_placement(place)
+    bell = Doorbell(end)
     try:
         try:
             decoder = recipe()
         except Exception as error:
-            line.send(_told(error))
+            pipe.send(_describe_error(error))
             bell.ring(0, FAILED)
             return
         gc.collect()
         gc.freeze()  # what the draft is made of is no garbage
-        line.send(decoder.name)
+        pipe.send(decoder.name)
         bell.ring(0, READY)
         with torch.inference_mode():
-            _carry_out(decoder, bell, line, orders, replies)
+            _handle_orders(decoder, bell, pipe, orders, replies)
     except (EOFError, BrokenPipeError):
         pass  # the other side is gone
 
 
-def _carry_out(
-    decoder: Decoder, bell: Bell, line: Connection, orders: Block, replies: Block
+def _handle_orders(
+    decoder: Decoder,
+    bell: Doorbell,
+    pipe: Connection,
+    orders: MessageBuffer,
+    replies: MessageBuffer,
 ) -> None:
     """Orders as they come, each with one reply."""
     workspace = Workspace({"draft": decoder}, 0)
@@ -97,8 +101,8 @@ def _carry_out(
         answer, ran = None, decoder.ran
         try:
             if what == START:
-                provide(*line.recv())
-                desk, drafter = _seated(workspace, decoder, *line.recv())
+                import_by_path(*pipe.recv())
+                desk, drafter = _create_drafter(workspace, decoder, *pipe.recv())
                 drafter.start()
             else:
                 answer = drafter.handle(Message(*orders.read(number, desk.device)))
@@ -107,18 +111,18 @@ def _carry_out(
                 raise MethodFault(
                     f"its drafter ran {decoder.ran - ran} forwards where its meter has {len(took)}"
                 )
-            told = _flat(took)
+            told = _encode_forwards(took)
             ints = () if answer is None else answer.ints
             head = (read_ns, time.perf_counter_ns(), -1 if answer is None else len(ints))
             replies.write(number, (*head, *ints, *told), None if answer is None else answer.rows)
         except Exception as error:
-            line.send(_told(error))
+            pipe.send(_describe_error(error))
             bell.ring(number, FAILED)
         else:
             bell.ring(number, REPLY)
 
 
-def provide(module: str, file: str | None) -> None:
+def import_by_path(module: str, file: str | None) -> None:
     """Have the module that a drafter's class is in: a plug-in's is a file that no name leads to."""
     if file is None or module in sys.modules or importlib.util.find_spec(module) is not None:
         return
@@ -129,16 +133,16 @@ def provide(module: str, file: str | None) -> None:
         exec(compile(source, file, "exec"), vars(sys.modules[module]))  # noqa: S102
 
 
-def _seated(
-    workspace: Workspace, decoder: Decoder, kind: type[Drafter], params: Any, brief: Any
-) -> tuple[Desk, Drafter]:
-    if brief.capacity > workspace.capacity:  # in large steps: it takes time while a timer runs
-        workspace.reserve(-(-brief.capacity // ROOM) * ROOM)
-    desk = Desk(brief, decoder, workspace.loans())
+def _create_drafter(
+    workspace: Workspace, decoder: Decoder, kind: type[Drafter], params: Any, request: Any
+) -> tuple[DraftSession, Drafter]:
+    if request.capacity > workspace.capacity:  # in large steps: it takes time while a timer runs
+        workspace.reserve(-(-request.capacity // CAPACITY_STEP) * CAPACITY_STEP)
+    desk = DraftSession(request, decoder, workspace.loans())
     return desk, kind(desk, params)
 
 
-def _flat(forwards: list[Forward]) -> list[int]:
+def _encode_forwards(forwards: list[Forward]) -> list[int]:
     told: list[int] = []
     for f in forwards:
         (share,) = struct.unpack("=q", struct.pack("=d", f.share))
@@ -146,18 +150,18 @@ def _flat(forwards: list[Forward]) -> list[int]:
     return told
 
 
-def unflat(told: tuple[int, ...], model: str, worker: int) -> list[Forward]:
+def decode_forwards(told: tuple[int, ...], model: str, worker: int) -> list[Forward]:
     """The forwards that whole numbers tell of."""
     forwards = []
-    for at in range(0, len(told), FIELDS):
-        role, batch, n_tokens, first, last, t0, t1, bits = told[at : at + FIELDS]
+    for at in range(0, len(told), FORWARD_FIELDS):
+        role, batch, n_tokens, first, last, t0, t1, bits = told[at : at + FORWARD_FIELDS]
         layers, (share,) = (first, last), struct.unpack("=d", struct.pack("=q", bits))
         kind = model, ROLES[role], worker, batch
         forwards.append(Forward(*kind, n_tokens, layers, t0, t1, share=share))
     return forwards
 
 
-def _told(error: Exception) -> tuple[bool, str, str | None]:
+def _describe_error(error: Exception) -> tuple[bool, str, str | None]:
     """Whether an error is for the user, its text and its hint."""
     if isinstance(error, SpecbenchError):
         return True, error.message, error.hint

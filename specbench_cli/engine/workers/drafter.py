@@ -18,13 +18,14 @@ from specbench_cli.engine.verify.choosing import Chooser
 from specbench_cli.engine.verify.random import SeededRandom
 from specbench_cli.engine.verify.sampling import Noise, Sampling
 from specbench_cli.engine.workers.message import Message
+from specbench_cli.former_names import renamed_members
 
 TARGET, DRAFTER = 0, 1
 """Numbers of the workers in traces."""
 
 
 @dataclass(frozen=True, slots=True)
-class Brief:
+class DraftRequest:
     """What a worker is told of a request before it begins.
 
     capacity: rows that its states need; vocab_size: the target's; source: see `Request`.
@@ -40,7 +41,8 @@ class Brief:
     source: ExtraInput | None = None
 
 
-class Desk:
+@renamed_members(since="pending_tokens")
+class DraftSession:
     """All that a drafter may touch: the drafting half of a session.
 
     Attributes:
@@ -54,30 +56,30 @@ class Desk:
 
     def __init__(
         self,
-        brief: Brief,
+        request: DraftRequest,
         model: Decoder,
-        lend: Callable[[Decoder, int], State],
+        allocate_state: Callable[[Decoder, int], State],
         chooser: Chooser | None = None,
     ) -> None:
         self.device = model.device
         self.meter = Meter(model.device)
         self.model = Metered(model, self.meter, role="draft", worker=DRAFTER)
-        self.text = list(brief.ids)
-        self.prompt_length = len(brief.ids)
-        self.chooser = chooser or _chooser(brief, model.device)
-        self.held: list[tuple[Decoder, State]] = []
-        self._lend = lend
-        self._source = brief.source
+        self.text = list(request.ids)
+        self.prompt_length = len(request.ids)
+        self.chooser = chooser or _create_chooser(request, model.device)
+        self.states: list[tuple[Decoder, State]] = []
+        self._allocate_state = allocate_state
+        self._source = request.source
 
     def new_state(self, model: Metered, slack: int = 0) -> State:
         """A cleared state, preallocated for the longest sequence of the run plus `slack` rows."""
-        state = self._lend(model.decoder, slack)
+        state = self._allocate_state(model.decoder, slack)
         if self._source is not None:
             model.decoder.attach(state, self._source)
-        self.held.append((model.decoder, state))
+        self.states.append((model.decoder, state))
         return state
 
-    def since(self, length: int) -> Tokens:
+    def pending_tokens(self, length: int) -> Tokens:
         """The tokens of the text that a state of `length` rows has not seen."""
         return Tokens(host.ids([self.text[length:]], self.device))
 
@@ -87,6 +89,7 @@ class Desk:
         return len(self.text) - self.prompt_length
 
 
+@renamed_members(desk="session")
 class Drafter(ABC):
     """The draft's side of a parallel method: from orders to answers, without input or output of
     its own, so that it runs wherever a worker is.
@@ -95,8 +98,8 @@ class Drafter(ABC):
     answers must follow from the prompt, the orders and `desk.chooser` alone.
     """
 
-    def __init__(self, desk: Desk, params: MethodParams) -> None:
-        self.desk = desk
+    def __init__(self, session: DraftSession, params: MethodParams) -> None:
+        self.session = session
         self.params: Any = params
 
     def start(self) -> None:
@@ -107,12 +110,12 @@ class Drafter(ABC):
         """Carry out an order; returns the answer, None where none is due."""
 
 
-def _chooser(brief: Brief, device: torch.device) -> Chooser:
+def _create_chooser(request: DraftRequest, device: torch.device) -> Chooser:
     """With the target's noise, and with draws of the drafter's own."""
-    who = (brief.sampling.seed, brief.prompt_id, brief.turn)
+    who = (request.sampling.seed, request.prompt_id, request.turn)
     return Chooser(
-        brief.sampling,
-        SeededRandom(*who, brief.pass_, device, worker=DRAFTER),
-        Noise(*who, brief.vocab_size, device),
-        brief.vocab_size,
+        request.sampling,
+        SeededRandom(*who, request.pass_, device, worker=DRAFTER),
+        Noise(*who, request.vocab_size, device),
+        request.vocab_size,
     )

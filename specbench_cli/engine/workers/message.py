@@ -45,4 +45,4 @@ class Reply:
     forwards: Sequence[Forward]
     read_ns: int
     sent_ns: int
-    heard_ns: int
+    received_ns: int

@@ -21,23 +21,23 @@ from typing import NoReturn
 import torch
 
 from specbench_cli.engine.models.decoder import Decoder
-from specbench_cli.engine.workers.block import SLOTS, Bell, Block
-from specbench_cli.engine.workers.child import FAILED, ORDER, START, serve, unflat
+from specbench_cli.engine.workers.child import FAILED, ORDER, START, decode_forwards, serve
+from specbench_cli.engine.workers.core_placement import CorePlacement, use_placement
 from specbench_cli.engine.workers.drafter import DRAFTER
-from specbench_cli.engine.workers.lifeline import deaf_to_interrupts
 from specbench_cli.engine.workers.message import Message, Reply
-from specbench_cli.engine.workers.place import Place, at
-from specbench_cli.engine.workers.transport import Hiring, Transport, Worker
+from specbench_cli.engine.workers.process_lifetime import block_interrupts
+from specbench_cli.engine.workers.shared_memory import SLOTS, Doorbell, MessageBuffer
+from specbench_cli.engine.workers.transport import Transport, Worker, WorkerRequest
 from specbench_cli.errors import EnvironmentFault, MethodFault, WorkerLost
 
-ROWS = 128
+MAX_ROWS = 128
 """Distributions that a message has room for."""
 
-LOADING_S = 600.0
+LOAD_TIMEOUT_S = 600.0
 """The longest that a draft may take to load."""
 
 
-class Processes(Transport):
+class ProcessTransport(Transport):
     """One process for a workspace's drafts, started when first asked for.
 
     Args:
@@ -46,9 +46,13 @@ class Processes(Transport):
     """
 
     def __init__(
-        self, target: Place | None = None, draft: Place | None = None, *, timeout: float = 30.0
+        self,
+        target: CorePlacement | None = None,
+        draft: CorePlacement | None = None,
+        *,
+        timeout: float = 30.0,
     ) -> None:
-        self._target, self._draft = target or Place(), draft or Place()
+        self._target, self._draft = target or CorePlacement(), draft or CorePlacement()
         self._timeout = timeout
         self._process: DraftProcess | None = None
 
@@ -57,31 +61,31 @@ class Processes(Transport):
         """The process, if there is one."""
         return None if self._process is None else self._process.pid
 
-    def hire(self, hiring: Hiring) -> Worker:
+    def start_worker(self, request: WorkerRequest) -> Worker:
         """See `Transport`.
 
         Raises:
             WorkerLost: the process does not start.
             EnvironmentFault: the draft cannot be loaded there.
         """
-        if self._process is not None and self._process.ended:
+        if self._process is not None and self._process.has_stopped:
             self.close()
         if self._process is None:
-            recipe = hiring.recipes["draft"]
-            target = hiring.decoders["target"]
+            recipe = request.recipes["draft"]
+            target = request.decoders["target"]
             self._process = DraftProcess(recipe, self._draft, target.vocab_size, self._timeout)
-        return ProcessWorker(self._process, hiring)
+        return ProcessWorker(self._process, request)
 
     @contextmanager
-    def placed(self) -> Iterator[None]:
+    def pin_target(self) -> Iterator[None]:
         """See `Transport`."""
-        with at(self._target):
+        with use_placement(self._target):
             yield
 
     def close(self) -> None:
         """See `Transport`."""
         if self._process is not None:
-            self._process.end()
+            self._process.stop()
             self._process = None
 
 
@@ -96,16 +100,16 @@ class DraftProcess:
     """
 
     def __init__(
-        self, recipe: Callable[[], Decoder], place: Place, vocab: int, timeout: float
+        self, recipe: Callable[[], Decoder], place: CorePlacement, vocab: int, timeout: float
     ) -> None:
-        self.number = self.heard = 0
-        self.ended, self.model = False, ""
+        self.last_order = self.last_reply = 0
+        self.has_stopped, self.model = False, ""
         self._timeout = timeout
         context = multiprocessing.get_context("spawn")
         mine, theirs = socket.socketpair()
-        self._line, their_line = context.Pipe()
-        self._orders, self._replies = (Block.make(ROWS, vocab) for _ in range(2))
-        self._bell = Bell(mine)
+        self._pipe, their_line = context.Pipe()
+        self._orders, self._replies = (MessageBuffer.create(MAX_ROWS, vocab) for _ in range(2))
+        self._bell = Doorbell(mine)
         # A process is spawned with the descriptors that its arguments name, and no others.
         self._process = context.Process(
             target=serve,
@@ -113,64 +117,64 @@ class DraftProcess:
             name="specbench draft",
             daemon=True,
         )
-        with deaf_to_interrupts(context):
+        with block_interrupts(context):
             self._process.start()
         theirs.close()
         their_line.close()
         assert self._process.pid is not None
         self.pid = self._process.pid
 
-    def order(self, number: int, what: int) -> None:
+    def send_signal(self, number: int, what: int) -> None:
         """Ring."""
-        self.number = number
+        self.last_order = number
         try:
             self._bell.ring(number, what)
         except EOFError:
-            self._lost()
+            self._raise_lost()
 
-    def start(self, number: int, hiring: Hiring) -> None:
+    def start_request(self, number: int, request: WorkerRequest) -> None:
         """Have it begin with a request, once it has done with the one before."""
         if not self.model:
-            self._wait(LOADING_S)
-            self.model = self._line.recv()
-        while self.heard < self.number:
+            self._wait_for_signal(LOAD_TIMEOUT_S)
+            self.model = self._pipe.recv()
+        while self.last_reply < self.last_order:
             with suppress(MethodFault):  # of nobody's who is still there
-                self._wait(self._timeout)
-        self.order(number, START)
+                self._wait_for_signal(self._timeout)
+        self.send_signal(number, START)
         try:
-            home = sys.modules[hiring.kind.__module__]
-            self._line.send((home.__name__, getattr(home, "__file__", None)))
-            self._line.send((hiring.kind, hiring.params, hiring.brief))
+            home = sys.modules[request.drafter_class.__module__]
+            self._pipe.send((home.__name__, getattr(home, "__file__", None)))
+            self._pipe.send((request.drafter_class, request.params, request.request))
         except OSError:
-            self._lost()
+            self._raise_lost()
 
-    def post(self, number: int, message: Message) -> None:
+    def send_order(self, number: int, message: Message) -> None:
         """Give it an order.
 
         Raises:
             MethodFault: too many are open, or it does not fit.
         """
-        if number - self.heard > SLOTS:
+        if number - self.last_reply > SLOTS:
             raise MethodFault(f"more than {SLOTS} orders are open: receive the answers first")
         self._orders.write(number, message.ints, message.rows)
-        self.order(number, ORDER)
+        self.send_signal(number, ORDER)
 
-    def reply(self, timeout: float | None, device: torch.device) -> Reply:
+    def receive_reply(self, timeout: float | None, device: torch.device) -> Reply:
         """The next reply, its rows on a device."""
-        number = self._wait(self._timeout if timeout is None else timeout)
+        number = self._wait_for_signal(self._timeout if timeout is None else timeout)
         heard_ns = time.perf_counter_ns()
         (read_ns, sent_ns, n, *rest), rows = self._replies.read(number, device)
         answer = None if n < 0 else Message(tuple(rest[:n]), rows)
-        forwards = unflat(tuple(rest[max(n, 0) :]), self.model, DRAFTER)
+        forwards = decode_forwards(tuple(rest[max(n, 0) :]), self.model, DRAFTER)
         return Reply(number, answer, forwards, read_ns, sent_ns, heard_ns)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """End it, and wait until it is gone."""
-        if self.ended:
+        if self.has_stopped:
             return
-        self.ended = True
+        self.has_stopped = True
         self._bell.close()
-        self._line.close()
+        self._pipe.close()
         self._process.join(0.2)  # it hears that nobody is there
         if self._process.is_alive():
             self._process.kill()
@@ -178,32 +182,32 @@ class DraftProcess:
         self._orders.close()
         self._replies.close()
 
-    def _wait(self, timeout: float) -> int:
+    def _wait_for_signal(self, timeout: float) -> int:
         """The number that its bell is rung with next; raises what went wrong there."""
         try:
             rung = self._bell.wait(timeout)
         except EOFError:
-            self._lost()
+            self._raise_lost()
         if rung is None:
-            self.end()
+            self.stop()
             raise WorkerLost(
                 f"the draft's worker (process {self.pid}) did not answer within {timeout:g} s",
                 hint=_HINT,
             )
-        self.heard, what = rung
+        self.last_reply, what = rung
         if what == FAILED:
-            known, text, hint = self._line.recv()
+            known, text, hint = self._pipe.recv()
             if not self.model:  # it could not load the draft, and has gone
-                self.end()
+                self.stop()
                 raise EnvironmentFault(f"the draft's worker cannot load the draft: {text}", hint)
             raise MethodFault(text if known else f"its drafter raised {text}", hint)
-        return self.heard
+        return self.last_reply
 
-    def _lost(self) -> NoReturn:
+    def _raise_lost(self) -> NoReturn:
         """Raises WorkerLost."""
         self._process.join(1.0)
         code = self._process.exitcode
-        self.end()
+        self.stop()
         if code is not None and code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
         else:
@@ -217,15 +221,15 @@ _HINT = "if memory ran out, choose a smaller --draft or --dtype; then go on with
 class ProcessWorker(Worker):
     """A drafter in a process of its own."""
 
-    def __init__(self, process: DraftProcess, hiring: Hiring) -> None:
-        super().__init__(hiring.meter, process.number)
+    def __init__(self, process: DraftProcess, request: WorkerRequest) -> None:
+        super().__init__(request.meter, process.last_order)
         self._process = process
-        self._device = hiring.decoders["target"].device
-        self._ordered += 1
-        process.start(self._ordered, hiring)
+        self._device = request.decoders["target"].device
+        self._last_order += 1
+        process.start_request(self._last_order, request)
 
-    def _post(self, number: int, message: Message) -> None:
-        self._process.post(number, message)
+    def _send_order(self, number: int, message: Message) -> None:
+        self._process.send_order(number, message)
 
-    def _next(self, timeout: float | None) -> Reply:
-        return self._process.reply(timeout, self._device)
+    def _next_reply(self, timeout: float | None) -> Reply:
+        return self._process.receive_reply(timeout, self._device)

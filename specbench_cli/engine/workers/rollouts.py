@@ -22,14 +22,14 @@ from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Tokens
 from specbench_cli.engine.verify.choosing import Pick
-from specbench_cli.engine.workers.drafter import Desk, Drafter
+from specbench_cli.engine.workers.drafter import Drafter, DraftSession
 from specbench_cli.engine.workers.message import Message
 
 Guess = tuple[int, int]
 """An outcome: how many tokens of a window stand, and the token that follows them."""
 
 
-def guesses(ranked: Tensor, window: Sequence[int], width: int, limit: int) -> list[Guess]:
+def guess_outcomes(ranked: Tensor, window: Sequence[int], width: int, limit: int) -> list[Guess]:
     """The likeliest outcomes of a window of m tokens, by the tokens thought best at each place.
 
     A rejected token does not come again, so it is no guess of what comes in its place.
@@ -95,19 +95,21 @@ class Rollouts:
         width: most branches for each number of tokens that may stand.
     """
 
-    def __init__(self, desk: Desk, length: int, width: int) -> None:
-        self._desk, self._length, self._model = desk, length, desk.model
-        self._state = desk.new_state(desk.model, slack=width * (length + 1) * length)
-        self._root = len(desk.text)  # committed tokens; behind them `desk.text` holds the window
+    def __init__(self, session: DraftSession, length: int, width: int) -> None:
+        self._session, self._length, self._model = session, length, session.model
+        self._state = session.new_state(session.model, slack=width * (length + 1) * length)
+        self._root = len(session.text)  # committed tokens; behind them `desk.text` holds the window
         self._limit = 0
         self._picks: list[Pick] = []  # of the window
-        self._said: list[Tensor] = []  # rows [1, V'] they were picked from, and the last one's own
+        self._logits: list[
+            Tensor
+        ] = []  # rows [1, V'] they were picked from, and the last one's own
         self._branches: dict[Guess, int] = {}
         self._levels: list[_Level] = []
-        self._model.forward(desk.since(0), self._state, logits_at=None)
+        self._model.forward(session.pending_tokens(0), self._state, logits_at=None)
         self._state.commit(0, range(self._root))
 
-    def settle(self, stand: int, token: int, limit: int) -> Window:
+    def settle(self, accepted: int, token: int, limit: int) -> Window:
         """Take an outcome: the window that follows, prepared or else drafted now.
 
         Args:
@@ -117,20 +119,20 @@ class Rollouts:
                 output ends.
         """
         prepared = len(self._branches)
-        branch = self._branches.get((stand, token)) if limit > 0 else None
+        branch = self._branches.get((accepted, token)) if limit > 0 else None
         fed = max(0, self._state.length() - self._root)
-        self._desk.text[self._root + stand :] = [token]
-        self._root, self._limit = len(self._desk.text), limit
+        self._session.text[self._root + accepted :] = [token]
+        self._root, self._limit = len(self._session.text), limit
         if branch is None:
-            self._state.commit(0, range(min(stand, fed)))
+            self._state.commit(0, range(min(accepted, fed)))
             self._draft()
         else:
-            self._take(stand, branch)
+            self._take(accepted, branch)
         self._branches, self._levels = {}, []
         picked = [token for token, _ in self._picks]
         tokens = host.numbers(torch.cat(picked)) if picked else []
         distributions = [q for _, q in self._picks if q is not None]
-        self._desk.text += tokens
+        self._session.text += tokens
         return Window(
             tuple(tokens),
             torch.cat(distributions) if distributions else None,
@@ -142,7 +144,7 @@ class Rollouts:
         """Feed the window's last token, so that all branches find the rows that they come off."""
         if self._limit > 1:
             out = self._model.forward(Tokens(self._picks[-1][0][None]), self._state)
-            self._said.append(cast(Tensor, out.logits)[:, -1])
+            self._logits.append(cast(Tensor, out.logits)[:, -1])
 
     def guess(self, width: int) -> list[Guess]:
         """The outcomes that the draft model itself thinks likeliest, once the window is complete.
@@ -152,10 +154,10 @@ class Rollouts:
         """
         if self._limit < 2:
             return []
-        rows, chooser = torch.cat(self._said), self._desk.chooser
+        rows, chooser = torch.cat(self._logits), self._session.chooser
         wide = min(width + 1, rows.shape[-1])
         ranked, _ = chooser.candidates(rows, wide, self._position, range(len(rows)))
-        return guesses(ranked, self._desk.text[self._root :], width, self._limit)
+        return guess_outcomes(ranked, self._session.text[self._root :], width, self._limit)
 
     def prepare(self, outcomes: Iterable[Guess]) -> None:
         """Draft the windows that follow these outcomes of the current window, which is complete."""
@@ -163,7 +165,7 @@ class Rollouts:
         ordered = sorted(useful, key=lambda guess: guess[0])  # the highest branches first
         stands = [stand for stand, _ in ordered]
         heights = [min(self._length, self._limit - stand - 1) for stand in stands]
-        device, first = self._desk.device, len(self._desk.text) - self._root
+        device, first = self._session.device, len(self._session.text) - self._root
         tokens = host.ids([token for _, token in ordered], device)
         behind = host.ids(stands, device)
         seen = torch.arange(first, device=device) < behind[:, None]
@@ -177,7 +179,7 @@ class Rollouts:
             drawn = None
             if more:
                 depths = [stand + level + 1 for stand in stands[:more]]
-                drawn = self._desk.chooser.pick(rows[:more], self._position, depths)
+                drawn = self._session.chooser.pick(rows[:more], self._position, depths)
                 tokens = drawn[0]
             self._levels.append(_Level(first, rows, drawn))
             first += n
@@ -186,30 +188,30 @@ class Rollouts:
     @property
     def _position(self) -> int:
         """Index in the output of the window's first token."""
-        return self._root - self._desk.prompt_length
+        return self._root - self._session.prompt_length
 
     def _draft(self) -> None:
         """Draft a window, token by token."""
-        self._picks, self._said = [], []
-        x = self._desk.since(self._state.length())
+        self._picks, self._logits = [], []
+        x = self._session.pending_tokens(self._state.length())
         for ahead in range(min(self._length, self._limit)):
             out = self._model.forward(x, self._state)
             if not ahead:
                 self._state.commit(0, range(x.ids.shape[1]))
-            self._said.append(cast(Tensor, out.logits)[:, -1])
-            self._picks.append(self._desk.chooser.pick(self._said[-1], self._position + ahead))
+            self._logits.append(cast(Tensor, out.logits)[:, -1])
+            self._picks.append(self._session.chooser.pick(self._logits[-1], self._position + ahead))
             x = Tokens(self._picks[-1][0][None])
 
-    def _take(self, stand: int, branch: int) -> None:
+    def _take(self, accepted: int, branch: int) -> None:
         """Make a branch the window: its rows, and of the one before those that stand."""
         levels = [level for level in self._levels if branch < len(level.rows)]
         one = slice(branch, branch + 1)
-        rows = [*range(stand), *(level.first + branch for level in levels)]
+        rows = [*range(accepted), *(level.first + branch for level in levels)]
         self._state.commit(0, rows, loose=len(levels) - 1)
-        self._said = [level.rows[one] for level in levels]
+        self._logits = [level.rows[one] for level in levels]
         drawn = [cast(Pick, level.next) for level in levels[:-1]]
         self._picks = [(tokens[one], None if q is None else q[one]) for tokens, q in drawn]
-        last = self._desk.chooser.pick(self._said[-1], self._position + len(drawn))
+        last = self._session.chooser.pick(self._logits[-1], self._position + len(drawn))
         self._picks.append(last)
 
 
@@ -243,11 +245,11 @@ class Preparer(Drafter):
         return None
 
     @abstractmethod
-    def prepare(self, told: Sequence[Guess]) -> None:
+    def prepare(self, outcomes: Sequence[Guess]) -> None:
         """Prepare windows; `told` are the outcomes that the target's side thinks likely."""
 
 
-class Windows:
+class DraftWindows:
     """The target's side: a session's windows, one for each outcome that is told.
 
     Args:
@@ -262,7 +264,7 @@ class Windows:
     def __init__(self, session: Session, kind: type[Preparer], params: MethodParams) -> None:
         self._session = session
         self._worker = session.start_worker(kind, params)
-        self._first = True
+        self._is_first = True
 
     def settle(self, committed: Sequence[int]) -> None:
         """Tell what was committed. If the output ends there, no window follows."""
@@ -279,7 +281,7 @@ class Windows:
         """
         answer = self._worker.receive()
         reused, prepared, *self.ids = answer.ints
-        due, self._first = bool(self.ids) and not self._first, False
+        due, self._is_first = bool(self.ids) and not self._is_first, False
         counts = {"prepared": prepared, "reused": reused, "missed": int(due and not reused)}
         return self._session.chain(self.ids, answer.rows), counts
 

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 
 from specbench_cli.engine.types import Forward
-from specbench_cli.engine.workers.drafter import Desk, Drafter
+from specbench_cli.engine.workers.drafter import Drafter, DraftSession
 from specbench_cli.engine.workers.message import Message, Reply
-from specbench_cli.engine.workers.transport import Hiring, Transport, Worker
+from specbench_cli.engine.workers.transport import Transport, Worker, WorkerRequest
 from specbench_cli.errors import WorkerLost
 
 Job = Callable[[], None]
 
 
-class Threads(Transport):
+class ThreadTransport(Transport):
     """One thread for a workspace's drafts, started when first asked for.
 
     The draft is the workspace's own; nobody else may run it meanwhile.
@@ -40,15 +40,15 @@ class Threads(Transport):
         thread = self._thread
         return frozenset() if thread is None or thread.ident is None else frozenset({thread.ident})
 
-    def hire(self, hiring: Hiring) -> Worker:
+    def start_worker(self, request: WorkerRequest) -> Worker:
         """See `Transport`."""
         if self._thread is None:
-            device = hiring.decoders["draft"].device
+            device = request.decoders["draft"].device
             self._thread = Thread(
-                target=_work, args=(self._jobs, device), name="specbench draft", daemon=True
+                target=_run_jobs, args=(self._jobs, device), name="specbench draft", daemon=True
             )
             self._thread.start()
-        return ThreadWorker(hiring, self._jobs.put, self._timeout, self._abandon)
+        return ThreadWorker(request, self._jobs.put, self._timeout, self._abandon)
 
     def close(self) -> None:
         """See `Transport`."""
@@ -72,27 +72,32 @@ class ThreadWorker(Worker):
     """
 
     def __init__(
-        self, hiring: Hiring, do: Callable[[Job], None], timeout: float, abandon: Job
+        self, request: WorkerRequest, submit: Callable[[Job], None], timeout: float, abandon: Job
     ) -> None:
-        super().__init__(hiring.meter)
-        self._hiring, self._do, self._timeout, self._abandon = hiring, do, timeout, abandon
-        self._device = hiring.decoders["target"].device
+        super().__init__(request.meter)
+        self._request, self._submit, self._timeout, self._abandon = (
+            request,
+            submit,
+            timeout,
+            abandon,
+        )
+        self._device = request.decoders["target"].device
         self._replies: SimpleQueue[Reply | Exception] = SimpleQueue()
-        self._desk: Desk | None = None
+        self._session: DraftSession | None = None
         self._drafter: Drafter | None = None
-        do(self._begin)
+        submit(self._start_drafter)
 
     @property
-    def desk(self) -> Desk | None:
+    def session(self) -> DraftSession | None:
         """See `Worker`; it is the thread's while an order is open."""
-        return self._desk
+        return self._session
 
-    def _post(self, number: int, message: Message) -> None:
+    def _send_order(self, number: int, message: Message) -> None:
         if message.rows is not None and message.rows.is_cuda:
             torch.cuda.current_stream(message.rows.device).synchronize()
-        self._do(lambda: self._carry_out(number, message))
+        self._submit(lambda: self._handle_order(number, message))
 
-    def _next(self, timeout: float | None) -> Reply:
+    def _next_reply(self, timeout: float | None) -> Reply:
         seconds = self._timeout if timeout is None else timeout
         try:
             reply = self._replies.get(timeout=seconds)
@@ -104,44 +109,46 @@ class ThreadWorker(Worker):
             ) from None
         if isinstance(reply, Exception):
             raise reply
-        reply.heard_ns = time.perf_counter_ns()
+        reply.received_ns = time.perf_counter_ns()
         rows = None if reply.message is None else reply.message.rows
         if rows is not None and rows.is_cuda:  # made on another stream than it is used on
             rows.record_stream(torch.cuda.current_stream(rows.device))
         return reply
 
-    def _rest(self) -> Sequence[Forward]:
+    def _remaining_forwards(self) -> Sequence[Forward]:
         """See `Worker`: waits for the thread, which may be prefilling still."""
-        self._do(lambda: self._tell(self._heard, None, time.perf_counter_ns()))
-        return self._next(None).forwards
+        self._submit(lambda: self._send_reply(self._last_reply, None, time.perf_counter_ns()))
+        return self._next_reply(None).forwards
 
-    def _begin(self) -> None:
+    def _start_drafter(self) -> None:
         """In the thread: seat the drafter."""
         try:
-            self._desk = self._hiring.desk()
-            self._drafter = self._hiring.kind(self._desk, self._hiring.params)
+            self._session = self._request.create_session()
+            self._drafter = self._request.drafter_class(self._session, self._request.params)
             self._drafter.start()
         except Exception as error:  # whoever waits for an answer hears of it
             self._replies.put(error)
 
-    def _carry_out(self, number: int, message: Message) -> None:
+    def _handle_order(self, number: int, message: Message) -> None:
         """In the thread: an order."""
-        if self._desk is None or self._drafter is None:
+        if self._session is None or self._drafter is None:
             return
         read_ns = time.perf_counter_ns()
         try:
-            self._tell(number, self._drafter.handle(message), read_ns)
+            self._send_reply(number, self._drafter.handle(message), read_ns)
         except Exception as error:
             self._replies.put(error)
 
-    def _tell(self, number: int, answer: Message | None, read_ns: int) -> None:
+    def _send_reply(self, number: int, answer: Message | None, read_ns: int) -> None:
         """In the thread: an answer, with the forwards that led to it."""
-        forwards = [] if self._desk is None else self._desk.meter.take()  # waits for the stream
+        forwards = (
+            [] if self._session is None else self._session.meter.take()
+        )  # waits for the stream
         now = time.perf_counter_ns()
         self._replies.put(Reply(number, answer, forwards, read_ns, now, now))
 
 
-def _work(jobs: SimpleQueue[Job | None], device: torch.device) -> None:
+def _run_jobs(jobs: SimpleQueue[Job | None], device: torch.device) -> None:
     """What the thread does."""
     stream: AbstractContextManager[Any] = nullcontext()
     if device.type == "cuda":

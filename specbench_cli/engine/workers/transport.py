@@ -18,13 +18,20 @@ from specbench_cli.engine.models.meter import Meter
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.types import Forward
 from specbench_cli.engine.verify.choosing import Chooser
-from specbench_cli.engine.workers.drafter import DRAFTER, TARGET, Brief, Desk, Drafter
+from specbench_cli.engine.workers.drafter import (
+    DRAFTER,
+    TARGET,
+    Drafter,
+    DraftRequest,
+    DraftSession,
+)
 from specbench_cli.engine.workers.message import Message, Reply
 from specbench_cli.errors import MethodFault
+from specbench_cli.former_names import renamed_members
 
 
 @dataclass(frozen=True, slots=True)
-class Hiring:
+class WorkerRequest:
     """What a transport needs to know of a request that wants a drafter.
 
     kind, params: the drafter's class, and the method's parameters.
@@ -34,20 +41,21 @@ class Hiring:
         request's own process; None for a chooser of its own.
     """
 
-    kind: type[Drafter]
+    drafter_class: type[Drafter]
     params: MethodParams
-    brief: Brief
+    request: DraftRequest
     decoders: Mapping[str, Decoder]
     recipes: Mapping[str, Callable[[], Decoder]]
     meter: Meter
-    lend: Callable[[Decoder, int], State]
+    allocate_state: Callable[[Decoder, int], State]
     chooser: Chooser | None = None
 
-    def desk(self) -> Desk:
+    def create_session(self) -> DraftSession:
         """A desk in the request's own process."""
-        return Desk(self.brief, self.decoders["draft"], self.lend, self.chooser)
+        return DraftSession(self.request, self.decoders["draft"], self.allocate_state, self.chooser)
 
 
+@renamed_members(desk="session", settle="drain")
 class Worker(ABC):
     """A drafter at work on one request, seen from the target's side.
 
@@ -58,19 +66,19 @@ class Worker(ABC):
 
     def __init__(self, meter: Meter, number: int = 0) -> None:
         self._meter = meter
-        self._ordered = self._heard = self._cancelled = number
+        self._last_order = self._last_reply = self._last_cancelled = number
         self._sent_ns: dict[int, tuple[int, int]] = {}
 
     @property
-    def desk(self) -> Desk | None:
+    def session(self) -> DraftSession | None:
         """The drafter's desk, if it stands in this process."""
         return None
 
     def send(self, message: Message) -> None:
         """Give an order; returns at once, but where the drafter works in the caller's place."""
-        self._ordered += 1
-        self._sent_ns[self._ordered] = (time.perf_counter_ns(), message.nbytes)
-        self._post(self._ordered, message)
+        self._last_order += 1
+        self._sent_ns[self._last_order] = (time.perf_counter_ns(), message.nbytes)
+        self._send_order(self._last_order, message)
 
     def receive(self, timeout: float | None = None) -> Message:
         """The next answer that is due and was not cancelled; waits for it.
@@ -81,46 +89,46 @@ class Worker(ABC):
             WorkerLost: the worker died, or did not answer in time.
             MethodFault: no order is open, or the drafter failed.
         """
-        while self._heard < self._ordered:
-            reply = self._hear(timeout)
-            if reply.message is not None and reply.number > self._cancelled:
+        while self._last_reply < self._last_order:
+            reply = self._receive_reply(timeout)
+            if reply.message is not None and reply.number > self._last_cancelled:
                 return reply.message
         raise MethodFault("waits for an answer where no order is open")
 
     def cancel(self) -> None:
         """Answers to the orders given so far are not wanted: they are dropped when they come, and
         their forwards count as unused."""
-        self._cancelled = self._ordered
+        self._last_cancelled = self._last_order
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Cancel, and wait until the drafter has nothing more to do."""
         self.cancel()
-        while self._heard < self._ordered:
-            self._hear(None)
-        self._meter.merge(self._rest(), used=False)
+        while self._last_reply < self._last_order:
+            self._receive_reply(None)
+        self._meter.merge(self._remaining_forwards(), used=False)
 
-    def _rest(self) -> Sequence[Forward]:
+    def _remaining_forwards(self) -> Sequence[Forward]:
         """The forwards of a drafter that was given no order: they came with no reply."""
         return ()
 
-    def _hear(self, timeout: float | None) -> Reply:
-        reply = self._next(timeout)
-        self._heard = reply.number
-        self._meter.merge(reply.forwards, used=reply.number > self._cancelled)
+    def _receive_reply(self, timeout: float | None) -> Reply:
+        reply = self._next_reply(timeout)
+        self._last_reply = reply.number
+        self._meter.merge(reply.forwards, used=reply.number > self._last_cancelled)
         sent = self._sent_ns.pop(reply.number, None)
         if sent is not None:
-            self._meter.sent(TARGET, DRAFTER, sent[0], reply.read_ns, sent[1])
+            self._meter.record_message(TARGET, DRAFTER, sent[0], reply.read_ns, sent[1])
         if reply.message is not None:
             nbytes = reply.message.nbytes
-            self._meter.sent(DRAFTER, TARGET, reply.sent_ns, reply.heard_ns, nbytes)
+            self._meter.record_message(DRAFTER, TARGET, reply.sent_ns, reply.received_ns, nbytes)
         return reply
 
     @abstractmethod
-    def _post(self, number: int, message: Message) -> None:
+    def _send_order(self, number: int, message: Message) -> None:
         """Hand an order over."""
 
     @abstractmethod
-    def _next(self, timeout: float | None) -> Reply:
+    def _next_reply(self, timeout: float | None) -> Reply:
         """The next reply, with rows on the target's device; see `receive` for what it raises."""
 
 
@@ -128,7 +136,7 @@ class Transport(ABC):
     """Where the drafters of a workspace run; outlives the requests."""
 
     @abstractmethod
-    def hire(self, hiring: Hiring) -> Worker:
+    def start_worker(self, request: WorkerRequest) -> Worker:
         """A drafter, started on a request: its prefill has begun."""
 
     @property
@@ -142,7 +150,7 @@ class Transport(ABC):
         return frozenset()
 
     @contextmanager
-    def placed(self) -> Iterator[None]:
+    def pin_target(self) -> Iterator[None]:
         """Have this process compute where it should while a drafter works beside it; everything is
         as it was afterwards."""
         yield
@@ -151,39 +159,39 @@ class Transport(ABC):
         """End the workers; nothing is left of them."""
 
 
-class Inline(Transport):
+class InlineTransport(Transport):
     """Drafters work in the caller's place, when an order is given: for audits, tests and tables."""
 
-    def hire(self, hiring: Hiring) -> Worker:
+    def start_worker(self, request: WorkerRequest) -> Worker:
         """See `Transport`."""
-        return InlineWorker(hiring)
+        return InlineWorker(request)
 
 
 class InlineWorker(Worker):
     """A drafter in the caller's place."""
 
-    def __init__(self, hiring: Hiring) -> None:
-        super().__init__(hiring.meter)
-        self._desk = hiring.desk()
-        self._drafter = hiring.kind(self._desk, hiring.params)
+    def __init__(self, request: WorkerRequest) -> None:
+        super().__init__(request.meter)
+        self._session = request.create_session()
+        self._drafter = request.drafter_class(self._session, request.params)
         self._replies: deque[Reply] = deque()
         self._drafter.start()
 
     @property
-    def desk(self) -> Desk:
+    def session(self) -> DraftSession:
         """See `Worker`."""
-        return self._desk
+        return self._session
 
-    def _rest(self) -> Sequence[Forward]:
-        return self._desk.meter.take()
+    def _remaining_forwards(self) -> Sequence[Forward]:
+        return self._session.meter.take()
 
-    def _post(self, number: int, message: Message) -> None:
+    def _send_order(self, number: int, message: Message) -> None:
         read_ns = time.perf_counter_ns()
         answer = self._drafter.handle(message)
-        forwards, now = self._desk.meter.take(), time.perf_counter_ns()
+        forwards, now = self._session.meter.take(), time.perf_counter_ns()
         self._replies.append(Reply(number, answer, forwards, read_ns, now, now))
 
-    def _next(self, timeout: float | None) -> Reply:
+    def _next_reply(self, timeout: float | None) -> Reply:
         reply = self._replies.popleft()
-        reply.heard_ns = time.perf_counter_ns()
+        reply.received_ns = time.perf_counter_ns()
         return reply

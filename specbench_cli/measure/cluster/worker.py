@@ -210,7 +210,7 @@ def shared_facts(plan: Plan) -> dict[str, str]:
     ):
         kind = wanted.kind
         files = resolve_head(
-            wanted.source, kind.kind, plan.target, inside=kind.inside, hint=kind.hint
+            wanted.source, kind.kind, plan.target, in_target=kind.inside, hint=kind.hint
         )
         heads[f"{kind.kind} {files.label}"] = Weights(files.path).sha256()
     weights = {f"the weights of {name}": sha[:12] for name, sha in (models | heads).items()}

@@ -20,7 +20,7 @@ from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.verify.hooks import check_return
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.workers.lifeline import end_with
+from specbench_cli.engine.workers.process_lifetime import exit_with_parent
 from specbench_cli.errors import MethodFault, SpecbenchError
 from specbench_cli.measure import worker_process
 from specbench_cli.measure.batch_measurement import make_measurable
@@ -217,7 +217,7 @@ def serve() -> NoReturn:
 
     The first argument in `sys.argv` is the parent process. If the parent ends, this one ends too.
     """
-    end_with(int(sys.argv[1]))
+    exit_with_parent(int(sys.argv[1]))
     for name in ("SIGINT", "SIGHUP", "SIGTERM"):  # for the parent, which ends this one
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     os.dup2(2, 1)  # stdout is the run's

@@ -35,7 +35,7 @@ from specbench_cli.predict.recommend.halving import (
 from specbench_cli.predict.recommend.journal import FILE, Journal, SearchRound
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import BASELINE, LOSSLESS, Record
-from specbench_cli.tasks import Question, sample
+from specbench_cli.tasks import Question, sample_questions
 
 SETTINGS = 6
 """Most settings of a method that are tried: its own, and with one changed."""
@@ -140,10 +140,10 @@ def _make_waves(method_runs: Sequence[MethodRun], config: RunConfig) -> list[lis
 
 def _order_prompts(questions: Sequence[Question], seed: int) -> list[str]:
     """Ids so that every beginning of the list is spread over families as `--limit` has it."""
-    pool = sample(questions, POOL, seed)
+    pool = sample_questions(questions, POOL, seed)
     order: dict[str, None] = {}
-    for n in range(1, len({question.asked for question in pool}) + 1):
-        order |= dict.fromkeys(question.prompt_id for question in sample(pool, n, seed))
+    for n in range(1, len({question.base_id for question in pool}) + 1):
+        order |= dict.fromkeys(question.prompt_id for question in sample_questions(pool, n, seed))
     return list(order)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from specbench_cli import output
 from specbench_cli.measure.costs import BatchCost, CostPoint, Costs, ProbeDifference
-from specbench_cli.models.shapes import PREFIX as SHAPE
+from specbench_cli.models.shapes import SHAPE_PREFIX as SHAPE
 from specbench_cli.predict.accelerators import Roofline
 from specbench_cli.predict.prediction import Prediction, TaskPrediction
 from specbench_cli.predict.roofline import ChangedInput, RooflineReplay, RooflineRow, lines_of

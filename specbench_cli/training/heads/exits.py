@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from methods.specee.predictors import TOP, ExitPredictors
-from methods.specee.training import Read, Worth
+from methods.specee.training import EarlyLogits, PredictorQuality
 from specbench_cli import files
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.types import Tokens
@@ -32,7 +32,7 @@ def read(
     prompts: Sequence[Sequence[int]],
     ends: frozenset[int],
     report: Callable[[int], None] = lambda _: None,
-) -> Read:
+) -> EarlyLogits:
     """Read the target's greedy answers.
 
     Args:
@@ -66,14 +66,14 @@ def read(
             )
         )
         report(at + 1)
-    return Read(*map(torch.cat, zip(*found, strict=True)))
+    return EarlyLogits(*map(torch.cat, zip(*found, strict=True)))
 
 
 def export(
     folder: Path,
     made: ExitPredictors,
     named: dict[str, Tensor],
-    worth: Worth,
+    worth: PredictorQuality,
     facts: dict[str, Any],
 ) -> None:
     """Write model.safetensors and config.json; `facts` and what they are worth go under

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from methods.judge.training import Judged, Mined
+from methods.judge.training import JudgeQuality, MinedTokens
 from specbench_cli import files, registry
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.request import Request
@@ -50,7 +50,7 @@ def mine(
     ends: frozenset[int],
     text: Callable[[Sequence[int]], str],
     report: Callable[[int], None] = lambda _: None,
-) -> Mined:
+) -> MinedTokens:
     """Mine questions.
 
     Args:
@@ -65,9 +65,11 @@ def mine(
         found += [(row, good, at) for row, good in _walked(workspace, each, ends, text)]
         report(at + 1)
     if not found:
-        return Mined(torch.empty(0, target.hidden_size), torch.empty(0).bool(), torch.empty(0))
+        return MinedTokens(
+            torch.empty(0, target.hidden_size), torch.empty(0).bool(), torch.empty(0)
+        )
     rows, harmless, question = zip(*found, strict=True)
-    return Mined(torch.stack(rows), torch.tensor(harmless), torch.tensor(question))
+    return MinedTokens(torch.stack(rows), torch.tensor(harmless), torch.tensor(question))
 
 
 @torch.inference_mode()
@@ -131,13 +133,13 @@ def _row(target: Decoder, ids: Sequence[int]) -> Tensor:
 
 
 def export(
-    folder: Path, weight: Tensor, bias: Tensor, judged: Judged, facts: dict[str, Any]
+    folder: Path, weight: Tensor, bias: Tensor, judged: JudgeQuality, facts: dict[str, Any]
 ) -> None:
     """Write model.safetensors and config.json; `facts` and what it is worth go under
     "specbench"."""
     named = {"weight": weight.contiguous(), "bias": bias.contiguous()}
-    told = {"kind": "judge", **facts, "held_out": asdict(judged)}
-    config = {"hidden_size": len(weight), "specbench": told}
+    labels = {"kind": "judge", **facts, "held_out": asdict(judged)}
+    config = {"hidden_size": len(weight), "specbench": labels}
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     with files.staging_folder(folder, overwrite=None) as staging:
         save_file(named, staging / "model.safetensors", metadata={"format": "pt"})

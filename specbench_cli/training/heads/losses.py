@@ -385,8 +385,8 @@ def within(batch: Batch, chats: Chats) -> Tensor:
     """The weight of each place's next token, 0 where that begins another chat."""
     places = torch.arange(batch.inputs.shape[1], device=batch.inputs.device)
     starts = places - chats.positions
-    follows = torch.cat([starts[:, 1:] == starts[:, :-1], torch.ones_like(starts[:, :1]) > 0], 1)
-    return batch.weights * follows
+    parent = torch.cat([starts[:, 1:] == starts[:, :-1], torch.ones_like(starts[:, :1]) > 0], 1)
+    return batch.weights * parent
 
 
 def slots_of(weights: Tensor) -> Tensor:

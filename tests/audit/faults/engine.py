@@ -118,7 +118,7 @@ def chance_of_who_left(self, lend):
         chooser._noise = state.__dict__.setdefault("noise", chooser._noise)
 
 
-# ---- in place of `decide._origins`, and of `passing` as the verifier calls it --------------------
+# ---- in place of `decide._list_origins`, and of `relaxed_mask` as the verifier calls it ----------
 
 
 _masked = RequestGrammarMask.__call__

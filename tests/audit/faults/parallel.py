@@ -61,13 +61,13 @@ class KeepsStaleRows(PearlDrafter):
 
     def start(self):
         super().start()
-        since = self.desk.since
+        since = self.session.pending_tokens
 
         def newest(length):
-            return since(min(length, len(self.desk.text) - 1))
+            return since(min(length, len(self.session.text) - 1))
 
         self.state.rollback = lambda *_: None
-        self.desk.since = newest
+        self.session.pending_tokens = newest
 
 
 class DraftsFromStaleRows(Pearl):

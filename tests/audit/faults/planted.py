@@ -26,7 +26,7 @@ from specbench_cli.engine import scoring
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.method import Method
-from specbench_cli.engine.models.head import Tape
+from specbench_cli.engine.models.head import FeatureCache
 from specbench_cli.engine.models.state import RecurrentState
 from specbench_cli.engine.scoring import Scoring
 from specbench_cli.engine.sequence import StopRule
@@ -170,7 +170,7 @@ FAULTS: tuple[Fault, ...] = (
         "tokens that a recurrent state lacks not fed again",
         "recurrent",
         Scoring,
-        "_apart",
+        "_input_after_root",
         engine.reads_the_root_alone,
     ),
     Fault("draft positions off by one", "states", _sps(methods.OffByOne)),
@@ -195,7 +195,7 @@ FAULTS: tuple[Fault, ...] = (
         "without replacement and no renormalising",
         "distribution",
         verify_tree,
-        "remaining",
+        "remaining_distribution",
         trees.unnormalised,
         _tree(depth=1),
     ),
@@ -222,7 +222,7 @@ FAULTS: tuple[Fault, ...] = (
         "tree positions by number, not by depth",
         "tokens",
         scoring,
-        "rows_of",
+        "build_tree_mask",
         trees.by_number,
         _tree(),
     ),
@@ -241,11 +241,13 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault("drafted rows of a head kept", "states", _mtp(trees.KeepsItsDraft)),
     Fault("rows of a head made of predicted features", "states", _mtp(trees.KeepsPredicted)),
-    _engine_fault("features one token late", "twin draft", Tape, "read", trees.one_late, _mtp()),
+    _engine_fault(
+        "features one token late", "twin draft", FeatureCache, "read", trees.one_late, _mtp()
+    ),
     _engine_fault(
         "features of rejected nodes",
         "states",
-        Tape,
+        FeatureCache,
         "keep",
         trees.first_features,
         AuditSubject("eagle", Eagle, (EagleParams(depth=2, nodes=6),)),
@@ -271,7 +273,7 @@ FAULTS: tuple[Fault, ...] = (
         "relaxed tokens told as accepted",
         "counters",
         decide,
-        "_origins",
+        "_list_origins",
         engine.all_accepted,
         _lossy(),
     ),
@@ -279,7 +281,7 @@ FAULTS: tuple[Fault, ...] = (
         "an accept rule asked at the token's own row",
         "counters",
         verifier,
-        "passing",
+        "relaxed_mask",
         engine.asked_a_row_late,
         _lossy(),
     ),
@@ -304,7 +306,7 @@ FAULTS: tuple[Fault, ...] = (
         "a seat taken with the noise of who left it",
         "batch",
         Harness,
-        "seat",
+        "set_states",
         engine.chance_of_who_left,
     ),
     Fault("states by place among those still decoded", "batch", _sps(methods.DraftsByPlace)),
@@ -359,12 +361,12 @@ FAULTS: tuple[Fault, ...] = (
         "top-p before top-k",
         "distribution",
         sampling,
-        "cut",
+        "warp_logits",
         distributions.top_p_first,
         _sps(length=1),
     ),
     _engine_fault(
-        "top-p before top-k, coupled", "tokens", sampling, "cut", distributions.top_p_first
+        "top-p before top-k, coupled", "tokens", sampling, "warp_logits", distributions.top_p_first
     ),
     Fault(
         "q 10% wrong from the fifth level on",
@@ -430,7 +432,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault("a runner-up accepted after 40 tokens", "tokens", _sps(late.AcceptsRunnersUpLate)),
     Fault("ties accepted in greedy decoding", "tokens", _sps(late.AcceptsTies)),
-    _engine_fault("ties cut off by top-k", "distribution", sampling, "cut", late.no_ties),
+    _engine_fault("ties cut off by top-k", "distribution", sampling, "warp_logits", late.no_ties),
     Fault(
         "features of the step before after a rejection",
         "mixed draft",

@@ -10,7 +10,7 @@ import torch
 from methods.mtp.method import Mtp
 from methods.sps_tree import SpsTree
 from specbench_cli.engine.drafting.levels import Levels
-from specbench_cli.engine.models.head import Tape
+from specbench_cli.engine.models.head import FeatureCache
 from specbench_cli.engine.types import Features
 from specbench_cli.engine.verify.tree import ROOT, build_tree_mask
 
@@ -88,16 +88,17 @@ class KeepsPredicted(KeepsItsDraft):
             x = unread(length)
             return Features(x.ids, x.rows[:, -x.ids.shape[1] :])
 
-        session.unread = rest
+        session.pending_features = rest
 
     def observe(self, session, outcome):
         """What stood stays."""
         self.levels.keep(outcome.path)
 
 
-# ---- in place of `Tape.read` and of `Levels._reset` --------------------------------------------
+# ---- in place of `FeatureCache.read` and of `Levels._reset` --------------------------------------
+# --------------------------------------------
 
-_read = Tape.read
+_read = FeatureCache.read
 _reset = Levels._reset
 
 
@@ -115,7 +116,7 @@ def one_too_high(self):
     self._root_position += 1
 
 
-# ---- in place of the engine's verification of trees ---------------------------------------------
+# ---- in place of the engine's verification of trees ----------------------------------------------
 
 
 def unnormalised(q, tested):
@@ -156,7 +157,8 @@ def against_one_distribution(tree, tokens, q, p, random, *, replacement):
             return tuple(path), random.categorical(r)
 
 
-# ---- in place of `rows_of`, `Session.commit` and `Tape.keep` ------------------------------------
+# ---- in place of `build_tree_mask`, `Session.commit` and `FeatureCache.keep` ----
+# ------------------------------------
 
 
 def by_number(parents, device):
@@ -173,7 +175,7 @@ def first_rows(self, outcome):
     return committed
 
 
-_keep = Tape.keep
+_keep = FeatureCache.keep
 
 
 def first_features(self, path):

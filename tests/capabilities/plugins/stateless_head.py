@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from specbench_cli.api import FeatureHead, Method, MethodParams, Trained, best_tree, fill_from
+from specbench_cli.api import ArtifactSpec, FeatureHead, Method, MethodParams, best_tree, fill_from
 
 
 class LinearHead(FeatureHead):
@@ -28,7 +28,7 @@ class Linear(Method):
     Params, needs = LinearParams, frozenset({"head"})
 
     def artifacts(self):
-        return (Trained(LinearHead, self.params.head),)
+        return (ArtifactSpec(LinearHead, self.params.head),)
 
     def start(self, session):
         self.head = session.artifact(*self.artifacts())

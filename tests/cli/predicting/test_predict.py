@@ -251,7 +251,7 @@ def small_probe(monkeypatch):
     """A probe of a few points."""
     grid = ProbeGrid(contexts=(16, 64), chains=(1, 6), trees=(4,), levels=(2,))
     monkeypatch.setitem(probe.Probe.__init__.__kwdefaults__, "grid", grid)
-    monkeypatch.setitem(probing.DRAFTING, "sps-tree", ({"widths": (2, 1)},))
+    monkeypatch.setitem(probing.PROBED_PARAMS, "sps-tree", ({"widths": (2, 1)},))
 
 
 @pytest.mark.smoke
@@ -312,7 +312,7 @@ def make_head(tmp_path):
 def test_head_that_is_asked_for_is_probed_and_its_rows_are_predicted(
     run, small_probe, make_head, monkeypatch
 ):
-    monkeypatch.setitem(probing.DRAFTING, "eagle2", ({"depth": 2, "nodes": 4},))
+    monkeypatch.setitem(probing.PROBED_PARAMS, "eagle2", ({"depth": 2, "nodes": 4},))
     head, other = make_head(1), make_head(2)
     asked = ["--target", "embedded-1m", "--threads", "1", "--allow-noise", "-m", "eagle2"]
     code, out, err = run("predict", "--probe", "--rounds", "1", *asked, "--set", head)

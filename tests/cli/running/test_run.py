@@ -95,7 +95,7 @@ def test_file_of_turns_that_cannot_be_is_exit_2(run, tmp_path):
 
 
 def test_every_field_is_an_option_whose_help_shows_its_default():
-    command = get_command(app._make_order(["run"])).commands["run"]
+    command = get_command(app._select_commands(["run"])).commands["run"]
     shown = {param.name: param.show_default for param in command.params}
     assert RunConfig.model_fields.keys() <= shown.keys()
     plain = {
@@ -107,7 +107,7 @@ def test_every_field_is_an_option_whose_help_shows_its_default():
         name: f"{value:g}" if isinstance(value, float) else str(value)
         for name, value in plain.items()
     }
-    assert shown["methods"] == ",".join(DEFAULT_METHODS)
+    assert shown["methods"] == ", ".join(DEFAULT_METHODS)
     assert all(shown.values())
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import specbench_cli
 from specbench_cli.audit import runner
-from specbench_cli.engine.workers.lifeline import deaf_to_interrupts
+from specbench_cli.engine.workers.process_lifetime import block_interrupts
 from specbench_cli.errors import UsageError
 
 HIDDEN = ("multiprocessing", "json", "pickle", "socket", "torch", "pydantic", "numpy")
@@ -71,7 +71,7 @@ def test_plug_in_s_process_runs_no_module_of_the_working_folder(folder):
 def test_process_that_is_spawned_runs_no_module_of_the_working_folder(folder, monkeypatch):
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     context = multiprocessing.get_context("spawn")
-    with deaf_to_interrupts(context):
+    with block_interrupts(context):
         process = context.Process(target=os.getpid)
         process.start()
     process.join()

@@ -143,7 +143,7 @@ def test_chosen_on_the_device_it_is_the_same_tree(growth, shape, vocab, seed, sa
             patch.setattr(host, "is_on_host", lambda device, near=near: near)
             found.append(expand(levels, first, session, k=k, depth=depth))
         fed.append((levels.fed, levels.state.ids, levels.state.positions))
-        fed[-1] += ([row.follows for row in levels.state.rows],)
+        fed[-1] += ([row.parent for row in levels.state.rows],)
     assert found[0] == found[1]
     assert fed[0] == fed[1]
     kinds = [{type(number) for number in part} for part in found[1]]

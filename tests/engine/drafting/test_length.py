@@ -311,7 +311,7 @@ def test_each_kept_token_is_asked_about_once_and_stays(session, name, sampling):
     made = session(sampling)
     model = made.draft()
     state = made.new_state(model)
-    model.forward(made.since(0), state)
+    model.forward(made.pending_tokens(0), state)
     rule = create_length_rule(
         LengthParams(length=name, max=6), made, lambda rows: torch.tensor([0.8])
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from specbench_cli.audit.models.table import TableDecoder
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.models.fused import FusedDecoder
-from specbench_cli.engine.models.hosted import HostedDecoder
+from specbench_cli.engine.models.hosted import TransformersDecoder
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.peer_session import PeerSession
 from specbench_cli.engine.request import Request
@@ -25,7 +25,7 @@ MODELS = {
     "shared heads": ("llama", {}, FusedDecoder),
     "all heads": ("llama", {"num_key_value_heads": 4}, FusedDecoder),
     "windows": ("mistral", {}, FusedDecoder),
-    "hosted": ("gpt2", {}, HostedDecoder),
+    "hosted": ("gpt2", {}, TransformersDecoder),
 }
 MODEL = pytest.mark.parametrize("model", MODELS)
 SHAPES = {

@@ -124,7 +124,7 @@ def test_unlike_lengths_are_chosen_only_where_they_bring_more_than_they_cost():
 
 class Harness:
     def __init__(self, session):
-        self.beside, self.policy = (session,), None
+        self.batch_sessions, self.policy = (session,), None
 
 
 class Text:
@@ -133,7 +133,7 @@ class Text:
     def __init__(self, room=99):
         self.harness, self.left = Harness(self), room
 
-    def room(self):
+    def max_draft_length(self):
         return self.left
 
 
@@ -174,7 +174,7 @@ def test_one_rule_decides_for_all_sequences_of_a_step():
     texts = [Text(), Text(room=1), Text()]
     rules = [SmartSpecLength(text, 6, 0.8, plane(1, 0.001), line(0.01, 0.0)) for text in texts]
     for text in texts:
-        text.harness.beside = texts
+        text.harness.batch_sessions = texts
     for rule in rules:
         rule.begin()
     assert [rule.most for rule in rules] == [6, 1, 6]
@@ -185,7 +185,7 @@ def test_a_batch_between_two_sizes_of_the_table_takes_the_larger_ones_length():
         texts = [Text() for _ in range(crowd)]
         rules = [SynergyLength(text, 16, 0.8, plane(1, 0.05), line(0.1, 0.002)) for text in texts]
         for text in texts:
-            text.harness.beside = texts
+            text.harness.batch_sessions = texts
         for rule in rules:
             rule.begin()
         (length,) = {rule.most for rule in rules}

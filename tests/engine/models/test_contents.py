@@ -152,7 +152,7 @@ def test_a_quantisation_whose_package_is_missing_is_named(
         def from_pretrained(self, *_: object, **__: object) -> None:
             raise ImportError("some-package is required")
 
-    monkeypatch.setattr(load, "_kind_of", lambda _: Loader())
+    monkeypatch.setattr(load, "_auto_class", lambda _: Loader())
     folder = changed("llama", quantization_config={"quant_method": "awq"})
     with pytest.raises(EnvironmentFault, match=r"is quantised, .*: some-package is required"):
         load_decoder(folder, name="target")

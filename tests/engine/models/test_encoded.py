@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.models.chains import EncodedDecoder
+from specbench_cli.engine.models.chains import Seq2SeqDecoder
 from specbench_cli.engine.models.decoder import ChainsOnly
-from specbench_cli.engine.models.hosted import HostedState
+from specbench_cli.engine.models.hosted import TransformersState
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
@@ -27,21 +27,21 @@ STOP = StopRule(frozenset(), 4)
 
 
 def reading(
-    decoder: EncodedDecoder, question: Tensor, seq: int = 0, n_seqs: int = 1
-) -> HostedState:
+    decoder: Seq2SeqDecoder, question: Tensor, seq: int = 0, n_seqs: int = 1
+) -> TransformersState:
     state = decoder.new_state(40, n_seqs)
     assert decoder.attach(state, ExtraInput(ids=tuple(question[0].tolist())), seq)
     return state
 
 
 @pytest.fixture(params=["t5", "bart"])
-def decoder(request: pytest.FixtureRequest, tiny_checkpoint: Maker) -> EncodedDecoder:
+def decoder(request: pytest.FixtureRequest, tiny_checkpoint: Maker) -> Seq2SeqDecoder:
     found = load_decoder(tiny_checkpoint(request.param), name="target")
-    assert isinstance(found, EncodedDecoder)
+    assert isinstance(found, Seq2SeqDecoder)
     return found
 
 
-def test_logits_are_those_of_transformers(decoder: EncodedDecoder) -> None:
+def test_logits_are_those_of_transformers(decoder: Seq2SeqDecoder) -> None:
     question, ids = some_ids(11), some_ids(20)
     with torch.no_grad():
         due = decoder.module(input_ids=question, decoder_input_ids=ids).logits
@@ -57,7 +57,7 @@ def test_logits_are_those_of_transformers(decoder: EncodedDecoder) -> None:
     assert (decoder.n_layers, decoder.start) == (3, 0)
 
 
-def test_rows_that_are_kept_are_those_of_reading_from_scratch(decoder: EncodedDecoder) -> None:
+def test_rows_that_are_kept_are_those_of_reading_from_scratch(decoder: Seq2SeqDecoder) -> None:
     question, ids = some_ids(6), some_ids(9)
     state, fresh = reading(decoder, question), reading(decoder, question)
     for part in ids.split((1, 5, 3), 1):
@@ -70,7 +70,7 @@ def test_rows_that_are_kept_are_those_of_reading_from_scratch(decoder: EncodedDe
             assert apart(ours, due) <= CLOSE
 
 
-def test_sequences_have_questions_of_their_own(decoder: EncodedDecoder) -> None:
+def test_sequences_have_questions_of_their_own(decoder: Seq2SeqDecoder) -> None:
     ids, questions = some_ids(4, 2), [some_ids(7), some_ids(3)]
     state = decoder.new_state(9, n_seqs=2)
     for seq, question in enumerate(questions):
@@ -81,7 +81,7 @@ def test_sequences_have_questions_of_their_own(decoder: EncodedDecoder) -> None:
         assert apart(found[seq], alone[0]) <= CLOSE
 
 
-def test_a_cleared_state_has_forgotten_its_question(decoder: EncodedDecoder) -> None:
+def test_a_cleared_state_has_forgotten_its_question(decoder: Seq2SeqDecoder) -> None:
     state = reading(decoder, some_ids(5))
     logits(decoder, some_ids(2), state)
     state.clear()
@@ -92,7 +92,7 @@ def test_a_cleared_state_has_forgotten_its_question(decoder: EncodedDecoder) -> 
     assert apart(again, logits(decoder, some_ids(2), reading(decoder, torch.tensor([[3, 4]])))) == 0
 
 
-def test_what_stands_at_positions_of_its_own_is_refused(decoder: EncodedDecoder) -> None:
+def test_what_stands_at_positions_of_its_own_is_refused(decoder: Seq2SeqDecoder) -> None:
     state = reading(decoder, some_ids(5))
     with pytest.raises(ChainsOnly, match="a tree for target"):
         logits(decoder, some_ids(2), state, positions=torch.zeros(1, 2))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from specbench_cli.engine.drafting.template import fill_from, tree_of_choices, tree_of_widths
-from specbench_cli.engine.models.artifact import Trained
+from specbench_cli.engine.models.artifact import ArtifactSpec
 from specbench_cli.engine.models.head import NORMED, FeatureHead
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.models.meter import Meter, MeteredHead
@@ -81,7 +81,7 @@ def test_after_a_tree_it_reads_those_of_the_token_that_chose_the_last(open_sessi
 def test_features_are_kept_where_they_are_asked_for_and_there_is_a_text(open_session, table):
     session = open_session(table, prompt=(3, 1, 4))
     session.prefill()
-    with pytest.raises(MethodFault, match=r"session\.tap"):
+    with pytest.raises(MethodFault, match=r"session\.capture_layers"):
         session.features()
     session = tapped(open_session, table)
     with pytest.raises(MethodFault, match="before the prefill"):
@@ -196,7 +196,7 @@ def test_of_a_batch_it_says_whose_rows_it_read(target):
 
 def test_a_session_hands_it_out_behind_its_meter(open_session, table):
     session = open_session(table, table, prompt=(3, 1, 4))
-    head = session.artifact(Trained(Lines))
+    head = session.artifact(ArtifactSpec(Lines))
     head(torch.randn(1, V, dtype=torch.float64))
     assert [f.model for f in session.harness.meter.forwards] == ["lines"]
 

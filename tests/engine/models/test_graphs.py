@@ -33,7 +33,7 @@ def again(body):
 @pytest.fixture(params=FAMILIES, ids=lambda case: f"{case[0]}-{len(case[1])}")
 def pair(request, tiny_checkpoint, monkeypatch):
     """A decoder that records its forwards, and one that does not; both with a state."""
-    monkeypatch.setattr(graphs, "SEEN", 16)
+    monkeypatch.setattr(graphs, "SEEN_MULTIPLE", 16)
     family, overrides = request.param
     folder = tiny_checkpoint(family, **overrides)
     made = [load_decoder(folder, name="target") for _ in range(2)]
@@ -117,7 +117,7 @@ def test_rows_that_were_left_out_keep_their_positions(pair):
 
 
 def test_a_wide_block_is_not_recorded(pair):
-    both(pair, graphs.WIDEST + 1)
+    both(pair, graphs.MAX_ROWS + 1)
     assert pair[0][0].recorded == 0
 
 

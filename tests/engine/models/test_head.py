@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.models.artifact import Artifact, Trained
+from specbench_cli.engine.models.artifact import Artifact, ArtifactSpec
 from specbench_cli.engine.models.head import NORMED, features
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.session import Session
@@ -108,7 +108,7 @@ def test_features_that_nobody_asked_to_keep_are_the_methods_fault(
 ) -> None:
     session = open_session(table, prompt=(3, 1, 4))
     session.prefill()
-    with pytest.raises(MethodFault, match=r"session\.tap"):
+    with pytest.raises(MethodFault, match=r"session\.capture_layers"):
         session.pending_features(0)
 
 
@@ -140,4 +140,4 @@ def test_a_run_without_the_module_says_which_kind_is_missing() -> None:
         kind = "missing"
 
     with pytest.raises(MethodFault, match="'missing'"):
-        Workspace({}, capacity=1).artifact(Trained(Missing))
+        Workspace({}, capacity=1).artifact(ArtifactSpec(Missing))

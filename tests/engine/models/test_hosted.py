@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.models.hosted import HostedDecoder
+from specbench_cli.engine.models.hosted import TransformersDecoder
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.types import ExtraInput, Hidden, Tokens
 from specbench_cli.errors import UsageError
@@ -48,10 +48,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def decoder_of(tiny_checkpoint: Maker, case: str) -> HostedDecoder:
+def decoder_of(tiny_checkpoint: Maker, case: str) -> TransformersDecoder:
     family, overrides = CASES[case]
     decoder = load_decoder(tiny_checkpoint(family, **overrides), name="target", host_module=True)
-    assert isinstance(decoder, HostedDecoder)
+    assert isinstance(decoder, TransformersDecoder)
     return decoder
 
 
@@ -101,7 +101,7 @@ def test_skipped_layers_are_as_if_they_were_not_there(
     module = copy.deepcopy(decoder.module)
     for at in over:
         layer = module.base_model.get_submodule("h" if family == "gpt2" else "layers")[at]
-        in_tuples = decoder._in_tuples
+        in_tuples = decoder._returns_tuples
         layer.forward = lambda rows, *_, t=in_tuples, **__: (rows,) if t else rows
     with torch.no_grad():
         expected = module(input_ids=ids, use_cache=False).logits
@@ -155,7 +155,7 @@ def test_model_that_needs_a_two_dimensional_mask_is_refused() -> None:
 
     module = BloomForCausalLM(BloomConfig(vocab_size=50, hidden_size=16, n_layer=2, n_head=2))
     with pytest.raises(UsageError, match="bloom checkpoints cannot be decoded here"):
-        HostedDecoder(module.eval(), name="target")
+        TransformersDecoder(module.eval(), name="target")
 
 
 # ---- images -------------------------------------------------------------------------------------

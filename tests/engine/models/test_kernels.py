@@ -48,10 +48,10 @@ def test_silu_mul_is_torchs(kernels):
 def test_a_row_times_weights_is_torchs_product_added_to_what_is_there(kernels, width):
     row, weight, bias, there = half(1, width), half(37, width) / 8, half(37), half(1, 37)
     wanted = row.float() @ weight.float().t()
-    alone = kernels.times_row(row, weight, None, half(1, 37))
+    alone = kernels.multiply_row(row, weight, None, half(1, 37))
     torch.testing.assert_close(alone.float(), wanted, **CLOSE)
     wanted += bias.float() + there.float()
-    both = kernels.times_row(row, weight, bias, there, add=True)
+    both = kernels.multiply_row(row, weight, bias, there, add=True)
     torch.testing.assert_close(both.float(), wanted, **CLOSE)
 
 
@@ -64,7 +64,7 @@ def test_turned_keys_and_values_are_kept_in_their_rows(kernels, clean):
         by_head[0, -1, 0], by_head[1, -1, -1], by_head[2, -2, 3] = torch.nan, torch.inf, -torch.inf
     before, was = by_head.float().clone(), held.clone()
     turned = before * cos.float() + before.roll(d // 2, -1) * sin.float()
-    kernels.turn_and_keep(qkv, cos, sin, torch.tensor([4, 5, 6]), held, kv, clean=clean)
+    kernels.rotate_and_store(qkv, cos, sin, torch.tensor([4, 5, 6]), held, kv, clean=clean)
     kept = held[:, 4:7].float().transpose(0, 1)
     largest = torch.finfo(torch.float16).max
     values = before[:, heads + kv :].nan_to_num(0, largest, -largest)
@@ -103,8 +103,8 @@ def test_a_recorded_forward_by_kernels_is_what_it_is_without(
 ):
     """Chains of one row and several; a tree; the row behind it. In float64, in which a CPU's layers
     hold norms and rotations as a GPU's do in half precision; weights lie as they do there."""
-    monkeypatch.setattr(fused, "kernels_of", lambda device, dtype: kernels)
-    monkeypatch.setattr(LayerReader, "settled", lambda self, weight: weight)
+    monkeypatch.setattr(fused, "find_triton_kernels", lambda device, dtype: kernels)
+    monkeypatch.setattr(LayerReader, "place", lambda self, weight: weight)
     folder = tiny_checkpoint(family, **more)
     plain, own = (load_decoder(folder, name="target", dtype=torch.float64) for _ in range(2))
     own.record(lambda body: body)

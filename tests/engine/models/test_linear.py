@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from specbench_cli.engine.models.linear import FORM_VARIABLE, form_for, linear
+from specbench_cli.engine.models.linear import FORM_VARIABLE, choose_form, linear
 from specbench_cli.errors import UsageError
 
 CLOSE = 2e-6
@@ -103,27 +103,27 @@ def test_variable_overrides_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     _, weight, _ = problem(1, bias=False)
     for form in ("plain", "tiled", "blocked", "packed"):
         monkeypatch.setenv(FORM_VARIABLE, form)
-        assert form_for(weight) == form
+        assert choose_form(weight) == form
     monkeypatch.setenv(FORM_VARIABLE, "tiled")
-    assert form_for(torch.empty(72, 320)) == form_for(torch.empty(64, 321)) == "plain"
+    assert choose_form(torch.empty(72, 320)) == choose_form(torch.empty(64, 321)) == "plain"
 
 
 def test_unknown_form_in_the_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FORM_VARIABLE, "fast")
     with pytest.raises(UsageError, match="SPECBENCH_LINEAR=fast is unknown; it can be plain"):
-        form_for(torch.zeros(2, 2))
+        choose_form(torch.zeros(2, 2))
 
 
 def test_rule_does_not_depend_on_when_it_is_asked() -> None:
     _, weight, _ = problem(1, bias=False)
-    assert len({form_for(weight) for _ in range(5)}) == 1
+    assert len({choose_form(weight) for _ in range(5)}) == 1
 
 
 def test_float16_is_always_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     half = torch.zeros(2048, 2048, dtype=torch.float16)
     for form in ("", "packed", "widened"):
         monkeypatch.setenv(FORM_VARIABLE, form)
-        assert form_for(half) == "plain"
+        assert choose_form(half) == "plain"
 
 
 @pytest.mark.parametrize(
@@ -152,16 +152,16 @@ def test_rule_goes_by_maker_size_and_instructions(mkl, bfloat16, expected, monke
         monkeypatch.setattr(f"specbench_cli.engine.models.linear.{name}", lambda value=value: value)
     shapes = ((512, 1023), (1024, 1024), (1024, 1025), (4096, 1026))
     matrices = [*(torch.empty(shape) for shape in shapes), torch.empty(1024, 256).bfloat16()]
-    assert tuple(map(form_for, matrices)) == expected
+    assert tuple(map(choose_form, matrices)) == expected
     tiny = torch.empty(63, 64)
-    assert {form_for(tiny), form_for(tiny.bfloat16())} == {"plain"}
+    assert {choose_form(tiny), choose_form(tiny.bfloat16())} == {"plain"}
 
 
 def test_bfloat16_is_widened_without_instructions_and_without_fbgemm(monkeypatch):
     monkeypatch.delenv(FORM_VARIABLE, raising=False)
     for name in ("_can_pack_16", "_can_compile", "_multiplies_bfloat16"):
         monkeypatch.setattr(f"specbench_cli.engine.models.linear.{name}", lambda: False)
-    assert form_for(torch.empty(1024, 256, dtype=torch.bfloat16)) == "widened"
+    assert choose_form(torch.empty(1024, 256, dtype=torch.bfloat16)) == "widened"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -15,27 +15,27 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
-from specbench_cli.engine.models.chains import EncodedDecoder, RecurrentDecoder
+from specbench_cli.engine.models.chains import RecurrentDecoder, Seq2SeqDecoder
 from specbench_cli.engine.models.checkpoint import (
-    COUNTS,
+    _POSITIVE_INTS,
     PLAIN_TOKENIZERS,
-    WholeConfig,
+    CompleteConfig,
     config_facts,
-    config_to_decode,
     read_config,
+    read_decoder_config,
     read_tokenizer,
 )
 from specbench_cli.engine.models.fused import FusedDecoder, fits
-from specbench_cli.engine.models.hosted import HostedDecoder
+from specbench_cli.engine.models.hosted import TransformersDecoder
 from specbench_cli.engine.models.layers import tensor_shapes
 from specbench_cli.engine.models.linear import FORM_VARIABLE
 from specbench_cli.engine.models.load import (
     FusedCopy,
-    cut,
     load_decoder,
     module_bytes,
     module_in,
     module_of,
+    restrict_output,
 )
 from specbench_cli.engine.types import Tokens
 from specbench_cli.errors import EnvironmentFault, UsageError
@@ -57,7 +57,7 @@ def test_families_of_ours_run_fused(tiny_checkpoint: Maker, family: str) -> None
     folder = tiny_checkpoint(family)
     assert isinstance(load_decoder(folder, name="target"), FusedDecoder)
     hosted = load_decoder(folder, name="target", host_module=True)
-    assert isinstance(hosted, HostedDecoder)
+    assert isinstance(hosted, TransformersDecoder)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
@@ -76,15 +76,15 @@ def test_shapes_with_a_cut_output_are_those_of_the_module_that_is_cut(
     tiny_checkpoint: Maker,
 ) -> None:
     config = read_config(tiny_checkpoint("llama"))
-    module = cut(AutoModelForCausalLM.from_config(config), torch.tensor([3, 7, 5]))
+    module = restrict_output(AutoModelForCausalLM.from_config(config), torch.tensor([3, 7, 5]))
     assert tensor_shapes(config, 3)["lm_head.weight"] == tuple(module.lm_head.weight.shape)
 
 
 def test_a_config_that_says_all_is_what_transformers_reads(tiny_checkpoint: Maker) -> None:
     folder = tiny_checkpoint("llama")
-    ours, theirs = config_to_decode(folder), read_config(folder)
-    assert isinstance(ours, WholeConfig)
-    assert vars(ours).keys() > {*COUNTS, "rope_parameters", "eos_token_id"}
+    ours, theirs = read_decoder_config(folder), read_config(folder)
+    assert isinstance(ours, CompleteConfig)
+    assert vars(ours).keys() > {*_POSITIVE_INTS, "rope_parameters", "eos_token_id"}
     no_part = {"architectures", "dtype", "transformers_version"}  # of what is decoded by
     said = {name: value for name, value in vars(ours).items() if name not in no_part}
     assert {name: getattr(theirs, name) for name in said} == said
@@ -96,7 +96,10 @@ def test_a_config_that_says_all_is_what_transformers_reads(tiny_checkpoint: Make
 @pytest.mark.parametrize(
     "change",
     [
-        *({name: LEFT_OUT} for name in (*COUNTS, "eos_token_id", "rms_norm_eps", "hidden_act")),
+        *(
+            {name: LEFT_OUT}
+            for name in (*_POSITIVE_INTS, "eos_token_id", "rms_norm_eps", "hidden_act")
+        ),
         *({name: LEFT_OUT} for name in ("rope_parameters", "tie_word_embeddings")),
         {"rope_theta": 5e5},
         {"rope_scaling": None},
@@ -117,10 +120,10 @@ def test_what_a_config_leaves_to_defaults_or_to_checks_is_transformers_to_say(
     folder = copy_of(tiny_checkpoint("llama"))
     said = json.loads((folder / "config.json").read_text()) | change
     said = {name: value for name, value in said.items() if value is not LEFT_OUT}
-    assert WholeConfig.of(said) is None
+    assert CompleteConfig.of(said) is None
     (folder / "config.json").write_text(json.dumps(said))
     with suppress(EnvironmentFault):  # some of these are none of its either
-        assert isinstance(config_to_decode(folder), PreTrainedConfig)
+        assert isinstance(read_decoder_config(folder), PreTrainedConfig)
 
 
 @pytest.mark.parametrize("kind", [*PLAIN_TOKENIZERS, "LlamaTokenizerFast", None])
@@ -140,10 +143,10 @@ def test_a_tokenizer_is_the_one_that_transformers_chooses(
 
 
 KINDS = {
-    **dict.fromkeys(("gemma2", "gemma3", "phi3", "olmo2", "gpt2", "mixtral"), HostedDecoder),
-    "llava": HostedDecoder,
+    **dict.fromkeys(("gemma2", "gemma3", "phi3", "olmo2", "gpt2", "mixtral"), TransformersDecoder),
+    "llava": TransformersDecoder,
     "mamba2": RecurrentDecoder,
-    "t5": EncodedDecoder,
+    "t5": Seq2SeqDecoder,
 }
 
 
@@ -158,7 +161,7 @@ def test_other_families_run_hosted(tiny_checkpoint: Maker, family: str) -> None:
 def test_growing_rope_runs_hosted(tiny_checkpoint: Maker) -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     decoder = load_decoder(tiny_checkpoint("llama", rope_parameters=rope), name="target")
-    assert isinstance(decoder, HostedDecoder)
+    assert isinstance(decoder, TransformersDecoder)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -456,7 +459,9 @@ def cut_copy(tmp_path: Path) -> Callable[[Path], Path]:
     """A copy of a checkpoint whose output says `SAYS` alone."""
 
     def make(folder: Path) -> Path:
-        cut(module_in(folder, CPU, torch.float32), SAYS).save_pretrained(tmp_path / "cut")
+        restrict_output(module_in(folder, CPU, torch.float32), SAYS).save_pretrained(
+            tmp_path / "cut"
+        )
         return tmp_path / "cut"
 
     return make

@@ -9,7 +9,7 @@ from specbench_cli.engine.models.linear import (
     ALIGNMENT,
     CHUNK,
     PAGE,
-    Pages,
+    WeightArena,
     prefer_large_pages,
 )
 
@@ -18,30 +18,30 @@ RANDOM = torch.Generator().manual_seed(3)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_settled_has_the_same_numbers_in_order(dtype):
-    pages = Pages()
+    pages = WeightArena()
     parts = [torch.randn(size, generator=RANDOM).to(dtype).t() for size in ((3, 5), (7, 1), (2, 9))]
-    settled = [pages.settle(part) for part in parts]
-    for part, made in zip(parts, settled, strict=True):
+    stored = [pages.store(part) for part in parts]
+    for part, made in zip(parts, stored, strict=True):
         assert torch.equal(part, made)
         assert made.is_contiguous()
         assert made.data_ptr() % ALIGNMENT == 0
 
 
 def test_more_than_a_chunk_holds_gets_a_chunk_of_its_own():
-    pages = Pages()
+    pages = WeightArena()
     small, large = torch.ones(4), torch.full((CHUNK // 4 + 1,), 2.0)
-    first, second, third = map(pages.settle, (small, large, small))
+    first, second, third = map(pages.store, (small, large, small))
     assert torch.equal(first, small) and torch.equal(second, large) and torch.equal(third, small)
 
 
 def test_nothing_settles_as_nothing():
-    assert Pages().settle(torch.empty(0, 3)).shape == (0, 3)
+    assert WeightArena().store(torch.empty(0, 3)).shape == (0, 3)
 
 
 def test_a_system_without_large_pages_keeps_the_tensor(monkeypatch):
     monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
     tensor = torch.arange(6.0)
-    assert Pages().settle(tensor) is tensor
+    assert WeightArena().store(tensor) is tensor
 
 
 def test_memory_of_another_library_keeps_its_place_and_numbers_in_large_pages():

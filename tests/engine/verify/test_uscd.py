@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from methods.sps import Sps, SpsParams
 from specbench_cli import registry
 from specbench_cli.audit.enumeration import total_variation
-from specbench_cli.audit.models.head import make_on_tables
-from specbench_cli.audit.models.table import RecurrentTable, TableDecoder, exits_of, pair
+from specbench_cli.audit.models.head import make_table_artifact
+from specbench_cli.audit.models.table import RecurrentTable, TableDecoder, make_exit_table, pair
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
@@ -64,10 +64,10 @@ class PlacedRecurrent(Somewhere, RecurrentTable):
 def workspace_of(tables, capacity, kind=Placed):
     target, draft = tables
     decoders = {
-        "target": kind("target", target, exits_of(target), inner=2),
-        "draft": TableDecoder("draft", draft, exits_of(draft), inner=2),
+        "target": kind("target", target, make_exit_table(target), inner=2),
+        "draft": TableDecoder("draft", draft, make_exit_table(draft), inner=2),
     }
-    return Workspace(decoders, capacity, load_artifact=partial(make_on_tables, decoders))
+    return Workspace(decoders, capacity, load_artifact=partial(make_table_artifact, decoders))
 
 
 def build(name):

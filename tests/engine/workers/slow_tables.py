@@ -37,8 +37,10 @@ class Echo(Drafter):
 
     def handle(self, message: Message) -> Message | None:
         """See `Drafter`."""
-        x = torch.tensor([self.desk.text[:1]])
-        self.desk.model.forward(type(self.desk.since(0))(x), self.desk.new_state(self.desk.model))
+        x = torch.tensor([self.session.text[:1]])
+        self.session.model.forward(
+            type(self.session.pending_tokens(0))(x), self.session.new_state(self.session.model)
+        )
         if len(message.ints) == 1:
             (ms,) = message.ints
             if ms < 0:

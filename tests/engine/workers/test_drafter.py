@@ -15,8 +15,8 @@ from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.types import Forward, SentMessage
 from specbench_cli.engine.verify.random import SeededRandom
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.workers.child import _flat, unflat
-from specbench_cli.engine.workers.drafter import DRAFTER, Desk, Drafter
+from specbench_cli.engine.workers.child import _encode_forwards, decode_forwards
+from specbench_cli.engine.workers.drafter import DRAFTER, Drafter, DraftSession
 from specbench_cli.engine.workers.message import Message
 from specbench_cli.errors import MethodFault
 
@@ -32,9 +32,9 @@ class Silent(Drafter):
         return None
 
 
-def desk_of(case: Case, **rest: object) -> tuple[Desk, object]:
+def desk_of(case: Case, **rest: object) -> tuple[DraftSession, object]:
     session = case.open(**rest)
-    desk = session.start_worker(Silent, MethodParams()).desk
+    desk = session.start_worker(Silent, MethodParams()).session
     assert desk is not None
     return desk, session
 
@@ -43,9 +43,9 @@ def test_a_desk_has_the_prompt_and_states_of_its_own():
     desk, session = desk_of(CASE)
     assert desk.text == list(CASE.prompt) and desk.position == 0
     desk.text += [3, 4]
-    assert desk.position == 2 and desk.since(5).ids.tolist() == [[3, 4]]
+    assert desk.position == 2 and desk.pending_tokens(5).ids.tolist() == [[3, 4]]
     mine, theirs = desk.new_state(desk.model), session.new_state(session.draft())
-    assert mine is not theirs and desk.held == [(desk.model.decoder, mine)]
+    assert mine is not theirs and desk.states == [(desk.model.decoder, mine)]
 
 
 def test_a_drafter_shares_the_targets_noise_and_has_draws_of_its_own():
@@ -71,7 +71,7 @@ def test_another_workers_times_are_moved_to_the_sessions_zero():
     zero = meter.clock.zero_ns
     forwards = [Forward("draft", "draft", 1, 1, 1, (0, 1), zero + 10, zero + 30)]
     meter.merge(forwards, used=False)
-    meter.sent(0, 1, zero + 5, zero + 9, 24)
+    meter.record_message(0, 1, zero + 5, zero + 9, 24)
     meter.resolve()
     (forward,) = meter.forwards
     assert (forward.t0_ns, forward.t1_ns, forward.used) == (10, 30, False)
@@ -81,7 +81,7 @@ def test_another_workers_times_are_moved_to_the_sessions_zero():
 def test_what_a_meter_gives_away_it_gives_away_once_in_times_of_all_processes():
     desk, _ = desk_of(CASE)
     before = time.perf_counter_ns()
-    desk.model.forward(desk.since(0), desk.new_state(desk.model))
+    desk.model.forward(desk.pending_tokens(0), desk.new_state(desk.model))
     after = time.perf_counter_ns()
     (forward,) = desk.meter.take()
     assert before <= forward.t0_ns <= forward.t1_ns <= after and forward.worker == DRAFTER
@@ -106,12 +106,12 @@ def test_a_process_tells_the_forwards_as_they_were():
         Forward("draft", "prefill", DRAFTER, 1, 9, (0, 2), 10, 20, share=0.1 + 0.2),
         Forward("draft", "draft", DRAFTER, 3, 1, (0, 2), 30, 2**60),
     ]
-    assert unflat(tuple(_flat(forwards)), "draft", DRAFTER) == forwards
+    assert decode_forwards(tuple(_encode_forwards(forwards)), "draft", DRAFTER) == forwards
 
 
 def test_a_worker_whose_draft_says_no_number_tells_it_in_place_of_an_answer():
     meter = Meter(torch.device("cpu"))
-    meter.said("draft", None, torch.tensor([[0.0, torch.nan, 1.0]]))
+    meter.record_logits("draft", None, torch.tensor([[0.0, torch.nan, 1.0]]))
     with pytest.raises(ArithmeticError, match="the logits of draft are not finite"):
         meter.take()
     assert meter.take() == []

@@ -17,8 +17,8 @@ from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.choosing import Chooser
 from specbench_cli.engine.verify.sampling import Noise, Sampling, warp
-from specbench_cli.engine.workers.drafter import Brief, Desk
-from specbench_cli.engine.workers.rollouts import Guess, Rollouts, Window, guesses
+from specbench_cli.engine.workers.drafter import DraftRequest, DraftSession
+from specbench_cli.engine.workers.rollouts import Guess, Rollouts, Window, guess_outcomes
 
 PROMPT = (1, 0, 2, 1, 0)
 GREEDY = Sampling()
@@ -28,9 +28,11 @@ RULES = pytest.mark.parametrize("sampling", [GREEDY, COUPLED, DRAWN], ids=lambda
 ROOM = 60
 
 
-def desk_of(model: Decoder, sampling: Sampling, text: Sequence[int] = PROMPT, **rest: Any) -> Desk:
-    brief = Brief("table/0", 0, 1, tuple(text), sampling, 128, model.vocab_size)
-    return Desk(brief, model, lambda decoder, slack: decoder.new_state(128 + slack), **rest)
+def desk_of(
+    model: Decoder, sampling: Sampling, text: Sequence[int] = PROMPT, **rest: Any
+) -> DraftSession:
+    brief = DraftRequest("table/0", 0, 1, tuple(text), sampling, 128, model.vocab_size)
+    return DraftSession(brief, model, lambda decoder, slack: decoder.new_state(128 + slack), **rest)
 
 
 def table(vocab: int = 4) -> TableDecoder:
@@ -125,7 +127,7 @@ def test_after_every_outcome_the_states_rows_equal_recomputation(sampling: Sampl
     model = tiny_models().workspace.decoders["draft"]
     desk = desk_of(model, sampling, range(3, 12))
     rollouts, chance = Rollouts(desk, 4, 3), random.Random(2)
-    (_, state), *_ = desk.held
+    (_, state), *_ = desk.states
     window, kinds, limit = rollouts.settle(0, 5, ROOM), [], ROOM
     while limit > 0:
         stand, token = chance.randint(0, len(window.tokens)), chance.randrange(96)
@@ -187,15 +189,15 @@ def test_where_the_output_ends_no_window_is_taken() -> None:
     ended = round_of(rollouts, 1, 3, 0, [(1, 3)])
     assert ended == Window((), None, False, 1)
     assert desk.text == [*PROMPT, 2, window.tokens[0], 3]
-    assert desk.held[0][1].ids == desk.text[:-1]
+    assert desk.states[0][1].ids == desk.text[:-1]
 
 
 def test_guesses_leave_out_the_rejected_token_and_what_no_window_can_follow() -> None:
     ranked = torch.tensor([[4, 2, 1], [0, 4, 3], [5, 1, 2]])
-    assert guesses(ranked, (2, 3), 2, 9) == [(0, 4), (0, 1), (1, 0), (1, 4), (2, 5), (2, 1)]
-    assert guesses(ranked, (4, 3), 1, 9) == [(0, 2), (1, 0), (2, 5)]
-    assert guesses(ranked, (4, 3), 1, 3) == [(0, 2), (1, 0)]
-    assert guesses(ranked, (4, 3), 1, 1) == guesses(ranked, (4, 3), 1, 0) == []
+    assert guess_outcomes(ranked, (2, 3), 2, 9) == [(0, 4), (0, 1), (1, 0), (1, 4), (2, 5), (2, 1)]
+    assert guess_outcomes(ranked, (4, 3), 1, 9) == [(0, 2), (1, 0), (2, 5)]
+    assert guess_outcomes(ranked, (4, 3), 1, 3) == [(0, 2), (1, 0)]
+    assert guess_outcomes(ranked, (4, 3), 1, 1) == guess_outcomes(ranked, (4, 3), 1, 0) == []
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=lambda s: s.rule)

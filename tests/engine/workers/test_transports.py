@@ -28,12 +28,12 @@ from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.workers.block import SLOTS, Block
+from specbench_cli.engine.workers.core_placement import CorePlacement, split_cores, use_placement
 from specbench_cli.engine.workers.message import Message
-from specbench_cli.engine.workers.place import Place, at, halves
-from specbench_cli.engine.workers.process import Processes
-from specbench_cli.engine.workers.thread import Threads
-from specbench_cli.engine.workers.transport import Inline, Transport, Worker
+from specbench_cli.engine.workers.process import ProcessTransport
+from specbench_cli.engine.workers.shared_memory import SLOTS, MessageBuffer
+from specbench_cli.engine.workers.thread import ThreadTransport
+from specbench_cli.engine.workers.transport import InlineTransport, Transport, Worker
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault, MethodFault, WorkerLost
 from specbench_cli.models.resolve import resolve
@@ -73,14 +73,14 @@ def workspace_of(transport: Transport, nap: float = 0.0) -> Workspace:
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[Workspace]:
-    workspace = workspace_of(Processes(timeout=20.0), NAP)
+    workspace = workspace_of(ProcessTransport(timeout=20.0), NAP)
     yield workspace
     workspace.close()
 
 
 @pytest.fixture(scope="module")
 def thread() -> Iterator[Workspace]:
-    workspace = workspace_of(Threads(timeout=20.0), NAP)
+    workspace = workspace_of(ThreadTransport(timeout=20.0), NAP)
     yield workspace
     workspace.close()
 
@@ -95,7 +95,7 @@ def decoded(workspace: Workspace, case: Case, window: int = 3) -> tuple[list[int
 def test_ids_and_steps_are_the_same_over_200_runs_with_random_sleeps_in_either_worker(
     where, request
 ):
-    workspace, inline = request.getfixturevalue(where), workspace_of(Inline())
+    workspace, inline = request.getfixturevalue(where), workspace_of(InlineTransport())
     due = {}
     for turn in range(100):  # and as many in the other place
         rule, window = list(RULES)[turn % 3], (4, 1, 2)[turn // 3 % 3]
@@ -123,7 +123,7 @@ def test_a_draft_loaded_by_another_process_drafts_what_it_would_draft_here():
     assert checkpoint.draft is not None
     recipe = partial(load_decoder, resolve(checkpoint.draft).path, name="draft")
     decoders = {"target": load_decoder(checkpoint.path, name="target"), "draft": recipe()}
-    transport = Processes(*halves())
+    transport = ProcessTransport(*split_cores())
     apart = Workspace(decoders, 100, decoder_factories={"draft": recipe}, transport=transport)
     here, stop = Workspace(decoders, 100), StopRule(frozenset(), 24)
     for rule, sampling in RULES.items():
@@ -131,7 +131,7 @@ def test_a_draft_loaded_by_another_process_drafts_what_it_would_draft_here():
         found = []
         for workspace in (apart, here):
             session = Session(workspace, request, sampling)
-            with transport.placed():
+            with transport.pin_target():
                 steps = list(Pearl(PearlParams(window=4)).generate(session))
             found.append((session.output(), [step.outcome for step in steps]))
         assert found[0] == found[1], rule
@@ -187,7 +187,9 @@ def test_messages_come_across_as_they_are(process):
 
 @pytest.mark.parametrize("where", ["inline", "process", "thread"])
 def test_answers_to_cancelled_orders_are_dropped_and_their_forwards_unused(where, request):
-    workspace = workspace_of(Inline()) if where == "inline" else request.getfixturevalue(where)
+    workspace = (
+        workspace_of(InlineTransport()) if where == "inline" else request.getfixturevalue(where)
+    )
     session = case_of("greedy").open(workspace)
     worker = session.start_worker(Echo, MethodParams())
     for ints in ((1,), (2,), (0,)):  # the last one gets no answer anyway
@@ -211,7 +213,7 @@ def test_a_worker_left_at_work_is_done_before_the_next_request(process):
     assert worker.receive().ints == (7, 7)
     assert len(session.harness.meter.forwards) == 1
     worker.send(Message((50,)))
-    worker.settle()
+    worker.drain()
     assert len(session.harness.meter.forwards) == 2 and not session.harness.meter.forwards[-1].used
 
 
@@ -230,7 +232,9 @@ def fails(worker: Worker) -> None:
 
 @pytest.mark.parametrize("where", ["inline", "process", "thread"])
 def test_an_error_of_the_drafter_is_told_and_the_worker_goes_on(where, request):
-    workspace = workspace_of(Inline()) if where == "inline" else request.getfixturevalue(where)
+    workspace = (
+        workspace_of(InlineTransport()) if where == "inline" else request.getfixturevalue(where)
+    )
     with pytest.raises((MethodFault, ZeroDivisionError), match="no -3"):
         fails(case_of("greedy").open(workspace).start_worker(Echo, MethodParams()))
     worker = case_of("greedy").open(workspace).start_worker(Echo, MethodParams())
@@ -239,7 +243,7 @@ def test_an_error_of_the_drafter_is_told_and_the_worker_goes_on(where, request):
 
 
 def test_a_message_that_is_too_large_is_refused():
-    block = Block.make(2, 4)
+    block = MessageBuffer.create(2, 4)
     with pytest.raises(MethodFault, match="3 rows of 4 does not fit"):
         block.write(1, (), torch.zeros(3, 4))
     block.close()
@@ -256,9 +260,9 @@ def gone(pid: int, within: float = 5.0) -> bool:
 
 
 def test_a_worker_that_dies_or_hangs_is_lost_within_seconds_and_another_takes_its_place():
-    transport = Processes(timeout=0.7)
+    transport = ProcessTransport(timeout=0.7)
     workspace = workspace_of(transport)
-    due = decoded(workspace_of(Inline()), case_of("greedy"))
+    due = decoded(workspace_of(InlineTransport()), case_of("greedy"))
     for blow, says in (
         (signal.SIGKILL, "was killed by SIGKILL"),
         (signal.SIGSTOP, "did not answer within 0.7 s"),
@@ -266,7 +270,7 @@ def test_a_worker_that_dies_or_hangs_is_lost_within_seconds_and_another_takes_it
         session = case_of("greedy", budget=40).open(workspace)
         steps = Pearl(PearlParams(window=2)).generate(session)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("specbench_cli.engine.workers.process.LOADING_S", 60.0)
+            patch.setattr("specbench_cli.engine.workers.process.LOAD_TIMEOUT_S", 60.0)
             next(steps)
         pid = transport.pid
         assert pid is not None
@@ -283,19 +287,19 @@ def test_a_worker_that_dies_or_hangs_is_lost_within_seconds_and_another_takes_it
 
 
 def test_a_thread_that_hangs_is_lost_and_another_takes_its_place():
-    workspace = workspace_of(Threads(timeout=0.05))
+    workspace = workspace_of(ThreadTransport(timeout=0.05))
     worker = case_of("greedy").open(workspace).start_worker(Echo, MethodParams())
     worker.send(Message((300,)))
     with pytest.raises(WorkerLost, match=r"did not answer within 0\.05 s"):
         worker.receive()
     assert decoded(workspace, case_of("greedy")) == decoded(
-        workspace_of(Inline()), case_of("greedy")
+        workspace_of(InlineTransport()), case_of("greedy")
     )
     workspace.close()
 
 
 def test_a_draft_that_does_not_load_is_a_fault_of_the_environment():
-    workspace = replace(workspace_of(Processes()), recipes={"draft": no_table})
+    workspace = replace(workspace_of(ProcessTransport()), decoder_factories={"draft": no_table})
     with pytest.raises(EnvironmentFault, match="cannot load the draft: its folder is empty"):
         case_of("greedy").open(workspace).start_worker(Echo, MethodParams())
     workspace.close()
@@ -310,13 +314,13 @@ from methods.pearl import Pearl, PearlParams
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.models.table import TableDecoder, pair
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.workers.process import Processes
+from specbench_cli.engine.workers.process import ProcessTransport
 
 if __name__ == "__main__":
     case = Case("near", pair("near", 5), Sampling(), budget=1000)
-    workspace, transport = case.workspace(), Processes()
+    workspace, transport = case.create_workspace(), ProcessTransport()
     workspace.transport = transport
-    workspace.recipes = {{"draft": partial(TableDecoder, "draft", case.tables[1])}}
+    workspace.decoder_factories = {{"draft": partial(TableDecoder, "draft", case.tables[1])}}
     for step in Pearl(PearlParams(window=2)).generate(case.open(workspace)):
         print(transport.pid, flush=True)
         time.sleep(0.05)
@@ -351,16 +355,16 @@ def test_no_worker_outlives_the_process_that_started_it(blow, tmp_path):
 
 def test_cores_and_threads_are_as_they_were_after_a_place():
     cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    with suppress(KeyError), at(Place((min(cores),))):
+    with suppress(KeyError), use_placement(CorePlacement((min(cores),))):
         assert os.sched_getaffinity(0) == {min(cores)} and torch.get_num_threads() == 1
         raise KeyError
     assert os.sched_getaffinity(0) == cores and torch.get_num_threads() == threads
-    with at(Place()):
+    with use_placement(CorePlacement()):
         assert os.sched_getaffinity(0) == cores and torch.get_num_threads() == threads
 
 
 def test_halves_share_out_all_cores():
-    target, draft = halves()
+    target, draft = split_cores()
     cores = os.sched_getaffinity(0)
     assert {*target.cores, *draft.cores} == cores
     assert len(cores) < 2 or not {*target.cores} & {*draft.cores}

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from methods.engine_llamacpp import binding as llamacpp
-from specbench_cli.engine.models.load import cut
+from specbench_cli.engine.models.load import restrict_output
 from specbench_cli.errors import EnvironmentFault, ExitCode, MethodFault
 from specbench_cli.store.invariants import validate
 from specbench_cli.summary.summary import summarise
@@ -96,7 +96,7 @@ def test_a_written_file_has_all_weights_and_rotates_neighbours():
 
 def test_of_a_cut_output_no_token_that_it_leaves_out_is_ever_the_likeliest():
     says = torch.tensor([7, 3, 60])
-    model = cut(tiny("Llama"), says)
+    model = restrict_output(tiny("Llama"), says)
     reader = gguf.GGUFReader(llamacpp.written(model))
     output = next(np.array(each.data) for each in reader.tensors if each.name == "output.weight")
     assert np.array_equal(output[says], model.lm_head.weight.detach().numpy())

@@ -120,7 +120,7 @@ def test_rounds_of_a_probe_lie_between_the_prompts_and_the_run_is_predicted_by_t
 def test_each_pass_has_its_own_probe(specbench, rounds, monkeypatch):
     from specbench_cli.measure import run as execute
 
-    def here(run_dir, number, what, flags, *, kept):
+    def here(run_dir, number, what, flags, *, resumable):
         plan, again = execute.resume_run(run_dir.path, specbench.log(), part=True)
         execute.run(plan, again, specbench.log(), only_pass=number)
 

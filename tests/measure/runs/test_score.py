@@ -7,7 +7,7 @@ import yaml
 
 from specbench_cli.errors import UsageError
 from specbench_cli.scoring import score
-from specbench_cli.tasks import load_task, written_text
+from specbench_cli.tasks import decode_text, load_task
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 
@@ -40,7 +40,7 @@ def test_every_turn_is_scored_from_the_answer_as_written(specbench):
 
     tokenizer = AutoTokenizer.from_pretrained(resolve("embedded").path)
     for record in outcome.records:
-        text = written_text(tokenizer, record.output_ids)
+        text = decode_text(tokenizer, record.output_ids)
         assert record.score == score(questions[record.prompt_id], record.turn, text)
 
 

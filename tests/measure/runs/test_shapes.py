@@ -93,7 +93,7 @@ def test_costs_of_shapes_are_probed_as_a_models(run, made, monkeypatch):
 
     grid = ProbeGrid(contexts=(16, 64), chains=(1, 6), trees=(4,), levels=(2,))
     monkeypatch.setitem(probe.Probe.__init__.__kwdefaults__, "grid", grid)
-    monkeypatch.setitem(probing.DRAFTING, "sps-tree", ({"widths": (2, 1)},))
+    monkeypatch.setitem(probing.PROBED_PARAMS, "sps-tree", ({"widths": (2, 1)},))
     code, _, err = run("predict", "--probe", *PAIR, "--rounds", "1", "--out", "costs.json")
     assert code == 0, err
     assert f"synthetic: {DRAWN}" in err

@@ -7,7 +7,7 @@ from types import ModuleType
 import torch
 
 
-def kernels_of(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
+def find_triton_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
     """The module `kernels`, where its kernels run on a device in a dtype; else None: torch's own
     operations give the same up to rounding."""
     if device.type != "cuda":
@@ -16,4 +16,4 @@ def kernels_of(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
         from specbench_cli.engine.models.cuda import kernels
     except ImportError:  # torch comes without Triton on some systems
         return None
-    return kernels if kernels.run_here(device, dtype) else None
+    return kernels if kernels.are_available(device, dtype) else None

@@ -4,8 +4,8 @@ A forward over few rows is hundreds of kernels of a few microseconds each. A fas
 sooner than the host launches them one by one, and waits: most of a small draft's step is launching.
 Recorded as a graph, all are launched by one call. What differs from replay to replay lies in
 buffers on the device: ids, how many rows were written before, a tree's mask and positions. As the
-number of rows that attention reads is part of a recording, it is a multiple of `SEEN`; those that
-are not there yet are masked.
+number of rows that attention reads is part of a recording, it is a multiple of `SEEN_MULTIPLE`;
+those that are not there yet are masked.
 """
 
 from __future__ import annotations
@@ -22,42 +22,43 @@ from specbench_cli.engine.models.decoder import ModelInput
 from specbench_cli.engine.models.state import KVState
 from specbench_cli.engine.types import Features, Hidden, ModelOutput, Tokens
 
-WIDEST = 64
+MAX_ROWS = 64
 """Most rows of a forward that is recorded: wider ones keep the device busy for as long as their
 launches take."""
 
-SEEN = 256
+SEEN_MULTIPLE = 256
 """Rows in whose multiples a recording's attention looks."""
 
 
-class Shape(NamedTuple):
+class GraphKey(NamedTuple):
     """What makes two forwards the same recording, beside how many rows they see.
 
     n: new rows. width: numbers beside each id; 0: ids alone. logits: how many rows get some by an
-    index, else "last", "all" or None. taps: layers. masked: columns of its mask; 0: the usual one.
-    placed: whether its positions are its own.
+    index, else "last", "all" or None. taps: layers. mask_width: columns of its mask; 0: the usual
+    one.
+    has_positions: whether its positions are its own.
     """
 
     n: int
     width: int
     logits: str | int | None
     taps: tuple[int, ...]
-    masked: int
-    placed: bool
+    mask_width: int
+    has_positions: bool
 
     @classmethod
-    def of(cls, model_input: ModelInput) -> Shape | None:
+    def of(cls, model_input: ModelInput) -> GraphKey | None:
         """That of a forward; None where it is none that is recorded."""
         x, logits_at, mask = model_input.x, model_input.logits_at, model_input.mask
-        if isinstance(x, Hidden) or x.ids.shape[0] > 1 or x.ids.shape[1] > WIDEST:
+        if isinstance(x, Hidden) or x.ids.shape[0] > 1 or x.ids.shape[1] > MAX_ROWS:
             return None
         return cls(
             n=x.ids.shape[1],
             width=x.rows.shape[-1] if isinstance(x, Features) else 0,
             logits=len(logits_at) if isinstance(logits_at, Tensor) else logits_at,
             taps=tuple(model_input.taps),
-            masked=0 if mask is None else mask.shape[1],
-            placed=model_input.positions is not None,
+            mask_width=0 if mask is None else mask.shape[1],
+            has_positions=model_input.positions is not None,
         )
 
 
@@ -70,7 +71,7 @@ class Buffers:
             logits; each None where the shape has none.
     """
 
-    def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, shape: GraphKey, device: torch.device, dtype: torch.dtype) -> None:
         def whole(*size: int) -> Tensor:
             return torch.zeros(size, dtype=torch.int64, device=device)
 
@@ -79,9 +80,11 @@ class Buffers:
         ids = whole(1, n)
         rows = torch.zeros(1, n, shape.width, dtype=dtype, device=device)
         self.x: Tokens | Features = Features(ids, rows) if shape.width else Tokens(ids)
-        self.positions = whole(1, n) if shape.placed else None
+        self.positions = whole(1, n) if shape.has_positions else None
         self.mask = (
-            torch.ones(n, shape.masked, dtype=torch.bool, device=device) if shape.masked else None
+            torch.ones(n, shape.mask_width, dtype=torch.bool, device=device)
+            if shape.mask_width
+            else None
         )
         self.index = whole(shape.logits) if isinstance(shape.logits, int) else None
 
@@ -109,7 +112,7 @@ Body = Callable[[], ModelOutput]
 Capture = Callable[[Body], Body]
 """Records a body; what it gives replays it."""
 
-Build = Callable[[KVState, Buffers, Shape, int], Body]
+Build = Callable[[KVState, Buffers, GraphKey, int], Body]
 """Makes the body of a shape on a state, over so many rows, those to come included."""
 
 
@@ -143,19 +146,19 @@ class Recorder:
     """The recordings of one decoder, by the states that they work on.
 
     Attributes:
-        made: how many there are or were.
+        n_recorded: how many there are or were.
     """
 
     def __init__(self, capture: Capture, build: Build) -> None:
-        self.made = 0
+        self.n_recorded = 0
         self._capture, self._build = capture, build
-        self._kept: WeakKeyDictionary[KVState, dict[Shape, tuple[Buffers, dict[int, Body]]]] = (
+        self._kept: WeakKeyDictionary[KVState, dict[GraphKey, tuple[Buffers, dict[int, Body]]]] = (
             WeakKeyDictionary()
         )
 
-    def run(self, shape: Shape, model_input: ModelInput, state: KVState) -> ModelOutput:
+    def run(self, shape: GraphKey, model_input: ModelInput, state: KVState) -> ModelOutput:
         """A forward of that shape, recorded where it is the first one on a state that sees as many
-        times `SEEN` rows.
+        times `SEEN_MULTIPLE` rows.
 
         Raises:
             ValueError: more rows than the state has room for.
@@ -168,10 +171,10 @@ class Recorder:
             kept[shape] = Buffers(shape, like.device, like.dtype), {}
         buffers, bodies = kept[shape]
         buffers.fill(model_input, state)
-        end = min(-(-(start + shape.n) // SEEN) * SEEN, state.capacity)
+        end = min(-(-(start + shape.n) // SEEN_MULTIPLE) * SEEN_MULTIPLE, state.capacity)
         if end not in bodies:
             bodies[end] = self._capture(self._build(state, buffers, shape, end))
-            self.made += 1
+            self.n_recorded += 1
         out = bodies[end]()
         return ModelOutput(
             None if out.logits is None else out.logits.clone(),

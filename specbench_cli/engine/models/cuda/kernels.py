@@ -42,7 +42,7 @@ def _rms_norm(x, apart, weight, y, eps, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _turn_and_keep(
+def _rotate_and_store(
     qkv,
     cos,
     sin,
@@ -135,7 +135,7 @@ def _silu_mul(gate_up, y, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _times_row(
+def _multiply_row(
     x,
     weight,
     bias,
@@ -179,7 +179,7 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def turn_and_keep(
+def rotate_and_store(
     qkv: Tensor, cos: Tensor, sin: Tensor, rows: Tensor, held: Tensor, kv: int, *, clean: bool
 ) -> None:
     """Turn queries in place, and put turned keys, and values, where a state keeps them.
@@ -193,7 +193,7 @@ def turn_and_keep(
     n, d = len(qkv), held.shape[-1]
     heads = qkv.shape[1] // d - 2 * kv
     largest = min(torch.finfo(each).max for each in (qkv.dtype, torch.float32))
-    _turn_and_keep[(n, heads + 2 * kv)](
+    _rotate_and_store[(n, heads + 2 * kv)](
         *(qkv, cos, sin, rows, held, held.stride(0), heads, kv, d // 2, largest),
         CLEAN=clean,
         BLOCK=triton.next_power_of_2(d // 2),
@@ -247,12 +247,12 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
-def times_row(
+def multiply_row(
     row: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool = False
 ) -> Tensor:
     """A row [1, in] times weights [out, in], into `out` [1, out] or added to what is there."""
     (n, k), (tile, block) = weight.shape, WEIGHTS
-    _times_row[(triton.cdiv(n, tile),)](
+    _multiply_row[(triton.cdiv(n, tile),)](
         *(row, weight, row if bias is None else bias, out, k, n),
         ADD=add,
         BIAS=bias is not None,
@@ -264,14 +264,14 @@ def times_row(
 
 
 @cache
-def run_here(device: torch.device, dtype: torch.dtype) -> bool:
+def are_available(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether these kernels can be made on this machine (Triton needs a C compiler), for half
     precision alone."""
     if dtype.itemsize != 2:
         return False
     row, weight = (torch.ones(n, 64, dtype=dtype, device=device) for n in (1, 4))
     try:
-        found = times_row(row, weight, None, row.new_empty(1, 4))
+        found = multiply_row(row, weight, None, row.new_empty(1, 4))
         return bool((found == 64).all())
     except Exception:  # whatever a compiler that is not there makes Triton raise
         return False

@@ -175,7 +175,7 @@ def test_rows_that_are_still_placeholders_are_refused_with_what_to_do(tmp_path):
         ("mbpp", 2, "mbpp.jsonl", lambda d: d[:-9], "mbpp.jsonl:4 cannot be read: not JSON"),
         ("mgsm", 22, "mgsm/mgsm_de.tsv", lambda d: d[:30], ":1 cannot be read: 1 columns instead"),
         ("mgsm", 22, "mgsm/mgsm_de.tsv", lambda d: b"\xff\tx", "not UTF-8"),
-        ("gsm8k", 2, "gsm8k_test.jsonl", lambda d: d.splitlines()[0], "held 1 questions, and"),
+        ("gsm8k", 2, "gsm8k_test.jsonl", lambda d: d.splitlines()[0], "contains 1 questions, but"),
     ],
 )
 def test_damaged_file_is_refused_in_one_paragraph(tmp_path, name, count, file, damage, message):
@@ -205,7 +205,7 @@ def test_every_card_names_itself_its_schema_its_licence_and_its_paper(card):
 
 @pytest.mark.parametrize("name", DOWNLOADED)
 def test_every_download_is_pinned_and_everything_else_says_how_it_is_had(name):
-    card = load.read_card(load.SHIPPED / f"{name}.yaml")
+    card = load.read_dataset_config(load.SHIPPED / f"{name}.yaml")
     for source in card.sources:
         assert source.sha256 or card.obtain
         assert source.url or source.hub or card.obtain

@@ -26,19 +26,19 @@ from specbench_cli.errors import MethodFault
 SLOTS = 8
 """Messages that a block holds: as many orders may be open."""
 
-INTS = 1 << 13
+MAX_INTS = 1 << 13
 """Whole numbers that fit into a message."""
 
 SPIN_NS = 100_000
 """How long a bell is listened to without sleep: a sleeper takes about as long to wake up."""
 
-_HEAD = struct.Struct("=3q")
-_BELL = struct.Struct("=2q")
-_ROWS_AT = _HEAD.size + 8 * INTS
+_HEADER = struct.Struct("=3q")
+_SIGNAL = struct.Struct("=2q")
+_ROWS_OFFSET = _HEADER.size + 8 * MAX_INTS
 """Where a message's rows begin."""
 
 
-class Block:
+class MessageBuffer:
     """Numbered messages of whole numbers and rows of float32; one side writes, the other reads.
 
     A message is in its place until that with the number `SLOTS` higher is written. A block can be
@@ -49,22 +49,22 @@ class Block:
         self._fd = fd
         self._memory = mmap.mmap(fd, 0)
         self._stride = len(self._memory) // SLOTS
-        self._room = (self._stride - _ROWS_AT) // 4
+        self._max_floats = (self._stride - _ROWS_OFFSET) // 4
 
     @classmethod
-    def make(cls, rows: int, width: int) -> Block:
+    def create(cls, rows: int, width: int) -> MessageBuffer:
         """A block whose messages have room for so many rows."""
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create("specbench")
         else:
             with tempfile.TemporaryFile() as file:
                 fd = os.dup(file.fileno())
-        stride = -(-(_ROWS_AT + 4 * rows * width) // 64) * 64
+        stride = -(-(_ROWS_OFFSET + 4 * rows * width) // 64) * 64
         os.truncate(fd, SLOTS * stride)  # what is never written takes no memory
         return cls(fd)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (DupFd(self._fd),)
+        return _attach, (DupFd(self._fd),)
 
     def close(self) -> None:
         """Let go of it; the memory is gone when both sides have."""
@@ -78,37 +78,37 @@ class Block:
         """
         n, at = len(ints), number % SLOTS * self._stride
         k, width = (-1, 0) if rows is None else rows.shape
-        if n > INTS or k * width > self._room:
+        if n > MAX_INTS or k * width > self._max_floats:
             raise MethodFault(f"a message of {n} numbers and {k} rows of {width} does not fit")
-        _HEAD.pack_into(self._memory, at, n, k, width)
-        struct.pack_into(f"={n}q", self._memory, at + _HEAD.size, *ints)
+        _HEADER.pack_into(self._memory, at, n, k, width)
+        struct.pack_into(f"={n}q", self._memory, at + _HEADER.size, *ints)
         if rows is not None and k * width:
-            self._rows(at, k, width).copy_(rows)
+            self._view_rows(at, k, width).copy_(rows)
 
     def read(self, number: int, device: torch.device) -> tuple[tuple[int, ...], Tensor | None]:
         """A copy of a message, its rows on a device."""
         at = number % SLOTS * self._stride
-        n, k, width = _HEAD.unpack_from(self._memory, at)
-        ints = struct.unpack_from(f"={n}q", self._memory, at + _HEAD.size)
+        n, k, width = _HEADER.unpack_from(self._memory, at)
+        ints = struct.unpack_from(f"={n}q", self._memory, at + _HEADER.size)
         if k < 0:
             return ints, None
         if not k * width:
             return ints, torch.empty(k, width, device=device)
-        return ints, self._rows(at, k, width).to(device, copy=True)
+        return ints, self._view_rows(at, k, width).to(device, copy=True)
 
-    def _rows(self, at: int, k: int, width: int) -> Tensor:
+    def _view_rows(self, at: int, k: int, width: int) -> Tensor:
         """The rows of a message, in place."""
         floats = torch.frombuffer(
-            self._memory, dtype=torch.float32, count=k * width, offset=at + _ROWS_AT
+            self._memory, dtype=torch.float32, count=k * width, offset=at + _ROWS_OFFSET
         )
         return floats.view(k, width)
 
 
-def _received(descriptor: Any) -> Block:
-    return Block(descriptor.detach())
+def _attach(descriptor: Any) -> MessageBuffer:
+    return MessageBuffer(descriptor.detach())
 
 
-class Bell:
+class Doorbell:
     """One end of a bell: rung with two whole numbers."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -116,12 +116,12 @@ class Bell:
         self._end = end
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
-        self._heard = bytearray()
+        self._received = bytearray()
 
-    def ring(self, number: int, what: int) -> None:
+    def ring(self, number: int, signal: int) -> None:
         """Ring it. Raises EOFError if nobody is at the other end."""
         try:
-            self._end.sendall(_BELL.pack(number, what))
+            self._end.sendall(_SIGNAL.pack(number, signal))
         except OSError as error:
             raise EOFError from error
 
@@ -132,9 +132,9 @@ class Bell:
             EOFError: nobody is at the other end any more.
         """
         start = time.perf_counter_ns()
-        while len(self._heard) < _BELL.size:
+        while len(self._received) < _SIGNAL.size:
             try:
-                heard = self._end.recv(_BELL.size - len(self._heard))
+                heard = self._end.recv(_SIGNAL.size - len(self._received))
             except BlockingIOError:
                 waited = time.perf_counter_ns() - start
                 if waited < SPIN_NS:
@@ -148,9 +148,9 @@ class Bell:
                 raise EOFError from error
             if not heard:
                 raise EOFError
-            self._heard += heard
-        number, what = _BELL.unpack(self._heard)
-        self._heard.clear()
+            self._received += heard
+        number, what = _SIGNAL.unpack(self._received)
+        self._received.clear()
         return number, what
 
     def close(self) -> None:

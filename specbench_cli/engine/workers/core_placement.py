@@ -15,7 +15,7 @@ _CORES = Path("/sys/devices/system/cpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CorePlacement:
     """Cores, with a thread on each; none: wherever the system has it compute, as it was.
 
     What computes on a GPU has its host's work on these cores.
@@ -24,21 +24,21 @@ class Place:
     cores: tuple[int, ...] = ()
 
 
-def halves() -> tuple[Place, Place]:
+def split_cores() -> tuple[CorePlacement, CorePlacement]:
     """The cores that this process may use, split in two: the target's, then the draft's.
 
     The threads of a physical core stay together: two workers on it would wait for each other.
     """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    cores.sort(key=_physical)
+    cores.sort(key=_physical_core)
     if len(cores) < 2:
-        return Place(tuple(cores)), Place(tuple(cores))
+        return CorePlacement(tuple(cores)), CorePlacement(tuple(cores))
     half = len(cores) // 2
     target, draft = cores[: len(cores) - half], cores[len(cores) - half :]
-    return Place(tuple(sorted(target))), Place(tuple(sorted(draft)))
+    return CorePlacement(tuple(sorted(target))), CorePlacement(tuple(sorted(draft)))
 
 
-def _physical(core: int) -> tuple[int, int]:
+def _physical_core(core: int) -> tuple[int, int]:
     """The package and the physical core in it that a core is a thread of."""
     topology = _CORES / f"cpu{core}" / "topology"
     try:
@@ -50,36 +50,36 @@ def _physical(core: int) -> tuple[int, int]:
         return 0, core
 
 
-def settle(place: Place) -> None:
+def apply_placement(place: CorePlacement) -> None:
     """Have this process compute at a place from now on."""
     if place.cores:
         torch.set_num_threads(len(place.cores))
-        for task in _tasks():
+        for task in _thread_ids():
             _pin(task, place.cores)
 
 
 @contextmanager
-def at(place: Place) -> Iterator[None]:
+def use_placement(place: CorePlacement) -> Iterator[None]:
     """Have this process compute at a place; cores and threads are as they were afterwards."""
-    threads, tasks = torch.get_num_threads(), _tasks()
-    before = {task: _cores(task) for task in tasks}
-    settle(place)
+    threads, tasks = torch.get_num_threads(), _thread_ids()
+    before = {task: _affinity(task) for task in tasks}
+    apply_placement(place)
     try:
         yield
     finally:
         if place.cores:
             torch.set_num_threads(threads)
             mine = before.get(os.getpid(), ())
-            for task in _tasks():  # threads that were started since are children of this one's
+            for task in _thread_ids():  # threads that were started since are children of this one's
                 _pin(task, before.get(task, mine))
 
 
-def _tasks() -> list[int]:
+def _thread_ids() -> list[int]:
     """The threads of this process: torch's keep the cores that they were started with."""
     return [int(task.name) for task in _TASKS.iterdir()] if _TASKS.is_dir() else []
 
 
-def _cores(task: int) -> Sequence[int]:
+def _affinity(task: int) -> Sequence[int]:
     try:
         return tuple(os.sched_getaffinity(task))
     except ProcessLookupError:  # it ended meanwhile

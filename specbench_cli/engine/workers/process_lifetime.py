@@ -17,7 +17,7 @@ _PR_SET_PDEATHSIG = 1
 _SAFE_PATH = "PYTHONSAFEPATH"
 
 
-def end_with(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its parent is gone; on Linux alone.
 
     Args:
@@ -30,7 +30,7 @@ def end_with(parent: int) -> None:
 
 
 @contextmanager
-def deaf_to_interrupts(context: BaseContext | None = None) -> Iterator[None]:
+def block_interrupts(context: BaseContext | None = None) -> Iterator[None]:
     """While entered, a process that is started hears no Ctrl-C from its first moment on: it imports
     for seconds before it can say what it makes of one. A fresh interpreter imports nothing from the
     working folder.
@@ -67,7 +67,7 @@ def _safe_path() -> Iterator[None]:
             os.environ[_SAFE_PATH] = before
 
 
-def leave_at_interrupts() -> None:
+def exit_on_interrupt() -> None:
     """Have this process, which was started deaf, end at an interrupt without a word."""
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
     if hasattr(signal, "pthread_sigmask"):

@@ -1,25 +1,26 @@
-"""An answer and its tests, in two rooms that share a line of data and nothing else.
+"""Sandbox that runs an answer and its tests in two processes, which exchange only JSON lines.
 
-Run as a program of its own by `scoring.code`, with the standard library alone (`python -I -S`). It
-keeps two rooms, each a process:
+`scoring.code` runs this module as a program with the standard library only (`python -I -S`). The
+program, the keeper, starts two sandboxed processes:
 
-- the **answer's** executes the program, then does what it is asked over a pipe: look a name up,
-  call, read or set an attribute. It replies in JSON; other objects stay there, and the reply has a
-  number for each. During an order it can draw values from an iterator of the tests.
-- the **tests'** hold the assertions and read the job. No line of the answer is executed there, the
-  values that it compares are Python's own types, and the answer never sees what is expected. A pass
-  is this process's exit code: an answer can make itself fail, and can pass only by right replies.
-  This process also counts how often each assertion holds, and writes the counts to standard output.
+- The answer's process executes the answer, then serves commands over a pipe: look up a name, call,
+  read or set an attribute. It replies in JSON. Objects that JSON cannot represent stay there, and
+  the reply contains a number for each. During a command it can draw values from an iterator of the
+  tests.
+- The tests' process reads the job and executes the assertions. It executes no code of the answer,
+  it compares values of builtin types, and the answer never sees the expected values. Its exit code
+  decides whether the answer passes, so an answer can pass only by correct replies. It also counts
+  how often each assertion holds, and writes the counts to standard output.
 
-On Linux each room has namespaces of its own (user, mount, process, network, IPC, host name): no
-network, no processes but itself, no files but libraries to read and an empty folder to write, no
-`/proc`, no `/dev`, no keys, no capabilities, no further namespaces. A room is one process: the
-limits on memory, processor time, open files and file sizes are those of all that runs in it. What
-no namespace separates (the hypervisor's sockets, io_uring, the kernel's log) is refused by a filter
-that allows a list of system calls.
+On Linux each process has its own namespaces (user, mount, PID, network, IPC, host name): no
+network, no other processes, read-only libraries and an empty writable folder, no `/proc`, no
+`/dev`, no keys, no capabilities, no further namespaces. It cannot start processes, so limits on
+memory, CPU time, open files and file sizes apply to all of its work. A seccomp filter with a list
+of allowed system calls blocks what namespaces do not isolate (sockets of the hypervisor, io_uring,
+the kernel's log).
 
-The keeper reads nothing of either room: it ends both once the tests have ended, or once the leash,
-a pipe of whoever started it, is closed.
+The keeper reads nothing from either process. It kills both when the tests have ended, or when the
+leash, a pipe from its parent process, is closed.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ from functools import partial
 from itertools import islice
 from typing import Any, NoReturn, TextIO
 
-PASSED, FAILED, NO_ROOM = 86, 87, 88
-"""Exit codes of the keeper; with the last one, its standard error says what could not be had."""
+PASSED, FAILED, NO_SANDBOX = 86, 87, 88
+"""Exit codes of the keeper. With `NO_SANDBOX`, its standard error says what is not available."""
 
 CPU_S = 10
 MEMORY_BYTES = 2 * 1024**3
 FILE_BYTES = 1024**2
 FOLDER_BYTES = 16 * 1024**2
 OPEN_FILES = 64
-MOST_DRAWN = 100_000
+MAX_DRAWN = 100_000
 """Values that are taken from an iterator which an answer returns."""
 
 _LIMITS = {
@@ -56,7 +57,7 @@ _LIMITS = {
     resource.RLIMIT_AS: MEMORY_BYTES,
     resource.RLIMIT_FSIZE: FILE_BYTES,
     resource.RLIMIT_NOFILE: OPEN_FILES,
-    resource.RLIMIT_NPROC: 0,  # neither children nor threads: what they use would count for nobody
+    resource.RLIMIT_NPROC: 0,  # no children or threads: limits do not count their usage
     resource.RLIMIT_CORE: 0,
     resource.RLIMIT_MEMLOCK: 0,
 }
@@ -86,7 +87,7 @@ _LAST_CALL = (334, 293)
 """Number of `rseq`, the last allowed call. C libraries work without later calls, which Linux before
 5.1 lacks: io_uring, clone3, pidfd, the newer mount calls, memfd_secret, and x32 calls on x86-64."""
 _SET_UP_CALLS = {"clone": (56, 220), "keyctl": (250, 219)}
-"""System calls that create a room, before the filter is installed."""
+"""System calls that create a sandboxed process, before the filter is installed."""
 CALLS: dict[str, tuple[int | None, int | None]] = {
     # files, which are read-only libraries or in the answer's own folder
     "read": (0, 63),
@@ -259,7 +260,7 @@ way."""
 _PAIR_FLAGS = (0, 0x800, 0x80000, 0x80800)  # SOCK_NONBLOCK, SOCK_CLOEXEC
 _FAMILIES = (2, 10)
 """AF_INET and AF_INET6, which the network namespace isolates. It does not isolate AF_UNIX: such a
-socket connects to any socket file that the room sees, even in a read-only folder."""
+socket connects to any visible socket file, even in a read-only folder."""
 _PAIR_FAMILIES, _PAIR_TYPES = (1,), tuple(kind | flags for kind in (1, 5) for flags in _PAIR_FLAGS)
 """AF_UNIX, and SOCK_STREAM and SOCK_SEQPACKET, whose pairs send to each other alone. A datagram
 socket could name another receiver for each message."""
@@ -270,8 +271,8 @@ _FILE_COMMANDS = (0, 1, 2, 3, 4, 5, 1030)
 F_DUPFD_CLOEXEC. Leases, notices, locks of open files, write hints and the sizes of pipes have an
 effect outside."""
 _LOCK_COMMANDS = (6, 7)
-"""F_SETLK and F_SETLKW: they succeed without being executed. A room is one process, and a process
-never waits for its own locks; a lock on a library would make programs outside wait."""
+"""F_SETLK and F_SETLKW: they succeed without being executed. A sandbox is one process, and a
+process never waits for its own locks; a lock on a library would make programs outside wait."""
 _WITHOUT_EFFECT = frozenset({"fsync", "fdatasync", "msync", "fadvise64"})
 _DEVICE_COMMANDS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """The `ioctl` commands TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX and FIOCLEX. File systems
@@ -300,26 +301,26 @@ _TCP_OPTIONS = tuple(range(1, 10))
 # Values as lines ------------------------------------------------------------------------------
 
 
-def _itself(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 
 _DATA: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     # name: type, its parts, and how it is made of them
-    "list": (list, _itself, _itself),
-    "tuple": (tuple, _itself, tuple),
+    "list": (list, _identity, _identity),
+    "tuple": (tuple, _identity, tuple),
     "dict": (dict, dict.items, dict),
-    "set": (set, _itself, set),
-    "frozenset": (frozenset, _itself, frozenset),
+    "set": (set, _identity, set),
+    "frozenset": (frozenset, _identity, frozenset),
     "complex": (complex, lambda z: (z.real, z.imag), lambda parts: complex(*parts)),
-    "bytes": (bytes, _itself, bytes),
-    "bytearray": (bytearray, _itself, bytearray),
+    "bytes": (bytes, _identity, bytes),
+    "bytearray": (bytearray, _identity, bytearray),
     "range": (range, lambda r: (r.start, r.stop, r.step), lambda parts: range(*parts)),
-    "iterator": (Iterator, lambda drawn: islice(drawn, MOST_DRAWN), iter),
+    "iterator": (Iterator, lambda drawn: islice(drawn, MAX_DRAWN), iter),
 }
 
 
-def written(value: Any, number: Callable[[Any], int], *, draw: bool = True) -> Any:
+def encode_value(value: Any, number: Callable[[Any], int], *, draw: bool = True) -> Any:
     """Return a value in a form that JSON can represent.
 
     Args:
@@ -332,36 +333,36 @@ def written(value: Any, number: Callable[[Any], int], *, draw: bool = True) -> A
         return value
     for name, (kind, parts, _) in _DATA.items():
         if isinstance(value, kind) and (draw or kind is not Iterator):
-            return {name: [written(part, number, draw=draw) for part in parts(value)]}
+            return {name: [encode_value(part, number, draw=draw) for part in parts(value)]}
     return {"object": number(value)}
 
 
-def read(told: Any, find: Callable[[int], Any]) -> Any:
+def decode_value(encoded: Any, find: Callable[[int], Any]) -> Any:
     """The value that `written` told of; `find` gives the object of a number."""
-    if not isinstance(told, dict):
-        return told
-    ((name, inside),) = told.items()
+    if not isinstance(encoded, dict):
+        return encoded
+    ((name, inside),) = encoded.items()
     if name == "object":
         return find(inside)
-    return _DATA[name][2]([read(part, find) for part in inside])
+    return _DATA[name][2]([decode_value(part, find) for part in inside])
 
 
-# The answer's room ----------------------------------------------------------------------------
+# The answer's process -------------------------------------------------------------------------
 
 
-def _serve(calls: int, replies: int) -> None:  # noqa: C901  no globals that an answer could set
-    """Execute the program, and do what the tests ask."""
+def _serve_answer(calls: int, replies: int) -> None:  # noqa: C901  no globals that an answer could set
+    """Execute the program and serve the commands of the tests."""
     names: dict[str, Any] = {"__name__": "__main__"}
     kept: list[Any] = []
-    iterators: dict[int, _Drawn] = {}
-    asked, told_to = os.fdopen(calls), os.fdopen(replies, "w")
+    iterators: dict[int, _RemoteIterator] = {}
+    asked, replies_file = os.fdopen(calls), os.fdopen(replies, "w")
 
     def number(value: Any) -> int:
         kept.append(value)
         return len(kept) - 1
 
     def load(program: str) -> None:
-        exec(compile(program, "answer", "exec"), names)  # noqa: S102 (that is what this room is for)
+        exec(compile(program, "answer", "exec"), names)  # noqa: S102 (in the sandbox)
 
     def name(wanted: str) -> Any:
         if wanted not in names:
@@ -374,7 +375,7 @@ def _serve(calls: int, replies: int) -> None:  # noqa: C901  no globals that an 
     def call(function: Any, arguments: Any, named: Any) -> Any:
         return function(*arguments, **named)
 
-    deeds: dict[str, Callable[..., Any]] = {
+    commands: dict[str, Callable[..., Any]] = {
         "load": load,
         "name": name,
         "bind": bind,
@@ -387,35 +388,35 @@ def _serve(calls: int, replies: int) -> None:  # noqa: C901  no globals that an 
     def find(number: int) -> Any:
         if number >= 0:
             return kept[number]
-        return iterators.setdefault(number, _Drawn(partial(draw, number)))
+        return iterators.setdefault(number, _RemoteIterator(partial(draw, number)))
 
     def draw(number: int) -> Any:
-        print(json.dumps({"draw": number}), file=told_to, flush=True)
+        print(json.dumps({"draw": number}), file=replies_file, flush=True)
         reply = serve()
         if "raised" in reply:
             kind = getattr(builtins, reply["raised"])
             raise kind.__new__(kind)
-        return read(reply["value"], find)
+        return decode_value(reply["value"], find)
 
     def serve() -> Any:
-        """Execute the orders of the tests until the reply to a `draw` comes, and return it."""
+        """Serve commands until the reply to a `draw` arrives, and return it."""
         for line in iter(asked.readline, ""):
-            deed, *inputs = json.loads(line)
-            if deed == _DRAWN:
+            command, *inputs = json.loads(line)
+            if command == _DRAWN:
                 return inputs[0]
             try:
-                value = deeds[deed](*(read(told, find) for told in inputs))
-                reply = json.dumps({"value": written(value, number)})
+                value = commands[command](*(decode_value(encoded, find) for encoded in inputs))
+                reply = json.dumps({"value": encode_value(value, number)})
             except BaseException as fault:  # of the answer's: SystemExit too
                 reply = json.dumps({"raised": _builtin_name(type(fault))})
-            print(reply, file=told_to, flush=True)
+            print(reply, file=replies_file, flush=True)
         os._exit(FAILED)
 
     serve()
 
 
-class _Drawn:
-    """An iterator of the tests, in the answer's room.
+class _RemoteIterator:
+    """An iterator of the tests, in the answer's process.
 
     Args:
         draw: Returns the next value, or raises StopIteration.
@@ -424,7 +425,7 @@ class _Drawn:
     def __init__(self, draw: Callable[[], Any]) -> None:
         self._draw = draw
 
-    def __iter__(self) -> _Drawn:
+    def __iter__(self) -> _RemoteIterator:
         return self
 
     def __next__(self) -> Any:
@@ -437,7 +438,7 @@ def _builtin_name(kind: type[BaseException]) -> str:
     return next(names, "BaseException")
 
 
-# The tests' room ------------------------------------------------------------------------------
+# The tests' process ---------------------------------------------------------------------------
 
 _EXCEPTIONS = {
     name: kind
@@ -454,7 +455,7 @@ _EXCEPTIONS = {
 remaining assertions. They become a RuntimeError, as in a generator (PEP 479)."""
 
 _DRAWN = "drawn"
-"""First word of a line with the value that an iterator of the tests gave."""
+"""First word of a line with a value from an iterator of the tests."""
 
 _HOLDS = "assertion holds"
 """Name of the counting function in the tests' namespace. No program can contain this name."""
@@ -466,7 +467,7 @@ def assertions(tests: ast.Module) -> list[ast.Assert]:
     return sorted(found, key=lambda each: (each.lineno, each.col_offset))
 
 
-def _counted(tests: str, counts: list[int]) -> ast.Module:
+def _count_assertions(tests: str, counts: list[int]) -> ast.Module:
     """Return a program that counts how often each of its assertions holds.
 
     Args:
@@ -492,11 +493,11 @@ def _counted(tests: str, counts: list[int]) -> ast.Module:
     return tree
 
 
-class _Asking:
-    """What the tests see of the answer.
+class _AnswerClient:
+    """Client of the answer's process, used by the tests.
 
     Args:
-        calls, replies: the pipes to the answer's room.
+        calls, replies: pipes to the answer's process.
     """
 
     def __init__(self, calls: TextIO, replies: TextIO) -> None:
@@ -504,8 +505,8 @@ class _Asking:
         self._replies = replies
         self._iterators: list[Iterator[Any]] = []
 
-    def __call__(self, deed: str, *inputs: Any) -> Any:
-        """Send an order to the answer's process and return the result.
+    def __call__(self, command: str, *inputs: Any) -> Any:
+        """Send a command to the answer's process and return the result.
 
         The tests' process ends as failed if the reply is not valid.
 
@@ -513,10 +514,10 @@ class _Asking:
             BaseException: the answer raised an exception. It has the builtin type of that name.
         """
         try:
-            told = [written(each, self._number_of, draw=False) for each in inputs]
+            encoded = [encode_value(each, self._number_of, draw=False) for each in inputs]
         except BaseException:  # tests that expect an exception must not take it for the answer's
             os._exit(FAILED)
-        return self._ask(deed, *told)
+        return self._ask(command, *encoded)
 
     def bind(self, name: str, value: Any) -> None:
         """Let the answer read a value by name if it is data.
@@ -524,19 +525,23 @@ class _Asking:
         An iterator is not data here: the answer could exhaust the tests' own.
         """
         try:
-            told = written(value, _number_of, draw=False)
+            encoded = encode_value(value, _number_of, draw=False)
         except (TypeError, RecursionError):
             return
-        self._ask("bind", name, told)
+        self._ask("bind", name, encoded)
 
-    def _ask(self, *told: Any) -> Any:
+    def _ask(self, *encoded: Any) -> Any:
         try:
-            print(json.dumps(told), file=self._calls, flush=True)
+            print(json.dumps(encoded), file=self._calls, flush=True)
             while "draw" in (reply := json.loads(self._replies.readline())):
                 drawn = [_DRAWN, self._draw(reply["draw"])]
                 print(json.dumps(drawn), file=self._calls, flush=True)
             raised = str(reply["raised"]) if "raised" in reply else None
-            value = None if raised else read(reply["value"], lambda number: _Remote(self, number))
+            value = (
+                None
+                if raised
+                else decode_value(reply["value"], lambda number: _RemoteObject(self, number))
+            )
         except BaseException:  # the answer's process has ended, or its reply is not valid
             os._exit(FAILED)
         if raised is None:
@@ -567,13 +572,13 @@ class _Asking:
             raise
         except BaseException as fault:
             return {"raised": _builtin_name(type(fault))}
-        return {"value": written(value, self._number_of, draw=False)}
+        return {"value": encode_value(value, self._number_of, draw=False)}
 
 
-class _Remote:
-    """An object in the answer's room: a function, a class, an instance."""
+class _RemoteObject:
+    """An object in the answer's process: a function, a class or an instance."""
 
-    def __init__(self, ask: _Asking, number: int) -> None:
+    def __init__(self, ask: _AnswerClient, number: int) -> None:
         vars(self).update(_ask=ask, _number=number)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -590,15 +595,15 @@ class _Remote:
 
 
 def _number_of(value: Any) -> int:
-    if not isinstance(value, _Remote):
+    if not isinstance(value, _RemoteObject):
         raise TypeError(f"the tests hand over a {type(value).__name__}, which is no data")
     return int(vars(value)["_number"])
 
 
-def _test(calls: int, replies: int, report: int) -> None:
-    """Hold the tests against the answer; an exception is a failure."""
+def _run_tests(calls: int, replies: int, report: int) -> None:
+    """Run the tests on the answer. An exception means that they fail."""
     job = json.load(sys.stdin)
-    ask = _Asking(os.fdopen(calls, "w"), os.fdopen(replies))
+    ask = _AnswerClient(os.fdopen(calls, "w"), os.fdopen(replies))
     ask("load", job["program"])
     stars: dict[str, Any] = {}
     for line in job["stars"]:
@@ -620,7 +625,7 @@ def _test(calls: int, replies: int, report: int) -> None:
             names[name] = ask("name", name)
     given: dict[str, Any] = {}
     for piece in job["tests"]:
-        exec(compile(_counted(piece, counts), "tests", "exec"), names)  # noqa: S102 (the task's)
+        exec(compile(_count_assertions(piece, counts), "tests", "exec"), names)  # noqa: S102 (the task's)
         for name in job["given"]:
             if name in names and names[name] is not given.get(name, given):
                 given[name] = names[name]
@@ -629,45 +634,47 @@ def _test(calls: int, replies: int, report: int) -> None:
         json.dump(counts, file)
 
 
-# Rooms ----------------------------------------------------------------------------------------
+# Processes ------------------------------------------------------------------------------------
 
 
-def _room(contained: bool, live: Callable[[], None], own: set[int], *, deaf: bool) -> int:
-    """The process id of a new room.
+def _start_process(
+    isolated: bool, work: Callable[[], None], own: set[int], *, without_stdin: bool
+) -> int:
+    """Start a sandboxed process and return its id.
 
     Args:
-        contained: whether it has namespaces of its own.
-        live: what is done there; the exit code is `PASSED` where it returns.
-        own: the pipes' ends that it needs.
-        deaf: whether it cannot read the keeper's standard input.
+        isolated: whether it gets its own namespaces.
+        work: function to run there. The exit code is `PASSED` if it returns.
+        own: descriptors of pipes to keep open.
+        without_stdin: whether its standard input is empty, instead of the keeper's.
 
     Raises:
-        OSError: where it cannot be had.
+        OSError: the process cannot be started or isolated.
     """
     ready, said = os.pipe()
-    room = _cloned() if contained else os.fork()
-    if room == 0:
-        _live(contained, live, {*own, said}, said, deaf=deaf)
+    process = _clone_into_namespaces() if isolated else os.fork()
+    if process == 0:
+        _run_process(isolated, work, {*own, said}, said, without_stdin=without_stdin)
     os.close(said)
-    with os.fdopen(ready) as told:
-        if fault := told.read():
+    with os.fdopen(ready) as encoded:
+        if fault := encoded.read():
             raise OSError(fault)
-    return room
+    return process
 
 
-def _live(
-    contained: bool, live: Callable[[], None], own: set[int], said: int, *, deaf: bool
+def _run_process(
+    isolated: bool, work: Callable[[], None], own: set[int], said: int, *, without_stdin: bool
 ) -> NoReturn:
     try:
         os.setsid()
         nothing = os.open(os.devnull, os.O_RDWR)
-        for number in (0, 1, 2) if deaf else (1, 2):
+        for number in (0, 1, 2) if without_stdin else (1, 2):
             os.dup2(nothing, number)
         for number in {*range(3, OPEN_FILES)} - own:
-            with suppress(OSError):  # of numbers that are none
+            with suppress(OSError):  # numbers that are not open
                 os.close(number)
-        if contained:
-            _enclose()
+        if isolated:
+            _isolate()
         for what, most in _LIMITS.items():
             hard = resource.getrlimit(what)[1]
             limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
@@ -678,39 +685,39 @@ def _live(
     os.close(said)
     try:
         sys.set_int_max_str_digits(0)
-        live()
-    except BaseException:  # an answer that fails is no fault to be told
+        work()
+    except BaseException:  # a failing answer is not an error of the sandbox
         os._exit(FAILED)
     os._exit(PASSED)
 
 
 _C = ctypes.PyDLL(None, use_errno=True)
-"""The C library. Calls keep Python's lock: a process that clones itself has one thread."""
+"""The C library. Calls keep the GIL, so a process that clones itself has one thread."""
 
 
-def _done(result: int) -> int:
+def _check_result(result: int) -> int:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return result
 
 
-def _system(number: int, *arguments: Any) -> int:
-    """The result of a system call that the C library has no function for."""
+def _call_system(number: int, *arguments: Any) -> int:
+    """Make a system call for which the C library has no function, and return its result."""
     wide = (ctypes.c_long(each) if isinstance(each, int) else each for each in arguments)
-    return _done(_C.syscall(ctypes.c_long(number), *wide))
+    return _check_result(_C.syscall(ctypes.c_long(number), *wide))
 
 
-def _cloned() -> int:
-    """The child's process id, 0 in the child, which is alone in namespaces of its own.
+def _clone_into_namespaces() -> int:
+    """Clone this process into new namespaces; return the child's id, or 0 in the child.
 
-    It executes no file: nothing but libraries need be seen in there. As root, user 1 in there is
-    nobody outside; else user 0 in there is who we are, and may no more.
+    The child executes no file, so it needs only libraries. If this process runs as root, user 1 in
+    the namespace is `nobody` outside. Otherwise user 0 in the namespace is the current user.
     """
     if sys.platform != "linux" or os.uname().machine not in _MACHINES:
         raise OSError(f"this is only supported on Linux, on {' and '.join(_MACHINES)}")
     mapped, tell = os.pipe()
-    child = _system(_number("clone"), _NAMESPACES | signal.SIGCHLD, 0, 0, 0, 0)
+    child = _call_system(_number("clone"), _NAMESPACES | signal.SIGCHLD, 0, 0, 0, 0)
     if child == 0:
         os.close(tell)
         if not os.read(mapped, 1):
@@ -730,44 +737,44 @@ def _cloned() -> int:
 
 
 def _write(path: str, text: str) -> None:
-    with open(path, "w") as file:  # noqa: PTH123 (pathlib takes longer than a room)
+    with open(path, "w") as file:  # noqa: PTH123 (importing pathlib takes too long)
         file.write(text)
 
 
-def _enclose() -> None:
-    """Leave everything of the system's but this process, its libraries and its pipes."""
+def _isolate() -> None:
+    """Isolate this process from all of the system except its libraries and pipes."""
     _write("/proc/sys/user/max_user_namespaces", "0")
-    _done(_C.sethostname(b"room", 4))
-    _done(_C.setdomainname(b"room", 4))
-    _system(_number("keyctl"), _JOIN_SESSION_KEYRING, None)
-    _done(_C.mount(None, b"/", None, _REC | _PRIVATE, None))
-    new = "/proc"  # a folder that every system has, and that nobody's Python is in
+    _check_result(_C.sethostname(b"room", 4))
+    _check_result(_C.setdomainname(b"room", 4))
+    _call_system(_number("keyctl"), _JOIN_SESSION_KEYRING, None)
+    _check_result(_C.mount(None, b"/", None, _REC | _PRIVATE, None))
+    new = "/proc"  # every system has this folder, and no Python is installed in it
     _mount_empty(new, "size=64k,mode=755")
     own = {f"{sys.base_prefix}/lib", f"{sys.base_prefix}/{sys.platlibdir}"}
     for path in sorted({*_LIBRARIES, *own}):
-        _show(path, new + path)
+        _expose(path, new + path)
     for path in _package_folders(own):
         if os.path.isdir(new + path):  # noqa: PTH112
             _mount_empty(new + path, "size=4k,mode=555", _READ_ONLY)
     os.mkdir(f"{new}/tmp")  # noqa: PTH102
     _mount_empty(f"{new}/tmp", f"size={FOLDER_BYTES},nr_inodes=1024,mode=777")
     read_only = _REMOUNT | _READ_ONLY | _NO_SUID | _NO_DEV
-    _done(_C.mount(None, new.encode(), None, read_only, None))
+    _check_result(_C.mount(None, new.encode(), None, read_only, None))
     os.chdir(new)
-    _done(_C.pivot_root(b".", b"."))
-    _done(_C.umount2(b".", _DETACH))
+    _check_result(_C.pivot_root(b".", b"."))
+    _check_result(_C.umount2(b".", _DETACH))
     os.chdir("/tmp")
-    _done(_C.prctl(_SECURE_BITS, _NO_ROOT, 0, 0, 0))
-    _done(_C.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
-    with suppress(OSError):  # of a mapping without user 1: that is no root
+    _check_result(_C.prctl(_SECURE_BITS, _NO_ROOT, 0, 0, 0))
+    _check_result(_C.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
+    with suppress(OSError):  # the mapping has no user 1 if this process is not root
         os.setgroups([])
         os.setresgid(1, 1, 1)
         os.setresuid(1, 1, 1)
     none = (ctypes.c_uint32 * 6)()
-    _done(_C.capset((ctypes.c_uint32 * 2)(_CAPABILITIES_3, 0), none))
+    _check_result(_C.capset((ctypes.c_uint32 * 2)(_CAPABILITIES_3, 0), none))
     program = ctypes.create_string_buffer(call_filter(os.uname().machine))
     described = struct.pack("HP", len(program) // _INSTRUCTION.size, ctypes.addressof(program))
-    _done(_C.prctl(_SECCOMP, 2, described, 0, 0))
+    _check_result(_C.prctl(_SECCOMP, 2, described, 0, 0))
 
 
 _INSTRUCTION = struct.Struct("HBBI")  # operation, jump if true, jump if false, constant
@@ -854,7 +861,7 @@ def _number(call: str) -> int:
 
 def _mount_empty(where: str, options: str, flags: int = 0) -> None:
     flags |= _NO_SUID | _NO_DEV
-    _done(_C.mount(b"tmpfs", where.encode(), b"tmpfs", flags, options.encode()))
+    _check_result(_C.mount(b"tmpfs", where.encode(), b"tmpfs", flags, options.encode()))
 
 
 def _package_folders(own: set[str]) -> set[str]:
@@ -872,40 +879,44 @@ def _package_folders(own: set[str]) -> set[str]:
     return found
 
 
-def _show(path: str, inside: str) -> None:
-    """Let a folder be read in the new root, or a link be followed, as far as it is there."""
+def _expose(path: str, inside: str) -> None:
+    """Make a folder readable in the new root, or copy a link, if it exists."""
     if os.path.islink(path):  # noqa: PTH114
         os.symlink(os.readlink(path), inside)  # noqa: PTH115, PTH211
     elif os.path.isdir(path) and not os.path.exists(inside):  # noqa: PTH110, PTH112
         os.makedirs(inside)  # noqa: PTH103
-        _done(_C.mount(path.encode(), inside.encode(), None, _BIND | _REC, None))
+        _check_result(_C.mount(path.encode(), inside.encode(), None, _BIND | _REC, None))
         sealed = (ctypes.c_uint64 * 4)(_READ_ONLY | _NO_SUID | _NO_DEV)
         size = ctypes.sizeof(sealed)
-        _system(_MOUNT_SETATTR, -100, inside.encode(), _AT_RECURSIVE, sealed, size)
+        _call_system(_MOUNT_SETATTR, -100, inside.encode(), _AT_RECURSIVE, sealed, size)
 
 
-def main(contained: bool, leash: int) -> int:
-    """Keep both rooms until the tests have ended or the leash is closed; the exit code."""
-    low = os.dup(leash)  # below `OPEN_FILES`, so that rooms close it
+def main(isolated: bool, leash: int) -> int:
+    """Run both processes until the tests end or the leash is closed, and return the exit code."""
+    low = os.dup(leash)  # below `OPEN_FILES`, so that the processes close it
     os.close(leash)
     calls, replies, ended = os.pipe(), os.pipe(), os.pipe()
     report = os.dup(1)
     serving, testing = {calls[0], replies[1]}, {calls[1], replies[0], ended[1], report}
-    rooms: list[int] = []
+    processes: list[int] = []
     try:
-        rooms.append(_room(contained, lambda: _serve(calls[0], replies[1]), serving, deaf=True))
-        test = partial(_test, calls[1], replies[0], report)
-        rooms.append(_room(contained, test, testing, deaf=False))
+        processes.append(
+            _start_process(
+                isolated, lambda: _serve_answer(calls[0], replies[1]), serving, without_stdin=True
+            )
+        )
+        test = partial(_run_tests, calls[1], replies[0], report)
+        processes.append(_start_process(isolated, test, testing, without_stdin=False))
         for number in (*calls, *replies, ended[1], report):
             os.close(number)
         select.select([low, ended[0]], [], [])
     except OSError as fault:
         print(fault, file=sys.stderr)  # noqa: T201
-        return NO_ROOM
+        return NO_SANDBOX
     finally:
-        for room in rooms:
-            os.killpg(room, signal.SIGKILL)
-    ends = [os.waitstatus_to_exitcode(os.waitpid(room, 0)[1]) for room in rooms]
+        for process in processes:
+            os.killpg(process, signal.SIGKILL)
+    ends = [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in processes]
     return PASSED if ends[1] == PASSED else FAILED
 
 

@@ -1,4 +1,4 @@
-"""What a method leaves behind after every step: states that tell the truth, counts that add up."""
+"""Checks of states, counters and clock after every step of a method."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from specbench_cli.audit.cases import RULES, Case, make_sampling, random_cases
-from specbench_cli.audit.checks.tokens import long_of
+from specbench_cli.audit.checks.tokens import long_case_for
 from specbench_cli.audit.finding import Finding, Problem
-from specbench_cli.audit.models.head import TableHead, features_out_of_place
+from specbench_cli.audit.models.head import TableHead, find_wrong_features
 from specbench_cli.audit.models.observed_session import ObservedSession
-from specbench_cli.audit.models.table import pair, rows_out_of_place
+from specbench_cli.audit.models.table import find_wrong_rows, pair
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import AuditSubject, format_params, max_draft_levels
 from specbench_cli.engine.method import Method
@@ -29,16 +29,16 @@ from specbench_cli.store.invariants import validate
 from specbench_cli.store.schema import Ns, Params, Record, Steps, Trace, Verdict
 
 CASES = 12
-"""Random tables for each variant and rule."""
+"""Number of random tables for each variant and rule."""
 
-VARIED = 4
-"""The same for each of the parameters that are the defaults but for one."""
+CASES_PER_CHANGE = 4
+"""Number of random tables for the defaults with one parameter changed."""
 
-LEVELS = 1_000
-"""Levels of a draft that outputs have room for, at most."""
+MAX_LEVELS = 1_000
+"""Maximum draft levels for which the budget of outputs is extended."""
 
-ROUNDS = 4
-"""Whole drafts that an output of a pair has room for, whose draft is near or a twin."""
+DRAFTS_PER_OUTPUT = 4
+"""Number of full drafts that fit in an output, for drafts that are near or equal to the target."""
 
 
 LOOK_AT_STATES = (
@@ -66,37 +66,37 @@ LOOK_AT_RULE = (
 )
 
 
-def check_conduct(subject: AuditSubject) -> list[Finding]:
-    """States of target and draft, and counters, after every step of many decodings."""
+def check_bookkeeping(subject: AuditSubject) -> list[Finding]:
+    """Check states, counters and clock after every step of many outputs."""
     steps, rows = 0, 0
     state: Problem | None = None
     count: Problem | None = None
     clock: Problem | None = None
-    for params, case in cases(subject):
+    for params, case in decoding_cases(subject):
         method = subject.method(params)
         session = case.open(**case.warm_up(method))
-        taken: list[Step] = []
+        steps_taken: list[Step] = []
         where = f"{format_params(params)}; {case}"
-        judged = Judged.of(method, case)
+        judged = AcceptRuleCheck.create(method, case)
         beside = None
         for step in method.generate(session):
-            taken.append(step)
+            steps_taken.append(step)
             steps += 1
             beside = beside or session.watch.find_helpers()
             rows += sum(held.length() for _, held, _ in session.states())
-            at = f"step {len(taken)} of {where}"
-            wrong = _wrong_state(session) or _wrong_desk(session, step)
+            at = f"step {len(steps_taken)} of {where}"
+            wrong = _find_state_error(session) or _find_drafter_error(session, step)
             state = Problem(wrong, at, LOOK_AT_STATES) if wrong else None
-            wrong = _wrong_count(session, step, len(taken), bonus=subject.method.bonus)
+            wrong = _find_count_error(session, step, len(steps_taken), bonus=subject.method.bonus)
             count = Problem(wrong, at, LOOK_AT_COUNTS) if wrong else None
             if judged is not None and not count:
-                wrong = judged.wrong(session, step)
+                wrong = judged.find_error(session, step)
                 count = Problem(wrong, at, LOOK_AT_RULE) if wrong else None
             if state or count:
-                break  # what comes after a wrong state says nothing
+                break  # a wrong state can cause any later error
         else:
-            wrong = _wrong_record(session, taken, subject.name, ruled=judged is not None)
-            wrong = wrong or _wrong_ledger(session, taken)
+            wrong = _find_record_error(session, steps_taken, subject.name, ruled=judged is not None)
+            wrong = wrong or _find_accounting_error(session, steps_taken)
             count = Problem(wrong, where, LOOK_AT_COUNTS) if wrong else None
         wrong = beside or session.find_contradiction()
         clock = Problem(wrong, where, LOOK_AT_CLOCK) if wrong else None
@@ -109,36 +109,40 @@ def check_conduct(subject: AuditSubject) -> list[Finding]:
     ]
 
 
-def cases(subject: AuditSubject) -> Iterator[tuple[MethodParams, Case]]:
-    """What is decoded: every parameter under every rule, short and long."""
+def decoding_cases(subject: AuditSubject) -> Iterator[tuple[MethodParams, Case]]:
+    """Yield the cases to decode: all parameters under every rule, short and long."""
     for rule in RULES:
         for params in subject.variants:
-            levels = min(max_draft_levels(params, default=5), LEVELS)
+            levels = min(max_draft_levels(params, default=5), MAX_LEVELS)
             for case in random_cases(rule, CASES, levels):
                 yield params, replace(case, eos=(2,), budget=max(case.budget, levels))
             for turn, kind in enumerate(("equal", "near")):
                 sampling = make_sampling(rule, turn)
-                yield params, Case(kind, pair(kind, 5), sampling, budget=ROUNDS * levels + 1)
+                yield (
+                    params,
+                    Case(kind, pair(kind, 5), sampling, budget=DRAFTS_PER_OUTPUT * levels + 1),
+                )
         for params in subject.variants[:2]:
-            yield params, long_of(subject, rule)
+            yield params, long_case_for(subject, rule)
         for params in subject.single_changes:
-            levels = min(max_draft_levels(params, default=5), LEVELS)
-            for case in random_cases(rule, VARIED, levels):
+            levels = min(max_draft_levels(params, default=5), MAX_LEVELS)
+            for case in random_cases(rule, CASES_PER_CHANGE, levels):
                 yield params, replace(case, budget=max(case.budget, levels))
 
 
-def _wrong_state(session: ObservedSession) -> str | None:
-    """The target holds all committed tokens but the last; another model a prefix of these.
+def _find_state_error(session: ObservedSession) -> str | None:
+    """Return a description of a wrong state, or None.
 
-    A head's rows are of the target's features: what it made of its own during a draft must go.
+    The target's state must contain all committed tokens but the last, and other states a prefix of
+    them. A head's rows must come from the target's features: rows from its own must be dropped.
     """
     text = session.tokens()[:-1]
     for decoder, state in session.model_states:
         part = decoder.attention_layers if isinstance(decoder, Partial) else None
         behind = decoder.name != "target"
-        wrong = rows_out_of_place(state, text, decoder.first, layers=part, behind=behind)
+        wrong = find_wrong_rows(state, text, decoder.first, layers=part, behind=behind)
         if wrong is None and isinstance(decoder, TableHead):
-            wrong = features_out_of_place(state, text, decoder.target)
+            wrong = find_wrong_features(state, text, decoder.target)
         if wrong is not None:
             return f"the {decoder.name}'s state: {wrong}"
     if session.state.length() != len(text):
@@ -146,27 +150,30 @@ def _wrong_state(session: ObservedSession) -> str | None:
     return None
 
 
-def _wrong_desk(session: ObservedSession, step: Step) -> str | None:
-    """A drafter beside the target has been told at least what was committed before the step; its
-    states hold the text that it goes by, and behind that what they like."""
-    told = session.tokens()[: len(session.tokens()) - len(step.outcome.committed)]
+def _find_drafter_error(session: ObservedSession, step: Step) -> str | None:
+    """Return a description of a wrong state of a parallel drafter, or None.
+
+    Its text must start with the tokens committed before the step, and its states with its text.
+    """
+    committed = session.tokens()[: len(session.tokens()) - len(step.outcome.committed)]
     for desk in session.desks():
-        if desk.text[: len(told)] != told:
-            return f"its drafter goes by {desk.text} where the text is {told}"
-        for decoder, state in desk.held:
-            wrong = rows_out_of_place(state, desk.text, decoder.first, beyond=True)
+        if desk.text[: len(committed)] != committed:
+            return f"its drafter has the text {desk.text}, but {committed} is committed"
+        for decoder, state in desk.states:
+            wrong = find_wrong_rows(state, desk.text, decoder.first, beyond=True)
             if wrong is not None:
                 return f"the state of its drafter's {decoder.name}: {wrong}"
     return None
 
 
-def _wrong_count(session: ObservedSession, step: Step, steps: int, *, bonus: bool) -> str | None:
-    """What does not add up in a step, just committed, or is told otherwise than it was; None if
-    nothing is.
+def _find_count_error(
+    session: ObservedSession, step: Step, steps: int, *, bonus: bool
+) -> str | None:
+    """Return a description of a wrong count in the step that was just committed, or None.
 
     Args:
-        steps: how many there were, this one included.
-        bonus: whether a token follows a draft that stands as a whole.
+        steps: number of steps, including this one.
+        bonus: whether a bonus token follows a fully accepted draft.
     """
     outcome, draft, seen = step.outcome, step.draft, session.harness.step_records
     if len(seen) != steps:
@@ -179,64 +186,64 @@ def _wrong_count(session: ObservedSession, step: Step, steps: int, *, bonus: boo
     stand, levels, n = len(outcome.path), draft.levels, len(outcome.committed)
     room = session.max_draft_length() + n + (not bonus)
     if levels > room:
-        return f"{levels} levels drafted where at most {max(room, 0)} are of use"
+        return f"{levels} levels drafted, but at most {max(room, 0)} can be committed"
     if list(session.tokens()[-n:]) != list(outcome.committed):
         return f"{outcome.committed} reported, {session.tokens()[-n:]} in the text"
     due = stand + (bonus or stand < levels or not levels)
     if not ends and n != due:
         return f"{n} tokens committed after {stand} of {levels} accepted: {due} are due"
     if not any(f.model == "target" and f.role != "draft" for f in step.forwards):
-        return "no forward of the target but drafting ones belongs to the step"
+        return "the step has no forward of the target, except for drafting"
     return None
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What an accept rule must have done in a step, by the target's table.
+class AcceptRuleCheck:
+    """Check of an accept rule's decisions against the target's table.
 
     Attributes:
-        rule: one that is on.
-        noise: by output position.
-        prompt: its length.
-        draws: whether the lossless rule draws: then no table says which token it takes.
+        rule: an accept rule that is not off.
+        noise: keyed noise by output position.
+        prompt_length: number of prompt tokens.
+        draws: whether the lossless rule samples. Then the table does not determine its token.
     """
 
     rule: AcceptRule
     reference: Reference
     noise: Sequence[Sequence[float]]
-    prompt: int
+    prompt_length: int
     draws: bool
 
     @classmethod
-    def of(cls, method: Method, case: Case) -> Judged | None:
-        """None for a method without one."""
+    def create(cls, method: Method, case: Case) -> AcceptRuleCheck | None:
+        """Return the check of a method, or None if it has no accept rule."""
         if method.accept is None or method.accept.is_exact:
             return None
         reference = Reference(case.tables[0], case.sampling)
         noise = reference.noise(case.prompt_id, case.budget)
         return cls(method.accept, reference, noise, len(case.prompt), case.sampling.draws)
 
-    def wrong(self, session: ObservedSession, step: Step) -> str | None:
-        """Which token is told as accepted or as relaxed and is not, or rejected and passes."""
+    def find_error(self, session: ObservedSession, step: Step) -> str | None:
+        """Return a description of a token with a wrong origin, or None."""
         text = session.tokens()
         first = len(text) - len(step.outcome.committed)
         if (
             isinstance(self.rule, SegmentRule)
-            and (wrong := _misjudged(self.rule, step)) is not None
+            and (wrong := _find_segment_error(self.rule, step)) is not None
         ):
             return wrong
         for at, word in enumerate(step.outcome.origin, start=first):
             before, last, token = text[at - 2 : at + 1]
             where = f"behind {before} {last}"
             if word in ("accepted", "relaxed") and not self.draws:
-                due = self.reference.choose_token(before, last, self.noise[at - self.prompt])
+                due = self.reference.choose_token(before, last, self.noise[at - self.prompt_length])
                 if (token == due) != (word == "accepted"):
-                    return f"{token} {where} is {word!r} where the target says {due}"
+                    return f"{token} {where} is {word!r} but the target chooses {due}"
             pure = self.rule.pure
             if word == "relaxed" and pure and not self._passes(before, last, token):
                 return f"{token} {where} is relaxed, and {self.rule} does not let it pass"
-            for each in _tested(step) if word == "recovered" else ():
-                if self._more_pass_stricter(before, last, each):
+            for each in _tested_tokens(step) if word == "recovered" else ():
+                if self._stricter_rule_accepts_more(before, last, each):
                     return (
                         f"{each} {where}: {self.rule.stricter} lets it pass and {self.rule}, which"
                         " is to let pass all that it does, does not"
@@ -247,14 +254,16 @@ class Judged:
         return None
 
     def _passes(self, before: int, last: int, token: int, rule: AcceptRule | None = None) -> bool:
-        """Whether a rule, this one unless given, lets a token pass by the target's own
+        """Return True if a rule (default: this one) accepts a token under the target's
         distribution."""
         p = torch.tensor([self.reference.accept_rule_probs(before, last)], dtype=torch.float64)
         return bool((rule or self.rule).lets_pass(p, torch.tensor([token])))
 
-    def _more_pass_stricter(self, before: int, last: int, token: int) -> bool:
-        """Whether a stricter rule, asked again of what was asked, lets pass what this one does not:
-        then no threshold says how much of the quality is given up."""
+    def _stricter_rule_accepts_more(self, before: int, last: int, token: int) -> bool:
+        """Return True if the stricter rule accepts a token that this rule rejects.
+
+        Then the threshold does not order rules by strictness.
+        """
         stricter = self.rule.stricter
         if stricter is None or not self.rule.pure:
             return False
@@ -262,24 +271,25 @@ class Judged:
         return passes and not self._passes(before, last, token)
 
 
-def _misjudged(rule: SegmentRule, step: Step) -> str | None:
-    """What of a span stands though its grade is not enough, or falls though it is."""
-    words, grade = step.outcome.origin, step.extra.get("grade")
-    stands = grade is not None and rule.accepts(grade)
-    if "relaxed" in words and not stands:
-        return f"{words.count('relaxed')} tokens are relaxed of a span of grade {grade}, for {rule}"
-    if "recovered" in words and stands:
-        return f"a token is rejected of a span of grade {grade}, for {rule}"
+def _find_segment_error(rule: SegmentRule, step: Step) -> str | None:
+    """Return a description of a segment whose acceptance contradicts its grade, or None."""
+    origins, grade = step.outcome.origin, step.extra.get("grade")
+    is_accepted = grade is not None and rule.accepts(grade)
+    if "relaxed" in origins and not is_accepted:
+        n = origins.count("relaxed")
+        return f"{n} tokens are relaxed in a segment of grade {grade}, for {rule}"
+    if "recovered" in origins and is_accepted:
+        return f"a token is rejected in a segment of grade {grade}, for {rule}"
     return None
 
 
-def _wrong_ledger(session: ObservedSession, taken: Sequence[Step]) -> str | None:
+def _find_accounting_error(session: ObservedSession, steps_taken: Sequence[Step]) -> str | None:
     """Return a message if a method's token accounting (`Segments.token_accounting`) is wrong.
 
     Compares it with itself, with the draws that the session saw, and with the tokens of the text.
     """
     counts = Counter[str]()
-    for step in taken:
+    for step in steps_taken:
         counts.update(step.extra)
     if "target_generated" not in counts:
         return None
@@ -298,8 +308,8 @@ def _wrong_ledger(session: ObservedSession, taken: Sequence[Step]) -> str | None
     return None
 
 
-def _tested(step: Step) -> list[int]:
-    """The draft's tokens behind those that stand."""
+def _tested_tokens(step: Step) -> list[int]:
+    """Return the draft tokens that follow the last accepted one."""
     draft, path = step.draft, step.outcome.path
     if draft is None:
         return []
@@ -308,13 +318,13 @@ def _tested(step: Step) -> list[int]:
     return [ids[node] for node, parent in enumerate(parents) if parent == last]
 
 
-def _wrong_record(
-    session: ObservedSession, taken: Sequence[Step], name: str, *, ruled: bool
+def _find_record_error(
+    session: ObservedSession, steps_taken: Sequence[Step], name: str, *, ruled: bool
 ) -> str | None:
-    """What a run would refuse to write of the decoding."""
+    """Return the reason why a run would reject the record of the output, or None."""
     ids = list(session.output())
     try:
-        validate(_record(session, taken, ids, name, ruled=ruled))
+        validate(_record(session, steps_taken, ids, name, ruled=ruled))
     except ValueError as refused:
         return str(refused)
     if session.finish is None:
@@ -323,9 +333,9 @@ def _wrong_record(
 
 
 def _record(
-    session: ObservedSession, taken: Sequence[Step], ids: list[int], name: str, *, ruled: bool
+    session: ObservedSession, steps_taken: Sequence[Step], ids: list[int], name: str, *, ruled: bool
 ) -> Record:
-    drafts = [step.draft for step in taken]
+    drafts = [step.draft for step in steps_taken]
     return Record(
         prompt_id="table/0",
         cluster="table/0",
@@ -348,10 +358,12 @@ def _record(
         steps=Steps(
             levels=[draft.levels if draft else 0 for draft in drafts],
             nodes=[draft.nodes if draft else 0 for draft in drafts],
-            tested=[step.outcome.tested for step in taken],
-            accepted=[step.outcome.origin.count("accepted") for step in taken],
-            committed=[len(step.outcome.committed) for step in taken],
-            relaxed=[step.outcome.origin.count("relaxed") for step in taken] if ruled else None,
+            tested=[step.outcome.tested for step in steps_taken],
+            accepted=[step.outcome.origin.count("accepted") for step in steps_taken],
+            committed=[len(step.outcome.committed) for step in steps_taken],
+            relaxed=[step.outcome.origin.count("relaxed") for step in steps_taken]
+            if ruled
+            else None,
         ),
         target_forwards=(trace := Trace.pack(session.harness.meter.forwards)).counted()[0],
         draft_forwards=trace.counted()[1],
