@@ -244,7 +244,7 @@ def test_steps_agree_once_both_replaced_a_token(run, ours, peer, sampling):
     for prompt in range(5):
         a, b = run(ours, sampling, prompt=prompt), run(peer, sampling, prompt=prompt)
         assert output(a) == output(b)
-        trails = [SPEED["Trail"].of(*each) for each in (a, b)]
+        trails = [SPEED["StepTrail"].from_steps(*each) for each in (a, b)]
         if isinstance(ours, Pld):
             # transformers' lookup drafts past the budget, so that its last, cut step has no bonus.
             trails = [replace(trail, steps=trail.steps[:-1]) for trail in trails]

@@ -242,7 +242,7 @@ def test_the_audit_finds_what_a_ledger_lacks_and_a_step_that_stands_in_spite_of_
     monkeypatch,
 ):
     assert faults_of(SpecReason) == {}
-    assert "relaxed of a span of grade" in faults_of(Lax)["counters"]
+    assert "relaxed in a segment of grade" in faults_of(Lax)["counters"]
     settled = TokenAccounting.record_settled
     monkeypatch.setattr(
         TokenAccounting, "record_settled", lambda self, who, kept, _: settled(self, who, kept, 0)

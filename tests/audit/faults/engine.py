@@ -182,7 +182,7 @@ def eos_last_only(self, output, new):
 
 def returns_nowhere(self, seq, n, firm):
     """Leaves a recurrent state as the last forward left it."""
-    del self._stops[seq][:-1]
+    del self._snapshots[seq][:-1]
 
 
 def reads_the_root_alone(self, x, draft):
@@ -193,6 +193,6 @@ def reads_the_root_alone(self, x, draft):
 def keeps_the_rejected(self, outcome):
     """Keeps the target's rows of all tested tokens, the rejected one too."""
     committed = self._text.append(outcome)
-    self._seen.committed(committed)
+    self._step_log.record_committed(committed)
     self.state.commit(0, range(committed.tested + 1))
     return committed

@@ -163,7 +163,7 @@ FAULTS: tuple[Fault, ...] = (
         "recurrent state not rolled back",
         "recurrent",
         RecurrentState,
-        "_return",
+        "_restore",
         engine.returns_nowhere,
     ),
     _engine_fault(

@@ -170,7 +170,7 @@ def by_number(parents, device):
 def first_rows(self, outcome):
     """Keeps as many rows as stand, from the front: not those that stand."""
     committed = self._text.append(outcome)
-    self._seen.committed(committed)
+    self._step_log.record_committed(committed)
     self.state.commit(0, range(len(committed.path[: len(committed.committed) - 1]) + 1))
     return committed
 

@@ -54,7 +54,7 @@ def test_llamacpp_says_what_transformers_says_of_each_kind_of_model(kind, tmp_pa
     model = tiny(kind)
     ids = torch.arange(3, 23)[None]
     read = Llama(
-        str(llamacpp.written(model)), n_ctx=256, logits_all=True, verbose=False, type_k=0, type_v=0
+        str(llamacpp.get_gguf_file(model)), n_ctx=256, logits_all=True, verbose=False, type_k=0, type_v=0
     )
     read.eval(ids[0].tolist())
     with torch.no_grad():
@@ -81,7 +81,7 @@ def tiny(kind, **more):
 
 def test_a_written_file_has_all_weights_and_rotates_neighbours():
     model = tiny("Llama", tie_word_embeddings=False)
-    reader = gguf.GGUFReader(llamacpp.written(model))
+    reader = gguf.GGUFReader(llamacpp.get_gguf_file(model))
     stored = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
     own = {name: weight.numpy() for name, weight in model.state_dict().items()}
     assert len(stored) == len(own)
@@ -97,7 +97,7 @@ def test_a_written_file_has_all_weights_and_rotates_neighbours():
 def test_of_a_cut_output_no_token_that_it_leaves_out_is_ever_the_likeliest():
     says = torch.tensor([7, 3, 60])
     model = restrict_output(tiny("Llama"), says)
-    reader = gguf.GGUFReader(llamacpp.written(model))
+    reader = gguf.GGUFReader(llamacpp.get_gguf_file(model))
     output = next(np.array(each.data) for each in reader.tensors if each.name == "output.weight")
     assert np.array_equal(output[says], model.lm_head.weight.detach().numpy())
     hidden = torch.randn(500, 32, generator=torch.Generator().manual_seed(1))
@@ -108,8 +108,8 @@ def test_of_a_cut_output_no_token_that_it_leaves_out_is_ever_the_likeliest():
 
 def test_a_written_file_goes_with_its_module():
     model = tiny("Qwen2")
-    path = llamacpp.written(model)
-    assert path.is_file() and llamacpp.written(model) == path
+    path = llamacpp.get_gguf_file(model)
+    assert path.is_file() and llamacpp.get_gguf_file(model) == path
     del model
     assert not path.exists()
 
@@ -127,11 +127,11 @@ SCALED = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
 )
 def test_a_model_that_is_not_written_is_named(kind, more, says):
     with pytest.raises(MethodFault, match=says):
-        llamacpp.written(tiny(kind, **more))
+        llamacpp.get_gguf_file(tiny(kind, **more))
 
 
 def test_what_drafts_is_counted():
-    drafting = llamacpp.Drafting(lambda ids: ids[-3:])
+    drafting = llamacpp.CountingDrafter(lambda ids: ids[-3:])
     assert drafting(np.arange(5, dtype=np.intc)).tolist() == [2, 3, 4]
     drafting(np.arange(2, dtype=np.intc))
     assert (drafting.steps, drafting.drafted) == (2, 5)
