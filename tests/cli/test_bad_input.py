@@ -321,7 +321,9 @@ def test_prompt_longer_than_the_context_is_found_before_anything_is_measured(run
 
 
 def test_prompt_of_megabytes_is_refused_after_a_prefix(run, monkeypatch):
-    monkeypatch.setattr(bench, "render_prompt", lambda *_, **__: pytest.fail("all of it was tokenized"))
+    monkeypatch.setattr(
+        bench, "render_prompt", lambda *_, **__: pytest.fail("all of it was tokenized")
+    )
     Path("huge.jsonl").write_text(json.dumps({"prompt": "word " * 2_000_000}) + "\n")
     code, _, err = run(f"run -t huge.jsonl {SMALL}".replace("--limit 2", ""))
     message, hint = told(err)

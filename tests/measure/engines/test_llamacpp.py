@@ -53,9 +53,8 @@ def test_llamacpp_says_what_transformers_says_of_each_kind_of_model(kind, tmp_pa
 
     model = tiny(kind)
     ids = torch.arange(3, 23)[None]
-    read = Llama(
-        str(llamacpp.get_gguf_file(model)), n_ctx=256, logits_all=True, verbose=False, type_k=0, type_v=0
-    )
+    file = str(llamacpp.get_gguf_file(model))
+    read = Llama(file, n_ctx=256, logits_all=True, verbose=False, type_k=0, type_v=0)
     read.eval(ids[0].tolist())
     with torch.no_grad():
         wanted = model(ids).logits[0].numpy()
