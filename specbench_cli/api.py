@@ -298,6 +298,7 @@ FORMER_NAMES = {
     "Desk": "DraftSession",
     "Fixed": "FixedLength",
     "Grown": "GrownTree",
+    "Law": "DrawMode",
     "Layer": "LayerWeights",
     "Out": "ModelOutput",
     "Places": "DraftContext",

@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -45,6 +46,7 @@ RUN = "run --allow-noise --category qa --max-new-tokens 6 --limit 4 --timeout-pe
 SOURCE = """
 import atexit, builtins, ctypes, gc, os, random, signal, subprocess, sys, threading, time, warnings
 from pathlib import Path
+from types import SimpleNamespace
 import numpy, torch
 from specbench_cli.api import Method, MethodParams
 
@@ -95,17 +97,15 @@ def run_forked(arguments: list[str], output_file: Path) -> int:
 
 
 class ForkedProcess:
-    """A fork that calls the function of a worker process; replaces `worker_process.start`."""
+    """A fork that calls the function of a worker process, in place of a `subprocess.Popen`."""
 
-    def __init__(
-        self, command: Sequence[str], descriptors: Sequence[int], *, leads_session: bool
-    ) -> None:
+    def __init__(self, command: Sequence[str], *, start_new_session: bool, **_: Any) -> None:
         *_, function, parent, connection = command
         self.returncode: int | None = None
         self.pid = os.fork()
         if self.pid:
             return
-        if leads_session:
+        if start_new_session:
             os.setsid()
         sys.argv = ["-c", parent, connection]
         module, _, name = function.partition(":")
@@ -149,6 +149,10 @@ def other_outputs(folder: Path) -> dict[Any, Any]:
     }
 
 
+FORKING = SimpleNamespace(**{**vars(subprocess), "Popen": ForkedProcess})
+"""The module `subprocess` as `worker_process` sees it here."""
+
+
 def remaining_processes() -> list[int]:
     """Return the ids of child processes that are still alive."""
     return [child.pid for child in psutil.Process().children(recursive=True)]
@@ -162,7 +166,7 @@ def main() -> int:
     with (
         patch.object(quiet, "WINDOW_S", 0.05),
         patch.object(outputs, "write_figures", lambda *_, **__: []),
-        patch.object(worker_process, "start", ForkedProcess),
+        patch.object(worker_process, "subprocess", FORKING),
     ):
         torch.set_num_threads(1)
         assert app._run([*RUN, "-m", "sps,pld", "--out", str(home / "whole")]) == 0

@@ -89,7 +89,7 @@ def specbench(arguments: Sequence[str], output: Path) -> int:
 def fork_repeat(arguments: Sequence[str], descriptors: Sequence[int] = ()) -> int:
     """Run a repeat as a fork of the run and return its exit code.
 
-    This replaces `repeat_process.finished`.
+    This replaces `repeat_process.run_command`.
     """
     arguments = [*arguments[arguments.index("run") :]]
     arguments[arguments.index("--parent") + 1] = str(os.getpid())
@@ -276,7 +276,7 @@ def main() -> int:
     torch.set_num_threads(1)
     home = Path(tempfile.mkdtemp(prefix="specbench-kills-"))
     with (
-        patch.object(repeat_process, "finished", fork_repeat),
+        patch.object(repeat_process, "run_command", fork_repeat),
         patch.object(quiet, "WINDOW_S", 0.05),
         patch.multiple(warm_up, WARM_UP_ROUNDS=1, WARM_UP_TOKENS=2),
         patch.multiple(

@@ -14,11 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from methods.sps import Sps, SpsParams
-from recipes.embedded import family
 from specbench_cli.app import with_all_options
 from specbench_cli.commands.training.app import app as train
 from specbench_cli.config.train import DraftLoss
@@ -48,6 +46,7 @@ from specbench_cli.training.losses import (
 )
 from specbench_cli.training.packing import Batch
 from specbench_cli.training.replies import Replies, Reply
+from tests.tiny_family import export_models
 
 app = with_all_options(train)
 
@@ -156,15 +155,8 @@ def _short() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A tiny target and a tinier draft, never trained, with the family's tokenizer."""
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(resolve("embedded").path)
-    folders = []
-    for name, layers in (("target", 2), ("draft", 1)):
-        folder = tmp_path_factory.mktemp("models") / name
-        recipe = replace(family.TARGET, hidden=16, layers=layers, heads=2, mlp=24)
-        family.export(family.build(recipe, layers, torch.device("cpu")), tokenizer, folder)
-        folders.append(folder)
-    return folders[0], folders[1]
+    """The folders of a target of two layers and a draft of one."""
+    return export_models(tmp_path_factory, 2, 1)
 
 
 class Killed(Exception):
