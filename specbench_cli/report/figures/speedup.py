@@ -1,7 +1,7 @@
-"""The default figure: the speedup of each method over vanilla, with its interval.
+"""Default figure: speedup of each method over vanilla, with its interval.
 
-Bars are told apart by lightness, families by the shape of their marks. A lossy method's speedup
-means nothing without what it costs: see `frontier`.
+Bars differ in lightness, and families in the shape of their marks. Lossy methods are in `frontier`,
+since their speedup is meaningful only with their loss of accuracy.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _TEXT_IN, _DOT_IN = 0.08, 0.03
 _GAP = 0.7
 """Space between sections in rows."""
 _WORDS = {text.RUN_SCOPE: "run"}
-"""Word beside the border of a section; of any other section it is "engine"."""
+"""Label next to the border of a section. Other sections have the label "engine"."""
 
 
 def draw(summary: Summary) -> plots.Figure | None:
-    """Return the figure, or None if no lossless row has a speedup."""
+    """Return the figure, or None if no lossless method has a speedup."""
     rows = [(row, row.speedup) for row in summary.lossless if row.speedup is not None]
     if not rows:
         return None
