@@ -21,13 +21,13 @@ EXAMPLE = "a line is an option's name and its value, for example: limit: 24"
 
 @dataclass(frozen=True)
 class Document:
-    """What a YAML file holds.
+    """Content of a YAML file.
 
     Attributes:
-        name: the file's name, without the folders that lead there.
-        values: its top-level mapping.
-        lines: line number of every key, by dotted path ("set.sps.length").
-        texts: values that are single words, as they stand there: `1:6:1` is a number to YAML.
+        name: File name without folders.
+        values: Its top-level mapping.
+        lines: Line number of every key, by dotted path ("set.sps.length").
+        texts: Source text of scalar values. YAML would read `1:6:1` as a number.
     """
 
     name: str

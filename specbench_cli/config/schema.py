@@ -77,8 +77,8 @@ def schema() -> dict[str, Any]:
 
 
 def _bounded(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON schema of a key without pydantic-only keywords, which bounds of optional
-    numbers use."""
+    """Return the JSON schema of a key without `title`, and with `minimum` instead of pydantic's
+    `ge`."""
     options = [
         {"minimum" if word == "ge" else word: value for word, value in each.items()}
         for each in told.get("anyOf", ())
