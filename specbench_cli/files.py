@@ -61,7 +61,7 @@ _SAFE = _NOFOLLOW | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 _NO_FILE = frozenset({errno.ELOOP, errno.EMLINK, errno.EISDIR, errno.ENXIO})
 """Errors of `os.open` for a link, a folder or a socket."""
 _MOST_READ = 1 << 28
-"""Most bytes that are read to recognise a file of specbench; baselines are the largest."""
+"""Maximum number of bytes read to recognise a file of specbench. Baselines are the largest."""
 
 
 def cache_folder() -> Path:
