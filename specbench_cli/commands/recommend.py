@@ -1,4 +1,4 @@
-"""`specbench recommend`: which method with which settings, for this model, machine and traffic."""
+"""`specbench recommend`: choose a method and its settings for a model, a machine and a load."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def recommend(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
 def _run_recommendation(
     asked: tuple[RunConfig, dict[str, str]] | None, how: RecommendInvocation
 ) -> ExitCode:
-    """Make a new recommendation, or finish an interrupted one (asked None), and print it."""
+    """Make and print a new recommendation, or finish an interrupted one (`asked` is None)."""
     # Validate first: importing torch takes a second.
     from specbench_cli.commands._progress import make_progress
     from specbench_cli.commands._running import NOISE, show_resume_command
@@ -190,7 +190,7 @@ def _search(
 
 
 def _header(journal: Journal, reading: Any) -> list[str]:
-    """What was measured, in lines."""
+    """Return lines that describe the measurement."""
     if reading is None:
         return [f"specbench  target {journal.config.target}  {', '.join(journal.config.tasks)}"]
     lines: list[str] = reading.facts.header(reading.summary.prompts, width=100)

@@ -1,5 +1,4 @@
-"""The half of `specbench predict` that decodes recorded outputs once more, as scripts say: under
-load, or at other settings."""
+"""`specbench predict` for recorded outputs under load, or at other settings."""
 
 from __future__ import annotations
 
@@ -159,7 +158,7 @@ def _apart(size: int) -> str:
 
 
 def predict_settings(name: str, options: PredictOptions) -> ExitCode:
-    """What other settings of a run's rows would have taken."""
+    """Predict and print the times of a run's methods at other settings."""
     from specbench_cli.config.sources import from_sweeps
     from specbench_cli.measure.costs import Costs
     from specbench_cli.predict.run_costs import check_models, find_difference, load_costs
