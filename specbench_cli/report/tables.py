@@ -87,7 +87,7 @@ def overall(summary: Summary, but: Sequence[Column[MethodSummary]] = ()) -> list
 
 
 def by_family(summary: Summary) -> list[Grid]:
-    """Return tables with a row per family and method, for the same kinds as `overall`."""
+    """Return tables with one row per family and method, for the same kinds as `overall`."""
     tables = []
     note = text.prose(text.small_families(summary, "column n", then=""))
     for key, caption, _ in _KINDS:

@@ -2,7 +2,7 @@
 
 Nothing is uploaded. Weights & Biases is written offline (`wandb sync` uploads it). MLflow is
 written to a database in the folder, unless MLFLOW_TRACKING_URI names a server. Exporting a method
-again updates the same tracker run.
+again does not create a second tracker run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Data of figures: a run's summary, and its records without their bulk."""
+"""Data of figures: a run's summary, and its records without ids and traces."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Cells:
         return [record for record in self.records.get(label, []) if untimed_reason(record) is None]
 
     def pairs(self, label: str) -> list[tuple[Record, Record]]:
-        """Return pairs of vanilla's and a method's record of the same output, if both have valid
-        times."""
+        """Return vanilla's and a method's records of the same outputs in pairs, if both times are
+        valid."""
         vanilla = {(r.prompt_id, r.turn, r.pass_): r for r in self.timed(BASELINE)}
         own = {(r.prompt_id, r.turn, r.pass_): r for r in self.timed(label)}
         return [(vanilla[output], own[output]) for output in own if output in vanilla]

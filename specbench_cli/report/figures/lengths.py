@@ -18,10 +18,9 @@ _APART = 0.05
 
 
 def lines(cells: Cells) -> dict[str, list[tuple[float, MethodSummary]]]:
-    """Return the variants of each method with several draft lengths, by mean number of levels per
-    step.
+    """Return the variants of each method that has several draft lengths, without its controls.
 
-    A method's controls are omitted.
+    A variant is paired with its mean number of levels per step.
     """
     found = defaultdict[str, list[tuple[float, MethodSummary]]](list)
     for row in (row for row in cells.sped if not row.control):

@@ -18,9 +18,9 @@ from specbench_cli.summary.summary import Summary
 _ROW_IN, _BAR = 0.225, 0.7
 """Height of a row in inches, and of its bar in rows."""
 _WHISKER, _DOT = -0.13, 0.17
-"""Places of the interval and of the families' marks below the middle of a bar."""
+"""Offsets of the interval and of the families' marks, relative to the middle of a bar."""
 _TEXT_IN, _DOT_IN = 0.08, 0.03
-"""Space around the text of a bar, and before it if it stands beyond a mark."""
+"""Space around the text of a bar, and space before it if it follows a mark."""
 _GAP = 0.7
 """Space between sections in rows."""
 _WORDS = {text.RUN_SCOPE: "run"}

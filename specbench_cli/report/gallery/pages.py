@@ -169,7 +169,7 @@ def boards(places: Iterable[Place]) -> list[Section]:
 
 
 def _note(entry: Entry) -> Iterator[str]:
-    """Yield what all methods of a leaderboard section share."""
+    """Yield the common properties of a leaderboard section: machine, settings and warnings."""
     yield f"{entry.hardware} (machine {entry.machine})"
     yield entry.setting
     if entry.plumbing:

@@ -147,7 +147,7 @@ def _mat(summary: Summary) -> Grid:
 
 
 def _families(reading: Reading) -> Grid:
-    """Return speedups with their group letters, each above its interval."""
+    """Return speedups with their significance groups, each above its interval."""
     rows, families = reading.summary.rows, tables.families(reading.summary)
     upper, lower = pivot(rows, families, _lettered), pivot(rows, families, _under, missing="")
     lines: list[Sequence[Cell]] = []

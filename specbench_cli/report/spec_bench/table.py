@@ -185,7 +185,7 @@ def _answers(source: RecordSource, decode: Decode | None) -> list[Answers]:
 def _tokenizer(
     sources: Sequence[RecordSource], target: str
 ) -> tuple[Retokenised | None, Decode | None, list[str]]:
-    """How texts are counted, how ids become texts, and what of their formulas could not be done."""
+    """Return the token counter, the decoder, and notes on formulas that could not be applied."""
     targets = {
         str(source.manifest.get("models", {}).get("target", {}).get("label"))
         for source in sources

@@ -1,7 +1,8 @@
-"""Placement of text labels beside the points of a plot, without hiding points or other labels.
+"""Placement of text labels next to the points of a plot, without hiding points or other labels.
 
 Each label has candidate spots on rings around its point. The labels move in turn to the spot with
-the lowest cost (`_cost`), until none moves. adjustText and textalloc were tried on the figures of
+the lowest cost (`_alone`, `_among`), until none moves. adjustText and textalloc were tried on the
+figures of
 the kept runs: they leave labels on points.
 """
 
@@ -65,7 +66,7 @@ class _Spots(NamedTuple):
 
 
 def write_beside(axes: Axes, words: Sequence[Word]) -> None:
-    """Write each label beside its point, with a leader line if it is not next to the point.
+    """Write each label next to its point, with a leader line if it is farther away.
 
     Args:
         axes: Axes of a figure whose layout is final.

@@ -246,7 +246,7 @@ class Look:
 
 
 def look(place: int, *, hollow: bool = False, **changes: Any) -> Look:
-    """Return the look of a series, which no other place below 70 has."""
+    """Return the look of a series. The first 70 places have different looks."""
     colour, marker = _COLOURS[place % len(_COLOURS)], MARKERS[place % len(MARKERS)]
     return replace(Look(colour, marker, "white" if hollow else ""), **changes)
 
