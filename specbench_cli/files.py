@@ -123,8 +123,8 @@ def check_model_folder(folder: Path) -> None:
     is allowed, because the cache of the Hugging Face hub consists of links.
 
     Raises:
-        UsageError: the folder contains a pipe, a device or a socket, or a link to one, or a file
-            that is much larger than its format needs.
+        UsageError: The folder contains a pipe, a device or a socket, or a link to one. Also raised
+            for a file that is much larger than its format needs.
     """
     for place in (folder, folder / "additional_chat_templates"):
         try:
@@ -370,7 +370,7 @@ def staging_folder(
         # List both checksums until all files are moved, in case the process is killed in between.
         both = {place: f"{known.get(place, '')} {value}".strip() for place, value in moved.items()}
         _write_file_list(Path(name), folder, known | both)
-        # A killed process must not leave a new config.json beside old weights, or the reverse.
+        # A killed process must not leave a new config.json with old weights, or the reverse.
         last = [place for place in moved if Path(place).name == _CONFIG]
         for place in last:
             (folder / place).unlink(missing_ok=True)
@@ -385,7 +385,8 @@ def staging_folder(
 def _write_file_list(staging: Path, folder: Path, written: dict[str, str]) -> None:
     """Store the list of files that specbench wrote in a folder, with their SHA-256.
 
-    It is written in the temporary folder first: a killed process leaves nothing beside it.
+    The list is written in the temporary folder first, so that a killed process leaves no partial
+    list.
     """
     if written:
         listed = {"about": _ABOUT, "files": written}
@@ -407,13 +408,13 @@ def _remove_stale_staging(folder: Path) -> None:
 
 
 def _is_staging(folder: Path) -> bool:
-    """Return True if `staging_folder` made a folder and nothing was put beside its files."""
+    """Return True if `staging_folder` created a folder and it contains no other files."""
     if folder.is_symlink() or not folder.is_dir():
         return False
     names = {each.name for each in folder.iterdir()}
     try:
         mark = read_own(folder / _MARK)
-        # A process that was killed while it wrote the mark made no files yet.
+        # A process that was killed while it wrote the mark has written no files yet.
         empty = mark == b"" and not any((folder / _FILES).glob("*"))
         marked = mark == _ABOUT_STAGING.encode() or empty
     except UsageError:

@@ -152,7 +152,7 @@ def _run_recommendation(
 def _search(
     journal: Journal, place: Path, view: RunView, how: RecommendInvocation
 ) -> tuple[ExitCode, dict[str, Any]]:
-    """Search, confirm and advise; store the result in the folder."""
+    """Search, confirm and advise. Store the result in the folder."""
     from specbench_cli.measure import repeat_process
     from specbench_cli.predict.recommend import journal as kept
     from specbench_cli.predict.recommend.advice import advise

@@ -65,9 +65,9 @@ def read(path: Path) -> Document:
     """Read a YAML file by yaml.safe_load's rules, without duplicate keys.
 
     Raises:
-        UsageError: the file does not exist, is a pipe or a device, is not YAML, has a duplicate key
-            or has no mapping at the top. Also raised if aliases are recursive or expand to more
-            than 100,000 values.
+        UsageError: The file does not exist, is a pipe or a device, or is not YAML. Also raised if
+            it has a duplicate key or no mapping at the top, or if its aliases are recursive or
+            expand to more than 100,000 values.
     """
     files.check_regular(path)
     try:

@@ -281,7 +281,7 @@ def _swept(rows: Sequence[Any], swept: Mapping[str, Mapping[str, Sequence[Any]]]
 
 
 def _by_method(params: Mapping[tuple[str, str], Sourced]) -> dict[str, dict[str, Any]]:
-    """method -> parameter -> value."""
+    """Return method -> parameter -> value."""
     block: dict[str, dict[str, Any]] = {}
     for (name, key), got in params.items():
         block.setdefault(name, {})[key] = got.value

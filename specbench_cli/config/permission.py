@@ -55,7 +55,7 @@ Check = Callable[[Sequence[PermissionRequest], str], None]
 
 
 def plugins(paths: Iterable[str]) -> list[PermissionRequest]:
-    """Return a request for each plug-in file that exists, whose content is held from then on."""
+    """Return a request for each existing plug-in file, and hold its content (see `plugin_file`)."""
     found = []
     for path in map(Path, paths):
         if path.is_file():

@@ -22,13 +22,13 @@ class LoadPrediction(NamedTuple):
     """Latency and throughput of a run's methods under load, simulated and measured.
 
     Attributes:
-        run: the run whose outputs are decoded again.
-        probes: costs of each probe. The first one is used for the prediction.
-        roofline: modelled hardware. None means measured costs.
-        size: maximum number of sequences in a step.
-        modelled: simulated rows.
-        measured: rows of the run that were measured under the same load.
-        missing: reason for each method that was not simulated.
+        run: Run whose outputs are decoded again.
+        probes: Costs of each probe. The first one is used for the prediction.
+        roofline: Modelled hardware. None means measured costs.
+        size: Maximum number of sequences in a step.
+        modelled: Simulated results.
+        measured: Results of the run that were measured under the same load.
+        missing: Reason for each method that was not simulated.
     """
 
     run: RunDir
