@@ -131,9 +131,9 @@ def main(
     """Run the command line and exit with one of `ExitCode`.
 
     Args:
-        args: the arguments after the program's name; default: the process's.
-        commands: the commands that the arguments may name; None is all of `app`.
-        program: the program's name, for its help.
+        args: Arguments after the program's name. Default: those of this process.
+        commands: Commands that the arguments may name. None means all of `app`.
+        program: Name of the program in its help.
     """
     output.open_closed_streams()
     for stream in (sys.stdout, sys.stderr):

@@ -256,7 +256,7 @@ def remove_own(path: Path, own: Callable[[bytes], bool] = lambda _: True) -> Non
 
 
 def refuse_link(path: Path) -> None:
-    """Raise UsageError if a path is a link; call this before writing to the path."""
+    """Raise UsageError if a path is a link. Call this before writing to the path."""
     if path.is_symlink():
         raise _link_error(path)
 
@@ -284,7 +284,7 @@ def write_own(
 
 
 def check_own(path: Path, own: Callable[[bytes], bool], *, overwrite: bool | None = None) -> None:
-    """Raise UsageError if `write_own` would; call this before a long computation."""
+    """Raise UsageError if `write_own` would. Call this before a long computation."""
     _check_no_folder(path)
     if overwrite:
         return
@@ -314,7 +314,7 @@ def write_listed(path: Path, content: str | bytes, *, overwrite: bool | None = N
 
 
 def check_listed(path: Path, *, overwrite: bool | None = None) -> None:
-    """Raise UsageError if the file is not one that `write_listed` wrote; call this before work."""
+    """Raise UsageError if `write_listed` did not write the file. Call this before long work."""
     _check_no_folder(path)
     if path.name == FILE_LIST:
         raise UsageError(

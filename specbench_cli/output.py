@@ -208,7 +208,7 @@ def _units(text: str) -> str:
 
 
 def escape_for_log(text: str) -> str:
-    """Return escaped text; under GitHub Actions, also escape workflow commands."""
+    """Return escaped text. Under GitHub Actions, also escape workflow commands."""
     shown = plain(text)
     if os.environ.get("GITHUB_ACTIONS") != "true":
         return shown

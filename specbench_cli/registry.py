@@ -339,7 +339,7 @@ def build(name: str, passed: Mapping[str, Any]) -> Method:
     """Return a method with its parameters: those passed, and defaults for the rest.
 
     Raises:
-        UsageError: a parameter is unknown or has a value that is not allowed; or as `load`.
+        UsageError: A parameter is unknown or its value is not allowed. See also `load`.
     """
     return _with_parameters(load(name), name, passed)
 

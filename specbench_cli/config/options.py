@@ -217,7 +217,7 @@ def settings_of(function: Callable[..., Any]) -> list[Setting]:
 
 
 def _model_settings(model: str) -> list[Setting]:
-    """Return the settings of a config model, which is given as "module:class"."""
+    """Return the settings of a config model named as "module:class"."""
     return list(settings(_import_attribute(model)))
 
 

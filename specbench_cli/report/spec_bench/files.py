@@ -40,7 +40,7 @@ _CHAT = (
 _FAILED = "ERROR"
 _MOST = 2**63
 """Upper bound of nanoseconds and token counts in a record."""
-"""The text they write for a turn that failed; its counts are those of the turn before."""
+"""Text of a failed turn in Spec-Bench's files. Its counts are those of the previous turn."""
 
 
 @dataclass(frozen=True, slots=True)

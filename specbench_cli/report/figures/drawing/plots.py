@@ -50,7 +50,7 @@ class Series:
     pixels: bool = False
 
     def draw(self, axes: Axes) -> None:
-        """Draw the series; nothing if it has no points."""
+        """Draw the series, or nothing if it has no points."""
         if not self.points:
             return
         x, y = [p.x for p in self.points], [p.y for p in self.points]
@@ -100,7 +100,7 @@ class Bars:
     line: float = 0.0
 
     def draw(self, axes: Axes) -> None:
-        """Draw the bars; nothing if there are none."""
+        """Draw the bars, or nothing if there are none."""
         if self.boxes:
             x, y, width, height = zip(*self.boxes, strict=True)
             look: Any = {"hatch": self.hatch, "edgecolor": self.edge, "lw": self.line, "zorder": 2}
@@ -109,7 +109,7 @@ class Bars:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A line across the axes at one x or y; with `to`, a band from x to there."""
+    """A line across the axes at one x or y. With `to`, a band from x to `to`."""
 
     x: float | None = None
     y: float | None = None
@@ -246,8 +246,8 @@ class Panel:
     """A pair of axes with marks.
 
     Attributes:
-        words: text that is placed beside its points, clear of all else.
-        high: height in inches on a page, with its text.
+        words: Labels that are placed next to their points without overlap.
+        high: Height in inches on a page, including text.
         grid: True for faint lines behind the marks.
     """
 
