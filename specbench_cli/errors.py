@@ -177,7 +177,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 """Errors of a full or failing disk, a quota, or a limit on the file size."""
 
 REFUSED = FULL | {errno.EROFS, errno.EACCES, errno.EPERM}
-"""Those errors, and missing permissions."""
+"""Errors of a full disk, and missing permissions."""
 
 
 def to_write_error(fault: OSError, resumed: str | None = None) -> EnvironmentFault | None:

@@ -31,10 +31,10 @@ DEFAULT_METHODS = ("vanilla", "sps", "pld", "hf:vanilla", "hf:assisted")
 """Methods that are measured by default."""
 
 Rule = Literal["greedy", "rejection", "block", "coupled"]
-"""How the target's tokens are chosen."""
+"""Rule that decides which tokens the target emits."""
 
 Verify = Rule | Literal["replay"]
-"""How drafts are verified. Records store it as `sampling`."""
+"""Rule that verifies drafts. Records store it as `sampling`."""
 
 SAMPLED_VERIFY = ("rejection", "block", "coupled")
 """The rules that apply only above temperature 0."""
@@ -493,7 +493,8 @@ class RunConfig(BaseModel):
 
     @property
     def rule(self) -> Rule:
-        """How vanilla chooses its tokens. In a replay, all other methods emit the same tokens."""
+        """Rule by which vanilla chooses its tokens. In a replay, all other methods emit the same
+        tokens."""
         if self.verify == "replay":
             return "rejection" if self.temperature > 0 else "greedy"
         return self.verify

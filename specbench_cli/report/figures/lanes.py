@@ -20,7 +20,7 @@ _LOOKS = {role: style.PARTS[role] for role in ("prefill", "draft", "verify", "au
 """Colour and hatching by the purpose of a forward."""
 _EDGE = dict.fromkeys(_LOOKS, "white") | {"unused": style.MUTED}
 _LANE_IN, _BAR, _ROOM_IN = 0.24, 0.5, 0.11
-"""In inches: height of a lane and width of a step's number. In lanes: height of a forward."""
+"""Height of a lane in inches, height of a forward in lanes, width of a step's number in inches."""
 _LEARNING, _LEARNT = -1, 0.06
 """Index of the learning lane among an output's workers, and its share of the width."""
 _LOWEST = 0.3
