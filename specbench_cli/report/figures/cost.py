@@ -16,8 +16,7 @@ from specbench_cli.summary.metrics import MethodSummary
 
 _SIDE_IN = 2.75
 _ROUND_IN, _MANY_IN = 0.25, 16
-"""Space around a label, and maximum total width of labels in a one-column figure, in inches.
-"""
+"""Inches around a label, and maximum total width of labels in a one-column figure."""
 _LINES = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50, 100)
 _BEYOND = 1.5
 """Factor by which the lines extend beyond the points' speedups."""

@@ -28,8 +28,7 @@ _LOOKS = {
 } | {"measured": (style.REFERENCE, None)}
 _ROW_IN = 0.42
 _ROW, _STAIRS, _BAR, _BAR_AT = 0.88, 0.55, 0.3, 0.28
-"""Used height of a row, height of the stairs, and height and offset of the measured bar, in rows.
-"""
+"""Used height of a row, height of the stairs, height and offset of the measured bar, in rows."""
 _OVERLAP = 1e-3
 """Minimum share of decode time for an overlap. Smaller values are rounding of the clock."""
 

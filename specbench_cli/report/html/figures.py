@@ -25,8 +25,7 @@ _DRAWN = frozenset(
 )
 """Elements that are kept."""
 HEAVIEST = 250_000
-"""Maximum size of an inlined SVG, in bytes. A larger one (thousands of points) is shown as its PNG.
-"""
+"""Maximum size of an inlined SVG, in bytes. A larger one is shown as its PNG."""
 _ACROSS = re.compile(r'viewBox="0 0 ([\d.]+) ')
 _COLUMN = 300
 """Maximum width of a figure for one column, in points."""
