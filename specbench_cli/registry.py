@@ -31,7 +31,7 @@ SIBLING_PACKAGES = ("methods", "datasets_cfg")
 """Other top-level packages of specbench. An unrelated package may have the same name."""
 
 LOSSLESS = "lossless"
-"""Guarantee with default parameters: vanilla's tokens, or the target's distribution if sampled."""
+"""Guarantee with default parameters: vanilla's tokens, or with rejection its distribution."""
 
 LOSSY = "lossy"
 """Guarantee of methods that are not lossless. Reports show how much accuracy they lose."""
