@@ -49,15 +49,15 @@ _ROUNDING_FACTS = ("machine", "torch", "transformers", "threads", "dtype", "devi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What can be compared of BASE and NEW.
+    """Comparable parts of BASE and NEW.
 
-    pairs: outputs of BASE and NEW, by row. missing, new: rows that only BASE or only NEW has, of
-        shared
-    tasks. rules: rule of each row of `pairs`, and the reason. timing: why the timing gate is
-        skipped;
-    None if it applies. not_compared: sentences on what could not be compared. causes: by label,
-    other differences between the sides, which are the likely causes of findings.
-    rounding_difference: why the same program may round differently; None if it cannot.
+    pairs: outputs of BASE and NEW, by row.
+    missing, new: rows of shared tasks that only BASE, or only NEW, has.
+    rules: rule of each row of `pairs`, and the reason.
+    timing: reason to skip the timing gate; None if it applies.
+    not_compared: sentences on what could not be compared.
+    causes: label -> other differences between the sides, which are likely causes of findings.
+    rounding_difference: reason why the same program may round differently; None if it cannot.
     """
 
     pairs: Mapping[RowKey, tuple[tuple[ComparedOutput, ComparedOutput], ...]]
@@ -71,10 +71,10 @@ class Scope:
 
 
 def determine_scope(base: Side, new: Side) -> Scope:
-    """Return what can be compared.
+    """Return the comparable parts of two sides.
 
     Raises:
-        UsageError: nothing can be compared; names the reasons.
+        UsageError: nothing can be compared. The message names the reasons.
     """
     if differences := describe_changed_facts(_REQUIRED_FACTS, base, new):
         _raise_nothing_comparable(base, new, differences)

@@ -204,7 +204,7 @@ class _CostHardware(BaseModel):
 
 
 class _CostMachine(BaseModel):
-    """What is shown of a machine's fingerprint; it may say more."""
+    """Fields of a machine's fingerprint that are shown. It may have more."""
 
     hardware: _CostHardware = _CostHardware()
 
@@ -230,9 +230,10 @@ class CostSetup(_Frozen):
 class ProbeNoise(_Frozen):
     """Noise during a probe.
 
-    rounds: Number of rounds. void: Rounds that were lost to noise. noisy: True if noise was
-        allowed.
-    other_cpu: Largest CPU share of other programs in a round that was kept. None if unknown.
+    rounds: Number of rounds.
+    void: Number of noisy rounds, which are not used.
+    other_cpu: Largest CPU share of other programs in a used round. None if unknown.
+    noisy: True if noise was allowed.
     """
 
     rounds: int
@@ -328,7 +329,7 @@ class Costs(_Frozen):
         again = f"{PROBE} --out {path.name}"
         try:
             data = json.loads(files.read_text(path, MOST_BYTES))
-            json.dumps(data, ensure_ascii=False).encode()  # half a character: nothing can write it
+            json.dumps(data, ensure_ascii=False).encode()  # rejects lone surrogates
         except OSError as error:
             raise UsageError(f"cannot read costs from {path}: {error.strerror}", again) from error
         except (ValueError, RecursionError) as error:
@@ -382,7 +383,7 @@ def find_cached(
         try:
             costs = Costs.load(path)
         except UsageError:
-            continue  # a newer program's, or damaged: as good as not there
+            continue  # ignore costs of a newer program, and damaged files
         if (
             costs.machine.get("id") == machine_id
             and costs.setup == setup
@@ -417,7 +418,7 @@ def interpolate(line: PointLine, x: float) -> float:
 
 
 def _lines(points: Iterable[CostPoint]) -> list[tuple[int, PointLine]]:
-    """(context, times over new tokens), by increasing context; the last of two at one place."""
+    """Return (context, times over new tokens) by increasing context; the last of equal points."""
     lines: dict[int, dict[float, float]] = {}
     for point in points:
         lines.setdefault(point.context, {})[point.n_tokens] = point.ns

@@ -165,7 +165,7 @@ class ProbeSeries:
         )
         self._rounds: list[ProbeRound] = []
         began = time.monotonic()
-        # Lazy set-up, caches and clocks are afterwards as they will be.
+        # Warm up, so that lazy set-up, caches and clock rates do not affect the timed rounds.
         self._round(seed=seed).measure()
         self.warm_up_s = time.monotonic() - began
 

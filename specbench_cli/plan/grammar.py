@@ -45,14 +45,16 @@ BUILT_IN = {
         }
     )
 }
-"""JSON schemas by name. json: any object on one line, because a model that may write white space
-may write nothing else."""
+"""JSON schemas by name.
+
+"json" is any object on one line: a model that may write white space might write only that.
+"""
 
 LIBRARY = "llguidance"
 _DIGITS = 12
+"""Number of digits of a checksum that are shown."""
 MOST_BYTES = 10 * files.MB
 """Maximum size of a grammar file in bytes."""
-"""Of a checksum, as it is shown."""
 
 
 @dataclass(frozen=True)

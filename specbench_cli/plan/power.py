@@ -47,7 +47,7 @@ def estimate_power(plan: Plan, runs: Path = RUNS) -> dict[str, Any]:
 
 def _measured_spread(target: str, runs: Path) -> tuple[float, str] | None:
     """Return the spread of the newest finished run of a target, with the name of the run."""
-    for file in sorted(runs.glob("*/summary.csv"), reverse=True):  # names begin with the time
+    for file in sorted(runs.glob("*/summary.csv"), reverse=True):  # names start with the time
         try:
             manifest = json.loads(files.read_text(file.parent / "manifest.json", MOST_BYTES))
             lines = io.StringIO(files.read_text(file, MOST_BYTES))
@@ -56,7 +56,7 @@ def _measured_spread(target: str, runs: Path) -> tuple[float, str] | None:
                 continue
             spreads = [_spread(row) for row in rows if row["speedup_low"] and row["speedup_high"]]
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # half a run, or one of another version: it tells nothing
+            continue  # an incomplete run, or one of another version
         if spreads:
             return median(spreads), file.parent.name
     return None
