@@ -1,6 +1,6 @@
 """Scope of a comparison: pairs of outputs, the rule for each row, and what is not compared.
 
-Outputs are paired by prompt, turn, label, pass and seed, if both sides had the same prompt and
+Outputs are paired by prompt, turn, label, repeat and seed, if both sides had the same prompt and
 settings. Everything that is left out is reported.
 
 The rule of a row decides what must be equal:
@@ -173,9 +173,9 @@ def _shared_prompts(base: Side, new: Side, tasks: set[str], notes: list[str]) ->
 
 
 def _shared_passes(base: Side, new: Side, notes: list[str]) -> set[int]:
-    """Return the passes that both sides have; add the others to `notes`.
+    """Return the repeats that both sides have; add the others to `notes`.
 
-    Times of the other passes still count as processes.
+    Times of the other repeats still count as processes.
     """
     ours, theirs = ({key.pass_ for key in side.cells} for side in (base, new))
     for which, only_here in (("BASE", ours - theirs), ("NEW", theirs - ours)):
@@ -358,7 +358,7 @@ def _timing_dependence(base: Side, new: Side, label: str) -> str | None:
 
 
 def _gives_vanilla_tokens(sampling: str, side: Side) -> bool:
-    """Return True if the decoding rule gives vanilla's tokens for any draft."""
+    """Return True if the decoding rule generates vanilla's tokens for any draft."""
     if sampling == "replay":
         return side.facts.get("temperature") == "0.0"
     return sampling in ("greedy", "coupled")

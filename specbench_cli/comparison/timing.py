@@ -151,7 +151,7 @@ def _interval_bounds(low: float, high: float) -> tuple[float, float] | tuple[Non
 
 
 def _prompt_turns(pairs: Sequence[tuple[ComparedOutput, ComparedOutput]]) -> list[PromptTurn]:
-    """Return the prompts and turns of a row, each once over all passes."""
+    """Return the prompts and turns of a row, each once over all repeats."""
     return list(dict.fromkeys(cell.key.prompt_turn for cell, _ in pairs))
 
 

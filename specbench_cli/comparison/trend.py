@@ -233,8 +233,7 @@ def _changed_params(label: str, before: Side, after: Side) -> tuple[str, ...]:
 
 
 def _speedup(side: Side, key: RowKey) -> float | None:
-    """Return the decode speedup over vanilla for the same prompts and passes, over all
-    processes."""
+    """Return the decode speedup over vanilla, paired by prompt and repeat, over all processes."""
     if side.noisy:
         return None
     vanilla_time = own_time = 0.0

@@ -98,7 +98,7 @@ def surprise(records_of_method: Iterable[Record]) -> tuple[float, float] | None:
 
 
 def near_ties(records_of_method: Iterable[Record], manifest: Mapping[str, Any]) -> NearTieCounts:
-    """Count a row's near-ties and compare them with vanilla's gaps."""
+    """Count a method's near-ties and compare them with vanilla's gaps."""
     passes: dict[Output, int] = {}
     tied: dict[Output, bool] = {}
     unexplained: set[Output] = set()

@@ -68,7 +68,8 @@ class Bench:
         tokenizer: Tokenizer of the target, from transformers.
         module: Function that builds transformers' module of a role.
         facts: Facts of each checkpoint, by role.
-        device: Device of the target. energy: Energy meter of this device.
+        device: Device of the target.
+        energy: Energy meter of this device.
         peaks: Peak memory in bytes while loading and warming up. Records contain that of outputs.
         unfit: Methods whose trained modules do not load, with the error.
         processor: Logits processor of the run's grammar, if it has one.

@@ -55,8 +55,10 @@ class _Frozen(BaseModel):
 class CostPoint(_Frozen):
     """Time of a forward over `n_tokens` new tokens after `context` rows.
 
-    ns: Mean of `samples` times without outliers. spread: Interquartile range as a share of the
-    median. A prefill has context 0.
+    A prefill has context 0.
+
+    ns: Mean of `samples` times without outliers.
+    spread: Interquartile range as a share of the median.
     """
 
     n_tokens: int = Field(ge=1)
@@ -69,7 +71,8 @@ class CostPoint(_Frozen):
 class HostPoint(_Frozen):
     """Host time of a step in a real session, in ns.
 
-    drafts: Draft forwards per step. nodes: Drafted tokens per step.
+    drafts: Draft forwards per step.
+    nodes: Drafted tokens per step.
     """
 
     name: str
@@ -92,7 +95,8 @@ class HostCost(_Frozen):
 class BatchPoint(_Frozen):
     """Host time in ns of a step with `sequences` decoded together.
 
-    drafts: Draft forwards per step times their sequences. nodes: Drafted tokens per step.
+    drafts: Draft forwards per step times their sequences.
+    nodes: Drafted tokens per step.
     """
 
     name: str
@@ -124,8 +128,9 @@ class BatchCost(_Frozen):
 class Curve(_Frozen):
     """Forward times of one model.
 
-    forwards: Chains. prefills: Context 0. trees: Rows of a tree with its root; empty if only chains
-        were measured.
+    forwards: Forwards over chains.
+    prefills: Forwards with context 0.
+    trees: Forwards over the rows of a tree with its root; empty if only chains were measured.
     lone: Forwards right after another one of the same model, whose weights are still in the caches.
     """
 

@@ -1,9 +1,10 @@
 """`--memory-budget`: choose the largest batch and drafts that fit, before the run.
 
-This is the memory model of SpecMemo (Yildirim, Chen, 2025, arXiv:2506.01986) for this engine:
-weights of target and draft model, preallocated keys and values of every batch slot, and at the peak
-the activations of a forward and the logits and distributions of the candidates. Rows are counted
-exactly: the methods allocate their states from decoders that compute nothing.
+This is the memory model of SpecMemo (Yildirim, Chen, 2025, arXiv:2506.01986) for this engine. It
+counts the weights of target and draft model, and preallocated keys and values of every batch slot.
+At the peak it adds the activations of a forward, and the logits and distributions of the
+candidates. Rows are counted exactly: the methods allocate their states from decoders that compute
+nothing.
 """
 
 from __future__ import annotations
@@ -247,10 +248,13 @@ is large, through several float64 arrays each; see `sampling.Noise`."""
 class ModelSizes:
     """Memory of a model in bytes.
 
-    weights: All weights with copies. row: Keys and values of a token. scratch: Buffers of a token
-    in a forward (`plan.Scratch`). temporaries: Other tensors of a layer: rows of the hidden size
-    before and after it, and the MLP's two halves if their product cannot write into a buffer.
-    logits: A row of logits. vocab: Number of logits.
+    weights: All weights with copies.
+    row: Keys and values of a token.
+    scratch: Buffers of a token in a forward (`plan.Scratch`).
+    temporaries: Other tensors of a layer: rows of the hidden size before and after it, and the
+        MLP's two halves if their product cannot write into a buffer.
+    logits: A row of logits.
+    vocab: Number of logits.
     """
 
     weights: int
@@ -296,8 +300,10 @@ class ModelSizes:
 class Footprint:
     """Bytes at the peak.
 
-    weights, draft: Weights of the target and of the draft model. rows: Keys and values of both.
-    activations: The largest forward. candidates: Logits, distributions and noise of drafts.
+    weights, draft: Weights of the target and of the draft model.
+    rows: Keys and values of both.
+    activations: The largest forward.
+    candidates: Logits, distributions and noise of drafts.
     """
 
     weights: int

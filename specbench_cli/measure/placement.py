@@ -17,8 +17,9 @@ from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.plan.plan import Plan
 
 TIMEOUT_S = 30.0
+"""Default time in seconds after which a silent worker counts as lost."""
 TIMEOUT_VARIABLE = "SPECBENCH_WORKER_TIMEOUT"
-"""Environment variable for the time in seconds after which a silent worker counts as lost."""
+"""Environment variable that replaces `TIMEOUT_S`."""
 
 
 @dataclass(frozen=True)

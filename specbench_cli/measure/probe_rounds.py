@@ -1,11 +1,11 @@
 """A round of the cost probe: every point once, in random order.
 
-A round visits every context length and measures every size of a target forward there, in a seeded
-random order, so that a drift of the machine affects all points alike. A point is measured like a
-step of decoding: forwards of a draft model or head (the first over 1 to 3 pending tokens), which
-evict the target's weights from the caches, then a target forward over a chain or a tree, then one
-transfer of the decision to the host. Some chains are timed again right after another target
-forward, with the weights still in the caches.
+A round visits every context length and measures every size of a target forward there. The order is
+random with a seed, so that a drift of the machine affects all points alike. A point is measured
+like a step of decoding. First, a draft model or head runs its forwards, the first one over 1 to 3
+pending tokens. They evict the target's weights from the caches. Then the target runs a forward over
+a chain or a tree, and the decision is transferred to the host. Some chains are timed again directly
+after another target forward, with the weights still in the caches.
 
 States, decoders and clocks are those of a run. Prefills are timed when a context is built. Host
 work is timed in sessions and batches that decode prompts, with real acceptance. Optionally, whole
@@ -101,7 +101,11 @@ class HostSample(NamedTuple):
 
 
 class SharedForward(NamedTuple):
-    """Forward of several sequences. n_tokens: All their rows. context: Mean context length."""
+    """Forward of several sequences.
+
+    n_tokens: Rows of all sequences.
+    context: Mean context length.
+    """
 
     model: str
     sequences: int

@@ -461,7 +461,7 @@ class Repeat:
         self._store()  # before another run starts to measure
         if not self._machine_lock.pass_on() and not self._has_no_partner:
             self._has_no_partner = True
-            self._run_dir.update(alone=True)  # later passes do not wait for a partner again
+            self._run_dir.update(alone=True)  # later repeats do not wait for a partner
             self._view.note("no other run takes turns with this one: it goes on alone")
 
     def _warm_up(self, question: Question, number: int, memory: Mapping[str, Memory]) -> None:

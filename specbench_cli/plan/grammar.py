@@ -143,8 +143,9 @@ class Grammar:
         """Return the logits processor that enforces the grammar.
 
         Args:
-            tokenizer: Tokenizer of the target, from transformers. label: Name of the target.
+            tokenizer: Tokenizer of the target, from transformers.
             eos: Ids that end an output.
+            label: Name of the target.
 
         Raises:
             UsageError: the target's tokens cannot express the grammar.

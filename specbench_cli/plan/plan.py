@@ -178,9 +178,10 @@ class Plan:
     ) -> list[RecordKey]:
         """Return the keys of outputs that a finished run should contain but does not.
 
-        These outputs may be missing if the run did not write them: those of methods that were left
-        out or dropped, those of prompts that --stop-after left out, and those of turns after one on
-        which vanilla failed. If all methods except vanilla were dropped, any output may be missing.
+        Some outputs may be missing if the run did not write them: those of methods that were left
+        out or dropped, and those of prompts that --stop-after left out. After a turn on which
+        vanilla failed, those of later turns may be missing. If all methods except vanilla were
+        dropped, any output may be missing.
 
         Args:
             answered: Outputs of the run by key, each with its token ids.

@@ -24,9 +24,10 @@ def estimate_power(plan: Plan, runs: Path = RUNS) -> dict[str, Any]:
     """Return the smallest speed ratio between two methods that the run can detect.
 
     Returns:
-        ratio (None if no difference can be detected), power, spread (standard deviation between
-        questions of the log ratio of two methods' times), spread_from (a run with the same target,
-        or "assumed").
+        ratio: None if no difference can be detected.
+        power: probability to detect it.
+        spread: standard deviation between questions of the log ratio of two methods' times.
+        spread_from: a run with the same target, or "assumed".
     """
     spread, origin = _measured_spread(plan.target.label, runs) or (SPREAD, ASSUMED)
     clusters = {(question.task, question.cluster) for question in plan.questions}

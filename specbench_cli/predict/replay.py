@@ -2,10 +2,10 @@
 
 `RecordedForwards` reads the forwards of an output from a trace, the rows before each of them, and
 the messages between workers. `replay` repeats every worker's actions in the recorded order. A cost
-function returns the time of each forward, and so decides what is predicted: this machine or another
-one (`costs.TableCosts`), an accelerator (the same, over the table of a roofline), or a device for
-each worker (`parallel.MedianCosts`). Requests that arrive at given times have no recorded order, so
-the engine decodes them again at such costs (`load`).
+function returns the time of each forward. It represents the predicted hardware: a probed machine or
+a roofline's accelerator (`costs.TableCosts`), or one device per worker (`parallel.MedianCosts`).
+Requests that arrive at given times have no recorded order, so the engine decodes them again at such
+costs (`load`).
 """
 
 from __future__ import annotations

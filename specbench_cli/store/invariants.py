@@ -85,10 +85,12 @@ PromptFacts = tuple[str, str, str, str]
 class RunFacts:
     """Facts of a run from its manifest and prompts. A field is empty if they do not state it.
 
-    methods: method name by label; None if it is not stated. tasks: names of the tasks. prompts:
-    task, cluster, family and category of each turn. workers: workers of the cluster.
-    repeats, loads: number of repeats and of loads. seed: random seed. These three are None if the
-    manifest does not state them.
+    methods: method name by label; None if it is not stated.
+    tasks: names of the tasks.
+    prompts: task, cluster, family and category of each turn.
+    workers: workers of the cluster.
+    repeats, loads: number of repeats and of loads; None if unknown.
+    seed: random seed; None if unknown.
     """
 
     methods: Mapping[str, str | None] = field(default_factory=dict)

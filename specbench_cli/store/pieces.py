@@ -49,8 +49,8 @@ class ParsedLine(NamedTuple, Generic[T]):
 class RecordReader:
     """Parser and checks that turn the lines of a file into valid records of its run.
 
-    digests: digest of each line, by the digest of its key. complete: True if the run wrote no
-    other lines.
+    digests: digest of each line, by the digest of its key.
+    complete: True if the run wrote no other lines.
     """
 
     file: Path

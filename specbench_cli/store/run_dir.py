@@ -451,9 +451,8 @@ class RunDir:
                 other prompts are not checked. None returns all records.
 
         Raises:
-            UsageError: a line is not a record; a record contradicts itself, another record, the
-                manifest or its prompt; two records have the same key; a token is not in the
-                target's vocabulary; a prompt is damaged.
+            UsageError: a line is not a valid record; a record contradicts another record, the
+                manifest or its prompt; two records have the same key; a prompt is damaged.
         """
         self._check_seal(_PROMPTS, self._prompt_lines)
         self._check_seal(_RECORDS, self._records)

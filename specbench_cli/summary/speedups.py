@@ -26,7 +26,8 @@ MAX_UNTIMED = 0.1
 class Speedup:
     """Speedup with its 95% interval.
 
-    note: the reason if either is missing. rare: the rare questions that decide the speedup, if any.
+    note: reason why the ratio or the interval is missing.
+    rare: rare questions that decide the speedup, if any.
     """
 
     ratio: float | None = None

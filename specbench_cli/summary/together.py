@@ -107,7 +107,7 @@ def combine_runs(
         manifest["forced"] = list(forced)
     if targets:
         manifest["targets"] = list(short)
-        manifest["left_out"] = {  # such a row has no records, and so no label yet
+        manifest["left_out"] = {  # these methods have no records, so they have no new label yet
             f"{label} @{name}": why
             for name, run in zip(short, runs, strict=True)
             for label, why in (run.manifest.get("left_out") or {}).items()

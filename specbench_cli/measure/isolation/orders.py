@@ -45,7 +45,8 @@ MAX_MEMORY_SHARE = 0.9
 class LoadOrder:
     """Order to load models.
 
-    costs: Costs of forwards. rows: (method, label, parameters) of each method.
+    costs: Costs of forwards.
+    rows: (method, label, parameters) of each method.
     """
 
     config: RunConfig

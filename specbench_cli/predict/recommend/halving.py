@@ -1,8 +1,8 @@
 """Successive halving of candidates.
 
 All candidates decode a few prompts, the better half decodes twice as many, and so on until one is
-left (Jamieson & Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter
-Optimization", AISTATS 2016). Each round gets an equal share of the remaining time.
+left. Each round gets an equal share of the remaining time. See Jamieson & Talwalkar,
+"Non-stochastic Best Arm Identification and Hyperparameter Optimization", AISTATS 2016.
 
 Candidates are ranked by their speedup over vanilla, paired on the prompts of all rounds so far.
 Each round uses new prompts. This module does not read a clock: each measured round reports its
