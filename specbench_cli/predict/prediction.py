@@ -179,7 +179,8 @@ def predict_output(trace: Trace, steps: Steps, costs: Costs, method: str = "") -
 def _host_kind(trace: Trace, trees: bool, costs: Costs) -> str:
     """Return the key in `Costs.hosts` for a method without its own costs.
 
-    It is the drafting model's if the file has one. "" selects the costs of trees or of chains.
+    It is that of draft trees, or that of the drafting model in older files. "" selects
+    `Costs.host`, the costs of chains.
     """
     drafting = {kind.model for kind in trace.kinds} - {"target"}
     lines = sorted(drafting & costs.hosts.keys() - (set() if trees else {"draft"}))
@@ -189,7 +190,7 @@ def _host_kind(trace: Trace, trees: bool, costs: Costs) -> str:
 def _unpredictable_reason(
     record: Record, manifest: Mapping[str, Any], costs: Sequence[Costs], against: Costs | None
 ) -> str | None:
-    """Why a record cannot be replayed, and what to type to change that."""
+    """Return why a record cannot be replayed and the command that helps; None if it can."""
     if record.error is not None:
         return "failed"
     if record.forwards is None or record.steps is None:

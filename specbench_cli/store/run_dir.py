@@ -111,7 +111,7 @@ class _RecordHeader(TypedDict):
 
 
 class _RecordConsistency:
-    """Check that the records of a file agree with each other."""
+    """Consistency check between the records of a file."""
 
     def __init__(self, file: Path) -> None:
         self.file = file

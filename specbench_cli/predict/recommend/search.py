@@ -211,7 +211,9 @@ def _candidates(journal: Journal) -> SearchSpace:
 
 
 class Rounds:
-    """Measure rounds, each of which is a run. A finished round is read with its stored duration.
+    """Rounds of a recommendation, each measured as a run.
+
+    A finished round is read with its stored duration.
 
     Attributes:
         exit_code: the worst exit code so far. Rounds of the search count only for bad answers.
