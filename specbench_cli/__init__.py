@@ -1,12 +1,12 @@
-"""Measures which speculative-decoding method is fastest here, and if its output is unchanged.
+"""Benchmark of speculative decoding: which method is fastest on this machine, and is it lossless?
 
     import specbench_cli as sb
 
     run = sb.run(methods=["sps", "pld"], tasks=["mini"], limit=12, max_new_tokens=64)
     run.summary
 
-docs/how-to/python.md describes all of it. Names are imported when they are first used, so that
-importing the package loads neither torch nor pandas.
+docs/how-to/python.md describes the API. Names are imported on first use, so that importing the
+package loads neither torch nor pandas.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The program, by its name and as `python -m specbench_cli`.
+"""Entry point of `specbench` and `python -m specbench_cli`.
 
-Ctrl-C while it is still being imported ends it as quietly as later on. No garbage is looked for in
-what is imported: it all stays, and a tenth of the time of a light command would go there.
+Ctrl-C during the imports ends the program without a traceback. The garbage collector is off during
+the imports: all imported objects stay alive, and collecting would take a tenth of a light command's
+time.
 """
 
 import gc
@@ -16,12 +17,12 @@ from specbench_cli.errors import ExitCode
 
 def main() -> NoReturn:
     """Run the command line, see `app.main`."""
-    # Every Python that this process starts, by whichever library: no module is imported from the
-    # working folder, which may be anybody's.
+    # Child processes must not import modules from the working folder, which may be another
+    # person's.
     os.environ["PYTHONSAFEPATH"] = "1"
     _leave_out_working_folder()
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # else it is ignored, or somebody else's
+    if before is signal.default_int_handler:  # else it is ignored, or another program set it
         signal.signal(signal.SIGINT, _leave)
     gc.disable()
     from specbench_cli import app
@@ -47,7 +48,7 @@ def _leave_out_working_folder() -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """End at once: there is nothing yet that could be lost."""
+    """Exit immediately. Nothing can be lost yet."""
     os.write(2, b"error: interrupted\n")
     os._exit(ExitCode.INTERRUPTED)
 

@@ -1,6 +1,6 @@
-"""The command line: commands, exit codes, and what a person sees when something goes wrong.
+"""Command line: commands, exit codes and error messages.
 
-Nothing heavy is imported here: `specbench --help` needs no torch.
+This module imports nothing heavy: `specbench --help` needs no torch.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ OURS = (*registry.SIBLING_PACKAGES, "specbench_cli")
 TRACEBACK = "--traceback"
 
 COMPLETION = "_SPECBENCH_COMPLETE"
-"""The variable by which a shell asks for completions."""
+"""Environment variable that a shell sets to request completions."""
 
 HELP = ["--help", "-h"]
 
@@ -131,38 +131,38 @@ def main(
     """Run the command line and exit with one of `ExitCode`.
 
     Args:
-        args: the arguments after the program's name; default: the process's.
-        commands: the commands that the arguments may name; None is all of `app`.
-        program: the program's name, for its help.
+        args: Arguments after the program's name. Default: those of this process.
+        commands: Commands that the arguments may name. None means all of `app`.
+        program: Name of the program in its help.
     """
     output.open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     sys.stdout = cast(TextIO, output.NamedStream(sys.stdout, "stdout"))
-    own = args is None  # else somebody's program goes on after this, and answers Ctrl-C itself
+    own = args is None  # otherwise the caller's program continues, and handles Ctrl-C itself
     if own and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     for number in _STOPS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup's programs outlive a terminal
+        if signal.getsignal(number) is not signal.SIG_IGN:  # not under nohup
             signal.signal(number, _stop)
     if own:
         sys.unraisablehook = _resend_signal
         _escape_python_messages()
     code = _run(list(sys.argv[1:] if args is None else args), commands, program)
-    if signal.getsignal(signal.SIGINT) is _interrupt:  # all is said: what is left may be cut off
+    if signal.getsignal(signal.SIGINT) is _interrupt:  # output is done
         signal.signal(signal.SIGINT, lambda *_: os._exit(code))
     code = _flush_stdout(code)
     if own:
-        gc.freeze()  # else Python goes through all of torch twice more: seconds for nothing
-    if own and registry.foreign():  # what a plug-in registered for the end could change the code
+        gc.freeze()  # at exit, Python would traverse torch twice, for seconds
+    if own and registry.foreign():  # an exit handler of a plug-in could change the exit code
         os._exit(code)
     sys.exit(code)
 
 
 def _run(args: list[str], commands: typer.Typer | None = None, program: str = "specbench") -> int:
-    """The exit code of a command; whatever goes wrong has been said when this returns."""
-    if TRACEBACK in args:  # before a command or after it
+    """Run a command and return its exit code. All errors have been printed."""
+    if TRACEBACK in args:  # may precede or follow the command
         os.environ["SPECBENCH_DEBUG"] = "1"
         args = [arg for arg in args if arg != TRACEBACK]
     try:
@@ -173,7 +173,7 @@ def _run(args: list[str], commands: typer.Typer | None = None, program: str = "s
         registry.check_shadowing()
         command = get_command(_select_commands(args, commands))
         normalize_help(command)
-        if COMPLETION in os.environ:  # a shell asks what may stand here
+        if COMPLETION in os.environ:  # a shell requests completions
             return int(command.main(args, prog_name="specbench", standalone_mode=False) or 0)
         with command.make_context(program, args) as context:
             return int(command.invoke(context) or ExitCode.OK)
@@ -185,7 +185,7 @@ def _run(args: list[str], commands: typer.Typer | None = None, program: str = "s
     except (KeyboardInterrupt, typer.Abort):
         output.error("interrupted")
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:  # `specbench list methods | head -1`: the reader has had enough
+    except BrokenPipeError:  # e.g. `specbench list methods | head -1` closes the pipe
         output.drop_stdout()
         return ExitCode.OK
     except SpecbenchError as fault:
@@ -198,7 +198,7 @@ def _run(args: list[str], commands: typer.Typer | None = None, program: str = "s
 
 def _print_unexpected_error(fault: Exception) -> int:
     """Print an error that no command raised on purpose, and return its exit code."""
-    if _interrupted:  # in the middle of an import, which turned it into another exception
+    if _interrupted:  # an import in progress turned it into another exception
         output.error("interrupted")
         return ExitCode.INTERRUPTED
     if hasattr(fault, "format_message"):
@@ -250,12 +250,13 @@ def _flush_stdout(code: int) -> int:
 
 
 def _select_commands(args: list[str], whole: typer.Typer | None = None) -> typer.Typer:
-    """The command that the first arguments name, alone: to build all of them is a fifth of the
-    time that a light one takes. For the help of all: their names and words, without the options.
-    Else, for a near name or a shell's completions: all.
+    """Return an app with only the command that the first arguments name.
+
+    Building all commands takes a fifth of a light command's time. For the general help, the
+    commands have no options. For a misspelt name or a shell's completions, all commands are built.
 
     Args:
-        whole: the commands to choose from; None is all of `app`.
+        whole: Commands to choose from. None means all of `app`.
     """
     whole = app if whole is None else whole
     one, name = copy.copy(whole), args[:1]
@@ -307,7 +308,7 @@ def _with_commands(group: TyperInfo, commands: typer.Typer) -> TyperInfo:
 
 
 def _without_options(command: CommandInfo) -> CommandInfo:
-    """A command that has its words alone."""
+    """Return a command with its help text only."""
 
     def words() -> None: ...
 
@@ -318,7 +319,7 @@ def _without_options(command: CommandInfo) -> CommandInfo:
 
 
 _interrupted: list[int] = []
-"""The interrupts that came."""
+"""Signals received so far."""
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
@@ -371,7 +372,7 @@ def _one_line(paragraph: str) -> str:
 
 
 class _StopSignal(KeyboardInterrupt):
-    """A signal came that everybody below treats as Ctrl-C."""
+    """A signal that all code below handles like Ctrl-C."""
 
     exit_code: ExitCode
     word: str
@@ -393,7 +394,7 @@ if hasattr(signal, "SIGHUP"):
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    for other in _STOPS:  # a system that goes down sends several: one is enough
+    for other in _STOPS:  # a shutdown sends several signals, and one is enough
         signal.signal(other, signal.SIG_IGN)
     raise _STOPS[number]
 
@@ -402,7 +403,7 @@ _AGAIN_S = 0.01
 
 
 def _resend_signal(args: sys.UnraisableHookArgs) -> None:
-    """A signal that came while an object was being finalised ended that alone: it is sent again."""
+    """Send a signal again that arrived during a finaliser, where Python discards exceptions."""
     if not isinstance(args.exc_value, KeyboardInterrupt):
         lines = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
         _note_trace(f"{args.err_msg or 'Exception ignored in'}: {args.object!r}\n{''.join(lines)}")
@@ -452,9 +453,10 @@ def _escape_python_messages() -> None:
 
 
 def _print_parser_error(fault: Exception) -> ExitCode:
-    """Say an error of the command line's parser in our words.
+    """Print an error of the command-line parser in specbench's style.
 
-    Typer keeps these errors' classes to itself, and moved them once: only attributes are used.
+    Typer does not export the classes of these errors and has moved them once. So this reads only
+    their attributes.
     """
     message: str = getattr(fault, "format_message", str)()
     near = " or ".join(sorted(getattr(fault, "possibilities", None) or ()))
@@ -470,12 +472,11 @@ def _print_parser_error(fault: Exception) -> ExitCode:
 
 
 _OTHER_KIND = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV})
-"""Errors for a folder in place of a file, a file in place of a folder, a link loop, a socket."""
+"""Errors for a folder instead of a file, a file instead of a folder, a link loop, or a socket."""
 
 
 def _as_environment_fault(fault: Exception) -> SpecbenchError | None:
-    """What this machine lacks, or no machine has, where that and no bug of ours is behind an
-    exception."""
+    """Return an error about the environment if it caused the exception, else None."""
     if isinstance(fault, OSError) and fault.errno == errno.ENAMETOOLONG:
         return UsageError(f"no file can be called so: {fault.strerror}: {str(fault.filename)[:60]}")
     if isinstance(fault, FileNotFoundError) and "temporary directory" in str(fault):
@@ -511,7 +512,7 @@ def _trace() -> str:
 
 
 def _write_traceback() -> str:
-    """Where the traceback of the exception at hand is: in a file, if one can be written."""
+    """Write the current traceback to a file if possible, and return where it is."""
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="specbench-", suffix=".log", delete=False, encoding="utf-8"

@@ -63,7 +63,7 @@ class Placeholder:
 
 @cache
 def declared(module: str, name: str) -> Any:
-    """Return what a module of `methods`, or `specbench_cli.api`, binds to a name.
+    """Return the value of a name in a module of `methods`, or in `specbench_cli.api`.
 
     Classes are reduced to their declarations.
     """
@@ -126,14 +126,14 @@ def _import_name(node: ast.ImportFrom | ast.Import, name: str) -> Any:
 
 
 def _reduce_class(node: ast.ClassDef, names: list[ast.Name], bases: list[type]) -> ast.ClassDef:
-    """Return a class statement without what declares nothing.
+    """Return a class statement reduced to its declarations.
 
-    Parameters and accept rules are kept as they are. A method keeps its attributes and hooks. Any
-    other class is taken for a trained module.
+    Parameters and accept rules are kept unchanged. A method keeps its attributes and hooks. Any
+    other class is treated as a trained module.
 
     Args:
-        names: names of the base classes that are known.
-        bases: those classes.
+        names: Names of the known base classes.
+        bases: Those classes.
     """
     if any(issubclass(base, MethodParams | AcceptRule) for base in bases):
         body = [_without_annotations(each) for each in node.body]
@@ -148,7 +148,7 @@ def _reduce_class(node: ast.ClassDef, names: list[ast.Name], bases: list[type]) 
 
 
 def _reduce_statement(node: ast.stmt, is_method: bool) -> ast.stmt | None:
-    """Return what the declaration of a method or a trained module keeps of a statement."""
+    """Return the part of a statement that belongs to a declaration, or None."""
     if isinstance(node, ast.FunctionDef) and is_method and node.name in HOOKS:
         return _without_annotations(node)
     if isinstance(node, ast.FunctionDef) and is_method and node.name in OVERRIDES:
@@ -160,7 +160,7 @@ def _reduce_statement(node: ast.stmt, is_method: bool) -> ast.stmt | None:
 
 
 def _without_annotations(node: ast.stmt) -> ast.stmt:
-    """Remove the annotations of a function, which may name what is not declared."""
+    """Remove the annotations of a function, since they may name undeclared classes."""
     if isinstance(node, ast.FunctionDef):
         node.returns = None
         for each in ast.walk(node.args):

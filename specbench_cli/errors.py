@@ -1,7 +1,7 @@
-"""What specbench raises for a person to read, and the exit code each kind ends with.
+"""Exceptions with messages for the user, and their exit codes.
 
-A message names the value, what is allowed, and (in `hint`) the next command to type. Anything that
-is not a `SpecbenchError` is a bug of ours: exit code 4.
+A message names the value, the allowed values, and (in `hint`) the next command to type. Any other
+exception is a bug in specbench: exit code 4.
 """
 
 import errno
@@ -126,13 +126,14 @@ class PromptError(UsageError):
 
 
 class EnvironmentFault(SpecbenchError):
-    """Something this machine lacks: weights, data, an extra, a device, quiet (exit 3)."""
+    """This machine lacks something: weights, data, an extra, a device, or idle CPUs (exit 3)."""
 
     exit_code = ExitCode.ENVIRONMENT
 
 
 class WorkerLost(EnvironmentFault):
-    """A worker that computes beside the target died or hangs; no fault of the method's (exit 3)."""
+    """A worker that runs in parallel with the target died or hangs. The method is not at fault
+    (exit 3)."""
 
 
 class ConcurrentWriteError(EnvironmentFault):
@@ -140,13 +141,16 @@ class ConcurrentWriteError(EnvironmentFault):
 
 
 class BadAnswer(SpecbenchError):
-    """Outputs that are not what their method claims, where only proved ones are taken (exit 1)."""
+    """Outputs do not match the method's claim, and only verified ones are accepted (exit 1)."""
 
     exit_code = ExitCode.BAD_ANSWER
 
 
 class MethodFault(SpecbenchError):
-    """A method broke the engine's contract (a malformed draft, too many tokens): a failed cell."""
+    """A method broke the engine's contract, e.g. a malformed draft or too many tokens.
+
+    The measurement fails.
+    """
 
     exit_code = ExitCode.BAD_ANSWER
 
@@ -170,17 +174,17 @@ def reason_of(fault: object) -> str:
 
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-"""A disk that is full or fails, a quota or a limit on a file's size."""
+"""Errors of a full or failing disk, a quota, or a limit on the file size."""
 
 REFUSED = FULL | {errno.EROFS, errno.EACCES, errno.EPERM}
-"""Those, and a file that may not be touched."""
+"""Errors of a full disk, and missing permissions."""
 
 
 def to_write_error(fault: OSError, resumed: str | None = None) -> EnvironmentFault | None:
-    """What is said of an error of the system; None where it is no file that cannot be written.
+    """Return the error to report for an OSError, or None if it is not a failed write.
 
     Args:
-        resumed: the command that resumes from the written files; None if nothing can be resumed.
+        resumed: Command that resumes from the written files. None if nothing can be resumed.
     """
     if fault.errno not in REFUSED or (fault.errno == errno.EIO and fault.filename is None):
         return None

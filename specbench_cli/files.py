@@ -61,7 +61,7 @@ _SAFE = _NOFOLLOW | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 _NO_FILE = frozenset({errno.ELOOP, errno.EMLINK, errno.EISDIR, errno.ENXIO})
 """Errors of `os.open` for a link, a folder or a socket."""
 _MOST_READ = 1 << 28
-"""Most bytes that are read to recognise a file of specbench; baselines are the largest."""
+"""Maximum number of bytes read to recognise a file of specbench. Baselines are the largest."""
 
 
 def cache_folder() -> Path:
@@ -123,8 +123,8 @@ def check_model_folder(folder: Path) -> None:
     is allowed, because the cache of the Hugging Face hub consists of links.
 
     Raises:
-        UsageError: the folder contains a pipe, a device or a socket, or a link to one, or a file
-            that is much larger than its format needs.
+        UsageError: The folder contains a pipe, a device or a socket, or a link to one. Also raised
+            for a file that is much larger than its format needs.
     """
     for place in (folder, folder / "additional_chat_templates"):
         try:
@@ -256,7 +256,7 @@ def remove_own(path: Path, own: Callable[[bytes], bool] = lambda _: True) -> Non
 
 
 def refuse_link(path: Path) -> None:
-    """Raise UsageError if a path is a link; call this before writing to the path."""
+    """Raise UsageError if a path is a link. Call this before writing to the path."""
     if path.is_symlink():
         raise _link_error(path)
 
@@ -284,7 +284,7 @@ def write_own(
 
 
 def check_own(path: Path, own: Callable[[bytes], bool], *, overwrite: bool | None = None) -> None:
-    """Raise UsageError if `write_own` would; call this before a long computation."""
+    """Raise UsageError if `write_own` would. Call this before a long computation."""
     _check_no_folder(path)
     if overwrite:
         return
@@ -314,7 +314,7 @@ def write_listed(path: Path, content: str | bytes, *, overwrite: bool | None = N
 
 
 def check_listed(path: Path, *, overwrite: bool | None = None) -> None:
-    """Raise UsageError if the file is not one that `write_listed` wrote; call this before work."""
+    """Raise UsageError if `write_listed` did not write the file. Call this before long work."""
     _check_no_folder(path)
     if path.name == FILE_LIST:
         raise UsageError(
@@ -370,7 +370,7 @@ def staging_folder(
         # List both checksums until all files are moved, in case the process is killed in between.
         both = {place: f"{known.get(place, '')} {value}".strip() for place, value in moved.items()}
         _write_file_list(Path(name), folder, known | both)
-        # A killed process must not leave a new config.json beside old weights, or the reverse.
+        # A killed process must not leave a new config.json with old weights, or the reverse.
         last = [place for place in moved if Path(place).name == _CONFIG]
         for place in last:
             (folder / place).unlink(missing_ok=True)
@@ -385,7 +385,8 @@ def staging_folder(
 def _write_file_list(staging: Path, folder: Path, written: dict[str, str]) -> None:
     """Store the list of files that specbench wrote in a folder, with their SHA-256.
 
-    It is written in the temporary folder first: a killed process leaves nothing beside it.
+    The list is written in the temporary folder first, so that a killed process leaves no partial
+    list.
     """
     if written:
         listed = {"about": _ABOUT, "files": written}
@@ -407,13 +408,13 @@ def _remove_stale_staging(folder: Path) -> None:
 
 
 def _is_staging(folder: Path) -> bool:
-    """Return True if `staging_folder` made a folder and nothing was put beside its files."""
+    """Return True if `staging_folder` created a folder and it contains no other files."""
     if folder.is_symlink() or not folder.is_dir():
         return False
     names = {each.name for each in folder.iterdir()}
     try:
         mark = read_own(folder / _MARK)
-        # A process that was killed while it wrote the mark made no files yet.
+        # A process that was killed while it wrote the mark has written no files yet.
         empty = mark == b"" and not any((folder / _FILES).glob("*"))
         marked = mark == _ABOUT_STAGING.encode() or empty
     except UsageError:

@@ -30,7 +30,7 @@ def current_draw_mode(mode: str) -> str:
 
 
 def current_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a method's parameters by their current names: `law=wor` was a draw mode."""
+    """Return a method's parameters by their current names. `law=wor` was the former draw mode."""
     if params.get("law") not in DRAW_MODES:
         return dict(params)
     return {

@@ -1,10 +1,10 @@
-"""The one sink of the command line: data goes to stdout, talk goes to stderr.
+"""Output of the command line: results go to stdout, messages go to stderr.
 
-A person at a terminal gets tables and colours; a pipe gets lists as tab-separated lines, so that
-`cut`, `awk` and pandas read what they are given, and the result of a run as it is asked for
-(`Format`). NO_COLOR takes colours away, FORCE_COLOR makes a pipe
-look like a terminal, for CI logs. Text is never read as markup. Everything that is printed or
-written to a page passes `plain`, which escapes control characters and invisible characters.
+A terminal gets tables and colours. A pipe gets lists as tab-separated lines, for `cut`, `awk` and
+pandas, and the result of a run in the chosen `Format`. NO_COLOR disables colours. FORCE_COLOR
+treats a pipe like a terminal, for CI logs. Text is never parsed as markup. Everything that is
+printed or written to a page passes through `plain`, which escapes control characters and invisible
+characters.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from specbench_cli.errors import HIDDEN
 from specbench_cli.errors import plain as plain
 
 Format = Literal["table", "tsv", "json"]
-"""How a result is written: to be read, as tab-separated lines, or as a JSON object a line."""
+"""Output format: a table for people, tab-separated lines, or one JSON object per line."""
 
 _LOG_WIDTH = 100
-"""Columns of a drawn table where no terminal says how many there are."""
+"""Width of a table in columns if stdout is not a terminal."""
 _GAP = 2
-"""Blanks between the columns of a table that is drawn."""
+"""Number of spaces between the columns of a table."""
 
 _DIGITS = 6
-"""Significant digits of a figure in tab-separated lines; files and JSON have all."""
+"""Number of significant digits in tab-separated lines. Files and JSON have all digits."""
 
 _WORKFLOW_COMMAND = re.compile(r"^(\s*):(?=:)|##(?=\[)", re.MULTILINE)
 """Start of a line that GitHub Actions reads as a command."""
@@ -50,13 +50,13 @@ _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 _SPLITS = ("\t", "\r", "\n")
 _SPLIT_OFF = re.compile(rf"[;\t\r\n]\s*(?=[{re.escape(''.join(_FORMULA))}])")
 _FIGURES = re.compile(r"[-+\d.,%\[\] ]*(?:e[-+]\d+|x)?")
-"""Numbers as tables show them. They are no formulas, even with a sign in front."""
+"""Numbers as tables show them. They are not formulas, even with a leading sign."""
 _HIDDEN_IN_JSON = re.compile(f"{HIDDEN.pattern}|#(?=#\\[)")
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Let the command line decide what a closed pipe means; rich would exit with 1."""
+        """Raise BrokenPipeError, so that the command line handles it. rich would exit with 1."""
         raise BrokenPipeError
 
     def render(
@@ -71,8 +71,10 @@ class _Console(Console):
 
 
 class _BestEffortStream:
-    """stderr, whose reader may go: a terminal that is closed, a pipe, a log on a full disk. What
-    nobody can read then is lost, and the work goes on."""
+    """Wrapper of stderr that ignores write errors.
+
+    The terminal or the pipe may be closed, or a log's disk may be full. The work goes on.
+    """
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -81,13 +83,13 @@ class _BestEffortStream:
         return getattr(self._file, name)
 
     def write(self, text: str) -> int:
-        """All of the text, or nothing."""
+        """Write the text, or drop it on an error."""
         with suppress(OSError):
             self._file.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is kept for a reader who is gone."""
+        """Flush the buffer, or drop its content on an error."""
         try:
             self._file.flush()
         except OSError:
@@ -130,26 +132,26 @@ class NamedStream:
         except BrokenPipeError:
             raise
         except OSError as fault:
-            if fault.errno != errno.EIO:  # a terminal that was closed
+            if fault.errno != errno.EIO:  # EIO: a terminal that was closed
                 fault.filename = self._called
             raise
 
 
 def human() -> bool:
-    """Whether stdout is read by a person: a terminal, or FORCE_COLOR is set."""
+    """Return True if a person reads stdout: it is a terminal, or FORCE_COLOR is set."""
     return sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
 
 
 def columns() -> int | None:
-    """How wide the terminal is that stdout is; None where it is none, and lines may be long."""
+    """Return the width of the terminal, or None if stdout is not a terminal."""
     return console(stderr=False).width if sys.stdout.isatty() else None
 
 
 def wrapped(text: str, width: int, first: str = "", rest: str = "  ") -> list[str]:
-    """A text in lines of a width, broken between words alone.
+    """Return a text wrapped at a width. Words are never broken.
 
     Args:
-        first, rest: what the first line and the others begin with.
+        first, rest: Prefix of the first line, and of the other lines.
     """
     return textwrap.wrap(
         plain(text),
@@ -162,8 +164,10 @@ def wrapped(text: str, width: int, first: str = "", rest: str = "  ") -> list[st
 
 
 def console(*, stderr: bool) -> Console:
-    """A console on today's stdout or stderr, with markup, emoji and highlighting off. Talk to a
-    terminal is broken between words."""
+    """Return a console for the current stdout or stderr, without markup, emoji and highlighting.
+
+    Messages to a terminal are wrapped between words.
+    """
     return _Console(
         file=cast(IO[str], _BestEffortStream(sys.stderr)) if stderr else None,
         markup=False,
@@ -204,7 +208,7 @@ def _units(text: str) -> str:
 
 
 def escape_for_log(text: str) -> str:
-    """Return escaped text; under GitHub Actions, also escape workflow commands."""
+    """Return escaped text. Under GitHub Actions, also escape workflow commands."""
     shown = plain(text)
     if os.environ.get("GITHUB_ACTIONS") != "true":
         return shown
@@ -220,19 +224,23 @@ def data(content: RenderableType) -> None:
 
 
 def rows(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
-    """Print records: as a `table` for a person, tab-separated for a pipe; `columns` as there."""
+    """Print records: a `table` on a terminal, `tsv` otherwise.
+
+    Args:
+        columns: See `table`.
+    """
     (table if human() else tsv)(records, columns)
 
 
 def table(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
-    """Print records as a drawn table, wherever stdout goes.
+    """Print records as a table, even if stdout is not a terminal.
 
-    On a terminal that is too narrow for the longest words of all columns they stand in several
-    tables one below the other, each with the first column.
+    If the terminal is too narrow, the columns are split over several tables. Each repeats the first
+    column.
 
     Args:
-        records: one mapping a row; a missing or None value is an empty cell.
-        columns: which keys, in which order; default: the keys of all records, as first seen.
+        records: One mapping per row. A missing or None value leaves the entry empty.
+        columns: Keys to show, in this order. Default: all keys, in the order of their first use.
     """
     names, cells = _cells(records, columns)
     page = console(stderr=False)
@@ -261,7 +269,7 @@ def table(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = 
 
 
 def tsv(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
-    """Print records as tab-separated lines, wherever stdout goes; of `columns` see `table`."""
+    """Print records as tab-separated lines. `columns` works as in `table`."""
     names, cells = _cells(records, columns)
     lines = ("\t".join(map(_field, line)) for line in [names, *cells])
     sys.stdout.writelines(f"{escape_for_log(line)}\n" for line in lines)
@@ -276,14 +284,14 @@ def _field(cell: str) -> str:
 def _cells(
     records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None
 ) -> tuple[list[str], list[list[str]]]:
-    """The headings of a table, and its cells."""
+    """Return the headings and the entries of a table."""
     lines = list(records)
     names = list(columns or dict.fromkeys(key for line in lines for key in line))
     return names, [[_cell(line.get(name)) for name in names] for line in lines]
 
 
 def facts(pairs: Mapping[str, Any]) -> None:
-    """Print named facts, one a line: `name  value` for a person, `name<TAB>value` for a pipe."""
+    """Print one fact per line: `name  value` on a terminal, `name<TAB>value` in a pipe."""
     width = max(map(len, pairs), default=0) + 2 if human() else 0
     for name, value in pairs.items():
         gap = " " * (width - len(name)) if human() else "\t"
@@ -291,19 +299,19 @@ def facts(pairs: Mapping[str, Any]) -> None:
 
 
 def json_line(record: object) -> None:
-    """Print one JSON line on stdout and flush it; numbers that are not finite become null."""
+    """Print one JSON line on stdout and flush it. NaN and infinity become null."""
     line = json.dumps(_jsonable(record), ensure_ascii=False, allow_nan=False)
     sys.stdout.write(escaped_json(line) + "\n")
     sys.stdout.flush()
 
 
 def note(text: str) -> None:
-    """Say something on stderr."""
+    """Print a message on stderr."""
     console(stderr=True).print(styled(text))
 
 
 def error(message: str, hint: str | None = None) -> None:
-    """Say what went wrong on stderr, and what to do about it."""
+    """Print an error on stderr, with a hint how to fix it."""
     talk = console(stderr=True)
     talk.print(Text("error: ", "bold red").append_text(styled(message)))
     if hint:
@@ -329,17 +337,17 @@ def open_closed_streams() -> None:
 
 
 def drop_stdout() -> None:
-    """Let what is written to stdout go nowhere: nobody reads it."""
+    """Discard all further output to stdout, because its reader has closed it."""
     _drop(sys.stdout)
 
 
 def _drop(stream: TextIO) -> None:
-    with suppress(OSError, ValueError):  # a stream that is no file
+    with suppress(OSError, ValueError):  # the stream has no file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _cell(value: object) -> str:
-    """One value of a table: lists and mappings become texts with commas."""
+    """Return a table entry as text. Lists and mappings are joined by commas."""
     if isinstance(value, Mapping):
         return ", ".join(f"{plain(key)} {_cell(member)}" for key, member in value.items())
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -351,7 +359,7 @@ def _cell(value: object) -> str:
 
 
 def _jsonable(value: Any) -> Any:
-    """`value` in JSON's own types."""
+    """Convert a value to JSON types."""
     if isinstance(value, Enum):
         return _jsonable(value.value)
     if value is None or isinstance(value, (str, bool)):

@@ -30,12 +30,12 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._+:-]*")
 
 
 def read(path: str) -> dict[str, type[Method]]:
-    """Run a Python file; every concrete method that it defines, by name.
+    """Run a Python file and return the concrete methods that it defines, by name.
 
-    A method is called by its `name`, else by its class: `RepeatLast` is "repeat-last".
+    A method without `name` is named after its class: `RepeatLast` is "repeat-last".
 
     Raises:
-        UsageError: no such file, it does not import, or it holds no method.
+        UsageError: The file does not exist, fails to import, or defines no method.
     """
     file = Path(path)
     if not file.is_file():
@@ -104,8 +104,10 @@ def _example(name: str) -> str:
 
 
 def _import_file(file: Path) -> ModuleType:
-    """Run a plug-in file as a module whose name `importlib.import_module` then finds; a file that
-    was changed since is another module."""
+    """Run a plug-in file as a module that `importlib.import_module` then finds by name.
+
+    A changed file gets a new module name.
+    """
     source = plugin_file.content(file)
     identity = sha256(str(file.resolve()).encode() + source)
     module_name = f"specbench_plugin_{identity.hexdigest()[:12]}"
@@ -117,7 +119,8 @@ def _import_file(file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:
-        # Not by its loader: bytecode that Python kept may be of a text of the same second and size.
+        # Do not use its loader. A bytecode cache may belong to another text of the same second and
+        # size.
         message = f"its import did not end within {IMPORT_S:g} s"
         with limit_time(IMPORT_S, message, again_s=1.0):
             exec(compile(source, file, "exec"), vars(module))  # noqa: S102
@@ -131,7 +134,7 @@ def _import_file(file: Path) -> ModuleType:
 
 
 def _line(fault: BaseException, file: Path) -> int:
-    """The plug-in's line that an error came from."""
+    """Return the line of the plug-in where an error occurred."""
     if isinstance(fault, SyntaxError) and fault.lineno:
         return fault.lineno
     frames = traceback.extract_tb(fault.__traceback__)
@@ -144,7 +147,7 @@ def _reason(fault: BaseException) -> str:
 
 
 def _methods_in(module: ModuleType) -> list[type[Method]]:
-    """The concrete methods that a module defines; a leading underscore hides a base class."""
+    """Return the concrete methods of a module. A leading underscore hides a base class."""
     return [
         member
         for member in vars(module).values()
@@ -157,7 +160,7 @@ def _methods_in(module: ModuleType) -> list[type[Method]]:
 
 
 def _name(method: type[Method]) -> str:
-    """A method's own `name`; without one its class's, in lower case with - between words."""
+    """Return a method's `name`, or its class name in lower case with hyphens between words."""
     if "name" not in vars(method):
         method.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", method.__name__).lower()
     return method.name

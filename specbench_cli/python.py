@@ -1,8 +1,8 @@
-"""`import specbench_cli as sb`: runs, their figures and comparisons from Python and in notebooks.
+"""Python API, `import specbench_cli as sb`: runs, results and comparisons in scripts and notebooks.
 
-The engine, the records, the settings and the errors are those of the command line: a setting has
-the name of its option (`max_new_tokens=64`), and what is not given comes from the environment,
-`./specbench.yaml`, a profile and the defaults, in the same order.
+Engine, records, settings and errors are those of the command line. A setting has the name of its
+option (`max_new_tokens=64`). Settings that are not given come from the environment,
+`./specbench.yaml`, a profile and the defaults, in this order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from specbench_cli.report.reading import Reading
 
 Named = str | os.PathLike[str]
-"""A name, or a path."""
+"""A name or a path."""
 
 LONGEST_START_S = 3.0
 
@@ -46,29 +46,30 @@ def run(
     trust: bool = False,
     **settings: Any,
 ) -> Run:
-    """Measure methods on prompts, as `specbench run` does; without arguments its short run.
+    """Measure methods on prompts, like `specbench run`. Without arguments, do its short default
+    run.
 
     Args:
-        target: short name, hub id, folder or GGUF file; default: the embedded target.
-        methods: names; or mappings, each with `name`, `label` and `params`. Vanilla is always run.
-        tasks: task names, files of questions (docs/how-to/tasks.md) or .yaml files.
-        out: the run's folder, which must be new; default: one in results/runs.
-        config: a YAML file with settings.
-        progress: whether it is said on stderr how far the run is.
-        trust: permit plug-ins that ./specbench.yaml names.
-        settings: all others, by the names of a config file's keys, which are those of the options:
-            `draft`, `limit` (questions), `temperature`, `seed`, `max_new_tokens` (tokens a turn),
-            `timeout_per_prompt` (seconds), `set={"sps": {"length": 7}}`,
-            `sweep={"sps": {"length": [3, 5, 7]}}` and the others of `specbench run --help`.
+        target: Short name, Hugging Face id, folder or GGUF file. Default: the embedded target.
+        methods: Names, or mappings with `name`, `label` and `params`. Vanilla is always measured.
+        tasks: Task names, question files (docs/how-to/tasks.md) or .yaml files.
+        out: Folder of the run, which must be new. Default: a new folder in results/runs.
+        config: A YAML file with settings.
+        progress: True shows progress on stderr.
+        trust: Permit plug-ins that ./specbench.yaml names.
+        settings: All other settings, named like the keys of a config file and the options: `draft`,
+            `limit` (questions), `temperature`, `seed`, `max_new_tokens` (tokens per turn),
+            `timeout_per_prompt` (seconds), `set={"sps": {"length": 7}}`, `sweep={"sps": {"length":
+            [3, 5, 7]}}` and the others of `specbench run --help`.
 
     Returns:
-        The run; a wrong output, a failed cell and void times are in it, and in its `exit_code`.
-        Of void times a warning is given, too.
+        The run. Wrong outputs, failed outputs and noisy times do not raise: the run contains them,
+        and `exit_code` reports them. Noisy times also cause a warning.
 
     Raises:
-        UsageError: a setting is not known or not allowed, or a plug-in or a task file is wrong.
-        EnvironmentFault: this machine lacks weights, data, a device or space.
-        SpecbenchError: what else the command line would have ended with.
+        UsageError: A setting is unknown or not allowed, or a plug-in or a task file is invalid.
+        EnvironmentFault: This machine lacks weights, data, a device or disk space.
+        SpecbenchError: Any other error of the command line.
     """
     from specbench_cli.commands._progress import RunProgress, make_progress
     from specbench_cli.commands._running import NOISE, read_settings, show_resume_command
@@ -102,7 +103,8 @@ def run(
         _threads_kept(),
         make_progress(json=False, start_s=_start_s()) if progress else RunProgress() as view,
     ):
-        # In a notebook without ipywidgets, on import of transformers; no bar of its is ever drawn.
+        # transformers warns on import in a notebook without ipywidgets. Its progress bar is never
+        # drawn.
         warnings.filterwarnings("ignore", message="IProgress not found")
         plan, run_dir = execute.start(asked, sources, folder, view)
         with show_resume_command(run_dir.path, view, part=False):
@@ -115,13 +117,13 @@ def run(
 
 
 def load(run: Named = "last") -> Run:
-    """Read a run that was made.
+    """Load a stored run.
 
     Args:
-        run: its folder; or "last", the newest one.
+        run: Folder of the run, or "last" for the newest one.
 
     Raises:
-        UsageError: there is no run, or its files are damaged.
+        UsageError: There is no run, or its files are damaged.
     """
     from specbench_cli.report.reading import read
     from specbench_cli.store.run_dir import RunDir, find_run
@@ -136,18 +138,18 @@ def compare(
     tolerance: float | str | None = None,
     fail_on: str | None = None,
 ) -> ComparisonResult:
-    """Compare two runs, method by method, as `specbench compare` does.
+    """Compare two runs, method by method, like `specbench compare`.
 
     Args:
-        base: a run, or what names one on the command line: its folder, "last", a folder of several
-            runs of one program, a baseline's file or name.
-        new: the same.
-        tolerance: the slowdown that is let pass: 0.05 or "5%", the default.
-        fail_on: the outcomes that close the gate, with commas; default:
-            "broken,changed-output,mat,slower"; or "none".
+        base: A run, or its name as on the command line: a folder, "last", a folder of several runs
+            of one program, or a baseline's file or name.
+        new: The run to compare with `base`, in the same forms.
+        tolerance: Accepted slowdown, e.g. 0.05 or "5%". Default: 5%.
+        fail_on: Outcomes that fail the gate, separated by commas, or "none". Default:
+            "broken,changed-output,mat,slower".
 
     Raises:
-        UsageError: a side is no run and no baseline, or they have nothing in common.
+        UsageError: A side is neither a run nor a baseline, or the sides have nothing in common.
     """
     from specbench_cli.comparison.compare import compare as put_together
     from specbench_cli.comparison.outcome import parse_fail_on, parse_tolerance
@@ -169,7 +171,7 @@ def compare(
 
 
 def methods() -> pandas.DataFrame:
-    """All methods: a row each, by name, with what it needs, guarantees and is about."""
+    """Return all methods, one row per method: requirements, guarantee and description."""
     import pandas
 
     from specbench_cli.commands._card import brief
@@ -178,7 +180,7 @@ def methods() -> pandas.DataFrame:
 
 
 class Run:
-    """A run that was made: its records and its figures. Made by `run` and `load`."""
+    """A finished run: its records and results. `run` and `load` return it."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
@@ -187,7 +189,7 @@ class Run:
         return f"{type(self).__name__}({str(self.path)!r})"
 
     def __str__(self) -> str:
-        """The table of a terminal."""
+        """Return the table that the terminal shows."""
         from specbench_cli.report.terminal.table import run_text
 
         return run_text(self._reading.summary, self._reading.facts)
@@ -199,20 +201,21 @@ class Run:
 
     @property
     def path(self) -> Path:
-        """Its folder."""
+        """Folder of the run."""
         return self._reading.run.path
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """Settings with their sources, models, versions, machine; results/README.md says more."""
+        """Settings with their sources, models, versions and machine. See results/README.md."""
         return self._reading.run.manifest
 
     @cached_property
     def df(self) -> pandas.DataFrame:
-        """A row a record, which is a method's output on a turn of a prompt in a pass.
+        """Records, one row per method, turn and repeat.
 
-        The columns of `records.parquet`: times `ns_*` in nanoseconds, a list an entry for steps and
-        forwards, parameters and counts of a method's own as JSON text.
+        The columns are those of `records.parquet`. Times `ns_*` are in nanoseconds. Steps and
+        forwards are lists with one entry each. A method's own parameters and counters are JSON
+        text.
         """
         from specbench_cli.store.export import to_frame
 
@@ -220,11 +223,12 @@ class Run:
 
     @cached_property
     def summary(self) -> pandas.DataFrame:
-        """A row a method, by label: lossless ones first, best first.
+        """Results, one row per method, indexed by label: lossless methods first, the fastest on
+        top.
 
-        `speedup` is a ratio over vanilla with its 95% interval, `speedup_low` and `speedup_high`;
-        rows that share one of the `letters` do not differ significantly. Other columns: the figures
-        of `summary.csv` (docs/reference/metrics.md).
+        `speedup` is the ratio to vanilla, with its 95% interval `speedup_low` to `speedup_high`.
+        Methods that share one of the `letters` do not differ significantly. The other columns are
+        those of `summary.csv` (docs/reference/metrics.md).
         """
         from specbench_cli.summary.summary import ALL
 
@@ -233,7 +237,7 @@ class Run:
 
     @cached_property
     def families(self) -> pandas.DataFrame:
-        """The same by task family: a row a family and method."""
+        """Results by task family, one row per family and method."""
         from specbench_cli.summary.summary import ALL
 
         rows = self._rows()
@@ -241,14 +245,16 @@ class Run:
 
     @property
     def exit_code(self) -> ExitCode:
-        """What `specbench run` ends with: OK, BAD_ANSWER, or ENVIRONMENT where times are
-        void or a method could not run here."""
+        """Exit code of `specbench run`: OK, BAD_ANSWER, or ENVIRONMENT.
+
+        ENVIRONMENT means that times are noisy or that a method could not run here.
+        """
         from specbench_cli.measure.result import exit_code
 
         return exit_code(self._reading.records, self.manifest)
 
     def show(self) -> None:
-        """Show the report: in a notebook the whole page, elsewhere the table."""
+        """Show the report: the whole page in a notebook, the table elsewhere."""
         if _in_notebook():
             _display({"text/html": self._page(), "text/plain": str(self)})
         else:
@@ -264,7 +270,7 @@ class Run:
         return rows.astype(dict.fromkeys(NULLABLE_NUMBERS, float))
 
     def _page(self) -> str:
-        """The report in a frame of its own, which keeps its style and script from the notebook."""
+        """Return the report in an iframe, which isolates its style and script from the notebook."""
         from specbench_cli.report.html.page import write_html
 
         with TemporaryDirectory() as folder:
@@ -277,7 +283,7 @@ class Run:
 
 
 class ComparisonResult:
-    """What changed from one run to another. Made by `compare`."""
+    """Differences between two runs. `compare` returns it."""
 
     def __init__(self, comparison: Comparison) -> None:
         self._comparison = comparison
@@ -286,7 +292,7 @@ class ComparisonResult:
         return f"{type(self).__name__}({self._comparison.base!r}, {self._comparison.new!r})"
 
     def __str__(self) -> str:
-        """The verdict in a line."""
+        """Return the verdict in one line."""
         from specbench_cli.comparison.pages.words import headline
 
         return output.plain(headline(self._comparison))
@@ -298,14 +304,17 @@ class ComparisonResult:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing closes the gate."""
+        """True if nothing fails the gate."""
         return not self._comparison.failed_rows
 
     @cached_property
     def df(self) -> pandas.DataFrame:
-        """A row a task and method: `outcome`, whether it `fails` the gate, what was `found`, MAT on
-        both sides, and `decode_ratio`, NEW's decode time over BASE's (above 1: slower), with its
-        simultaneous interval, `decode_low` and `decode_high`."""
+        """Comparison, one row per task and method.
+
+        Columns include `outcome`, `fails` (True if it fails the gate), `found`, MAT on both sides,
+        and `decode_ratio`. `decode_ratio` is NEW's decode time over BASE's (above 1: slower), with
+        the simultaneous interval `decode_low` to `decode_high`.
+        """
         import pandas
 
         from specbench_cli.comparison.pages.columns import flat_row
@@ -315,7 +324,7 @@ class ComparisonResult:
         return found.assign(fails=found["fails"] == "yes")
 
     def show(self) -> None:
-        """Show what changed: rendered in a notebook, elsewhere as the command prints it."""
+        """Show the comparison: rendered in a notebook, as printed text elsewhere."""
         from specbench_cli.comparison.pages import text
 
         if _in_notebook():
@@ -325,14 +334,16 @@ class ComparisonResult:
 
 
 def _start_s() -> float:
-    """About as much processor time as a program's start takes: this process' own, of which the rest
-    was for other things if it is an old one."""
+    """Return an estimate of the processor time that starting the program takes.
+
+    It is this process's own time, limited because an old process has also done other work.
+    """
     return min(time.process_time(), LONGEST_START_S)
 
 
 @contextmanager
 def _threads_kept() -> Iterator[None]:
-    """Leave torch with the number of threads that it had, which is the next run's default."""
+    """Restore torch's number of threads afterwards, since it is the next run's default."""
     import torch
 
     before = torch.get_num_threads()
@@ -343,21 +354,25 @@ def _threads_kept() -> Iterator[None]:
 
 
 def _to_name(what: str, value: Named) -> str:
-    """A name, or a path's text. Raises UsageError: it is neither."""
+    """Return a name, or a path as text.
+
+    Raises:
+        UsageError: The value is neither.
+    """
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
     raise UsageError(f"{what} must be a name or a path, got {value!r}", "help(specbench_cli.run)")
 
 
 def _plain(value: Any) -> Any:
-    """A setting with paths as texts."""
+    """Return a setting with paths as text."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _in_notebook() -> bool:
-    """Whether a notebook's kernel runs this, which shows what is displayed."""
+    """Return True if this runs in a notebook's kernel, which displays rich output."""
     ipython = sys.modules.get("IPython")
     shell = ipython and ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None

@@ -1,7 +1,7 @@
-"""Methods by name: built-in, from other distributions (entry points), from a file (--plugin).
+"""Registry of methods: built-in, from other distributions (entry points), from a file (--plugin).
 
-A method is imported at its first use. `specbench list methods` needs no torch: the facts about
-built-in methods are read from the source text of their classes.
+A method is imported at its first use. `specbench list methods` does not import torch: it reads the
+facts about built-in methods from the source text of their classes.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from specbench_cli.api import Claim, Method
 
 GROUP = "specbench.methods"
-"""Entry-point group of other distributions' methods."""
+"""Entry-point group for methods of other distributions."""
 
 SIBLING_PACKAGES = ("methods", "datasets_cfg")
-"""Our other top-level packages, whose names somebody else's package may bear too."""
+"""Other top-level packages of specbench. An unrelated package may have the same name."""
 
 LOSSLESS = "lossless"
-"""With default parameters: vanilla's very tokens, or under rejection the target's distribution."""
+"""Guarantee with default parameters: vanilla's tokens, or with rejection its distribution."""
 
 LOSSY = "lossy"
-"""With default parameters neither: runs show it beside what its answers lose."""
+"""Guarantee of methods that are not lossless. Reports show how much accuracy they lose."""
 
 FAMILIES = (
     "nothing",
@@ -94,9 +94,11 @@ class MethodEntry:
 
 @dataclass(frozen=True, slots=True)
 class Papers:
-    """What a method's sources are called and report.
+    """Citations of a method and the claims of its papers.
 
-    citation: BibTeX entries; empty where there is none. claims: their confirmed speedups.
+    Attributes:
+        citation: BibTeX entries. Empty if there are none.
+        claims: Speedups that the papers report, as far as confirmed.
     """
 
     citation: str = ""
@@ -199,7 +201,7 @@ def _literals(node: ast.ClassDef, module: str) -> Iterator[tuple[str, Any]]:
 
 
 def entries() -> dict[str, MethodEntry]:
-    """All methods by canonical name; ours first. A name of ours cannot be taken by another."""
+    """Return all methods by canonical name. The names of built-in methods cannot be replaced."""
     return {**ours(), **_installed(), **_plugin_methods}
 
 
@@ -210,7 +212,7 @@ def without_plugins() -> Mapping[str, MethodEntry]:
 
 @cache
 def _installed() -> dict[str, MethodEntry]:
-    """Other distributions' methods; looked up once, as that reads every distribution's metadata."""
+    """Return the methods of other distributions. Cached, since the lookup reads all metadata."""
     import importlib.metadata
 
     found = {}
@@ -225,7 +227,7 @@ def _installed() -> dict[str, MethodEntry]:
 
 
 def check_shadowing() -> None:
-    """Raise UsageError where another package hides one of ours."""
+    """Raise UsageError if another package shadows a package of specbench."""
     home = Path(__file__).resolve().parents[1]
     for name in SIBLING_PACKAGES:
         spec = importlib.util.find_spec(name)
@@ -242,12 +244,16 @@ def check_shadowing() -> None:
 
 
 def foreign() -> bool:
-    """Whether code of a plug-in was imported here."""
+    """Return True if this process imported a plug-in."""
     return bool(_plugin_methods)
 
 
 def resolve(name: str) -> str:
-    """Canonical name of a method, given that or an alias. Raises UsageError if there is none."""
+    """Return the canonical name of a method, given its name or an alias.
+
+    Raises:
+        UsageError: The method is unknown.
+    """
     known = entries()
     word = name.strip().lower()
     if word in known:
@@ -263,7 +269,7 @@ def resolve(name: str) -> str:
 
 
 def lossless() -> list[str]:
-    """Our methods that promise vanilla's output, and are no peers."""
+    """Return the built-in methods that guarantee vanilla's output, without peers."""
     return [name for name, each in ours().items() if each.guarantee == LOSSLESS and not each.peer]
 
 
@@ -271,7 +277,7 @@ def load(name: str) -> type[Method]:
     """Import a method's class.
 
     Raises:
-        UsageError: no such method, or another distribution's does not import.
+        UsageError: The method is unknown, or another distribution's method fails to import.
     """
     canonical = resolve(name)
     entry = entries()[canonical]
@@ -332,19 +338,19 @@ def build(name: str, passed: Mapping[str, Any]) -> Method:
     """Return a method with its parameters: those passed, and defaults for the rest.
 
     Raises:
-        UsageError: a parameter is unknown or has a value that is not allowed; or as `load`.
+        UsageError: A parameter is unknown or its value is not allowed. See also `load`.
     """
     return _with_parameters(load(name), name, passed)
 
 
 def declare(name: str, passed: Mapping[str, Any]) -> Method:
-    """Return a method for a plan: it has parameters and hooks, and cannot decode.
+    """Return a method for a plan. It has parameters and hooks, but cannot decode.
 
-    Unlike `build` it does not import torch, except for plug-ins, and for peers that check what is
+    Unlike `build`, it does not import torch. Exceptions are plug-ins, and peers that check what is
     installed.
 
     Raises:
-        UsageError: as `build`.
+        UsageError: See `build`.
     """
     canonical = resolve(name)
     entry = entries()[canonical]
@@ -360,7 +366,7 @@ def declare(name: str, passed: Mapping[str, Any]) -> Method:
 
 
 def _with_parameters(kind: type[Method], name: str, passed: Mapping[str, Any]) -> Method:
-    """Return an object of a method's class; see `build`."""
+    """Return an instance of a method's class. See `build`."""
     from pydantic import ValidationError
 
     try:
@@ -375,13 +381,13 @@ def _with_parameters(kind: type[Method], name: str, passed: Mapping[str, Any]) -
 
 
 def load_plugin(path: str) -> list[str]:
-    """Register every method that a Python file defines.
+    """Register all methods that a Python file defines.
 
     Returns:
-        The names registered.
+        The registered names.
 
     Raises:
-        UsageError: what `plugin.read` raises, or a name is taken.
+        UsageError: See `plugin.read`. Also raised if a name is taken.
     """
     from specbench_cli import plugin
 
@@ -399,7 +405,7 @@ def load_plugin(path: str) -> list[str]:
 
 
 def _describe(method: type[Method], origin: str) -> MethodEntry:
-    """Return the entry of a class that is already imported."""
+    """Return the entry of an imported class."""
     return MethodEntry(
         f"{method.__module__}:{method.__qualname__}",
         (method.__doc__ or "").strip().partition("\n")[0],

@@ -1,1 +1,1 @@
-"""One thin file a command: options in, a call, an exit code out."""
+"""Commands of `specbench`, one module each: parse options, call code, return an exit code."""

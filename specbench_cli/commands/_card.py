@@ -1,4 +1,4 @@
-"""A method's card: what it is, why it is exact, what its papers claim, what its audit says."""
+"""Description of a method: guarantee, parameters, claims of its papers, and audit results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def brief(name: str) -> dict[str, Any]:
-    """What the registry's table says; nothing is imported."""
+    """Return the registry's facts about a method, without importing it."""
     entry = registry.entries()[name]
     return {
         "name": name,
@@ -31,7 +31,7 @@ def brief(name: str) -> dict[str, Any]:
 
 
 def card(name: str) -> dict[str, Any]:
-    """The table's facts, then what the class itself says, and its audit."""
+    """Return the registry's facts, the facts of the method's class, and its audit."""
     canonical = registry.resolve(name)
     method = registry.load(canonical)
     build, papers = method(), registry.papers(canonical)
@@ -72,7 +72,7 @@ def card(name: str) -> dict[str, Any]:
 
 
 def audit_facts(name: str, method: type[Method], folder: Path | None = None) -> str:
-    """What the newest certificate says of a method, if it is of this very file."""
+    """Return the verdict of the newest certificate, if the method's file has not changed since."""
     from specbench_cli.judge.broken import certificates
 
     found = certificates(name, folder)
@@ -121,7 +121,7 @@ def family_rows() -> list[dict[str, str]]:
 
 
 def _type(annotation: Any) -> str:
-    """A parameter's type as a user would say it: "int | heuristic | oracle"."""
+    """Return a parameter's type in readable form: "int | heuristic | oracle"."""
     if get_origin(annotation) is Literal:
         return " | ".join(map(str, get_args(annotation)))
     if get_origin(annotation) in (Union, UnionType):

@@ -1,7 +1,6 @@
-"""What a person, a log or a program sees of a run while it goes on.
+"""Progress displays of a run, for a terminal, a log or a program.
 
-Everything is drawn inside the callbacks, which come between prompts: no thread refreshes anything
-while a cell is timed.
+Everything is drawn in callbacks between prompts. No thread redraws while an output is timed.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ if TYPE_CHECKING:
 BASELINE = "vanilla"
 LOSSLESS = ("exact_tokens", "exact_law")
 LINE_EVERY_S = 60.0
-"""Shortest time between two lines of a log on the same prompts, which may take long."""
+"""Minimum time in seconds between two log lines about the same prompts."""
 
 
 BUSY = (
     "other programs are at work, and times taken beside them are void: close them, or interrupt"
     " and begin again with --allow-noise, which keeps such times and labels the run"
 )
-"""Said while a run lasts: at its end it is too late for a person who waits."""
+"""Message during a run, so that a waiting user can act before the end."""
 
 
 class Timing(NamedTuple):
-    """What of a record counts for a speedup."""
+    """The values of a record that a speedup needs."""
 
     label: str
     ns: int
@@ -47,13 +46,14 @@ class Timing(NamedTuple):
 
 
 class LiveSpeedups:
-    """Speedups of the cells so far; provisional, without intervals.
+    """Speedups of the outputs so far. They are provisional and have no intervals.
 
-    Times are paired on prompt, turn and pass, and compared per token, as the report does it. A row
-    with a wrong output has none from then on, and a lossy one none: what it costs is not known yet.
+    Times are paired by prompt, turn and repeat, and compared per token, like in the report. A
+    method with a wrong output has no speedup from then on. Lossy methods have none, since their
+    loss of accuracy is not known yet.
 
     Args:
-        bases: the row that another one's speedup is over, where that is not vanilla.
+        bases: Baseline of each method whose baseline is not vanilla.
     """
 
     def __init__(self, bases: Mapping[str, str] | None = None) -> None:
@@ -63,7 +63,7 @@ class LiveSpeedups:
         self._wrong: set[str] = set()
 
     def add(self, record: Record) -> dict[str, float]:
-        """Count a record in; returns the speedup of every row but vanilla's."""
+        """Add a record and return the speedup of every method except vanilla."""
         wrong = record.verdict is not None and record.verdict.kind == "mismatch"
         if wrong or record.guarantee not in LOSSLESS:
             self._wrong.add(record.label)
@@ -90,13 +90,14 @@ class LiveSpeedups:
 
 
 class RunProgress:
-    """Common to all displays: counts, running speedups, the run's folder. A context manager.
+    """Base class of all displays: counts, running speedups, and the run's folder. A context
+    manager.
 
     Args:
-        dry_run: the plan is the result and goes to stdout.
-        part: this process runs one pass of a run that another process has announced.
-        start_s: seconds of processor time that this process took to start, by which those of the
-            report after the last prompt are told; 0 for no report.
+        dry_run: The plan is the result and goes to stdout.
+        part: This process runs one repeat of a run that another process has announced.
+        start_s: Processor time in seconds that starting this process took. The time for the final
+            report is estimated from it. 0 if there is no report.
     """
 
     def __init__(self, *, dry_run: bool = False, part: bool = False, start_s: float = 0.0) -> None:
@@ -115,10 +116,10 @@ class RunProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
 
     def planned(self, facts: dict[str, Any]) -> None:
-        """The plan, before anything is loaded."""
+        """Show the plan, before anything is loaded."""
         self._foresee(facts)
         if self._dry_run:
             output.facts(_readable(facts))
@@ -130,52 +131,52 @@ class RunProgress:
         self._bases = {row["label"]: row["baseline"] for row in facts["methods"]}
 
     def started(self, cells: int, done: int, run_dir: Path) -> None:
-        """The run's folder stands; `done` of its `cells` were there already."""
+        """Start the display. `done` of the `cells` outputs exist already."""
         self.run_dir, self._cells, self._done = run_dir, cells, done
         self._pairs, self.speedups = (
             LiveSpeedups(self._bases),
             {},
-        )  # those of a tuning are no result
+        )  # drop the speedups of a tuning
 
     def stage(self, text: str) -> None:
-        """Something begins that is not a prompt."""
+        """Show a stage that is not a prompt."""
         self._stage = text
 
     def prompt(self, progress: HowFar) -> None:
-        """Prompts were measured."""
+        """Show that prompts were measured."""
         self._stage = how_far(self.to_the_end(progress))
 
     def to_the_end(self, progress: HowFar) -> HowFar:
-        """The same with the report's time in the time left; a tuning has none."""
+        """Add the time for the report to the ETA. A tuning has no report."""
         if progress.left_s is None or progress.part == TUNING:
             return progress
         return progress._replace(left_s=progress.left_s + self._report_s)
 
     def window(self, other_cpu: float | None, text: str) -> None:
-        """A window was timed; what helps is said at the first whose times are lost."""
+        """Show a timed window. On the first noisy one, also print how to avoid noise."""
         self._window = text
         if text.endswith(TIMES_VOID) and not self._told_of_noise and not self._part:
             self._told_of_noise = True
             self.note(BUSY)
 
     def show_record(self, record: Record) -> None:
-        """A record was written."""
+        """Count a stored record."""
         self._done += 1
         self.speedups = self._pairs.add(record)
 
     def handed_over(self) -> None:
-        """Another process goes on with the run, and shows itself."""
+        """Pause the display while another process continues the run and shows its own."""
 
     def note(self, text: str) -> None:
-        """Something a person should know."""
+        """Print a message for the user."""
         output.note(text)
 
     def flags(self) -> list[str]:
-        """Options that make another process of this run show itself in the same way."""
+        """Return the options with which another process of this run shows the same display."""
         return []
 
     def line(self) -> str:
-        """How quiet it is, and the running speedups, best first."""
+        """Return the noise level and the running speedups, the fastest first."""
         ranked = sorted(self.speedups.items(), key=lambda each: -each[1])
         speedups = [f"{label} {ratio:.2f}x" for label, ratio in ranked[:SHOWN]]
         slower = len(ranked) - SHOWN
@@ -184,7 +185,7 @@ class RunProgress:
 
 
 def how_far(progress: HowFar) -> str:
-    """Which prompt it is, and how long the rest takes."""
+    """Return the current prompt and the ETA."""
     part, prompt, prompts, left_s = progress
     place = f"prompt {prompt} of {prompts} done" if prompt else f"prompt 1 of {prompts}"
     done = f"{part + ', ' if part else ''}{place}"
@@ -194,7 +195,7 @@ def how_far(progress: HowFar) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time as a person says it: 40 s, 12 min, 3 h 10 min."""
+    """Return a time in readable form: 40 s, 12 min, 3 h 10 min."""
     if seconds < MINUTE:
         return f"{max(1, round(seconds))} s"
     minutes = round(seconds / MINUTE)
@@ -204,28 +205,28 @@ def duration(seconds: float) -> str:
 
 
 MINUTE = 60
-"""Seconds of a minute, and minutes of an hour."""
+"""Seconds per minute, and minutes per hour."""
 
 
 class _BarAndLine(Progress):
-    """A bar, and a line of text under it."""
+    """A progress bar with a line of text below it."""
 
     line = ""
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """The bar, then the line."""
+        """Yield the bar and the line."""
         yield from super().get_renderables()
         yield output.styled(self.line)
 
 
 SHOWN = 6
-"""Running speedups of a line."""
+"""Maximum number of speedups in a line."""
 BAR_WIDTH = 24
-"""Columns of the bar: what is said beside it has its place on 80."""
+"""Width of the bar in columns. The text next to it fits into 80 columns."""
 
 
 class Bar(RunProgress):
-    """A progress bar on stderr with the stage beside it and the running speedups under it."""
+    """A progress bar on stderr, with the stage next to it and the running speedups below it."""
 
     def __init__(self, *, dry_run: bool = False, part: bool = False, start_s: float = 0.0) -> None:
         super().__init__(dry_run=dry_run, part=part, start_s=start_s)
@@ -240,7 +241,7 @@ class Bar(RunProgress):
         )
 
     def __exit__(self, *_: object) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._bar.stop()
 
     def started(self, cells: int, done: int, run_dir: Path) -> None:
@@ -253,24 +254,24 @@ class Bar(RunProgress):
         self._draw()
 
     def stage(self, text: str) -> None:
-        """Say it beside the bar."""
+        """Show the stage next to the bar."""
         super().stage(text)
         if self._bar.task_ids:
-            self._bar.start()  # another process may have had the terminal
+            self._bar.start()  # another process may have used the terminal
         self._draw()
 
     def prompt(self, progress: HowFar) -> None:
-        """Say how far it is."""
+        """Show the progress."""
         super().prompt(progress)
         self._draw()
 
     def window(self, other_cpu: float | None, text: str) -> None:
-        """Say how quiet it is."""
+        """Show the noise level."""
         super().window(other_cpu, text)
         self._draw()
 
     def show_record(self, record: Record) -> None:
-        """Move the bar."""
+        """Advance the bar."""
         super().show_record(record)
         self._draw()
 
@@ -281,22 +282,22 @@ class Bar(RunProgress):
             self._bar.update(self._task, completed=self._done, description=said, refresh=True)
 
     def handed_over(self) -> None:
-        """Make place for the other process's bar. What comes after it comes after all cells."""
+        """Remove the bar, so that the other process can show its own. It completes all outputs."""
         self._bar.stop()
         self._done = self._cells
 
     def note(self, text: str) -> None:
-        """Say it above the bar."""
+        """Print a message above the bar."""
         self._bar.console.print(output.styled(text))
 
 
 def time_of_day() -> str:
-    """The local time, which logs are read by."""
+    """Return the local time for log lines."""
     return time.strftime("%H:%M:%S")
 
 
 class Lines(RunProgress):
-    """A line on stderr for each stage and each prompt, for logs: each with its time."""
+    """Log lines on stderr, one per stage and prompt, with the time of day."""
 
     def __init__(
         self,
@@ -313,19 +314,19 @@ class Lines(RunProgress):
         self._prompt = -1
 
     def started(self, cells: int, done: int, run_dir: Path) -> None:
-        """Say how much there is to do."""
+        """Print the number of outputs to measure."""
         super().started(cells, done, run_dir)
         if not self._part:
             there = f", {done} of them done already" if done else ""
             self._line(f"{cells} cells (a prompt by a method each){there}, in {run_dir}")
 
     def stage(self, text: str) -> None:
-        """Say it."""
+        """Print the stage."""
         super().stage(text)
         self._line(text)
 
     def prompt(self, progress: HowFar) -> None:
-        """Say how far it is, if that was not said just now."""
+        """Print the progress, at most every `LINE_EVERY_S` for the same prompt."""
         super().prompt(progress)
         now = self._clock()
         if progress.prompt != self._prompt or now - self._said >= LINE_EVERY_S:
@@ -337,34 +338,34 @@ class Lines(RunProgress):
 
 
 class JsonLines(RunProgress):
-    """An event a line on stdout, for programs."""
+    """Events for programs, one JSON line each on stdout."""
 
     def planned(self, facts: dict[str, Any]) -> None:
-        """{"event": "plan", ...}"""
+        """Print {"event": "plan", ...}."""
         self._foresee(facts)
         if not self._part:
             output.json_line({"event": "plan", **facts})
 
     def started(self, cells: int, done: int, run_dir: Path) -> None:
-        """{"event": "start", ...}"""
+        """Print {"event": "start", ...}."""
         super().started(cells, done, run_dir)
         if not self._part:
             output.json_line({"event": "start", "run": run_dir, "cells": cells, "done": done})
 
     def stage(self, text: str) -> None:
-        """{"event": "stage", ...}"""
+        """Print {"event": "stage", ...}."""
         output.json_line({"event": "stage", "stage": text})
 
     def prompt(self, progress: HowFar) -> None:
-        """{"event": "prompt", ...}"""
+        """Print {"event": "prompt", ...}."""
         output.json_line({"event": "prompt", **self.to_the_end(progress)._asdict()})
 
     def window(self, other_cpu: float | None, text: str) -> None:
-        """{"event": "window", ...}"""
+        """Print {"event": "window", ...}."""
         output.json_line({"event": "window", "other_cpu": other_cpu, "says": text})
 
     def show_record(self, record: Record) -> None:
-        """{"event": "cell", ...}: the record without its bulk."""
+        """Print {"event": "cell", ...}: the record without its details."""
         super().show_record(record)
         output.json_line(
             {
@@ -388,21 +389,21 @@ class JsonLines(RunProgress):
         )
 
     def flags(self) -> list[str]:
-        """JSON there as well."""
+        """Return the option for JSON lines."""
         return ["--json"]
 
 
 def make_progress(
     *, json: bool, dry_run: bool = False, part: bool = False, start_s: float = 0.0
 ) -> RunProgress:
-    """The display for today's stdout and stderr; see `RunProgress`."""
+    """Return the display that fits stdout and stderr. See `RunProgress`."""
     text = Bar if output.console(stderr=True).is_terminal else Lines
     return (JsonLines if json else text)(dry_run=dry_run, part=part, start_s=start_s)
 
 
 @contextmanager
 def count_rounds(rounds: int, *, json: bool) -> Iterator[Callable[[int], None]]:
-    """Shows how many of a probe's rounds are done: a bar, a line now and then, or JSON lines."""
+    """Show the number of finished probe rounds: as a bar, log lines or JSON lines."""
     if json:
         yield lambda done: output.json_line({"event": "round", "done": done, "rounds": rounds})
     elif output.console(stderr=True).is_terminal:
@@ -417,7 +418,7 @@ def count_rounds(rounds: int, *, json: bool) -> Iterator[Callable[[int], None]]:
 
 
 def _readable(facts: dict[str, Any]) -> dict[str, Any]:
-    """A plan's facts with its tables in words."""
+    """Return a plan's facts with its tables as text."""
     methods = (
         " ".join([m["label"], *(s for s in settings(m["params"]) if s not in m["label"].split())])
         for m in facts["methods"]

@@ -33,7 +33,7 @@ NOISE = (
     "close other programs (specbench doctor measures them) and run again; or keep such times,"
     " labelled noisy: --allow-noise",
 )
-"""What is said, and what to do, where a run ends with exit code 3."""
+"""Error message and hint of a run that ends with exit code 3 because of noise."""
 
 
 def read_settings(
@@ -56,12 +56,12 @@ def read_settings(
     )
     for row in config.methods:
         if row.name in registry.ours():
-            registry.declare(row.name, row.params)  # refuse wrong parameters before torch is loaded
+            registry.declare(row.name, row.params)  # reject wrong parameters before torch is loaded
     return config, sources
 
 
 def _vet(plugin: str) -> None:
-    """Import a plug-in in a process of its own first. Raise UsageError if it cannot be used."""
+    """Import a plug-in in a separate process first. Raise UsageError if it is not usable."""
     from specbench_cli.measure.isolation.plugin_process import vet
 
     vet(plugin)
@@ -78,7 +78,11 @@ def measure_missing(
     only_pass: int | None = None,
     fresh: bool,
 ) -> RunResult:
-    """Do what a run lacks (`execute.run`), which is found again as `place`."""
+    """Measure the missing outputs of a run (`execute.run`).
+
+    Args:
+        place: Path under which the run is registered: its folder or its matrix.
+    """
     from specbench_cli.measure import run as execute
     from specbench_cli.store.run_dir import RunDir, register_run
 
@@ -94,15 +98,15 @@ def measure_missing(
         )
     except repeat_process.UnfinishedRepeat as fault:
         if fault.already_reported and plan is not None and plan.config.repeats == 1:
-            raise typer.Exit(fault.exit_code) from fault  # who ordered one pass knows of none
+            raise typer.Exit(fault.exit_code) from fault  # already printed
         raise
     finally:
-        if RunDir.holds_run(run_dir.path):  # else it failed before anything was measured
+        if RunDir.holds_run(run_dir.path):  # else it failed before the first measurement
             register_run(place)
 
 
 def write_report(folder: Path, view: RunView) -> Reading:
-    """Write the files that belong to a finished run."""
+    """Write the final files of a run."""
     from specbench_cli.report import outputs
     from specbench_cli.store.run_dir import RunDir
 
@@ -111,7 +115,7 @@ def write_report(folder: Path, view: RunView) -> Reading:
 
 
 def create_matrix(asked: RunConfig, sources: Mapping[str, str], out: Path | None) -> Path:
-    """The folder of a matrix that is begun; each of its runs can be planned."""
+    """Create the folder of a matrix and return it. Each of its runs is checked first."""
     from specbench_cli.measure.planning import dry
     from specbench_cli.plan.matrix import pairs
     from specbench_cli.store import matrix
@@ -119,7 +123,7 @@ def create_matrix(asked: RunConfig, sources: Mapping[str, str], out: Path | None
 
     runs = pairs(asked)
     for each in runs.values():
-        dry(each)  # what one of them lacks is said before another is measured
+        dry(each)  # report missing assets before any run starts
     path = out or new_path("matrix", asked.model_dump(mode="json"))
     order = {name: each.model_dump_json() for name, each in runs.items()}
     matrix.create(path, matrix.MatrixOrder(order, sources))
@@ -131,7 +135,7 @@ def create_matrix(asked: RunConfig, sources: Mapping[str, str], out: Path | None
 def measure_matrix(
     whole: Path, view: RunView, force: bool, in_turn: Path | None
 ) -> tuple[list[RunResult], Reading]:
-    """Do what a matrix's runs lack, one run after another, and read them as one."""
+    """Measure the missing outputs of a matrix, run by run, and read all runs as one."""
     from specbench_cli.config.run import RunConfig
     from specbench_cli.measure import run as execute
     from specbench_cli.report import outputs
@@ -169,11 +173,12 @@ def measure_matrix(
 def show_resume_command(
     path: Path, view: RunView, part: bool, command: str | None = None
 ) -> Iterator[None]:
-    """Say with which command a run goes on that is stopped by a person, a disk or a reader; of a
-    part of one, whoever ordered it says so.
+    """Print the command that resumes the run if the user, a full disk or a closed pipe stops it.
+
+    For a single repeat, the parent process prints the command.
 
     Args:
-        command: where that is not a run's own.
+        command: Command to print, if it is not the run's own.
     """
     try:
         yield

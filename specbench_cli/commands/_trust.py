@@ -12,7 +12,10 @@ from specbench_cli.config import permission
 
 
 def permission_check(trust: bool) -> permission.Check:
-    """Return the permission check: permit all with `--trust`, else ask at a terminal or refuse."""
+    """Return the permission check.
+
+    `--trust` permits everything. Otherwise the check asks at a terminal, and refuses without one.
+    """
     return permission.permit_all if trust else _ask
 
 

@@ -1,4 +1,4 @@
-"""`specbench audit`: whether methods keep what they promise, proved on small models."""
+"""`specbench audit`: check the guarantees of methods on small models."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ def _run_audits(due: list[str], folder: Path, asked: AuditOptions, total: int) -
 
 
 def _names(methods: list[str], every: bool, plugins: list[str]) -> list[str]:
-    """The methods asked for, by canonical name, each once."""
+    """Return the canonical names of the methods to audit, without duplicates."""
     for file in plugins:
         if Path(file).is_file():
-            plugin_file.hold(file)  # for the processes that audit
+            plugin_file.hold(file)  # for the processes that run the audit
     plugged = [name for file in plugins for name in registry.load_plugin(file)]
     known = registry.entries()
     own = [name for name, entry in known.items() if entry.baseline == "vanilla"]

@@ -1,4 +1,4 @@
-"""`specbench compare`: what a change did to outputs, counters and speed; baselines and trends."""
+"""`specbench compare`: differences in outputs, counters and speed, baselines, and trends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from specbench_cli.config.commands import CompareOptions
 
 FILES = {"markdown": "compare.md", "junit": "compare.xml", "json": "compare.json"}
-"""What a comparison can be written as, and the file of each in a folder."""
+"""File name of each output format, if a folder is written."""
 EXAMPLES = (
     "specbench compare results/runs/20261121T102403Z-mini-1f2e3d4c last",
     "specbench compare main last --tolerance 3%",
@@ -65,7 +65,7 @@ def compare(asked: CompareOptions) -> ExitCode:
 
 
 def _compare(asked: CompareOptions) -> ExitCode:
-    """Both gates over BASE and NEW."""
+    """Compare BASE and NEW, and return the exit code of the gate."""
     formats = _checked_formats(asked)
     from specbench_cli.comparison.outcome import parse_fail_on, parse_tolerance
 
@@ -76,7 +76,7 @@ def _compare(asked: CompareOptions) -> ExitCode:
     failed, (first, second) = False, asked.sides
     for name, pair in _pairs(first, second).items():
         base, new = map(load_side, pair)
-        gc.freeze()  # as in report: what was read has no cycles
+        gc.freeze()  # loaded records have no cycles, so skip them in garbage collection
         found = put_together(base, new, tolerance=let_pass, fail_on=closing)
         failed = failed or bool(found.failed_rows)
         place = asked.out / name if name and asked.out is not None else asked.out
@@ -110,7 +110,7 @@ def _checked_formats(asked: CompareOptions) -> list[str]:
 def _print_or_write(
     found: Comparison, form: output.Format, formats: list[str], out: Path | None, overwrite: bool
 ) -> None:
-    """Print a comparison, or write it."""
+    """Print a comparison, or write it to files."""
     from specbench_cli.comparison.pages.words import headline
 
     if form == "json":
@@ -130,8 +130,13 @@ def _print_or_write(
 
 
 def _pairs(base: str, new: str) -> dict[str, tuple[str, str]]:
-    """What is compared with what: the two, or of two runs of several targets each target's, by
-    name. Raises UsageError where only one is such."""
+    """Return the pairs to compare, by name.
+
+    Two runs are one pair. Two matrices are one pair per shared target.
+
+    Raises:
+        UsageError: Only one side is a matrix, or they share no target.
+    """
     from specbench_cli.store.matrix import is_matrix, members
     from specbench_cli.store.run_dir import find_run
 
@@ -153,7 +158,7 @@ def _pairs(base: str, new: str) -> dict[str, tuple[str, str]]:
 
 
 def _write(found: Comparison, formats: list[str], out: Path, overwrite: bool) -> None:
-    """One format into the file `out`, or into that folder where there is one; several into it."""
+    """Write one format to the file `out`, or any number into the folder `out`."""
     several = len(formats) > 1 or out.is_dir()
     places = {name: out / FILES[name] if several else out for name in formats}
     texts = {name: _rendered(found, name) for name in formats}
@@ -186,7 +191,7 @@ def _document(content: dict[str, Any]) -> str:
 
 
 def _save(name: str, runs: list[str]) -> ExitCode:
-    """Make runs this machine's baseline."""
+    """Save runs as a baseline of this machine."""
     from specbench_cli.comparison.baselines.baseline import save
     from specbench_cli.comparison.reading import find_run_folders
     from specbench_cli.store.run_dir import find_run
@@ -201,7 +206,7 @@ def _save(name: str, runs: list[str]) -> ExitCode:
 
 
 def _over_time(asked: CompareOptions) -> ExitCode:
-    """Print trends; draw them into a folder."""
+    """Print trends, and draw them to a folder."""
     from specbench_cli.comparison.trend import load_trends
 
     trends, out = load_trends(asked.sides), asked.out

@@ -1,4 +1,4 @@
-"""`specbench doctor`: whether the default run works here, and what is missing for others."""
+"""`specbench doctor`: check that the default run works here, and list what is missing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _checks() -> list[HealthCheck]:
     from specbench_cli.measure import assets, health
     from specbench_cli.store.run_dir import RUNS
 
-    call = assets.HubCall()  # answers while the rest is looked at
+    call = assets.HubCall()  # answers during the other checks
     checks = [
         *health.software(),
         *health.hardware(),
@@ -53,13 +53,13 @@ def _checks() -> list[HealthCheck]:
 
 
 def _facts(check: HealthCheck) -> dict[str, object]:
-    """A check's facts; what is well prevents nothing."""
+    """Return a check's facts, without consequences if it passed."""
     facts = asdict(check)
     return facts | ({"prevents": None, "mend": None} if check.status == "ok" else {})
 
 
 def _show(checks: list[HealthCheck], works: bool) -> None:
-    """For a person a table, then what to mend; for a pipe everything in one table."""
+    """Print the checks: as a table and fixes for a terminal, as one table for a pipe."""
     facts = [_facts(check) for check in checks]
     if not output.human():
         output.rows(facts, ("name", "status", "found", "prevents", "mend"))

@@ -1,4 +1,4 @@
-"""`specbench export`: a run's outputs as files that other evaluation tools read."""
+"""`specbench export`: write a run's outputs for other evaluation tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`specbench init`: a config file to begin with, and the schema of config files."""
+"""`specbench init`: create a commented config file, or print the schema of config files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`specbench list`: what there is to run, and what was run."""
+"""`specbench list`: list methods, tasks, models, runs, model shapes and hardware."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
 
 
 class Listing(NamedTuple):
-    """How one kind is listed: its names, the facts of one, and which of them fit in a table."""
+    """Functions for a kind of entries: names, facts of one entry, and the facts for a table."""
 
     names: Callable[[], list[str]]
     brief: Callable[[str], dict[str, Any]]
@@ -60,7 +60,7 @@ def list_(asked: ListOptions) -> None:
 
 
 def _show(facts: dict[str, Any]) -> None:
-    """One thing in full: short facts first, then tables, then texts."""
+    """Print all facts of an entry: short facts first, then tables, then long texts."""
     tables = {key: value for key, value in facts.items() if _is_table(value)}
     texts = {key: value for key, value in facts.items() if isinstance(value, str) and "\n" in value}
     output.facts({k: v for k, v in facts.items() if k not in tables and k not in texts})
@@ -72,7 +72,7 @@ def _show(facts: dict[str, Any]) -> None:
 
 
 def _markdown(rows: Sequence[Mapping[str, str]]) -> str:
-    """Return rows that have the same keys and hold Markdown as a table."""
+    """Return a table of rows that have the same keys and contain Markdown."""
     from specbench_cli.report.markdown_table import table
 
     return table(list(rows[0]), ([*row.values()] for row in rows), escaped=True)
@@ -107,7 +107,7 @@ def _model(name: str) -> dict[str, Any]:
 
 
 def _model_in_full(name: str) -> dict[str, Any]:
-    """The alias's facts, and what a shipped model was measured to do."""
+    """Return a model's facts, and the measured quality of a shipped model."""
     from specbench_cli.models import describe
     from specbench_cli.models.quality import quality_tables
 
@@ -151,7 +151,7 @@ def _run_names() -> list[str]:
 
 
 def _runs() -> dict[str, Path]:
-    """The folders of runs: by their name where they are usually kept, else by their path."""
+    """Return the folders of runs, by name in the default folder and by path elsewhere."""
     from specbench_cli.store.run_dir import RUNS, list_runs
 
     return {path.name if path.parent == RUNS else str(path): path for path in list_runs()}

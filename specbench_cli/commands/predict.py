@@ -1,4 +1,4 @@
-"""`specbench predict`: what forwards cost here, and what a run should have taken by that."""
+"""`specbench predict`: measure the costs of forwards, and predict the times of a run from them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ ROOFLINE = ("hardware", "shape", "context", "overhead")
 
 
 def _probe(asked: PredictOptions) -> ExitCode:
-    """Measure the costs of this machine."""
+    """Measure the costs of forwards on this machine."""
     _check_combination(asked, "--probe", *(name for name in REPLAY if name != "batch"), *ROOFLINE)
     if asked.batch == 1:
         raise UsageError(
@@ -127,7 +127,7 @@ def _check_combination(asked: PredictOptions, beside: str, *names: str) -> None:
 
 
 def _predict(name: str, files: Sequence[Path], other: Path | None, json: bool) -> ExitCode:
-    """Replay a run."""
+    """Replay a run with measured costs and print the predicted times."""
     from specbench_cli.measure.costs import Costs
     from specbench_cli.predict.prediction import predict as replay
     from specbench_cli.predict.run_costs import check_models, find_difference, load_costs
@@ -180,7 +180,7 @@ def _head(run: RunDir, probes: Sequence[Costs], against: Costs | None) -> list[s
 
 
 def _drift(first: Costs, then: Costs) -> str:
-    """How far a later probe of the machine is from an earlier one."""
+    """Return the median difference between an earlier and a later probe, as text."""
     from statistics import median
 
     from specbench_cli.measure.costs import compare_probes
@@ -192,7 +192,7 @@ def _drift(first: Costs, then: Costs) -> str:
 
 
 def _compare(first: Path, second: Path, json: bool) -> ExitCode:
-    """How far two probes are apart."""
+    """Print the differences between two probes."""
     from specbench_cli.measure.costs import Costs, compare_probes
     from specbench_cli.report.terminal.prediction import print_differences
 

@@ -1,4 +1,4 @@
-"""`specbench publish`: a finished run added to a gallery of static pages."""
+"""`specbench publish`: add finished runs to a gallery of static pages."""
 
 from __future__ import annotations
 

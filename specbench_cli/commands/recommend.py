@@ -1,4 +1,4 @@
-"""`specbench recommend`: which method with which settings, for this model, machine and traffic."""
+"""`specbench recommend`: choose a method and its settings for a model, a machine and a load."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def recommend(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
 def _run_recommendation(
     asked: tuple[RunConfig, dict[str, str]] | None, how: RecommendInvocation
 ) -> ExitCode:
-    """Make a new recommendation, or finish an interrupted one (asked None), and print it."""
+    """Make and print a new recommendation, or finish an interrupted one (`asked` is None)."""
     # Validate first: importing torch takes a second.
     from specbench_cli.commands._progress import make_progress
     from specbench_cli.commands._running import NOISE, show_resume_command
@@ -152,7 +152,7 @@ def _run_recommendation(
 def _search(
     journal: Journal, place: Path, view: RunView, how: RecommendInvocation
 ) -> tuple[ExitCode, dict[str, Any]]:
-    """Search, confirm and advise; store the result in the folder."""
+    """Search, confirm and advise. Store the result in the folder."""
     from specbench_cli.measure import repeat_process
     from specbench_cli.predict.recommend import journal as kept
     from specbench_cli.predict.recommend.advice import advise
@@ -190,7 +190,7 @@ def _search(
 
 
 def _header(journal: Journal, reading: Any) -> list[str]:
-    """What was measured, in lines."""
+    """Return lines that describe the measurement."""
     if reading is None:
         return [f"specbench  target {journal.config.target}  {', '.join(journal.config.tasks)}"]
     lines: list[str] = reading.facts.header(reading.summary.prompts, width=100)

@@ -1,4 +1,4 @@
-"""`specbench report`: the tables of runs that were made, files of them, or two outputs compared."""
+"""`specbench report`: print tables of runs, write reports, or compare two outputs."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _read(asked: ReportOptions) -> tuple[Reading, Path]:
         reading = read_matrix(whole, force=asked.force)
     else:
         reading = read_together(_sources(asked.runs), force=asked.force)
-    gc.freeze()  # what was read has no cycles: looking through it again and again takes seconds
+    gc.freeze()  # loaded records have no cycles, and collecting takes seconds
     if asked.also or any(map(spec_bench_table.is_imported, reading.sources)):
         found = spec_bench_table.spec_bench(reading.run, reading.sources, reading.summary)
         reading = replace(reading, spec_bench=found)
@@ -121,7 +121,11 @@ def _write(asked: ReportOptions, to: str) -> ExitCode:
 
 
 def _matrix(words: list[str]) -> Path | None:
-    """The folder of a matrix, if that is given. Raises UsageError where more is."""
+    """Return the folder of a matrix, or None if no argument is a matrix.
+
+    Raises:
+        UsageError: A matrix was given together with other runs.
+    """
     from specbench_cli.store.matrix import is_matrix
     from specbench_cli.store.run_dir import find_run
 
@@ -135,7 +139,7 @@ def _matrix(words: list[str]) -> Path | None:
 
 
 def _sources(words: list[str]) -> list[RecordSource]:
-    """The runs, each once, and answer files as a run of their own."""
+    """Return the runs without duplicates. All answer files together are one run."""
     from specbench_cli.report.spec_bench.files import Imported
     from specbench_cli.store.run_dir import RunDir, find_run
 
@@ -146,7 +150,7 @@ def _sources(words: list[str]) -> list[RecordSource]:
 
 
 def _compare(asked: ReportOptions, prompt: str) -> ExitCode:
-    """Show the outputs on one prompt, or write who computed when."""
+    """Print the outputs for one prompt, or write their timeline."""
     from specbench_cli.report.terminal.side_by_side import page
     from specbench_cli.report.timeline.files import write_lanes
     from specbench_cli.report.tokens import decoder_of

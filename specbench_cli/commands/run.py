@@ -1,4 +1,4 @@
-"""`specbench run`: the main job."""
+"""`specbench run`: measure methods on prompts."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def _measure_matrix(
 
 
 def _report_missing(results: Sequence[RunResult], reading: Reading) -> ExitCode:
-    """Say what of the runs is missing; the worst of their exit codes."""
+    """Print what the runs are missing, and return the worst of their exit codes."""
     if any(each.exit_code is ExitCode.ENVIRONMENT and each.noisy for each in results):
         output.error(*NOISE)
     if left_out := reading.run.manifest.get("left_out"):
@@ -234,8 +234,10 @@ def _show(reading: Reading, folder: Path, form: output.Format) -> None:
 
 
 def spelled_out(args: Sequence[str]) -> list[str]:
-    """Arguments with the number that `--tune` stands for where it has none: the parser knows no
-    option whose value may be left out."""
+    """Return the arguments with a number after a bare `--tune`.
+
+    The parser does not support options with an optional value.
+    """
     words: list[str] = []
     for at, word in enumerate(args):
         words.append(word)
@@ -245,7 +247,8 @@ def spelled_out(args: Sequence[str]) -> list[str]:
 
 
 def _check_resume_options(options: list[str]) -> None:
-    """A resumed run is the run that was begun: nothing about it can be changed."""
+    """Raise UsageError if options were given with `--resume`, which takes all settings from the
+    run."""
     if options:
         raise UsageError(
             f"--resume takes all settings from the run; drop {', '.join(options)}",

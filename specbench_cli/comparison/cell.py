@@ -25,7 +25,7 @@ class PairKey(NamedTuple):
 
     @property
     def prompt_turn(self) -> PromptTurn:
-        """Return the prompt's turn."""
+        """Prompt id and turn."""
         return self.prompt_id, self.turn
 
 
@@ -40,7 +40,9 @@ class RowKey(NamedTuple):
 class Counters:
     """Sums over the steps of an output; None if the method does not report a counter (peers).
 
-    committed: tokens after the first. levels, nodes: drafted. tested, accepted: levels.
+    committed: number of tokens after the first.
+    levels, nodes: number of drafted levels and tokens.
+    tested, accepted: number of levels.
     """
 
     n_tokens: int | None
@@ -61,7 +63,7 @@ class Counters:
 
     @property
     def contradiction(self) -> str | None:
-        """Return how the counters of one output contradict each other, or None."""
+        """Contradiction between the counters of one output; None if there is none."""
         if self.steps is None or self.n_tokens is None:
             return None
         counts = [self.accepted or 0, self.tested or 0, self.levels or 0, self.nodes or 0]
@@ -75,7 +77,7 @@ class Counters:
 
     @property
     def mat(self) -> float | None:
-        """Return the mean accepted tokens: committed tokens per step; None without steps."""
+        """Mean accepted tokens: committed tokens per step; None without steps."""
         return self.committed / self.steps if self.committed is not None and self.steps else None
 
 
@@ -84,12 +86,11 @@ class Times:
     """Times of an output in nanoseconds; None if the method does not report a time.
 
     decode, draft, verify, host, total: as in the records; peers report only the total.
-        draft_forward,
-    verify_forward: mean over the kinds of forwards that draft or verify (same model, layers and
-    number of tokens) of each kind's median, weighted by count. Vanilla's verify_forward is its
-    forward over
-    one token. draft_fastest: like draft_forward, with each kind's minimum instead of its median;
-    None in baselines of older versions.
+    draft_forward, verify_forward: mean over the kinds of forwards that draft or verify (same model,
+        layers and number of tokens) of each kind's median, weighted by count. Vanilla's
+        verify_forward is its forward over one token.
+    draft_fastest: like draft_forward, with each kind's minimum instead of its median. None in
+        baselines of older versions.
     """
 
     decode: int | None
@@ -106,9 +107,9 @@ class Times:
 class ComparedOutput:
     """One output.
 
-    ids: the first 16 hexadecimal digits of the SHA-256 of its token ids. verdict: kind of the
-    verdict. Both are None if the output failed. times: None if the output failed or its time is
-    void.
+    ids: the first 16 hexadecimal digits of the SHA-256 of its token ids; None if it failed.
+    verdict: kind of the verdict; None if it failed.
+    times: None if the output failed or its time is noisy.
     """
 
     key: PairKey
@@ -128,5 +129,5 @@ class ComparedOutput:
 
     @property
     def row(self) -> RowKey:
-        """Return the key of the row to which the output belongs."""
+        """Key of the row to which the output belongs."""
         return RowKey(self.task, self.key.label)

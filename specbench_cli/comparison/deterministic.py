@@ -202,5 +202,5 @@ def _format_prompt_turn(cell: ComparedOutput) -> str:
 
 
 def _format_prompt_turns(cells: Iterable[ComparedOutput]) -> tuple[str, ...]:
-    """Return each prompt and turn once, over all passes."""
+    """Return each prompt and turn once, over all repeats."""
     return tuple(dict.fromkeys(map(_format_prompt_turn, cells)))

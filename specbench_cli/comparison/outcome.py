@@ -11,7 +11,7 @@ from specbench_cli.config.problems import did_you_mean
 from specbench_cli.errors import UsageError
 
 Outcome = Literal["broken", "changed-output", "mat", "slower", "missing", "faster", "new", "same"]
-"""Worst first."""
+"""Outcome of a row; the worst is first."""
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 FAIL_ON: tuple[Outcome, ...] = ("broken", "changed-output", "mat", "slower")
@@ -24,7 +24,10 @@ Rule = Literal["exact", "verdict", "ids only", "nothing"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonFinding:
-    """A finding about a row. locations: prompts and turns in order ("mini/qa/3 turn 1")."""
+    """A finding about a row.
+
+    locations: prompts and turns in order ("mini/qa/3 turn 1").
+    """
 
     outcome: Outcome
     message: str
@@ -36,10 +39,11 @@ class TimeChange:
     """Ratio of a time, NEW / BASE (above 1: slower), with its simultaneous interval.
 
     figure: "decode", "draft forward", "verify forward", "host" or "vanilla / hf:vanilla"; see
-    `comparison.timing`. low, high: None if the interval is too wide
-    (`stats.bootstrap.MAX_INTERVAL_RATIO`). significant: True if the interval excludes 1. detects:
-    smallest slowdown, as a ratio, that this comparison finds with 80% power. relative: True if the
-    time is divided by another time of the same process.
+        `comparison.timing`.
+    low, high: ends of the interval; None if it is too wide (`stats.bootstrap.MAX_INTERVAL_RATIO`).
+    significant: True if the interval excludes 1.
+    detects: smallest slowdown, as a ratio, that this comparison finds with 80% power.
+    relative: True if the time is divided by another time of the same process.
     """
 
     figure: str
@@ -52,7 +56,7 @@ class TimeChange:
 
     @property
     def percent(self) -> str:
-        """Return the change with its interval: `+8.1% [+5.0%, +11.2%]`."""
+        """The change with its interval: `+8.1% [+5.0%, +11.2%]`."""
         shift = f"{self.ratio - 1:+.1%}"
         if self.low is None or self.high is None:
             return shift
@@ -66,7 +70,9 @@ class TimeChange:
 class RowOutcome:
     """Outcome of a row: that of its worst finding, or "same" without findings.
 
-    pairs: number of compared outputs. rule_reason: why this rule applies. mat: (BASE, NEW).
+    rule_reason: reason why this rule applies.
+    pairs: number of compared outputs.
+    mat: mean accepted tokens of BASE and NEW.
     """
 
     key: RowKey
@@ -83,9 +89,9 @@ class RowOutcome:
 class Comparison:
     """Comparison of two sides.
 
-    not_compared: sentences on what could not be compared, and why. timing: sentence on whether and
-        how
-    the timing gate was applied. tolerance: allowed slowdown, 0.05 for 5%.
+    not_compared: sentences on what could not be compared, and why.
+    timing: sentence on whether and how the timing gate was applied.
+    tolerance: allowed slowdown, 0.05 for 5%.
     """
 
     base: str
@@ -99,7 +105,7 @@ class Comparison:
 
     @property
     def failed_rows(self) -> tuple[RowOutcome, ...]:
-        """Return the rows that fail the gate."""
+        """Rows that fail the gate."""
         return tuple(
             row for row in self.rows if any(found.outcome in self.fail_on for found in row.findings)
         )

@@ -1,4 +1,4 @@
-"""Processes of two sides, with all that the timing gate needs of them."""
+"""Processes of two sides, with the data for the timing gate."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ Outputs = Mapping[str, Mapping[PromptTurn, ComparedOutput]]
 
 @dataclass(frozen=True, slots=True)
 class ComparedProcesses:
-    """All processes of both sides, BASE's first.
+    """Processes of both sides, BASE's first.
 
-    new: True for processes of NEW. pair: index of each process's pair if the runs took turns, else
-    None. lost: labels with missing times in each process.
+    new: True for processes of NEW.
+    pair: index of each process's pair if the runs took turns, else None.
+    lost: labels with missing times in each process.
     """
 
     outputs: tuple[Outputs, ...]
@@ -34,7 +35,7 @@ class ComparedProcesses:
 
     @property
     def pairs(self) -> int:
-        """Return the number of pairs; 0 if the runs did not take turns."""
+        """Number of pairs; 0 if the runs did not take turns."""
         if self.pair is None:
             return 0
         return len(set(self.pair[has_partner(self.pair, np.array(self.new, dtype=bool))]))

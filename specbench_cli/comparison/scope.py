@@ -1,6 +1,6 @@
 """Scope of a comparison: pairs of outputs, the rule for each row, and what is not compared.
 
-Outputs are paired by prompt, turn, label, pass and seed, if both sides had the same prompt and
+Outputs are paired by prompt, turn, label, repeat and seed, if both sides had the same prompt and
 settings. Everything that is left out is reported.
 
 The rule of a row decides what must be equal:
@@ -49,15 +49,15 @@ _ROUNDING_FACTS = ("machine", "torch", "transformers", "threads", "dtype", "devi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What can be compared of BASE and NEW.
+    """Comparable parts of BASE and NEW.
 
-    pairs: outputs of BASE and NEW, by row. missing, new: rows that only BASE or only NEW has, of
-        shared
-    tasks. rules: rule of each row of `pairs`, and the reason. timing: why the timing gate is
-        skipped;
-    None if it applies. not_compared: sentences on what could not be compared. causes: by label,
-    other differences between the sides, which are the likely causes of findings.
-    rounding_difference: why the same program may round differently; None if it cannot.
+    pairs: outputs of BASE and NEW, by row.
+    missing, new: rows of shared tasks that only BASE, or only NEW, has.
+    rules: rule of each row of `pairs`, and the reason.
+    timing: reason to skip the timing gate; None if it applies.
+    not_compared: sentences on what could not be compared.
+    causes: label -> other differences between the sides, which are likely causes of findings.
+    rounding_difference: reason why the same program may round differently; None if it cannot.
     """
 
     pairs: Mapping[RowKey, tuple[tuple[ComparedOutput, ComparedOutput], ...]]
@@ -71,10 +71,10 @@ class Scope:
 
 
 def determine_scope(base: Side, new: Side) -> Scope:
-    """Return what can be compared.
+    """Return the comparable parts of two sides.
 
     Raises:
-        UsageError: nothing can be compared; names the reasons.
+        UsageError: nothing can be compared. The message names the reasons.
     """
     if differences := describe_changed_facts(_REQUIRED_FACTS, base, new):
         _raise_nothing_comparable(base, new, differences)
@@ -173,9 +173,9 @@ def _shared_prompts(base: Side, new: Side, tasks: set[str], notes: list[str]) ->
 
 
 def _shared_passes(base: Side, new: Side, notes: list[str]) -> set[int]:
-    """Return the passes that both sides have; add the others to `notes`.
+    """Return the repeats that both sides have; add the others to `notes`.
 
-    Times of the other passes still count as processes.
+    Times of the other repeats still count as processes.
     """
     ours, theirs = ({key.pass_ for key in side.cells} for side in (base, new))
     for which, only_here in (("BASE", ours - theirs), ("NEW", theirs - ours)):
@@ -358,7 +358,7 @@ def _timing_dependence(base: Side, new: Side, label: str) -> str | None:
 
 
 def _gives_vanilla_tokens(sampling: str, side: Side) -> bool:
-    """Return True if the decoding rule gives vanilla's tokens for any draft."""
+    """Return True if the decoding rule generates vanilla's tokens for any draft."""
     if sampling == "replay":
         return side.facts.get("temperature") == "0.0"
     return sampling in ("greedy", "coupled")

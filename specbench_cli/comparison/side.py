@@ -13,8 +13,9 @@ from specbench_cli.comparison.cell import ComparedOutput, PairKey
 class RowFacts:
     """Facts of a row from its run.
 
-    timing_free: True if steps do not depend on timing; None if unknown. models: what the row drafts
-    with: "draft" or another model's name, or the kind of a head; None if unknown.
+    timing_free: True if steps do not depend on timing; None if unknown.
+    models: models that the method drafts with: "draft" or another model's name, or the kind of a
+        head. None if unknown.
     """
 
     label: str
@@ -28,15 +29,15 @@ class RowFacts:
 class Side:
     """BASE or NEW.
 
-    facts: what must be equal (`summary.compatibility`), and the devices of workers. machine: its
-        id.
-    status: of the run ("finished", "running", "interrupted"). prompts: digest of text and token
-    ids, by prompt and turn; empty if not stored. cells: outputs of the first run, with all its
-    passes.
-    processes: outputs of every process, for the timing gate; passes of a run and further runs of
-        the
-    program are processes. start_times: start time of each process's run; empty if unknown.
+    facts: facts that must be equal (`summary.compatibility`), and the devices of workers.
+    machine: id of the machine.
+    cells: outputs of the first run, with all its repeats.
+    processes: outputs of every process, for the timing gate. The repeats of a run, and further runs
+        of the program, are processes.
+    start_times: start time of each process's run; empty if unknown.
     left_out: sentences on runs whose times are not included.
+    prompts: digest of text and token ids, by prompt and turn; empty if not stored.
+    status: status of the run ("finished", "running", "interrupted").
     """
 
     name: str

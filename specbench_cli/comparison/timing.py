@@ -1,4 +1,4 @@
-"""The timing gate: what became slower or faster between two sides, by component.
+"""Timing gate: times that became slower or faster between two sides, by component.
 
 Each row has four figures. Each is a ratio within one process, so that a slow phase of the machine
 affects both its parts:
@@ -49,7 +49,7 @@ VANILLA = f"{BASELINE} / {HF_VANILLA}"
 def estimate_changes(
     scope: Scope, processes: ComparedProcesses, tolerance: float
 ) -> dict[RowKey, tuple[TimeChange, ...]]:
-    """Return the change of each figure of each row; figures that cannot be judged are left out.
+    """Return the change of each figure of each row. Figures that cannot be judged are omitted.
 
     Args:
         processes: processes of the two sides.
@@ -151,7 +151,7 @@ def _interval_bounds(low: float, high: float) -> tuple[float, float] | tuple[Non
 
 
 def _prompt_turns(pairs: Sequence[tuple[ComparedOutput, ComparedOutput]]) -> list[PromptTurn]:
-    """Return the prompts and turns of a row, each once over all passes."""
+    """Return the prompts and turns of a row, each once over all repeats."""
     return list(dict.fromkeys(cell.key.prompt_turn for cell, _ in pairs))
 
 

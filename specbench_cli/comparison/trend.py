@@ -29,7 +29,10 @@ _PROGRAM = frozenset({"specbench", "commit"})
 
 @dataclass(frozen=True, slots=True)
 class TrendRun:
-    """A run or baseline. commit: first digits of the program's commit; None if unknown."""
+    """A run or baseline.
+
+    commit: first digits of the program's commit; None if unknown.
+    """
 
     name: str
     created_utc: str
@@ -40,9 +43,10 @@ class TrendRun:
 class ChangePoint:
     """A change of a figure.
 
-    last, first: the runs before and after it, as indices of `Trends.runs`. before, after: levels
-    (medians). p: p-value; 0 for figures without noise. params: parameters of the row that changed
-    at the same time, as text.
+    last, first: runs before and after the change, as indices of `Trends.runs`.
+    before, after: levels (medians).
+    p: p-value; 0 for figures without noise.
+    params: parameters of the method that changed at the same time, as text.
     """
 
     last: int
@@ -69,7 +73,7 @@ class TrendSeries:
 
     @property
     def known_values(self) -> list[float]:
-        """Return the values that are not None."""
+        """Values that are not None."""
         return [value for value in self.values if value is not None]
 
 
@@ -77,8 +81,8 @@ class TrendSeries:
 class Trends:
     """Runs in order of time, and every figure of every row over them.
 
-    left_out: sentences on runs that are not compatible with the newest, and on unused times. level:
-    of the test of one series.
+    left_out: sentences on runs that are not compatible with the newest, and on unused times.
+    level: significance level of the test of one series.
     """
 
     runs: tuple[TrendRun, ...]
@@ -229,8 +233,7 @@ def _changed_params(label: str, before: Side, after: Side) -> tuple[str, ...]:
 
 
 def _speedup(side: Side, key: RowKey) -> float | None:
-    """Return the decode speedup over vanilla for the same prompts and passes, over all
-    processes."""
+    """Return the decode speedup over vanilla, paired by prompt and repeat, over all processes."""
     if side.noisy:
         return None
     vanilla_time = own_time = 0.0

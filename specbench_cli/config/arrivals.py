@@ -1,4 +1,4 @@
-"""When requests arrive, where they do not wait for each other: `--load`."""
+"""Arrival times of requests that do not wait for each other: `--load`."""
 
 from __future__ import annotations
 
@@ -33,8 +33,11 @@ def number_of_loads(text: str) -> int:
 class Arrivals:
     """Arrival times of requests.
 
-    poisson: independent, `rate` a second. burst: `size` at once, every `seconds`. trace: as listed.
-    typed: what they are called, `poisson:4`.
+    poisson: independent, `rate` per second. burst: `size` at once, every `seconds`. trace: times
+        from a file.
+
+    Attributes:
+        typed: Text of the option, e.g. `poisson:4`.
     """
 
     kind: str
@@ -46,10 +49,10 @@ class Arrivals:
 
     @classmethod
     def sweep(cls, text: str) -> tuple[Arrivals, ...]:
-        """Read what was typed where there may be several rates: `poisson:1,2,4`, `poisson:1:8:1`.
+        """Parse a value of `--load` that may have several rates: `poisson:1,2,4`, `poisson:1:8:1`.
 
         Raises:
-            ValueError: as `parse`, and as `sweep.values`.
+            ValueError: See `parse` and `sweep.values`.
         """
         kind, _, rest = text.partition(":")
         if kind != "poisson":
@@ -63,10 +66,10 @@ class Arrivals:
 
     @classmethod
     def parse(cls, text: str) -> Arrivals:
-        """Read what was typed.
+        """Parse a value of `--load`.
 
         Raises:
-            ValueError: it makes no sense; the message says what is allowed.
+            ValueError: The value is invalid. The message names the valid forms.
         """
         kind, _, rest = text.partition(":")
         shown = problems.shown(repr(text))
@@ -83,10 +86,10 @@ class Arrivals:
         raise ValueError(f"must be {FORMS}, got {shown}")
 
     def times(self, n: int, seed: int) -> list[float]:
-        """Arrival times of n requests, in seconds from the first possible moment.
+        """Return the arrival times of n requests, in seconds from the start of the measurement.
 
         Raises:
-            ValueError: a trace lists fewer.
+            ValueError: A trace has fewer than n requests.
         """
         if self.kind == "poisson":
             draw = random.Random(seed)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from specbench_cli.config.options import ARGUMENTS, OUTPUT, OVERWRITE, Option, settings
 
 Form = Literal["table", "tsv", "json"]
-"""How tables are printed."""
+"""Output format of tables."""
 
 
 class CommandOptions(BaseModel):
@@ -105,7 +105,7 @@ class ReportOptions(CommandOptions):
 
     @property
     def printed(self) -> Form:
-        """How tables are printed."""
+        """Output format of tables."""
         return "json" if self.as_json else self.form
 
 
@@ -128,7 +128,7 @@ class CompareOptions(CommandOptions):
     tolerance: Annotated[
         str, Option(GATED, "X", "Largest slowdown that passes, e.g. 5% or 0.05.")
     ] = "5%"
-    # FAIL_ON of compare.outcome, which is not imported for a page of help.
+    # Equals FAIL_ON of compare.outcome, which is slow to import for a help page.
     fail_on: Annotated[
         str,
         Option(
@@ -176,7 +176,7 @@ class CompareOptions(CommandOptions):
 
     @property
     def printed(self) -> Form:
-        """How tables are printed."""
+        """Output format of tables."""
         return "json" if self.as_json else self.form
 
 

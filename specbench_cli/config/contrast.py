@@ -1,4 +1,4 @@
-"""The contrast that a run's target is decoded with: `--contrast`."""
+"""Settings of contrastive decoding: `--contrast`."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from collections.abc import Mapping
 from typing import Any
 
 DEFAULTS = {"beta": 0.5, "keep": 0.5, "below": 0.45, "floor": 0.1}
-"""What is taken where it is not given. Our own choice, none of the paper's constants."""
+"""Default values. specbench chose them, they are not the paper's constants."""
 
 LIMITS = {"beta": (0.0, 10.0), "keep": (0.0, 1.0), "below": (0.0, 1.0), "floor": (0.0, 1.0)}
-"""The least and the greatest value of each."""
+"""Minimum and maximum of each setting."""
 
 FORM = "beta=0.5,keep=0.5,below=0.45,floor=0.1, or some of them"
 
 
 def contrasting(value: Any) -> Any:
-    """All settings of a contrast.
+    """Return all settings of a contrast.
 
     Args:
         value: `KEY=VALUE,KEY=VALUE` as text, the same as a mapping, or None.
 
     Raises:
-        ValueError: neither, or a key or value that is not allowed; the message says what is.
+        ValueError: The value has another type, or a key or value is not allowed. The message names
+            the allowed ones.
     """
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""Where the workers of a method compute that drafts beside the target: `--devices`."""
+"""Devices of the two workers of methods that draft in parallel with the target: `--devices`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ ROLES = ("target", "draft")
 FORM = "target=cpu:0-3,draft=cpu:4-7, or target=cuda:0,draft=cuda:1"
 
 _PLACE = re.compile(r"cuda(:\d{1,4})?|cpu(:\d+(-\d+)?(,\d+(-\d+)?)*)?")
-_MAX_CORE = 4096  # more than any machine has: a range beyond is a slip of the keyboard
+_MAX_CORE = 4096  # higher numbers are typing errors
 
 
 def places(value: Any) -> Any:
-    """The place of each role: "cpu", "cpu:0-3,6" (cores) or "cuda:1".
+    """Return the device of each role: "cpu", "cpu:0-3,6" (cores) or "cuda:1".
 
     Args:
         value: `target=PLACE,draft=PLACE` as text, the same as a mapping, or None.
 
     Raises:
-        ValueError: neither, or places that do not go together; the message says what is allowed.
+        ValueError: The value has another type, or its places are invalid or cannot be combined. The
+            message names the valid forms.
     """
     if value is None:
         return None
@@ -46,7 +47,11 @@ def places(value: Any) -> Any:
 
 
 def cores_of(place: str) -> tuple[int, ...]:
-    """The cores of `cpu:0-3,6`, in order; none where it names none. Raises ValueError."""
+    """Return the sorted cores of `cpu:0-3,6`, or () if the place names none.
+
+    Raises:
+        ValueError: A range of cores is invalid.
+    """
     named: set[int] = set()
     for part in place.partition(":")[2].split(",") if place.startswith("cpu:") else ():
         first, _, last = part.partition("-")
@@ -59,12 +64,12 @@ def cores_of(place: str) -> tuple[int, ...]:
 
 
 def written(cores: Sequence[int]) -> str:
-    """A place as it is typed: `cpu:0-3,6`."""
+    """Return cores as on the command line: `cpu:0-3,6`."""
     return f"cpu:{_runs(cores)}"
 
 
 def listed(cores: Sequence[int]) -> str:
-    """Cores in words: `cores 0-3,6`."""
+    """Return cores as text: `cores 0-3,6`."""
     return f"{'core' if len(cores) == 1 else 'cores'} {_runs(cores)}"
 
 
@@ -79,7 +84,7 @@ def _runs(cores: Sequence[int]) -> str:
 
 
 def _pairs(text: str) -> dict[str, str]:
-    """Role and place of `ROLE=PLACE,ROLE=PLACE`; places may have commas in them."""
+    """Return role and place of `ROLE=PLACE,ROLE=PLACE`. Places may contain commas."""
     found: dict[str, str] = {}
     for part in re.split(r",(?=[^,=]*=)", text):
         role, equals, place = part.partition("=")
@@ -92,7 +97,7 @@ def _pairs(text: str) -> dict[str, str]:
 
 
 def _fit(target: str, draft: str) -> None:
-    """Raise ValueError unless two workers can compute there at once."""
+    """Raise ValueError unless both workers can compute at the same time on these places."""
     if target[:3] != draft[:3]:
         raise ValueError(f"has {target} and {draft}: both must be CPU cores, or both GPUs")
     cores, others = cores_of(target), cores_of(draft)

@@ -1,4 +1,4 @@
-"""A YAML file as plain values, with the line that every key stands on."""
+"""YAML files as plain values, with the line number of every key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specbench_cli import files
 from specbench_cli.errors import UsageError
 
 _MOST = 100_000
-"""Values of a file, those that its aliases repeat counted each time."""
+"""Maximum number of values in a file. Aliases count as often as they are used."""
 MOST_BYTES = files.MB
 """Maximum size of a config file in bytes."""
 EXAMPLE = "a line is an option's name and its value, for example: limit: 24"
@@ -21,13 +21,13 @@ EXAMPLE = "a line is an option's name and its value, for example: limit: 24"
 
 @dataclass(frozen=True)
 class Document:
-    """What a YAML file holds.
+    """Content of a YAML file.
 
     Attributes:
-        name: the file's name, without the folders that lead there.
-        values: its top-level mapping.
-        lines: line number of every key, by dotted path ("set.sps.length").
-        texts: values that are single words, as they stand there: `1:6:1` is a number to YAML.
+        name: File name without folders.
+        values: Its top-level mapping.
+        lines: Line number of every key, by dotted path ("set.sps.length").
+        texts: Source text of scalar values. YAML would read `1:6:1` as a number.
     """
 
     name: str
@@ -36,8 +36,11 @@ class Document:
     texts: dict[str, str]
 
     def where(self, key: str) -> str:
-        """`specbench.yaml:3`, the place of a key; of one that came by an alias or a merge, that of
-        the innermost key above it that stands there."""
+        """Return the place of a key: `specbench.yaml:3`.
+
+        A key from an alias or a merge has no line. It gets the line of its innermost parent that
+        has one.
+        """
         parts = key.split(".")
         above = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
         line = next((f":{self.lines[each]}" for each in above if each in self.lines), "")
@@ -45,7 +48,7 @@ class Document:
 
 
 class _Loader(yaml.SafeLoader):
-    """Takes no text that UTF-8 cannot write: neither a file nor a terminal could show it."""
+    """Loader that rejects text that UTF-8 cannot encode, since no file or terminal can show it."""
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
         value = super().construct_scalar(node)
@@ -62,9 +65,9 @@ def read(path: Path) -> Document:
     """Read a YAML file by yaml.safe_load's rules, without duplicate keys.
 
     Raises:
-        UsageError: the file does not exist, is a pipe or a device, is not YAML, has a duplicate key
-            or has no mapping at the top. Also raised if aliases are recursive or expand to more
-            than 100,000 values.
+        UsageError: The file does not exist, is a pipe or a device, or is not YAML. Also raised if
+            it has a duplicate key or no mapping at the top, or if its aliases are recursive or
+            expand to more than 100,000 values.
     """
     files.check_regular(path)
     try:
@@ -101,7 +104,7 @@ def read(path: Path) -> Document:
 
 
 def scalar(text: str) -> Any:
-    """A number, true, false, null or else the text itself."""
+    """Parse a number, true, false or null. Return any other text unchanged."""
     try:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -110,10 +113,10 @@ def scalar(text: str) -> Any:
 
 
 def _count(node: yaml.Node | None, path: Path, counts: dict[int, int]) -> int:
-    """How many values a node stands for, aliases written out.
+    """Return the number of values of a node, with aliases expanded.
 
     Args:
-        counts: of the nodes seen before; 0 of those that hold this one.
+        counts: Counts of the nodes seen so far. 0 marks nodes that contain this one.
     """
     if not isinstance(node, yaml.CollectionNode):
         return 1
@@ -132,8 +135,11 @@ def _count(node: yaml.Node | None, path: Path, counts: dict[int, int]) -> int:
 
 
 def _lines(root: yaml.Node, path: Path) -> tuple[dict[str, int], dict[str, str]]:
-    """Line of every key and text of every word, by dotted path. Raises UsageError where a key
-    stands twice."""
+    """Return the line of every key and the text of every scalar, by dotted path.
+
+    Raises:
+        UsageError: A mapping has a duplicate key.
+    """
     lines: dict[str, int] = {}
     texts: dict[str, str] = {}
     seen = {id(root)}

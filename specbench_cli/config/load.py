@@ -1,4 +1,4 @@
-"""From everything that may say what to run to one RunConfig, with the source of every value.
+"""Configuration of a run: merges all sources into one RunConfig and tracks each value's source.
 
 Precedence: flag > --set > SPECBENCH_* > --config file > ./specbench.yaml > profile > defaults.
 """
@@ -29,11 +29,10 @@ from specbench_cli.config.sources import (
 from specbench_cli.errors import UsageError
 
 DEFAULT_METHODS_TOGETHER = ("vanilla", "sps", "pld")
-"""Of these, what can decode several prompts together, and what can be held to a grammar or a
-contrast."""
+"""Default methods that support batching, a grammar and contrastive decoding."""
 
 SHORT_RUN = {"limit": 12, "max_new_tokens": 64}
-"""What the run is cut down to when nothing says what to measure: 2 prompts a family, 64 tokens."""
+"""Limits of the default run: 2 prompts per family, 64 tokens."""
 
 CIRCUMSTANCES = frozenset(
     (
@@ -41,20 +40,24 @@ CIRCUMSTANCES = frozenset(
         " devices dtype graphs allow_noise isolation executor timeout_per_prompt"
     ).split()
 )
-"""What may be given without asking for more than the short run."""
+"""Settings that do not turn the default run into a full run."""
 
 
 class Methods(Protocol):
-    """What is needed of the registry."""
+    """Registry functions that `load` needs."""
 
     def resolve(self, name: str, /) -> str:
-        """Canonical name of a method, or UsageError."""
+        """Return the canonical name of a method.
+
+        Raises:
+            UsageError: The method is unknown.
+        """
 
     def load_plugin(self, path: str, /) -> list[str]:
-        """Register the methods of a file, and name them."""
+        """Register the methods of a file and return their names."""
 
     def lossless(self) -> list[str]:
-        """The registered methods that promise vanilla's output."""
+        """Return the registered methods that guarantee vanilla's output."""
 
 
 def load(
@@ -86,7 +89,7 @@ def load(
     files = [path for path in (own if own.is_file() else None, file) if path]
     layers = [*map(from_file, files), from_env(env), asked]
 
-    # Plug-ins first: the names of their methods may stand in any layer.
+    # Load plug-ins first, since any layer may name their methods.
     first = reduce(or_, layers).fields
     plugins = _split(first.get("plugins", Sourced([], "")).value)
     # The file in the working folder is read automatically, so another person may have written it.
@@ -128,7 +131,8 @@ def _is_of(source: Given, name: str, fields: Mapping[str, Sourced]) -> bool:
 
 
 def _profile(given: Given, asked: Sequence[str], methods: Methods) -> Given:
-    """What the profile that was asked for says; `asked` methods are measured beside its own."""
+    """Return the settings of the chosen profile. `asked` methods are measured in addition to its
+    own."""
     name = given.fields.get("profile", Sourced(None, "")).value
     if name is None:
         return Given()
@@ -139,7 +143,7 @@ def _profile(given: Given, asked: Sequence[str], methods: Methods) -> Given:
 
 
 def _canonical(given: Given, methods: Methods) -> Given:
-    """The same with every parameter under its method's canonical name."""
+    """Return the same settings with the canonical method name for every parameter."""
     params, swept = (
         {(methods.resolve(name), key): got for (name, key), got in block.items()}
         for block in (given.params, given.swept)
@@ -177,8 +181,8 @@ def _validated(given: Given, methods: Methods) -> tuple[RunConfig, dict[str, str
 
 
 def _plain(value: Any, place: Place, sources: Mapping[str, str]) -> None:
-    """Raise UsageError unless a value is what JSON can hold: a run that cannot write down what was
-    ordered could not be resumed."""
+    """Raise UsageError unless JSON can store a value, since a run must store its settings to be
+    resumed."""
     if isinstance(value, dict | list | tuple):
         entries = value.items() if isinstance(value, dict) else enumerate(value)
         for key, each in entries:
@@ -189,7 +193,7 @@ def _plain(value: Any, place: Place, sources: Mapping[str, str]) -> None:
         return
     usual = value is None or isinstance(value, str | int | float)
     endless = isinstance(value, float) and not isfinite(value)
-    if not usual or (endless and len(place) > 1):  # of fields their own checks say it better
+    if not usual or (endless and len(place) > 1):  # the checks of fields have clearer messages
         raise UsageError(
             f"{_subject(place, sources)} must be a text, a finite number, true, false or null,"
             f" got {problems.shown(repr(value))}"
@@ -211,12 +215,11 @@ def _is_of_params(place: Place) -> bool:
 
 
 def _rows(listed: Any, given: Given, methods: Methods) -> list[dict[str, Any]] | Any:
-    """The methods to measure, by canonical name: vanilla first, no row twice.
+    """Return the methods to measure, by canonical name: vanilla first, without duplicates.
 
-    A row's own `params` (config file) beat a `set` block; --set on the command line, or `set` of a
-    call, beats both. A method that is swept has a row a combination, unless the run is tuned, which
-    chooses one.
-    Whatever is not written as it should be is left to the model to refuse.
+    A method's own `params` (config file) override a `set` block. --set on the command line, or
+    `set` of a call, overrides both. A swept method appears once per combination, unless the run is
+    tuned, since tuning chooses one. The model rejects invalid entries.
     """
     flagged = {key: got for key, got in given.params.items() if got.source in ANSWERED}
     block, final = _by_method(given.params), _by_method(flagged)
@@ -251,15 +254,17 @@ def _rows(listed: Any, given: Given, methods: Methods) -> list[dict[str, Any]] |
 
 
 def _with_aa(rows: Sequence[Any]) -> list[Any]:
-    """Rows with a second one of vanilla: what devices that nobody watches are worth, the distance
-    of these two says."""
+    """Return the methods with a second vanilla.
+
+    The difference between the two vanillas shows the noise of devices that are not monitored.
+    """
     named = [row.get("name") for row in rows if isinstance(row, dict)]
     second = {"name": "vanilla", "label": "vanilla-2", "params": {}}
     return [*rows, second] if named.count("vanilla") == 1 else [*rows]
 
 
 def _swept(rows: Sequence[Any], swept: Mapping[str, Mapping[str, Sequence[Any]]]) -> list[Any]:
-    """The rows with those of swept methods once for each combination of values."""
+    """Return the methods, with swept methods once per combination of values."""
 
     def own(row: Any) -> Mapping[str, Sequence[Any]]:
         return swept.get(str(row.get("name")), {}) if isinstance(row, dict) else {}
@@ -276,7 +281,7 @@ def _swept(rows: Sequence[Any], swept: Mapping[str, Mapping[str, Sequence[Any]]]
 
 
 def _by_method(params: Mapping[tuple[str, str], Sourced]) -> dict[str, dict[str, Any]]:
-    """method -> parameter -> value."""
+    """Return method -> parameter -> value."""
     block: dict[str, dict[str, Any]] = {}
     for (name, key), got in params.items():
         block.setdefault(name, {})[key] = got.value
@@ -284,7 +289,7 @@ def _by_method(params: Mapping[tuple[str, str], Sourced]) -> dict[str, dict[str,
 
 
 def _split(listed: Any) -> list[Any]:
-    """A list, or one entry; texts in it are split at commas, unless they are a file's path."""
+    """Return a list. Texts are split at commas, unless they are an existing path."""
     entries = listed if isinstance(listed, (list, tuple)) else [listed]
     words: list[Any] = []
     for entry in entries:
@@ -298,12 +303,12 @@ def _split(listed: Any) -> list[Any]:
 def _exists(name: str) -> bool:
     try:
         return Path(name).exists()
-    except OSError:  # no file has so long a name
+    except OSError:  # the name is too long for a file
         return False
 
 
 def _subject(place: Place, sources: Mapping[str, str]) -> str:
-    """A place as the user knows it: `--limit`, `SPECBENCH_LIMIT`, `specbench.yaml:3: limit`."""
+    """Return a place for messages: `--limit`, `SPECBENCH_LIMIT`, `specbench.yaml:3: limit`."""
     if not place:
         return "the configuration"
     source = sources.get(str(place[0]), "default")

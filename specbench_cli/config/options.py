@@ -217,7 +217,7 @@ def settings_of(function: Callable[..., Any]) -> list[Setting]:
 
 
 def _model_settings(model: str) -> list[Setting]:
-    """Return the settings of a config model, which is given as "module:class"."""
+    """Return the settings of a config model named as "module:class"."""
     return list(settings(_import_attribute(model)))
 
 
@@ -250,7 +250,7 @@ def _attach(
     build: Callable[[], Callable[..., Any]],
     settings: Callable[[], list[Setting]],
 ) -> Callable[..., Any]:
-    """Store how a command's options are built and listed, and return the command's function."""
+    """Store how to build and list a command's options, and return the command's function."""
     function.build, function.settings = build, settings  # type: ignore[attr-defined]
     return function
 

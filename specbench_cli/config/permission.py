@@ -55,7 +55,7 @@ Check = Callable[[Sequence[PermissionRequest], str], None]
 
 
 def plugins(paths: Iterable[str]) -> list[PermissionRequest]:
-    """Return a request for each plug-in file that exists, whose content is held from then on."""
+    """Return a request for each existing plug-in file, and hold its content (see `plugin_file`)."""
     found = []
     for path in map(Path, paths):
         if path.is_file():
@@ -79,8 +79,8 @@ def uncontained(place: Path, content: str) -> PermissionRequest:
 def keys(config: RunConfig) -> list[PermissionRequest]:
     """Return a request for each server that prompts or environment variables are sent to.
 
-    The name of a method does not matter: another method, or one of a plug-in, may send its key too.
-    A run that is tuned has the values of a sweep beside its rows.
+    All methods are checked, since a method of a plug-in may send a key, too. With `tune`, the
+    values of a sweep are included.
     """
     given: list[tuple[str, Mapping[str, Sequence[Any]]]] = [
         *(
@@ -93,7 +93,7 @@ def keys(config: RunConfig) -> list[PermissionRequest]:
     for method in dict.fromkeys(name for name, _ in given):
         own = [params for name, params in given if name == method]
         urls = [url for params in own for url in params.get("url", ()) if url]
-        for url in urls:  # prompts may be the lines of any file that the folder names as a task
+        for url in urls:  # prompts may come from any file that the folder names as a task
             request = PermissionRequest(f"prompts to be sent to {url}", _digest("url", url))
             found[request.digest] = request
         for key in (key for params in own for key in params.get(KEY, ()) if key):

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _held: dict[Path, bytes] = {}
-"""Checked contents of plug-in files, by resolved path. They run, not what is there now."""
+"""Checked contents of plug-in files, by resolved path. Imports use them instead of the files."""
 
 
 def hold(path: str | Path) -> bytes:
-    """Return a plug-in file's content, and have this process run no other until `release`.
+    """Read a plug-in file and use this content until `release`.
 
-    What is checked and what runs are then the same, though the file changes in between.
+    The checked bytes are then the bytes that run, even if the file changes in between.
     """
     file = Path(path).resolve()
     if file not in _held:
@@ -24,21 +24,21 @@ def hold(path: str | Path) -> bytes:
 
 
 def content(path: str | Path) -> bytes:
-    """Return the content that is held of a plug-in file, else the one that it has now."""
+    """Return the held content of a plug-in file, or its current content."""
     held = _held.get(Path(path).resolve())
     return Path(path).read_bytes() if held is None else held
 
 
 def held() -> dict[Path, bytes]:
-    """Return what is held, for a process that is to run the same."""
+    """Return the held contents, for another process that must run the same."""
     return dict(_held)
 
 
 def hold_all(contents: Mapping[Path, bytes]) -> None:
-    """Hold the contents that another process holds."""
+    """Hold the contents that another process passes."""
     _held.update(contents)
 
 
 def release() -> None:
-    """Hold nothing more: files are read anew, and checked anew."""
+    """Drop all held contents. Files are read and checked again."""
     _held.clear()

@@ -1,4 +1,4 @@
-"""What is wrong with a value, in our words instead of the validator's."""
+"""Error messages about invalid values, in specbench's words instead of the validator's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _SHOWN = 80
-"""Characters of a value."""
+"""Maximum number of characters of a value in a message."""
 
 _LISTED = 12
 """Maximum number of names that an error lists. The others are counted."""
@@ -23,11 +23,11 @@ _LISTED = 12
 _LONG_WORD = re.compile(r"\S{1000,}")
 
 Place = tuple[int | str, ...]
-"""Where in the values: the keys and indices that lead there."""
+"""Path to a value: its keys and indices."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'sps'?`, or nothing where no known word is near."""
+    """Return `; did you mean 'sps'?`, or "" if no known word is similar."""
     near = nearest(word, known)
     return f"; did you mean {near!r}?" if near else ""
 
@@ -104,20 +104,22 @@ def usage_error(
     keys: Callable[[Place], Sequence[str]],
     hint: str,
 ) -> UsageError:
-    """The error to raise for values that a pydantic model refused.
+    """Return the error to raise for values that a pydantic model rejected.
 
     Args:
-        found: what pydantic says.
-        subject: names a place as the user knows it, "--limit" or "specbench.yaml:3: limit".
-        keys: the keys allowed beside the one at a place.
-        hint: the next command to type.
+        found: The validation error.
+        subject: Returns the name of a place for users: "--limit" or "specbench.yaml:3: limit".
+        keys: Returns the keys that are allowed at the level of a place.
+        hint: The next command to type.
     """
     return UsageError("\n".join(_sentence(e, subject, keys) for e in _deepest(found)), hint)
 
 
 def first_problem(found: ValidationError) -> str:
-    """The first thing that is wrong in a line or a file of ours: `steps.levels[3] must be at least
-    0, got -1`."""
+    """Return the first problem of a line or file of specbench.
+
+    For example: `steps.levels[3] must be at least 0, got -1`.
+    """
     error = _deepest(found)[0]
     if error["type"] == "json_invalid":
         return f"no JSON: {error['ctx']['error']}"
@@ -130,7 +132,7 @@ def _dotted(place: Place) -> str:
 
 
 def _deepest(found: ValidationError) -> list[ErrorDetails]:
-    """The errors without repetition: a union reports the same place once for each of its arms."""
+    """Return one error per place. A union reports a place once per member type."""
     first: dict[Place, ErrorDetails] = {}
     for error in found.errors(include_url=False):
         first.setdefault(error["loc"], error)

@@ -1,7 +1,7 @@
-"""Profiles: settings of a run that belong together, by one name; a YAML file each.
+"""Profiles: named sets of run settings, one YAML file each.
 
-A file holds what a config file may hold, and beside it `without`: methods that its word `lossless`
-leaves out. Whatever else says anything overrides a profile; only defaults are weaker.
+A profile may contain the keys of a config file, and `without`: methods to remove from the expansion
+of `lossless`. All other sources override a profile, except the defaults.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROFILES = {
     " methods that draft from earlier text, and eagle3 with its shipped head",
     "paper": "hours. spec_bench with every lossless method, its paper's parameters, 3 repeats",
 }
-"""Their names and what each is, the smallest first."""
+"""Names and descriptions of the profiles, the smallest first."""
 
 
 def profiles() -> list[str]:
@@ -31,17 +31,17 @@ def profiles() -> list[str]:
 
 
 LOSSLESS = "lossless"
-"""Stands, in a profile's methods, for all registered methods that promise vanilla's output."""
+"""Word in a profile's methods that means all registered methods with vanilla's output."""
 
 
 def from_profile(name: str, lossless: list[str]) -> Given:
-    """A profile's values.
+    """Return the settings of a profile.
 
     Args:
-        lossless: the methods that the word `lossless` stands for.
+        lossless: Methods that replace the word `lossless`.
 
     Raises:
-        UsageError: there is no such profile.
+        UsageError: The profile does not exist.
     """
     if name not in PROFILES:
         guess = did_you_mean(name, PROFILES)

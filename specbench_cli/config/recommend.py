@@ -31,7 +31,7 @@ def _minutes(value: Any) -> Any:
 
 
 def _batch_sizes(value: Any) -> Any:
-    """Parse batch sizes separated by commas; 0 means none."""
+    """Parse batch sizes separated by commas. 0 means none."""
     words = [word.strip() for word in str(value).split(",") if word.strip()]
     sound = all(word.isdecimal() and len(word) <= 6 for word in words)
     if not words or not sound or len(set(words)) < len(words):

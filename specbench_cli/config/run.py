@@ -1,4 +1,4 @@
-"""What a run is asked to do: one frozen, validated object, stored in the manifest as it is."""
+"""Settings of a run: one immutable, validated object that the manifest stores."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ from specbench_cli.config.problems import first_duplicate, shown
 from specbench_cli.errors import LONGEST_TEXT
 
 DEFAULT_METHODS = ("vanilla", "sps", "pld", "hf:vanilla", "hf:assisted")
-"""Methods that are measured when none is named."""
+"""Methods that are measured by default."""
 
 Rule = Literal["greedy", "rejection", "block", "coupled"]
-"""How tokens are decided."""
+"""Rule that decides which tokens the target emits."""
 
 Verify = Rule | Literal["replay"]
-"""How drafts are verified; the `sampling` word of the records."""
+"""Rule that verifies drafts. Records store it as `sampling`."""
 
 SAMPLED_VERIFY = ("rejection", "block", "coupled")
-"""The rules that apply above temperature 0 alone."""
+"""The rules that apply only above temperature 0."""
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Short names of the dtypes."""
 
 
 COLDEST, HOTTEST = 1e-3, 1e6
-"""The lowest temperature above 0, and the highest."""
+"""The lowest temperature above 0, and the highest temperature."""
 MOST_DIGITS = 300
 """Maximum number of digits of a number, since longer ones do not fit into a float."""
 MOST_METHODS = 128
 """Maximum number of methods in a run or table. Comparing all pairs takes memory and time."""
 MOST_NAMES = 10_000
-"""Maximum length of any other list: tasks, questions, categories, models, plug-ins."""
+"""Maximum length of all other lists: tasks, questions, categories, models, plug-ins."""
 SMALLEST_P = 1e-9
-"""The smallest top-p: float32 holds what is far below as 0, which would keep no token."""
+"""The smallest top-p. float32 rounds much smaller values to 0, which would keep no token."""
 
 
 def _number(value: Any) -> Any:
-    """YAML's `yes` is no number, though Python's True is one; and nan passes comparisons."""
+    """Reject booleans and NaN. In YAML, `yes` becomes True, which Python accepts as a number."""
     if isinstance(value, bool):
         raise ValueError("must be a number, not yes or no")
     digits = len(value.strip()) if isinstance(value, str) and value.strip().isdecimal() else 0
@@ -65,16 +65,18 @@ def _number(value: Any) -> Any:
     try:
         finite = math.isfinite(float(value))
     except (TypeError, ValueError, OverflowError):
-        return value  # no float: the field's own check says so
+        return value  # the field's own check rejects it
     if not finite:
         raise ValueError(f"must be a finite number, got {shown(str(value))}")
     return value
 
 
 def _workable(value: float) -> float:
-    """A temperature below the coldest leaves float32 no digits for logits over it, and greedy
-    decoding is what it comes to; above the hottest all tokens are as good as equally likely, and
-    one that float32 cannot hold leaves no numbers."""
+    """Reject temperatures that float32 logits cannot represent.
+
+    Below the coldest temperature, logits divided by it lose all digits, and decoding is greedy.
+    Above the hottest one, all tokens are almost equally likely.
+    """
     if 0 < value < COLDEST:
         raise ValueError(f"must be 0, which is greedy, or at least {COLDEST}, got {value}")
     if value > HOTTEST:
@@ -83,12 +85,12 @@ def _workable(value: float) -> float:
 
 
 def _device_of(place: str) -> str:
-    """The device of a place, without the cores."""
+    """Return the device of a place, without its cores."""
     return "cpu" if place.startswith("cpu") else place
 
 
 def _listed(value: Any) -> Any:
-    """A single word stands for a list of one."""
+    """Return a list for a single word."""
     return [value] if isinstance(value, str) else value
 
 
@@ -98,7 +100,7 @@ Words = Annotated[list[str], BeforeValidator(_listed), Field(max_length=MOST_NAM
 
 
 class MethodChoice(BaseModel):
-    """One row of the result: a method, what the row is called, and the parameters passed to it."""
+    """A method to measure, its label and its parameters."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -125,10 +127,10 @@ def _known_load(value: str) -> str:
 
 
 def nbytes(text: str) -> int:
-    """The bytes that a size stands for: `2GB`, `500MiB`, `1500000`.
+    """Return the number of bytes of a size: `2GB`, `500MiB`, `1500000`.
 
     Raises:
-        ValueError: it stands for none.
+        ValueError: The text is not a size.
     """
     try:
         size = int(TypeAdapter(ByteSize).validate_python(text))
@@ -486,19 +488,21 @@ class RunConfig(BaseModel):
         try:
             sampled = float(values.get("temperature", 0)) > 0
         except (TypeError, ValueError, OverflowError):
-            sampled = False  # no number: the field's own check says so
+            sampled = False  # the field's own check rejects it
         return {**values, "verify": "rejection" if sampled else "greedy"}
 
     @property
     def rule(self) -> Rule:
-        """How vanilla decides its tokens, which a replay hands to all others."""
+        """Rule by which vanilla chooses its tokens. In a replay, all other methods emit the same
+        tokens."""
         if self.verify == "replay":
             return "rejection" if self.temperature > 0 else "greedy"
         return self.verify
 
     @property
     def home(self) -> str:
-        """Where the target is, and whatever has no place of its own: auto, cpu, cuda or cuda:N."""
+        """Device of the target and of everything else without its own device: auto, cpu, cuda or
+        cuda:N."""
         return _device_of(self.devices["target"]) if self.devices else self.device
 
     @field_validator("device")

@@ -42,7 +42,7 @@ _AS_WRITTEN: Mapping[str, Mapping[str, Any]] = {
     "set": _PARAMS,
     "sweep": _PARAMS,
 }
-"""Keys for which a file may hold more than the configuration that it becomes."""
+"""Keys that accept more in a file than in the resulting configuration."""
 
 
 def commented_file() -> str:
@@ -77,7 +77,8 @@ def schema() -> dict[str, Any]:
 
 
 def _bounded(told: Mapping[str, Any]) -> dict[str, Any]:
-    """A key in JSON schema's words alone: a bound of an optional number keeps pydantic's."""
+    """Return the JSON schema of a key without `title`, and with `minimum` instead of pydantic's
+    `ge`."""
     options = [
         {"minimum" if word == "ge" else word: value for word, value in each.items()}
         for each in told.get("anyOf", ())

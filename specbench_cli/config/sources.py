@@ -1,4 +1,5 @@
-"""Where a run's values come from: options, --set, variables, files. Each source gives a `Given`."""
+"""Sources of a run's settings: options, --set, environment variables, files. Each returns a
+`Given`."""
 
 from __future__ import annotations
 
@@ -21,23 +22,23 @@ OTHER_VARIABLES = frozenset(
         "SPECBENCH_WORKER_TIMEOUT",
     }
 )
-"""Variables of the same prefix that are no option of a run."""
+"""Environment variables with the same prefix that are not options of a run."""
 
 BLOCKS = {
     "set": "set: {sps: {length: 7}}",
     "sweep": "sweep: {sps: {length: 1:6:1}}",
 }
-"""Fields that hold methods with their parameters, and how a config file writes them."""
+"""Fields that hold method parameters, each with an example from a config file."""
 
 CALL = "run()"
-"""The source of what `specbench_cli.run` was called with."""
+"""Source name of arguments of `specbench_cli.run`."""
 
 ANSWERED = ("--set", CALL)
-"""Sources of parameters that are for this run alone: each must find its method among the rows."""
+"""Sources whose parameters apply to this run only. Their methods must be among those measured."""
 
 
 class Sourced(NamedTuple):
-    """A value and where it came from: `--limit`, `SPECBENCH_LIMIT`, `specbench.yaml:3`."""
+    """A value and its source: `--limit`, `SPECBENCH_LIMIT`, `specbench.yaml:3`."""
 
     value: Any
     source: str
@@ -45,12 +46,12 @@ class Sourced(NamedTuple):
 
 @dataclass(frozen=True)
 class Given:
-    """What one source says, or several together.
+    """Settings from one source, or from several sources merged.
 
     Attributes:
-        fields: values of RunConfig's fields, `set` and `sweep` aside.
-        params: values of methods' parameters, by (method, parameter).
-        swept: lists of values of methods' parameters, by (method, parameter).
+        fields: Values of RunConfig's fields, except `set` and `sweep`.
+        params: Values of method parameters, by (method, parameter).
+        swept: Lists of values of method parameters, by (method, parameter).
     """
 
     fields: dict[str, Sourced] = field(default_factory=dict)
@@ -58,12 +59,12 @@ class Given:
     swept: dict[tuple[str, str], Sourced] = field(default_factory=dict)
 
     def __or__(self, over: Given) -> Given:
-        """Both; where both speak, `over` counts."""
+        """Merge both. Values of `over` take precedence."""
         return Given(self.fields | over.fields, self.params | over.params, self.swept | over.swept)
 
 
 def variable(name: str) -> str:
-    """The environment variable of a field: `SPECBENCH_MAX_NEW_TOKENS`."""
+    """Return the environment variable of a field: `SPECBENCH_MAX_NEW_TOKENS`."""
     return "SPECBENCH_" + option_name(name)[2:].replace("-", "_").upper()
 
 
@@ -81,12 +82,12 @@ def from_command_line(
 
 
 def from_flags(flags: Mapping[str, Any]) -> Given:
-    """The options that were given."""
+    """Return the options that were given."""
     return Given(fields={name: Sourced(value, option_name(name)) for name, value in flags.items()})
 
 
 def from_sets(sets: Sequence[str]) -> Given:
-    """`METHOD.PARAM=VALUE` texts, the value read as a YAML scalar."""
+    """Parse `METHOD.PARAM=VALUE` texts. Values are YAML scalars."""
     given = Given()
     for text in sets:
         method, param, value = _parted(text, "--set", "VALUE", "7")
@@ -95,7 +96,7 @@ def from_sets(sets: Sequence[str]) -> Given:
 
 
 def from_sweeps(sweeps: Sequence[str]) -> Given:
-    """`METHOD.PARAM=VALUES` texts, the values a range or a list."""
+    """Parse `METHOD.PARAM=VALUES` texts. Values are a range or a list."""
     given = Given()
     for text in sweeps:
         method, param, values = _parted(text, "--sweep", "VALUES", "1:6:1")
@@ -113,7 +114,7 @@ def from_sweeps(sweeps: Sequence[str]) -> Given:
 
 
 def _parted(text: str, where: str, values: str, example: str) -> tuple[str, str, str]:
-    """Method, parameter and value of METHOD.PARAM=VALUE."""
+    """Return method, parameter and value of METHOD.PARAM=VALUE."""
     key, _, value = text.partition("=")
     method, _, param = key.strip().rpartition(".")
     if not (method and param and value.strip()):
@@ -129,7 +130,7 @@ def _parted(text: str, where: str, values: str, example: str) -> tuple[str, str,
 
 
 def from_env(env: Mapping[str, str]) -> Given:
-    """The SPECBENCH_* variables that are options; empty ones count as not given."""
+    """Return the settings from SPECBENCH_* variables. Empty variables are ignored."""
     from specbench_cli.config.run import RunConfig
 
     names = {variable(name): name for name in RunConfig.model_fields if name not in BLOCKS}
@@ -145,13 +146,20 @@ def from_env(env: Mapping[str, str]) -> Given:
 
 
 def from_file(path: Path) -> Given:
-    """A config file's values. Raises UsageError, with the line, where it is no config file."""
+    """Return the settings from a config file.
+
+    Raises:
+        UsageError: The file is not a config file. The message names the line.
+    """
     return _from_document(document.read(path))
 
 
 def from_call(settings: Mapping[str, Any]) -> Given:
-    """The arguments of a call, by the names and forms of a config file's keys. Raises
-    UsageError."""
+    """Return the settings from a call, which has the keys and forms of a config file.
+
+    Raises:
+        UsageError: A `set` or `sweep` argument is invalid.
+    """
     swept = settings.get("sweep")
     texts = {
         f"sweep.{method}.{param}": values
@@ -185,7 +193,7 @@ def _from_document(found: document.Document) -> Given:
 
 
 def _listed(found: document.Document, at: tuple[str, str], setting: Any) -> list[Any]:
-    """The values that a config file sweeps a parameter over."""
+    """Return the values of a swept parameter in a config file."""
     key = "sweep." + ".".join(at)
     try:
         if key in found.texts:

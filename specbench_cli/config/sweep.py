@@ -1,4 +1,4 @@
-"""Sweeps: ranges and lists of values of methods' parameters, and the rows that they stand for."""
+"""Sweeps: ranges and lists of parameter values, and the methods to measure for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specbench_cli.config.document import scalar
 from specbench_cli.config.problems import first_duplicate, shown
 
 MAX_ROWS = 64
-"""Rows of a run that sweeps: more are a mistake, or several runs."""
+"""Maximum number of methods in a run with sweeps."""
 
 LARGEST = 1e15
 """Upper bound of numbers in a range. Above it, floats cannot represent every integer."""
@@ -23,11 +23,13 @@ _RANGE = re.compile(r"[-+.\deE]*(:[-+.\deE]*)+")
 
 
 def values(text: str) -> list[Any]:
-    """What a parameter is swept over: `1:6:1`, `0.1:0.9:0.2`, `3,5,heuristic`, `1:4:1,8,16`; where
-    values have commas in them, `3,2,1;4,2`.
+    """Return the values to sweep: `1:6:1`, `0.1:0.9:0.2`, `3,5,heuristic`, `1:4:1,8,16`.
+
+    Values that contain commas are separated by semicolons: `3,2,1;4,2`.
 
     Raises:
-        ValueError: nothing, too much, or no range; the message says what is allowed.
+        ValueError: The text has no values, too many, or an invalid range. The message names the
+            valid forms.
     """
     found: list[Any] = []
     for word in (word.strip() for word in text.split(";" if ";" in text else ",")):
@@ -38,7 +40,11 @@ def values(text: str) -> list[Any]:
 
 
 def distinct(found: Sequence[Any]) -> list[Any]:
-    """The values, of which there must be at least one and none twice. Raises ValueError."""
+    """Return the values if there is at least one and no duplicate.
+
+    Raises:
+        ValueError: The list is empty or has a duplicate.
+    """
     if not found:
         raise ValueError(f"must be {FORM}, got nothing")
     if (twice := first_duplicate(written(value) for value in found)) is not None:
@@ -64,7 +70,12 @@ def _range(text: str) -> list[Any]:
 
 
 def _bounds(text: str) -> tuple[Decimal, Decimal, Decimal]:
-    """First, last and step of a range, none so large or so fine that arithmetic rounds."""
+    """Return first, last and step of a range.
+
+    Raises:
+        ValueError: The text is not a range, or its numbers are so large or fine that arithmetic
+            rounds.
+    """
     try:
         first, last, step = (Decimal(word) for word in text.split(":"))
         fits = all(abs(each) < LARGEST for each in (first, last, step))  # raises for NaN
@@ -78,9 +89,9 @@ def _bounds(text: str) -> tuple[Decimal, Decimal, Decimal]:
 
 
 def rows(row: Mapping[str, Any], swept: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """A row of the configuration, once for each combination of its method's swept values.
+    """Return a method's configuration once per combination of its swept values.
 
-    A row is called by what is swept: `sps length=3`.
+    The label contains the swept values: `sps length=3`.
     """
     label = row.get("label") or row["name"]
     return [
@@ -94,22 +105,22 @@ def rows(row: Mapping[str, Any], swept: Mapping[str, Sequence[Any]]) -> list[dic
 
 
 def points(swept: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Every combination of the values, the last parameter's changing fastest."""
+    """Return all combinations of the values. The last parameter changes fastest."""
     return [dict(zip(swept, chosen, strict=True)) for chosen in product(*swept.values())]
 
 
 def size(swept: Mapping[str, Sequence[Any]]) -> int:
-    """How many combinations there are."""
+    """Return the number of combinations."""
     return prod(len(found) for found in swept.values())
 
 
 def settings(params: Mapping[str, Any]) -> list[str]:
-    """Parameters as they are typed: `length=3`."""
+    """Return parameters as on the command line: `length=3`."""
     return [f"{name}={written(value)}" for name, value in params.items()]
 
 
 def written(value: Any) -> str:
-    """A value as it is typed on the command line."""
+    """Return a value as on the command line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value).replace("\n", "\\n")

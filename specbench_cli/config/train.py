@@ -288,7 +288,7 @@ class MethodOptions(CommandOptions):
 
 
 class MethodHeadOptions(HeadOptions, MethodOptions):
-    """Options of `specbench train head`; the help lists those of `MethodOptions` first."""
+    """Options of `specbench train head`. The help lists those of `MethodOptions` first."""
 
 
 class AcceptanceOptions(CommandOptions):

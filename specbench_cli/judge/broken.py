@@ -98,7 +98,7 @@ def surprise(records_of_method: Iterable[Record]) -> tuple[float, float] | None:
 
 
 def near_ties(records_of_method: Iterable[Record], manifest: Mapping[str, Any]) -> NearTieCounts:
-    """Count a row's near-ties and compare them with vanilla's gaps."""
+    """Count a method's near-ties and compare them with vanilla's gaps."""
     passes: dict[Output, int] = {}
     tied: dict[Output, bool] = {}
     unexplained: set[Output] = set()
@@ -116,7 +116,7 @@ def near_ties(records_of_method: Iterable[Record], manifest: Mapping[str, Any]) 
     if measured is None or not passes:
         return NearTieCounts(len(tied), explained, None, None, len(unexplained))
     by_output = {(prompt_id, turn): chance for prompt_id, turn, chance in measured["chances"]}
-    # Every pass is another chance: if all passes are alike that is too generous, never too strict.
+    # Each repeat counts as another chance. If repeats are equal, this is lenient, never too strict.
     chances, halved = (
         [
             c
@@ -175,7 +175,7 @@ def certificates(method: str, folder: Path | None = None) -> list[Mapping[str, A
             facts = json.loads(files.read_text(file, _MOST_BYTES))
             written = file.stat().st_mtime
         except (OSError, ValueError):
-            continue  # somebody else's file, or half of one: no certificate
+            continue  # another program's file, or an incomplete one
         if isinstance(facts, dict) and facts.get("method") == method:
             found.append((written, facts))
     return [facts for _, facts in sorted(found, key=lambda pair: pair[0])]

@@ -49,8 +49,8 @@ def flip_chances(
     overtakes = ((1 - gap / reach) / 2).clamp(0, 1).scatter(-1, chosen, 0.0)
     if kept is not None:
         inside, outside = kept
-        # What rounding alone keeps is in as often as out; if the chosen token is out, any other is
-        # chosen.
+        # A token at a cut is inside it in half of the cases. If the chosen token is outside,
+        # another one is chosen.
         overtakes = torch.where(inside, overtakes, overtakes.clamp_max(0.5))
         overtakes = overtakes.masked_fill(outside, 0.0)
         overtakes = overtakes.scatter(-1, chosen, 0.5 * (~inside.gather(-1, chosen)))
@@ -126,7 +126,7 @@ def _logits_by_width(
             if draft.parents is not None:
                 mask, depths = build_tree_mask(tuple(draft.parents), decoder.device)
                 shape = {"positions": (depths + end)[None], "mask": mask}
-        missing = text[:, state.length() : end]  # a recurrent state's, see `Scoring`
+        missing = text[:, state.length() : end]  # only for a recurrent state, see `Scoring`
         blocks = [block] if state.by_row else [torch.cat((missing, block[:, :1]), 1), block[:, 1:]]
         found = [
             decoder.forward(Tokens(each), state, logits_at="all", **shape).logits

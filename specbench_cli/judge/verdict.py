@@ -266,7 +266,7 @@ class OutputJudge:
 
     def _tie_gap(self, request: Request, before: Sequence[int], tokens: Sequence[int]) -> float:
         """Return the larger gap of two tokens after the same text, by oracle and engine."""
-        text = [*before, tokens[0]]  # of which the last token's row alone is read
+        text = [*before, tokens[0]]  # only the logits of the last token are read
         readers: list[Callable[[Request], Tensor]] = [partial(self._oracle_logits, ids=text, n=1)]
         if self._decoder is not None:
             readers.append(partial(_decoder_logits, self._decoder, ids=text, n=1))
@@ -313,7 +313,7 @@ class OutputJudge:
         """Return how far each chosen token [n, 1] is below the loosest cut, [n]."""
         floor, _ = cut_bounds(scores, self._sampling, self._allowed_gap)
         own = scores.gather(-1, chosen)[:, 0]
-        return torch.where(own.isneginf(), math.inf, floor - own)  # what a processor forbids
+        return torch.where(own.isneginf(), math.inf, floor - own)  # inf: forbidden by a processor
 
     def _distribution(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probabilities before and after the cuts, [n, vocab] each, without the engine's

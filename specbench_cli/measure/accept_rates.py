@@ -44,7 +44,7 @@ def provide_rates(plan: Plan, bench: Bench, run_dir: RunDir, view: RunView) -> P
             view.stage(f"measuring how many {label} lets pass")
             try:
                 rates[label] = _measure_rate(plan, bench, by_label[label])
-            except Exception as failure:  # the row itself will fail, and say so
+            except Exception as failure:  # the method will fail in the run too, and report it
                 view.note(f"no random control of {label}: {describe_failure(failure)}")
     rest = plan.without({control for control, like in sources.items() if like not in rates})
     rest = replace(

@@ -24,7 +24,7 @@ from specbench_cli.tasks.source import is_offline
 
 HUB_TIMEOUT_S = 3.0
 DEFAULT_TARGET, DEFAULT_TASK = "embedded", "mini"
-REAL_TARGET = "smollm2-135m"  # a real model that a package brings
+REAL_TARGET = "smollm2-135m"  # a real model that is installed as a package
 
 Availability = Literal["local", "cached", "downloadable", "missing"]
 BY_AVAILABILITY: tuple[Availability, ...] = ("local", "cached", "downloadable", "missing")
@@ -45,7 +45,7 @@ class HubCall:
             request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
             urllib.request.urlopen(request, timeout=HUB_TIMEOUT_S).close()
         except urllib.error.HTTPError:
-            pass  # an answer is an answer
+            pass  # the hub answered
         except (OSError, HTTPException, ValueError) as fault:
             self._answer = str(getattr(fault, "reason", fault))
             return

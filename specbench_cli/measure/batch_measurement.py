@@ -31,8 +31,8 @@ class BatchMeasurement:
 
     Args:
         size: Maximum number of sequences in a step. Others join when one ends.
-        chunk: Maximum number of prompt tokens that a forward prefills beside them.
-        arrivals: Arrival time of each request in seconds. Empty if all are there at the start.
+        chunk: Maximum number of prompt tokens that such a forward also prefills.
+        arrivals: Arrival time of each request in seconds. Empty if all arrive at the start.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class BatchMeasurement:
                     count_step(steps, extra, step)
                     told.append(ReportedStep.of(step))
                 watch.end()
-        except BaseException as failure:  # a method's fault fails its cells, not the run
+        except BaseException as failure:  # an error of a method fails its outputs, not the run
             watch.end()
             error = describe_failure(failure)
         finally:

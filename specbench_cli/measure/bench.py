@@ -68,7 +68,8 @@ class Bench:
         tokenizer: Tokenizer of the target, from transformers.
         module: Function that builds transformers' module of a role.
         facts: Facts of each checkpoint, by role.
-        device: Device of the target. energy: Energy meter of this device.
+        device: Device of the target.
+        energy: Energy meter of this device.
         peaks: Peak memory in bytes while loading and warming up. Records contain that of outputs.
         unfit: Methods whose trained modules do not load, with the error.
         processor: Logits processor of the run's grammar, if it has one.
@@ -105,7 +106,7 @@ class Bench:
         load = partial(loaded, dtype=dtype, imposed=imposed, graphs=self._graphs)
         decoders = self._load_decoders(load, translations)
         self.context = min(decoder.max_positions for decoder in decoders.values())
-        # Building a module takes a second or more: peers and near-ties need it, others do not.
+        # Build modules on demand: it takes seconds, and only peers and near-ties need them.
         self.module = cache(
             lambda role: readable(lambda _: module_of(decoders[role]), checkpoints[role])
         )
@@ -148,7 +149,7 @@ class Bench:
 
         Args:
             load: function that loads one decoder; see `loaded`.
-            words: translation of each role's vocabulary.
+            translations: translation of each role's vocabulary.
         """
         plan, checkpoints = self._plan, self._plan.checkpoints
         decoders = {
@@ -325,7 +326,7 @@ class Bench:
                 self.check_fits(question.prompt_id, len(ids), self._plan.budget(question))
             except PromptError as fault:
                 faults[question.prompt_id] = fault
-                if monotonic() - began > CHECK_S:  # a template that is slow on every question
+                if monotonic() - began > CHECK_S:  # the chat template is slow
                     break
         if faults:
             first, *others = faults
@@ -485,7 +486,7 @@ def tokenizer_of(checkpoint: Checkpoint) -> Any:
     tokenizer = read_tokenizer(checkpoint.path, checkpoint.label)
     if checkpoint.template and not tokenizer.chat_template:
         tokenizer.chat_template = checkpoint.template
-    tokenizer.model_max_length = sys.maxsize  # what is too long, `check_fits` says
+    tokenizer.model_max_length = sys.maxsize  # `check_fits` rejects long prompts
     return tokenizer
 
 
@@ -505,7 +506,7 @@ def readable(read: Callable[[Path], _T], checkpoint: Checkpoint | HeadFiles) -> 
         ) from error
     except SpecbenchError:
         raise
-    except Exception as error:  # whatever a wrong config makes transformers and torch raise
+    except Exception as error:  # a wrong config can raise any error
         says = str(error).strip().partition("\n")[0] or type(error).__name__
         raise EnvironmentFault(
             f"no model can be made of the files of {checkpoint.label}: {says}",

@@ -55,8 +55,10 @@ class _Frozen(BaseModel):
 class CostPoint(_Frozen):
     """Time of a forward over `n_tokens` new tokens after `context` rows.
 
-    ns: Mean of `samples` times without outliers. spread: Interquartile range as a share of the
-    median. A prefill has context 0.
+    A prefill has context 0.
+
+    ns: Mean of `samples` times without outliers.
+    spread: Interquartile range as a share of the median.
     """
 
     n_tokens: int = Field(ge=1)
@@ -69,7 +71,8 @@ class CostPoint(_Frozen):
 class HostPoint(_Frozen):
     """Host time of a step in a real session, in ns.
 
-    drafts: Draft forwards per step. nodes: Drafted tokens per step.
+    drafts: Draft forwards per step.
+    nodes: Drafted tokens per step.
     """
 
     name: str
@@ -92,7 +95,8 @@ class HostCost(_Frozen):
 class BatchPoint(_Frozen):
     """Host time in ns of a step with `sequences` decoded together.
 
-    drafts: Draft forwards per step times their sequences. nodes: Drafted tokens per step.
+    drafts: Draft forwards per step times their sequences.
+    nodes: Drafted tokens per step.
     """
 
     name: str
@@ -124,8 +128,9 @@ class BatchCost(_Frozen):
 class Curve(_Frozen):
     """Forward times of one model.
 
-    forwards: Chains. prefills: Context 0. trees: Rows of a tree with its root; empty if only chains
-        were measured.
+    forwards: Forwards over chains.
+    prefills: Forwards with context 0.
+    trees: Forwards over the rows of a tree with its root; empty if only chains were measured.
     lone: Forwards right after another one of the same model, whose weights are still in the caches.
     """
 
@@ -204,7 +209,7 @@ class _CostHardware(BaseModel):
 
 
 class _CostMachine(BaseModel):
-    """What is shown of a machine's fingerprint; it may say more."""
+    """Fields of a machine's fingerprint that are shown. It may have more."""
 
     hardware: _CostHardware = _CostHardware()
 
@@ -230,9 +235,10 @@ class CostSetup(_Frozen):
 class ProbeNoise(_Frozen):
     """Noise during a probe.
 
-    rounds: Number of rounds. void: Rounds that were lost to noise. noisy: True if noise was
-        allowed.
-    other_cpu: Largest CPU share of other programs in a round that was kept. None if unknown.
+    rounds: Number of rounds.
+    void: Number of noisy rounds, which are not used.
+    other_cpu: Largest CPU share of other programs in a used round. None if unknown.
+    noisy: True if noise was allowed.
     """
 
     rounds: int
@@ -328,7 +334,7 @@ class Costs(_Frozen):
         again = f"{PROBE} --out {path.name}"
         try:
             data = json.loads(files.read_text(path, MOST_BYTES))
-            json.dumps(data, ensure_ascii=False).encode()  # half a character: nothing can write it
+            json.dumps(data, ensure_ascii=False).encode()  # rejects lone surrogates
         except OSError as error:
             raise UsageError(f"cannot read costs from {path}: {error.strerror}", again) from error
         except (ValueError, RecursionError) as error:
@@ -382,7 +388,7 @@ def find_cached(
         try:
             costs = Costs.load(path)
         except UsageError:
-            continue  # a newer program's, or damaged: as good as not there
+            continue  # ignore costs of a newer program, and damaged files
         if (
             costs.machine.get("id") == machine_id
             and costs.setup == setup
@@ -417,7 +423,7 @@ def interpolate(line: PointLine, x: float) -> float:
 
 
 def _lines(points: Iterable[CostPoint]) -> list[tuple[int, PointLine]]:
-    """(context, times over new tokens), by increasing context; the last of two at one place."""
+    """Return (context, times over new tokens) by increasing context; the last of equal points."""
     lines: dict[int, dict[float, float]] = {}
     for point in points:
         lines.setdefault(point.context, {})[point.n_tokens] = point.ns

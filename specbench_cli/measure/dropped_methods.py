@@ -26,7 +26,7 @@ class DroppedMethods:
     Attributes:
         left_out: Methods that were stopped because they lost a worker process, with the error.
         dropped: Methods that failed repeatedly, with the error.
-        cold: Methods that failed during the warm-up.
+        failed_warm_up: Methods that failed during the warm-up.
     """
 
     def __init__(self, run_dir: RunDir, view: RunView, on_drop: Callable[[str], object]) -> None:

@@ -23,8 +23,8 @@ LIBRARY = "libnvidia-ml.so.1"
 class Counter:
     """A counter of joules.
 
-    read: Returns the current value. wraps: Value at which the counter restarts at 0; 0 if it never
-        does.
+    read: Returns the current value.
+    wraps: Value at which the counter restarts at 0; 0 if it never does.
     """
 
     name: str

@@ -24,7 +24,9 @@ loads torch and the models: 0.5 to 0.7 in runs of the embedded pair."""
 class Work:
     """Work of one method in a repeat, in units (the maximum number of new tokens).
 
-    due, done: Units in this repeat. later: Units in later repeats. spent: Seconds for `done`.
+    due, done: Units in this repeat.
+    later: Units in later repeats.
+    spent: Seconds for `done`.
     recent_done, recent_spent: The same sums with more weight on recent outputs.
     """
 

@@ -25,7 +25,7 @@ DISTRIBUTION = "specbench-cli"
 OLDEST_PYTHON = (3, 11)
 COMPILERS = ("g++", "c++", "clang++")
 NVIDIA = Path("/proc/driver/nvidia/version")
-"""Exists if the system has an NVIDIA driver, whatever torch was built for."""
+"""File that exists if the system has an NVIDIA driver, even if torch was built without CUDA."""
 EXTRAS = {
     "test": "the tests, linters and types of this project",
     "docs": "the docs as a site: mkdocs serve",
@@ -38,7 +38,7 @@ EXTRAS = {
     "mlflow": "specbench export --mlflow",
     "mutation": "mutmut run: are the tests any good",
 }
-"""What each extra of the package is needed for."""
+"""Purpose of each extra of the package."""
 
 Status = Literal["ok", "limited", "missing"]
 
@@ -87,7 +87,7 @@ def _packages() -> Iterator[HealthCheck]:
     try:
         lines = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
-        lines = list(environment.PACKAGES)  # run from a checkout that was never installed
+        lines = list(environment.PACKAGES)  # a checkout that is not installed
     absent_extras: dict[str, list[str]] = {}
     for requirement in map(Requirement, lines):
         extra = _extra(requirement.marker)
@@ -112,7 +112,7 @@ def _packages() -> Iterator[HealthCheck]:
             f"extra {extra}",
             "limited" if absent else "ok",
             f"not installed: {', '.join(absent)}" if absent else "installed",
-            EXTRAS.get(extra, f"what the extra {extra} was for"),  # of an older installation
+            EXTRAS.get(extra, f"what the extra {extra} was for"),  # an extra of an older version
             f"pip install '{DISTRIBUTION}[{extra}]'",
         )
 

@@ -57,7 +57,7 @@ def measure_repeat(
     if in_turn is not None:
         turns = get_machine_lock(in_turn.resolve())  # registered until this process ends
         turns.waits_for_partner &= not run_dir.manifest.get("alone")
-    lenient = part != TUNING  # which has candidates, not rows
+    lenient = part != TUNING  # errors of tuning candidates are raised, not collected
     with closing(Bench(plan, lenient=lenient)) as bench:
         plan = _drop_unfit(plan, bench.unfit, run_dir, view)
         bench.check_first_turns()
@@ -83,7 +83,7 @@ def measure_repeat(
         if between is not None:
             _keep_costs(between, run_dir, view, number)
         run_dir.update(
-            # The first repeat that needed a tolerance measured it; others know nothing.
+            # Only the first repeat that needs the tolerance measures it, so keep earlier values.
             near_ties=run_dir.manifest.get("near_ties") or repeat.near_ties(),
             tolerance=repeat.judge.facts() or run_dir.manifest.get("tolerance"),
             memory=bench.memory(),
@@ -129,7 +129,7 @@ def _drop_unfit(
         view.note(words)
     runnable = {
         method_run.label for method_run in rest.method_runs
-    }  # one that was mended since can run again
+    }  # a method that was repaired since can run again
     left_out = {label: why for label, why in before.items() if label not in runnable}
     left_out |= {label: redact_paths(why) for label, why in found.items()}
     if left_out != before:

@@ -46,7 +46,7 @@ from specbench_cli.store.schema import (
 
 NO_METER = EnergyMeter((), "nobody asked")
 
-PAUSE_S = 0.01  # lets the machine come to rest between two cells
+PAUSE_S = 0.01  # pause in seconds between outputs, so that the machine becomes idle
 
 
 @dataclass
@@ -188,7 +188,7 @@ class Measurement:
         except WorkerLost as lost:
             self.lost = lost
             return
-        except BaseException as failure:  # a method's fault fails its cell, not the run
+        except BaseException as failure:  # an error of a method fails its output, not the run
             watch.end()
             error = describe_failure(failure)
         finally:
@@ -196,7 +196,7 @@ class Measurement:
         joules = self.energy.end()
         harness.meter.resolve()
         error = error or watch.find_fault(harness.meter) or self.find_fault(session, told)
-        # A peer tells its steps once it has all of them: its end is when they came.
+        # A peer reports all steps at its end, so the last token marks that end.
         ended_ns = text.last_ns if self.method_run.method.peer else watch.ended_ns
         self.output = DecodedOutput(
             output_ids=list(session.output()),
@@ -310,7 +310,7 @@ class Measurement:
 
     @property
     def result(self) -> DecodedOutput:
-        """Return the last measurement; there must be one."""
+        """Result of the last measurement. There must be one."""
         assert self.output is not None
         return self.output
 
@@ -402,7 +402,7 @@ def count_step(steps: Steps, extra: dict[str, float], step: Step) -> None:
     steps.nodes.append(draft.nodes if draft else 0)
     steps.tested.append(outcome.tested)
     relaxed = outcome.origin.count("relaxed")
-    if relaxed and steps.relaxed is None:  # by a rule of the method's own
+    if relaxed and steps.relaxed is None:  # the method has its own accept rule
         steps.relaxed = [0] * len(steps.accepted)
     if steps.relaxed is not None:
         steps.relaxed.append(relaxed)

@@ -84,7 +84,8 @@ class MemoryTracker(TorchDispatchMode):
     It is exact and reproducible, like an allocator that contains nothing but tensors.
 
     Attributes:
-        held: Current bytes. peak: Largest value so far.
+        held: Current bytes.
+        peak: Largest value so far.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,10 @@
 """`--memory-budget`: choose the largest batch and drafts that fit, before the run.
 
-This is the memory model of SpecMemo (Yildirim, Chen, 2025, arXiv:2506.01986) for this engine:
-weights of target and draft model, preallocated keys and values of every batch slot, and at the peak
-the activations of a forward and the logits and distributions of the candidates. Rows are counted
-exactly: the methods allocate their states from decoders that compute nothing.
+This is the memory model of SpecMemo (Yildirim, Chen, 2025, arXiv:2506.01986) for this engine. It
+counts the weights of target and draft model, and preallocated keys and values of every batch slot.
+At the peak it adds the activations of a forward, and the logits and distributions of the
+candidates. Rows are counted exactly: the methods allocate their states from decoders that compute
+nothing.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def _fitting_settings(model: MemoryModel, asked: int, limit: int) -> Iterator[tu
     """Yield each batch size that fits, largest first, with the longest drafts that fit."""
     longest = max(1, *model.asked.values())
     for batch in range(asked, 0, -1):
-        low, high = 0, longest  # what takes more with each draft token is searched by halves
+        low, high = 0, longest  # binary search: memory grows with the draft length
         while low < high:
             middle = -(-(low + high) // 2)
             fits = model.compute_footprint(batch, middle).total <= limit
@@ -247,10 +248,13 @@ is large, through several float64 arrays each; see `sampling.Noise`."""
 class ModelSizes:
     """Memory of a model in bytes.
 
-    weights: All weights with copies. row: Keys and values of a token. scratch: Buffers of a token
-    in a forward (`plan.Scratch`). temporaries: Other tensors of a layer: rows of the hidden size
-    before and after it, and the MLP's two halves if their product cannot write into a buffer.
-    logits: A row of logits. vocab: Number of logits.
+    weights: All weights with copies.
+    row: Keys and values of a token.
+    scratch: Buffers of a token in a forward (`plan.Scratch`).
+    temporaries: Other tensors of a layer: rows of the hidden size before and after it, and the
+        MLP's two halves if their product cannot write into a buffer.
+    logits: A row of logits.
+    vocab: Number of logits.
     """
 
     weights: int
@@ -276,11 +280,11 @@ class ModelSizes:
         width = getattr(text, "head_dim", None) or hidden // heads
         kv = 2 * text.num_key_value_heads * width
         weights = facts.parameters * size
-        embedding = torch.empty(facts.vocab_size, hidden, dtype=dtype, device=device)  # untouched
+        embedding = torch.empty(facts.vocab_size, hidden, dtype=dtype, device=device)  # not filled
         copied = text.tie_word_embeddings and device.type == "cpu"
         if copied and embedding.numel() <= MAX_HEAD_COPY[choose_form(embedding.t())]:
             weights += embedding.nbytes
-        gate_up = torch.empty(hidden, 2 * inner, dtype=dtype, device=device)  # untouched, too
+        gate_up = torch.empty(hidden, 2 * inner, dtype=dtype, device=device)  # not filled
         halves = {"plain": 0, "tiled": inner}.get(choose_form(gate_up), 2 * inner)
         return cls(
             weights=weights,
@@ -296,8 +300,10 @@ class ModelSizes:
 class Footprint:
     """Bytes at the peak.
 
-    weights, draft: Weights of the target and of the draft model. rows: Keys and values of both.
-    activations: The largest forward. candidates: Logits, distributions and noise of drafts.
+    weights, draft: Weights of the target and of the draft model.
+    rows: Keys and values of both.
+    activations: The largest forward.
+    candidates: Logits, distributions and noise of drafts.
     """
 
     weights: int
@@ -330,10 +336,10 @@ def compute_footprint(
         groups: Prompt lengths of each batch, in their order.
         budget: Maximum number of new tokens.
         batch: Number of sequences in a step.
-        chunk: Maximum number of prompt tokens beside them.
+        chunk: Maximum number of prompt tokens in such a step.
 
     Raises:
-        MethodFault: a method drafts with something else than a draft model or a lookup.
+        MethodFault: a method drafts neither with a draft model nor with a lookup.
     """
     prompts = max(groups, key=len)
     scripts = [Script((at,) * n, (0,), (False,), budget) for at, n in enumerate(prompts)]
@@ -347,7 +353,7 @@ def compute_footprint(
     for method, _ in methods:
         if method.artifacts() or method.models() or not method.batches:
             raise MethodFault(f"what {type(method).name} holds beside a draft model is not known")
-        for n in {1, *map(len, groups)}:  # a row is warmed up alone
+        for n in {1, *map(len, groups)}:  # the warm-up uses a single sequence
             held = method.max_sequences(batch)
             for session in Batch(
                 workspace, requests[:n], Sampling(), size=batch, slots=held
@@ -356,12 +362,13 @@ def compute_footprint(
     target = sizes["target"]
     most = max(nodes for _, nodes in methods)
     step = batch * (most + 1)
-    # Neighbours are prefilled together: the first ones, and others where as many end at once.
+    # Adjacent prompts are prefilled together: the first ones, and later ones if several sequences
+    # end at once.
     slots = max(method.max_sequences(batch) for method, _ in methods)
     joining = max(
         (group[first : first + slots] for group in groups for first in range(len(group))), key=sum
     )
-    # Buffers of short blocks are kept: of prompts, and of a step or two.
+    # Buffers of short blocks are kept: those of prompts, and those of one or two steps.
     short = sorted({n for group in groups for n in group if n <= MAX_FEW})[-MAX_SCRATCH:]
     kept = (sum(short) + 2 * step) * target.scratch
     distributions = noise = 0
@@ -370,14 +377,14 @@ def compute_footprint(
     elif rule == "coupled":
         rows = max(1, min(NOISE_BLOCK, NOISE_NUMBERS // target.vocab))
         block = rows * target.vocab
-        noise = block * 4 * min(2, -(-budget // rows)) * batch  # of each one's last two blocks
+        noise = block * 4 * min(2, -(-budget // rows)) * batch  # last two blocks of each sequence
         distributions = block * 8 * NOISE_PARTS
     long = sum(joining) if max(joining) > MAX_FEW else 0
     prefill = (
         sum(joining) * target.temporaries + long * target.scratch,
         len(joining) * target.logits,
     )
-    # A step's logits are held until the next one's are there.
+    # The logits of a step are kept until those of the next step exist.
     beside = min(chunk, longest) if max(map(len, groups)) > slots else 0
     verify = (step + beside) * target.temporaries, 2 * step * target.logits
     decide = 0, verify[1] + distributions

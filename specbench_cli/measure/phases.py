@@ -28,7 +28,8 @@ def split_time(
 
     Args:
         forwards: Forwards, in ns since the start of the timer.
-        total, prefill: Time in ns until the end of the method, and until the first committed token.
+        total: Time in ns until the end of the method.
+        prefill: Time in ns until the first committed token.
         learn: Learning delay in ns, added to the total. None if the method does not learn.
         decode_start: Start of decoding if not after `prefill`, because prompts join one by one.
     """

@@ -17,16 +17,17 @@ from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.plan.plan import Plan
 
 TIMEOUT_S = 30.0
+"""Default time in seconds after which a silent worker counts as lost."""
 TIMEOUT_VARIABLE = "SPECBENCH_WORKER_TIMEOUT"
-"""Seconds after which a worker that does not answer counts as lost, and the variable that says
-otherwise."""
+"""Environment variable that replaces `TIMEOUT_S`."""
 
 
 @dataclass(frozen=True)
 class Placement:
     """Placement of a run.
 
-    device: Device of the drafter. transport: Connection of drafter and target.
+    device: Device of the drafter.
+    transport: Connection of drafter and target.
     device_names: Both devices by role, as --devices writes them.
     separate_draft: True if the drafter loads its own copy of the draft model.
     """
@@ -38,7 +39,7 @@ class Placement:
 
 
 def check_placement(plan: Plan) -> None:
-    """Raise EnvironmentFault if this machine does not have what the configuration requires."""
+    """Raise EnvironmentFault if this machine lacks devices that the configuration requires."""
     home = choose_device(plan.config.home)
     check_threads(plan.config.threads)
     if plan.parallel:

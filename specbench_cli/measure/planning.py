@@ -21,9 +21,9 @@ from specbench_cli.plan.tune import Tuning
 class PreparedRun:
     """A planned run.
 
-    tuning: what is tried before the run; None if the run is not tuned.
-    left_out: why a method cannot run here, by its label.
-    memory: what the memory budget changed; None without a budget.
+    tuning: candidates of the tuning before the run; None if the run is not tuned.
+    left_out: label -> reason for methods that cannot run here.
+    memory: settings that the memory budget changed; None without a budget.
     """
 
     plan: Plan
@@ -33,7 +33,7 @@ class PreparedRun:
 
 
 def prepare(config: RunConfig, *, fetch: bool) -> PreparedRun:
-    """Plan a new run, with the controls that it lacks and without what cannot run here.
+    """Plan a new run. Add missing controls, and remove methods that cannot run here.
 
     Args:
         fetch: Download heads that are not on this machine.

@@ -5,13 +5,13 @@ rounds, without outliers. A median would be biased: times are skewed to the righ
 time of a run contains the long ones too.
 
 Host times come from real sessions: plain steps, chains that cost nothing to draft, and the given
-methods. Decode time minus forwards, divided by steps, is fitted by non-negative least squares to a
-+ b (draft forwards) + c (drafted tokens), separately for chains, for each model that drafts trees,
-and for each head. Sessions are greedy, so the cost of sampling is not included.
+methods. Decode time minus forwards, divided by steps, is fitted by non-negative least squares to
+a + b (draft forwards) + c (drafted tokens). Chains, each model that drafts trees, and each head are
+fitted separately. Sessions are greedy, so the cost of sampling is not included.
 
-If batches are probed, the cost of a further sequence in a forward is fitted by least squares, after
-the time of a single sequence with as many rows is subtracted. Host times of batches are fitted like
-those of sessions, with the number of sequences as another variable.
+If batches are probed, the time of a single sequence with the same number of rows is subtracted from
+each forward. The cost of a further sequence is fitted to the rest by least squares. Host times of
+batches are fitted like those of sessions, with the number of sequences as another variable.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class ProbeSeries:
         )
         self._rounds: list[ProbeRound] = []
         began = time.monotonic()
-        # Lazy set-up, caches and clocks are afterwards as they will be.
+        # Warm up, so that lazy set-up, caches and clock rates do not affect the timed rounds.
         self._round(seed=seed).measure()
         self.warm_up_s = time.monotonic() - began
 
@@ -203,7 +203,8 @@ class Probe:
         drafting: Functions that decode sessions of drafting methods, by method and parameters.
         positions: Maximum number of positions of all models.
         prompts: Token ids that sessions and batches decode. Random by default.
-        batches: Batch sizes. together: Functions that decode batches, by name.
+        batches: Batch sizes.
+        together: Functions that decode batches, by name.
 
     Raises:
         UsageError: the context of the models is too short, or a model supports chains only.

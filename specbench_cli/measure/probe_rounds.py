@@ -1,11 +1,11 @@
 """A round of the cost probe: every point once, in random order.
 
-A round visits every context length and measures every size of a target forward there, in a seeded
-random order, so that a drift of the machine affects all points alike. A point is measured like a
-step of decoding: forwards of a draft model or head (the first over 1 to 3 pending tokens), which
-evict the target's weights from the caches, then a target forward over a chain or a tree, then one
-transfer of the decision to the host. Some chains are timed again right after another target
-forward, with the weights still in the caches.
+A round visits every context length and measures every size of a target forward there. The order is
+random with a seed, so that a drift of the machine affects all points alike. A point is measured
+like a step of decoding. First, a draft model or head runs its forwards, the first one over 1 to 3
+pending tokens. They evict the target's weights from the caches. Then the target runs a forward over
+a chain or a tree, and the decision is transferred to the host. Some chains are timed again directly
+after another target forward, with the weights still in the caches.
 
 States, decoders and clocks are those of a run. Prefills are timed when a context is built. Host
 work is timed in sessions and batches that decode prompts, with real acceptance. Optionally, whole
@@ -101,7 +101,11 @@ class HostSample(NamedTuple):
 
 
 class SharedForward(NamedTuple):
-    """Forward of several sequences. n_tokens: All their rows. context: Mean context length."""
+    """Forward of several sequences.
+
+    n_tokens: Rows of all sequences.
+    context: Mean context length.
+    """
 
     model: str
     sequences: int
@@ -159,8 +163,8 @@ class DraftProbe:
     """Forwards of a draft model or head, as in a step.
 
     Args:
-        features: [1, n, width] hidden states that a head reads beside the ids [1, n]. None for
-            draft models.
+        features: [1, n, width] hidden states that a head reads with the ids [1, n]. None for draft
+            models.
     """
 
     def __init__(
@@ -209,7 +213,7 @@ class DraftProbe:
         assert self._features is not None
         ids = self._ids[
             :, : unseen + self._grid.draft_forwards
-        ]  # those beyond the features are masks
+        ]  # ids beyond the features are masks
         x = Features(ids, self._features[:, :unseen])
         return self._model.forward(x, self._state, logits_at="all")
 
@@ -348,7 +352,7 @@ class ProbeRound:
         state.commit(0, range(context))
         state.rollback(0, context - grid.stride // 2)
         points = [(n, False) for n in grid.chains] + [(n, True) for n in grid.trees]
-        trees = set()  # which of all forwards are the target's over trees
+        trees = set()  # indices of the target's forwards over trees
         for place, (n, tree) in enumerate(rng.sample(points, len(points))):
             length = state.length()
             for drafter in _select_probes(drafters, place, len(points)):
@@ -400,7 +404,7 @@ class ProbeRound:
         steps = list(decoding(session))
         meter, text = session.harness.meter, session.harness.text
         meter.resolve()
-        since = text.first_ns - meter.clock.zero_ns  # masks may go through the target before it
+        since = text.first_ns - meter.clock.zero_ns  # skip drafting before the first token
         forwards = [f for f in meter.forwards if f.role != "prefill" and f.t0_ns >= since]
         busy = sum(f.t1_ns - f.t0_ns for f in forwards)
         drafts = sum(f.role != "verify" for f in forwards)
@@ -416,7 +420,7 @@ class ProbeRound:
     def _time_batch(self, decoding: BatchDecoding, n: int) -> BatchSample:
         """Decode n sequences together and store the times of their forwards."""
         stop = StopRule(frozenset(), NEW_TOKENS)
-        # Of unlike lengths, as those of users are: attention takes equally long ones at once.
+        # Use prompts of different lengths, as users do: attention batches equal lengths.
         turned = self._prompts[self._seed % len(self._prompts) :] + self._prompts
         texts = [turned[at % len(self._prompts)] for at in range(n)]
         requests = [Request(f"probe {at}", 1, text, stop) for at, text in enumerate(texts)]

@@ -49,7 +49,7 @@ class PromptBuilder:
     ) -> tuple[Prompt, PromptError | None]:
         """Return the prompt of a turn, and the error if the target cannot decode it.
 
-        Later turns continue from vanilla's answers in the first pass. A prompt has no ids if the
+        Later turns continue from vanilla's answers in the first repeat. A prompt has no ids if the
         chat template or the tokenizer failed.
         """
         known = self._answers.prompts.get((question.prompt_id, turn))

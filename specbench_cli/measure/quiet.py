@@ -27,14 +27,14 @@ BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
 """CPU states that count as busy. The kernel includes guests' time in `user` and `nice`."""
 
 
-RETRIES = 2  # how often a noisy window is measured again before its times are given up
+RETRIES = 2  # number of times that a noisy window is measured again
 TIMES_VOID = "times void"
 """Message for a window whose times were dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Seconds: of the clock, of all CPUs in any state, of busy CPUs, of our process tree."""
+    """Seconds of the clock, of all CPUs in any state, of busy CPUs, and of our process tree."""
 
     clock: float
     total: float
@@ -75,7 +75,7 @@ class NoiseMeter:
         """End the window and return the share, from 0 to 1. Wait until the window is full.
 
         Returns:
-            None if the system's counters stand still or cannot be read.
+            None if the system's counters do not change or cannot be read.
 
         Raises:
             RuntimeError: no window is open.

@@ -29,7 +29,7 @@ REPLAY = "replay"
 Outputs = Mapping[tuple[str, int, int], Sequence[int]]
 """Outputs by prompt, turn and repeat."""
 
-DECIMALS = 3  # of the log-probabilities that are kept: they are looked at
+DECIMALS = 3  # decimals of stored log-probabilities, which are only displayed
 
 
 @dataclass
@@ -98,7 +98,7 @@ class RecordBuilder:
         self, measurement: Measurement, prompt_measurements: PromptMeasurements
     ) -> Record:
         output_likelihood = self._read_output(measurement, prompt_measurements)
-        # Of outputs that no token verdict is possible of: evidence in place of proof.
+        # Without a token verdict, the likelihood is evidence in place of a proof.
         drawn = self._sampling.draws and self._config.verify != REPLAY
         record = measurement.build_record(
             self._verdict(measurement, prompt_measurements),
@@ -145,7 +145,7 @@ class RecordBuilder:
             found = self._judge.judge_sampled(measurement.request, output)
             return Verdict("reference") if found.kind == "unchecked" else found
         asked = self._config.judge == "all" or measurement.prompt.prompt_id in self._sampled
-        asked &= self._config.acceptance is None  # the module says nothing that is imposed
+        asked &= self._config.acceptance is None  # the module does not know imposed acceptance
         differs = any(
             is_judged(other.method_run.guarantees[rule], rule) and other.output.output_ids != output
             for other in prompt_measurements.measurements
@@ -256,7 +256,7 @@ def near_ties(
         first.setdefault((prompt_id, turn), ids)
     ties, chances = 0, []
     for key, ids in first.items():
-        # Chances depend on neither stop strings nor budget.
+        # The probabilities depend neither on stop strings nor on the budget.
         asked = request(*key, prompts[key].ids, StopRule(frozenset(), len(ids)))
         at = judge.flip_chances(asked, ids)
         ties += sum(chance > 0 for chance in at)

@@ -23,7 +23,7 @@ def redact_setting(value: Any) -> Any:
         return {key: redact_setting(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [redact_setting(part) for part in value]
-    if isinstance(value, str):  # several may be listed in one
+    if isinstance(value, str):  # it may be a list of several paths
         parts = truncate(value).split(",")
         return ",".join(Path(part).name if _is_path(part) else part for part in parts)
     return value

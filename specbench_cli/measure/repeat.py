@@ -114,7 +114,7 @@ class Repeat:
             self.judge, plan, self._sampling, bench.tokenizer, self._draft_samples
         )
         self._first_outputs: dict[str, list[Measurement]] = {}
-        self._delays: dict[str, LearningDelay] = {}  # of each row's next cell
+        self._delays: dict[str, LearningDelay] = {}  # delay of each method's next output
         self._plugins = plugins or PluginMethods(plan, run_dir, 1)
         self._has_no_partner = self._warm = self._judged = False
 
@@ -133,8 +133,8 @@ class Repeat:
         self._first_outputs.clear()
         self._view.stage(f"warming up {len(self._plan.method_runs)} rows")
         self._warm_up(schedule[0][0], number, memory)
-        # What is loaded by now is no garbage: the collection before each output need not go through
-        # all of torch, which takes longer than many an output.
+        # Objects loaded so far are never garbage. Freeze them: otherwise the collection before each
+        # output would scan all of torch, which can take longer than the output.
         gc.freeze()
         try:
             self._measure(schedule, number, memory)
@@ -239,7 +239,7 @@ class Repeat:
         """Measure all turns of questions that are decoded together."""
         answers: dict[str, list[list[int]]] = {question.prompt_id: [] for question in questions}
         turn = 1
-        # Where vanilla failed, there is no context to go on from.
+        # If vanilla failed, the next turn has no context.
         while not self.is_over() and (
             live := [
                 question
@@ -431,14 +431,14 @@ class Repeat:
         while self._pending and self._pending[0].finished:
             group = self._pending.popleft()
             for cell in group.measurements:
-                if cell.lost is not None:  # when it was measured once more
+                if cell.lost is not None:  # lost when a noisy window was repeated
                     self._dropped.leave_out(cell.method_run, cell.pass_, cell.lost)
             kept = [cell for cell in group.measurements if cell.lost is None]
             with self._progress.judging():
                 records = [self._judging.build(cell, group) for cell in kept]
                 if not self._judged:
-                    # What judging loads, which is transformers, is no garbage either (see `run`): a
-                    # collection would go through it in 80 ms.
+                    # Freeze transformers, which judging loads, as in `run`: a collection would scan
+                    # it for 80 ms.
                     gc.freeze()
                     self._judged = True
             self._run_dir.append(records)
@@ -458,10 +458,10 @@ class Repeat:
     def _pass_lock_on(self) -> None:
         """Let another run measure a window. Note once if there is no other run."""
         assert self._machine_lock is not None
-        self._store()  # while nobody measures
+        self._store()  # before another run starts to measure
         if not self._machine_lock.pass_on() and not self._has_no_partner:
             self._has_no_partner = True
-            self._run_dir.update(alone=True)  # later passes do not wait for a partner again
+            self._run_dir.update(alone=True)  # later repeats do not wait for a partner
             self._view.note("no other run takes turns with this one: it goes on alone")
 
     def _warm_up(self, question: Question, number: int, memory: Mapping[str, Memory]) -> None:

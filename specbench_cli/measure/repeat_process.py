@@ -52,7 +52,7 @@ def run_repeat(
         run_dir: folder of the run, whose lock the process shares.
         what: name of the repeat in messages.
         flags: Options that make the process show its progress like this one.
-        kept: True if the run can be resumed even if this repeat fails.
+        resumable: True if the run can be resumed even if this repeat fails.
 
     Raises:
         UnfinishedRepeat: the process failed, was killed, or was interrupted.

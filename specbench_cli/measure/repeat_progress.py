@@ -59,9 +59,9 @@ class RepeatProgress:
         """Begin repeat `number`.
 
         Args:
-            visits: Questions and methods that it measures.
+            schedule: Questions and methods that it measures.
             answers: Outputs that the run has already.
-            back: The question that is decoded again at the end.
+            repeated_question: The question that is decoded again at the end; None if there is none.
             loads_judge: True if the first verdict loads transformers.
         """
         plan, process = self._plan, number % PASSES_APART

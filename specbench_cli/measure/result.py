@@ -12,7 +12,7 @@ from specbench_cli.judge.broken import broken
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import BASELINE, Record
 
-MAX_NOISY_SHARE = 0.1  # a row that lost more of its cells to noise has no speedup
+MAX_NOISY_SHARE = 0.1  # with a larger share of noisy outputs, a method has no speedup
 
 
 @dataclass(frozen=True)

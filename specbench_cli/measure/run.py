@@ -49,7 +49,7 @@ def start(
 
     prepared = prepare(config, fetch=True)
     plan = prepared.plan
-    if config.executor == "local":  # else a worker looks what its machine has
+    if config.executor == "local":  # with other executors, workers check their machines
         check_placement(plan)
     view.planned(facts(plan, prepared.tuning))
     for words in (
@@ -83,7 +83,7 @@ def resume_run(
     """Plan the rest of a run; None if it is finished.
 
     Args:
-        part: True if the process that started this one holds the folder.
+        part: True if the parent process has the lock of the folder.
         force: Continue even if the program changed since, and label the run.
 
     Raises:
@@ -106,7 +106,7 @@ def resume_run(
     else:
         run_dir.hold()
     try:
-        run_dir.read()  # whoever held the folder until now may have finished the run
+        run_dir.read()  # another process may have finished the run before this one got the lock
         if run_dir.manifest.get("status") == "finished":
             run_dir.release()
             return None, run_dir
@@ -123,7 +123,7 @@ def _plan_again(run_dir: RunDir, view: RunView, force: bool, *, part: bool) -> P
         raise run_dir.spoiled(f"{run_dir.manifest['spoiled']} changed its files")
     config = load_resume_config(path)
     run_dir.order = config.model_dump_json()
-    if not part:  # the parent process has checked already
+    if not part:  # the parent process has already checked
         check_plugin_permission(run_dir, config, force)
     first, tuning = planned(config)
     plan = tune.tuned(first, run_dir.manifest)
@@ -131,7 +131,7 @@ def _plan_again(run_dir: RunDir, view: RunView, force: bool, *, part: bool) -> P
     answered = run_dir.answered()  # report a damaged record before changing anything
     begun, going_on = run_dir.manifest.get("program", {}), program(first)
     theirs: dict[str, str] = {}
-    if config.executor != "local":  # what is said of the machine is the workers', who look at it
+    if config.executor != "local":  # workers check the facts about their machines
         theirs = {key: word for key, word in begun.items() if is_machine_key(key)}
     check_unchanged(
         run_dir, {key: begun[key] for key in begun if key not in theirs}, going_on, force
@@ -191,9 +191,9 @@ def run(
         return read_result(run_dir)
     try:
         if only_pass is None and run_dir.manifest.get("alone"):
-            run_dir.update(alone=False)  # resumed: a partner may come this time
+            run_dir.update(alone=False)  # when resumed, a partner may start this time
         plan = _measure(plan, run_dir, view, only_pass, in_turn, force)
-        run_dir.read()  # what other processes wrote
+        run_dir.read()  # include changes of other processes
         if only_pass is None:
             _finish(plan, run_dir)
     except BaseException as fault:
@@ -262,7 +262,7 @@ def _measure_in_processes(
 
 
 def _finish(plan: Plan, run_dir: RunDir) -> None:
-    """Mark a run as finished. Raises what `check_complete` does."""
+    """Mark a run as finished. Raise the errors of `check_complete`."""
     check_complete(plan, run_dir)
     # Read every record, so that a wrong one is found before the run is marked as finished.
     loud = [record.other_cpu for record in run_dir.records() if is_noisy(record.other_cpu)]
@@ -277,7 +277,7 @@ def _mark_interrupted(
     """Mark a run as interrupted, or remove its folder if the run is new and has no records.
 
     Args:
-        apart: True if other processes wrote the records.
+        in_processes: True if other processes wrote the records.
     """
     empty = fresh and isinstance(fault, SpecbenchError) and "spoiled" not in run_dir.manifest
     empty = empty and not isinstance(fault, ConcurrentWriteError)
@@ -287,7 +287,7 @@ def _mark_interrupted(
     # The disk is full, another process uses the folder, or a file is damaged: keep the status
     # "running", with which a resumption accepts lines without a digest.
     with suppress(OSError, ConcurrentWriteError, UsageError):
-        with suppress(ConcurrentWriteError, UsageError):  # then this one is written back
+        with suppress(ConcurrentWriteError, UsageError):  # if unreadable, write ours
             run_dir.read()
         if in_processes:
             run_dir.store_line_digests()
@@ -333,7 +333,7 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
     run_dir.update(
         tuning=found,
         rows=rows(chosen),
-        step_costs=trial.manifest.get("step_costs"),  # what methods chose by then and choose by now
+        step_costs=trial.manifest.get("step_costs"),  # the run uses the costs of its tuning
     )
     return chosen
 

@@ -1,10 +1,10 @@
 """Relative costs of forwards, for methods that choose a draft's size by them.
 
 The unit is a target forward over one row. Forward times are those at a medium context. Policies
-that use the cost of a whole step need steps of several sequences: two rows of each of four
-sequences cost something else than eight rows of one, and no forward includes the host's work, which
-grows with vocabulary and drafted tokens. A run that needs costs stores them in its manifest and
-uses the same ones after a resumption.
+that use the cost of a whole step need timed steps of several sequences: two rows of each of four
+sequences do not cost the same as eight rows of one. A forward also does not include the host's
+work, which grows with vocabulary and drafted tokens. A run that needs costs stores them in its
+manifest and uses the same ones after a resumption.
 """
 
 from __future__ import annotations

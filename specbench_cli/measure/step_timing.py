@@ -32,8 +32,10 @@ UNEVEN_LENGTHS = (1, 3)
 class StepSample(NamedTuple):
     """Times of a step.
 
-    length: Draft tokens per sequence, the mean if they differ. drafting: Time of drafting in ns.
-    rest: Time of everything else until the next step, in ns. even: True if all lengths are equal.
+    length: Draft tokens per sequence, the mean if they differ.
+    drafting: Time of drafting in ns.
+    rest: Time of everything else until the next step, in ns.
+    even: True if all lengths are equal.
     """
 
     sequences: int
@@ -82,7 +84,7 @@ class TimedChains:
         if self._drafts and any(lengths):
             sequences = [(session, method._state) for method, session in members]
             drafts = draft_chains(self._model, sequences, [*map(FixedLength, lengths)])
-            host.numbers(drafts[-1].tokens)  # they are there
+            host.numbers(drafts[-1].tokens)  # wait until they are computed
         else:
             texts = (session.tokens() for _, session in members)
             drafts = [
@@ -120,7 +122,7 @@ def time_steps(
     draft = workspace.decoders.get("draft")
     drafts = draft is not None and draft.vocab_size == workspace.decoders["target"].vocab_size
     stop = StopRule(frozenset(), 2 + sum(max(each) + 1 for each in order))
-    # Texts that differ, in their lengths too: attention takes equally long ones at once.
+    # Use texts of different lengths, because attention batches equal lengths.
     requests = [
         Request(f"probe {at}", 1, prompt[at % MIN_PROMPT :][: MIN_PROMPT + at], stop)
         for at in range(n)

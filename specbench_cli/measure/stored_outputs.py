@@ -1,4 +1,4 @@
-"""Outputs that a run has already, for use by a repeat."""
+"""Outputs that a run already has, for use by a repeat."""
 
 from __future__ import annotations
 

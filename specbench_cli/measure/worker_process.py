@@ -166,7 +166,7 @@ def serve(worker: object, carry_out: Callable[[Callable[[], Any]], bytes]) -> No
         except (EOFError, OSError):
             os._exit(0)
         answer = carry_out(lambda: getattr(worker, order)(*arguments))  # noqa: B023
-        if os.getpid() != own:  # the plug-in forked this process
+        if os.getpid() != own:  # this process is a fork made by the plug-in
             os._exit(1)
         try:
             connection.send_bytes(answer)

@@ -1,1 +1,1 @@
-"""The plan of a run: methods, questions, checkpoints and their order, before any is measured."""
+"""Plan of a run, made before the measurement: methods, questions, checkpoints and their order."""

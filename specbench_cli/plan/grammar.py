@@ -45,14 +45,16 @@ BUILT_IN = {
         }
     )
 }
-"""JSON schemas by name. json: any object on one line, because a model that may write white space
-may write nothing else."""
+"""JSON schemas by name.
+
+"json" is any object on one line: a model that may write white space might write only that.
+"""
 
 LIBRARY = "llguidance"
 _DIGITS = 12
+"""Number of digits of a checksum that are shown."""
 MOST_BYTES = 10 * files.MB
 """Maximum size of a grammar file in bytes."""
-"""Of a checksum, as it is shown."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +143,9 @@ class Grammar:
         """Return the logits processor that enforces the grammar.
 
         Args:
-            tokenizer: Tokenizer of the target, from transformers. label: Name of the target.
+            tokenizer: Tokenizer of the target, from transformers.
             eos: Ids that end an output.
+            label: Name of the target.
 
         Raises:
             UsageError: the target's tokens cannot express the grammar.

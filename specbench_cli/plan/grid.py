@@ -49,7 +49,7 @@ def candidates(
         try:
             other = _with_params(method_run, {name: value})
         except UsageError:
-            continue  # out of bounds, or not with the row's other parameters
+            continue  # not allowed, or not together with the method's other parameters
         if _keeps_promises(method_run.declared, other.declared, rule):
             found.append(other)
     return tuple(found)

@@ -71,5 +71,5 @@ def _uses_draft(name: str, params: Mapping[str, Any]) -> bool:
 
 
 def _folder_name(model: str) -> str:
-    """Return a model's name in a form that a folder may have."""
+    """Return a model's name as a valid folder name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name).strip("-.") or "model"

@@ -25,7 +25,7 @@ class MethodRun:
 
     `declared` suffices for a plan and does not import torch. `method` decodes.
 
-    passed: the parameters that the user set. `method` has all of them, including defaults.
+    passed: parameters that the user set. `method` has all parameters, including defaults.
     tuned: number of settings from which tuning chose these; None if they were not tuned.
     """
 
@@ -92,7 +92,7 @@ class MethodRun:
 
     @property
     def source(self) -> str:
-        """Where its parameters come from: "paper", "default", "tuned(n)" or "set"."""
+        """Source of its parameters: "paper", "default", "tuned(n)" or "set"."""
         if self.tuned is not None:
             return f"tuned({self.tuned})"
         method, params = type(self.declared), self.declared.params

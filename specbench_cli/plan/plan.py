@@ -1,4 +1,4 @@
-"""The plan of a run, made before any weights are loaded: methods, questions, checkpoints, order."""
+"""Plan of a run, made before any weights are loaded: methods, questions, checkpoints, order."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from specbench_cli.engine.verify.sampling import Sampling
 
 DEFAULT_MAX_NEW_TOKENS = 128
-AUTO = "auto"  # the target's customary draft, said aloud
-PROMPTS_PER_SLOT = 4  # questions that are dealt to a batch at once, as a multiple of its size
+AUTO = "auto"  # explicit name of the target's default draft model
+PROMPTS_PER_SLOT = 4  # questions that are measured together, as a multiple of the batch size
 
 
 def prompts_per_batch(batch: int) -> int:
@@ -48,11 +48,11 @@ class Plan:
     questions: tuple[Question, ...]
     target: Checkpoint
     draft: Checkpoint | None
-    others: Mapping[str, Checkpoint] = field(default_factory=dict)  # by the name methods ask for
-    # How requests arrive, as typed, and when the questions do, in seconds; none: all are there.
+    others: Mapping[str, Checkpoint] = field(default_factory=dict)  # by the name in the methods
+    # Load as typed -> arrival times of the questions in seconds. Empty: all arrive at the start.
     loads: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    missing: tuple[str, ...] = ()  # what of the tasks is not asked, in words
-    grammar: Grammar | None = None  # that all outputs are held to
+    missing: tuple[str, ...] = ()  # notes on questions of the tasks that are not used
+    grammar: Grammar | None = None  # constrains all outputs
 
     @property
     def checkpoints(self) -> dict[str, Checkpoint]:
@@ -178,9 +178,10 @@ class Plan:
     ) -> list[RecordKey]:
         """Return the keys of outputs that a finished run should contain but does not.
 
-        These outputs may be missing if the run did not write them: those of methods that were left
-        out or dropped, those of prompts that --stop-after left out, and those of turns after one on
-        which vanilla failed. If all methods except vanilla were dropped, any output may be missing.
+        Some outputs may be missing if the run did not write them: those of methods that were left
+        out or dropped, and those of prompts that --stop-after left out. After a turn on which
+        vanilla failed, those of later turns may be missing. If all methods except vanilla were
+        dropped, any output may be missing.
 
         Args:
             answered: Outputs of the run by key, each with its token ids.
@@ -306,7 +307,7 @@ def make_plan(config: RunConfig) -> Plan:
     check_tasks(config, tasks)
     asked = select_questions([each for task in tasks for each in task.questions], config.category)
     asked = _select_prompts(asked, config.prompts)
-    if config.load:  # a later turn would arrive when it is asked
+    if config.load:  # later turns have no arrival time of their own
         asked = [replace(question, turns=question.turns[:1]) for question in asked]
     target, draft = _resolve_models(config)
     for method_run in method_runs:

@@ -24,9 +24,10 @@ def estimate_power(plan: Plan, runs: Path = RUNS) -> dict[str, Any]:
     """Return the smallest speed ratio between two methods that the run can detect.
 
     Returns:
-        ratio (None if no difference can be detected), power, spread (standard deviation between
-        questions of the log ratio of two methods' times), spread_from (a run with the same target,
-        or "assumed").
+        ratio: None if no difference can be detected.
+        power: probability to detect it.
+        spread: standard deviation between questions of the log ratio of two methods' times.
+        spread_from: a run with the same target, or "assumed".
     """
     spread, origin = _measured_spread(plan.target.label, runs) or (SPREAD, ASSUMED)
     clusters = {(question.task, question.cluster) for question in plan.questions}
@@ -47,7 +48,7 @@ def estimate_power(plan: Plan, runs: Path = RUNS) -> dict[str, Any]:
 
 def _measured_spread(target: str, runs: Path) -> tuple[float, str] | None:
     """Return the spread of the newest finished run of a target, with the name of the run."""
-    for file in sorted(runs.glob("*/summary.csv"), reverse=True):  # names begin with the time
+    for file in sorted(runs.glob("*/summary.csv"), reverse=True):  # names start with the time
         try:
             manifest = json.loads(files.read_text(file.parent / "manifest.json", MOST_BYTES))
             lines = io.StringIO(files.read_text(file, MOST_BYTES))
@@ -56,7 +57,7 @@ def _measured_spread(target: str, runs: Path) -> tuple[float, str] | None:
                 continue
             spreads = [_spread(row) for row in rows if row["speedup_low"] and row["speedup_high"]]
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # half a run, or one of another version: it tells nothing
+            continue  # an incomplete run, or one of another version
         if spreads:
             return median(spreads), file.parent.name
     return None

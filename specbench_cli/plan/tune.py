@@ -41,7 +41,8 @@ class Tuning:
 class TuningChoice:
     """Result of tuning one method.
 
-    costs: Cost by label; None if there is none. best: Label of the chosen candidate.
+    costs: Cost by label; None if there is none.
+    best: Label of the chosen candidate.
     n: Number of prompts on which all candidates were compared.
     """
 

@@ -1,18 +1,17 @@
-"""What forwards would cost on an accelerator that is not here: a cost table made by a roofline.
+"""Cost table of forwards on an accelerator that is not present, by a roofline model.
 
-Roofline (Williams, Waterman, Patterson, 2009, doi:10.1145/1498765.1498785): an operation takes as
-long as its bytes at the memory's bandwidth or its arithmetic at the peak, whichever is longer. A
-forward is three operations, one after another: the products with the layers' weights, attention,
-and the output matrix. Everything else takes nothing, but for `overhead`, a time that is added to
-every forward; kernels reach neither peak, so times are lower bounds, and what is worth reading are
-ratios.
+Roofline (Williams, Waterman, Patterson, 2009, doi:10.1145/1498765.1498785): an operation takes the
+longer of two times: its bytes at the memory bandwidth, or its arithmetic at peak FLOPS. A forward
+is three operations in sequence: products with the layers' weights, attention, and the output
+matrix. Other work takes no time, except `overhead`, which is added to every forward. Kernels reach
+neither peak, so the times are lower bounds. Ratios of times are more reliable.
 
-Of a mixture of experts only those are read that some row goes through. Where each of r rows chooses
-k of E experts, every choice as likely, these are E (1 - (1 - k/E)^r) of them on average.
+In a mixture of experts, only the experts that a row uses are read. If each of r rows chooses k of E
+experts uniformly, these are E (1 - (1 - k/E)^r) experts on average.
 
-Devices in tensor parallel share weights, arithmetic and state evenly (of the state no more than one
-head's keys and values to each), and sum up every layer's two outputs: each time a device sends
-2 (D - 1) / D times the rows' bytes (a ring's all-reduce), which nothing hides.
+Devices in tensor parallel share weights, arithmetic and state evenly; a device holds the keys and
+values of at least one head. They sum both outputs of every layer: each time a device sends
+2 (D - 1) / D times the rows' bytes (ring all-reduce), without overlap.
 """
 
 from __future__ import annotations
@@ -45,21 +44,24 @@ from specbench_cli.models.shapes import ModelShape, get_shape, parse_pair
 HARDWARE = Path(__file__).parent / "devices.yaml"
 ROWS = (*range(1, 33), 40, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
 CONTEXTS = (1, 256, 1024, 4096, 16384, 65536)
-"""Where the table has points; between them it is read as measured ones are."""
+"""Numbers of new rows and of context rows at which the table has points.
+
+Between them it is interpolated like measured tables.
+"""
 
 MAX_DEVICES = 1025
-"""Devices, of those that a message proposes."""
+"""One more than the maximum number of devices that an error message proposes."""
 
 INPUTS = (
     *("bandwidth", "flops", "link"),
     *("target weights", "draft weights", "state", "experts"),
     *("batch", "context", "overhead"),
 )
-"""What a time depends on; `Roofline.scaled` multiplies one of them."""
+"""Inputs of the model. `Roofline.scaled` multiplies one of them."""
 
 
 class Accelerator(BaseModel):
-    """An entry of devices.yaml, where the units are explained."""
+    """An entry of devices.yaml, which explains the units."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -74,13 +76,19 @@ class Accelerator(BaseModel):
 
 @cache
 def load_accelerators() -> dict[str, Accelerator]:
-    """The entries, by name."""
+    """Return the entries by name."""
     entries = yaml.safe_load(HARDWARE.read_text(encoding="utf-8"))
     return {name: Accelerator.model_validate(entry) for name, entry in entries.items()}
 
 
 def distinct_experts(experts: float, chosen: float, rows: float) -> float:
-    """How many of so many experts some of the rows go through, on average."""
+    """Return the mean number of experts that at least one of the rows uses.
+
+    Args:
+        experts: number of experts.
+        chosen: number of experts that each row uses.
+        rows: number of rows.
+    """
     missed: float = (1 - min(1.0, chosen / experts)) ** rows
     return experts * (1 - missed)
 
@@ -90,13 +98,15 @@ class Roofline:
     """Models on devices.
 
     Attributes:
-        accelerator: one device. devices: how many there are, in tensor parallel.
-        names, shapes: of the models, by role.
-        dtype: of weights, state and arithmetic.
-        batch: sequences that a forward is over; each has as many rows as the trace says.
-        context: rows before every forward; None: as many as the trace says.
-        overhead: ns that every forward takes beside.
-        factors: by input, what it is multiplied with.
+        hardware: name of the devices on the command line.
+        accelerator: one device.
+        devices: number of devices in tensor parallel.
+        names, shapes: names and shapes of the models, by role.
+        dtype: dtype of weights, state and arithmetic.
+        batch: number of sequences in a forward. Each has as many rows as in the trace.
+        context: rows before every forward. None takes them from the trace.
+        overhead: additional time of every forward, in ns.
+        factors: input -> factor that it is multiplied by.
     """
 
     hardware: str
@@ -121,11 +131,11 @@ class Roofline:
         context: int | None = None,
         overhead: float = 0.0,
     ) -> Roofline:
-        """By the words of the command line: `h100`, `h100x8`; `llama-2-70b+7b`.
+        """Construct a roofline from command-line values: `h100`, `h100x8`; `llama-2-70b+7b`.
 
         Raises:
-            UsageError: one that is not known, a dtype that no peak is known of, or several devices
-                of a kind that has no link.
+            UsageError: a name is unknown, the peak for the dtype is unknown, or there are several
+                devices of a kind without a known link.
         """
         known = load_accelerators()
         split = re.fullmatch(r"(.+?)x([1-9]\d{0,3})", hardware)
@@ -162,12 +172,12 @@ class Roofline:
         )
 
     def scaled(self, name: str, factor: float) -> Roofline:
-        """The same with one of `INPUTS` multiplied."""
+        """Return a copy in which one of `INPUTS` is multiplied by a factor."""
         return replace(self, factors={name: factor})
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Those of `INPUTS` that there are."""
+        """The inputs, of `INPUTS`, that affect this model."""
         mixed = any(each.experts > 1 for each in self.shapes.values())
         there = {
             "link": self.devices > 1,
@@ -178,10 +188,10 @@ class Roofline:
         return tuple(name for name in INPUTS if there.get(name, True))
 
     def ns(self, role: str, new: float, context: float, *, logits: float | None = None) -> float:
-        """Time of a forward over `new` rows of each sequence, after `context` rows of each.
+        """Return the time in ns of a forward over `new` rows per sequence after `context` rows.
 
         Args:
-            logits: rows of each sequence that get some; None: all.
+            logits: rows of each sequence for which logits are computed. None: all rows.
         """
         of, size, by = self.shapes[role], BYTES[self.dtype], self._factor
         sequences = self.batch * by("batch")
@@ -212,13 +222,16 @@ class Roofline:
         return self.factors.get(name, 1.0)
 
     def _time(self, nbytes: float, operations: float) -> float:
-        """Of an operation that all devices share."""
+        """Return the time in ns of an operation that is divided among all devices."""
         peak = self.accelerator.flops[self.dtype] * self._factor("flops")
         bandwidth = self.accelerator.bandwidth * self._factor("bandwidth")
         return 1e9 * max(nbytes / bandwidth, operations / peak) / self.devices
 
     def _state_bytes(self, of: ModelShape, rows: float) -> float:
-        """Bytes of so many rows of a state, a head's that several devices hold once for each."""
+        """Return the bytes of some rows of a state on all devices together.
+
+        With more devices than key-value heads, several devices hold a copy of the same head.
+        """
         return (
             rows
             * of.state_row_size
@@ -228,7 +241,7 @@ class Roofline:
         )
 
     def _summed(self, nbytes: float, layers: int) -> float:
-        """Of summing up every layer's two outputs over the devices."""
+        """Return the time in ns of the all-reduces of every layer's two outputs."""
         link = self.accelerator.link
         if self.devices == 1 or link is None:
             return 0.0
@@ -236,7 +249,11 @@ class Roofline:
         return 1e9 * 2 * layers * sent / (link * self._factor("link"))
 
     def held(self, rows: int) -> dict[str, int]:
-        """Bytes that all devices hold together: by what, of sequences of so many rows."""
+        """Return the bytes that all devices hold together, by content.
+
+        Args:
+            rows: number of rows of each sequence.
+        """
         size, found = BYTES[self.dtype], {}
         for role, of in self.shapes.items():
             found[f"weights of {self.names[role]}"] = of.parameters * size
@@ -247,7 +264,7 @@ class Roofline:
         return sum(self.held(rows).values()) <= self.devices * self.accelerator.memory
 
     def check_fits(self, rows: int) -> None:
-        """Raise UsageError unless sequences of so many rows fit in the devices' memory."""
+        """Raise UsageError if sequences of `rows` rows do not fit in the devices' memory."""
         if self._fits(rows):
             return
         held, room = self.held(rows), int(self.devices * self.accelerator.memory)
@@ -268,12 +285,13 @@ class Roofline:
     def table(
         self, models: Mapping[str, Mapping[str, Any]], together: int = 1, mean: float = 0.0
     ) -> Costs:
-        """The cost table.
+        """Return the cost table.
 
         Args:
-            models: the run's that it is for, by role; of theirs, traces tell layers.
-            together: most sequences that join and leave by themselves (`Costs.batch`), and
-            mean: rows of theirs before a forward.
+            models: facts of the run's models, by role. Their numbers of layers belong to the
+                traces.
+            together: maximum number of sequences in a continuous batch (`Costs.batch`).
+            mean: mean number of rows of these sequences before a forward.
         """
         beside = {
             role: self._time(self._state_bytes(of, mean), 0.0) for role, of in self.shapes.items()
@@ -304,7 +322,7 @@ class Roofline:
         )
 
     def _curve(self, role: str) -> Curve:
-        """A model's points: after any context where the roofline has one of its own, one does."""
+        """Return the points of a model. One context is enough if the roofline fixes the context."""
         contexts = CONTEXTS if self.context is None else (self.context,)
         lengths = ROWS if self.context is None else (self.context,)
         return Curve(
@@ -320,6 +338,8 @@ class Roofline:
         )
 
     def _alone(self, role: str, n: int) -> float:
-        """Time of reading a prompt of n tokens, whatever context forwards have; the last row's
-        logits alone."""
+        """Return the prefill time of n tokens, with logits for the last row only.
+
+        It does not depend on the context that is set for forwards.
+        """
         return replace(self, context=None).ns(role, n, 0, logits=1)

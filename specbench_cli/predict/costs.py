@@ -1,4 +1,4 @@
-"""Cost functions over a cost table, which a probe measured or a roofline made."""
+"""Cost functions over a cost table that a probe measured or a roofline computed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from specbench_cli.measure.costs import Costs
 
 
 class TableCosts:
-    """The time of a forward alone, without the host's work.
+    """Time of a forward alone, without the host's work.
 
-    A forward over several sequences costs what one over as many rows does, after the mean context
-    of its rows. Prompts that are prefilled together by themselves cost what each does. A forward
-    through part of a model costs its share.
+    A forward over several sequences costs the same as one over that many rows after their mean
+    context. A joint prefill of several prompts costs the sum of their prefills. A forward through
+    part of a model costs its share.
     """
 
     def __init__(self, costs: Costs) -> None:
@@ -28,21 +28,21 @@ class TableCosts:
         return work.share * curve.ns(new, context, tree=work.tree, lone=work.warm)
 
     def covers(self, work: ForwardWork) -> bool:
-        """Return True if the time is interpolated between the table's points, and not extrapolated
-        beyond them."""
+        """Return True if the time is interpolated between the table's points, not extrapolated."""
         new, context = _totals(work.rows)
         return self.costs.curves[work.model].covers(new, context, tree=work.tree)
 
 
 class BatchCosts:
-    """The time of a forward in a batch, with the host's work for it.
+    """Time of a forward in a batch, with the host's work for it.
 
-    The probe of batches (`BatchCost`) says what each further sequence adds and what the host does.
-    Where none were probed, further sequences add nothing, and the host's work is a sequence's own.
+    The probe of batches (`BatchCost`) measures the cost of each further sequence and of the host.
+    If no batches were probed, further sequences add nothing, and the host's work is that of single
+    sequences.
 
     Attributes:
-        forwards, extrapolated: How many forwards there were, prefills aside, and how many of them
-            lie beyond the table's points.
+        forwards: number of forwards, without prefills.
+        extrapolated: number of these beyond the table's points.
     """
 
     def __init__(self, costs: Costs) -> None:
@@ -60,11 +60,11 @@ class BatchCosts:
 
     @property
     def batches_probed(self) -> bool:
-        """Return True if the table says what sequences cost that are decoded together."""
+        """Return True if the table has costs of sequences that are decoded together."""
         return self.costs.batch is not None
 
     def _host_ns(self, work: ForwardWork) -> float:
-        """Return the host's work, and what further sequences add to the forward."""
+        """Return the time in ns of the host's work and of further sequences in the forward."""
         decoding = [each for each in work.rows if not each.prompt]
         nodes, batch = sum(each.new for each in decoding) - len(decoding), self.costs.batch
         if batch is None and work.model == "target":
@@ -78,7 +78,7 @@ class BatchCosts:
 
 
 def _totals(rows: Sequence[SequenceRows]) -> tuple[int, float]:
-    """Return how many rows are new, and the mean of the rows before each of them."""
+    """Return the number of new rows, and the mean number of rows before each of them."""
     if len(rows) == 1:
         return rows[0].new, rows[0].before
     new = sum(each.new for each in rows)

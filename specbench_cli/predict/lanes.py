@@ -1,4 +1,4 @@
-"""Who computed when: a record's trace as lanes, one a worker, with steps and messages."""
+"""Timeline of a record's trace: one lane per worker, with steps and messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specbench_cli.store.schema import Record, Trace
 
 @dataclass(frozen=True, slots=True)
 class StepSpan:
-    """A step, from the end of the one before (of prefill) to the end of its verification."""
+    """A step, from the end of the previous step (or prefill) to the end of its verification."""
 
     start: int
     end: int
@@ -23,11 +23,12 @@ class StepSpan:
 
 @dataclass(frozen=True)
 class WorkerLanes:
-    """An output's lanes; empty where its method shows no forwards.
+    """Lanes of an output; empty if its method reports no forwards.
 
-    prefill: ns since the timer's start at which decoding began.
-    spans: forwards by start. steps: empty where the method reports none.
-    learn: ns that learning took before the timer's start.
+    prefill: start of decoding, in ns from the start of the timer.
+    spans: forwards, sorted by start.
+    steps: steps; empty if the method reports none.
+    learn: duration of learning before the start of the timer, in ns.
     """
 
     label: str
@@ -42,7 +43,7 @@ class WorkerLanes:
 
     @cached_property
     def workers(self) -> dict[int, str]:
-        """By worker, the models that it ran."""
+        """Worker -> the models that it ran."""
         found: dict[int, list[str]] = {}
         for span in self.spans:
             found.setdefault(span.worker, []).append(span.model)
@@ -50,18 +51,18 @@ class WorkerLanes:
 
     @cached_property
     def decoding(self) -> tuple[RecordedForward, ...]:
-        """The forwards after prefill."""
+        """Forwards after prefill."""
         return tuple(
             span for span in self.spans if span.role != "prefill" and span.start >= self.prefill
         )
 
 
 def make_lanes(record: Record) -> WorkerLanes:
-    """The lanes of a record."""
+    """Return the lanes of a record."""
     recording = RecordedForwards.of(record.forwards or Trace())
     spans = sorted(recording.forwards, key=lambda span: (span.start, span.worker))
     prefill = record.ns.prefill
-    if prefill is None:  # a void record has lost its times, its trace may be there
+    if prefill is None:  # a noisy record may have a trace but no times
         prefill = max((span.end for span in spans if span.role == "prefill"), default=0)
     return WorkerLanes(
         label=record.label,
@@ -77,8 +78,11 @@ def make_lanes(record: Record) -> WorkerLanes:
 
 
 def _steps(record: Record, spans: list[RecordedForward], prefill: int) -> list[StepSpan]:
-    """Steps end with verifications, in order; where there are more of these than steps they are
-    spread evenly, where there are fewer the trace says nothing of steps."""
+    """Return the steps, each of which ends with a verification.
+
+    If there are more verifications than steps, they are spread evenly. If there are fewer, the list
+    is empty.
+    """
     if record.steps is None:
         return []
     steps = record.steps

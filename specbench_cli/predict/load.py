@@ -1,8 +1,8 @@
-"""The times of a run's methods under load: modelled, by a machine's costs and recorded acceptance.
+"""Modelled times of a run's methods under load, from a machine's costs and recorded acceptance.
 
-The engine's own driver decodes the run's first turns once more, with the methods and policies of
-the run, as scripts say (`scripts`), while each forward takes what a cost table says
-(`costs.BatchCosts`).
+The engine's own driver decodes the first turns of the run again, with the run's methods and
+policies. Scripts replay the recorded tokens (`scripts`). A cost table determines the time of each
+forward (`costs.BatchCosts`).
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class SimulatedLoad:
-    """The requests of a method under one load.
+    """Simulated requests of a method under one load.
 
-    load: As typed. passes: By cost table, for each request the second of its arrival, of its first
-        and of its last token, and how many tokens it has.
+    load: arrivals, as typed.
+    passes: for each cost table, the requests' arrivals, first tokens and last tokens, in seconds,
+        and their numbers of tokens.
     """
 
     label: str
@@ -56,11 +57,12 @@ def simulate_load(
     """Simulate the methods of a run under loads.
 
     Args:
-        costs: By several probes of one machine, each of which makes a pass. Policies go by the
-            first one.
-        size: Most sequences in a step. chunk: Most prompt tokens beside them.
+        costs: costs of several probes of one machine, each of which gives a repeat. Policies use
+            the first one.
+        size: maximum number of sequences in a step.
+        chunk: maximum number of prompt tokens in such a step.
     Returns:
-        The simulated loads, and by label why a method has none.
+        The simulated loads, and label -> reason for methods without one.
     Raises:
         UsageError: a trace lists fewer arrivals than the run has prompts.
     """

@@ -1,16 +1,16 @@
-"""What a method with several workers would take if each had a device of its own.
+"""Modelled time of a method with several workers if each had its own device.
 
-Modelled, not measured: always labelled so, never ranked with measured rows. A record's trace is
-replayed with full overlap:
+The times are modelled, not measured. They are always labelled so, and never ranked with measured
+ones. A record's trace is replayed with full overlap:
 
-1. A worker does what it did in the measured order: forwards, sending, reading.
-2. A forward starts when its worker is free and has read what it had read before that forward; a
-   message leaves when its sender has done what it did before, and arrives a latency later.
-3. A forward takes the median of the same forward (model, tokens, layers, share) in the run's rows
-   that have one worker, and so had the whole machine to themselves; one that none of them has takes
-   what it took.
-4. Host work is the worker's own: the median gap, measured, before its forwards and before its
-   messages. The latency is the median of the messages whose reader did nothing but wait for them.
+1. A worker repeats its forwards, sends and reads in the measured order.
+2. A forward starts when its worker is free and has read the same messages as before. A message
+   leaves when its sender has finished its earlier work, and arrives one latency later.
+3. A forward takes the median time of the same forward (model, tokens, layers, share) in the run's
+   methods with one worker, which had the whole machine. If they have no such forward, it takes its
+   measured time.
+4. Host work is per worker: the median measured gap before its forwards and before its messages.
+   The latency is the median over messages whose reader was only waiting for them.
 
 Decoding starts with all workers free and ends with the last forward whose result was used.
 """
@@ -35,16 +35,18 @@ NOTE = (
     " The speedup is over vanilla's measured decoding. Never ranked with measured rows."
 )
 Kind = tuple[str, int, tuple[int, int], float]
-"""What decides how long a forward takes: model, tokens, layers, share of the weights."""
+"""Properties that determine the time of a forward: model, tokens, layers, share of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelledRow:
-    """The modelled decode time of a method, over the outputs that vanilla has too.
+    """Modelled decode time of a method, over the outputs that vanilla has too.
 
-    devices: one a worker. outputs: how many. measured, modelled: decode times in ns, summed.
+    devices: number of devices, one per worker.
+    outputs: number of outputs.
+    measured, modelled: sum of decode times in ns.
     speedup: vanilla's measured decode time, scaled to the method's tokens, over the modelled one.
-    own: share of forwards that no row with one worker has, which take what they took.
+    own: share of forwards that no method with one worker has. They take their measured time.
     """
 
     label: str
@@ -79,8 +81,7 @@ COLUMNS: tuple[Column[ModelledRow], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class MedianCosts:
-    """The median time of the same forward in other outputs; one that none of them has takes what
-    it took."""
+    """Median time of the same forward in other outputs. Without one, it is the measured time."""
 
     medians: Mapping[Kind, float]
 
@@ -118,8 +119,10 @@ def median_gaps(recordings: Iterable[RecordedForwards]) -> HostGaps:
 
 
 def modelled_rows(records: Iterable[Record]) -> list[ModelledRow]:
-    """The rows of a run's methods that have several workers, in the order of the records; none
-    where there is no such method or vanilla has no times."""
+    """Return the rows of a run's methods with several workers, in the order of the records.
+
+    The list is empty if there is no such method, or if vanilla has no times.
+    """
     plain: dict[tuple[str, int, int], Record] = {}
     parallel: dict[str, list[Record]] = {}
     serial = defaultdict[Kind, list[int]](list)
@@ -141,7 +144,10 @@ def modelled_rows(records: Iterable[Record]) -> list[ModelledRow]:
 
 
 def _forward_durations(trace: Trace, prefill: int) -> Iterator[tuple[Kind, int]]:
-    """Return what forwards after prefill took, without making a `Recording`: runs have many."""
+    """Yield the kind and duration in ns of forwards after prefill.
+
+    It reads the columns directly, because constructing `RecordedForwards` for a whole run is slow.
+    """
     kinds = trace.kinds
     columns = zip(trace.kind, trace.n_tokens, trace.t0_ns, trace.t1_ns, strict=True)
     for index, n_tokens, start, end in columns:
@@ -170,7 +176,7 @@ def _row(
     for record, recording in zip(records, recordings, strict=True):
         base = plain.get((record.prompt_id, record.turn, record.pass_))
         if base is None or base.worker != record.worker:
-            continue  # of another device
+            continue  # measured on another device
         if not (base.ns.decode and base.n_tokens and record.n_tokens):
             continue
         if base.n_tokens > 1 and record.n_tokens > 1:

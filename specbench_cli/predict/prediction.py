@@ -1,18 +1,17 @@
-"""The decode times of a run by a machine's costs, beside the measured ones.
+"""Predicted decode times of a run from a machine's costs, compared with the measured times.
 
-A record's trace is replayed (`replay`): every forward costs what the probe's curve says for its new
-tokens and the rows before it (`costs.TableCosts`), every step what the host's work costs. A head
-reads the prompt after the target's prefill, in one forward that costs what its prefill does.
+A record's trace is replayed (`replay`). The probe's curve gives the cost of every forward from its
+new tokens and the rows before it (`costs.TableCosts`). Every step adds the cost of the host's work.
+A head reads the prompt after the target's prefill, in one forward with the cost of its prefill.
 
-A step that drafted more tokens than levels drafted a tree: its verification costs what the probe
-found of trees. A forward of the target right after another one of it finds the weights in the
-caches. The host's work is that of the method, where it was probed by name, else of a draft model's
-chains or trees (`Costs.hosts`).
+A step with more drafted tokens than levels drafted a tree. Its verification has the probed cost of
+trees. A target forward directly after another one finds the weights in the caches. The host's work
+is that of the method if it was probed by name, else that of a draft model's chains or trees
+(`Costs.hosts`).
 
-Where a machine was probed several times, before the run and after it, times are the means of what
-each probe says.
+If a machine was probed several times, before and after the run, times are means over the probes.
 
-Where several workers compute at once, the busiest one counts: overlap is taken to be perfect.
+If several workers compute at once, only the busiest one counts: overlap is assumed to be perfect.
 """
 
 from __future__ import annotations
@@ -30,12 +29,16 @@ from specbench_cli.predict.run_costs import head_labels, probe_command
 from specbench_cli.store.schema import Record, Steps, Trace
 
 ALL = "all"
-"""What stands for the task, or the method, in rows over all of them."""
+"""Task or method name of rows over all tasks or methods."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictedTime:
-    """Times of an output in ns; `extrapolated` of its `forwards` lie beyond the probe's points."""
+    """Predicted times of an output in ns.
+
+    forwards: number of forwards.
+    extrapolated: number of these beyond the probe's points.
+    """
 
     prefill: float
     decode: float
@@ -45,7 +48,12 @@ class PredictedTime:
 
 @dataclass(frozen=True, slots=True)
 class PredictedOutput:
-    """An output: its decode time in ns (None if it is void), as predicted, and elsewhere."""
+    """Measured and predicted times of an output.
+
+    measured: decode time in ns; None if it is noisy.
+    predicted: times predicted with this machine's costs.
+    elsewhere: times predicted with another machine's costs; None if there are none.
+    """
 
     label: str
     task: str
@@ -58,10 +66,13 @@ class PredictedOutput:
 class TaskPrediction:
     """Decode times of a method on a task, in ns, summed over outputs.
 
-    measured, predicted: over the outputs that have times. void, predicted_void: the others.
+    measured, predicted: over the outputs with times.
+    void: number of outputs without times.
+    predicted_void: predicted time of these.
     elsewhere: predicted with the other machine's costs, over all outputs.
-    efficiency: predicted / measured. error: the same, less one. cell_error: the median over outputs
-        of the error's size.
+    efficiency: predicted / measured.
+    error: efficiency - 1.
+    cell_error: median absolute error over outputs.
     extrapolated: share of forwards beyond the probe's points.
     """
 
@@ -81,7 +92,10 @@ class TaskPrediction:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Rows by method and task, and why methods that have none have none."""
+    """Predictions by method and task.
+
+    missing: label -> reason for methods without a prediction.
+    """
 
     rows: tuple[TaskPrediction, ...]
     missing: dict[str, str]
@@ -97,9 +111,10 @@ def predict(
     """Replay a run.
 
     Args:
-        manifest: the run's, for the order of methods and tasks.
-        against: another machine's costs.
-        also: of further probes of the same machine.
+        manifest: the run's manifest, for the order of methods and tasks.
+        costs: costs of the run's machine.
+        against: costs of another machine.
+        also: costs of further probes of the run's machine.
     """
     cells: dict[tuple[str, str], list[PredictedOutput]] = defaultdict(list)
     missing: dict[str, str] = {}
@@ -136,7 +151,7 @@ def predict(
 
 
 def _mean(found: Sequence[PredictedTime]) -> PredictedTime:
-    """The mean of predictions of one output."""
+    """Return the mean of several predictions of one output."""
     prefill, decode = (mean(getattr(each, of) for each in found) for of in ("prefill", "decode"))
     return replace(found[0], prefill=prefill, decode=decode)
 
@@ -150,7 +165,7 @@ def predict_output(trace: Trace, steps: Steps, costs: Costs, method: str = "") -
     drafts = sum(trace.kinds[kind].role in ("draft", "aux") for kind in trace.kind)
     host_ns = costs.host_ns(drafts, sum(steps.nodes), steps=len(steps.committed), method=host)
     after_rows = (each for each in recording.decoding if each.rows[0].before)
-    prefills = (  # a draft model's makes no logits, and neither does the probe's
+    prefills = (  # a draft model's prefill computes no logits, in the probe as well
         each if each.model == "target" else replace(each, share=1.0) for each in recording.prefill
     )
     return PredictedTime(
@@ -162,8 +177,11 @@ def predict_output(trace: Trace, steps: Steps, costs: Costs, method: str = "") -
 
 
 def _host_kind(trace: Trace, trees: bool, costs: Costs) -> str:
-    """The line of a method that has none of its own: that of trees, or of the drafting model where
-    the file has lines by model (see `Costs.hosts`)."""
+    """Return the key in `Costs.hosts` for a method without its own costs.
+
+    It is that of draft trees, or that of the drafting model in older files. "" selects
+    `Costs.host`, the costs of chains.
+    """
     drafting = {kind.model for kind in trace.kinds} - {"target"}
     lines = sorted(drafting & costs.hosts.keys() - (set() if trees else {"draft"}))
     return lines[0] if lines else ""
@@ -172,7 +190,7 @@ def _host_kind(trace: Trace, trees: bool, costs: Costs) -> str:
 def _unpredictable_reason(
     record: Record, manifest: Mapping[str, Any], costs: Sequence[Costs], against: Costs | None
 ) -> str | None:
-    """Why a record cannot be replayed, and what to type to change that."""
+    """Return why a record cannot be replayed and the command that helps; None if it can."""
     if record.error is not None:
         return "failed"
     if record.forwards is None or record.steps is None:
@@ -231,7 +249,7 @@ def _row(label: str, task: str, cells: Sequence[PredictedOutput]) -> TaskPredict
 def _sort_rows(
     planned: Iterable[str], cells: Mapping[tuple[str, str], Sequence[PredictedOutput]], part: int
 ) -> list[str]:
-    """Names in the manifest's order, then those that it lacks; only those that have cells."""
+    """Return the names with outputs: first those in the manifest, in its order, then others."""
     met = dict.fromkeys(key[part] for key in cells)
     return [name for name in dict.fromkeys((*planned, *met)) if name in met]
 

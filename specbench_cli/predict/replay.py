@@ -1,12 +1,11 @@
-"""The replay of a recorded trace at other costs: a trace in, costs in, a timeline out.
+"""Replay of a recorded trace at other costs. The result is a timeline.
 
-`RecordedForwards` reads what a trace says of an output: its forwards, the rows before each of them,
-and the messages between workers. `replay` lets every worker do the same again, in the recorded
-order, while each forward takes what a cost function returns. The cost function decides what is
-predicted: this machine or another one (`costs.TableCosts`), an accelerator (the same, over a table
-made by a roofline), or a device for each worker (`parallel.MedianCosts`). Requests that arrive by
-the clock
-are not in a recorded order: the engine decodes them once more at such costs (`load`).
+`RecordedForwards` reads the forwards of an output from a trace, the rows before each of them, and
+the messages between workers. `replay` repeats every worker's actions in the recorded order. A cost
+function returns the time of each forward. It represents the predicted hardware: a probed machine or
+a roofline's accelerator (`costs.TableCosts`), or one device per worker (`parallel.MedianCosts`).
+Requests that arrive at given times have no recorded order, so the engine decodes them again at such
+costs (`load`).
 """
 
 from __future__ import annotations
@@ -25,9 +24,10 @@ from specbench_cli.store.schema import Steps, Trace
 
 @dataclass(slots=True, kw_only=True)
 class RecordedForward(ForwardWork):
-    """A forward of a trace, with its measured times in ns since the timer's start.
+    """A forward of a trace, with its measured times in ns from the start of the timer.
 
-    n_tokens: New tokens of each sequence of its batch. used: False if it was cancelled.
+    n_tokens: number of new tokens of each sequence in its batch.
+    used: False if it was cancelled.
     """
 
     worker: int
@@ -41,7 +41,7 @@ class RecordedForward(ForwardWork):
 
 
 class RecordedMessage(NamedTuple):
-    """A message of a trace, with its measured times in ns since the timer's start."""
+    """A message of a trace, with its measured times in ns from the start of the timer."""
 
     sender: int
     receiver: int
@@ -51,15 +51,15 @@ class RecordedMessage(NamedTuple):
 
 
 Event = tuple[int, int, int, RecordedForward | RecordedMessage]
-"""When it happened, its place among events of the same time, the worker, and what it did: run a
-forward, send a message or read one."""
+"""Time, rank among events of the same time, worker, and its action: run a forward, send or read a
+message."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedForwards:
-    """The forwards of one output, in the recorded order.
+    """Forwards of one output, in the recorded order.
 
-    since: The time in ns at which decoding began.
+    since: start of decoding in ns.
     """
 
     forwards: tuple[RecordedForward, ...]
@@ -78,9 +78,9 @@ class RecordedForwards:
         """Read a trace.
 
         Args:
-            steps: The output's steps. Without them the rows before a forward are not known.
-            n_layers: Layers by model, for old traces that do not say which share a forward read.
-            since: The time in ns at which decoding began.
+            steps: steps of the output. Without them the rows before a forward are unknown.
+            n_layers: number of layers by model, for old traces without the share of a forward.
+            since: start of decoding in ns.
         """
         return cls(
             tuple(_forwards(trace, steps or Steps(), n_layers or {})),
@@ -90,19 +90,18 @@ class RecordedForwards:
 
     @property
     def prefill(self) -> list[RecordedForward]:
-        """Return the forwards over the prompt."""
+        """Forwards over the prompt."""
         return [each for each in self.forwards if each.role == "prefill"]
 
     @property
     def decoding(self) -> list[RecordedForward]:
-        """Return the forwards after prefill."""
+        """Forwards after prefill."""
         return [
             each for each in self.forwards if each.role != "prefill" and each.start >= self.since
         ]
 
     def events(self) -> list[Event]:
-        """Return what happened in decoding, in the measured order. A message is there twice, sent
-        and read."""
+        """Return the events of decoding in the measured order. A message has two: send and read."""
         found: list[Event] = [(each.start, 2, each.worker, each) for each in self.decoding]
         for message in self.messages:
             if message.sent >= self.since:
@@ -117,8 +116,9 @@ class RecordedForwards:
 class HostGaps:
     """Work between forwards, in ns.
 
-    forward, message: By worker, the work before each of its forwards and before each message that
-        it sends. latency: The time from sending a message to reading it, for a worker that waits.
+    forward: worker -> work before each of its forwards.
+    message: worker -> work before each message that it sends.
+    latency: time from the send of a message to its read by a waiting worker.
     """
 
     forward: Mapping[int, float] = field(default_factory=dict)
@@ -132,10 +132,10 @@ NO_WAITING = HostGaps(latency=-inf)
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """When replayed decoding ended, in ns since it began.
+    """End times of replayed decoding, in ns from its start.
 
-    workers: By worker, the end of its last forward or message.
-    last_used: The end of the last forward whose result was used.
+    workers: worker -> end of its last forward or message.
+    last_used: end of the last forward whose result was used.
     """
 
     workers: Mapping[int, float]
@@ -143,7 +143,7 @@ class Timeline:
 
     @property
     def busiest(self) -> float:
-        """The end of the worker that ended last; 0 if none had anything to do."""
+        """End of the worker that ended last; 0 if there were no events."""
         return max(self.workers.values(), default=0.0)
 
 
@@ -154,12 +154,12 @@ def replay(
 ) -> Timeline:
     """Decode a recorded output again, at other costs.
 
-    Each worker does what it did, in the recorded order, as soon as it is free. It reads a message
-    no earlier than a latency after it was sent.
+    Each worker repeats its actions in the recorded order, as soon as it is free. It reads a message
+    no earlier than one latency after the send.
 
     Args:
-        cost: Returns the ns that a forward takes.
-        gaps: Work between forwards.
+        cost: returns the time of a forward in ns.
+        gaps: work between forwards.
     """
     done: dict[int, float] = defaultdict(float)
     arrived: dict[int, float] = {}
@@ -172,7 +172,7 @@ def replay(
         elif what.sender == worker:
             done[worker] += gaps.message.get(worker, 0.0)
             arrived[id(what)] = done[worker] + gaps.latency
-        else:  # a message that was sent before decoding began is there already
+        else:  # a message that was sent before decoding began has already arrived
             done[worker] = max(done[worker], arrived.get(id(what), 0.0))
     return Timeline(done, last_used)
 
@@ -180,12 +180,12 @@ def replay(
 def _forwards(
     trace: Trace, steps: Steps, n_layers: Mapping[str, int | None]
 ) -> Iterator[RecordedForward]:
-    """Return the forwards of a trace, each with the rows that its model held before it.
+    """Yield the forwards of a trace, each with the number of rows in its model's state before it.
 
-    A prefill leaves the prompt's rows, a forward adds its own. With the verification that ends a
-    step all models drop what lies beyond the committed tokens. Verifications are matched to steps
-    in order; where there are more of them than steps (a method that verifies ahead) they commit
-    evenly.
+    A prefill adds the prompt's rows, and a forward adds its own. After the verification that ends a
+    step, all models drop the rows beyond the committed tokens. Verifications are matched to steps
+    in order. If there are more of them than steps (a method that verifies ahead), steps are spread
+    evenly over them.
     """
     last = max((kind.layers[1] for kind in trace.kinds if kind.role == "verify"), default=0)
     ends = [kind.role == "verify" and kind.layers[1] == last for kind in trace.kinds]
@@ -206,10 +206,10 @@ def _forwards(
         new, before, tree = n * kind.batch, held[model], False
         if kind.role == "prefill":
             new, before, warm = n, 0, False
-            if model == "target" and share == 1:  # a prompt may come in parts
+            if model == "target" and share == 1:  # a prompt may be prefilled in chunks
                 before, prompt = prompt, prompt + n
             held[model] = before + n
-        elif kind.role == "verify":  # rows that parts of the target drafted are gone
+        elif kind.role == "verify":  # rows that target layers drafted were dropped
             before = held[model] = min(before, prompt + committed[step])
             tree = used and trees[step : step + 1] == [True]
         yield RecordedForward(
@@ -229,7 +229,7 @@ def _forwards(
         )
         if kind.role == "prefill" or not used:
             continue
-        if kind.layers[1]:  # an output matrix alone leaves no rows
+        if kind.layers[1]:  # the output matrix alone adds no rows
             held[model] += n
         if ends[index]:
             verified += 1

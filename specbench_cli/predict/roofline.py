@@ -1,8 +1,8 @@
-"""Recorded traces at a roofline's costs: each method's modelled time, and what it hangs on.
+"""Replay of recorded traces at a roofline's costs: modelled times and their sensitivity.
 
-What is taken from the run are its traces: how many tokens each forward read, what was accepted, how
-long texts were. Acceptance is that of the models of the run; times are those of the shapes. With a
-batch, so many sequences are taken to be decoded together that all go the way of the recorded one.
+The run provides the traces: tokens of each forward, accepted tokens, output lengths. Acceptance is
+that of the run's models. Times are those of the modelled shapes. With a batch, all of its sequences
+are assumed to follow the recorded one.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from specbench_cli.predict.replay import RecordedForwards, replay
 from specbench_cli.store.schema import BASELINE, Record
 
 STEP = 0.1
-"""By how much an input is moved, up and down, to see what that does to a speedup."""
+"""Relative change of an input, up and down, to compute the sensitivity of a speedup."""
 
 OutputTurn = tuple[str, int]
-"""An output of a label: prompt and turn."""
+"""Key of an output of a method: prompt and turn."""
 
 Times = dict[str, dict[OutputTurn, float]]
 """Decode times in ns, by label and output."""
@@ -28,7 +28,7 @@ Times = dict[str, dict[OutputTurn, float]]
 
 @dataclass(frozen=True, slots=True)
 class ChangedInput:
-    """What a tenth less and a tenth more of an input do to a speedup: its change, as a share."""
+    """Relative change of a speedup if an input is a tenth smaller and a tenth larger."""
 
     less: float
     more: float
@@ -36,12 +36,15 @@ class ChangedInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineRow:
-    """A method's decoding on the modelled devices.
+    """Modelled decoding of a method on the modelled devices.
 
-    outputs: how many were replayed, each once. ns: their modelled decode time, summed.
-    tokens_per_s: of all sequences of the batch. speedup: over vanilla's modelled time for the same
-    tokens; None without vanilla. per_device: that over the devices. measured: the speedup of the
-    same outputs as they were measured, on the run's machine. sensitivity: by input.
+    outputs: number of replayed outputs, each once.
+    ns: sum of their modelled decode times.
+    tokens_per_s: tokens per second of all sequences of the batch.
+    speedup: vanilla's modelled time for the same tokens over the method's; None without vanilla.
+    per_device: speedup per device.
+    measured: measured speedup of the same outputs on the run's machine.
+    sensitivity: input -> change of the speedup.
     """
 
     label: str
@@ -56,7 +59,10 @@ class RooflineRow:
 
 @dataclass(frozen=True, slots=True)
 class RooflineReplay:
-    """Rows in the order of the run, and why labels that have none have none."""
+    """Rows in the order of the run.
+
+    missing: label -> reason for methods without a row.
+    """
 
     rows: tuple[RooflineRow, ...]
     missing: dict[str, str]
@@ -68,9 +74,9 @@ def replay_roofline(
     """Replay a run.
 
     Args:
-        manifest: the run's, for its models and the order of its methods.
+        manifest: the run's manifest, for its models and the order of its methods.
     Raises:
-        UsageError: the models and the longest of its texts do not fit in the devices' memory.
+        UsageError: the models and the run's longest text do not fit in the devices' memory.
     """
     found: dict[str, dict[OutputTurn, Record]] = {}
     missing: dict[str, str] = {}
@@ -78,7 +84,7 @@ def replay_roofline(
         why = _missing_reason(record, roofline)
         if why is not None:
             missing.setdefault(record.label, why)
-        else:  # passes differ in their measured times alone
+        else:  # repeats differ only in their measured times
             found.setdefault(record.label, {}).setdefault((record.prompt_id, record.turn), record)
     config, models = manifest.get("config", {}).get("effective", {}), manifest.get("models", {})
     planned = (row["label"] for row in config.get("methods", []))
@@ -122,7 +128,7 @@ def replay_roofline(
 
 
 def _missing_reason(record: Record, roofline: Roofline) -> str | None:
-    """Why a record cannot be replayed."""
+    """Return the reason why a record cannot be replayed; None if it can."""
     if record.error is not None:
         return "failed"
     if record.forwards is None or record.steps is None:
@@ -137,7 +143,7 @@ def _missing_reason(record: Record, roofline: Roofline) -> str | None:
 
 
 def _length(record: Record, roofline: Roofline) -> int:
-    """Rows that a text ends with."""
+    """Return the number of rows at the end of an output, prompt included."""
     trace, new = record.forwards, record.n_tokens or 0
     assert trace is not None
     prompt = sum(
@@ -153,7 +159,7 @@ def _times(
     models: Mapping[str, Mapping[str, Any]],
     rooflines: Sequence[Roofline],
 ) -> list[Times]:
-    """Replay the outputs at the costs of each roofline. The host's work takes no time there."""
+    """Replay the outputs at the costs of each roofline, in which the host's work takes no time."""
     n_layers = {role: facts.get("n_layers") for role, facts in models.items()}
     costs = [TableCosts(each.table(models)) for each in rooflines]
     found: list[Times] = [{label: {} for label in kept} for _ in rooflines]
@@ -169,7 +175,7 @@ def _times(
 def _speedups(
     kept: Mapping[str, Mapping[OutputTurn, Record]], times: Mapping[str, Mapping[OutputTurn, float]]
 ) -> dict[str, float]:
-    """Vanilla's time for as many tokens over a label's, over the outputs that both have."""
+    """Return the speedups over vanilla, scaled to the same tokens, on outputs that both have."""
     plain = kept.get(BASELINE, {})
     found = {}
     for label, own in kept.items():
@@ -189,7 +195,7 @@ def _decoded_tokens(record: Record) -> int:
 
 
 def lines_of(rows: Sequence[RooflineRow]) -> list[dict[str, Any]]:
-    """Rows for programs."""
+    """Return the rows for programs."""
     return [
         {
             "label": row.label,

@@ -1,4 +1,4 @@
-"""Which costs a run is predicted by: its machine's, models' and set-up's, or a file's."""
+"""Costs for the prediction of a run: those of its machine, models and set-up, or of a file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from specbench_cli.store.run_dir import COSTS, RunDir
 
 
 def load_costs(run: RunDir) -> list[Costs]:
-    """The costs that were probed between a run's prompts, of each of its passes; else those kept of
-    the machine, models and set-up that it was made with.
+    """Load the costs that were probed between a run's prompts, one per repeat.
+
+    If there are none, load the cached costs of the run's machine, models and set-up.
 
     Raises:
-        EnvironmentFault: there are none.
-        UsageError: a file of them is damaged.
+        EnvironmentFault: there are no such costs.
+        UsageError: a file of costs is damaged.
     """
     if found := sorted(run.path.glob(COSTS.format("*"))):
         return [check_models(Costs.load(file), run) for file in found]
@@ -39,7 +40,11 @@ def load_costs(run: RunDir) -> list[Costs]:
 
 
 def probe_command(manifest: Mapping[str, Any], *more: str) -> str:
-    """What measures the costs that a run is predicted by; `more` are further words."""
+    """Return the command that measures the costs for a run.
+
+    Args:
+        more: further arguments of the command.
+    """
     words = ["specbench", "predict", "--probe"]
     for role, facts in manifest.get("models", {}).items():
         words += [f"--{role}", str(facts["label"])]
@@ -54,13 +59,13 @@ def probe_command(manifest: Mapping[str, Any], *more: str) -> str:
 
 
 def head_labels(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """The SHA-256 of each head of a run, by its name in traces."""
+    """Return the SHA-256 of each head of a run, by its name in traces."""
     held = manifest.get("heads") or {}
     return {name.partition(" ")[0]: facts["sha256"] for name, facts in held.items()}
 
 
 def check_models(costs: Costs, run: RunDir) -> Costs:
-    """The costs, if they are of a run's models. Raises UsageError if not."""
+    """Return the costs. Raise UsageError if they are not of the run's models."""
     if costs.covers_models(_weights(run)):
         return costs
     theirs = ", ".join(f"{role} {facts['label']}" for role, facts in costs.models.items())
@@ -74,7 +79,7 @@ def check_models(costs: Costs, run: RunDir) -> Costs:
 
 
 def find_difference(costs: Costs, run: RunDir) -> str | None:
-    """What sets the costs apart from the run; None if they are of its machine and set-up."""
+    """Return how the costs differ from the run; None if machine and set-up are the same."""
     if costs.machine.get("id") != run.manifest.get("machine", {}).get("id"):
         return "another machine than the run was made on"
     setup = _setup(run)

@@ -1,10 +1,9 @@
-"""The replay of recorded requests by the engine's own driver: scripts in, costs in, timelines out.
+"""Replay of recorded requests by the engine's own driver. The results are timelines.
 
-A script says what the models would have said (`engine.simulation`). Batches, methods and their
-policies are those that measure, so that they choose their own order of forwards. Outputs are those
-recorded, and the draft model is right where a drafted token was accepted and wrong where one was
-rejected. Tokens that were never tested are right with the chance that the tested ones of the same
-output had.
+A script replaces the models (`engine.simulation`). Batches, methods and policies are the real ones,
+so they choose their own order of forwards. Outputs are the recorded ones. The draft model predicts
+accepted tokens correctly and rejected tokens wrongly. It predicts an untested token correctly with
+the acceptance rate of the tested tokens of the same output.
 """
 
 from __future__ import annotations
@@ -26,15 +25,19 @@ if TYPE_CHECKING:
     from specbench_cli.engine.simulation import Script
 
 LENGTHS = ("heuristic", "synergy", "smartspec")
-"""Rules for draft lengths that do not depend on the draft model's probabilities."""
+"""Rules for the draft length that do not depend on the draft model's probabilities."""
 
 PromptIds = dict[tuple[str, int], tuple[int, ...]]
 """Token ids of prompts, by prompt and turn."""
 
 
 class RequestTimeline(NamedTuple):
-    """A simulated request: ns of its first and last token since the start, and how many tokens and
-    steps it took. Its prefill counts as a step."""
+    """A simulated request.
+
+    first, last: time of the first and last token, in ns from the start.
+    tokens: number of output tokens.
+    steps: number of steps, prefill included.
+    """
 
     first: int
     last: int
@@ -43,7 +46,7 @@ class RequestTimeline(NamedTuple):
 
 
 class CannotSimulate(SpecbenchError):
-    """A method whose records do not hold what a simulation needs."""
+    """Error for a method whose records lack data that a simulation needs."""
 
 
 def prompt_ids(prompts: Iterable[Prompt]) -> PromptIds:
@@ -52,7 +55,10 @@ def prompt_ids(prompts: Iterable[Prompt]) -> PromptIds:
 
 
 def policy_costs(manifest: Mapping[str, Any], costs: Costs) -> Any:
-    """Return the costs by which the run's methods chose draft lengths; else those of a table."""
+    """Return the costs that the run's methods used to choose draft lengths.
+
+    If the manifest has none, compute them from the cost table.
+    """
     from specbench_cli.measure.step_costs import StepCosts, step_costs_from_probe
 
     known = manifest.get("step_costs")
@@ -63,7 +69,7 @@ def method_from_records(records: Sequence[Record]) -> Method:
     """Return the method of records.
 
     Raises:
-        CannotSimulate: scripts do not say what the method asks for.
+        CannotSimulate: the method needs data that scripts do not have.
     """
     first = records[0]
     if first.peer:
@@ -103,9 +109,9 @@ def make_scripts(
     """Return a script of each record.
 
     Args:
-        config: The run's configuration.
+        config: configuration of the run.
     Raises:
-        CannotSimulate: the run does not hold its prompts, outputs and origins.
+        CannotSimulate: the run lacks a prompt, or the tokens or origins of an output.
     """
     from specbench_cli.engine.simulation import Script
 
@@ -123,8 +129,10 @@ def make_scripts(
 
 
 def _predicted_flags(origin: Sequence[str], prompt_id: str) -> tuple[bool, ...]:
-    """Return for each token whether the draft model predicts it: recorded for tested tokens, drawn
-    for the others."""
+    """Return, for each token, True if the draft model predicts it.
+
+    The values are recorded for tested tokens, and drawn at random for the others.
+    """
     accepted, rejected = origin.count("accepted"), origin.count("recovered")
     chance = accepted / (accepted + rejected) if accepted + rejected else 0.0
     draw = Random(prompt_id)
@@ -146,10 +154,11 @@ def replay_scripts(
     """Decode requests again with a method, at other costs.
 
     Args:
-        cost: Returns the ns that a forward takes, the host's work included.
-        policy: The costs by which the method chooses draft lengths.
-        size: Most sequences in a step. chunk: Most prompt tokens beside them.
-        arrivals: When requests arrive, in seconds. Without them all are there at the start.
+        cost: returns the time of a forward in ns, the host's work included.
+        policy: costs that the method uses to choose draft lengths.
+        size: maximum number of sequences in a step.
+        chunk: maximum number of prompt tokens in such a step.
+        arrivals: arrival times in seconds. Empty: all requests arrive at the start.
     """
     from specbench_cli.engine.simulation import simulate
 

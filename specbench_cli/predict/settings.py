@@ -1,7 +1,7 @@
-"""The times of a run's methods at other settings: modelled, by what one recorded row accepted.
+"""Modelled times of a run's methods at other settings, from the acceptance of a recorded method.
 
-The engine decodes the recorded outputs once more, one prompt after another, as scripts say
-(`scripts`), while each forward takes what a cost table says (`costs.BatchCosts`).
+The engine decodes the recorded outputs again, one prompt after another. Scripts replay the recorded
+tokens (`scripts`). A cost table determines the time of each forward (`costs.BatchCosts`).
 """
 
 from __future__ import annotations
@@ -35,13 +35,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelledSetting:
-    """A method's row as it would have been with other parameters: modelled.
+    """Modelled result of a method with other parameters.
 
-    label: the row's. of: the recorded row, whose acceptance it has. outputs: how many.
-    mat: tokens a verification. decode, vanilla: ns of decoding, summed over outputs, and of plain
-    decoding of the same. measured: what the run's own row of that label took, None if it has none
-    whose outputs all have times. acceptance: of the recorded row's tested tokens those that stood.
-    length: of each step's draft by a model, None where steps' lengths are their own.
+    label: label of the setting.
+    of: label of the recorded method that provides the acceptance.
+    outputs: number of outputs.
+    mat: tokens per verification.
+    decode: decode time in ns, summed over outputs.
+    vanilla: the same for plain decoding.
+    measured: measured decode time of the run's method with this label. None if there is no such
+        method, or if some of its outputs have no time.
+    acceptance: accepted / tested tokens of the recorded method.
+    length: draft length of each step; None if steps choose their own.
     """
 
     label: str
@@ -56,23 +61,25 @@ class ModelledSetting:
 
     @property
     def speedup(self) -> float:
-        """Over plain decoding, both modelled."""
+        """Speedup over plain decoding, both modelled."""
         return self.vanilla / self.decode
 
     @property
     def break_even(self) -> float | None:
-        """The acceptance at which it would take as long as plain decoding; None where drafts have
-        no one length, or where even drafts that all stand do not pay."""
+        """Acceptance rate at which it would be as fast as plain decoding.
+
+        None if the draft length varies, or if it is slower even if every token is accepted.
+        """
         return None if self.length is None else break_even(self.mat / self.speedup, self.length)
 
     @property
     def error(self) -> float | None:
-        """modelled / measured, less one."""
+        """Relative error: modelled / measured - 1."""
         return None if not self.measured else self.decode / self.measured - 1
 
 
 def mean_settings(probes: Sequence[Sequence[ModelledSetting]]) -> list[ModelledSetting]:
-    """The same settings by several probes of a machine, before a run and after it: the means."""
+    """Return the mean times of the same settings over several probes of a machine."""
     return [
         replace(
             each[0],
@@ -86,7 +93,8 @@ def mean_settings(probes: Sequence[Sequence[ModelledSetting]]) -> list[ModelledS
 def break_even(mat: float, length: int) -> float | None:
     """Return the acceptance rate at which drafts of `length` reach a MAT, or None if none does.
 
-    The acceptance rate is the same at every position (`by_load.emitted`).
+    The acceptance rate is assumed to be the same at every position
+    (`load_aware.expected_tokens`).
     """
     from specbench_cli.engine.drafting.load_aware import expected_tokens
 
@@ -107,17 +115,17 @@ def simulate_settings(
     swept: Mapping[str, Mapping[str, Sequence[Any]]],
     row: str | None,
 ) -> tuple[list[ModelledSetting], BatchCosts]:
-    """Simulate other settings of a run's methods, by what one recorded row accepted.
+    """Simulate other settings of a run's methods, with the acceptance of a recorded method.
 
     Args:
-        costs: What a forward costs, and the host's step of one sequence.
-        swept: By method the values of its parameters. Every combination is a setting.
-        row: The label whose acceptance counts. None: of each method's rows the one that was tested
-            most.
+        costs: costs of a forward, and of the host's step for one sequence.
+        swept: method -> parameter -> values. Every combination is a setting.
+        row: label of the recorded method. None takes, for each method, the label with the most
+            tested tokens.
     Returns:
-        The settings, and the costs, which counted the forwards.
+        The settings, and the cost function, which counted the forwards.
     Raises:
-        UsageError: the run has no such row, or knows too little of it; a value is not allowed.
+        UsageError: the run has no such method, or lacks data about it; a value is not allowed.
     """
     alone = BatchCosts(costs.model_copy(update={"batch": None}))
     ids, policy = prompt_ids(prompts), policy_costs(manifest, costs)
@@ -169,8 +177,7 @@ def _simulate_decoding(
 
 
 def _measured_decode_ns(outputs: Iterable[Sequence[Record]], n: int) -> float | None:
-    """Return the measured decode time in ns, summed over the outputs' medians; None unless all n of
-    them have times."""
+    """Return the sum of the outputs' median decode times in ns; None unless all n have times."""
     medians = [
         median(record.ns.decode or 0 for record in passes if not record.void)
         for passes in outputs
@@ -189,13 +196,13 @@ def _acceptance(records: Sequence[Record]) -> float:
 
 
 def _length(method: Method) -> int | None:
-    """Return the length of each step's draft by a model; None where steps choose their own."""
+    """Return the draft length of a method with a draft model; None if steps choose their own."""
     length = getattr(method.params, "length", None) if "draft" in method.requirements else None
     return length if isinstance(length, int) else None
 
 
 def _choose_row(rows: Mapping[str, Sequence[Record]], method: str, row: str | None) -> str:
-    """The label of the method's row that is asked for, or whose drafts were tested most."""
+    """Return the requested label of a method, or the label with the most tested tokens."""
     own = {label: records for label, records in rows.items() if records[0].method == method}
     named = own if row is None else {label: own[label] for label in own if label == row}
     if not named:

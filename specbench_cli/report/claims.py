@@ -1,4 +1,4 @@
-"""Claimed and measured: what a method's source reports, with its set-up, beside this run's row."""
+"""Claimed and measured speedups: results that a method's paper reports, next to this run's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A claim beside a row of its method."""
+    """A claim next to the result of its method."""
 
     row: MethodSummary
     claim: Claim
@@ -61,7 +61,7 @@ METHOD, CLAIMED, SET_UP, SOURCE, MEASURED, HERE = COLUMNS = (
 
 
 def lines(summary: Summary, facts: Facts) -> list[Line]:
-    """Every confirmed claim of the methods that were run, beside the best row of each."""
+    """Return all confirmed claims about the measured methods, next to each method's best result."""
     best: dict[str, MethodSummary] = {}
     for row in summary.rows:
         known, itself = best.get(row.method), not (row.upper_bound or row.control)
@@ -77,7 +77,7 @@ def lines(summary: Summary, facts: Facts) -> list[Line]:
 
 
 def found(name: str) -> Iterator[registry.Papers]:
-    """A method's papers, if it can be had here; a run may be another machine's."""
+    """Yield a method's papers if the method is installed. The run may be from another machine."""
     try:
         yield registry.papers(name)
     except UsageError:
@@ -85,7 +85,7 @@ def found(name: str) -> Iterator[registry.Papers]:
 
 
 def set_up(claim: Claim) -> str:
-    """Models, task, temperature and hardware, as far as the source says."""
+    """Return models, task, temperature and hardware of a claim, as far as they are reported."""
     heat = None if claim.temperature is None else f"T={claim.temperature:g}"
     return ", ".join(word for word in (claim.models, claim.task, heat, claim.hardware) if word)
 

@@ -41,12 +41,16 @@ from specbench_cli.summary.summary import Summary
 _LISTED = 50
 """Maximum number of incidents of a kind that are listed one by one."""
 _PLACED = ("speedup", "pareto", "targets")
-"""Figures that have a place of their own."""
+"""Figures that appear in their own sections."""
 _LEDGER = "Ledger of lossy rows: who wrote how many tokens, and what became of them."
 
 
 def write_markdown(reading: Reading, folder: Path, figures: Sequence[Path]) -> list[Path]:
-    """Write `report.md`. `figures` are files in or below its folder."""
+    """Write `report.md`.
+
+    Args:
+        figures: Files in the report's folder or below it.
+    """
     manifest, summary = reading.run.manifest, reading.summary
     links = [file.relative_to(folder).as_posix() for file in figures if file.suffix == ".svg"]
     page = folder / "report.md"
@@ -74,7 +78,11 @@ def report(
     in_parallel: Sequence[parallel.ModelledRow] = (),
     loads: Sequence[load.LoadRow] = (),
 ) -> Document:
-    """Return the whole report. `figures` are paths of images, relative to it."""
+    """Return the whole report.
+
+    Args:
+        figures: Paths of images, relative to the report.
+    """
     facts, rows = Facts.of(manifest), summary.rows
     parts: list[Part] = [
         Preformatted(run_text(summary, facts)),
@@ -111,7 +119,7 @@ def _noted(found: Grid, lines: Sequence[str] = ()) -> Section:
 
 
 def _listed(found: Grid) -> Section:
-    """Return a list of outputs as a section. The note tells how many were left out."""
+    """Return a list of outputs as a section. The note reports how many were omitted."""
     more = [Paragraph(found.note)] if found.note else []
     return Section(found.caption, [found, *more])
 
@@ -120,7 +128,7 @@ def _listed(found: Grid) -> Section:
 
 
 def _families(summary: Summary) -> Iterator[Part]:
-    """Yield the speedups by family, and then all figures of each family."""
+    """Yield the speedups by family, and then all metrics of each family."""
     rows, kinds = summary.rows, text.sections(summary.rows)
     yield pivot(rows, tables.families(summary), _speedup, sections=kinds)
     if notes := text.prose(text.small_families(summary)):
@@ -130,7 +138,7 @@ def _families(summary: Summary) -> Iterator[Part]:
 
 
 def _figures_of(rows: Sequence[MethodSummary]) -> list[Part]:
-    """Return the tables of speed and cost, with separate tables for each kind of rows."""
+    """Return the tables of speed and cost, with separate tables for each kind of methods."""
     parts = [part for chosen in (metrics.SPEED, metrics.COST) for part in _apart(chosen, rows)]
     counted = [row for row in rows if row.draft_kept is not None]
     if counted:
@@ -142,7 +150,7 @@ def _figures_of(rows: Sequence[MethodSummary]) -> list[Part]:
 def _apart(
     chosen: Sequence[Column[MethodSummary]], rows: Sequence[MethodSummary]
 ) -> Iterator[Part]:
-    """Yield a table for each kind of rows, with the columns that it needs."""
+    """Yield a table for each kind of methods, with the columns that it needs."""
     starts = [(0, ""), *text.sections(rows), (len(rows), "")]
     for (first, kind), (end, _) in pairwise(starts):
         if kind:
@@ -152,7 +160,7 @@ def _apart(
 
 
 def _speedup(row: MethodSummary) -> str:
-    """Format a speedup with its group, interval and quality cost, if it has them."""
+    """Format a speedup with its significance group, interval and accuracy loss, if it has them."""
     shown = (metrics.speedup_or_broken, metrics.group, metrics.interval, metrics.at_what_cost)
     words = [cell(row) for cell in shown]
     return " ".join(word for word in words if word and word != formats.NONE) or formats.NONE
@@ -174,7 +182,7 @@ def _by_target(found: TargetSummaries | None, figures: Sequence[str]) -> Iterato
 
 
 def _sweep(sweep: Sweep | None, figures: Sequence[str]) -> Iterator[Part]:
-    """Yield the swept rows in the order of their parameters, and the plots of them."""
+    """Yield the swept methods in the order of their parameters, and their plots."""
     for found in tables.sweep(sweep):
         plots = (Picture(path, "discard and verification rates") for path in figures)
         yield Section(found.caption, [found, *plots])
@@ -192,7 +200,7 @@ def _spec_bench(found: SpecBench | None) -> Iterator[Part]:
 
 
 def _figures(paths: Sequence[str]) -> Iterator[Part]:
-    """Yield the figures that no other section shows, each under its caption."""
+    """Yield the figures that no other section shows, each with its caption."""
     if paths:
         yield Section("Figures", list(_shown(paths)))
 
@@ -208,7 +216,7 @@ def _named(paths: Sequence[str], name: str) -> list[str]:
 
 
 def _name(path: str) -> str:
-    """Return a figure's name by the path of its file."""
+    """Return the figure name of a file path."""
     return PurePosixPath(path).stem
 
 

@@ -24,12 +24,12 @@ class Grid:
     """A table.
 
     Attributes:
-        columns: the headings of its columns.
-        rows: the cells of each row.
-        sections: the indices at which rows of another kind begin (`text.sections`).
-        id, caption, note: its name in a page, its title, and sentences to put below it. Writers
-            that give tables the heading of their section show neither.
-        heads: number of columns that name a row.
+        columns: Headings of its columns.
+        rows: Cells of each row.
+        sections: Indices at which rows of another kind begin (`text.sections`).
+        id, caption, note: Its name in a page, its title, and sentences below it. Some writers give
+            tables the heading of their section and show neither caption nor note.
+        heads: Number of columns that name a row.
     """
 
     columns: Sequence[Heading]
@@ -42,7 +42,7 @@ class Grid:
 
     @property
     def headings(self) -> tuple[str, ...]:
-        """The words above the columns."""
+        """Headings of the columns."""
         return tuple(column.heading for column in self.columns)
 
 
@@ -70,7 +70,12 @@ class Preformatted:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture. path: relative to the document's folder. alt: alternative text."""
+    """A picture.
+
+    Attributes:
+        path: Path relative to the document's folder.
+        alt: Alternative text.
+    """
 
     path: str
     alt: str
@@ -78,11 +83,11 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading and what follows it.
+    """A heading and its content.
 
     Attributes:
-        level: 2 is a section, 3 a part of it.
-        id: its name in a page.
+        level: 2 is a section, 3 a subsection.
+        id: Its name in a page.
     """
 
     title: str
@@ -92,7 +97,7 @@ class Section:
 
 
 class Widget:
-    """Base of the parts that only one format has, such as the token viewer of a page."""
+    """Base class of parts that only one format has, such as the token viewer of a page."""
 
     __slots__ = ()
 
@@ -128,13 +133,13 @@ def pivot(
     missing: str = formats.NONE,
     **more: Any,
 ) -> Grid:
-    """Return a table with a line per method and a column per part of what was measured.
+    """Return a table with one line per method and one column per part of the measurement.
 
     Args:
-        parts: rows by label, by the heading of their column.
-        shown: formats the cell of a row.
-        missing: the cell of a part without the method.
-        more: further attributes of the grid.
+        parts: Methods by label, by column heading.
+        shown: Formats a method's entry.
+        missing: Entry for a part without the method.
+        more: Further attributes of the grid.
     """
     lines = []
     for row in rows:
@@ -151,10 +156,10 @@ def pivot(
 def grid_of_values(
     headings: Sequence[str | Heading], lines: Iterable[Sequence[object]], **more: Any
 ) -> Grid:
-    """Return a table of plain values. None is a missing one.
+    """Return a table of plain values. None is a missing value.
 
     Args:
-        more: further attributes of the grid.
+        more: Further attributes of the grid.
     """
     columns = (Heading(each, align="l") if isinstance(each, str) else each for each in headings)
     return Grid(tuple(columns), tuple(tuple(map(plain, line)) for line in lines), **more)

@@ -1,4 +1,4 @@
-"""Rows for other programs: as mappings, as CSV, as JSON."""
+"""Results for other programs: as mappings, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from specbench_cli.summary.summary import ALL, Summary
 
 
 def row_dicts(summary: Summary) -> list[dict[str, Any]]:
-    """Every row with all its figures: `family` is "all" first, then each family."""
+    """Return every method's results as a mapping: `family` is "all" first, then each family."""
     scopes = {ALL: summary.rows, **summary.families}
     return [{"family": family, **asdict(row)} for family, rows in scopes.items() for row in rows]
 
 
 def write_summary(summary: Summary, path: Path) -> Path:
-    """Write a line per row and scope as CSV. Blanks separate list items, and parameters as
-    `name=value`."""
+    """Write one CSV line per method and family.
+
+    Spaces separate list items. Parameters are `name=value`.
+    """
     lines = [{name: _cell(value) for name, value in row.items()} for row in row_dicts(summary)]
     return write_csv(lines, path, empty="family")
 
@@ -34,7 +36,7 @@ def _cell(value: object) -> object:
 
 
 def write_json(reading: Reading, path: Path) -> None:
-    """The rows, and what belongs to the whole: its runs, and what was claimed elsewhere."""
+    """Write all results as JSON, with the runs and the claims of papers."""
     summary = reading.summary
     whole = {
         "runs": [source.path.name for source in reading.sources],

@@ -1,4 +1,4 @@
-"""A Markdown table, whatever its cells hold."""
+"""Markdown tables for any content."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ _OPENS = re.compile(
     r"(?P<mark>(?(number)[.)]|"
     r"(?:#+(?=\s|$)|>|[-+](?=\s)|-(?=[\s-]*-$)|\[(?=.*\]:|[ xX]\](?:\s|$)|\^))))"
 )
-"""The beginning of a heading, a quote, a list, a line, a link's definition or a footnote."""
+"""Beginning of a heading, quote, list, rule, link definition or footnote."""
 _WORDS = re.compile(r"\]\(|(?:(?!\]\()[^\s|])+")
-"""The middle of a link, or a word, which ends before one and before a bar: in code, neither could
-be escaped."""
+"""The middle of a link, or a word, which ends before such a middle or a bar. Neither can be escaped
+in code."""
 
 
 def table(
     headings: Sequence[str], rows: Iterable[Sequence[object]], *, escaped: bool = False
 ) -> str:
-    """Heading and rows; a missing value is `-`.
+    """Return a Markdown table of headings and rows. A missing value is `-`.
 
     Args:
-        escaped: whether the cells are Markdown already, which nothing in a report is.
+        escaped: True if the entries are Markdown already. Reports never pass this.
     """
     head, *body = ([_field(each, escaped) for each in row] for row in (headings, *rows))
     lines = (head, ["---"] * len(head), *body)
@@ -70,10 +70,10 @@ def _field(value: object, escaped: bool) -> str:
 
 
 def inline(value: object) -> str:
-    """Return a text as Markdown that shows it as it is, on one line.
+    """Return a text as one line of Markdown that renders unchanged.
 
-    Words that a renderer would link become code: neither GitHub, GitLab nor CommonMark looks for
-    links, mentions and references there.
+    Words that a renderer would link become code, because GitHub, GitLab and CommonMark do not look
+    for links, mentions and references there.
     """
     said = _WORDS.sub(_shown, output.plain(" ".join(str(value).split())))
     return _OPENS.sub(r"\g<number>\\\g<mark>", said)
@@ -89,7 +89,7 @@ def _shown(found: re.Match[str]) -> str:
 
 
 def _code(word: str) -> str:
-    """Return a word as a code span, which no backtick in it closes."""
+    """Return a word as a code span that no backtick in it closes."""
     fence = "`" * (_longest_run(word) + 1)
     pad = " " * (word.startswith("`") or word.endswith("`"))
     return f"{fence}{pad}{word}{pad}{fence}"
@@ -101,7 +101,7 @@ def _longest_run(text: str) -> int:
 
 
 def fenced(text: str) -> str:
-    """Return a Markdown code block whose fence is longer than any in the text."""
+    """Return a Markdown code block whose fence is longer than any backtick run in the text."""
     text = output.plain(text)
     fence = "`" * max(3, _longest_run(text) + 1)
     return f"{fence}\n{text}\n{fence}"

@@ -1,4 +1,4 @@
-"""The files that a run's end, or `specbench report --to`, leaves in a folder."""
+"""Files that a run writes at its end, and that `specbench report --to` writes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ Figures = Sequence[Path]
 
 
 def write_outputs(run: RunDir) -> Reading:
-    """Write what belongs into a run's folder at its end: summary.csv, records.parquet, report.md
-    and figures/. Existing files that specbench did not write are kept and listed."""
+    """Write the final files of a run: summary.csv, records.parquet, report.md and figures/.
+
+    Existing files that specbench did not write are kept and listed.
+    """
     reading, kept = read(run), list[Path]()
     with files.staging_folder(run.path, kept=kept) as staging:
         _write(reading, staging, ("csv", "md"))
@@ -34,7 +36,7 @@ def write_outputs(run: RunDir) -> Reading:
 
 
 def write_into_run(reading: Reading, folder: Path, formats: Sequence[str]) -> None:
-    """Write a reading into the folder of its runs, as `write_outputs` does."""
+    """Write a report into the folder of its run, like `write_outputs`."""
     kept = list[Path]()
     with files.staging_folder(folder, kept=kept) as staging:
         _write(reading, staging, formats)
@@ -53,16 +55,16 @@ def _print_kept(kept: Sequence[Path]) -> None:
 def write(
     reading: Reading, folder: Path, formats: Sequence[str], *, overwrite: bool = False
 ) -> list[Path]:
-    """Write a reading in some of `FORMATS` into a folder.
+    """Write a report in some of `FORMATS` to a folder.
 
     Args:
         overwrite: True also replaces files that specbench did not write.
 
     Returns:
-        The files; figures, which several formats show, once.
+        The files. Figures that several formats share appear once.
 
     Raises:
-        UsageError: a file that specbench did not write exists; nothing is written.
+        UsageError: A file that specbench did not write exists. Nothing is written.
     """
     with files.staging_folder(folder, overwrite=overwrite) as staging:
         found = _write(reading, staging, formats)
@@ -112,5 +114,5 @@ FORMATS: dict[str, Callable[[Reading, Path, Figures], list[Path]]] = {
     "csv": _csv,
     "json": _json,
 }
-"""What a reading can be written as; each returns its own files."""
+"""Report formats. Each function writes files and returns their paths."""
 _PICTURED = {"md", "html", "latex"}

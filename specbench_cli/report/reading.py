@@ -1,4 +1,4 @@
-"""Runs as reports see them: their records read once, their figures computed."""
+"""Runs as reports need them: records read once, results computed."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ if TYPE_CHECKING:
     from specbench_cli.report.spec_bench.table import SpecBench
 
 _SAME_TOKENS = ("greedy", "coupled")
-"""Rules by which vanilla's tokens are the same in every run."""
+"""Verification rules with which vanilla emits the same tokens in every run."""
 _LISTED = 12
 """Maximum number of differences between runs that an error lists."""
 
 
 @dataclass(slots=True)
 class Incidents:
-    """The cells a reader has to know of; collected while the records are read once.
+    """Outputs that a reader must know about, collected while the records are read.
 
-    passes: what a pass is called, where that is not its number.
+    Attributes:
+        passes: Names of the repeats, if they are not their numbers.
     """
 
     passes: Mapping[int, str] = field(default_factory=dict)
@@ -46,7 +47,7 @@ class Incidents:
     void: list[Sequence[object]] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
-        """Note a record, if there is anything to note."""
+        """Add a record if it is an incident."""
         pass_ = self.passes.get(record.pass_, record.pass_)
         cell = (record.label, record.prompt_id, record.turn, pass_)
         verdict = record.verdict
@@ -63,11 +64,13 @@ class Incidents:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A run, or several, read and computed.
+    """One run or several, read and computed.
 
-    records: all of them, without ids, origins and traces, which `run.records()` reads again.
-    sources: the runs that `run` is made of. parallel: whether a method has several workers.
-    spec_bench: the figures by Spec-Bench's formulas, if they were asked for.
+    Attributes:
+        records: All records without ids, origins and traces. `run.records()` reads these again.
+        sources: The runs that `run` consists of.
+        parallel: True if a method has several workers.
+        spec_bench: Results by Spec-Bench's formulas, if requested.
     """
 
     run: RecordSource
@@ -81,12 +84,12 @@ class Reading:
 
     @property
     def name(self) -> str:
-        """The names of its runs."""
+        """Names of its runs."""
         return "+".join(source.path.name for source in self.sources or (self.run,))
 
     @property
     def where(self) -> str:
-        """The runs as `specbench report` would be given them."""
+        """Arguments of `specbench report` for these runs."""
         sources = self.sources or (self.run,)
         if self.facts.targets:
             return _given(sources[0].path.parent)
@@ -106,7 +109,7 @@ def _given(path: Path) -> str:
 
 
 def read(run: RecordSource) -> Reading:
-    """Read a run's records and compute what there is to report."""
+    """Read a run's records and compute its results."""
     with pause_garbage_collection():
         found = _Light.of(run)
         incidents = Incidents()
@@ -118,10 +121,10 @@ def read(run: RecordSource) -> Reading:
 
 
 def read_matrix(path: Path, *, force: bool = False) -> Reading:
-    """Read the runs of a matrix, as far as they were begun, as one.
+    """Read the started runs of a matrix as one.
 
     Raises:
-        UsageError: none was; or they differ in more than models (`read_together`).
+        UsageError: No run was started, or they differ in more than models (`read_together`).
     """
     runs = [RunDir.open(each) for each in members(path) if RunDir.holds_run(each)]
     if not runs:
@@ -132,14 +135,14 @@ def read_matrix(path: Path, *, force: bool = False) -> Reading:
 def read_together(
     runs: Sequence[RecordSource], *, force: bool = False, targets: bool = False
 ) -> Reading:
-    """Read runs that belong together as one.
+    """Read compatible runs as one.
 
     Args:
-        force: read runs as one that do not; every row then says its run.
-        targets: they are of several targets, or drafts; every row says its run then, too.
+        force: Also read incompatible runs. Every label then contains its run.
+        targets: The runs have several targets or drafts. Every label then contains its run, too.
 
     Raises:
-        UsageError: they do not belong together; names the differences.
+        UsageError: The runs are not compatible. The message names the differences.
     """
     if len(runs) == 1 and not targets:
         return read(runs[0])
@@ -177,9 +180,11 @@ def read_together(
 
 @dataclass(frozen=True, slots=True)
 class _Light:
-    """A run's records without their bulk, and what is known of that.
+    """A run's records without their details.
 
-    vanilla: a seal of its first answer to each prompt. parallel: whether several workers computed.
+    Attributes:
+        vanilla: Hash of vanilla's first output for each prompt.
+        parallel: True if a method has several workers.
     """
 
     records: list[Record]
@@ -188,7 +193,11 @@ class _Light:
 
     @classmethod
     def of(cls, run: RecordSource) -> _Light:
-        """Yield the records one at a time. Raise UsageError if there are none."""
+        """Return the records of a run, read one at a time.
+
+        Raises:
+            UsageError: There are no records.
+        """
         records: list[Record] = []
         vanilla: dict[tuple[str, int], bytes] = {}
         parallel = False
@@ -203,8 +212,7 @@ class _Light:
 
 
 def _lightened(record: Record) -> tuple[Record, bytes | None, bool]:
-    """A record without its bulk, the seal of vanilla's answer, and whether several workers
-    computed."""
+    """Return a record without details, vanilla's output hash, and True for several workers."""
     seal = None
     if record.label == BASELINE and record.output_ids and record.sampling in _SAME_TOKENS:
         seal = hashlib.sha256(repr(record.output_ids).encode()).digest()
@@ -215,7 +223,7 @@ def _lightened(record: Record) -> tuple[Record, bytes | None, bool]:
 def _vanilla_parts(
     seals: Sequence[dict[tuple[str, int], bytes]], short: Sequence[str]
 ) -> list[Incompatibility]:
-    """Where vanilla, which is the same in runs that belong together, said something else."""
+    """Return the incompatibilities of vanilla's outputs, which are equal in compatible runs."""
     first, found = seals[0], []
     for name, own in zip(short[1:], seals[1:], strict=True):
         shared = first.keys() & own.keys()

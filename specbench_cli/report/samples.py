@@ -1,10 +1,12 @@
-"""A run's outputs as files that other evaluation tools read: a sample an output.
+"""Outputs of a run as files for other evaluation tools: one sample per output.
 
-Inspect AI's log viewer reads a JSON log a task and row (`inspect view --log-dir DIR`; the fields of
-`inspect_ai.log.EvalLog`, version 2). Readers of what lm-evaluation-harness logs (`--log_samples`)
-read a folder a row, with `results_*.json` and `samples_<task>_*.jsonl`. Both judge an output by
-whether it is vanilla's, and by its task's score where the task has one; the speedup, which is no
-output's, is in the metadata. Nothing that is not in the run is made up.
+Inspect AI's log viewer (`inspect view --log-dir DIR`) reads one JSON log per task and method, with
+the fields of `inspect_ai.log.EvalLog`, version 2. Readers of lm-evaluation-harness logs
+(`--log_samples`) read one folder per method, with `results_*.json` and `samples_<task>_*.jsonl`.
+
+Both formats score an output by whether it equals vanilla's, and by the task's score if there is
+one. The speedup belongs to a method, so it is stored in the metadata. Only data of the run is
+written.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from specbench_cli.summary.facts import Facts
 from specbench_cli.summary.metrics import MethodSummary
 
 SAME = "same_output"
-"""The score of an output that is vanilla's, token by token, or parts from it at a near-tie."""
+"""Score of an output: 1 if it equals vanilla's token by token or differs from it at a near-tie."""
 
 _SAME_BY = {"reference": 1.0, "identical": 1.0, "near-tie": 1.0, "mismatch": 0.0}
 _STOPPED = {"eos": "stop", "stop": "stop", "length": "max_tokens", "error": "unknown"}
@@ -43,9 +45,11 @@ _LONGEST_SLUG = 80
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """An output, with what it answers and is judged by.
+    """An output with its prompt and its scores.
 
-    prompt: as the model got it. reference: vanilla's output there, empty if there is none.
+    Attributes:
+        prompt: Prompt text as the model receives it.
+        reference: Vanilla's output for the prompt. Empty if there is none.
     """
 
     record: Record
@@ -56,12 +60,12 @@ class Sample:
 
     @property
     def id(self) -> str:
-        """Its prompt and turn."""
+        """Prompt id and turn."""
         return f"{self.record.prompt_id} turn {self.record.turn}"
 
     @property
     def scores(self) -> dict[str, float]:
-        """Whether it is vanilla's output, and its task's score; what is not known is left out."""
+        """Scores: 1 if it is vanilla's output, and the task's score. Unknown scores are omitted."""
         record = self.record
         kind = "unchecked" if record.verdict is None else record.verdict.kind
         same = {} if kind not in _SAME_BY else {SAME: _SAME_BY[kind]}
@@ -70,7 +74,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The samples of a row on a task, in the order of the run."""
+    """Samples of a method on a task, in the order of the run."""
 
     task: str
     row: MethodSummary
@@ -78,23 +82,23 @@ class Series:
 
     @property
     def means(self) -> dict[str, float]:
-        """Each score's mean over the samples that have it."""
+        """Mean of each score over the samples that have it."""
         names = dict.fromkeys(name for sample in self.samples for name in sample.scores)
         own = {name: [s.scores[name] for s in self.samples if name in s.scores] for name in names}
         return {name: sum(values) / len(values) for name, values in own.items()}
 
     @property
     def figures(self) -> dict[str, Any]:
-        """What the run says of the row, over all of its tasks."""
+        """Results of the method over all tasks of the run."""
         figures = {name: getattr(self.row, name) for name in _FIGURES}
         return {**figures, "guarantee": self.row.guarantee, "broken": self.row.broken_why}
 
 
 def export(run: RunDir, folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Write a run's outputs in some of `FORMATS`, each into a folder of its name.
+    """Write a run's outputs in some of `FORMATS`, each to a folder with the format's name.
 
     Raises:
-        EnvironmentFault: the tokenizer that makes texts of ids is not on this machine.
+        EnvironmentFault: The target's tokenizer is not on this machine.
     """
     target = Facts.of(run.manifest).target
     decode = decoder_of(target)
@@ -127,12 +131,12 @@ def _series(run: RunDir, decode: Decode) -> Iterator[Series]:
 
 
 def _inspect(run: RunDir, series: Sequence[Series], folder: Path) -> list[Path]:
-    """A log a task and row, named as Inspect names its own: time, task, id."""
+    """Write one log per task and method, with Inspect's file names: time, task, id."""
     created = str(run.manifest["created_utc"])
     files = []
     for each in series:
         id_ = _hash(run.path.name, each.task, each.row.label)[:22]
-        task = _slug(f"{each.task}-{each.row.label}").replace("_", "-")  # its names are split at _
+        task = _slug(f"{each.task}-{each.row.label}").replace("_", "-")  # Inspect splits names at _
         name = f"{created.replace(':', '-')}_{task}_{id_}.json"
         files.append(_written(folder / name, json.dumps(_log(run, each, id_), indent=1)))
     return files
@@ -221,7 +225,7 @@ def _inspect_sample(sample: Sample, model: str) -> dict[str, Any]:
 
 
 def _lm_eval(run: RunDir, series: Sequence[Series], folder: Path) -> list[Path]:
-    """A folder a row, as the harness has one a model, with its first pass."""
+    """Write one folder per method, like the harness does per model, with the first repeat."""
     manifest, config = run.manifest, run.manifest["config"]["effective"]
     created = datetime.fromisoformat(str(manifest["created_utc"]))
     stamp = created.strftime("%Y-%m-%dT%H-%M-%S.%f")
@@ -308,7 +312,7 @@ def _lm_eval_results(
 
 
 def _slug(name: str) -> str:
-    """A file's name for a label; another label has another."""
+    """Return a unique file name for a label."""
     slug = re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.") or "row"
     slug = slug[:_LONGEST_SLUG]
     return slug if slug == name else f"{slug}-{_hash(name)[:6]}"
@@ -328,4 +332,4 @@ FORMATS: dict[str, Callable[[RunDir, Sequence[Series], Path], list[Path]]] = {
     "inspect": _inspect,
     "lm-eval": _lm_eval,
 }
-"""What outputs can be written as; each returns its files."""
+"""Formats. Each function writes files and returns their paths."""

@@ -38,31 +38,31 @@ _KINDS = (
     ),
     ("lossy-run", "Lossy: speed and quality, run scope", f"{_ORDER} The output is not vanilla's."),
 )
-"""The kinds of rows, each with a table of its own: its key, caption and note."""
+"""Kinds of methods, each with its own table: key, caption and note."""
 
 
 def _key(row: MethodSummary) -> str:
-    """Return the kind of a row."""
+    """Return the kind of a method."""
     if row.lossless:
         return "run" if row.order_matters else "lossless"
     return "lossy-run" if row.order_matters else "lossy"
 
 
 def _columns(key: str) -> Sequence[Column[MethodSummary]]:
-    """Return the columns of a kind of rows."""
+    """Return the columns for a kind of methods."""
     return metrics.LOSSY_PAGE if key.startswith("lossy") else metrics.PAGE
 
 
 def _named(found: Grid) -> Grid:
-    """Return a table of methods whose groups, if it has them, also name a row."""
+    """Return a table of methods. If it has groups, they also name a row."""
     return replace(found, heads=2) if found.columns[0] is metrics.GROUP else found
 
 
 def overall(summary: Summary, but: Sequence[Column[MethodSummary]] = ()) -> list[Grid]:
-    """Return the tables over all prompts, without some columns.
+    """Return the tables over all prompts, without the columns in `but`.
 
-    Lossless and lossy rows have separate tables, since nothing ranks them together. Rows of run
-    scope have their own, since their figures depend on the order of the prompts.
+    Lossless and lossy methods have separate tables, since they are not ranked together. Methods of
+    run scope have their own table, since their results depend on the order of the prompts.
     """
     letters = text.prose(
         [
@@ -87,7 +87,7 @@ def overall(summary: Summary, but: Sequence[Column[MethodSummary]] = ()) -> list
 
 
 def by_family(summary: Summary) -> list[Grid]:
-    """Return tables with a row per family and method, for the same kinds as `overall`."""
+    """Return tables with one row per family and method, for the same kinds as `overall`."""
     tables = []
     note = text.prose(text.small_families(summary, "column n", then=""))
     for key, caption, _ in _KINDS:
@@ -119,8 +119,7 @@ def by_family(summary: Summary) -> list[Grid]:
 
 
 def families(summary: Summary) -> dict[str, dict[str, MethodSummary]]:
-    """Return the rows of each family by label, with those over all families last. The keys are
-    headings."""
+    """Return heading -> label -> method, with one heading per family and a last one for all."""
     found = {
         text.family(name.replace("_", " "), rows): {row.label: row for row in rows}
         for name, rows in summary.families.items()
@@ -134,12 +133,12 @@ def _some(found: Grid) -> list[Grid]:
 
 
 def in_detail(summary: Summary) -> Grid:
-    """Return the parameters and counters of each row."""
+    """Return the parameters and counters of each method."""
     return grid(metrics.DETAIL, summary.rows, id="detail", caption="Parameters and counters")
 
 
 def equivalence(summary: Summary) -> Grid:
-    """Return the verdicts on the outputs, and what they prove."""
+    """Return the verdicts on the outputs, and the bounds that they prove."""
     return grid(
         metrics.EQUIVALENCE,
         summary.rows,
@@ -161,7 +160,7 @@ def evidence(summary: Summary) -> list[Grid]:
 
 
 def sweep(found: Sweep | None) -> list[Grid]:
-    """Return the rows of a sweep in the order of their parameters."""
+    """Return the swept methods in the order of their parameters."""
     if found is None:
         return []
     note = (
@@ -173,7 +172,7 @@ def sweep(found: Sweep | None) -> list[Grid]:
 
 
 def tuning(tuned: Mapping[str, Any] | None) -> list[Grid]:
-    """Return the tuning of each row: the candidates, their prompts and the results."""
+    """Return the tuning of each method: the candidates, their prompts and the results."""
     if not tuned:
         return []
     by_time = tuned["by"] == "time"
@@ -217,7 +216,7 @@ def modelled(rows: Sequence[parallel.ModelledRow]) -> list[Grid]:
 def claimed(
     summary: Summary, facts: Facts, columns: Sequence[Column[claims.Line]] = claims.COLUMNS
 ) -> list[Grid]:
-    """Return what the sources of the methods report beside this run's rows, if they do."""
+    """Return the results that the methods' papers report, next to this run's."""
     lines = claims.lines(summary, facts)
     return _some(grid(columns, lines, id="claimed", caption=claims.TITLE, note=claims.NOTE))
 
@@ -233,7 +232,7 @@ _OUTPUT = (
 
 
 def incidents(found: Incidents, most: int) -> list[Grid]:
-    """Return the outputs that a reader has to know of, at most so many of each kind."""
+    """Return the outputs that a reader must know about, at most `most` of each kind."""
     kinds = (
         (
             "differing",

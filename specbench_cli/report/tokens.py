@@ -1,4 +1,4 @@
-"""From the ids of a run to text, if its target's tokenizer is on this machine."""
+"""Decoding of token ids, if the target's tokenizer is on this machine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from specbench_cli.summary.comparison import Decode
 
 
 def decoder_of(target: str) -> Decode | None:
-    """What turns ids of a target into text; None if that is not at hand. Downloads nothing.
+    """Return a function that decodes a target's ids, or None if its tokenizer is not available.
+
+    Nothing is downloaded.
 
     Args:
-        target: the target's name in a manifest. A folder is named there without its path, and found
-            again only from the folder that holds it.
+        target: Name of the target in a manifest. A manifest stores a folder without its path, so it
+            is found only from its parent folder.
     """
     tokenizer = tokenizer_of(target)
     if tokenizer is None:
@@ -41,11 +43,11 @@ def text_of(tokenizer: Any, ids: Sequence[int], **options: Any) -> str:
 
 
 def tokenizer_of(target: str) -> Any:
-    """A target's tokenizer, as transformers loads it; None if it is not at hand."""
+    """Return a target's tokenizer as transformers loads it, or None if it is not available."""
     folder = _folder(target)
     if folder is None:
         return None
-    from specbench_cli.engine.models.checkpoint import read_tokenizer  # with torch
+    from specbench_cli.engine.models.checkpoint import read_tokenizer  # imports torch
 
     try:
         return read_tokenizer(folder)
@@ -56,7 +58,7 @@ def tokenizer_of(target: str) -> Any:
 def _folder(target: str) -> Path | None:
     alias = aliases().get(target)
     hub_id = alias.hub if alias is not None else target if "/" in target else None
-    packed = alias is not None and alias.package is not None  # never downloaded by `resolve`
+    packed = alias is not None and alias.package is not None  # `resolve` never downloads it
     if hub_id and not packed:
         return cached_snapshot(hub_id)
     try:

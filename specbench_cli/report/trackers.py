@@ -1,8 +1,8 @@
-"""A run's rows in experiment trackers, each by an extra of its own: a tracker's run a row.
+"""Export of a run to experiment trackers: one tracker run per method. Each tracker is an extra.
 
-Nothing is sent: Weights & Biases is written offline (`wandb sync` sends it), MLflow into a database
-in the folder, unless MLFLOW_TRACKING_URI names a server. A row that was written before is the same
-tracker's run again, not a second one.
+Nothing is uploaded. Weights & Biases is written offline (`wandb sync` uploads it). MLflow is
+written to a database in the folder, unless MLFLOW_TRACKING_URI names a server. Exporting a method
+again does not create a second tracker run.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ _SCHEMES = (
 )
 """URI schemes of MLflow."""
 PROJECT = "specbench"
-"""The project, or experiment, that all runs go to."""
+"""Project or experiment of all exported runs."""
 
 
 def track(run: RunDir, folder: Path, tracker: str) -> list[str]:
-    """Write every row of a run for one of `TRACKERS`.
+    """Write every method of a run for one of `TRACKERS`.
 
     Returns:
-        what to type, or where to look, next.
+        The next command to type, or where to look.
+
     Raises:
-        EnvironmentFault: its package is not installed.
+        EnvironmentFault: The tracker's package is not installed.
     """
     for place in (folder / tracker, folder / tracker / "mlflow.db"):
         refuse_link(place)
@@ -56,7 +57,7 @@ def track(run: RunDir, folder: Path, tracker: str) -> list[str]:
 def _wandb(run: RunDir, rows: tuple[MethodSummary, ...], folder: Path) -> list[str]:
     wandb = _package("wandb", "wandb")
     folder.mkdir(parents=True, exist_ok=True)
-    silent = wandb.Settings(  # and nothing of this machine, which is not what was measured on
+    silent = wandb.Settings(  # no data of this machine, which may not be the measured one
         silent=True,
         console="off",
         disable_git=True,
@@ -171,7 +172,7 @@ def _first_line(fault: Exception) -> str:
 
 
 def _metrics(row: MethodSummary) -> dict[str, float]:
-    """The row's figures; those that are missing, or no numbers, are left out."""
+    """Return the finite numbers of a method."""
     return {
         name: float(value)
         for name, value in asdict(row).items()
@@ -180,7 +181,7 @@ def _metrics(row: MethodSummary) -> dict[str, float]:
 
 
 def _config(run: RunDir, row: MethodSummary) -> dict[str, Any]:
-    """What the row was run with: settings of the run that are single values, its parameters."""
+    """Return the method's parameters and those run settings that are single values."""
     settings: Mapping[str, Any] = run.manifest["config"]["effective"]
     single = {
         name: value
@@ -191,7 +192,7 @@ def _config(run: RunDir, row: MethodSummary) -> dict[str, Any]:
 
 
 def _tags(run: RunDir, row: MethodSummary) -> dict[str, str]:
-    """By what rows are told apart."""
+    """Return the tags that identify a method's run."""
     return {
         "specbench.run": run.path.name,
         "specbench.method": row.method,
@@ -202,17 +203,21 @@ def _tags(run: RunDir, row: MethodSummary) -> dict[str, str]:
 
 
 def _id(run: RunDir, row: MethodSummary) -> str:
-    """The same for the same row of a run."""
+    """Return a stable id of a method in a run."""
     return hashlib.sha256(f"{run.path.name}\0{row.label}".encode()).hexdigest()[:16]
 
 
 def _ms(time: str | None) -> int | None:
-    """Milliseconds since 1970."""
+    """Return milliseconds since 1970."""
     return None if time is None else int(datetime.fromisoformat(time).timestamp() * 1000)
 
 
 def _package(name: str, extra: str) -> Any:
-    """A tracker's package. Raises EnvironmentFault where it is not installed."""
+    """Import a tracker's package.
+
+    Raises:
+        EnvironmentFault: It is not installed.
+    """
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as fault:
@@ -226,4 +231,4 @@ TRACKERS: dict[str, Callable[[RunDir, tuple[MethodSummary, ...], Path], list[str
     "wandb": _wandb,
     "mlflow": _mlflow,
 }
-"""What rows can be written for."""
+"""Export function by tracker."""

@@ -1,4 +1,7 @@
-"""The records as one compact table, for parquet and pandas: nested fields flattened, lists kept."""
+"""Export of records as one compact table for parquet and pandas.
+
+Nested fields are flattened. Lists are kept.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,10 @@ _NESTED = ("kinds", "messages")
 
 
 def write_parquet(records: Iterable[Record], path: Path) -> None:
-    """Write `records` to `path` (zstd). Parameters, kinds of forwards, drafts and what methods
-    counted beside are JSON text."""
+    """Write records to a parquet file with zstd compression.
+
+    Parameters, kinds of forwards, drafts and the methods' own counters are JSON text.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -32,7 +37,7 @@ def write_parquet(records: Iterable[Record], path: Path) -> None:
 
 
 def to_frame(records: Iterable[Record]) -> pandas.DataFrame:
-    """The same table for pandas: a row a record."""
+    """Return the same table as a pandas frame, with one row per record."""
     import pyarrow as pa
 
     rows = [_flatten(record) for record in records]

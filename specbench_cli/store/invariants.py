@@ -1,5 +1,7 @@
-"""What must hold of a record: what it says in two places must agree. Checked before it is written,
-and when it is read."""
+"""Invariants of a record: its fields must agree with each other and with its run.
+
+They are checked before a record is written, and when it is read.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,10 @@ def validate(record: Record, vocabulary: int | None = None) -> None:
     """Check a record's invariants.
 
     Args:
-        vocabulary: how many tokens the target has, if that is known.
+        vocabulary: the target's vocabulary size. None skips the check of token ids.
 
     Raises:
-        ValueError: names the field that breaks one.
+        ValueError: an invariant is broken. The message names the field.
     """
     _ensure_one_of("finish", record.finish, FINISHES)
     _ensure_one_of("guarantee", record.guarantee, GUARANTEES)
@@ -73,7 +75,7 @@ def validate(record: Record, vocabulary: int | None = None) -> None:
 
 
 ForwardCounts = tuple[int, int, float]
-"""What `Trace.counted` finds."""
+"""Result of `Trace.counted`: target forwards, draft forwards, and the target's work."""
 
 PromptFacts = tuple[str, str, str, str]
 """Task, cluster, family and category of a prompt."""
@@ -83,10 +85,12 @@ PromptFacts = tuple[str, str, str, str]
 class RunFacts:
     """Facts of a run from its manifest and prompts. A field is empty if they do not state it.
 
-    methods: method name by label; None if it is not stated. tasks: names of the tasks. prompts:
-    task, cluster, family and category of each turn. workers: workers of the cluster.
-    repeats, loads: number of repeats and of loads. seed: random seed. These three are None if the
-    manifest does not state them.
+    methods: method name by label; None if it is not stated.
+    tasks: names of the tasks.
+    prompts: task, cluster, family and category of each turn.
+    workers: workers of the cluster.
+    repeats, loads: number of repeats and of loads; None if unknown.
+    seed: random seed; None if unknown.
     """
 
     methods: Mapping[str, str | None] = field(default_factory=dict)
@@ -108,7 +112,7 @@ class RunFacts:
         _ensure(self.seed in (None, seed), "seed", f"{seed}, and the run has seed {self.seed}")
 
     def check(self, record: Record) -> None:
-        """Check that a record is one of this run. Raises ValueError: names the field."""
+        """Raise ValueError, naming the field, if a record does not belong to this run."""
         self.check_plan(record.pass_, record.seed)
         if self.methods:
             _ensure(record.label in self.methods, "label", f"{record.label!r} is no row of the run")
@@ -132,11 +136,11 @@ class RunFacts:
 
 
 SharedFacts = tuple[tuple[str, tuple[object, ...]], ...]
-"""Of what, and what of it: a prompt, and a row."""
+"""Pairs of a subject (a prompt or a method) and its facts."""
 
 
 def shared_facts(record: Record) -> SharedFacts:
-    """What all records of its prompt, and of its row, must say."""
+    """Return the facts that all records of the same prompt, and of the same method, share."""
     return (
         (f"prompt {record.prompt_id}", _prompt_facts(record)),
         (f"row {record.label}", (record.method, record.peer)),
@@ -144,13 +148,13 @@ def shared_facts(record: Record) -> SharedFacts:
 
 
 def check_agreement(facts: SharedFacts, earlier: dict[str, tuple[object, ...]]) -> None:
-    """Check that records say the same of a prompt, and of a row.
+    """Check that a record agrees with earlier records on its prompt and its method.
 
     Args:
-        earlier: what records before it said; this one's is added.
+        earlier: facts of earlier records, by subject. New subjects are added.
 
     Raises:
-        ValueError: names the prompt or the row.
+        ValueError: the record disagrees. The message names the prompt or the method.
     """
     for subject, values in facts:
         before = earlier.setdefault(subject, values)
@@ -174,7 +178,7 @@ def _validate_verdict(verdict: Verdict, ids: list[int]) -> None:
 
 
 def _validate_ids(record: Record, vocabulary: int) -> None:
-    """Every token against the number of them that the target has."""
+    """Raise ValueError if a token id is not in the target's vocabulary."""
     columns = [("output_ids", record.output_ids or ())]
     columns += [("drafts.tokens", drafted.tokens) for drafted in record.drafts or ()]
     for name, ids in columns:
@@ -218,7 +222,7 @@ def _validate_tokens(record: Record) -> None:
 
 
 def _validate_steps(record: Record) -> None:
-    """What steps say of their tokens against what the tokens say of themselves."""
+    """Raise ValueError if the step counters contradict the origins of the tokens."""
     steps, origin = record.steps, record.origin
     if steps is None or origin is None:
         return
@@ -234,7 +238,7 @@ def _validate_steps(record: Record) -> None:
     for step, (levels, nodes, tested, accepted, committed, relaxed) in enumerate(columns):
         drafted = levels or nodes or tested or accepted or relaxed or committed != 1
         if not drafted and origin[at : at + 1] not in (["accepted"], ["relaxed"]):
-            at += 1  # as every step of vanilla's
+            at += 1  # a step without a draft, as in vanilla
             continue
         words, kept = origin[at : at + committed], accepted + relaxed
         at += committed
@@ -252,7 +256,7 @@ def _validate_steps(record: Record) -> None:
 
 
 def _reject_step(steps: Steps, step: int, words: list[str]) -> None:
-    """Say which of its distributions a step breaks."""
+    """Raise ValueError that names the rule that a step breaks."""
     levels, accepted, committed = steps.levels[step], steps.accepted[step], steps.committed[step]
     relaxed = 0 if steps.relaxed is None else steps.relaxed[step]
     kept, where = accepted + relaxed, f"step {step + 1}"
@@ -269,7 +273,7 @@ def _reject_step(steps: Steps, step: int, words: list[str]) -> None:
 
 
 def _validate_columns(trace: Trace) -> None:
-    """What the columns of a trace say of each other."""
+    """Raise ValueError if the columns of a trace contradict each other."""
     n = len(trace.kind)
     for f in ("n_tokens", "t0_ns", "t1_ns"):
         _ensure(len(getattr(trace, f)) == n, f"forwards.{f}", "not as long as forwards.kind")
@@ -281,7 +285,7 @@ def _validate_columns(trace: Trace) -> None:
 
 
 def _validate_trace(record: Record, counted: ForwardCounts | None) -> None:
-    """What the trace says of forwards against what steps and counters say."""
+    """Raise ValueError if the forwards in the trace contradict the steps and counters."""
     trace, steps = record.forwards, record.steps
     if trace is None or steps is None or counted is None:
         return
@@ -291,7 +295,7 @@ def _validate_trace(record: Record, counted: ForwardCounts | None) -> None:
         _ensure(recorded == count, name, f"{recorded}, and the trace has {count}")
     needed = len(steps.levels) + 1
     if record.guarantee not in LOSSLESS and all(kind.model != "target" for kind in trace.kinds):
-        # The draft model by itself: it made the tokens, one forward each.
+        # The draft model decoded alone, with one forward per token.
         _ensure(drafts >= needed, "draft_forwards", f"{drafts}, and the tokens take {needed}")
         return
     _ensure(targets >= needed, "target_forwards", f"{targets}, and steps and prefill take {needed}")

@@ -1,6 +1,7 @@
-"""Lines that survive a crash: appended and fsynced, a half-written last one dropped.
+"""JSON lines files that survive a crash.
 
-A line counts once its newline is on disk.
+Lines are appended and fsynced. A line is complete once its newline is on disk. An incomplete last
+line is dropped.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ except ImportError:  # a system without such locks
 
 _CHUNK = 1 << 16
 LOCK_WAIT_S = 60.0
-"""Seconds that another program may keep a file locked."""
+"""Maximum wait, in seconds, for a file that another program has locked."""
 _LOCK_RETRY_S = 0.05
 
 
@@ -86,7 +87,7 @@ def _lock(fd: int, path: Path) -> None:
 
 @contextmanager
 def name_file_in_errors(path: Path) -> Iterator[None]:
-    """Have errors of the system name a file: those that come of writing name none."""
+    """Add the file name to system errors: errors of a write do not name the file."""
     try:
         yield
     except OSError as error:
@@ -97,8 +98,10 @@ def name_file_in_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def pause_garbage_collection() -> Iterator[None]:
-    """Without the search for cycles, which looks at all that was read again and again: lines have
-    none."""
+    """Disable garbage collection in the context.
+
+    The collector would scan all objects read so far again and again. They contain no cycles.
+    """
     before = gc.isenabled()
     gc.disable()
     try:
@@ -118,14 +121,14 @@ def check_file(path: Path) -> None:
 def read(
     path: Path, start: int = 0, end: int = sys.maxsize, first: int = 1
 ) -> Iterator[tuple[int, str]]:
-    """The complete lines with their numbers; nothing where there is no file.
+    """Yield the complete lines with their numbers; nothing if there is no file.
 
     Args:
-        start, end: the bytes between which lines begin; a line begins at the first.
-        first: that line's number.
+        start, end: range of bytes in which the lines begin. A line begins at `start`.
+        first: number of that line.
 
     Raises:
-        UsageError: it is a folder or a device, or a line is not UTF-8.
+        UsageError: the path is a folder or a device, or a line is not UTF-8.
     """
     check_file(path)
     if not path.exists():

@@ -1,4 +1,7 @@
-"""One writer a folder: a lock that the system takes back from a process however it ends."""
+"""Lock that allows only one process to write to a folder.
+
+The system releases the lock when the process ends.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +17,26 @@ from specbench_cli.errors import ConcurrentWriteError, UsageError
 
 try:
     import fcntl
-except ImportError:  # a system without such locks: its runs have none
+except ImportError:  # a system without such locks: runs are not locked
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
-"""The file in a folder that is locked; it says by which process, and is there while it is held."""
+"""Name of the lock file. It names the process that has the lock, and exists while it is locked."""
 
 LOCK_WAIT_S = 0.2
-"""How long the processes of a writer that was killed may take to be gone."""
+"""Maximum wait, in seconds, until the child processes of a killed writer have ended."""
 _RETRY_S = 0.01
 _MAX_BYTES = 4096
-"""Maximum number of bytes that are read of a lock file. Those of specbench are smaller."""
+"""Maximum number of bytes to read of a lock file. Those of specbench are smaller."""
 
 
 class Lock:
-    """The right to write into a folder, held from when this is made until `release`, or until this
-    process, and those that it handed `fd` to, are gone.
+    """Exclusive right to write into a folder.
+
+    The lock lasts until `release`, or until this process and those that inherited `fd` have ended.
 
     Attributes:
-        fd: the descriptor that holds the lock.
+        fd: file descriptor of the locked file.
 
     Raises:
         UsageError: another process has the lock, or specbench did not write the file.
@@ -57,7 +61,7 @@ class Lock:
             raise _lost_lock_error(self._path.parent)
 
     def release(self) -> None:
-        """Let others write; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         if self.fd >= 0:
             if _refers_to(self._path, self.fd):
                 self._path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""What a run says of itself: the types of `manifest.json`.
+"""Types of `manifest.json`, which describes a run.
 
-A key that an older specbench did not write may be missing, and one that nobody knows is kept as it
-is; what is there must be of its type.
+Keys that an older specbench did not write may be missing. Unknown keys are kept unchanged. Known
+keys must have the right type.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ _Positive = Annotated[Finite, Field(gt=0)]
 _Hash = Annotated[str, Field(pattern=r"^[0-9a-f]+$")]
 
 ORDER = ".resume.json"
-"""Name of the file with the configuration that a run needs to be resumed."""
+"""Name of the file with the configuration that a run needs to be resumed.
+
+It contains the configuration verbatim, which may name folders of this machine. It is therefore not
+part of the result, and is removed once the run is finished.
+"""
 
 
 def _check_timestamp(text: str) -> str:
@@ -37,7 +41,7 @@ def _check_timestamp(text: str) -> str:
 
 
 _Timestamp = Annotated[str, AfterValidator(_check_timestamp)]
-"""A moment, as ISO 8601 writes it."""
+"""Timestamp in ISO 8601 format."""
 
 
 class _MethodConfig(TypedDict, total=False):
@@ -51,7 +55,7 @@ class _MethodConfig(TypedDict, total=False):
 
 
 class _EffectiveConfig(TypedDict, total=False):
-    """The configuration, as far as anything reads it back."""
+    """The keys of the configuration that specbench reads back."""
 
     __pydantic_config__ = _OPEN  # type: ignore[misc]
 
@@ -119,7 +123,7 @@ class _MachineFacts(TypedDict, total=False):
 
 
 class _Weights(TypedDict, total=False):
-    """A model, or a head."""
+    """Weights of a model or a head."""
 
     __pydantic_config__ = _OPEN  # type: ignore[misc]
 
@@ -301,11 +305,11 @@ class Manifest(TypedDict, total=False):
 
 
 def parse(text: str) -> dict[str, Any]:
-    """A manifest from its text.
+    """Parse the text of a manifest.
 
     Raises:
-        UsageError: a schema newer than this program's.
-        ValueError: it is none; names the key and its value.
+        UsageError: the schema is newer than this program's.
+        ValueError: the text is not a manifest. The message names the key and its value.
     """
     try:
         _manifest_adapter().validate_json(text)
@@ -347,7 +351,7 @@ def _manifest_adapter() -> TypeAdapter[Manifest]:
 
 
 def _check_agreement(manifest: dict[str, Any]) -> None:
-    """What a manifest says twice it says once."""
+    """Raise ValueError if parts of a manifest contradict each other."""
     if "target" in (models := manifest.get("models", {})) and models["target"] is None:
         raise ValueError("models.target must be a mapping of keys to values, got None")
     for what, key in (("rows", "label"), ("tasks", "name")):
@@ -365,7 +369,7 @@ def _check_agreement(manifest: dict[str, Any]) -> None:
 
 
 def _find_labels(manifest: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Where a manifest names rows, and by which label."""
+    """Yield each key that names a method, with the method's label."""
     for key in ("upper_bounds", "leaks", "dropped"):
         yield from ((key, label) for label in manifest.get(key) or ())
     for label in (manifest.get("tuning") or {}).get("rows") or ():
@@ -373,5 +377,5 @@ def _find_labels(manifest: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def damaged_error(file: Path, why: object) -> UsageError:
-    """What is told of a manifest that is none."""
+    """Return the error for a file that is not a valid manifest."""
     return UsageError(f"{file} is damaged: {why}", hint="begin a new run: specbench run")

@@ -1,4 +1,4 @@
-"""The folder of a matrix: a run in a folder of its own for each target and draft."""
+"""The folder of a matrix, which contains one run for each target and draft."""
 
 from __future__ import annotations
 
@@ -13,31 +13,36 @@ from specbench_cli import files
 from specbench_cli.errors import FULL, UsageError
 
 MATRIX = "matrix.json"
-"""The file that makes a folder a matrix's; it names its runs, in their order."""
+"""File that marks a folder as a matrix. It names the runs, in order."""
 
 _ORDER = ".matrix.resume.json"
-"""What was ordered, word for word, as a run has it; it goes once all runs are finished."""
+"""File with the configuration, verbatim, to resume the runs. It is removed once all runs are
+finished."""
 
 _MOST_BYTES = 16 * files.MB
-"""Bytes of either file."""
+"""Maximum size of either file in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixOrder:
-    """What is asked of a matrix's runs: each one's configuration as JSON, by its folder's name, and
-    where its values are from."""
+    """Configurations of the runs of a matrix.
+
+    Attributes:
+        runs: folder name -> configuration as JSON.
+        sources: source of each value of the configuration.
+    """
 
     runs: Mapping[str, str]
     sources: Mapping[str, str]
 
 
 def is_matrix(path: Path) -> bool:
-    """Whether a folder is a matrix's."""
+    """Return True if a folder is the folder of a matrix."""
     return (path / MATRIX).is_file()
 
 
 def members(path: Path) -> list[Path]:
-    """The folders of a matrix's runs, in their order; those not begun yet among them.
+    """Return the folders of a matrix's runs, in order, including runs that have not started yet.
 
     Raises:
         UsageError: `MATRIX` cannot be read.
@@ -60,7 +65,7 @@ def members(path: Path) -> list[Path]:
 
 
 def create(path: Path, order: MatrixOrder) -> None:
-    """Make a matrix's folder, without its runs.
+    """Create the folder of a matrix, without its runs.
 
     Raises:
         UsageError: the folder is not empty, or cannot be written. OSError: the disk is full.
@@ -91,7 +96,11 @@ def order_file(path: Path) -> Path:
 
 
 def read_order(path: Path) -> MatrixOrder | None:
-    """What was asked for; None where all of it is done. Raises UsageError where it is damaged."""
+    """Return the configurations of the runs; None if all runs are finished.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
     try:
         content = json.loads(files.read_text(path / _ORDER, _MOST_BYTES))
         return MatrixOrder(content["runs"], content["sources"])
@@ -105,7 +114,7 @@ def read_order(path: Path) -> MatrixOrder | None:
 
 
 def finish(path: Path) -> None:
-    """Say that all runs are finished."""
+    """Mark all runs of a matrix as finished."""
     files.remove_own(path / _ORDER, _is_order)
 
 
@@ -124,7 +133,7 @@ def _write(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a matrix none of whose runs was begun, and its folder."""
+    """Remove a matrix and its folder if none of its runs was started."""
     if not any(each.exists() for each in members(path)):
         files.remove_own(path / MATRIX, _is_matrix)
         files.remove_own(path / _ORDER, _is_order)

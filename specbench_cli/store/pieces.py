@@ -1,7 +1,7 @@
-"""Records, read a line at a time; those of a large file by several processes, a piece each.
+"""Reader of records, line by line. Several processes read a large file in pieces.
 
-A piece ends with a line. Who reads one says what it makes of each record; what cannot be read is
-read again by the process that asked, which then raises what is wrong with it.
+A piece ends at the end of a line. A child process sends back one result per record. If it cannot
+read a piece, the parent process reads that piece again and raises the error.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from specbench_cli.store.schema import Record, RecordKey, from_json
 T = TypeVar("T")
 
 MIN_PARALLEL_BYTES = 1 << 27
-"""Bytes of a file from which starting processes is worth it: half a minute's reading is a run of a
-gigabyte."""
+"""Minimum size of a file, in bytes, to read it with several processes. Reading a gigabyte in one
+process takes half a minute."""
 _PIECE_BYTES = 1 << 22
 _MAX_PROCESSES = 8
-"""Processes: one alone takes what they make."""
+"""Maximum number of processes. A single process collects their results, which limits the gain."""
 ByteRange = tuple[int, int]
-"""Bytes of a file: the first one, and the one behind the last."""
+"""Range of bytes in a file: the first, and the one after the last."""
 
 
 class ParsedLine(NamedTuple, Generic[T]):
-    """What was made of the record of a line, and what other records must agree with."""
+    """Result for the record of a line, and the facts that other records must agree with."""
 
     line: int
     key: RecordKey
@@ -49,8 +49,8 @@ class ParsedLine(NamedTuple, Generic[T]):
 class RecordReader:
     """Parser and checks that turn the lines of a file into valid records of its run.
 
-    digests: digest of each line, by the digest of its key. complete: True if the run wrote no
-    other lines.
+    digests: digest of each line, by the digest of its key.
+    complete: True if the run wrote no other lines.
     """
 
     file: Path
@@ -60,7 +60,7 @@ class RecordReader:
     complete: bool = False
 
     def record(self, number: int, line: str) -> Record:
-        """The record of a line. Raises UsageError: it is none; names the line."""
+        """Return the record of a line. Raise UsageError, with the line number, if it is invalid."""
         try:
             record = from_json(line)
             validate(record, self.vocabulary)
@@ -73,7 +73,11 @@ class RecordReader:
     def read(
         self, make: Callable[[Record], T], span: ByteRange = (0, sys.maxsize), first: int = 1
     ) -> Iterator[ParsedLine[T]]:
-        """What is made of the records of a span, whose first line has the number `first`."""
+        """Yield the result of `make` for each record in a byte range.
+
+        Args:
+            first: line number of the first line in the range.
+        """
         for number, line in jsonl.read(self.file, *span, first):
             record = self.record(number, line)
             yield ParsedLine(number, record.key, shared_facts(record), make(record))
@@ -95,12 +99,12 @@ def check_line(key: object, line: str, digests: Mapping[str, str], *, complete: 
 
 
 def invalid_record_error(file: Path, number: int, why: object) -> UsageError:
-    """What is said of a line that is no record."""
+    """Return the error for a line that is not a valid record."""
     return UsageError(f"{file}, line {number} is no record: {why}", hint=repair_hint(file, number))
 
 
 def repair_hint(file: Path, number: int) -> str:
-    """What to do about a damaged line: what it held can be made again."""
+    """Return a hint to delete a damaged line and measure its output again."""
     from specbench_cli.store.manifest import ORDER
 
     delete = f"delete that line: sed -i {number}d {shlex.quote(str(file))}"
@@ -111,13 +115,13 @@ def repair_hint(file: Path, number: int) -> str:
 
 
 def read_records(reader: RecordReader, make: Callable[[Record], T]) -> Iterator[ParsedLine[T]]:
-    """What a function makes of every record, in the order of the file.
+    """Yield the result of a function for every record, in the order of the file.
 
     Args:
-        make: a function of a module, for other processes call it.
+        make: a function at the top level of a module, because other processes call it.
 
     Raises:
-        UsageError: as `Reader.record`.
+        UsageError: as `RecordReader.record`.
     """
     jsonl.check_file(reader.file)
     spans, processes = _split_file(reader.file), min(_MAX_PROCESSES, usable_cpus())
@@ -141,17 +145,17 @@ def read_records(reader: RecordReader, make: Callable[[Record], T]) -> Iterator[
 
 
 def _renumber(line: int, piece: Iterable[ParsedLine[T]]) -> Iterator[ParsedLine[T]]:
-    """A piece that was read alone, its lines numbered from those before it."""
+    """Return the parsed lines of a piece, numbered after the line `line` that precedes it."""
     return (ParsedLine(line + number, key, own, made) for number, key, own, made in piece)
 
 
 class _ReaderProcess:
-    """A process that reads some pieces, one behind the other."""
+    """A child process that reads some pieces in order."""
 
     def __init__(
         self, reader: RecordReader, make: Callable[[Record], Any], spans: list[ByteRange]
     ) -> None:
-        # The process that asked answers Ctrl-C, and ends this one.
+        # The parent process handles Ctrl-C and ends this one.
         command = python_command(f"{__name__}:child", ignores_interrupts=True)
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe)
@@ -168,7 +172,7 @@ class _ReaderProcess:
         self._process.wait()
 
     def read_piece(self) -> list[ParsedLine[Any]] | None:
-        """The next piece; None where it could not be read, or the process died."""
+        """Return the next piece; None if it could not be read, or if the process died."""
         try:
             found: list[ParsedLine[Any]] | None = pickle.load(self._replies)  # noqa: S301 (our own process sends it)
         except (EOFError, pickle.UnpicklingError):
@@ -177,7 +181,7 @@ class _ReaderProcess:
 
 
 def child() -> None:
-    """What such a process does."""
+    """Read pieces and send the results to the parent process."""
     reader, make, spans = pickle.load(sys.stdin.buffer)  # noqa: S301 (so does this one)
     with jsonl.pause_garbage_collection(), suppress(BrokenPipeError):
         for span in spans:
@@ -190,7 +194,7 @@ def child() -> None:
 
 
 def _split_file(file: Path) -> list[ByteRange]:
-    """The pieces of a file; none where there is no file."""
+    """Return the byte ranges of a file's pieces; an empty list if there is no file."""
     if not file.exists():
         return []
     ends, size = [0], file.stat().st_size

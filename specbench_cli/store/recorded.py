@@ -12,18 +12,18 @@ from specbench_cli.store.schema import Record
 
 
 def resolve_acceptance(value: str) -> str:
-    """What `--acceptance` stands for: a number as it was typed, or a run's `measure_acceptance`."""
+    """Return the value of `--acceptance`: a number as typed, or the measured rate of a run."""
     number = re.fullmatch(r"[-+.\d][-+.\deE]*", value)
     return value if number else f"{measure_acceptance(value):.4f}"
 
 
 def measure_acceptance(name: str) -> float:
-    """The share of a run's tested levels that stood, of its rows that draft with a draft model.
+    """Return accepted levels / tested levels of the lossless methods that use a draft model.
 
     Args:
         name: the run's folder, or `last`.
     Raises:
-        UsageError: there is no such run, or no such row in it.
+        UsageError: there is no such run, or it has no such method.
     """
     from specbench_cli.store.run_dir import RunDir, find_run  # `run` without a run needs none of it
 

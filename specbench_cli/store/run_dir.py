@@ -50,10 +50,10 @@ from specbench_cli.store.schema import (
 T = TypeVar("T")
 
 RUNS = Path("results/runs")
-"""Where runs go that are given no folder."""
+"""Default parent folder of runs."""
 
 _OTHER_FOLDERS = ".elsewhere"
-"""The file in `RUNS` that says where runs are that were given a folder, a path a line."""
+"""File in `RUNS` that lists the runs in other folders, one path per line."""
 
 _MANIFEST = "manifest.json"
 _RECORDS, _PROMPTS = "records.jsonl", "prompts.jsonl"
@@ -65,14 +65,12 @@ _HALF_OBJECT = re.compile(rb'\{\s*"(?!.*\}\s*\Z)', re.DOTALL)
 """The beginning of a JSON object without its end, as a kill may leave it."""
 
 COSTS = "costs-{}.json"
-"""What was probed between the prompts of a pass, by its number."""
-"""What was ordered, word for word: it may name folders of this machine, so it is not part of the
-result and goes once the run is finished."""
+"""Name of the file with the costs probed between the prompts of a repeat; `{}` is its number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt as the models got it; a line of `prompts.jsonl`."""
+    """One prompt as the models read it: a line of `prompts.jsonl`."""
 
     __pydantic_config__ = STRICT
 
@@ -92,7 +90,7 @@ def _prompt_adapter() -> TypeAdapter[Prompt]:
 
 
 class _RecordPrompt(TypedDict):
-    """Whose a record is."""
+    """Prompt id of a record."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="ignore")  # type: ignore[misc]
 
@@ -100,7 +98,7 @@ class _RecordPrompt(TypedDict):
 
 
 class _RecordHeader(TypedDict):
-    """What `Answered` needs of a record; the rest is read over."""
+    """Fields of a record that `RunDir.answered` needs. Other fields are ignored."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="ignore")  # type: ignore[misc]
 
@@ -113,7 +111,7 @@ class _RecordHeader(TypedDict):
 
 
 class _RecordConsistency:
-    """What records of a file say of each other."""
+    """Consistency check between the records of a file."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -121,7 +119,7 @@ class _RecordConsistency:
         self._facts: dict[str, tuple[object, ...]] = {}
 
     def check(self, number: int, key: RecordKey, own: SharedFacts) -> None:
-        """Check a line's record against those before it. Raises UsageError."""
+        """Raise UsageError if a line's record contradicts or repeats an earlier record."""
         try:
             check_agreement(own, self._facts)
         except ValueError as error:
@@ -132,13 +130,13 @@ class _RecordConsistency:
 
 
 class RunDir:
-    """A run's folder; make one with `create` or `open`.
+    """A run's folder; construct one with `create` or `open`.
 
     Attributes:
         path: the folder.
-        manifest: what `manifest.json` holds.
-        lock: the lock of the only process that may write here.
-        order: The content of `ORDER`. If another program removed the file, an interrupted run
+        manifest: content of `manifest.json`.
+        lock: the lock that gives this process the exclusive right to write here.
+        order: content of `ORDER`. If another program removed the file, an interrupted run
             writes it again. None disables this.
     """
 
@@ -157,15 +155,14 @@ class RunDir:
 
     @classmethod
     def create(cls, path: Path, manifest: Mapping[str, Any], order: str | None = None) -> RunDir:
-        """Start a run in a new or empty folder; its manifest says "running" until `close`.
+        """Start a run in a new or empty folder. Its status is "running" until `close`.
 
-        What a process left there that was killed while it did this counts as nothing.
+        Files that a process left when it was killed during `create` are ignored.
 
         Args:
-            order: what `ORDER` shall hold, by whom the folder is then held (`hold`); None for
-                neither.
+            order: content of `ORDER`. If given, this process also locks the folder (`hold`).
         Raises:
-            UsageError: the folder holds a run or something else, cannot be written, or is held.
+            UsageError: the folder contains a run or other files, cannot be written, or is locked.
             OSError: the disk is full.
         """
         run = cls(path, {**manifest, "status": "running"})
@@ -208,7 +205,7 @@ class RunDir:
 
     @classmethod
     def open(cls, path: Path) -> RunDir:
-        """A run that exists. Raises UsageError where there is none or its manifest is damaged."""
+        """Open an existing run. Raise UsageError if it is missing or its manifest is damaged."""
         try:
             manifest = parse(files.read_text(path / _MANIFEST, MOST_BYTES))
         except OSError as error:
@@ -226,10 +223,11 @@ class RunDir:
         return cls(path, manifest)
 
     def hold(self) -> None:
-        """Be the folder's only writer until `release`, or until this process is gone.
+        """Lock the folder for this process until `release`, or until the process ends.
 
         Raises:
-            UsageError: another process is. OSError: the folder cannot be written to.
+            UsageError: another process has the lock.
+            OSError: the folder cannot be written to.
         """
         self.lock = self._watched = Lock(self.path)
         for file in self.path.iterdir():
@@ -260,14 +258,14 @@ class RunDir:
             self._watched.check()
 
     def release(self) -> None:
-        """Let other processes write into the folder."""
+        """Allow other processes to write into the folder."""
         if self.lock is not None:
             self.lock.release()
             self.lock = self._watched = None
 
     @staticmethod
     def holds_run(path: Path) -> bool:
-        """Whether a run was begun in a folder."""
+        """Return True if a run was started in the folder."""
         return (path / _MANIFEST).exists()
 
     def read(self) -> None:
@@ -298,7 +296,7 @@ class RunDir:
         self.update(status="running")
 
     def update(self, **facts: Any) -> None:
-        """Put facts into the manifest, replacing what they said before."""
+        """Store facts in the manifest. They replace earlier values."""
         self.manifest |= facts
         self._write_manifest()
 
@@ -307,7 +305,7 @@ class RunDir:
         files.remove_own(self.path / ORDER, _is_order)
 
     def close(self, status: Literal["finished", "interrupted"], **facts: Any) -> None:
-        """Write the manifest a last time, with what is only known at the end."""
+        """Write the final manifest, with the facts that are only known at the end."""
         if status == "finished" and self._watched is not None:
             self.manifest.pop("line_digests", None)
             facts["files"] = self._seals or self._seal()
@@ -316,7 +314,7 @@ class RunDir:
             files.replace(self.path / ORDER, self.order)
 
     def discard(self) -> None:
-        """Remove a run that holds no record, and its folder if nothing else is in it."""
+        """Remove a run without records, and its folder if it contains no other files."""
         self.check_lock()
         for name in (_PROMPTS, _RECORDS, ORDER, _MANIFEST):
             files.remove_own(self.path / name)
@@ -325,7 +323,7 @@ class RunDir:
             self.path.rmdir()
 
     def append(self, records: Iterable[Record]) -> None:
-        """Add records, on disk when this returns.
+        """Append records. They are on disk when this returns.
 
         Raises:
             ValueError: a record is invalid.
@@ -334,7 +332,7 @@ class RunDir:
         records, lines = list(records), []
         for record in records:
             line = to_json(record)
-            validate(from_json(line))  # what could not be read shall not be written
+            validate(from_json(line))  # never write a line that cannot be read back
             lines.append(line)
         self._append(_RECORDS, lines, [record.key for record in records])
         if self._answered is not None:
@@ -446,13 +444,15 @@ class RunDir:
         )
 
     def records(self, of: Container[str] | None = None) -> Iterator[Record]:
-        """All complete records, in the order written; or those of some prompts, five times as fast:
-        of the others nothing else is looked at.
+        """Return all complete records, in the order written.
+
+        Args:
+            of: prompts whose records are returned. This is five times as fast, because lines of
+                other prompts are not checked. None returns all records.
 
         Raises:
-            UsageError: a line that is no record, or one that contradicts itself, another, the
-                manifest or its prompt; a second record of the same cell; a token that the target
-                does not have; a damaged prompt.
+            UsageError: a line is not a valid record; a record contradicts another record, the
+                manifest or its prompt; two records have the same key; a prompt is damaged.
         """
         self._check_seal(_PROMPTS, self._prompt_lines)
         self._check_seal(_RECORDS, self._records)
@@ -468,11 +468,12 @@ class RunDir:
             yield record
 
     def each(self, make: Callable[[Record], T]) -> Iterator[T]:
-        """What a function makes of every record, in the order written; a large file is read by
-        several processes.
+        """Return the results of a function for every record, in the order written.
+
+        Several processes read a large file.
 
         Args:
-            make: a function of a module.
+            make: a function at the top level of a module, so that it can be pickled.
 
         Raises:
             UsageError: as `records`.
@@ -565,7 +566,7 @@ class RunDir:
         )
 
     def _run_facts(self) -> RunFacts:
-        """What the manifest and the prompts say that records must agree with."""
+        """Return the facts in the manifest and the prompts that records must agree with."""
         manifest = self.manifest
         return replace(
             self._planned_facts(),
@@ -579,7 +580,7 @@ class RunDir:
         )
 
     def append_prompts(self, prompts: Iterable[Prompt]) -> None:
-        """Add prompts, on disk when this returns."""
+        """Append prompts. They are on disk when this returns."""
         prompts = list(prompts)
         lines = [json.dumps(asdict(prompt), separators=(",", ":")) for prompt in prompts]
         self._append(_PROMPTS, lines, [(prompt.prompt_id, prompt.turn) for prompt in prompts])
@@ -663,17 +664,17 @@ class RunDir:
             yield prompt, line
 
     def _vocabulary(self) -> int:
-        """How many tokens the target has; 2^63 where that is not said."""
+        """Return the target's vocabulary size; 2^63 if the manifest does not state it."""
         return (self.manifest.get("models", {}).get("target") or {}).get("vocab_size") or 2**63
 
     @contextlib.contextmanager
     def guarded(self, who: str) -> Iterator[None]:
-        """Watch the run's files while code works that has no business there.
+        """Check that the code in the context does not change the run's files.
 
         Args:
-            who: whose code it is; the manifest says so (`spoiled`) where a file was changed.
+            who: owner of the code. The manifest stores it under `spoiled` if a file changed.
         Raises:
-            UsageError: one was.
+            UsageError: a file changed.
         """
         before = self._stamps()
         try:
@@ -686,14 +687,17 @@ class RunDir:
                 raise self.spoiled(f"{who} changed {' and '.join(changed)}")
 
     def spoiled(self, how: str) -> UsageError:
-        """What is said of a run whose files somebody else wrote to."""
+        """Return the error for a run whose files were changed by other code."""
         return UsageError(
             f"{self.path}: {how}, which the run alone writes: what is kept there is no measurement",
             hint="begin a new run without that plug-in: specbench run",
         )
 
     def _stamps(self) -> dict[str, tuple[int, ...] | None]:
-        """What no program changes a file without changing, by its name: the system's own time."""
+        """Return inode, size and change time (ctime) of each file; None if it does not exist.
+
+        A program cannot set the ctime, so every change of a file is visible in it.
+        """
         found: dict[str, tuple[int, ...] | None] = {}
         for name in (_MANIFEST, _RECORDS, _PROMPTS, ORDER):
             try:
@@ -704,7 +708,7 @@ class RunDir:
         return found
 
     def _write_manifest(self) -> None:
-        """Replace the manifest in one go: a reader sees the old one or the new one."""
+        """Replace the manifest atomically: a reader sees either the old or the new one."""
         self.check_lock()
         if self._watched is not None and self.manifest.get("status") != "finished":
             self.manifest["line_digests"] = self._digests
@@ -754,11 +758,11 @@ def _prompt_id_adapter() -> TypeAdapter[_RecordPrompt]:
 
 
 def _may_belong_to(line: str, prompts: Container[str]) -> bool:
-    """Whether a line may be a record of some prompts."""
+    """Return True if a line may be a record of one of the prompts."""
     try:
         return _prompt_id_adapter().validate_json(line)["prompt_id"] in prompts
     except ValidationError:
-        return True  # no record, as who reads it whole will say
+        return True  # not a record; reading the whole line raises the error
 
 
 @cache
@@ -775,7 +779,7 @@ def _duplicate_error(file: Path, number: int, key: RecordKey) -> UsageError:
 def new_path(
     name: str, config: Mapping[str, Any], root: Path = RUNS, now: datetime | None = None
 ) -> Path:
-    """A folder that does not exist yet: `<root>/<utc>-<name>-<hash of the config>`."""
+    """Return a folder that does not exist yet: `<root>/<utc>-<name>-<hash of the config>`."""
     stamp = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()
     slug = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.") or "run"
@@ -787,8 +791,10 @@ def new_path(
 
 
 def register_run(path: Path, root: Path = RUNS) -> None:
-    """Have `list_runs` find a run whose folder was chosen: note where it is, seen from `root`.
-    Where nothing can be noted, it goes without."""
+    """Store the path of a run outside `root`, relative to `root`, so that `list_runs` finds it.
+
+    If the path cannot be stored, `list_runs` does not find the run.
+    """
     if path.resolve().parent == root.resolve():
         return
     with contextlib.suppress(OSError, ValueError, UsageError):  # another drive, or a link
@@ -808,8 +814,10 @@ def _read_other_folders(root: Path) -> list[str]:
 
 
 def list_runs(root: Path = RUNS) -> list[Path]:
-    """The folders of all runs that were begun from here and are still there, by name; those in
-    `root` first. A matrix's are runs like any."""
+    """Return the folders of all runs that were started from here and still exist.
+
+    Those in `root` come first. Each group is sorted by name. The runs of a matrix are included.
+    """
     usual = {file.parent for name in (_MANIFEST, matrix.MATRIX) for file in root.glob(f"*/{name}")}
     others = {Path(os.path.normpath(root / place)) for place in _read_other_folders(root) if place}
     found = (run for place in (*sorted(usual), *sorted(others)) for run in _runs_in(place))
@@ -821,8 +829,14 @@ def _runs_in(place: Path) -> list[Path]:
 
 
 def find_run(name: str) -> Path:
-    """The folder that a command's RUN names: `last` (the newest run, or its matrix), a folder, or
-    the name of one in `RUNS`. Raises UsageError where there is no last one."""
+    """Return the folder that the argument RUN of a command names.
+
+    Args:
+        name: `last` (the newest run or its matrix), a folder, or the name of a folder in `RUNS`.
+
+    Raises:
+        UsageError: the name is `last` and there is no run.
+    """
     if name == "last":
         return find_latest()
     path, in_runs = Path(name), RUNS / name
@@ -834,8 +848,9 @@ def _holds_runs(path: Path) -> bool:
 
 
 def find_latest(root: Path = RUNS) -> Path:
-    """The run whose manifest was written last ("last" on the command line), wherever it is; of a
-    matrix's runs their folder.
+    """Return the run whose manifest was written last ("last" on the command line).
+
+    If that run belongs to a matrix, return the folder of the matrix.
 
     Raises:
         UsageError: there is no run.

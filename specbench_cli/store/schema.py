@@ -34,17 +34,19 @@ SCHEMA = 9
 """
 
 BASELINE = "vanilla"
-"""The label of the method that all others are compared with."""
+"""Label of the method that all others are compared with."""
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
-"""Of what is counted, an id, or a time in ns."""
+"""Type of counts, ids and times in ns."""
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 LogChance = Annotated[float, Field(le=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 PASSES_APART = 1000
-"""A pass's number: its process's, from 1, and this for each pass that the process made before it;
-it makes several under several loads."""
+"""Difference between the numbers of two repeats (`pass`) that one process makes under two loads.
+
+The first load of a process has the number of the process, from 1. Each further load adds this.
+"""
 
 Name = Annotated[str, Field(pattern=r"^[^\p{Cc}\p{Zl}\p{Zp}]+$", max_length=2 * LONGEST_TEXT)]
 """Name that tables show: not empty, of limited length, without control characters and line breaks.
@@ -52,15 +54,15 @@ The limit is twice that of a text, since an id combines a task name and a text o
 Reason = Annotated[str, AfterValidator(on_one_line)]
 """Untrusted text. Runs of older versions may contain longer texts, which are truncated."""
 Json = TypeAliasType("Json", "bool | int | Finite | str | list[Json] | dict[str, Json] | None")
-"""Whatever JSON can say: no nan, no infinity."""
+"""Any JSON value, without NaN and infinity."""
 
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-"""No text for a number, no field that nobody knows, no nan."""
+"""Strict validation: no text in place of a number, no unknown fields, no NaN."""
 
 Family = Literal[
     "multi_turn", "translation", "summarization", "qa", "math_reasoning", "rag", "code", "other"
 ]
-"""What a question asks for: the strata of every statistic."""
+"""Task family of a question: the stratum of all statistics."""
 FAMILIES: tuple[Family, ...] = get_args(Family)
 FINISHES = ("eos", "length", "stop", "error")
 VERDICTS = ("reference", "identical", "near-tie", "mismatch", "unchecked")
@@ -232,7 +234,7 @@ class Trace:
     def pack(
         cls, forwards: Iterable[ForwardRecord], messages: Iterable[MessageRecord] = ()
     ) -> Trace:
-        """The columns of a sequence of metered forwards, and the messages between workers."""
+        """Return the trace of metered forwards and of messages between workers."""
         trace, index = cls(), dict[ForwardKind, int]()
         for position, f in enumerate(forwards):
             kind = ForwardKind(f.model, f.role, f.worker, f.batch, f.layers, f.share)
@@ -248,17 +250,19 @@ class Trace:
 
     @property
     def workers(self) -> int:
-        """How many workers computed."""
+        """Number of workers that ran a forward."""
         return len({kind.worker for kind in self.kinds})
 
     def counted(self, depth: int | None = None) -> tuple[int, int, float]:
-        """Forwards of the target, forwards that draft, and the target's work in whole forwards.
+        """Count target forwards, draft forwards, and the target's work in whole forwards.
 
-        The target's are its prefills, and of a verification what reaches the last layer; the first
-        half of one is neither. Parts of the target that draft do draft, whatever layer they end at.
+        Target forwards are prefills, and verifications that reach the last layer. A verification
+        that ends before the last layer counts as neither. Partial target forwards that draft count
+        as draft forwards, whichever layer they end at.
 
         Args:
-            depth: the target's layers; None: as many as a forward of it ran, which prefill does.
+            depth: number of the target's layers. None takes the deepest layer that a forward
+                reached; prefill reaches the last one.
         """
         of_target = [kind.layers[1] for kind in self.kinds if kind.model == "target"]
         depth = max(of_target, default=0) if depth is None else depth
@@ -373,7 +377,7 @@ class BatchMembership:
 
 
 RecordKey = tuple[str, int, str, int]
-"""What no two records of a run share: prompt, turn, label, pass."""
+"""Unique key of a record in its run: prompt, turn, label, repeat."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -493,7 +497,7 @@ class Record:
 
 
 def to_json(record: Record) -> str:
-    """The record on one line. Raises ValueError on a NaN or an infinity."""
+    """Return the record as one line of JSON. Raise ValueError for NaN or infinity."""
     data = _record_adapter().dump_python(record, warnings="none")  # much faster than `asdict`
     return json.dumps(
         {"pass" if key == "pass_" else key: value for key, value in data.items()},
@@ -503,11 +507,11 @@ def to_json(record: Record) -> str:
 
 
 def from_json(line: str) -> Record:
-    """The record of a line, its types and ranges checked; see `invariants.validate` for the rest.
+    """Parse a line and check types and ranges. `invariants.validate` checks the rest.
 
     Raises:
-        UsageError: a schema newer than this program's.
-        ValueError: not a record; names the field and its value.
+        UsageError: the schema is newer than this program's.
+        ValueError: the line is not a record. The message names the field and its value.
     """
     try:
         record = _record_adapter().validate_json(line)
@@ -524,7 +528,7 @@ def _record_adapter() -> TypeAdapter[Record]:
 
 
 def _read_schema(line: str) -> object:
-    """What a line that is no record of ours says of its schema."""
+    """Return the schema version in a line that is not a valid record; None if there is none."""
     try:
         data = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Columns of tables and their cells: every table of a report is declared with these."""
+"""Columns and cells, with which all tables of a report are declared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specbench_cli.summary.formats import NONE
 Align = Literal["l", "r", "c"]
 Value = str | int | float | bool | None
 R = TypeVar("R")
-"""The kind of thing that a row of the table shows."""
+"""Type of the objects that rows of the table show."""
 
 
 @dataclass(frozen=True, slots=True)

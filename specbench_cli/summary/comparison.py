@@ -1,4 +1,4 @@
-"""One prompt, two outputs: vanilla's and a method's, where they part, and the steps between."""
+"""Comparison of two outputs of one prompt, vanilla's and a method's, with the method's steps."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import BASELINE, Record, Verdict
 
 Decode = Callable[[Sequence[int]], str]
-"""From ids to text."""
+"""Function that converts token ids to text."""
 
 _WORST_FIRST = ("mismatch", "failed", "near-tie")
 _MAX_LISTED = 12
-"""Prompts named where an unknown one was asked for."""
+"""Maximum number of prompts that the error for an unknown prompt lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedSide:
     """One of the two outputs.
 
-    token: the one at the first difference; null where there is none or the output had ended.
-    before, token_text, after: the text around that token. Texts are null where nothing on this
-    machine can decode ids.
+    token: token at the first difference; None if there is none, or if the output had ended.
+    before, token_text, after: text before, at and after that token. Texts are None if nothing on
+    this machine can decode ids.
     """
 
     label: str
@@ -43,8 +43,13 @@ class ComparedSide:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A step. at: output index of its first token; levels drafted, tested and accepted; which of
-    its tokens, from 0, are relaxed."""
+    """A decoding step.
+
+    at: output index of its first token.
+    drafted, tested, accepted: number of levels.
+    committed: number of tokens.
+    relaxed: indices, from 0, of its relaxed tokens.
+    """
 
     at: int
     drafted: int
@@ -57,10 +62,11 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputComparison:
-    """A method's output beside vanilla's.
+    """Comparison of a method's output with vanilla's.
 
-    position: index of the first difference; null where there is none. tolerance: in units of
-    `verdict.gap`; null where none was needed. broken: what is wrong with the method's row.
+    position: index of the first difference; None if there is none.
+    tolerance: tolerance in the unit of `verdict.gap`; None if it was not measured.
+    broken: reason why the method is broken; None if it is not.
     """
 
     prompt_id: str
@@ -81,22 +87,22 @@ class OutputComparison:
     lanes: list[Lane]
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, by the names of the records."""
+        """Return all fields, with the names that records use."""
         return {name.rstrip("_"): value for name, value in asdict(self).items()}
 
 
 def compare_outputs(
     run: RunDir, prompt_id: str, labels: Sequence[str], decode: Decode | None
 ) -> list[OutputComparison]:
-    """Put outputs of one prompt beside vanilla's, turn by turn, each method's worst pass.
+    """Compare the outputs of one prompt with vanilla's, turn by turn, each in its worst repeat.
 
     Args:
-        run: where they are.
-        prompt_id: as in the records.
-        labels: which rows; none: all but vanilla's, or vanilla's if there is no other.
-        decode: from ids to text; None leaves the texts null.
+        run: the run.
+        prompt_id: id of the prompt, as in the records.
+        labels: methods to compare. Empty: all except vanilla, or vanilla if it is the only one.
+        decode: converts token ids to text. None leaves the texts None.
     Raises:
-        UsageError: an unknown prompt or label; says which there are.
+        UsageError: the prompt or a label is unknown. The message lists the known ones.
     """
     records = list(run.records())
     own = [record for record in records if record.prompt_id == prompt_id]
@@ -161,7 +167,7 @@ def _make_comparison(
 
 
 def first_difference(ids: Sequence[int], reference: Sequence[int]) -> int | None:
-    """The first index at which two outputs differ; one may be a prefix of the other."""
+    """Return the first index at which two outputs differ; one may be a prefix of the other."""
     pairs = enumerate(zip_longest(ids, reference))
     return next((at for at, (a, b) in pairs if a != b), None)
 
@@ -206,7 +212,7 @@ def _decode_text(ids: Sequence[int], decode: Decode | None) -> str | None:
 
 
 def _tolerance(manifest: Mapping[str, Any]) -> float | None:
-    """What a decision score may lack: in logits, divided by the temperature where there is one."""
+    """Return the tolerance of `verdict.gap`: in logits, divided by the temperature if it is set."""
     measured = manifest.get("tolerance")
     if not measured or "value" not in measured:
         return None

@@ -1,7 +1,7 @@
-"""Whether runs belong together: what two runs must share before their rows may stand in one table.
+"""Compatibility of runs: the facts that runs must share to be combined in one table.
 
-Speedups of different targets, prompts, seeds, machines, decoding settings, drafts or programs say
-nothing about methods. Methods, their parameters and the number of passes are free to differ.
+Speedups are not comparable between targets, prompts, seeds, machines, decoding settings, drafts or
+versions of the program. Methods, their parameters and the number of repeats may differ.
 """
 
 from __future__ import annotations
@@ -34,20 +34,25 @@ _SETTINGS = (
 )
 _VERSIONS = ("torch", "transformers", "python")
 _STAMPED = re.compile(r"\d{8}T\d{6}Z-.*-([0-9a-f]{8})(?:-\d+)?")
-"""The folder of a run that was given none."""
+"""Pattern of the default folder name of a run."""
 _DIGITS = 8
-"""Of a checksum, as it is shown."""
+"""Number of digits of a checksum that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incompatibility:
-    """What runs do not share. values: of the runs that say, by their short names."""
+    """A fact that differs between runs.
+
+    Attributes:
+        what: name of the fact.
+        values: short name of a run -> its value. Runs that do not state the fact are omitted.
+    """
 
     what: str
     values: Mapping[str, str]
 
     def __str__(self) -> str:
-        """Value against value: `seed 0 (a), 1 (b)`."""
+        """Return the name and the values, such as `seed: 0 (a) against 1 (b)`."""
         by_value: dict[str, list[str]] = {}
         for run, value in self.values.items():
             by_value.setdefault(value, []).append(run)
@@ -56,8 +61,11 @@ class Incompatibility:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """A name for each run, as short as tells them apart: the hash at a folder's end, else its whole
-    name, else that with a number."""
+    """Return the shortest unique names of runs.
+
+    A name is the hash at the end of the folder's name. If hashes are missing or equal, it is the
+    whole folder name. If these are equal, it is the folder name with a number.
+    """
     whole = [path.resolve().name for path in paths]
     tails = [found[1] if (found := _STAMPED.fullmatch(name)) else "" for name in whole]
     if all(tails) and len(set(tails)) == len(tails):
@@ -70,12 +78,13 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 def find_incompatibilities(
     runs: Sequence[RecordSource], names: Sequence[str], *, targets: bool = False
 ) -> list[Incompatibility]:
-    """What keeps runs apart; nothing where they belong together. What a run does not say, as one
-    without a draft says nothing of drafts, keeps it from none.
+    """Return the facts that make runs incompatible; an empty list if they are compatible.
+
+    Facts that a run does not state, such as the draft of a run without one, are not compared.
 
     Args:
-        targets: they are of several targets: models, heads and the prompts as models read them may
-            differ.
+        targets: True if the runs have several targets. Then models, heads and the prompts as the
+            models read them may differ.
     """
     told = {name: collect_facts(run) for name, run in zip(names, runs, strict=True)}
     if targets:
@@ -92,7 +101,7 @@ def find_incompatibilities(
 
 
 def collect_facts(run: RecordSource) -> dict[str, str]:
-    """What must be the same, in words; what a run does not say is left out."""
+    """Return the facts that compatible runs share, as text. Unknown facts are omitted."""
     manifest = run.manifest
     config = manifest.get("config", {}).get("effective", {})
     machine = manifest.get("machine", {})
@@ -108,7 +117,7 @@ def collect_facts(run: RecordSource) -> dict[str, str]:
     found["prompts"] = _prompts(run)
     for setting in _SETTINGS:
         found[setting] = str(config[setting]) if setting in config else None
-    for distribution in ("grammar", "contrast"):  # of older runs: none
+    for distribution in ("grammar", "contrast"):  # older runs have neither
         found[distribution] = str(config.get(distribution))
     found["machine"] = _machine(machine)
     found["specbench"] = manifest.get("version")
@@ -119,13 +128,13 @@ def collect_facts(run: RecordSource) -> dict[str, str]:
 
 
 def _label_with_checksum(label: str | None, part: Mapping[str, Any]) -> str:
-    """A name with the first digits of a checksum."""
+    """Return a label with the first digits of its checksum."""
     seal = str(part.get("sha256") or part.get("hash") or "")[:_DIGITS]
     return " ".join(word for word in (label, seal) if word)
 
 
 def _prompts(run: RecordSource) -> str | None:
-    """How many questions there are, with a checksum of all that was asked."""
+    """Return the number of questions and a checksum of all prompts."""
     digest, questions = hashlib.sha256(), set()
     for prompt in sorted(run.prompts(), key=lambda p: (p.prompt_id, p.turn)):
         questions.add(prompt.prompt_id)

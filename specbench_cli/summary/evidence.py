@@ -1,11 +1,11 @@
-"""What a run itself says of outputs that no token verdict can be given on.
+"""Evidence on outputs that cannot be compared with vanilla's token by token.
 
-Under rejection a lossless method draws from vanilla's own distribution. Then its outputs are as
-likely under the target as vanilla's, token for token, and as long. Both are compared pair by pair,
-the pairs of a cluster together (`stats.permutation`). This is evidence and no proof: the proof is
-the audit.
+Under rejection sampling a lossless method draws from vanilla's distribution. Its outputs then have
+the same expected likelihood per token under the target, and the same expected length. Both are
+compared in pairs; the pairs of a cluster are permuted together (`stats.permutation`). This is
+evidence, not proof. The audit is the proof.
 
-A lossy method's outputs are other outputs: what counts is what its answers lose in score.
+The outputs of a lossy method differ from vanilla's. Their scores are compared instead.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from specbench_cli.store.schema import Record
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A method's outputs against vanilla's; null where there is nothing to compare.
+    """Comparison of a method's outputs with vanilla's. None if there is nothing to compare.
 
-    likelihood: difference of the mean log-likelihood per token, in nats. length: of the tokens.
-    score: difference of the mean score; scored: on how many questions.
+    likelihood: test of the difference in mean log-likelihood per token, in nats.
+    length: test of the difference in length, in tokens.
+    score: difference of the mean score.
+    scored: number of scored questions.
     """
 
     likelihood: SignFlipTest | None = None
@@ -33,7 +35,7 @@ class Evidence:
 
 
 def compare(baseline: Iterable[Record], cells: Iterable[Record]) -> Evidence:
-    """Compare a method's outputs with the baseline's of the same prompt, turn and pass."""
+    """Compare a method's outputs with the baseline's of the same prompt, turn and repeat."""
     paired = _pair_records(baseline, cells)
     pairs: dict[tuple[str, str], list[tuple[Record, Record]]] = {}
     for base, own in paired:
@@ -55,7 +57,7 @@ def compare(baseline: Iterable[Record], cells: Iterable[Record]) -> Evidence:
 
 
 def score_difference(baseline: Iterable[Record], cells: Iterable[Record]) -> MeanDifference | None:
-    """The mean difference of the scores of the same prompts, turns and passes."""
+    """Return the mean difference of scores, paired by prompt, turn and repeat."""
     return _score(_pair_records(baseline, cells))
 
 

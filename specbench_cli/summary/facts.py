@@ -1,4 +1,4 @@
-"""What a report says of a run before any figure: read once from the manifest."""
+"""Facts of a run that a report shows before its results, read from the manifest."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from specbench_cli.errors import on_one_line
 from specbench_cli.store.schema import BASELINE
 
 FUSED, HOSTED = "FusedDecoder", "transformers' module"
-"""What manifests call our own decoder, and what reports call any other."""
+"""Name of specbench's own decoder in manifests, and the reports' name for any other decoder."""
 
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The header's words.
+    """Facts in the header of a report.
 
     tasks: task name -> "trained", "plumbing" or "" (its relation to the embedded family).
-    aa_noise: A/A noise floor measured outside this run, as a fraction; None if it was not.
-    tuned: how parameters were tuned, in a line; empty if they were not.
-    synthetic: what of the models is made up; "" where nothing is.
-    grammar: the name of what outputs are held to; "" where they are to nothing.
-    contrast: what the target's logits are contrasted by, as typed; "" where by nothing.
-    batch: how many prompts are decoded together. load: when they arrive, as typed; "" where all
-        are there from the beginning.
-    runs: how many runs are read as one. forced: what they differ in, where that is not allowed.
-    targets: the names of a matrix's runs, each of a target and draft of its own.
-    mixed: what changed while the run was interrupted, where it went on all the same.
-    dropped: methods that were given up, each with the reason.
+    aa_noise: A/A noise floor measured outside this run, as a fraction; None if unknown.
+    tuned: one line on how parameters were tuned; "" if they were not.
+    synthetic: artificial parts of the models; "" if there are none.
+    grammar: name of the grammar that constrains outputs; "" if there is none.
+    contrast: contrast of the target's logits, as typed; "" if there is none.
+    batch: number of prompts that are decoded together.
+    load: arrivals of requests, as typed; "" if all arrive at the start.
+    runs: number of runs that are combined.
+    forced: differences that make the combined runs incompatible.
+    targets: names of a matrix's runs, each with its own target and draft.
+    mixed: changes during an interruption, after which the run was resumed.
+    dropped: methods that were dropped, each with the reason.
     ended_early: True if the run ended early because only vanilla was left.
-    left_out: methods that could not run there, each with the reason.
-    limited: whether questions were left out (`--limit`).
-    hosted: the models ("target", "draft") that ran through transformers' own module; the others
+    left_out: methods that could not run on that machine, each with the reason.
+    limited: True if `--limit` omitted questions.
+    hosted: models ("target", "draft") that ran through transformers' own module. The others
         ran through the fused decoder.
     """
 
@@ -70,7 +71,7 @@ class Facts:
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Facts:
-        """The facts of a manifest; what it lacks is left empty."""
+        """Return the facts in a manifest. Missing facts are empty."""
         config = manifest.get("config", {}).get("effective", {})
         models = manifest.get("models", {})
         draft = models.get("draft") or {}
@@ -112,38 +113,38 @@ class Facts:
 
     @property
     def under(self) -> str:
-        """What outputs are held to, in words."""
+        """The grammar that constrains outputs, as a phrase."""
         return f"under grammar {self.grammar}"
 
     @property
     def constraints(self) -> str:
-        """What is part of the target's distribution beside temperature and cuts, in words; "" if
-        nothing."""
+        """Contrast and grammar, which change the target's distribution, as a phrase; "" if neither
+        is set."""
         contrast = f"contrast {self.contrast}" if self.contrast else ""
         return ", ".join(filter(None, (contrast, self.under if self.grammar else "")))
 
     def through(self, role: str) -> str:
-        """What a model's name is followed by: nothing, unless it ran through transformers' own
-        module."""
+        """Return a suffix for the name of a model that ran through transformers' own module; "" for
+        other models."""
         return f" ({HOSTED})" if role in self.hosted else ""
 
     @property
     def unranked(self) -> bool:
-        """Whether nothing ranks its rows together: they are of runs that share no vanilla."""
+        """Return True if the methods cannot be ranked, because their runs share no vanilla."""
         return bool(self.forced or self.targets)
 
     @property
     def plumbing(self) -> list[str]:
-        """Tasks beyond the embedded model's training, where this run's target is that model."""
+        """Tasks that an embedded target was not trained on; empty for other targets."""
         if not self.target.startswith("embedded"):
             return []
         return [task for task, relation in self.tasks.items() if relation == "plumbing"]
 
     def header(self, prompts: Mapping[str, int], width: int) -> list[str]:
-        """What was run, on one line, or two where one would be wider than `width`.
+        """Return the header on one line, or on two lines if one is wider than `width`.
 
         Args:
-            prompts: how many questions of each task.
+            prompts: task -> number of questions.
         """
         models = [f"specbench {self.version}", f"target {self.target}{self.through('target')}"]
         if self.draft:

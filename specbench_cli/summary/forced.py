@@ -1,5 +1,7 @@
-"""Runs of which nothing ranks the rows together, in one table all the same: runs that do not belong
-together, and runs of several targets. Each row says its run."""
+"""Tables of runs whose methods cannot be ranked together.
+
+These are incompatible runs and runs with several targets. Each label contains the run's name.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,12 @@ def join_forced(
     *,
     by_method: bool = False,
 ) -> Summary:
-    """The rows of several summaries: nothing ranks them, so they have no letters.
+    """Return the rows of several summaries. They are not ranked, so they have no letters.
 
     Args:
-        labels: of each run, what its rows are called.
-        by_method: put rows that have one label in their runs side by side; else run after run.
+        labels: for each run, label in the run -> label in the table.
+        by_method: True to sort by method, so that rows with the same label in their runs are
+            adjacent. False sorts by run.
     """
     pairs = list(zip(summaries, labels, strict=True))
     every = [row.label for summary in summaries for row in summary.rows]
@@ -61,8 +64,8 @@ def join_forced(
 class TargetSummaries:
     """Rows of several targets, as a matrix.
 
-    rows: one of each method, or of each method and draft where a target has several; vanilla, which
-        is 1 everywhere, is left out. targets: each one's rows by their label in `rows`.
+    rows: one row per method, or per method and draft. Vanilla, which is always 1, is omitted.
+    targets: target -> label in `rows` -> its row.
     """
 
     rows: tuple[MethodSummary, ...]
@@ -70,10 +73,10 @@ class TargetSummaries:
 
 
 def group_by_target(summary: Summary, runs: Sequence[str]) -> TargetSummaries | None:
-    """A matrix's rows by target; None where they are not of one.
+    """Return the rows of a matrix by target; None if the summary is not of a matrix.
 
     Args:
-        runs: the names of its runs, TARGET or TARGET+DRAFT; a row's label ends with its run's.
+        runs: names of the runs, TARGET or TARGET+DRAFT. A row's label ends with its run's name.
     """
     if not runs:
         return None

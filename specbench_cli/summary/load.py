@@ -1,9 +1,9 @@
-"""Latencies, throughput and goodput of requests that arrive by the clock (`--load`).
+"""Latency, throughput and goodput of requests that arrive at given times (`--load`).
 
-TTFT (time to first token) and latency begin when a request arrives, so that waiting for a seat is
-part of them. ms a token: from the first token on. Goodput: tokens of outputs a second; drafted ones
-that fell do not count (as in SmartSpec, arXiv:2406.14066). Intervals: 95%, percentile bootstrap
-over blocks of requests in their order, since those of a queue depend on each other.
+TTFT (time to first token) and latency start when a request arrives, so they include the wait for a
+place in the batch. Time per token starts at the first token. Goodput is output tokens per second;
+rejected draft tokens do not count (as in SmartSpec, arXiv:2406.14066). Intervals are 95% percentile
+bootstrap intervals over blocks of consecutive requests, since requests of a queue are dependent.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from specbench_cli.summary.formats import NONE
 
 Floats = NDArray[np.float64]
 Parts = Sequence[Floats]
-"""A figure of every request, a pass after another."""
+"""Values of a metric, one array per repeat, one value per request."""
 Met = tuple[Floats, Floats, Floats, Floats]
-"""Of the requests of a pass: when each arrived, had its first token and its last one, in seconds
-from the first possible moment, and how many tokens."""
+"""Requests of a repeat, one value per request in each array.
+
+Arrival, first token and last token, in seconds from the start of the timer, and number of tokens.
+"""
 
 PERCENTILES = (50, 90, 99)
 RESAMPLES = 999
@@ -34,14 +36,17 @@ RESAMPLES = 999
 
 @dataclass(frozen=True)
 class LoadRow:
-    """What requests of one row met under one load, in their order of arrival.
+    """Times of the requests of one method under one load, in the order of arrival.
 
-    load: as typed; None in records from before. requests: how many came to an end.
-    ttft, latency: seconds; per_token: milliseconds, of requests with several tokens.
-    gaps, tokens: in the order of ends, seconds since the end before (the first: since the first
-    arrival) and tokens of the output.
-    offered: requests a second between the first and the last arrival; None where all came at once.
-    saturated: whether most of them waited longer for their first token than it took to decode them.
+    load: arrivals, as typed; None in older records.
+    requests: number of finished requests.
+    ttft, latency: seconds.
+    per_token: milliseconds per token, for requests with several tokens.
+    gaps: seconds since the previous request ended, in the order of ends. The first gap starts at
+        the first arrival.
+    tokens: output tokens, in the order of ends.
+    offered: requests per second between the first and the last arrival; None if all arrive at once.
+    saturated: True if most requests waited longer for their first token than their decoding took.
     """
 
     label: str
@@ -57,7 +62,7 @@ class LoadRow:
 
     @classmethod
     def of(cls, label: str, load: str | None, passes: Sequence[Met]) -> Self:
-        """The row of requests that were met, which arrive alike in all passes."""
+        """Return the row of a method's requests, whose arrivals are the same in all repeats."""
         ttft, per_token, latency, gaps, tokens = [], [], [], [], []
         for arrived, first, ended, counts in passes:
             came = np.argsort(arrived, kind="stable")
@@ -84,26 +89,30 @@ class LoadRow:
         )
 
     def typical(self) -> Floats:
-        """Each request's latency in seconds, the median over the passes; all of them where a pass
-        lacks some."""
+        """Return the latency of each request in seconds, as the median over the repeats.
+
+        If a repeat lacks requests, return the latencies of all repeats.
+        """
         if len({len(part) for part in self.latency}) > 1:
             return np.concatenate(self.latency)
         return np.asarray(np.median(np.stack(self.latency), axis=0))
 
     @property
     def throughput(self) -> float:
-        """Requests a second, from the first arrival to the last token."""
+        """Requests per second, from the first arrival to the last token."""
         return self.requests / float(np.concatenate(self.gaps).sum())
 
     @property
     def goodput(self) -> float:
-        """Tokens of outputs a second, likewise."""
+        """Output tokens per second, from the first arrival to the last token."""
         return float(np.concatenate(self.tokens).sum() / np.concatenate(self.gaps).sum())
 
     @cached_property
     def figures(self) -> Mapping[str, tuple[float, float, float]]:
-        """Throughput, goodput and the percentiles of the three times, each with the ends of its
-        interval. A time that no request has is missing."""
+        """Throughput, goodput and percentiles of the three times, each as (value, low, high).
+
+        A time that no request has is missing.
+        """
         gaps, tokens = resampled(self.gaps).sum(1), resampled(self.tokens).sum(1)
         found = {
             "requests_per_s": (self.throughput, *_ends(self.requests / gaps)),
@@ -122,8 +131,10 @@ class LoadRow:
 
 
 def load_rows(records: Sequence[Record]) -> list[LoadRow]:
-    """The rows of a run under load, in the order of its records, each under all its loads by their
-    rates; none of another run."""
+    """Return the rows of a run under load; an empty list for other runs.
+
+    Methods are in the order of the records, and the loads of a method are sorted by rate.
+    """
     rows: dict[str, dict[str | None, list[Record]]] = {}
     for record in records:
         if record.error is None and not record.void and record.batch and record.batch.first:
@@ -153,8 +164,11 @@ def _row(label: str, load: str | None, records: Sequence[Record]) -> LoadRow:
 
 
 def resampled(parts: Parts) -> Floats:
-    """A figure of as many requests [RESAMPLES, n], drawn within each pass in circular blocks of
-    n^(1/3) neighbours (Hall, Horowitz, Jing 1995); the same ones for parts of the same sizes."""
+    """Return block bootstrap resamples of a metric, [RESAMPLES, n].
+
+    Each repeat is resampled in circular blocks of n^(1/3) consecutive requests (Hall, Horowitz,
+    Jing 1995). Parts of the same sizes get the same resampled requests.
+    """
     draw, found = np.random.default_rng(0), []
     for part in parts:
         n = len(part)
@@ -178,9 +192,12 @@ def as_dict(row: LoadRow) -> Mapping[str, object]:
 
 
 def errors(modelled: Sequence[LoadRow], measured: Sequence[LoadRow]) -> list[dict[str, Any]]:
-    """How far p50 and p99 of the latency are off where the same row was measured under the same
-    load, as a share of the measured ones: of each request's median over the passes, for the worst
-    request of several passes is the machine's worst moment, which no simulation knows."""
+    """Return the relative errors of modelled p50 and p99 latency against measured ones.
+
+    Only methods that were measured under the same load are included. The percentiles are taken over
+    each request's median over the repeats. The worst request of several repeats would show the
+    machine's worst moment, which no simulation can predict.
+    """
     known = {(row.label, row.load): row for row in measured}
     found = []
     for row in modelled:
@@ -197,12 +214,11 @@ def errors(modelled: Sequence[LoadRow], measured: Sequence[LoadRow]) -> list[dic
     return found
 
 
-# ---- where arrivals outrun a row -----------------------------------------------------------------
+# ---- saturation ----------------------------------------------------------------------------------
 
 
 def saturation(rows: Sequence[LoadRow]) -> list[str]:
-    """Of each row under several rates, in words, from which on arrivals outrun it: from there to
-    the highest rate it is saturated."""
+    """Describe, for each method with several rates, the rate from which on it is saturated."""
     by_label: dict[str, list[LoadRow]] = {}
     for row in rows:
         if row.offered is not None:
@@ -211,13 +227,22 @@ def saturation(rows: Sequence[LoadRow]) -> list[str]:
 
 
 def knee(rows: Sequence[LoadRow]) -> int:
-    """Which of a row's rates, the lowest first, is the first from which on it is saturated; their
-    number where it is at none."""
+    """Return the index of the first rate from which on a method is saturated.
+
+    Return the number of rates if it is not saturated at the highest one.
+
+    Args:
+        rows: rows of one method, lowest rate first.
+    """
     return 1 + max((at for at, row in enumerate(rows) if not row.saturated), default=-1)
 
 
 def _knee(rows: Sequence[LoadRow]) -> str:
-    """Of one row, by rates."""
+    """Describe the saturation of one method.
+
+    Args:
+        rows: rows of the method, lowest rate first.
+    """
     first = knee(rows)
     if first == len(rows):
         return f"not saturated up to {rows[-1].offered:.3g} requests/s"
@@ -317,9 +342,9 @@ _FIGURES = (
     *_percentiles("latency s", "latency_s"),
 )
 DATA = (_METHOD, _LOAD, _OFFERED, _SATURATED, *_FIGURES)
-"""CSV and JSON."""
+"""Columns of CSV and JSON."""
 PAGE = (_METHOD, _OFFERED, *_FIGURES, _SATURATED)
-"""A page's table."""
+"""Columns of the HTML table."""
 TERMINAL: tuple[Column[LoadRow], ...] = (
     replace(_METHOD, heading=""),
     Column("offered", shown=lambda row: _offered(row, "at once")),
@@ -331,5 +356,5 @@ TERMINAL: tuple[Column[LoadRow], ...] = (
     Column("", align="l", shown=_last),
     _SATURATED,
 )
-"""A terminal's table, below `HEAD`."""
+"""Columns of the terminal table, below `HEAD`."""
 HEAD = "p50 / p90 / p99, with the 95% interval of the latency's p99"

@@ -1,4 +1,4 @@
-"""Every metric of a method, declared once: name, heading, unit, meaning, function and format.
+"""Metrics of a method, each declared once: name, heading, unit, meaning, function and format.
 
 A metric is a field of `MethodSummary`. Its name is the key in `summary.csv`, JSON and pandas, in
 the order of the fields. Columns and docs/reference/metrics.md come from the declarations. To add a
@@ -692,14 +692,14 @@ class MethodSummary:
 
     @property
     def engine(self) -> str:
-        """The row that stands for its engine where that is not the run's own; else ""."""
+        """Label of the other engine's vanilla; "" if the method runs in specbench's engine."""
         return "" if self.baseline == BASELINE else self.baseline
 
 
 METRICS: dict[str, Metric] = {
     field.name: field.metadata["metric"] for field in fields(MethodSummary)
 }
-"""Every metric by name."""
+"""All metrics by name."""
 NULLABLE_NUMBERS = [
     f.name for f in fields(MethodSummary) if f.type in ("float | None", "int | None")
 ]
@@ -707,7 +707,7 @@ NULLABLE_NUMBERS = [
 
 
 AS_MANY = 0.05
-"""Largest difference of a control's rate from the row's."""
+"""Maximum difference between the rates of a control and of its method."""
 
 
 def alike(row: MethodSummary, ranked: Iterable[MethodSummary]) -> list[str]:
@@ -721,7 +721,7 @@ def alike(row: MethodSummary, ranked: Iterable[MethodSummary]) -> list[str]:
 
 
 def as_many(control: MethodSummary, row: MethodSummary) -> bool:
-    """Return True if a control was set to accept about as many tokens as a row's rule did."""
+    """Return True if the rate of a control is close to the rate of a method's accept rule."""
     rate = row.rule_rate
     return rate is None or abs(control.params.get("rate", 0.0) - rate) <= AS_MANY
 
@@ -776,7 +776,7 @@ LEDGER = tuple(
         "scored",
     )
 )
-"""Who wrote the tokens of lossy rows, and what became of them."""
+"""Token accounting of lossy methods: tokens by author, kept or discarded."""
 LOST = Column(
     "less vanilla's",
     "points of accuracy less vanilla's on the same questions, with the 95% interval by bootstrap-t"
@@ -871,12 +871,12 @@ BY_TARGET = table(
     METHOD, "target_model", "draft_model", "synthetic", SPEEDUP, INTERVAL, MAT, "acceptance_rate",
     "work", RELAXED, TOKENS, OUTPUT,
 )  # fmt: skip
-"""A terminal's table of several targets."""
+"""Terminal table of several targets."""
 LOSSY = table(
     METHOD, "target_model", "draft_model", SPEEDUP, INTERVAL, LOST, SCORED, OVER_RANDOM,
     PER_FORWARD,
 )  # fmt: skip
-"""A terminal's table of lossy rows: speed and quality."""
+"""Terminal table of lossy methods: speed and quality."""
 WITH_SPEEDUP = (INTERVAL, LOST, SCORED)
 """Columns that are never separated from a lossy row's speedup."""
 DATA = table(
@@ -884,17 +884,17 @@ DATA = table(
     "acceptance_rate", RELAXED, "work", TOKENS, TIME, "score", LOST, OVER_RANDOM, SCORED, *LEDGER,
     VALID, OUTPUT, "tokens_per_joule", PER_DEVICE, "synthetic", "target_model", "draft_model",
 )  # fmt: skip
-"""TSV and JSON of a terminal's table."""
+"""Columns of the terminal table in TSV and JSON."""
 SPEED = table(
     METHOD, GROUP, SPEEDUP, INTERVAL, LOST, OVER_RANDOM, SCORED, "decode_speedup", DECODE_INTERVAL,
     MAT, "acceptance_rate", RELAXED, "synthetic",
 )  # fmt: skip
-"""Table of a paper: how much faster, how sure, and how much of the drafts is accepted."""
+"""Table for a paper: speedup, its interval, and acceptance."""
 COST = table(
     METHOD, TOKENS, "ttft_p50_ms", "ms_per_token_p50", "ms_per_token_p95", "work", "peak_bytes",
     "tokens_per_joule", PER_DEVICE, OUTPUT, "synthetic",
 )  # fmt: skip
-"""Table of a paper: what a token costs, and what became of the outputs."""
+"""Table for a paper: costs per token, and verdicts on the outputs."""
 PAGE = table(
     GROUP, METHOD, SPEEDUP, INTERVAL, LOST, OVER_RANDOM, SCORED, "decode_speedup", MAT,
     "acceptance_rate", RELAXED, RULE_RATE, "accept_rule", *LEDGER, TOKENS, OUTPUT, TIME,
@@ -907,10 +907,12 @@ LOSSY_PAGE = table(
     "ttft_p50_ms", "ms_per_token_p50", "ms_per_token_p95", "peak_bytes", KIND, "work",
     "target_model", "draft_model", "tokens_per_joule", PER_DEVICE, "synthetic",
 )  # fmt: skip
-"""A page's table of lossy rows: gain and loss come first, visible on a telephone. There are no
-letters, since nothing ranks lossy rows by speed alone."""
+"""HTML table of lossy methods. Gain and loss come first, so that a phone shows them.
+
+There are no letters, since lossy methods are not ranked by speed alone.
+"""
 LEFT_OUT_OF_BRIEF = table("ttft_p50_ms", "ms_per_token_p50", "ms_per_token_p95", "peak_bytes", KIND)
-"""Columns of a page that a notebook's narrower table omits."""
+"""Columns of the HTML table that the narrower table of a notebook omits."""
 DETAIL = table(
     METHOD, PARAMETERS, "params_from", "mat_macro", "mat_full", "alpha", POSITIONS,
     "nodes_per_step", "node_yield", RELAXED, RULE_RATE, "reuse_rate", "target_forwards",
@@ -922,8 +924,8 @@ EQUIVALENCE = table(
     "questions_mismatched", "mismatch_bound", "near_tie", "near_tie_expected", "near_tie_p",
     "near_tie_explained", "broken_why",
 )  # fmt: skip
-"""What became of the outputs, and what that proves."""
+"""Table of verdicts on the outputs, with the bound on the mismatch rate."""
 EVIDENCE = table(
     METHOD, "log_likelihood_difference", "log_likelihood_p", "length_difference", "length_p"
 )
-"""Sampled outputs, less vanilla's."""
+"""Table of differences between sampled outputs and vanilla's."""

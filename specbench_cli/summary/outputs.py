@@ -16,16 +16,15 @@ from specbench_cli.summary.evidence import Evidence
 from specbench_cli.summary.speedups import Speedup
 
 TEXT = "text"
-"""Key in `extra` of records whose ids are of text that was tokenised here: the engine that made it
-reports no ids."""
+"""Key in `extra` of records whose engine reports no ids, so that specbench tokenised its text."""
 _AUTHORS = ("draft", "target", "method")
 TOKEN_COUNTS = (
     *(f"{author}_{fate}" for author in _AUTHORS for fate in ("kept", "discarded")),
     "scored",
 )
-"""Keys in `extra` of tokens by author, kept in the output or discarded."""
+"""Keys in `extra` for the number of tokens by author, kept in the output or discarded."""
 JUDGED, STOOD = "spans", "stood"
-"""Keys in `extra` of steps that an accept rule judged, and of those that it kept."""
+"""Keys in `extra` for the number of steps that an accept rule judged, and that it accepted."""
 _RANDOM_RULE = "random("
 """Beginning of a random accept rule in the manifest."""
 COMPARED = ("greedy", "coupled")
@@ -105,7 +104,7 @@ class MethodOutputs:
 
     @cached_property
     def worst(self) -> dict[tuple[str, int], str]:
-        """Worst verdict of each output over the repeats; "failed" where it has none."""
+        """Worst verdict of each output over the repeats; "failed" if it has none."""
         worst: dict[tuple[str, int], str] = {}
         for r in self.records:
             kind = r.verdict.kind if r.verdict is not None and r.error is None else "failed"
@@ -231,7 +230,7 @@ class MethodOutputs:
 
     def acceptance_by_position(self) -> tuple[float, ...]:
         """Compute the share of steps that accepted each level, of those that drafted it."""
-        # Between relaxed levels the accepted ones are not the first: the origins say which they are
+        # With relaxed levels the accepted ones need not come first, so use the origins.
         known = [
             (r.steps, r.origin if any(r.steps.relaxed or ()) else None)
             for r in self.records
@@ -257,7 +256,7 @@ class MethodOutputs:
 
     @cached_property
     def token_accounting(self) -> dict[str, int]:
-        """Token accounting, as the method counts, or from the steps of a lossy accept rule."""
+        """Token accounting as the method reports it, or else from the steps of a lossy rule."""
         counted = [r.extra for r in self.records if r.extra and "target_kept" in r.extra]
         if counted:
             totals = {
@@ -314,7 +313,7 @@ class MethodOutputs:
 
     @cached_property
     def shares(self) -> tuple[float | None, float | None, float | None]:
-        """Shares of target, draft and host in their sum."""
+        """Shares of target, draft and host in the sum of their times."""
         spent = np.zeros(3)
         for r in self.timed_records:
             if r.ns.verify is not None and r.ns.draft is not None and r.ns.host is not None:
@@ -372,7 +371,7 @@ def _count_reached(depths: Iterable[int]) -> dict[int, int]:
 
 
 def _accepted_levels(steps: Steps, origin: Sequence[str]) -> Iterable[int]:
-    """Yield the accepted levels of all steps, as the origins of their tokens say."""
+    """Yield the accepted levels of all steps, according to the origins of their tokens."""
     at = 1  # prefill commits the first token
     for committed in steps.committed:
         for level, word in enumerate(origin[at : at + committed], start=1):

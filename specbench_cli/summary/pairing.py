@@ -1,4 +1,4 @@
-"""Which cells are compared: each method's with vanilla's of the same prompt, turn and pass."""
+"""Pairs of outputs: each method's with vanilla's of the same prompt, turn and repeat."""
 
 from __future__ import annotations
 
@@ -12,33 +12,36 @@ from specbench_cli.stats.bootstrap import PairedTimes
 from specbench_cli.store.schema import PASSES_APART, Record
 
 Measure = Callable[[Record], tuple[int | None, int | None]]
-"""A record's time in ns and the tokens it was spent on, null where the method cannot say."""
+"""Function that returns a record's time in ns and the number of tokens decoded in it.
+
+A value is None if the method does not report it.
+"""
 
 Loss = Literal["void", "failed"]
 
 
 def total_time(record: Record) -> tuple[int | None, int | None]:
-    """Wall time and all tokens."""
+    """Return the wall time and the number of all tokens."""
     return record.ns.total, record.n_tokens
 
 
 def decode_time(record: Record) -> tuple[int | None, int | None]:
-    """Time after prefill and the tokens committed in it."""
+    """Return the time after prefill and the number of tokens committed in it."""
     return record.ns.decode, None if record.n_tokens is None else record.n_tokens - 1
 
 
 @dataclass(frozen=True, slots=True)
 class PairedRecords:
-    """The pairs of several methods.
+    """Paired times of several methods.
 
-    labels: the methods that have at least one pair, in the order of `times`.
+    labels: methods with at least one pair, in the order of `times`.
     """
 
     labels: tuple[str, ...]
     times: PairedTimes
 
     def ratios(self) -> dict[str, float]:
-        """The point estimate of every method's speedup."""
+        """Return the point estimate of every method's speedup."""
         x, y = self.times.baseline.sum((1, 2)), self.times.method.sum((1, 2))
         return dict(zip(self.labels, (x / y).tolist(), strict=True))
 
@@ -46,10 +49,10 @@ class PairedRecords:
 def pair_times(
     baseline: Iterable[Record], cells: Mapping[str, Sequence[Record]], measure: Measure
 ) -> PairedRecords:
-    """Pair every method's cells with the baseline's.
+    """Pair every method's outputs with the baseline's.
 
-    The baseline's time is scaled to the method's number of tokens, which changes nothing where the
-    outputs are identical. Two workers' cells are no pair: they are of two devices.
+    The baseline's time is scaled to the method's number of tokens. For identical outputs this
+    changes nothing. Outputs of two workers are never paired, since they are from two devices.
     """
     reference = {(r.prompt_id, r.turn, r.pass_): r for r in baseline}
     processes = _index(process_number(key[2]) for key in reference)
@@ -77,18 +80,20 @@ def pair_times(
 
 
 def process_number(pass_: int) -> int:
-    """Which of a row's processes made a pass. By the whole number a cell finds the vanilla of its
-    own load and, where several runs are read as one (`together`), of its own run."""
+    """Return the number of the process that measured a repeat.
+
+    The whole number also distinguishes loads and, if several runs are combined (`together`), runs.
+    """
     return pass_ % PASSES_APART
 
 
 def untimed_reason(record: Record) -> Loss | None:
-    """Why a record's times do not count."""
+    """Return the reason why a record has no trusted time; None if it has one."""
     if record.error is not None:
         return "failed"
     return "void" if record.void else None
 
 
 def _index(keys: Iterable[Any]) -> dict[Any, int]:
-    """Numbers for keys, whatever order a resumed run has met them in."""
+    """Number the keys in sorted order, which does not depend on the order of the records."""
     return {key: place for place, key in enumerate(sorted(set(keys)))}

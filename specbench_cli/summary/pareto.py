@@ -1,8 +1,9 @@
-"""A sweep: its rows by parameter, and which trade drafting against verifying best.
+"""Results of a parameter sweep, and its Pareto front of discard rate and verification rate.
 
-Discard rate (drafted tokens that do not stand / generated tokens) is what drafting wasted;
-verification rate (target forwards / generated tokens) is what it saved. A row is on the front if no
-other is better in one and as good in the other. Vanilla, which drafts nothing, is its end.
+The discard rate (rejected draft tokens / generated tokens) is the cost of drafting. The
+verification rate (target forwards / generated tokens) is its gain. A method is on the front if no
+other is better in one rate and at least as good in the other. Vanilla, which does not draft, is one
+end of the front.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ _GAINS = (
     *("mat", "acceptance_rate", "speedup", "speedup_low", "speedup_high"),
     "ms_per_token_p50",
 )
-"""Metrics that `pareto.csv` has of every point."""
+"""Metrics in `pareto.csv` in addition to the rates."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """A row of a sweep.
+    """A method of a sweep.
 
-    swept: the parameters of its method that were swept, with their values here.
-    along: the one that varies along the line it is drawn on; None if its method is not swept.
-    front: whether no other row is better.
+    swept: swept parameters with their values.
+    along: the parameter that varies along the plotted line; None if the method is not swept.
+    front: True if it is on the Pareto front.
     """
 
     row: MethodSummary
@@ -43,16 +44,16 @@ class SweepPoint:
 
     @property
     def series(self) -> str:
-        """The name of its line: the method, and what is the same all along."""
+        """Name of its line: the method, and the swept parameters that are constant on the line."""
         others = (f"{name}={value}" for name, value in self.swept.items() if name != self.along)
         return " ".join([self.row.method, *others])
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The rows of a run that sweeps, in the order in which they were asked for.
+    """Methods of a sweep, in the order of the configuration.
 
-    params: the swept parameters of all methods.
+    params: swept parameters of all methods.
     """
 
     params: tuple[str, ...]
@@ -60,7 +61,7 @@ class Sweep:
 
 
 def find_sweep(summary: Summary, manifest: Mapping[str, Any]) -> Sweep | None:
-    """The sweep that a run made; None if it made none."""
+    """Return the sweep of a run; None if the run has no sweep."""
     config = manifest.get("config", {}).get("effective", {})
     swept: dict[str, dict[str, list[Any]]] = config.get("sweep") or {}
     if not swept or config.get("tune"):
@@ -105,7 +106,7 @@ def _parameter(name: str) -> Column[MethodSummary]:
 
 
 def write_points(sweep: Sweep, path: Path) -> Path:
-    """Write a line a point, with all that the plot shows; a missing figure is empty."""
+    """Write one line per point with all values of the plot. A missing value is empty."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [
         {"label": point.row.label, "method": point.row.method}
@@ -119,22 +120,22 @@ def write_points(sweep: Sweep, path: Path) -> Path:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value has a place on an axis; yes and no have none."""
+    """Return True if a value can be placed on an axis. Booleans cannot."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _main_parameter(own: Mapping[str, Sequence[Any]]) -> str | None:
-    """The parameter to draw lines along: the one with most numbers."""
+    """Return the parameter to draw lines along: the one with most numeric values."""
     return max(own, key=lambda name: sum(map(is_number, own[name])), default=None)
 
 
 def is_ranked(row: MethodSummary) -> bool:
-    """Whether a row may stand on the front: nothing broken, lossy, informed or a peer."""
+    """Return True if a row may be on the front: not broken, lossy, a peer or an upper bound."""
     return row.lossless and not (row.broken or row.peer or row.upper_bound)
 
 
 def _front(rows: Sequence[MethodSummary]) -> set[str]:
-    """The labels of the rows that none dominates."""
+    """Return the labels of the rows that no other row dominates."""
     at = {
         row.label: (row.discard_rate, row.verification_rate)
         for row in rows

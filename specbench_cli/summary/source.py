@@ -1,4 +1,4 @@
-"""Where a report's figures come from: a run's folder, or what is read as if it were one."""
+"""Source of a report's records: the folder of a run, or several runs combined."""
 
 from __future__ import annotations
 
@@ -14,31 +14,36 @@ T = TypeVar("T")
 
 
 class RecordSource(Protocol):
-    """Records with a manifest that says how they were made.
+    """Records of a run and its manifest.
 
-    path: the folder; of several runs, the first one's.
+    path: folder of the run; for several runs, the folder of the first.
     """
 
     path: Path
     manifest: dict[str, Any]
 
     def records(self, of: Container[str] | None = None) -> Iterator[Record]:
-        """All records, with their traces and ids, or those of some prompts; may be read again and
-        again, and the others are then read over."""
+        """Return all records, with traces and ids, or only those of some prompts.
+
+        May be called repeatedly.
+        """
         ...
 
     def each(self, make: Callable[[Record], T]) -> Iterator[T]:
-        """What a function of a module makes of every record."""
+        """Return the results of a function, at the top level of a module, for every record."""
         ...
 
     def prompts(self) -> Iterator[Prompt]:
-        """The prompts; none where they were not kept."""
+        """Return the prompts; none if they were not stored."""
         ...
 
 
 def drop_details(record: Record) -> Record:
-    """A record without traces, ids and drafts: most of a run's bulk, which no figure needs. Origins
-    stay where counters do not say which levels were accepted: between relaxed ones."""
+    """Return a record without traces, ids and drafts, which take most memory and no metric needs.
+
+    Origins are kept only if there are relaxed levels: then counters do not determine which levels
+    were accepted.
+    """
     if record.forwards is None and record.output_ids is None and record.drafts is None:
         return record
     relaxed = record.steps is not None and any(record.steps.relaxed or ())

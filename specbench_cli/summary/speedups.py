@@ -1,4 +1,4 @@
-"""The speedups of a run's rows by one measure of time: ratios, intervals, group letters."""
+"""Speedups of a run's methods by one measure of time: ratios, intervals, significance groups."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from specbench_cli.store.schema import BASELINE, Record
 from specbench_cli.summary.pairing import Measure, PairedRecords, pair_times, untimed_reason
 
 MAX_UNTIMED = 0.1
-"""Of a row's cells; beyond it the row has no speedup."""
+"""Maximum share of a method's outputs without a time. Above it the method has no speedup."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
     """Speedup with its 95% interval.
 
-    note: the reason if either is missing. rare: the rare questions that decide the speedup, if any.
+    note: reason why the ratio or the interval is missing.
+    rare: rare questions that decide the speedup, if any.
     """
 
     ratio: float | None = None
@@ -38,9 +39,10 @@ class Speedup:
 
 @dataclass(frozen=True, slots=True)
 class Speedups:
-    """Every label's speedup; a label that has none says why.
+    """Speedups of all labels. A missing speedup has a note with the reason.
 
-    labels, drawn: the labels with at least one pair, and their resamples; None if there are none.
+    labels: labels with at least one pair.
+    drawn: their bootstrap resamples; None if there are no pairs.
     """
 
     of: dict[str, Speedup]
@@ -48,8 +50,10 @@ class Speedups:
     drawn: BootstrapResult | None
 
     def letters(self, ranked: Sequence[str]) -> dict[str, str]:
-        """The group letters of labels that have a speedup, compared among themselves, best
-        first."""
+        """Return the group letters of labels with a speedup, best first.
+
+        Only these labels are compared with each other.
+        """
         if self.drawn is None:
             return {}
         best_first = sorted(ranked, key=lambda label: -(self.of[label].ratio or 0.0))
@@ -66,12 +70,12 @@ def speedups(
     resamples: int,
     baseline: str = BASELINE,
 ) -> Speedups:
-    """The speedups of all labels over the baseline, which has 1 and no interval.
+    """Compute the speedups of all labels over the baseline, which has 1 and no interval.
 
     Args:
         cells: label -> its records.
-        resamples: of the bootstrap, which has a fixed seed.
-        baseline: a label; of rows of another program, that one's own vanilla.
+        resamples: number of bootstrap resamples, with a fixed seed.
+        baseline: label of the baseline. For methods of another engine, that engine's vanilla.
     """
     pairs = pair_times(cells.get(baseline, ()), cells, measure)
     drawn = resample(pairs.times, resamples=resamples) if pairs.labels else None
@@ -89,7 +93,7 @@ def speedups(
 def _point(
     label: str, cells: Mapping[str, Sequence[Record]], pairs: PairedRecords, baseline: str
 ) -> Speedup:
-    """The point estimate, or why there is none."""
+    """Return the point estimate, or a note with the reason why there is none."""
     if baseline not in cells and baseline != BASELINE:
         return Speedup(note=f"its engine's own vanilla was not run: add --method {baseline}")
     for needed in dict.fromkeys((baseline, label)):

@@ -1,21 +1,21 @@
-"""From records to rows: every figure of every report is computed here, once.
+"""Summary of a run: computes all metrics of all reports from the records.
 
 Speedup. With v_i and m_i the wall times of vanilla and of the method on the same prompt, turn and
-pass, and with n_v,i and n_m,i their tokens:
+repeat, and with n_v,i and n_m,i their tokens:
 
     speedup = sum_i v_i * (n_m,i / n_v,i) / sum_i m_i
 
-Where the outputs are identical the factor is 1: plain wall time. Where they are not (near-tie,
-sampling, lossy) each pair is compared by time per token. `decode speedup` is the same with decode
-times and the n - 1 tokens that decoding commits.
+For identical outputs the factor is 1, so wall times are compared directly. For different outputs
+(near-tie, sampling, lossy) each pair is compared by time per token. `decode speedup` is the same
+with decode times and the n - 1 tokens that decoding commits.
 
-Both have intervals and letters, from the same resampled questions and passes. Rows of another
-engine are compared with its own vanilla, v_i, and among themselves.
+Both have intervals and significance groups, from the same resampled questions and repeats. Methods
+of another engine are compared with that engine's own vanilla, v_i, and with each other.
 
-Void and failed cells take their pair out; a row that lost more than a tenth of its cells, or whose
-baseline did, has no speedup. What breaks a row (`standing`) breaks it everywhere. Verdicts count
-outputs (a prompt's turn), each by its worst pass; the proof counts questions, since a question's
-turns are not independent trials.
+A pair with a noisy or failed output is omitted. A method has no speedup if it, or its baseline,
+lost more than a tenth of its outputs. A method that is broken (`judge.broken`) is broken in all
+tables. Verdicts count outputs (turns of a prompt), each by its worst repeat. The proof counts
+questions, since the turns of a question are not independent trials.
 """
 
 from __future__ import annotations
@@ -40,20 +40,21 @@ from specbench_cli.summary.speedups import Speedup, speedups
 
 PEER_BASELINE = "hf:vanilla"
 ALL = "all"
-"""What stands for the family in rows over all families."""
+"""Family name of rows over all families."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """All that is printed of a run.
+    """Metrics of all methods of a run.
 
-    lossless, lossy: the rows, best first, those whose figures depend on the order of the prompts
-        behind the others; the two are never ranked together.
+    lossless, lossy: rows of the methods, best first. Methods whose results depend on the order of
+        the prompts come last. The two kinds are never ranked together.
     families: family -> its rows, in the order of the overall ones.
-    prompts: task -> how many questions.
-    noise_floor: A/A, as a fraction; None if not measured.
-    vanilla_ratio: how many times as fast vanilla is as hf:vanilla; None if that was not run, or its
-        times were void.
+    prompts: task -> number of questions.
+    passes: number of repeats.
+    noise_floor: A/A noise floor, as a fraction; None if not measured.
+    vanilla_ratio: speed of vanilla relative to hf:vanilla; None if that was not run, or its times
+        were noisy.
     """
 
     lossless: tuple[MethodSummary, ...]
@@ -66,12 +67,14 @@ class Summary:
 
     @property
     def rows(self) -> tuple[MethodSummary, ...]:
-        """Lossless rows, then lossy ones."""
+        """Lossless rows followed by lossy rows."""
         return self.lossless + self.lossy
 
     def proof(self) -> tuple[MethodSummary, float] | None:
-        """The checked row of ours that is proved least, with the bound on its rate of mismatches
-        (95%); None if no output could be checked."""
+        """Return the method with the weakest proof, and the 95% bound on its mismatch rate.
+
+        Only specbench's own lossless methods count. None if no output could be checked.
+        """
         bounds = [
             (row, row.mismatch_bound)
             for row in self.lossless
@@ -86,9 +89,9 @@ def summarise(
     """Compute the rows of a run, over all prompts and by family.
 
     Args:
-        records: all of a run's, in any order; read once.
-        manifest: the run's.
-        resamples: of the bootstrap, which has a fixed seed; default `RESAMPLES`.
+        records: all records of the run, in any order. They are read once.
+        manifest: the run's manifest.
+        resamples: number of bootstrap resamples, with a fixed seed; default `RESAMPLES`.
     Raises:
         UsageError: there are too many methods to compare all pairs.
     """
@@ -131,10 +134,16 @@ def _rows(
     *,
     evident: bool,
 ) -> tuple[list[MethodSummary], dict[str, Speedup]]:
-    """The rows of some records, lossless ones first; of both kinds best first, those without a
-    speedup behind them and upper bounds last, after them in the same order those that learn from
-    prompt to prompt, and then those of other engines, each over its own vanilla; and all speedups,
-    those of broken rows too. `evident`: whether sampled outputs are compared with vanilla's."""
+    """Return the rows of some records, and the speedups of all methods, including broken ones.
+
+    Lossless rows come before lossy ones. Within each kind, specbench's own methods come before
+    those of other engines, which are relative to their own vanilla. Within an engine, methods that
+    learn from prompt to prompt come last. The remaining order is: best speedup first, then rows
+    without a speedup, then upper bounds.
+
+    Args:
+        evident: True to compare sampled outputs with vanilla's.
+    """
     cells: dict[str, list[Record]] = {}
     for record in records:
         cells.setdefault(record.label, []).append(record)
@@ -204,7 +213,7 @@ def _rows(
 
 
 def _devices(manifest: Mapping[str, Any], told: Mapping[str, Any]) -> int:
-    """On how many devices a row's workers computed."""
+    """Return the number of devices that a method's workers used."""
     placed = (manifest.get("config", {}).get("effective", {}).get("devices") or {}).values()
     if (told.get("workers") or 1) == 1 or not placed:
         return 1
@@ -214,8 +223,10 @@ def _devices(manifest: Mapping[str, Any], told: Mapping[str, Any]) -> int:
 def _over_random(
     cells: Mapping[str, Sequence[Record]], rows: Sequence[MethodSummary], row: MethodSummary
 ) -> dict[str, Any]:
-    """What a row's rule knows: its score against that of the control that is like it, where that
-    was to let as many pass."""
+    """Return the score difference between a method and its random control, with the interval.
+
+    The control counts only if it accepts about as many tokens (`as_many`).
+    """
     control = (o for o in rows if o.params.get("like") == row.label and as_many(o, row))
     found = score_difference(next((cells[other.label] for other in control), ()), cells[row.label])
     ends = (None, None, None) if found is None else (found.mean, found.low, found.high)
@@ -223,18 +234,18 @@ def _over_random(
 
 
 def _evidence(baseline: Sequence[Record], own: Sequence[Record], evident: bool) -> Evidence:
-    """A lossy row's speedup is never told without what its answers lose."""
+    """Compare outputs with vanilla's; always for lossy methods, to show what their answers lose."""
     return compare(baseline, own) if evident or own[0].guarantee not in LOSSLESS else Evidence()
 
 
 def _model(manifest: Mapping[str, Any], role: str) -> str | None:
-    """A model's name."""
+    """Return the label of the model with this role; None if there is none."""
     label = ((manifest.get("models") or {}).get(role) or {}).get("label")
     return None if label is None else str(label)
 
 
 def _noise_floor(rows: Iterable[MethodSummary], known: float | None) -> float | None:
-    """How far a second vanilla row may lie from 1: the farther end of its interval."""
+    """Return the largest distance from 1 of a second vanilla's interval; else the known floor."""
     for row in rows:
         if row.method == BASELINE and row.label != BASELINE and row.speedup is not None:
             ends = (row.speedup, row.speedup_low, row.speedup_high)

@@ -1,4 +1,4 @@
-"""Notes under and above tables, in sentences."""
+"""Texts of the notes above and below tables."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ LOSSY_RUN_SCOPE = (
 LONGEST_ERROR = 200
 """Maximum number of characters of an output's error that a table shows."""
 Sections = tuple[tuple[int, str], ...]
-"""Where lines of a table are of another kind than those above: the first one's place, and what
-they are."""
+"""Sections of a table: index of the first row of each section, and its title."""
 
 
 def sections(rows: Iterable[MethodSummary]) -> Sections:
-    """The kinds of a table's rows, which lie together; the first rows' needs no words."""
+    """Return the sections of a table. Rows of a kind are adjacent; the first kind has no title."""
     found: list[tuple[int, str]] = []
     before = ""
     for place, row in enumerate(rows):
@@ -50,7 +49,7 @@ def sections(rows: Iterable[MethodSummary]) -> Sections:
 
 
 def other_engine(vanilla: str) -> str:
-    """What rows of another engine are, by that engine's own vanilla."""
+    """Return the section title for methods of another engine, which has its own vanilla."""
     return (
         f"another engine: speedups are over {vanilla}, letters among its rows; compare engines by"
         " tok/s"
@@ -58,34 +57,34 @@ def other_engine(vanilla: str) -> str:
 
 
 def letter_ranges(summary: Summary) -> list[str]:
-    """What a dash between letters stands for, where there is one."""
+    """Return a note that explains ranges of letters; empty if there are none."""
     return ["A-D: the letters A to D"] if any("-" in group(row) for row in summary.rows) else []
 
 
 def prose(notes: Iterable[str]) -> str:
-    """Notes as sentences."""
+    """Format notes as sentences."""
     return " ".join(f"{note[0].upper()}{note[1:]}." for note in notes)
 
 
 def work(summary: Summary) -> list[str]:
-    """What the column of that name means, where it is shown."""
+    """Return a note that explains the column "work"; empty if tables omit the column."""
     return [f"work: {WORK}"] if has_partial(summary.rows) else []
 
 
 def noise_floor(summary: Summary) -> str:
-    """The A/A noise floor."""
+    """Format the A/A noise floor."""
     return "not measured" if summary.noise_floor is None else f"{summary.noise_floor:.1%}"
 
 
 def vanilla_ratio(summary: Summary) -> str:
-    """vanilla / hf:vanilla; of times that were void there is none."""
+    """Format the ratio vanilla / hf:vanilla. It is unknown if the times were noisy."""
     if summary.vanilla_ratio is not None:
         return f"{summary.vanilla_ratio:.2f}"
     return "not known" if any(row.label == PEER_BASELINE for row in summary.rows) else "not run"
 
 
 def proof(summary: Summary) -> str:
-    """What the verdicts prove, by the row that is proved least."""
+    """Return the statement that the verdicts prove, for the method with the weakest proof."""
     weakest = summary.proof()
     if any(row.sampling == REPLAY for row in summary.rows):
         return "proof: none; every row was given vanilla's tokens (--verify replay)"
@@ -109,7 +108,7 @@ def proof(summary: Summary) -> str:
 
 
 def near_ties(summary: Summary) -> list[str]:
-    """Near-ties found against those that rounding makes, a line a row that has any."""
+    """Compare observed near-ties with those expected from rounding, one line per method."""
     judged = [row for row in summary.lossless if row.questions_checked and row.label != BASELINE]
     lines = [
         f"near-ties: {row.label} {row.near_tie} found"
@@ -129,7 +128,7 @@ def near_ties(summary: Summary) -> list[str]:
 
 
 def evidence(summary: Summary) -> list[str]:
-    """What sampled outputs say of themselves, a line a row."""
+    """Compare sampled outputs with vanilla's: likelihood and length, one line per method."""
     return [
         f"evidence, not proof: {row.label} log-likelihood a token"
         f" {row.log_likelihood_difference:+.3f} (p {row.log_likelihood_p:.2f}),"
@@ -145,18 +144,24 @@ def evidence(summary: Summary) -> list[str]:
 
 
 FEW = 20
-"""The fewest questions with which it was simulated how often intervals hold the truth
-(docs/explanations/statistics.md): fewer say little of others of their kind."""
+"""Smallest number of questions for which the coverage of intervals was simulated.
+
+See docs/explanations/statistics.md. Fewer questions do not represent others of their kind.
+"""
 
 
 def family(name: str, rows: Iterable[MethodSummary]) -> str:
-    """A family as tables by family head it, with its questions."""
+    """Return the heading of a family: its name and number of questions."""
     return f"{name} ({max((row.n_prompts for row in rows), default=0)})"
 
 
 def small_families(summary: Summary, n: str = "(n)", then: str = ": --limit") -> list[str]:
-    """What tables by family must not be read as. n: where they have the questions of each. then:
-    what to do, where it can be typed."""
+    """Return a note on the number of questions in each family, with a warning for small families.
+
+    Args:
+        n: where the table shows the number of questions.
+        then: advice for a warning.
+    """
     counts = [max(row.n_prompts for row in rows) for rows in summary.families.values() if rows]
     if not counts:
         return []
@@ -167,7 +172,11 @@ def small_families(summary: Summary, n: str = "(n)", then: str = ": --limit") ->
 
 
 def few_questions(summary: Summary, then: str = "") -> list[str]:
-    """That a run is too small to rank by, where it is. then: what to do, where it can be typed."""
+    """Return a warning if the run has too few questions to rank methods; else an empty list.
+
+    Args:
+        then: advice for the warning.
+    """
     n = max((row.n_prompts for row in summary.rows), default=0)
     if n >= FEW or not any(row.speedup is not None for row in summary.rows if not row.reference):
         return []
@@ -178,7 +187,7 @@ def few_questions(summary: Summary, then: str = "") -> list[str]:
 
 
 def more_questions(facts: Facts) -> str:
-    """What to do about too few questions."""
+    """Return the advice for a run with too few questions."""
     return ": --limit 48" if facts.limited else "; this run's tasks have no more"
 
 
@@ -199,7 +208,7 @@ def rare_questions(summary: Summary) -> list[str]:
 
 
 def two_intervals(summary: Summary) -> list[str]:
-    """Which of the two statements beside each other is at once over all rows, and which is not."""
+    """Explain that intervals are per method, and that letters compare all pairs at once."""
     if not any(row.letters and row.speedup_low is not None for row in summary.rows):
         return []
     return [
@@ -237,7 +246,7 @@ def disagreements(summary: Summary) -> list[str]:
 
 
 def one_process(summary: Summary) -> list[str]:
-    """What a single process cannot say of its own intervals and letters."""
+    """Return a warning that intervals of a single process are too narrow."""
     if summary.passes > 1 or not any(row.letters for row in summary.rows):
         return []
     return [
@@ -247,7 +256,7 @@ def one_process(summary: Summary) -> list[str]:
 
 
 def learning(summary: Summary) -> list[str]:
-    """What learning between requests takes, a line a row that learns."""
+    """Return the share of time spent on learning between requests, one line per method."""
     return [
         f"learning: {row.label} {row.learn_share:.1%} of its time, between requests: part of the"
         " speedup, not of the decode speedup"
@@ -257,7 +266,7 @@ def learning(summary: Summary) -> list[str]:
 
 
 def grammar(summary: Summary, facts: Facts) -> list[str]:
-    """How many outputs the grammar was completed in, a line for rows that are alike."""
+    """Count complete, valid and cut outputs under the grammar, one line per distinct result."""
     told: dict[str, list[str]] = {}
     for row in summary.rows:
         if row.complete is None or row.cut is None or row.valid is None:
@@ -276,7 +285,10 @@ def grammar(summary: Summary, facts: Facts) -> list[str]:
 
 
 def controls(summary: Summary) -> list[str]:
-    """How to add the control that a lossy row lacks: a row that lets as many pass at random."""
+    """Explain how to add missing controls, one line each.
+
+    A control accepts as many tokens as a lossy method, but at random.
+    """
     lines = []
     for row in summary.lossy:
         if row.control or not row.rule_rate or not row.accept_rule:
@@ -307,7 +319,7 @@ def controls(summary: Summary) -> list[str]:
 
 
 def _judged(row: MethodSummary) -> str:
-    """What a row's accept rule is asked about; one over steps has a rate among its parameters."""
+    """Return the unit that an accept rule judges. A rule over steps has a parameter `rate`."""
     return "the judged steps" if "rate" in row.params else "the rejected levels"
 
 
@@ -320,7 +332,7 @@ def _cut(error: str) -> str:
 
 
 def warnings(summary: Summary, facts: Facts) -> list[str]:
-    """What a reader must know before using a figure, a line each."""
+    """Return the warnings that readers need before they use a result, one line each."""
     lines = []
     if facts.status == "interrupted":
         lines.append("interrupted: not all cells are there (specbench run --resume)")

@@ -1,11 +1,12 @@
-"""Several runs as one: their rows side by side, each method's times beside its own run's vanilla.
+"""Several runs combined into one: each method is paired with the vanilla of its own run.
 
-A row is the same in two runs if method, parameters, guarantee and the method's file are; then its
-runs are further processes of it. Rows that only share a name are told apart by their run's.
+A method is the same in two runs if method, parameters, guarantee and the method's file are equal.
+Then its runs count as further processes. Methods that only share a name get their run's name as a
+suffix.
 
-Passes are numbered anew, so that a cell finds the vanilla of its own run and pass (`pairing`): the
-number's rest by `PASSES_APART` says which of its row's processes a cell is of. Processes can be
-resampled only if all rows have equally many; where they have not, they count as one.
+Repeats are renumbered, so that an output is paired with the vanilla of its own run and repeat
+(`pairing`). The number modulo `PASSES_APART` identifies the process. Processes can be resampled
+only if all methods have the same number of them. Otherwise they count as one process.
 """
 
 from __future__ import annotations
@@ -28,22 +29,26 @@ _UNFINISHED = ("interrupted", "running")
 
 @dataclass(frozen=True, slots=True)
 class RunNames:
-    """What a run's rows and passes are called in the report: by their own label, by their own
-    number."""
+    """Names of a run's methods and repeats in the report.
+
+    Attributes:
+        labels: label in the run -> label in the report.
+        passes: number of a repeat in the run -> its number in the report.
+    """
 
     labels: Mapping[str, str]
     passes: Mapping[int, int]
 
     def given(self, record: Record) -> Record:
-        """A record with its names in the report."""
+        """Return a record with its names in the report."""
         return replace(record, label=self.labels[record.label], pass_=self.passes[record.pass_])
 
 
 @dataclass(slots=True)
 class CombinedRuns:
-    """Runs read as one; see `report.source.Source`.
+    """Runs that are read as one; see `summary.source.RecordSource`.
 
-    shown: a pass's number in the report -> what a reader is told.
+    shown: number of a repeat in the report -> its name for readers.
     """
 
     path: Path
@@ -53,16 +58,16 @@ class CombinedRuns:
     shown: dict[int, str] = field(default_factory=dict)
 
     def records(self, of: Container[str] | None = None) -> Iterator[Record]:
-        """Every run's records, renamed; or those of some prompts."""
+        """Return the renamed records of all runs, or only those of some prompts."""
         for run, names in zip(self.runs, self.names, strict=True):
             yield from map(names.given, run.records(of))
 
     def each(self, make: Callable[[Record], T]) -> Iterator[T]:
-        """What a function makes of every record."""
+        """Return the results of a function for every record."""
         return map(make, self.records())
 
     def prompts(self) -> Iterator[Prompt]:
-        """Every prompt once."""
+        """Return every prompt once."""
         seen: set[tuple[str, int]] = set()
         for run in self.runs:
             for prompt in run.prompts():
@@ -79,13 +84,13 @@ def combine_runs(
     *,
     targets: bool = False,
 ) -> CombinedRuns:
-    """Runs as one.
+    """Combine runs.
 
     Args:
-        short: their short names.
-        records: of each, without bulk.
-        forced: what they differ in, if they do not belong together; then every row says its run.
-        targets: whether they are of several targets; every row says its run then, too.
+        short: short names of the runs.
+        records: records of each run, without details.
+        forced: differences, if the runs are incompatible. Then every label has its run's name.
+        targets: True if the runs have several targets. Then every label has its run's name, too.
     """
     firsts = [{record.label: record for record in reversed(own)} for own in records]
     labels = _labels(runs, short, firsts, every=bool(forced) or targets)
@@ -102,7 +107,7 @@ def combine_runs(
         manifest["forced"] = list(forced)
     if targets:
         manifest["targets"] = list(short)
-        manifest["left_out"] = {  # such a row has no records, and so no label yet
+        manifest["left_out"] = {  # these methods have no records, so they have no new label yet
             f"{label} @{name}": why
             for name, run in zip(short, runs, strict=True)
             for label, why in (run.manifest.get("left_out") or {}).items()
@@ -122,7 +127,7 @@ def _labels(
     *,
     every: bool,
 ) -> list[dict[str, str]]:
-    """Each run's labels as the report has them."""
+    """Return, for each run, label -> label in the report."""
     kinds: dict[str, set[str]] = {}
     for run, first in zip(runs, firsts, strict=True):
         for label, record in first.items():
@@ -134,7 +139,7 @@ def _labels(
 
 
 def _kind(record: Record, manifest: Mapping[str, Any]) -> str:
-    """What two rows must share to be one."""
+    """Return a key that is equal for two records if they are of the same method."""
     if record.label == BASELINE:
         return BASELINE
     parts = (
@@ -151,7 +156,7 @@ def _passes(
     records: Sequence[Sequence[Record]],
     labels: Sequence[Mapping[str, str]],
 ) -> tuple[list[dict[int, int]], dict[int, str]]:
-    """Each run's passes as the report numbers them, and what it says of them."""
+    """Return the new numbers of each run's repeats, and new number -> name for readers."""
     own = [sorted({record.pass_ for record in run}) for run in records]
     processes = [sorted(set(map(process_number, passes))) for passes in own]
     had: dict[str, int] = {}
@@ -180,7 +185,7 @@ def _passes(
 def _manifest(
     runs: Sequence[RecordSource], short: Sequence[str], labels: Sequence[Mapping[str, str]]
 ) -> dict[str, Any]:
-    """The first run's manifest with what the others add to it."""
+    """Return the first run's manifest, merged with those of the others."""
     all_of = [run.manifest for run in runs]
     merged: dict[str, Any] = json.loads(json.dumps(all_of[0]))
     config = merged.setdefault("config", {}).setdefault("effective", {})
@@ -233,7 +238,7 @@ def _manifest(
 def _rename_labels(
     lists: Sequence[Sequence[Mapping[str, Any]]], labels: Sequence[Mapping[str, str]]
 ) -> list[dict[str, Any]]:
-    """Entries with a label, each label once."""
+    """Return the entries with their labels in the report, each label once."""
     found: dict[str, dict[str, Any]] = {}
     for entries, own in zip(lists, labels, strict=True):
         for entry in entries:

@@ -1,1 +1,1 @@
-"""What `specbench predict` asks of this machine, and of one that is not here."""
+"""Parts of `specbench predict`: probes of this machine, and models of other hardware."""

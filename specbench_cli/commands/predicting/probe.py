@@ -1,4 +1,4 @@
-"""The probing half of `specbench predict`: which models and methods, and where costs are kept."""
+"""`specbench predict --probe`: choose models and methods, measure and store the costs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from specbench_cli.plan.plan import Plan
 
 PROMPTS = 24
-"""Of `mini`, decoded to time the host's work."""
+"""Number of `mini` prompts decoded to measure the time on the host."""
 
 
 def probe(given: dict[str, Any], options: PredictOptions, check: permission.Check) -> ExitCode:
@@ -109,10 +109,11 @@ def _make_config(
     sets: Sequence[str],
     check: permission.Check,
 ) -> RunConfig:
-    """The configuration of a run on the models to be probed, by a run's own rules of precedence."""
+    """Return the settings of a run on the probed models, with the usual precedence of sources."""
     from specbench_cli.models.resolve import resolve
 
-    # Heads of plug-ins too are timed in this process, by the clock that times the target.
+    # Time heads of plug-ins in this process too, since the same clock must time them and the
+    # target.
     fixed = {"tasks": ["mini"], "limit": PROMPTS, "category": [], "isolation": "none"}
 
     def ask(names: Sequence[str], sets: Sequence[str]) -> RunConfig:
@@ -135,10 +136,10 @@ def _make_config(
 
 
 def _methods_with_heads(kinds: frozenset[str], drafted: bool) -> list[str]:
-    """Our methods all of whose trained modules are among these kinds.
+    """Return the built-in methods whose trained modules all belong to these kinds.
 
     Args:
-        drafted: whether there is a draft model.
+        drafted: True if there is a draft model.
     """
     if not kinds:
         return []

@@ -1,5 +1,4 @@
-"""The half of `specbench predict` that models accelerators: options to a roofline, and what it says
-of a run."""
+"""`specbench predict --hardware`: replay a run on the roofline model of an accelerator."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ def roofline_from_options(options: PredictOptions) -> Roofline | None:
 
 
 def predict(run: RunDir, roofline: Roofline, json: bool) -> ExitCode:
-    """Replay a run."""
+    """Replay a run on a roofline and print the result."""
     from specbench_cli.predict.roofline import lines_of, replay_roofline
     from specbench_cli.report.terminal.prediction import print_replayed, roofline_head
 
@@ -75,10 +74,10 @@ def predict(run: RunDir, roofline: Roofline, json: bool) -> ExitCode:
 
 
 def under_load(run: RunDir, roofline: Roofline) -> Costs:
-    """The cost table for a run's rows under load, of at most the roofline's batch in a step.
+    """Return the cost table for a run under load, for at most the roofline's batch in a step.
 
     Raises:
-        UsageError: so many sequences of the run's longest text do not fit.
+        UsageError: The batch does not fit into memory at the run's longest text.
     """
     records = list(run.records())
     prompts = {(each.prompt_id, each.turn): len(each.ids) for each in run.prompts()}
@@ -90,7 +89,7 @@ def under_load(run: RunDir, roofline: Roofline) -> Costs:
 
 
 def facts(roofline: Roofline) -> dict[str, Any]:
-    """What was modelled, for programs."""
+    """Return the modelled hardware and models for JSON output."""
     device = roofline.accelerator
 
     def shape(role: str) -> Mapping[str, Any]:

@@ -1,5 +1,4 @@
-"""The half of `specbench predict` that decodes recorded outputs once more, as scripts say: under
-load, or at other settings."""
+"""`specbench predict` for recorded outputs under load, or at other settings."""
 
 from __future__ import annotations
 
@@ -23,13 +22,13 @@ class LoadPrediction(NamedTuple):
     """Latency and throughput of a run's methods under load, simulated and measured.
 
     Attributes:
-        run: the run whose outputs are decoded again.
-        probes: costs of each probe. The first one is used for the prediction.
-        roofline: modelled hardware. None means measured costs.
-        size: maximum number of sequences in a step.
-        modelled: simulated rows.
-        measured: rows of the run that were measured under the same load.
-        missing: reason for each method that was not simulated.
+        run: Run whose outputs are decoded again.
+        probes: Costs of each probe. The first one is used for the prediction.
+        roofline: Modelled hardware. None means measured costs.
+        size: Maximum number of sequences in a step.
+        modelled: Simulated results.
+        measured: Results of the run that were measured under the same load.
+        missing: Reason for each method that was not simulated.
     """
 
     run: RunDir
@@ -159,7 +158,7 @@ def _apart(size: int) -> str:
 
 
 def predict_settings(name: str, options: PredictOptions) -> ExitCode:
-    """What other settings of a run's rows would have taken."""
+    """Predict and print the times of a run's methods at other settings."""
     from specbench_cli.config.sources import from_sweeps
     from specbench_cli.measure.costs import Costs
     from specbench_cli.predict.run_costs import check_models, find_difference, load_costs

@@ -39,7 +39,7 @@ MODEL_FILES = {
     "tokenizer.json",
     "tokenizer_config.json",
 }
-"""Files of a trained model or head, which training writes into one folder."""
+"""Files of a trained model or head in its folder."""
 
 
 def recipes(
@@ -52,12 +52,13 @@ def recipes(
     sequences: int | None = None,
     lr: float | None = None,
 ) -> "list[Plan]":
-    """The recipes to follow; their earlier work is deleted where it is not to be resumed.
+    """Return the recipes to train, and delete their earlier work unless it is resumed.
 
     Args:
-        tokens: that each is to read, in place of `scale`.
-        sequences: that an update reads, in place of the recipe's; the tokens stay as many.
-        lr: the peak learning rate, in place of the recipe's.
+        tokens: Number of training tokens per recipe. Replaces `scale`.
+        sequences: Batch size in sequences. Replaces the recipe's, without changing the number of
+            tokens.
+        lr: Peak learning rate. Replaces the recipe's.
     """
     from dataclasses import replace
 
@@ -153,7 +154,7 @@ def device(wanted: str) -> "torch.device":
 
 
 class Bars:
-    """Progress bars: called with a model's name and a point of its training, as trainers report."""
+    """Progress bars. Trainers call them with a model's name and a point of its training."""
 
     def __init__(self, shown: Progress) -> None:
         self._shown, self._tasks = shown, dict[str, TaskID]()
@@ -162,7 +163,7 @@ class Bars:
         self._at(name, point.step, point.steps, f"loss {point.loss:.3f}")
 
     def count(self, name: str, done: int, of: int | None) -> None:
-        """Show how many of a kind are made, out of a number that may be unknown."""
+        """Show a progress count. The total may be unknown."""
         self._at(name, done, of, "")
 
     def _at(self, name: str, done: int, of: int | None, more: str) -> None:
@@ -173,7 +174,7 @@ class Bars:
 
 @contextmanager
 def bars() -> "Iterator[Bars]":
-    """A progress bar for each thing; an interruption says how to go on."""
+    """Provide progress bars. After an interruption, print how to resume."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -190,7 +191,7 @@ def bars() -> "Iterator[Bars]":
 
 
 def finish(results: "Mapping[str, Result]", out: Path) -> None:
-    """Add the curves to those in `training_curve.json`, draw them all, print the folders."""
+    """Add the curves to `training_curve.json`, draw all of them, and print the folders."""
     path = out / f"{CURVES}.json"
     content = files.read_own(path)
     facts = json.loads(content) if content is not None else {}
@@ -219,7 +220,7 @@ def _draw(facts: "Mapping[str, dict[str, Any]]", path: Path) -> None:
 
 
 def _thin(curve: "list[Point]") -> list[dict[str, float]]:
-    """About `CURVE_POINTS` means of neighbouring points; the last mean ends at the last step."""
+    """Return about `CURVE_POINTS` means of neighbouring points, the last up to the last step."""
     width = max(1, len(curve) // CURVE_POINTS)
     ends = range(len(curve), 0, -width)
     parts = [curve[max(0, end - width) : end] for end in reversed(ends)]

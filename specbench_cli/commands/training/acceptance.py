@@ -1,4 +1,4 @@
-"""`specbench train specdec++`: the head by which a draft's length adapts."""
+"""`specbench train specdec++`: train the acceptance head that adapts the draft length."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def specdec(asked: AcceptanceOptions) -> None:
 
 
 def _write_calibration(result: AcceptanceResult, rejection_weight: float, out: Path) -> None:
-    """Write what the predictions are worth, and draw it."""
+    """Write and draw the calibration of the predictions."""
     from specbench_cli.report.figures.training import draw_calibration
 
     facts = {

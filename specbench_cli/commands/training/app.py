@@ -1,4 +1,4 @@
-"""`specbench train`: drafts, heads and datastores for a target."""
+"""Command group `specbench train`: drafts, heads and datastores for a target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`specbench train convert`: a head's pickled weights to safetensors."""
+"""`specbench train convert`: convert a head's pickled weights to safetensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`specbench train rest`: the datastore that REST retrieves from."""
+"""`specbench train rest`: build the datastore of REST."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from specbench_cli.training.corpus import Chat
 
 SMOKE = 24
-"""Replies of a run that only tries."""
+"""Number of replies in a smoke test."""
 
 
 @options.parsed_command("specbench_cli.config.train:DatastoreOptions")

@@ -1,4 +1,4 @@
-"""`specbench train draft`: a draft model aligned with its target, by one loss or by several."""
+"""`specbench train draft`: align a draft model with its target, by one loss or several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`specbench train replies`, `head` and a command a kind: draft heads for a target."""
+"""`specbench train replies`, `head`, and one command per kind of head."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 SAY_EVERY = 60
-"""Seconds between two words on replies in the making."""
+"""Interval in seconds of progress messages about generated replies."""
 
 
 def trainer_for(
@@ -175,10 +175,10 @@ COMMANDS = tuple(_trains(name, *said) for name, said in KINDS.items())
 
 
 def resolve_kind(name: str) -> Kind:
-    """The kind of head of that name, or the one that the method of that name drafts with.
+    """Return the head kind of this name, or the one that the method of this name drafts with.
 
     Raises:
-        UsageError: there is none, or the method has none that can be trained here.
+        UsageError: The name is unknown, or the method has no head that can be trained here.
     """
     from methods._heads.layer import LayerHead
     from methods._heads.module import heads, parallel_heads

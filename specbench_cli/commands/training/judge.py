@@ -1,4 +1,4 @@
-"""`specbench train judge`: the head that lets harmless deviations of a draft pass."""
+"""`specbench train judge`: train a Judge Decoding head, which accepts harmless deviations."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _show(judged: JudgeQuality, mined: int) -> None:
 
 
 def _questions(tokenizer: PreTrainedTokenizerFast, seed: int, n: int) -> list[Asked]:
-    """First questions of the generated training rows, scored as the task `mini` scores them."""
+    """Return generated training questions, with the scorers of the task `mini`."""
     from specbench_cli.tasks import Question, load_task
     from specbench_cli.training import generated
     from specbench_cli.training.corpus import Encoder

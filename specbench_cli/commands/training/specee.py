@@ -1,4 +1,4 @@
-"""`specbench train specee`: the predictors that tell when a layer says what the target would."""
+"""`specbench train specee`: train predictors for early exits from the target's layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Baseline files: all that a comparison needs of runs, small enough to be committed.
+"""Baseline files with the data of runs that a comparison needs, small enough to be committed.
 
 `results/baselines/NAME/<machine id>.json` has digests, counters and times, but no texts, tokens or
 paths. Several runs of one program are several processes of one baseline. The file is JSON with one
@@ -7,7 +7,7 @@ output per line, so that `git diff` is readable:
     [prompt, turn, label, pass, seed, ids, finish, verdict, error, [counters], run, run ...]
 
 Counters have the order of `cell.Counters`. The entry of a run has the times of the output in the
-order of `cell.Times` (null if void or failed). If steps depend on timing and the output differs
+order of `cell.Times` (null if noisy or failed). If steps depend on timing and the output differs
 from that of the first run, the entry is an object with everything that differs.
 """
 

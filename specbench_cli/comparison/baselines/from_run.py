@@ -1,4 +1,4 @@
-"""Sides from run folders: every record reduced to what comparisons need."""
+"""Sides from run folders: every record is reduced to the data that comparisons need."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def read_run(path: Path) -> Side:
 
 
 def output_from_record(record: Record) -> ComparedOutput:
-    """Reduce a record to what a comparison needs."""
+    """Reduce a record to the data that a comparison needs."""
     lost = untimed_reason(record) is not None
     return ComparedOutput(
         key=PairKey(record.prompt_id, record.turn, record.label, record.pass_, record.seed),
@@ -161,7 +161,7 @@ def _facts(run: RunDir) -> dict[str, str]:
 
 
 def _output_and_row(record: Record) -> tuple[ComparedOutput, RowFacts]:
-    """Reduce a record to what a comparison needs of the output and of its row."""
+    """Reduce a record to the data that a comparison needs about the output and its row."""
     models = None
     if record.forwards is not None:
         models = tuple(sorted({kind.model for kind in record.forwards.kinds} - {_TARGET}))

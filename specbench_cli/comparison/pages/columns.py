@@ -16,7 +16,7 @@ from specbench_cli.summary.metrics import METRICS
 
 Getter = Callable[[RowOutcome, Comparison], Any]
 _PLACES = 3
-"""Maximum number of prompts shown for a finding; data has all of them."""
+"""Maximum number of prompts shown for a finding. The data contain all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

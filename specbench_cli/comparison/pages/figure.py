@@ -47,7 +47,7 @@ def draw(trends: Trends, page: Sequence[TrendSeries]) -> plots.Figure:
     reach = _axis_reach(page)
     bad = {series.key: series.values for series in trends.series if series.figure == BAD}
     x = plots.Axis(low=0.4, high=len(trends.runs) + 0.6, bins=5)
-    percent = lambda value, _: f"{100 * value:.3g}"  # noqa: E731 - as an axis takes it
+    percent = lambda value, _: f"{100 * value:.3g}"  # noqa: E731 - the form that an axis expects
     y = plots.Axis(low=-1.1 * reach, high=1.1 * reach, form=percent)
     panels = {
         title: plots.Panel(marks=_marks(series, bad.get(series.key, ()), reach), x=x, y=y)

@@ -111,7 +111,7 @@ class RayWorkers:
 
     def send(self, name: str, what: str, *args: Any) -> None:
         """See `scheduling.Workers`."""
-        # Of signals that come while one waits, `ray.wait` makes a Ctrl-C, whatever they are.
+        # Wait on futures: `ray.wait` would turn every signal into a KeyboardInterrupt.
         self._pending[getattr(self._actors[name], what).remote(*args).future()] = name
 
     def receive(self) -> tuple[str, Any]:
@@ -152,7 +152,7 @@ def connect() -> Iterator[RayWorkers]:
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     with redirect_stdout(cast("TextIO", _FilteredStdout(sys.stdout))):
-        starts_ray = not ray.is_initialized()  # else it is a caller's, from Python
+        starts_ray = not ray.is_initialized()  # else the Python caller started Ray
         try:
             if starts_ray:
                 _check_reachable(os.environ.get("RAY_ADDRESS", ""))
@@ -173,7 +173,7 @@ def connect() -> Iterator[RayWorkers]:
             for name in [*workers._actors]:
                 workers.end(name)
             if starts_ray:
-                with redirect_stdout(io.StringIO()):  # what Ray has not said yet, it says now
+                with redirect_stdout(io.StringIO()):  # Ray prints pending messages now
                     ray.shutdown()
 
 

@@ -270,7 +270,7 @@ class Scheduler:
         near = manifest.get("near_ties")
         if near is None and has_near_tie(self._run_dir.records()):
             self._view.stage("looking for near-ties")
-            # The worker that judged a near-tie has measured the tolerance.
+            # Prefer workers that judged an output: one of them has measured the tolerance.
             for name in sorted(self._places, key=lambda name: name not in self._judged):
                 reply = self._call_workers("near_ties", self._answers, of=[name])
                 if name in reply:

@@ -54,9 +54,10 @@ class LoadedModels:
 class AssignmentResult:
     """Result of an assignment.
 
-    notes: Notes for the user. dropped: Methods that the worker dropped so far, with the reason.
-    lost: Reason if something is missing because a process was lost. judged: True if outputs needed
-    the judge so far.
+    notes: Notes for the user.
+    dropped: Methods that the worker dropped so far, with the reason.
+    lost: Reason if something is missing because a process was lost.
+    judged: True if outputs needed the judge so far.
     """
 
     records: list[Record]
@@ -87,7 +88,7 @@ class ClusterWorker:
     """
 
     def __init__(self, order: str, folder: str) -> None:
-        with suppress(OSError):  # a machine that has no such folder has no use for it
+        with suppress(OSError):  # a machine without this folder does not need it
             os.chdir(folder)
         self._order = order
         self._home = TemporaryDirectory(prefix="specbench-worker-")
@@ -95,7 +96,7 @@ class ClusterWorker:
         self._assignments = 0
 
     def introduce(self) -> WorkerInfo:
-        """Plan the run on this machine. Raises what `make_plan` does."""
+        """Plan the run on this machine. Raise the errors of `make_plan`."""
         config = RunConfig.model_validate_json(self._order)
         check_plugins(config)
         self._plan = make_plan(config)
@@ -135,7 +136,7 @@ class ClusterWorker:
         """Measure questions of a repeat.
 
         Args:
-            known: outputs of these questions that the run has already.
+            known: outputs of these questions that the run already has.
         """
         self._answers.learn(known)
         self._progress.records, self._progress.notes = [], []

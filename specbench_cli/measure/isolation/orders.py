@@ -45,7 +45,8 @@ MAX_MEMORY_SHARE = 0.9
 class LoadOrder:
     """Order to load models.
 
-    costs: Costs of forwards. rows: (method, label, parameters) of each method.
+    costs: Costs of forwards.
+    rows: (method, label, parameters) of each method.
     """
 
     config: RunConfig
@@ -124,7 +125,7 @@ class PluginOrders:
 
     def open(self, opening: LoadOrder) -> dict[str, Any]:
         """Load the models. Return the manifest entries of trained modules."""
-        config = opening.config.model_copy(update={"isolation": "none"})  # it is here
+        config = opening.config.model_copy(update={"isolation": "none"})  # already isolated
         self.method_runs = {
             label: MethodRun(name, label, passed) for name, label, passed in opening.rows
         }
@@ -150,7 +151,7 @@ class PluginOrders:
                 warm_up(
                     self.method_runs[label], self.bench.workspace, request, self.sampling, memory
                 )
-        except BaseException as failure:  # it will fail, and be recorded, on the prompts
+        except BaseException as failure:  # the prompts will fail too, and be recorded
             return describe_failure(failure)
         finally:
             memory.restore(fresh)
@@ -218,9 +219,9 @@ def serve() -> NoReturn:
     The first argument in `sys.argv` is the parent process. If the parent ends, this one ends too.
     """
     exit_with_parent(int(sys.argv[1]))
-    for name in ("SIGINT", "SIGHUP", "SIGTERM"):  # for the parent, which ends this one
+    for name in ("SIGINT", "SIGHUP", "SIGTERM"):  # the parent handles these and ends this process
         signal.signal(getattr(signal, name), signal.SIG_IGN)
-    os.dup2(2, 1)  # stdout is the run's
+    os.dup2(2, 1)  # stdout belongs to the run
     _prefer_oom_kill()
     worker_process.serve(PluginOrders(), lambda work: replies.dump(_run_order(work)))
 
@@ -231,7 +232,7 @@ def _run_order(work: Callable[[], Any]) -> tuple[str, Any]:
         return "done", work()
     except SpecbenchError as fault:
         return "refused", (type(fault).__name__, fault.message, fault.hint)
-    except KeyboardInterrupt:  # its own: nobody else's reaches this process
+    except KeyboardInterrupt:  # raised by the plug-in: SIGINT is ignored
         return "failed", "KeyboardInterrupt"
     except BaseException as fault:
         return "failed", describe_failure(fault)

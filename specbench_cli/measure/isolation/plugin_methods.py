@@ -37,7 +37,8 @@ class PluginMethods:
         threads: Number of torch threads, in this process and in the plug-in processes.
 
     Attributes:
-        labels: Labels of these methods. heads: Manifest entries of their trained modules.
+        labels: Labels of these methods.
+        heads: Manifest entries of their trained modules.
         unfit: Methods whose process could not load their models or modules, with the error.
     """
 

@@ -59,7 +59,7 @@ def vet(file: str) -> None:
         UsageError: the import fails, ends the process, or changes process-wide state.
     """
     if not Path(file).is_file():
-        return  # who imports it says so
+        return  # the import reports a missing file
     process = get_plugin_process(file)
     with _wrap_errors(file, "imported"):
         if not process.alive:
@@ -154,7 +154,7 @@ class PluginProcess:
         try:
             worker.send(order, *arguments)
             answer = worker.receive(within)
-        except KeyboardInterrupt:  # nobody will read the answer
+        except KeyboardInterrupt:  # the answer will not be read
             self.end()
             raise
         except ProcessEnded:

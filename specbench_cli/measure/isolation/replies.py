@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MeasurementReply:
-    """Result of a measurement. lost: Message if a worker of the plug-in was lost."""
+    """Result of a measurement.
+
+    lost: Message if a worker of the plug-in was lost.
+    """
 
     output: DecodedOutput | None
     delay_ns: int
@@ -36,7 +39,7 @@ def load(content: bytes) -> Any:
     """Return the reply in some bytes.
 
     Raises:
-        Exception: they contain something else than plain data and measurements.
+        Exception: they contain objects other than plain data and measurements.
     """
     return _Reader(io.BytesIO(content)).load()
 
@@ -44,7 +47,7 @@ def load(content: bytes) -> Any:
 @cache
 def _classes() -> dict[str, type[Any]]:
     """Return the classes of which an answer may hold instances, by name."""
-    # Imported when a measurement is read or written: these modules take torch.
+    # Imported when a measurement is read or written: these modules import torch.
     from specbench_cli.measure.measurement import DecodedOutput
     from specbench_cli.store import schema
 

@@ -1,1 +1,1 @@
-"""What to use here: many candidates on few prompts, few on more, the best one on held-out ones."""
+"""Recommendation of a method: successive halving of candidates, confirmed on held-out prompts."""

@@ -1,4 +1,4 @@
-"""What a search and its confirmation come to: a method with its settings, or none."""
+"""Recommendation from a search and its confirmation: a method with its settings, or none."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def advise(
     """Return the result as `--json` prints it.
 
     Args:
-        summary: Summary of the confirmation run, or None if nothing was confirmed.
-        sizes, costs, others: see `modelled.model`.
+        summary: summary of the confirmation run, or None if nothing was confirmed.
+        sizes, costs, others: see `modelled.model_speedups`.
     Raises:
-        UsageError: as `modelled.model`.
+        UsageError: as `modelled.model_speedups`.
     """
     rows = {row.label: row for row in summary.rows} if summary is not None else {}
     confirmed = [_confirmed(journal, rows[label]) for label in outcome.confirmed if label in rows]
@@ -78,7 +78,7 @@ def advise(
 
 
 def _confirmed(journal: Journal, row: MethodSummary) -> dict[str, Any]:
-    """A row as it was on held-out prompts, and whether it pays: all of its interval is above 1."""
+    """Return a method's results on held-out prompts. It pays if its whole interval is above 1."""
     sound = not row.broken and row.speedup_low is not None
 
     def same(*metrics: str) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _confirmed(journal: Journal, row: MethodSummary) -> dict[str, Any]:
 def _explain(
     confirmed: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, outcome: SearchResult
 ) -> str:
-    """Why it is recommended, or why nothing is."""
+    """Return the reason for the recommendation, or the reason why there is none."""
     if best is not None:
         return "on held-out prompts all of its interval is above 1"
     lossless = [each for each in confirmed if each["lossless"]]
@@ -124,7 +124,7 @@ def _explain(
 
 
 def _command(journal: Journal, shown: Mapping[str, Any]) -> str:
-    """How `specbench run` is told of a method with its settings."""
+    """Return the `specbench run` command for a method with its settings."""
     words = ["specbench", "run", "-m", str(shown["method"])]
     for name, value in shown["set"].items():
         words += ["--set", f"{shown['method']}.{name}={value}"]
@@ -137,8 +137,11 @@ def _command(journal: Journal, shown: Mapping[str, Any]) -> str:
 def _lines(
     journal: Journal, shown: Mapping[str, Any], outcome: SearchResult
 ) -> list[dict[str, Any]]:
-    """For every engine what to type: of what is recommended, else of the candidate that came
-    farthest in the search, was faster than vanilla, and is one that the engine has."""
+    """Return the launch command of every engine.
+
+    It is for the recommended method if the engine has it. Otherwise it is for the best candidate of
+    the search that the engine has and that was faster than vanilla.
+    """
     others = sorted(
         outcome.found.trials.values(), key=lambda each: (-each.rounds, -(each.ratio or 0))
     )
@@ -162,7 +165,7 @@ def _lines(
 
 
 def _models(journal: Journal, method: Method) -> ServedModels:
-    """What a method's models are called: a hub id, or where they are on this machine."""
+    """Return the names of a method's models: hub ids, or folders on this machine."""
     target = resolve(journal.config.target)
     named = journal.config.draft
     draft = target.draft if named in (None, AUTO) else named
@@ -179,6 +182,6 @@ def _models(journal: Journal, method: Method) -> ServedModels:
 
 
 def _model_name(model: Checkpoint) -> str:
-    """What others find a model by: its hub id, or its folder on this machine."""
+    """Return the hub id of a model, or its folder on this machine."""
     alias = aliases().get(model.label)
     return model.hub_id or (alias and alias.hub) or str(model.path)

@@ -1,5 +1,7 @@
-"""The lines to paste for engines that have a method: filled from a file that says where each was
-checked."""
+"""Commands that start a method in serving engines, from templates in engines.yaml.
+
+The file contains the source in which each template was checked.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 _ROOT = "_and_root"
-"""Behind a parameter's name: one more than its value, where an engine counts the root too."""
+"""Suffix of a parameter's name for its value plus one, for engines that count the root too."""
 
 
 class _StrictModel(BaseModel):
@@ -22,7 +24,7 @@ class _StrictModel(BaseModel):
 
 
 class CommandForm(_StrictModel):
-    """How an engine is told of a method."""
+    """Template of the command that starts a method in an engine."""
 
     text: str
     when: dict[str, Any] = {}
@@ -30,7 +32,7 @@ class CommandForm(_StrictModel):
 
 
 class ServingEngine(_StrictModel):
-    """What is known of an engine; see `engines.yaml`."""
+    """Entry of an engine in `engines.yaml`."""
 
     name: str
     version: str = Field(min_length=1)
@@ -42,9 +44,9 @@ class ServingEngine(_StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class LaunchCommand:
-    """What to paste.
+    """Command to start a method in an engine.
 
-    lacks: why there is nothing to paste, "" where there is; text and note are then empty.
+    lacks: reason why there is no command; text and note are then empty. "" if there is one.
     """
 
     engine: str
@@ -58,15 +60,14 @@ class LaunchCommand:
 
 @dataclass(frozen=True, slots=True)
 class ServedModels:
-    """What the models are called where an engine finds them: a hub id, or a folder. `draft` and
-    `head` are None where there is none."""
+    """Names of the models for engines: a hub id or a folder. None if there is no such model."""
 
     target: str
     draft: str | None = None
     head: str | None = None
 
     def names(self) -> Iterator[tuple[str, str]]:
-        """By the placeholders of `engines.yaml`."""
+        """Yield the placeholders of `engines.yaml` with their values."""
         for role in ("target", "draft", "head"):
             name = getattr(self, role)
             if name is not None:
@@ -76,7 +77,7 @@ class ServedModels:
 
 @cache
 def load_engines() -> tuple[ServingEngine, ...]:
-    """All that is known, in the file's order."""
+    """Return the engines in the order of the file."""
     text = files("specbench_cli.predict.recommend").joinpath("engines.yaml").read_text("utf-8")
     return tuple(ServingEngine.model_validate(each) for each in yaml.safe_load(text)["engines"])
 
@@ -84,10 +85,10 @@ def load_engines() -> tuple[ServingEngine, ...]:
 def launch_commands(
     method: str, params: Mapping[str, Any], models: ServedModels
 ) -> list[LaunchCommand]:
-    """A method in the words of every engine.
+    """Return the command of every engine for a method.
 
     Args:
-        params: as they take effect.
+        params: parameters that take effect.
     """
     return [_fill_command(engine, method, params, models) for engine in load_engines()]
 

@@ -1,10 +1,12 @@
-"""Successive halving: all candidates on few prompts, the better half of them on twice as many,
-until one is left (Jamieson & Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter
-Optimization", AISTATS 2016). Each round gets an equal share of the time that is left.
+"""Successive halving of candidates.
 
-How good a candidate is, is how many times as fast as vanilla it was on the prompts of all rounds so
-far, paired; each round asks prompts that none before has asked. Nothing here knows a clock: what is
-measured says how long it took.
+All candidates decode a few prompts, the better half decodes twice as many, and so on until one is
+left. Each round gets an equal share of the remaining time. See Jamieson & Talwalkar,
+"Non-stochastic Best Arm Identification and Hyperparameter Optimization", AISTATS 2016.
+
+Candidates are ranked by their speedup over vanilla, paired on the prompts of all rounds so far.
+Each round uses new prompts. This module does not read a clock: each measured round reports its
+duration.
 """
 
 from __future__ import annotations
@@ -20,54 +22,56 @@ from specbench_cli.store.schema import BASELINE, Record
 from specbench_cli.summary.pairing import pair_times, total_time
 
 SEARCH = 0.6
-"""Share of the time that is searched in; the rest confirms what was found."""
+"""Share of the time budget for the search; the rest is for the confirmation."""
 PILOT_PROMPTS = 2
-"""Prompts that vanilla alone decodes first, to see how fast this machine is."""
+"""Number of prompts that vanilla alone decodes first, to measure the speed of this machine."""
 FIRST, MORE = 2, 2
-"""Prompts that a search is begun with, and how many times as many each round has as the one before,
-where the time allows. Fewer candidates are begun, down to one of each method, before there are
-fewer prompts; and rounds have as many each, before a method is left out."""
+"""Number of prompts in the first round, and the factor from round to round, if the time suffices.
+
+If not, the search first drops candidates, down to one per method, then uses fewer prompts. After
+that it keeps the number of prompts constant over rounds, and only then drops methods.
+"""
 FASTEST = 0.02
-"""Seconds that an output is taken to need at least, whatever the pilot says: what no clock sees of
-it."""
+"""Minimum estimate for an output in seconds. It covers work outside the measured time."""
 MINIMAL = 1.0
-"""Shortest time limit of a round, in seconds: one prompt is measured whatever it says."""
+"""Minimum time limit of a round in seconds. One prompt is measured in any case."""
 
 PILOT, CONFIRMATION = "pilot", "confirmation"
 
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What became of a round: its records, and how many seconds it took with all that belongs to
-    it."""
+    """Records of a round, and its duration in seconds with all overhead."""
 
     records: Sequence[Record]
     seconds: float
 
 
 class Measure(Protocol):
-    """Measures rows and vanilla on prompts."""
+    """Function that measures candidates and vanilla on some prompts."""
 
     def __call__(
         self, name: str, rows: Sequence[str], prompts: Sequence[str], limit_s: float
     ) -> RoundResult:
-        """Measure.
+        """Measure a round.
 
         Args:
-            name: of the round.
-            rows: labels of candidates; vanilla is measured beside them in any case.
-            prompts: ids. limit_s: seconds after which no further prompt is begun.
+            name: name of the round.
+            rows: labels of the candidates. Vanilla is always measured as well.
+            prompts: prompt ids.
+            limit_s: time limit in seconds, after which no further prompt is started.
         """
 
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """What is searched.
+    """Candidates of a search.
 
-    waves: labels in the order in which they are tried: first each method as it is, then with one
-        setting changed, and so on. kinds: label -> whether it is lossless: halving goes on among
-        each kind by itself. warm_tokens: tokens that a row decodes before a round is timed.
-        check_tokens: those that are read once more, one by one, after a long round.
+    waves: labels in the order of trial: first each method with its own settings, then with one
+        setting changed, and so on.
+    kinds: label -> True if it is lossless. Each kind is halved separately.
+    warm_tokens: number of warm-up tokens of each candidate before a round is timed.
+    check_tokens: number of tokens that are checked one by one after a long round.
     """
 
     waves: Sequence[Sequence[str]]
@@ -77,16 +81,18 @@ class SearchSpace:
 
     @property
     def labels(self) -> list[str]:
-        """All of them, in their order."""
+        """All labels, in the order of trial."""
         return [label for wave in self.waves for label in wave]
 
 
 @dataclass
 class Trial:
-    """How far a candidate came.
+    """Progress of a candidate.
 
-    rounds: that it was measured in. ratio: over vanilla, paired, on `prompts` prompts' turns; None
-    where it has none. out: why it left, if not for being slower.
+    rounds: number of rounds in which it was measured.
+    ratio: paired speedup over vanilla; None if it has none.
+    prompts: number of turns that it decoded.
+    out: reason why it was removed; None if it was not, or only because it was slower.
     """
 
     label: str
@@ -98,11 +104,14 @@ class Trial:
 
 @dataclass
 class BestCandidate:
-    """A search's end.
+    """Result of a search.
 
-    winners: the best of each kind that is there, lossless first. trials: of all candidates that
-    were begun, in their order. untried: those for which there was no time. rounds: how many there
-    were. spent_s: seconds of them all.
+    winners: the best candidate of each kind, lossless first.
+    trials: label -> trial, for all candidates that were started, in order.
+    untried: labels for which there was no time.
+    rounds: number of rounds.
+    spent_s: duration of all rounds in seconds.
+    pace: final time estimates.
     """
 
     winners: list[str]
@@ -115,9 +124,15 @@ class BestCandidate:
 
 @dataclass
 class TimeEstimates:
-    """What things take here, in seconds: a round, a row's outputs on a prompt, what is decoded of a
-    row before, what is checked behind a long one, and how long it takes to read an output of
-    vanilla's there; learnt as rounds are measured."""
+    """Time estimates in seconds for this machine, updated after each measured round.
+
+    round_s: overhead of a round.
+    cells: label -> time of its outputs on one prompt.
+    around_s: overhead of an output.
+    warm_s: warm-up of a candidate.
+    check_s: check after a long round.
+    read_s: time to check vanilla's outputs on one prompt after the confirmation.
+    """
 
     round_s: float = 0.0
     cells: dict[str, float] = field(default_factory=dict)
@@ -128,7 +143,7 @@ class TimeEstimates:
 
     @classmethod
     def of(cls, pilot: RoundResult, warm_tokens: int, check_tokens: int = 0) -> TimeEstimates:
-        """By what vanilla alone took."""
+        """Return estimates from the pilot round, in which vanilla ran alone."""
         pace = cls()
         ns = sum(record.ns.total or 0 for record in pilot.records)
         tokens = sum(record.n_tokens or 0 for record in pilot.records)
@@ -139,7 +154,7 @@ class TimeEstimates:
         return pace
 
     def learn(self, round_: RoundResult, rows: int) -> None:
-        """Take note of a round."""
+        """Update the estimates with a round."""
         self._learn(round_.records)
         spent = sum(record.ns.total or 0 for record in round_.records) / 1e9
         rest = round_.seconds - spent - self.round_s - (rows + 1) * self.warm_s
@@ -147,26 +162,31 @@ class TimeEstimates:
         self.round_s = max(0.0, self.round_s + min(0.0, rest))  # the first one loaded more
 
     def prompt_s(self, rows: Iterable[str]) -> float:
-        """Of a prompt by vanilla and rows; one that nothing is known of counts as vanilla does."""
+        """Return the time of one prompt for vanilla and some candidates.
+
+        Vanilla's time is the estimate for unknown candidates.
+        """
         usual = self.cells.get(BASELINE, 0.0)
         own = [self.cells.get(label, usual) for label in (BASELINE, *rows)]
         return sum(max(FASTEST, cell) + self.around_s for cell in own)
 
     def fits(self, rows: Sequence[str], seconds: float) -> int:
-        """How many prompts of a round there is time for."""
+        """Return the number of prompts of a round that fit into some seconds."""
         left = seconds - self.round_s - (len(rows) + 1) * self.warm_s
         return max(0, math.floor(left / self.prompt_s(rows)))
 
     def confirmation(self, rows: Sequence[str], seconds: float) -> tuple[int, float]:
-        """How many prompts there is time for if all outputs are checked behind them, and after how
-        many seconds no further one may be begun."""
+        """Return the number of prompts of a confirmation, and its time limit in seconds.
+
+        All of its outputs are checked afterwards, which needs the remaining time.
+        """
         left = seconds - self.round_s - self.check_s - (len(rows) + 1) * self.warm_s
         prompt_s = self.prompt_s(rows)
         share = prompt_s / (prompt_s + self.read_s)
         return max(0, math.floor(left * share / prompt_s)), max(MINIMAL, left * share)
 
     def _learn(self, records: Sequence[Record]) -> None:
-        """Seconds of a prompt, all its turns, by row."""
+        """Store the time of one prompt, all its turns, for each label."""
         spent: dict[str, float] = {}
         asked: dict[str, set[str]] = {}
         for record in records:
@@ -174,21 +194,21 @@ class TimeEstimates:
             asked.setdefault(record.label, set()).add(record.prompt_id)
         self.cells |= {label: spent[label] / len(asked[label]) for label in spent}
         read = [each.ns.prefill for each in records if each.label == BASELINE and each.ns.prefill]
-        if read:  # prompt and output, by a module that is no faster than ours
+        if read:  # factor 2: prompt and output, assuming the checking module is as fast
             self.read_s = 2 * sum(read) / 1e9 / len(asked[BASELINE])
 
 
 def halve(
     candidates: SearchSpace, prompts: Sequence[str], seconds: float, measure: Measure
 ) -> BestCandidate:
-    """Search.
+    """Search for the best candidates by successive halving.
 
     Args:
-        prompts: ids of those that may be searched on, in the order in which they are asked.
-        seconds: for all of it.
+        prompts: ids of the search prompts, in the order of use.
+        seconds: time limit of the search.
     Raises:
-        UsageError: not even one round of two candidates fits.
-        EnvironmentFault: noise left no time to choose by; or every candidate failed.
+        UsageError: the time is too short for one round of two candidates.
+        EnvironmentFault: a round has no usable time, because the machine was noisy.
     """
     pilot = measure(PILOT, [], prompts[:PILOT_PROMPTS], seconds)
     pace, spent = (
@@ -203,13 +223,13 @@ def halve(
     while _is_undecided(alive, candidates.kinds) or not rounds:
         left = seconds - spent
         share = left / _rounds(len(alive))
-        # A prompt that its share is too short for comes out of later rounds, which have fewer rows.
+        # If the share is too short for one prompt, take time from later rounds, which are smaller.
         fits = max(pace.fits(alive, share), min(1, pace.fits(alive, left)))
         fresh = min(fits, _prompts_per_round(len(prompts) - asked, _rounds(len(alive))))
         if not rounds:
-            fresh = max(1, fresh)  # a search without a round would know nothing
+            fresh = max(1, fresh)  # at least one round is needed to choose
         if fresh < 1:
-            break  # time or prompts are over: what is known decides
+            break  # no time or prompts are left: choose by the rounds so far
         rounds += 1
         limit = max(MINIMAL, share - pace.round_s - (len(alive) + 1) * pace.warm_s)
         done = measure(f"round-{rounds}", alive, prompts[asked : asked + fresh], limit)
@@ -226,7 +246,7 @@ def halve(
 def _select_first(
     candidates: SearchSpace, prompts: int, seconds: float, pace: TimeEstimates
 ) -> list[str]:
-    """Which candidates are begun."""
+    """Return the candidates of the first round."""
     labels, least = candidates.labels, len(candidates.waves[0])
     for first in range(min(FIRST, prompts), 0, -1):
         for n in range(len(labels), min(least, len(labels)) - 1, -1):
@@ -246,7 +266,13 @@ def _select_first(
 
 
 def _cost(labels: Sequence[str], first: int, pace: TimeEstimates, more: int = MORE) -> float:
-    """Seconds of all rounds of a search that begins so, each with `more` times the prompts."""
+    """Return the estimated seconds of all rounds of a search.
+
+    Args:
+        labels: candidates of the first round.
+        first: number of prompts of the first round.
+        more: factor of the number of prompts from round to round.
+    """
     seconds, n, fresh = 0.0, len(labels), first
     while True:
         own = labels[:n]
@@ -257,13 +283,17 @@ def _cost(labels: Sequence[str], first: int, pace: TimeEstimates, more: int = MO
 
 
 def _rounds(n: int) -> int:
-    """Rounds that take n candidates to one."""
+    """Return the number of rounds that reduce n candidates to one."""
     return max(1, math.ceil(math.log2(max(1, n))))
 
 
 def _prompts_per_round(prompts: int, rounds: int) -> int:
-    """How many of the prompts that are left a round gets, if each has twice as many as the one
-    before."""
+    """Return the number of prompts of the next round, if each round has twice as many.
+
+    Args:
+        prompts: number of prompts that are left.
+        rounds: number of rounds that are left.
+    """
     return min(prompts, max(1, prompts // ((1 << rounds) - 1)))
 
 
@@ -272,7 +302,7 @@ def _of_kind(labels: Sequence[str], kinds: Mapping[str, bool], kind: bool) -> li
 
 
 def _is_undecided(alive: Sequence[str], kinds: Mapping[str, bool]) -> bool:
-    """Whether a kind has more than one left."""
+    """Return True if more than one candidate of a kind is left."""
     return any(len(_of_kind(alive, kinds, kind)) > 1 for kind in (True, False))
 
 
@@ -282,7 +312,11 @@ def _judge(
     records: Mapping[str, Sequence[Record]],
     rounds: int,
 ) -> None:
-    """Say of each candidate how fast it was so far, or why it is out."""
+    """Update the trials: the speedup so far, or the reason why a candidate is removed.
+
+    Raises:
+        EnvironmentFault: no time can be used, because the machine was noisy.
+    """
     for label in alive:
         trials[label].rounds = rounds
         trials[label].out = _fault(drop_prompt_errors(records.get(label, ()), records[BASELINE]))
@@ -300,7 +334,7 @@ def _judge(
 
 
 def _fault(records: Sequence[Record]) -> str | None:
-    """What is wrong with a candidate: its first error, or an output that is not vanilla's."""
+    """Return why a candidate is removed: its first error or mismatch; None if there is none."""
     if not records:
         return "it was not measured"
     for record in records:
@@ -314,7 +348,7 @@ def _fault(records: Sequence[Record]) -> str | None:
 def _better_half(
     alive: Sequence[str], kinds: Mapping[str, bool], trials: Mapping[str, Trial]
 ) -> list[str]:
-    """Those that go on: of each kind the faster half of what is sound."""
+    """Return the candidates of the next round: the faster half of each kind, without faults."""
     kept: list[str] = []
     for kind in (True, False):
         own = _of_kind(alive, kinds, kind)
@@ -325,13 +359,13 @@ def _better_half(
 
 
 def _rank(labels: Sequence[str], trials: Mapping[str, Trial]) -> list[str]:
-    """The fastest first; those without a figure last, equals in the order in which they came."""
+    """Sort labels by speedup, fastest first, without a speedup last. Ties keep their order."""
     return sorted(labels, key=lambda label: -(trials[label].ratio or 0.0))
 
 
 def _winners(
     alive: Sequence[str], kinds: Mapping[str, bool], trials: Mapping[str, Trial]
 ) -> list[str]:
-    """The best of each kind."""
+    """Return the best candidate of each kind."""
     found = [_rank(_of_kind(alive, kinds, kind), trials)[:1] for kind in (True, False)]
     return [label for best in found for label in best if trials[label].ratio is not None]

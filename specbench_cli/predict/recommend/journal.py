@@ -1,4 +1,4 @@
-"""What is kept of a recommendation: what was asked, its rounds, and what came of them."""
+"""Stored state of a recommendation: the request, its rounds, and the result."""
 
 from __future__ import annotations
 
@@ -19,20 +19,25 @@ from specbench_cli.measure.redaction import redact_paths
 from specbench_cli.store.run_dir import MOST_BYTES
 
 FILE = ".recommendation.resume.json"
-"""What was ordered and how far it came, word for word: it may name folders of this machine, so it
-is no part of the result, and goes once that is there. Each round is a run, in a folder inside."""
+"""File with the request and the progress. Each round is a run in a subfolder.
+
+It may name folders of this machine, so it is not part of the result. It is removed once the result
+is written.
+"""
 
 RESULT = "recommendation.json"
-"""What is recommended, as `--json` prints it."""
+"""File with the recommendation, in the format of `--json`."""
 
 _ANEW = "begin anew: specbench recommend"
 
 
 class SearchRound(BaseModel):
-    """A round that was begun.
+    """A round that was started.
 
-    rows: labels. prompts: ids. limit_s: seconds that it may take. seconds: that it took; None as
-    long as it is not finished.
+    rows: labels of the candidates.
+    prompts: prompt ids.
+    limit_s: time limit in seconds.
+    seconds: duration in seconds; None until it is finished.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -44,12 +49,15 @@ class SearchRound(BaseModel):
 
 
 class Journal(BaseModel):
-    """A recommendation, as far as it came.
+    """Request and progress of a recommendation.
 
-    minutes: for all of it. config: what all rounds have in common; its methods are the candidates.
-    waves: their labels in the order of trial. left_out: methods that cannot run here, with why.
-    search, held_out: ids of prompts, each in the order in which they are asked. rounds: by their
-    folders' names.
+    minutes: time budget.
+    config: configuration of all rounds. Its methods are the candidates.
+    sources: source of each value of the configuration.
+    waves: labels of the candidates in the order of trial.
+    left_out: methods that cannot run here, with the reason.
+    search, held_out: prompt ids in the order of use.
+    rounds: folder name -> round.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -67,17 +75,17 @@ class Journal(BaseModel):
     rounds: dict[str, SearchRound] = {}
 
     def choice(self, label: str) -> MethodChoice:
-        """A candidate."""
+        """Return the configuration of a candidate."""
         return next(each for each in self.config.methods if each.label == label)
 
     def write(self, folder: Path) -> None:
-        """Replace what is kept, in one go. Raises OSError where that cannot be."""
+        """Replace the journal in a folder atomically. Raise OSError if it cannot be written."""
         document = self.model_dump_json(indent=2, by_alias=True)
         files.replace(folder / FILE, output.escaped_json(document) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Journal:
-        """What is kept in a folder. Raises UsageError where it is none of a recommendation."""
+        """Read the journal in a folder. Raise UsageError if it is missing or damaged."""
         file = folder / FILE
         try:
             return cls.model_validate_json(files.read_text(file, MOST_BYTES))
@@ -92,10 +100,11 @@ class Journal(BaseModel):
 
 
 def create(folder: Path, journal: Journal) -> None:
-    """Make a recommendation's folder.
+    """Create the folder of a recommendation.
 
     Raises:
-        UsageError: it is not empty, or cannot be written. OSError: the disk is full.
+        UsageError: the folder is not empty, or cannot be written.
+        OSError: the disk is full.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -119,16 +128,22 @@ def create(folder: Path, journal: Journal) -> None:
 
 
 def finish(folder: Path, result: Mapping[str, Any]) -> None:
-    """Keep the result, with names in place of this machine's folders; nothing is left to resume.
-    Raises OSError where it cannot be written."""
+    """Write the result, without paths of this machine, and remove the journal.
+
+    Raises:
+        OSError: the result cannot be written.
+    """
     text = json.dumps(_public(result), indent=2, allow_nan=False)
     files.write_own(folder / RESULT, text + "\n", _is_result)
     files.remove_own(folder / FILE, _is_journal)
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
-    """The result that a folder holds; None where there is none yet. Raises UsageError where it
-    cannot be read."""
+    """Read the result in a folder; None if there is none yet.
+
+    Raises:
+        UsageError: the result cannot be read.
+    """
     try:
         found: dict[str, Any] = json.loads(files.read_text(folder / RESULT, MOST_BYTES))
     except FileNotFoundError:
@@ -139,7 +154,7 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 
 
 def discard(folder: Path) -> None:
-    """Remove the folder of a recommendation none of whose rounds was begun."""
+    """Remove the folder of a recommendation if none of its rounds was started."""
     if [each.name for each in folder.iterdir()] == [FILE]:
         files.remove_own(folder / FILE, _is_journal)
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a confirmed method would be worth at other batch sizes and on other machines: *modelled*."""
+"""Modelled speedups of a confirmed method at other batch sizes and on other machines."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary.load import LoadRow
 
 SIMULATED = 24
-"""Prompts that batches are simulated with: as many as fill the largest a few times."""
+"""Number of prompts in a simulation of batches: enough to fill the largest batch a few times."""
 
 
 @dataclass(frozen=True)
 class ModelledSpeedups:
-    """Speedups over vanilla that were computed from measured parts.
+    """Modelled speedups over vanilla.
 
-    batches: {batch, label, speedup}, by tokens a second where all requests are there at once.
+    batches: {batch, label, speedup}, by tokens per second if all requests arrive at once.
     elsewhere: {machine, probed_utc, label, speedup}, by decode times replayed at its costs.
-    missing: what could not be modelled, with why.
+    missing: results that could not be modelled, with the reason.
     """
 
     batches: list[dict[str, Any]]
@@ -44,12 +44,14 @@ def model_speedups(
     costs: Path | None,
     others: Sequence[Path],
 ) -> ModelledSpeedups:
-    """Model rows of a run.
+    """Model the speedups of some methods of a run.
 
     Args:
-        costs: this machine's; None for those kept of it. others: those of other machines.
+        sizes: batch sizes.
+        costs: file with this machine's costs; None takes the stored ones.
+        others: files with the costs of other machines.
     Raises:
-        UsageError: a file that is none of costs, or of other models.
+        UsageError: a file does not contain costs, or they are of other models.
     """
     found = ModelledSpeedups([], [], {})
     given = check_models(Costs.load(costs), run) if costs else None

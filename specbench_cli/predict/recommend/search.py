@@ -1,4 +1,4 @@
-"""A recommendation's rounds as runs: planned, measured in folders of their own, resumed."""
+"""Rounds of a recommendation as runs. Each is measured in its own folder, and can be resumed."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ from specbench_cli.store.schema import BASELINE, LOSSLESS, Record
 from specbench_cli.tasks import Question, sample_questions
 
 SETTINGS = 6
-"""Most settings of a method that are tried: its own, and with one changed."""
+"""Maximum number of settings per method: its own, and those with one parameter changed."""
 MOST = 64
-"""Most candidates: each is warmed up and has its place in memory."""
+"""Maximum number of candidates: each needs a warm-up and memory."""
 POOL = 400
-"""Most questions that are searched on, and as many held out: more than any time is enough for."""
+"""Maximum number of search questions, and of held-out questions: more than any time limit needs."""
 LEAST_HELD_OUT = 8
-"""Fewest prompts that confirm, where there are so many; the time limit may end them sooner."""
+"""Minimum number of prompts of the confirmation, if available. The time limit may end it sooner."""
 LEAST_S = 20.0
-"""A shorter time is no budget: models are loaded for every round."""
+"""Minimum time budget in seconds: every round loads the models."""
 
 
 def prepare(config: RunConfig, sources: Mapping[str, str], minutes: float) -> Journal:
-    """What is to be done, from what was asked: its methods are those to choose among.
+    """Return the journal of a new recommendation. The candidates are the methods of `config`.
 
     Raises:
-        UsageError: no time, a method that is none to choose, or too few questions to hold any out;
-            what `make_plan` raises.
+        UsageError: the time is too short, a method cannot be recommended, or there are too few
+            questions to hold some out; errors of `make_plan`.
     """
     if not minutes * 60 >= LEAST_S:
         raise UsageError(
@@ -98,10 +98,10 @@ def prepare(config: RunConfig, sources: Mapping[str, str], minutes: float) -> Jo
 
 
 def _drop_unsuitable(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
-    """The configuration without methods that are none to choose, and why not.
+    """Return the configuration without unsuitable methods, and label -> reason for these.
 
     Raises:
-        UsageError: one is another program's: what its engine should do, this one cannot say.
+        UsageError: a method belongs to another program, whose settings specbench cannot recommend.
     """
     found: dict[str, str] = {}
     for row in config.methods:
@@ -123,8 +123,11 @@ def _drop_unsuitable(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
 
 
 def _make_waves(method_runs: Sequence[MethodRun], config: RunConfig) -> list[list[MethodRun]]:
-    """The candidates in their order: each method as it is, then each with one setting changed, and
-    so on. Who stands where in a wave is drawn with the seed."""
+    """Return the candidates in the order of trial.
+
+    The first wave has each method with its own settings, the next has each with one setting
+    changed, and so on. The order within a wave is random, from the seed.
+    """
     columns = [candidates(method_run, SETTINGS, config.rule) for method_run in method_runs]
     waves: list[list[MethodRun]] = []
     left = MOST
@@ -139,7 +142,7 @@ def _make_waves(method_runs: Sequence[MethodRun], config: RunConfig) -> list[lis
 
 
 def _order_prompts(questions: Sequence[Question], seed: int) -> list[str]:
-    """Ids so that every beginning of the list is spread over families as `--limit` has it."""
+    """Return prompt ids, ordered so that every prefix is spread over families like `--limit`."""
     pool = sample_questions(questions, POOL, seed)
     order: dict[str, None] = {}
     for n in range(1, len({question.base_id for question in pool}) + 1):
@@ -149,11 +152,12 @@ def _order_prompts(questions: Sequence[Question], seed: int) -> list[str]:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A search with its confirmation.
+    """Result of a search with its confirmation.
 
-    confirmed: the labels that were measured on held-out prompts. run: that run's folder, None
-    where there was nothing to confirm. exit_code: the worst of all rounds that is an answer's
-    fault, and the confirmation's own.
+    found: result of the search.
+    confirmed: labels that were measured on held-out prompts.
+    run: folder of the confirmation run; None if there was nothing to confirm.
+    exit_code: the worst exit code. Rounds of the search count only for bad answers.
     """
 
     found: BestCandidate
@@ -163,18 +167,18 @@ class SearchResult:
 
 
 def recommend(journal: Journal, folder: Path, view: RunView, force: bool = False) -> SearchResult:
-    """Do what a recommendation lacks: search, then confirm the best on held-out prompts.
+    """Complete a recommendation: search, then confirm the best candidates on held-out prompts.
 
     Args:
-        force: go on though the program or the machine changed since a round was begun.
+        force: continue even if the program or the machine changed after the start of a round.
     Raises:
-        UsageError, EnvironmentFault: as `halve`, and as a run does.
+        UsageError, EnvironmentFault: as `halve`, and as a run.
     """
     place = folder / FILE
     permission.check(permission.requests(journal.config, place), str(place))
     view.stage("loading what decodes")
     check_plugins(journal.config)
-    load_plugins(journal.config)  # a resumed one knows none of its plug-ins yet
+    load_plugins(journal.config)  # when resumed, no plug-in is loaded yet
     candidates = _candidates(journal)
     rounds = Rounds(journal, folder, view, force)
     budget = journal.minutes * 60
@@ -190,7 +194,7 @@ def recommend(journal: Journal, folder: Path, view: RunView, force: bool = False
 
 
 def _candidates(journal: Journal) -> SearchSpace:
-    # Imports that take seconds, all of them here: they belong to no round.
+    # Import the slow modules now, so that their seconds do not count in a round.
     from specbench_cli.judge.tolerance import POSITIONS
     from specbench_cli.measure.bench import Bench
     from specbench_cli.measure.repeat import Repeat
@@ -207,10 +211,12 @@ def _candidates(journal: Journal) -> SearchSpace:
 
 
 class Rounds:
-    """Measures rounds, each a run; one that is finished is read, and took what it took then.
+    """Rounds of a recommendation, each measured as a run.
+
+    A finished round is read with its stored duration.
 
     Attributes:
-        exit_code: the worst so far: bad answers of any round, and whatever the confirmation says.
+        exit_code: the worst exit code so far. Rounds of the search count only for bad answers.
     """
 
     def __init__(self, journal: Journal, folder: Path, view: RunView, force: bool) -> None:
@@ -221,7 +227,7 @@ class Rounds:
     def __call__(
         self, name: str, rows: Sequence[str], prompts: Sequence[str], limit_s: float
     ) -> RoundResult:
-        """See `halving.Measure`."""
+        """Measure a round; see `halving.Measure`."""
         journal, path = self._journal, self._folder / name
         refuse_link(path)
         round_ = journal.rounds.get(name)
@@ -231,7 +237,7 @@ class Rounds:
             journal.write(self._folder)
         begun, there = self._clock(), _is_finished(path)
         result = self._run(name, path, round_)
-        if round_.seconds is None:  # one that ended as this was stopped took what it was meant to
+        if round_.seconds is None:  # a round that ended during an interruption counts its limit
             round_.seconds = round_.limit_s if there else self._clock() - begun
             journal.write(self._folder)
         if result.exit_code is ExitCode.BAD_ANSWER or name == CONFIRMATION:
@@ -252,7 +258,7 @@ class Rounds:
         return execute.run(fresh_plan, run_dir, view, fresh=True)
 
     def _config(self, name: str, round_: SearchRound) -> RunConfig:
-        """A round as a run. Controls of lossy rows are there where it counts."""
+        """Return the configuration of a round. Only the confirmation has controls."""
         journal = self._journal
         values: dict[str, Any] = {
             "methods": [journal.choice(label) for label in (BASELINE, *round_.rows)],
@@ -264,7 +270,7 @@ class Rounds:
         return journal.config.model_copy(update=values)
 
     def _later(self, name: str) -> float:
-        """Seconds that are meant for what follows a round."""
+        """Return the seconds that remain after a round."""
         whole = self._journal.minutes * 60
         if name == CONFIRMATION:
             return 0.0
@@ -280,11 +286,14 @@ _ORDER = (ExitCode.OK, ExitCode.ENVIRONMENT, ExitCode.BAD_ANSWER)
 
 
 class RoundView:
-    """A round's view: what is left is said of the whole recommendation.
+    """View of a round. Its remaining time is that of the whole recommendation.
 
     Args:
-        view: who is shown it. name: of the round. later_s: seconds that are meant for what follows.
-        limit_s: those that the round may take.
+        view: the view of the recommendation.
+        name: name of the round.
+        later_s: seconds planned for later rounds.
+        limit_s: time limit of the round in seconds.
+        clock: returns the current time in seconds.
     """
 
     def __init__(
@@ -297,7 +306,7 @@ class RoundView:
         return getattr(self._view, name)
 
     def prompt(self, progress: RunProgress) -> None:
-        """Prompts were measured."""
+        """Show progress, with the remaining time of the recommendation."""
         left = progress.left_s
         if left is not None:
             left = min(left, max(0.0, self._ends - self._clock())) + self._later_s

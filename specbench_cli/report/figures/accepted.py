@@ -1,7 +1,7 @@
-"""How drafts are accepted: how many tokens of one, a histogram a method, and how often each level.
+"""Acceptance of drafts: a histogram of accepted tokens per method, and a heat map by level.
 
-Of the steps that drafted level k, the share that accepted it. The darker a field, the higher; the
-percentage is in it.
+The share at level k counts the steps that drafted level k and accepted it. Higher shares are darker
+and have their percentage as text.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import plots, style
 
 _ROW_IN, _FULL = 0.3, 0.82
-"""Height of a row of the histogram, and of its tallest bar as a part of it."""
+"""Height of a histogram row in inches, and height of its tallest bar in rows."""
 _LONGEST = 16
-"""The last bar stands for this many and more."""
+"""Number of accepted tokens from which on all steps share the last bar."""
 _FIELD_HIGH_IN, _FIELD_IN = 0.19, 0.17
-"""Height of a field, and its least width; levels that find no room are left out, and the axis says
-so."""
+"""Height of a field and its minimum width, in inches. Levels that do not fit are omitted, and the
+axis names their number."""
 
 
 def draw_counts(cells: Cells) -> plots.Figure | None:
-    """Histograms of accepted tokens; None where no method drafts, or none says what it accepted."""
+    """Return histograms of accepted tokens, or None if no method reports accepted drafts."""
     shares = {row.label: _shares(cells, row.label) for row in cells.summary.rows}
     shares = {label: own for label, own in shares.items() if own}
     if not shares:
@@ -43,7 +43,7 @@ def draw_counts(cells: Cells) -> plots.Figure | None:
 
 
 def _shares(cells: Cells, label: str) -> dict[int, float]:
-    """Share of a row's steps by accepted tokens; empty where nothing is ever drafted."""
+    """Return the share of a method's steps by accepted tokens, or {} if it never drafts."""
     steps = cells.steps(label)
     if not any(any(each.levels) for each in steps):
         return {}
@@ -54,7 +54,7 @@ def _shares(cells: Cells, label: str) -> dict[int, float]:
 
 
 def draw_levels(cells: Cells) -> plots.Figure | None:
-    """Acceptance by level; None where no method drafts, or none says what it drafted."""
+    """Return acceptance by level, or None if no method reports what it drafted."""
     rates = {r.label: r.acceptance_by_position for r in cells.summary.rows}
     rates = {label: own for label, own in rates.items() if own}
     if not rates:

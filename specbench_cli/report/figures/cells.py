@@ -1,4 +1,4 @@
-"""Data of figures: a run's summary, and its records without their bulk."""
+"""Data of figures: a run's summary, and its records without ids and traces."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from specbench_cli.summary.summary import Summary
 
 @dataclass(frozen=True)
 class Cells:
-    """The cells of a run.
+    """Records and summary of a run, for figures.
 
-    records: label -> its records, without ids and traces, in the order of the summary's rows.
-    prompt_tokens: by prompt and turn.
-    traced: the records of one output of each row, all of one prompt, with their traces.
+    Attributes:
+        records: label -> its records without ids and traces, in the order of the summary.
+        prompt_tokens: Number of tokens by prompt and turn.
+        traced: Records of one output per method, all of the same prompt, with their traces.
     """
 
     summary: Summary
@@ -30,7 +31,7 @@ class Cells:
 
     @classmethod
     def of(cls, reading: Reading) -> Cells:
-        """The cells of a run that was read; one output of each row is read again with its trace."""
+        """Return the data of a run. Reads one output per method again, with its trace."""
         found: dict[str, list[Record]] = {row.label: [] for row in reading.summary.rows}
         for record in reading.records:
             found[record.label].append(record)
@@ -45,27 +46,28 @@ class Cells:
 
     @property
     def sped(self) -> list[MethodSummary]:
-        """The rows that have a speedup, in the table's order, vanilla left out."""
+        """Methods that have a speedup, in the table's order, without vanilla."""
         rows = self.summary.rows
         return [row for row in rows if row.speedup is not None and row.label != BASELINE]
 
     def timed(self, label: str) -> list[Record]:
-        """A row's records whose times count."""
+        """Return a method's records that have valid times."""
         return [record for record in self.records.get(label, []) if untimed_reason(record) is None]
 
     def pairs(self, label: str) -> list[tuple[Record, Record]]:
-        """Return vanilla's record and a row's of each output, if the times of both count."""
+        """Return vanilla's and a method's records of the same outputs in pairs, if both times are
+        valid."""
         vanilla = {(r.prompt_id, r.turn, r.pass_): r for r in self.timed(BASELINE)}
         own = {(r.prompt_id, r.turn, r.pass_): r for r in self.timed(label)}
         return [(vanilla[output], own[output]) for output in own if output in vanilla]
 
     def steps(self, label: str) -> list[Steps]:
-        """The steps of a row's outputs that report them."""
+        """Return the steps of a method's outputs that report them."""
         return [r.steps for r in self.records[label] if r.steps is not None]
 
 
 def _traced(reading: Reading) -> Iterator[Record]:
-    """The records of the run's first prompt that has times, each row's, with their traces."""
+    """Yield each method's record of the first prompt that has times, with its trace."""
     timed = [record for record in reading.records if untimed_reason(record) is None]
     if not timed:
         return

@@ -1,8 +1,8 @@
-"""Speedup against the length of the context, a panel a method.
+"""Figure of speedup against context length, one panel per method.
 
-Outputs are put into groups of equal size by their mean context (the prompt and half the output);
-the decode speedup of each group has the interval that the table's has. Prompts of one length are
-often of one family: the figure shows what goes together, not what is the cause.
+Outputs are divided into groups of equal size by their mean context (the prompt and half the
+output). The decode speedup of a group has an interval like the table's. Prompts of similar length
+often belong to one task family, so the figure shows a correlation, not a cause.
 """
 
 from __future__ import annotations
@@ -16,20 +16,25 @@ from specbench_cli.summary.pairing import decode_time
 from specbench_cli.summary.speedups import Speedup, speedups
 
 _GROUPS, _FEWEST, _SPREAD = 4, 6, 1.5
-"""At most so many groups of at least so many questions, if their contexts differ by this factor."""
+"""Maximum number of groups, minimum questions per group, and minimum ratio of the longest to the
+shortest context."""
 _RESAMPLES = 999
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Outputs of about one context. context: their mean one, in tokens."""
+    """Outputs of similar context length.
+
+    Attributes:
+        context: Mean context in tokens.
+    """
 
     context: float
     speedups: dict[str, Speedup]
 
 
 def groups(cells: Cells) -> list[Group]:
-    """The groups of a run, by context; none where all contexts are alike."""
+    """Return the groups of a run by context, or none if all contexts are similar."""
     contexts = {
         (r.prompt_id, r.turn): cells.prompt_tokens[r.prompt_id, r.turn] + (r.n_tokens or 0) / 2
         for r in cells.baseline
@@ -53,7 +58,7 @@ def groups(cells: Cells) -> list[Group]:
 
 
 def draw(cells: Cells) -> plots.Figure | None:
-    """The figure; None where contexts are alike or nothing has a decode speedup."""
+    """Return the figure, or None if contexts are similar or no method has a decode speedup."""
     found = groups(cells)
     lines = {row.label: _line(found, row.label) for row in cells.sped}
     lines = {label: points for label, points in lines.items() if len(points) > 1}
@@ -75,7 +80,7 @@ def draw(cells: Cells) -> plots.Figure | None:
 
 
 def _line(found: Sequence[Group], label: str) -> list[plots.Point]:
-    """Return a method's speedup by context, with its interval where it has one."""
+    """Return a method's speedup by context, with its interval if it has one."""
     known = [(group.context, group.speedups[label]) for group in found]
     return [
         plots.Point(context, own.ratio, own.low or own.ratio, own.high or own.ratio)

@@ -1,7 +1,7 @@
-"""Tokens a step against what a step costs: the two that make a speedup.
+"""Figure of tokens per step against the cost of a step. Their ratio is the speedup.
 
-A step's cost is its decode time over that of a plain step of vanilla on the same outputs, so that
-MAT / cost is the decode speedup; it is the same along each grey line.
+The cost of a step is its decode time divided by that of a plain vanilla step on the same outputs.
+So MAT / cost is the decode speedup, which is constant along each grey line.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from specbench_cli.summary.metrics import MethodSummary
 
 _SIDE_IN = 2.75
 _ROUND_IN, _MANY_IN = 0.25, 16
-"""Inches around a name, and of names one after another; more need the width of a page."""
+"""Inches around a label, and maximum total width of labels in a one-column figure."""
 _LINES = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50, 100)
 _BEYOND = 1.5
-"""Lines are drawn as far as this factor beyond the points' speedups."""
+"""Factor by which the lines extend beyond the points' speedups."""
 
 
 def draw(cells: Cells) -> plots.Figure | None:
-    """The figure; None where no method but vanilla has steps and times."""
+    """Return the figure, or None if no method except vanilla has steps and times."""
     points = [
         (row, plots.Point(row.mat / row.decode_speedup, row.mat))
         for row in cells.summary.rows
@@ -53,7 +53,7 @@ def draw(cells: Cells) -> plots.Figure | None:
 
 
 def _point(row: MethodSummary, point: plots.Point) -> plots.Series:
-    """Return a row's mark. White is not ranked."""
+    """Return a method's mark. Methods that are not ranked are white."""
     if row.label == BASELINE:
         face = style.REFERENCE
     else:
@@ -63,7 +63,7 @@ def _point(row: MethodSummary, point: plots.Point) -> plots.Series:
 
 
 def _line(speedup: float, right: float, top: float) -> Iterator[plots.Mark]:
-    """Yield the line of one decode speedup, and its name where the line leaves the panel."""
+    """Yield the line of one decode speedup, with its label where the line leaves the panel."""
     x, y = min(right, top / speedup), min(right * speedup, top)
     yield plots.Series([plots.Point(0, 0), plots.Point(x, y)], style.guide(width=0.6))
     look = style.SMALL, style.MUTED

@@ -1,9 +1,8 @@
-"""The figure of lossy rows: how right their answers are against how fast they come.
+"""Figure of lossy methods: accuracy against speed.
 
-84 mm wide. A method is a line over its numbers, and a line more for each of its choices that is
-named by a word (`fill=copy`), told apart by colour and shape; its random controls have the same
-colour, hollow. What nothing is lost by, vanilla and lossless rows, is grey, and so is the draft by
-itself.
+84 mm wide. A method has one line over its numeric parameters per choice of its text parameters
+(`fill=copy`). Lines differ in colour and marker. The random controls of a method have its colour
+and hollow markers. Vanilla and lossless methods are grey, and so is the draft model alone.
 """
 
 from __future__ import annotations
@@ -17,22 +16,23 @@ from specbench_cli.summary.metrics import MethodSummary, has_partial
 from specbench_cli.summary.summary import Summary
 
 RANDOM = "random"
-"""The word by which a method's parameter asks for a coin in its rule's place."""
+"""Parameter value that replaces a method's accept rule by random acceptance."""
 _BY_WORK = "tokens for a target forward's work"
 
 Speed = Callable[[MethodSummary], float | None]
 
 
 def draw(summary: Summary) -> plots.Figure | None:
-    """The figure; None where no lossy row was scored."""
+    """Return the figure, or None if no lossy method has a score."""
     return plots.page([panel(summary)], columns=2) if _series(_drawn(summary)) else None
 
 
 def panel(summary: Summary) -> plots.Panel:
     """Return the panel of the figure.
 
-    Speed is the speedup over vanilla where every lossy row has one, else what no noise reaches:
-    tokens a target forward, or, where a forward may be a part of one, for the work of a whole one.
+    Speed is the speedup over vanilla if all lossy methods have one. Otherwise it is a measure
+    without timing noise: tokens per target forward, or tokens per work of a full forward if
+    forwards may be partial.
     """
     lossy = _drawn(summary)
     speed: Speed = lambda row: row.per_forward  # noqa: E731 - one of three
@@ -49,13 +49,15 @@ def panel(summary: Summary) -> plots.Panel:
 
 
 def _drawn(summary: Summary) -> list[MethodSummary]:
-    """Lossy rows that have both coordinates."""
+    """Return the lossy methods that have both coordinates."""
     return [row for row in summary.lossy if row.score is not None and row.per_forward is not None]
 
 
 def _series(lossy: Sequence[MethodSummary]) -> dict[str, list[MethodSummary]]:
-    """By the name of a line, its rows; behind each line that of its random controls, which may be
-    empty."""
+    """Return the methods of each line by its name.
+
+    Each line is followed by the line of its random controls, which may be empty.
+    """
     name = {row.label: _named(row, lossy) for row in lossy}
     found: dict[str, list[MethodSummary]] = {}
     for row in lossy:
@@ -70,7 +72,7 @@ def _series(lossy: Sequence[MethodSummary]) -> dict[str, list[MethodSummary]]:
 
 
 def _named(row: MethodSummary, lossy: Sequence[MethodSummary]) -> str:
-    """A row's method, with those words among its parameters that rows of it differ in."""
+    """Return a method's name with those text parameters in which its variants differ."""
     rows = [other for other in lossy if other.method == row.method and not other.control]
     words = [
         word
@@ -83,7 +85,7 @@ def _named(row: MethodSummary, lossy: Sequence[MethodSummary]) -> str:
 
 
 def _references(summary: Summary, speed: Speed) -> Iterator[plots.Mark]:
-    """Yield vanilla's accuracy and the draft's own as lines, and lossless rows as crosses."""
+    """Yield vanilla's and the draft model's accuracy as lines, and lossless methods as crosses."""
     for row in summary.rows:
         if row.score is None:
             continue
@@ -109,5 +111,5 @@ def _line(name: str, rows: Sequence[MethodSummary], at: int, speed: Speed) -> pl
 
 
 def _from_mean(row: MethodSummary, end: float | None) -> float:
-    """How far an end of its interval lies from a row's difference."""
+    """Return the distance from a method's score difference to an end of its interval."""
     return 0.0 if end is None or row.score_difference is None else end - row.score_difference

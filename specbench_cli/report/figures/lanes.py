@@ -1,8 +1,8 @@
-"""Timeline of a few steps: a lane a worker, forwards by their purpose, messages as arrows.
+"""Timeline of a few steps: one lane per worker, forwards by purpose, messages as arrows.
 
-Time runs from the end of prefill. A mark under a lane ends a step; the number at it is how many
-tokens the step committed. A forward through a part of a model is drawn less high, by its share.
-Learning, which came before the request, has a lane without a scale.
+Time starts at the end of prefill. A mark below a lane ends a step, with the number of tokens that
+the step committed. A forward through part of a model is drawn lower, in proportion. Learning
+happened before the request and has a lane without a scale.
 """
 
 from __future__ import annotations
@@ -20,30 +20,31 @@ _LOOKS = {role: style.PARTS[role] for role in ("prefill", "draft", "verify", "au
 """Colour and hatching by the purpose of a forward."""
 _EDGE = dict.fromkeys(_LOOKS, "white") | {"unused": style.MUTED}
 _LANE_IN, _BAR, _ROOM_IN = 0.24, 0.5, 0.11
-"""Height of a lane and, in lanes, of its forwards; the width that a step's number needs."""
+"""Height of a lane in inches, height of a forward in lanes, width of a step's number in inches."""
 _LEARNING, _LEARNT = -1, 0.06
-"""The lane of learning among an output's workers, and how much of the width stands for it."""
+"""Index of the learning lane among an output's workers, and its share of the width."""
 _LOWEST = 0.3
-"""Height of a forward through next to nothing of a model, in that of a whole one."""
+"""Minimum height of a partial forward, relative to a full one."""
 _STEPS = 4
-"""Steps in the figure of a run, of the row with the longest ones."""
+"""Number of steps in a run's figure, for the method with the longest steps."""
 
 
 def draw(cells: Cells) -> plots.Figure | None:
-    """The lanes of a run's first prompt, as long as a few steps take; None without traces."""
+    """Return the lanes of a run's first prompt for a few steps, or None without traces."""
     order = {label: place for place, label in enumerate(cells.records)}
     records = sorted(cells.traced, key=lambda record: order[record.label])
     return draw_lanes([make_lanes(record) for record in records], style.COLUMN_IN, _STEPS)
 
 
 def draw_lanes(lanes: Sequence[WorkerLanes], width: float, steps: int) -> plots.Figure | None:
-    """The first steps of some outputs.
+    """Return the first steps of some outputs.
 
     Args:
-        width: of the figure, in inches.
-        steps: that the output with the longest ones has room for.
+        width: Width of the figure in inches.
+        steps: Number of steps of the output with the longest steps.
+
     Returns:
-        None where no output has forwards after its prefill.
+        None if no output has forwards after its prefill.
     """
     lanes = [own for own in lanes if own.decoding]
     if not lanes:
@@ -86,7 +87,7 @@ def _ms(own: WorkerLanes, when: float) -> float:
 
 
 def _window(lanes: Sequence[WorkerLanes], steps: int) -> float:
-    """Return the milliseconds that are drawn: `steps` of the longest steps, or all there is."""
+    """Return the drawn time in milliseconds: `steps` of the longest steps, or the whole trace."""
     last = max(_ms(own, own.decoding[-1].end) for own in lanes)
     typical = [
         median(step.end - step.start for step in own.steps) / 1e6 for own in lanes if own.steps
@@ -95,7 +96,8 @@ def _window(lanes: Sequence[WorkerLanes], steps: int) -> float:
 
 
 def _places(lanes: Sequence[WorkerLanes]) -> dict[tuple[int, int], tuple[str, float]]:
-    """By output and worker, the name and the height of a lane; an output's lanes keep together."""
+    """Return the name and height of each lane by output and worker. Lanes of an output are
+    adjacent."""
     found, at = {}, 0.0
     for place, own in enumerate(lanes):
         for worker, models in own.workers.items():
@@ -120,10 +122,10 @@ def _messages(own: WorkerLanes, at: dict[int, float], window: float) -> Iterator
 
 
 def _ends_of_steps(own: WorkerLanes, at: float, window: float, wide: float) -> Iterator[plots.Mark]:
-    """Yield the ends of steps, and how many tokens each committed where that can be read.
+    """Yield the ends of steps, with the number of committed tokens where there is space.
 
     Args:
-        wide: width of the axes in inches.
+        wide: Width of the axes in inches.
     """
     taken = -_ROOM_IN
     ends = [(_ms(own, step.end), step.committed) for step in own.steps]

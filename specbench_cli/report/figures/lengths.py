@@ -1,7 +1,7 @@
-"""Speedup against how many levels are drafted a step, a line a method.
+"""Figure of speedup against drafted levels per step, one line per method.
 
-Rows of one method that draft differently, by a sweep or by a rule, are points of a line; where
-a rule decides, the length is the mean over steps.
+The points of a line are variants of a method with different draft lengths, from a sweep or a rule.
+If a rule chooses the length, its mean over steps is used.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.summary.metrics import MethodSummary
 
 _APART = 0.05
-"""Difference in levels below which two rows are one point, and no line."""
+"""Difference in levels below which two variants are one point."""
 
 
 def lines(cells: Cells) -> dict[str, list[tuple[float, MethodSummary]]]:
-    """By method, its rows by the mean number of levels a step, its own controls left out; methods
-    that have several."""
+    """Return the variants of each method that has several draft lengths, without its controls.
+
+    A variant is paired with its mean number of levels per step.
+    """
     found = defaultdict[str, list[tuple[float, MethodSummary]]](list)
     for row in (row for row in cells.sped if not row.control):
         steps = cells.steps(row.label)
@@ -37,7 +39,7 @@ def lines(cells: Cells) -> dict[str, list[tuple[float, MethodSummary]]]:
 
 
 def draw(cells: Cells) -> plots.Figure | None:
-    """The figure; None where no method is there with several lengths."""
+    """Return the figure, or None if no method has several draft lengths."""
     found = lines(cells)
     if not found:
         return None
@@ -58,7 +60,7 @@ def draw(cells: Cells) -> plots.Figure | None:
 def _series(
     method: str, points: list[tuple[float, MethodSummary]], at: int
 ) -> Iterator[plots.Series]:
-    """Yield a method's line, and its unranked rows (upper bounds, lossy) as hollow points."""
+    """Yield a method's line, and its unranked variants (upper bounds, lossy) as hollow points."""
     for hollow in (False, True):
         own = [
             plots.Point(length, row.speedup or 0.0, row.speedup_low, row.speedup_high)

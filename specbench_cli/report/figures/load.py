@@ -1,7 +1,7 @@
-"""Goodput, time to the first token and latency of requests at several arrival rates.
+"""Figure of goodput, time to first token and latency at several arrival rates.
 
-A line a row, with 95% intervals; of the two times the median (filled) and p99 (hollow, broken).
-A diamond at the top of the first panel is the rate from which on arrivals outrun a row.
+One line per method, with 95% intervals. Times are shown as median (filled) and p99 (hollow,
+dashed). A diamond at the top of the first panel marks the rate at which a method saturates.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PANELS = (
 
 
 def lines(cells: Cells) -> dict[str, list[LoadRow]]:
-    """By label, the row under each of several rates, the lowest first."""
+    """Return each method's results by label, sorted by rate, if there are several rates."""
     found: dict[str, list[LoadRow]] = {}
     for row in load_rows([record for own in cells.records.values() for record in own]):
         if row.offered is not None:
@@ -29,7 +29,7 @@ def lines(cells: Cells) -> dict[str, list[LoadRow]]:
 
 
 def draw(cells: Cells) -> plots.Figure | None:
-    """The figure; None of a run without several rates."""
+    """Return the figure, or None if the run does not have several rates."""
     found = lines(cells)
     if not found:
         return None
@@ -52,7 +52,7 @@ def draw(cells: Cells) -> plots.Figure | None:
 
 
 def _knees(found: Mapping[str, Sequence[LoadRow]], top: float) -> Iterator[plots.Series]:
-    """Yield the rate from which on each row is saturated."""
+    """Yield the rate at which each method saturates."""
     for at, rows in enumerate(found.values()):
         first = knee(rows)
         if first < len(rows):

@@ -1,7 +1,7 @@
-"""The figure of a sweep: discard rate against verification rate, and time against the parameter.
+"""Figure of a sweep: discard rate against verification rate, and speed against the parameter.
 
-174 mm wide (two columns of a journal). Lines are told apart by colours that colour-blind people can
-tell apart (Okabe & Ito) and by the shape of their points, which carry the parameter's value.
+174 mm wide (two columns of a journal). Lines have colours that colour-blind readers can distinguish
+(Okabe & Ito) and different markers. Points are labelled with the parameter's value.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from specbench_cli.summary.pareto import SweepPoint as SweepPoint
 _FRONT = "#b5b5b5"
 
 Lines = dict[str, list[SweepPoint]]
-"""By the name of a line, the points on it."""
+"""Line name -> its points."""
 
 
 def draw(sweep: Sweep) -> plots.Figure | None:
-    """The figure; None where no swept row is lossless and has rates that are known."""
+    """Return the figure, or None if no swept method is lossless and has known rates."""
     series: Lines = {}
     for point in sweep.points:
         known = point.row.discard_rate is not None and point.row.verification_rate is not None
-        if known and point.row.lossless:  # of others see `frontier`
+        if known and point.row.lossless:  # `frontier` shows lossy methods
             series.setdefault(point.series, []).append(point)
     if not any(point.along for points in series.values() for point in points):
         return None
@@ -38,8 +38,11 @@ def draw(sweep: Sweep) -> plots.Figure | None:
 
 
 def _rates(series: Lines) -> plots.Panel:
-    """Left: what each row discards and verifies. A row that is not swept and lies far out stands at
-    the edge, with its discard rate in words: the lines keep their room."""
+    """Return the left panel: discard and verification rates of the methods.
+
+    A method that is not swept and has a far larger discard rate is placed at the edge, with its
+    rate as text. So it does not squeeze the lines.
+    """
     edge = _ROOM * max(_rate(p).x for points in series.values() for p in points if _inside(p))
     front = sorted(_rate(p) for points in series.values() for p in points if p.front)
     steps = [corner for a, b in pairwise(front) for corner in (a, a._replace(x=b.x))]
@@ -70,18 +73,18 @@ def _rates(series: Lines) -> plots.Panel:
 
 
 _TICKS = 12
-"""Values that a right panel's axis has room for; words are named all the same."""
+"""Maximum number of tick labels for numbers in a right panel. Words always have a label."""
 _ROOM = 1.15
-"""How far the left panel reaches beyond the swept rows."""
+"""Width of the left panel relative to the largest discard rate of the swept methods."""
 
 
 def _inside(point: SweepPoint) -> bool:
-    """Return True if a point decides how far the left panel reaches."""
+    """Return True if a point determines the width of the left panel."""
     return point.along is not None or point.front
 
 
 def _times(name: str, series: Lines) -> plots.Panel:
-    """Right: the speedup along a parameter; without any, milliseconds a token."""
+    """Return a right panel: speedup against a parameter, or ms per token if no speedup is known."""
     lines = [(at, own) for at, own in enumerate(series.values()) if own[0].along == name]
     points = [p for _, own in lines for p in own]
     sped = any(p.row.speedup is not None for p in points)
@@ -114,7 +117,7 @@ def _times(name: str, series: Lines) -> plots.Panel:
 
 
 def _places(values: Sequence[Any]) -> dict[str, float]:
-    """Where on the axis each value stands: numbers at themselves, words after them."""
+    """Return the position of each value on the axis. Words follow the numbers."""
     numbers = sorted({value for value in values if is_number(value)})
     gaps = sorted(b - a for a, b in pairwise(numbers))
     step = gaps[len(gaps) // 2] if gaps else 1.0
@@ -127,14 +130,14 @@ def _places(values: Sequence[Any]) -> dict[str, float]:
 
 
 def _rate(point: SweepPoint) -> plots.Point:
-    """Return the point of a row in the left panel."""
+    """Return the point of a method in the left panel."""
     assert point.row.discard_rate is not None
     assert point.row.verification_rate is not None
     return plots.Point(point.row.discard_rate, point.row.verification_rate)
 
 
 def _time(point: SweepPoint, x: float, sped: bool) -> plots.Point | None:
-    """Return the point of a row in a right panel, with its interval."""
+    """Return the point of a method in a right panel, with its interval."""
     row = point.row
     height = row.speedup if sped else row.ms_per_token_p50
     if height is None:

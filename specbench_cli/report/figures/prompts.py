@@ -1,7 +1,8 @@
-"""Every output's time against vanilla's on the same prompt, a panel a method.
+"""Figure of every output's time against vanilla's on the same prompt, one panel per method.
 
-Below the line of equal times the method is faster; the broken line is twice as fast. Where outputs
-differ in length, vanilla's time is scaled to the method's tokens, as in the speedup.
+Below the line of equal times, the method is faster. The dashed line marks half of vanilla's time.
+If outputs differ in length, vanilla's time is scaled to the method's number of tokens, as in the
+speedup.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from specbench_cli.report.figures.drawing import plots, style
 
 _EDGE = 1.25
 _VECTORS = 500
-"""Points of one family that are drawn as lines; more of them are one picture."""
+"""Maximum number of points of a family drawn as vectors. More become one bitmap."""
 _DECADE = 30
-"""Times that span less have ticks between the powers of ten."""
+"""Ratio of times below which ticks between powers of ten are shown."""
 
 
 def times(cells: Cells, label: str) -> list[tuple[str, float, float]]:
-    """Family, vanilla's and the method's seconds of every output that both have a time of."""
+    """Return family, vanilla's seconds and the method's seconds of every output with both times."""
     found = list[tuple[str, float, float]]()
     for vanilla, own in cells.pairs(label):
         if own.ns.total and own.n_tokens and vanilla.ns.total and vanilla.n_tokens:
@@ -27,7 +28,7 @@ def times(cells: Cells, label: str) -> list[tuple[str, float, float]]:
 
 
 def draw(cells: Cells) -> plots.Figure | None:
-    """The figure; None where no method is paired with vanilla."""
+    """Return the figure, or None if no method is paired with vanilla."""
     from matplotlib.ticker import LogLocator
 
     by_row = {row.label: found for row in cells.sped if (found := times(cells, row.label))}
@@ -36,7 +37,7 @@ def draw(cells: Cells) -> plots.Figure | None:
     ends = [value for found in by_row.values() for _, *pair in found for value in pair]
     low, high = min(ends) / _EDGE, max(ends) * _EDGE
     round_ones = LogLocator(subs=(1, 2, 5) if high < _DECADE * low else (1,)).tick_values(low, high)
-    # A word at a panel's edge would reach into that of the next panel.
+    # A label at a panel's edge would overlap the next panel.
     ticks = {at: f"{at:g}" for at in round_ones if low * _EDGE < at < high / _EDGE}
     axis = plots.Axis(low=low, high=high, ticks=ticks, log=True)
     equal = [plots.Point(low, low), plots.Point(high, high)]

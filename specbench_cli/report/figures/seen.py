@@ -1,8 +1,8 @@
-"""MAT against the prompts seen, a panel a method that learns from one prompt for the next.
+"""Figure of MAT against prompts seen, one panel per method that learns across prompts.
 
-A point is the MAT of some neighbouring prompts of a pass, with the 95% interval that a ratio of
-sums over them has (linearised, Student's t). Prompts differ: where the grey lines, of methods that
-forget every prompt, rise as well, the prompts became easier.
+A point is the MAT of neighbouring prompts of a repeat, with the 95% interval of a ratio of sums
+(linearised, Student's t). Prompts differ in difficulty. If the grey lines of methods without memory
+rise too, the prompts became easier.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import plots, style
 
 _FEWEST, _SHARE = 6, 5
-"""Prompts of a point: at least so many, and one in so many of all."""
+"""Minimum number of prompts per point, and minimum share of all prompts (one in N)."""
 
 
 def points(cells: Cells, label: str) -> list[plots.Point]:
-    """A row's points along a pass; none where there are too few prompts for two apart.
+    """Return a method's points along a repeat, or none if there are too few prompts for two points.
 
-    x is the mean place of a point's prompts, from 1, and y their MAT. Every prompt counts once,
-    with its turns and passes together.
+    x is the mean position of a point's prompts, from 1, and y is their MAT. Every prompt counts
+    once, with its turns and repeats together.
     """
-    places: dict[int, dict[str, int]] = {}  # of each pass: prompts in the order of their outputs
+    places: dict[int, dict[str, int]] = {}  # of each repeat: prompts in the order of their outputs
     sums: dict[tuple[int, str], list[int]] = {}
     for record in cells.records[label]:
         of_pass = places.setdefault(record.pass_, {})
@@ -40,7 +40,7 @@ def points(cells: Cells, label: str) -> list[plots.Point]:
 
 
 def _point(prompts: Sequence[tuple[int, int, int]]) -> plots.Point:
-    """Return the point of some prompts, each a place, its committed tokens and its steps."""
+    """Return the point of some prompts: (position, committed tokens, steps) each."""
     from scipy.stats import t
 
     n, steps = len(prompts), sum(each[2] for each in prompts)
@@ -51,7 +51,7 @@ def _point(prompts: Sequence[tuple[int, int, int]]) -> plots.Point:
 
 
 def draw(cells: Cells) -> plots.Figure | None:
-    """The figure; None where no row learns from prompt to prompt, or prompts are few."""
+    """Return the figure, or None if no method learns across prompts, or prompts are few."""
     drafting = [row for row in cells.summary.rows if row.acceptance_rate is not None]
     if not any(row.order_matters for row in drafting):
         return None

@@ -1,7 +1,7 @@
-"""The default figure: the speedup of each method over vanilla, with its interval.
+"""Default figure: speedup of each method over vanilla, with its interval.
 
-Bars are told apart by lightness, families by the shape of their marks. A lossy method's speedup
-means nothing without what it costs: see `frontier`.
+Bars differ in lightness, and families in the shape of their marks. Lossy methods are in `frontier`,
+since their speedup is meaningful only with their loss of accuracy.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from specbench_cli.summary.summary import Summary
 _ROW_IN, _BAR = 0.225, 0.7
 """Height of a row in inches, and of its bar in rows."""
 _WHISKER, _DOT = -0.13, 0.17
-"""Places of the interval and of the families' marks below the middle of a bar."""
+"""Offsets of the interval and of the families' marks, relative to the middle of a bar."""
 _TEXT_IN, _DOT_IN = 0.08, 0.03
-"""Space around the text of a bar, and before it if it stands beyond a mark."""
+"""Space around the text of a bar, and space before it if it follows a mark."""
 _GAP = 0.7
 """Space between sections in rows."""
 _WORDS = {text.RUN_SCOPE: "run"}
-"""Word beside the border of a section; of any other section it is "engine"."""
+"""Label next to the border of a section. Other sections have the label "engine"."""
 
 
 def draw(summary: Summary) -> plots.Figure | None:
-    """Return the figure, or None if no lossless row has a speedup."""
+    """Return the figure, or None if no lossless method has a speedup."""
     rows = [(row, row.speedup) for row in summary.lossless if row.speedup is not None]
     if not rows:
         return None

@@ -1,6 +1,7 @@
-"""Methods and drafts on several targets: a field for each, the darker the higher.
+"""Heat map of methods and drafts on several targets.
 
-A panel for speedup, where something has one, and one for MAT; each field has its figure in it.
+One panel for speedup, if any method has one, and one for MAT. Higher values are darker and are
+printed in the fields.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _PANELS: tuple[
 
 
 def draw(cells: Cells) -> plots.Figure | None:
-    """The figure; None where there is one target, or no figure."""
+    """Return the figure, or None if there is one target or no value."""
     found = group_by_target(cells.summary, cells.manifest.get("targets") or ())
     panels = [panel for each in _PANELS if found and (panel := _panel(found, *each))]
     if found is None or not panels:
@@ -38,7 +39,8 @@ def _panel(
     value: Callable[[MethodSummary], float | None],
     shown: Callable[[MethodSummary], str],
 ) -> plots.Panel | None:
-    """Return the fields of a figure, a row a method and a column a target; None without values."""
+    """Return the panel of a metric, one row per method and one column per target. None without
+    values."""
     rows = [[own.get(row.label) for own in found.targets.values()] for row in found.rows]
     known = [value(row) for own in found.targets.values() for row in own.values()]
     values = [each for each in known if each is not None]

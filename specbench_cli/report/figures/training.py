@@ -33,7 +33,7 @@ def draw_curves(facts: Mapping[str, dict[str, Any]], path: Path) -> None:
 
 
 def draw_calibration(bins: Sequence[Bin], rejection_weight: float, path: Path) -> None:
-    """Draw the labelled share of acceptance by the predicted one."""
+    """Draw the observed acceptance rate against the predicted one."""
     shares = [at / 100 for at in range(101)]
     equal = [plots.Point(share, share) for share in shares]
     best = [plots.Point(s / (s + rejection_weight * (1 - s)), s) for s in shares]

@@ -1,16 +1,16 @@
-"""Where a method's speedup comes from and where it goes.
+"""Figure of the losses between a method's ideal and measured speedup.
 
-If a step took no longer than a plain forward, the speedup would be MAT. With V the baseline's and M
-the method's decode times on the same outputs, each made of its forwards of the target (verify), its
-drafting (draft) and the rest (host), and s the steps over the baseline's:
+If a step took as long as a plain forward, the speedup would be MAT. V and M are the decode times of
+the baseline and the method on the same outputs. Each consists of target forwards (verify), drafting
+(draft) and the rest (host). s is the number of the method's steps over the baseline's.
 
     ideal          1 / s                                     = MAT
     verify         V / (s V + verify_M - s verify_V)         a step verifies many tokens
     draft          V / (s V + ... + draft_M)
     host           V / (s V + ... + host_M - s host_V)
     overlap        V / M                                     several workers compute at once
-    prefill        the same of the whole outputs, but for what learning took
-    learn          with that: the speedup of the table
+    prefill        the ratio of whole outputs, without the time for learning
+    learn          with learning: the speedup of the table
 """
 
 from __future__ import annotations
@@ -28,14 +28,18 @@ _LOOKS = {
 } | {"measured": (style.REFERENCE, None)}
 _ROW_IN = 0.42
 _ROW, _STAIRS, _BAR, _BAR_AT = 0.88, 0.55, 0.3, 0.28
-"""In rows: what of one is used, how much of it by the stairs, and the measured bar below them."""
+"""Used height of a row, height of the stairs, height and offset of the measured bar, in rows."""
 _OVERLAP = 1e-3
-"""Share of decode time below which an overlap is rounding of the clock."""
+"""Minimum share of decode time for an overlap. Smaller values are rounding of the clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fall:
-    """A method's way from the ideal to the measured speedup: after each part, what is left."""
+    """The losses of a method from the ideal to the measured speedup.
+
+    Attributes:
+        left: Remaining speedup after each part.
+    """
 
     label: str
     ideal: float
@@ -43,12 +47,12 @@ class Fall:
 
     @property
     def measured(self) -> float:
-        """The speedup of the table."""
+        """Speedup of the table."""
         return list(self.left.values())[-1]
 
 
 def falls(cells: Cells) -> list[Fall]:
-    """The methods whose steps and times are known, in the table's order."""
+    """Return the methods whose steps and times are known, in the table's order."""
     found = []
     for row in cells.sped:
         pairs = [pair for pair in cells.pairs(row.label) if all(map(_known, pair))]
@@ -58,7 +62,7 @@ def falls(cells: Cells) -> list[Fall]:
 
 
 def draw(cells: Cells) -> plots.Figure | None:
-    """The figure; None where no method's times are known by part."""
+    """Return the figure, or None if no method has times by part."""
     found = falls(cells)
     if not found:
         return None

@@ -1,1 +1,1 @@
-"""A gallery of finished runs as static pages: a leaderboard, and a page a run."""
+"""A gallery of finished runs as static pages: a leaderboard and one page per run."""

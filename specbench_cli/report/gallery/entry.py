@@ -1,4 +1,4 @@
-"""What a gallery keeps of a run for its leaderboard: `entry.json` in the run's folder."""
+"""Leaderboard data of a run: `entry.json` in the run's folder of the gallery."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ FILE = "entry.json"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A row of a run on the leaderboard.
+    """A method of a run on the leaderboard.
 
-    scope: "run" or "corpus" where it learns from prompt to prompt, so that its figures depend on
-        their order; else "prompt".
-    output: its verdicts, in words. draft: the draft model that it uses; None where it uses none.
+    Attributes:
+        scope: "run" or "corpus" if the method learns across prompts, so that its results depend on
+            their order. Otherwise "prompt".
+        output: Its verdicts as text.
+        draft: Draft model that the method uses. None if it uses none.
     """
 
     __pydantic_config__ = STRICT
@@ -54,11 +56,14 @@ class Line:
 class Entry:
     """A published run.
 
-    identity: the same however often, and from whichever folder, the run is published.
-    machine: its id. hardware: what it is, in words. setting: how the run decoded, in words; rows
-        of different settings are not ranked together.
-    prompts: task -> how many questions. plumbing: those tasks that are beyond the training of the
-        embedded target, on which speedups mean nothing.
+    Attributes:
+        identity: Id of the run. It does not depend on the folder or the number of publications.
+        prompts: Number of questions by task.
+        plumbing: Tasks beyond the training of the embedded target. Speedups on them mean nothing.
+        machine: Id of the machine.
+        hardware: Description of the machine.
+        setting: Description of the decoding. Methods with different settings are not ranked
+            together.
     """
 
     __pydantic_config__ = STRICT
@@ -79,12 +84,12 @@ class Entry:
 
     @property
     def tasks(self) -> str:
-        """The names of its tasks."""
+        """Names of its tasks."""
         return ", ".join(sorted(self.prompts))
 
 
 def entry_of(reading: Reading) -> Entry:
-    """The entry of a run that `refuse` lets pass."""
+    """Return the entry of a run that `refuse` accepts."""
     manifest, summary, facts = reading.run.manifest, reading.summary, reading.facts
     machine = manifest["machine"]
     created = str(manifest.get("created_utc", "?"))
@@ -108,7 +113,7 @@ def entry_of(reading: Reading) -> Entry:
 
 
 def hardware(machine: Mapping[str, Any]) -> str:
-    """What a machine is, in words."""
+    """Return a description of a machine."""
     parts = machine.get("hardware") or {}
     cores, memory = parts.get("cores"), parts.get("memory_gib")
     words = [str(parts.get("cpu") or "unknown CPU")]
@@ -119,7 +124,11 @@ def hardware(machine: Mapping[str, Any]) -> str:
 
 
 def load(file: Path) -> Entry:
-    """Read an entry. Raises UsageError where it is damaged."""
+    """Read an entry.
+
+    Raises:
+        UsageError: The entry is damaged.
+    """
     try:
         return _entries().validate_json(files.read_own(file) or b"")
     except (OSError, ValidationError) as error:
@@ -131,7 +140,6 @@ def load(file: Path) -> Entry:
 
 
 def save(entry: Entry, file: Path) -> None:
-    """Write an entry."""
     document = _entries().dump_json(entry, indent=2).decode()
     file.write_text(f"{output.escaped_json(document)}\n", encoding="utf-8")
 
@@ -142,7 +150,7 @@ def _entries() -> TypeAdapter[Entry]:
 
 
 def _is_ranked(row: MethodSummary) -> bool:
-    """Other engines' rows are over other vanillas."""
+    """Return True if a method is ranked. Other engines have a vanilla of their own."""
     return row.speedup is not None and not (row.upper_bound or row.broken or row.engine)
 
 
@@ -164,7 +172,10 @@ def _line(row: MethodSummary) -> Line:
 
 
 def _setting(facts: Facts, effective: Mapping[str, Any]) -> str:
-    """What must be the same of rows that are ranked together, beside target, task and machine."""
+    """Return the settings that methods must share to be ranked together.
+
+    Target, tasks and machine must be the same, too.
+    """
     words = [f"{facts.decoding} {facts.dtype}".strip(), facts.device]
     devices = effective.get("devices")
     if devices:

@@ -1,10 +1,10 @@
-"""Adding a run to a gallery: its folder below `runs/`, and the index made anew.
+"""Publishing of runs to a gallery: a folder per run below `runs/`, and a new index.
 
-FOLDER/index.html               the leaderboard, and every run
-FOLDER/runs/NAME/index.html     a run: picture, table, what it shows
-FOLDER/runs/NAME/report.html    its whole report
-FOLDER/runs/NAME/speedup.svg    its picture, for other pages
-FOLDER/runs/NAME/entry.json     what the index knows of it
+FOLDER/index.html               leaderboard and all runs
+FOLDER/runs/NAME/index.html     page of a run: figure, table, summary
+FOLDER/runs/NAME/report.html    full report of the run
+FOLDER/runs/NAME/speedup.svg    figure, for other pages
+FOLDER/runs/NAME/entry.json     data of the run for the index
 """
 
 from __future__ import annotations
@@ -33,7 +33,13 @@ _RUNS = "runs"
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A run in a gallery. page: its own. index: the gallery's. replaced: whether it was there."""
+    """A run in a gallery.
+
+    Attributes:
+        page: Page of the run.
+        index: Index of the gallery.
+        replaced: True if the gallery contained the run before.
+    """
 
     entry: Entry
     page: Path
@@ -42,14 +48,16 @@ class Published:
 
 
 def publish(reading: Reading, folder: Path, *, overwrite: bool = False) -> Published:
-    """Add a run to the gallery in a folder, which is made if need be; the run replaces itself.
+    """Add a run to the gallery in a folder, or replace the same run in it.
+
+    The folder is created if it does not exist.
 
     Args:
-        overwrite: replace files that specbench did not write, or that were changed since.
+        overwrite: Replace files that specbench did not write, or that were changed since.
 
     Raises:
-        SpecbenchError: the run is one that no gallery takes (`refusal.refuse`).
-        UsageError: the folder holds something else, or cannot be written to.
+        SpecbenchError: A gallery does not accept the run (`refusal.refuse`).
+        UsageError: The folder holds something else, or is not writable.
     """
     refuse(reading)
     try:
@@ -73,7 +81,7 @@ def publish(reading: Reading, folder: Path, *, overwrite: bool = False) -> Publi
 
 
 def _begin(folder: Path) -> None:
-    """Make sure of a folder that is a gallery or may become one."""
+    """Create the folder if needed. Raise UsageError if its index is not a gallery's."""
     (folder / _RUNS).mkdir(parents=True, exist_ok=True)
     files.refuse_link(folder / _RUNS)
     index = folder / INDEX
@@ -86,13 +94,13 @@ def _begin(folder: Path) -> None:
 
 
 def _entries(folder: Path) -> Iterator[tuple[str, Entry]]:
-    """The runs of a gallery: the names of their folders, and their entries."""
+    """Yield the runs of a gallery: folder name and entry."""
     for file in sorted((folder / _RUNS).glob(f"*/{entries.FILE}")):
         yield file.parent.name, entries.load(file)
 
 
 def _free(name: str, folder: Path) -> str:
-    """A name that nothing in a folder has."""
+    """Return a name that does not exist in a folder."""
     free, copy = name, 2
     while (folder / free).exists():
         free, copy = f"{name}-{copy}", copy + 1
@@ -100,7 +108,7 @@ def _free(name: str, folder: Path) -> str:
 
 
 def _write(reading: Reading, entry: Entry, folder: Path) -> None:
-    """All files of a run."""
+    """Write all files of a run."""
     with tempfile.TemporaryDirectory() as drawn:
         pictures = figures.write_figures(reading, Path(drawn), heavy=HEAVIEST)
         write_html(reading, folder, figures=pictures)

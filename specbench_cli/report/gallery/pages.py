@@ -1,5 +1,8 @@
-"""The gallery's pages: the index with its leaderboard, and a page a run. Both are complete: style
-and picture are inside, there is no script, and all text is escaped on its way in."""
+"""Pages of the gallery: the index with its leaderboard, and one page per run.
+
+Pages are self-contained: style and figure are inline, and there is no script. All text is escaped
+when it is inserted.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from specbench_cli.summary.columns import Column
 from specbench_cli.summary.metrics import METRICS, MethodSummary
 
 MARK = "specbench gallery"
-"""What an index says that it was made by; another's page is not written over."""
+"""Marker in the index that specbench writes. An index without it is never overwritten."""
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _GUARANTEES = {
@@ -34,25 +37,29 @@ _GUARANTEES = {
     "quality_only": "Lossy: the quality of the answers alone is claimed",
     "workflow": "Lossy: another way of working",
 }
-"""What a guarantee is, in words; the order is that of the boards."""
+"""Guarantees as text, in the order of the leaderboards."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A run on the index. link: its page."""
+    """A run on the index.
+
+    Attributes:
+        link: Link to its page.
+    """
 
     entry: Entry
     link: str
 
 
 Ranked = tuple[Place, Line]
-"""A row of the leaderboard."""
+"""A method on the leaderboard."""
 
 
 def _like(
     column: Column[MethodSummary], shown: Callable[[Line], str], value: str
 ) -> Column[Ranked]:
-    """Return a column of reports for the rows of the leaderboard."""
+    """Return a column of reports for the leaderboard."""
     return Column(
         column.heading,
         column.meaning,
@@ -103,7 +110,11 @@ def _questions(place: Place) -> int:
 
 
 def run_page(reading: Reading, entry: Entry, picture: Inlined | None) -> str:
-    """Return a run's own page. picture: its speedups, where there are any to draw."""
+    """Return a run's own page.
+
+    Args:
+        picture: Figure of its speedups. None if there is nothing to draw.
+    """
     proof = text.proof(reading.summary)
     return page(
         "run.html.j2",
@@ -138,8 +149,10 @@ def index_page(places: Sequence[Place]) -> str:
 
 
 def boards(places: Iterable[Place]) -> list[Section]:
-    """Return the leaderboard: a section per target, tasks, setting and machine, with a table per
-    guarantee, the best rows first."""
+    """Return the leaderboard: one section per target, tasks, setting and machine.
+
+    A section has one table per guarantee, with the fastest methods first.
+    """
 
     def key(place: Place) -> tuple[str, str, str, str]:
         entry = place.entry
@@ -156,7 +169,7 @@ def boards(places: Iterable[Place]) -> list[Section]:
 
 
 def _note(entry: Entry) -> Iterator[str]:
-    """What the rows of a board have in common."""
+    """Yield the common properties of a leaderboard section: machine, settings and warnings."""
     yield f"{entry.hardware} (machine {entry.machine})"
     yield entry.setting
     if entry.plumbing:
@@ -165,15 +178,18 @@ def _note(entry: Entry) -> Iterator[str]:
 
 
 def _few(places: Sequence[Place]) -> list[str]:
-    """The runs that are too small to rank by."""
+    """Return a note on the runs that are too small to rank."""
     few = [place.entry for place in places if _questions(place) < text.FEW]
     names = ", ".join(entry.name for entry in few)
     return [f"fewer than {text.FEW} questions, too few to rank by: {names}"] if few else []
 
 
 def _ranked(places: Sequence[Place], name: str) -> Iterator[Grid]:
-    """A table a guarantee; those that learn from prompt to prompt apart, as their figures depend on
-    the order of the prompts."""
+    """Yield one table per guarantee.
+
+    Methods that learn across prompts have their own table, since their results depend on the order
+    of the prompts.
+    """
     rows = [(place, line) for place in places for line in place.entry.lines]
     for guarantee in GUARANTEES:
         for learns in (False, True):
@@ -189,7 +205,7 @@ def _ranked(places: Sequence[Place], name: str) -> Iterator[Grid]:
 
 
 def link(folder: str) -> str:
-    """Where a run's page is, seen from the index."""
+    """Return the link from the index to a run's page."""
     return f"runs/{quote(folder)}/index.html"
 
 

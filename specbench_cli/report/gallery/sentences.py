@@ -1,4 +1,4 @@
-"""What a run shows, in three sentences that are computed from its figures."""
+"""Summary of a run in three sentences, computed from its results."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from specbench_cli.summary.metrics import MethodSummary, alike
 from specbench_cli.summary.summary import Summary
 
 _NAMED = 4
-"""Rows that a sentence names one by one."""
+"""Maximum number of methods that a sentence names."""
 
 
 def three(summary: Summary) -> tuple[str, str, str]:
-    """Which method is fastest, what is proved of the outputs, and where that method's time goes."""
+    """Return sentences about the fastest method, the proof of its outputs, and its time."""
     return _fastest(summary), _proof(summary), _time(summary)
 
 
 def _first(summary: Summary) -> MethodSummary | None:
-    """The best ranked lossless row that is not the baseline itself, nor another engine's."""
+    """Return the fastest ranked lossless method, without the baseline and other engines."""
     rows = [row for row in summary.lossless if row.speedup is not None and not row.engine]
     return next((row for row in rows if row.label != BASELINE and not row.upper_bound), None)
 
@@ -91,7 +91,7 @@ def _time(summary: Summary) -> str:
 
 
 def _listed(words: list[str]) -> str:
-    """Words with commas and an `and`; of many the first ones."""
+    """Return words joined by commas and "and". Long lists are cut."""
     if len(words) > _NAMED:
         words = [*words[: _NAMED - 1], f"{len(words) - _NAMED + 1} more"]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,4 +1,4 @@
-"""The manifest as the page shows it: how a run was set up, on what, with which versions."""
+"""Manifest sections of the HTML page: settings, models, machine and versions of a run."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from specbench_cli.store.manifest import truncate_texts
 from specbench_cli.summary import formats
 
 _PATH = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|/|~/)[^\s,;:'\"\])]*[/\\]([^\s,;'\"\])/\\]+)")
-"""An absolute path; its last part is its name."""
+"""An absolute path. The group is its last part."""
 _SECTIONS = ("models", "heads", "machine", "versions", "git", "environment", "tolerance")
 
 Line = tuple[str, str, str]
-"""A fact: its name, the fact, and where it comes from (or nothing)."""
+"""A fact: its name, its value, and the source of the value, which may be empty."""
 
 
 def sections(manifest: Mapping[str, Any]) -> list[tuple[str, list[Line]]]:
-    """The manifest's facts under headings; folders are named without the way to them."""
+    """Return the facts of the manifest by heading. Absolute paths are cut to their last part."""
     manifest = truncate_texts(dict(manifest))
     run = [(key, manifest.get(key)) for key in ("created_utc", "finished_utc", "status", "noisy")]
     sources = manifest.get("config_sources", {})
@@ -40,12 +40,12 @@ def sections(manifest: Mapping[str, Any]) -> list[tuple[str, list[Line]]]:
 
 
 def public(said: str) -> str:
-    """A text with absolute paths cut to their last part."""
+    """Return a text with absolute paths cut to their last part."""
     return _PATH.sub(r"\1", said)
 
 
 def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """Nested facts, each named by the way to it."""
+    """Yield nested facts, each named by its dotted path."""
     for key, inner in value.items():
         name = f"{before}{key}"
         if isinstance(inner, Mapping) and inner:

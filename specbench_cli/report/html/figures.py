@@ -1,8 +1,8 @@
-"""Figures as part of a page: SVG files inlined so that the page's own rules hold for them.
+"""Figures of the HTML page: SVG files inlined under the page's content security policy.
 
-A strict content security policy allows no `style` attributes, so what they say is moved to the
-presentation attributes of the same names; ids are made unique to the page; colours stay as they
-are, which lets the style sheet replace ink and paper in the dark.
+The policy forbids `style` attributes, so their declarations become presentation attributes. The ids
+are made unique within the page. Colours are kept, so that the style sheet can replace them in dark
+mode.
 """
 
 from __future__ import annotations
@@ -25,17 +25,21 @@ _DRAWN = frozenset(
 )
 """Elements that are kept."""
 HEAVIEST = 250_000
-"""Bytes of an SVG; a heavier one (thousands of points) is shown as its PNG."""
+"""Maximum size of an inlined SVG, in bytes. A larger one is shown as its PNG."""
 _ACROSS = re.compile(r'viewBox="0 0 ([\d.]+) ')
 _COLUMN = 300
-"""Points that a figure of a column's width is narrower than."""
+"""Maximum width of a figure for one column, in points."""
 _FONT = re.compile(r"(?:(italic|oblique)\s+)?(?:(bold|\d{3})\s+)?([\d.]+)px\s+(.+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Inlined:
-    """A figure of the page. wide: drawn for a page's width, not a column's. svg: its markup, or
-    empty where `png` holds a data URL instead."""
+    """A figure of the page.
+
+    Attributes:
+        wide: True if the figure is drawn for the full page width, not for one column.
+        svg: Its markup. Empty if `png` holds a data URL instead.
+    """
 
     name: str
     caption: str
@@ -45,7 +49,7 @@ class Inlined:
 
 
 def inlined(files: Sequence[Path]) -> Iterator[Inlined]:
-    """The figures of some files, those with an SVG; a PNG is looked for beside it."""
+    """Yield the figures of the SVG files. A PNG of the same name replaces a large SVG."""
     for file in files:
         if file.suffix != ".svg":
             continue
@@ -61,17 +65,17 @@ def inlined(files: Sequence[Path]) -> Iterator[Inlined]:
 
 
 def svg(source: str, name: str) -> Markup:
-    """An SVG document as an element of a page.
+    """Return an SVG document as an element of a page.
 
     Args:
-        source: what one of our own figures was written as.
-        name: put before all ids.
+        source: An SVG document that specbench's figures wrote.
+        name: Prefix of all ids.
     """
     root = ElementTree.fromstring(source)
     _clean(root, f"{name}-")
     for key in ("width", "height", "version"):
         root.attrib.pop(key, None)
-    # What matplotlib says of all elements in a style sheet.
+    # matplotlib sets these for all elements in a style sheet, which is dropped here.
     root.attrib |= {"stroke-linejoin": "round", "stroke-linecap": "butt", "aria-hidden": "true"}
     ElementTree.register_namespace("", _SVG)
     text = ElementTree.tostring(root, encoding="unicode")
@@ -98,7 +102,8 @@ def _clean(element: ElementTree.Element, prefix: str) -> None:
 
 
 def _properties(style: str) -> Iterator[tuple[str, str]]:
-    """The declarations of a `style` attribute; `font` in its parts, as it is no attribute."""
+    """Yield the declarations of a `style` attribute. `font` is split, since it is not an SVG
+    attribute."""
     for declaration in style.split(";"):
         name, _, value = (part.strip() for part in declaration.partition(":"))
         if name == "font" and (font := _FONT.fullmatch(value)):

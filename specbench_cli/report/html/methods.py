@@ -1,4 +1,4 @@
-"""A run's methods as the page describes them: idea, parameters, source, by their own classes."""
+"""Method cards of the HTML page: idea, parameters and source, taken from the method classes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,12 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A parameter. values: by row, where the run's rows of the method have it; of no row where all
-    have the same."""
+    """A parameter.
+
+    Attributes:
+        values: Pairs of label and value for the run's methods that have the parameter. One pair
+            with an empty label if all have the same value.
+    """
 
     name: str
     description: str
@@ -43,8 +47,13 @@ class Param:
 class Card:
     """A method of the run.
 
-    about: its description. facts: short ones, by what they are. citation: BibTeX, or empty. Empty
-    where the method cannot be imported here: `missing` says so.
+    `about`, `citation` and the descriptions are empty if the method cannot be imported here.
+    `missing` then gives the reason.
+
+    Attributes:
+        about: Its description.
+        facts: Pairs of name and value.
+        citation: BibTeX entry. May be empty.
     """
 
     name: str
@@ -58,7 +67,7 @@ class Card:
 
 
 def cards(summary: Summary) -> list[Card]:
-    """The cards of a run's methods, in the order of its rows."""
+    """Return the cards of a run's methods, in the order of the summary."""
     return [_card(name, summary) for name in dict.fromkeys(row.method for row in summary.rows)]
 
 
@@ -113,14 +122,14 @@ def _value(value: Any) -> str:
 
 
 def _of_file(method: type[Method]) -> str:
-    """What a method's file says of its sources."""
+    """Return the sources named in the docstring of a method's file."""
     module = inspect.getmodule(method)
     parts = (inspect.getdoc(module) or "").split("\n\n") if module is not None else []
     return "\n\n".join(parts[1:])
 
 
 def blocks(doc: str) -> Iterator[Block]:
-    """A docstring's paragraphs and numbered lists, without its line breaks; one line at least."""
+    """Yield the paragraphs and numbered lists of a docstring, without line breaks. At least one."""
     for paragraph in re.split(r"\n\s*\n", doc.strip()):
         lead, *items = re.split(r"^\s*\d+\.\s+", paragraph, flags=re.MULTILINE)
         if not items or lead.strip():

@@ -1,7 +1,7 @@
-"""One self-contained HTML file: tables, figures, methods, set-up, and the token viewer.
+"""Self-contained HTML report of a run: tables, figures, methods, setup and token viewer.
 
-It loads nothing: style, script, pictures and data are inline, and a content security policy allows
-no other script or style than these, by their hashes. All text is escaped on its way in.
+The page loads nothing. Style, script, pictures and data are inline, and a content security policy
+allows only these styles and scripts, by their hashes. All text is escaped when it is inserted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from specbench_cli.summary.pareto import find_sweep
 
 NAME = "report.html"
 _ROOM = 4_000_000
-"""Bytes for figures and token viewer; tables and texts are small beside them."""
+"""Maximum size of figures and token viewer together, in bytes. Tables and text are small in
+comparison."""
 _LISTED = 500
 """Maximum number of incidents of a kind that are listed one by one."""
 _SCRIPTS = ("page.js", "tables.js", "tree.js", "viewer.js")
@@ -45,7 +46,7 @@ _SCRIPTS = ("page.js", "tables.js", "tree.js", "viewer.js")
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A figure at the head of the page."""
+    """A headline number at the top of the page."""
 
     name: str
     value: str
@@ -54,14 +55,14 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Tiles(Widget):
-    """The most important figures."""
+    """The most important numbers."""
 
     tiles: Sequence[Tile]
 
 
 @dataclass(frozen=True, slots=True)
 class Key(Widget):
-    """The colours of the time bars, and sentences about the tables above."""
+    """The legend of the time bars, and notes about the tables above."""
 
     text: str
 
@@ -75,7 +76,11 @@ class Figures(Widget):
 
 @dataclass(frozen=True, slots=True)
 class Tokens(Widget):
-    """The token viewer. others: the command that shows further prompts, if there are any."""
+    """The token viewer.
+
+    Attributes:
+        others: Command that shows further prompts. Empty if there are none.
+    """
 
     sample: str
     others: str
@@ -109,11 +114,11 @@ class Manifest(Widget):
 def write_html(
     reading: Reading, folder: Path, *, figures: Sequence[Path] | None = None
 ) -> list[Path]:
-    """Write `report.html`: the same bytes for the same records.
+    """Write `report.html`. The same records give the same bytes.
 
     Args:
-        folder: where to; it exists.
-        figures: files of the figures, if they are drawn already; None draws them.
+        folder: An existing folder.
+        figures: Files of the figures. None draws them.
     """
     file = folder / NAME
     if figures is None:
@@ -194,7 +199,7 @@ def _notes(reading: Reading) -> str:
 
 
 def _tokens(reading: Reading, pictures: Sequence[Inlined]) -> Tokens:
-    """Return the token viewer, in the room that the figures leave."""
+    """Return the token viewer, in the space that the figures leave."""
     room = _ROOM - sum(len(picture.svg) + len(picture.png) for picture in pictures)
     shown = viewer(reading, decoder_of(reading.facts.target), min(BUDGET, room))
     run = public(reading.name) if reading.facts.runs == 1 else "RUN"
@@ -203,8 +208,11 @@ def _tokens(reading: Reading, pictures: Sequence[Inlined]) -> Tokens:
 
 
 def brief(reading: Reading) -> str:
-    """Return what a notebook shows of a run: the tables over all prompts, and what must be known of
-    them. HTML without style and script; all text is escaped."""
+    """Return the summary that a notebook shows: the tables over all prompts, warnings and the
+    proof.
+
+    The HTML has no style and no script. All text is escaped.
+    """
     rendered = (
         environment()
         .get_template("brief.html.j2")
@@ -219,14 +227,14 @@ def brief(reading: Reading) -> str:
 
 
 def heading(reading: Reading) -> str:
-    """What was run on what."""
+    """Return the target and the tasks of a run."""
     questions = ", ".join(f"{n} questions of {t}" for t, n in reading.summary.prompts.items())
     target = reading.facts.target
     return f"{target} on {questions}" if questions else target
 
 
 def lead(reading: Reading) -> str:
-    """How it was run, in a line."""
+    """Return one line about decoding, models, hardware and repeats."""
     facts = reading.facts
     parts = [f"{facts.decoding} decoding, {facts.dtype}"]
     if "target" in facts.hosted:
@@ -250,7 +258,7 @@ def lead(reading: Reading) -> str:
 
 
 def warned(reading: Reading) -> list[str]:
-    """What must be known before a figure is used."""
+    """Return the warnings that a reader needs before using a number."""
     forced = [f"forced: the runs differ in {said}" for said in reading.facts.forced]
     return [
         *forced,
@@ -265,7 +273,7 @@ def _counted(n: int, one: str, more: str) -> str:
 
 
 def _tiles(reading: Reading) -> Iterator[Tile]:
-    """What a reader wants to know first."""
+    """Yield the headline numbers."""
     summary = reading.summary
     ranked = [row for row in summary.lossless if row.letters]
     if ranked:
@@ -291,7 +299,8 @@ def _tiles(reading: Reading) -> Iterator[Tile]:
 
 
 def _fastest(best: MethodSummary, equal: Sequence[str]) -> Tile:
-    """The best lossless row, with those that cannot be told from it."""
+    """Return the tile of the fastest lossless method and the methods that do not differ
+    significantly."""
     interval = f"95% {metrics.interval(best)}. " if best.speedup_low is not None else ""
     differs = f"No significant difference from {', '.join(equal)}" if equal else "Alone in front"
     named = f"{best.label} {metrics.SPEEDUP.shown(best)}"
@@ -299,7 +308,7 @@ def _fastest(best: MethodSummary, equal: Sequence[str]) -> Tile:
 
 
 def _sample(shown: Viewer) -> str:
-    """What of the run the viewer has."""
+    """Return a sentence about which questions the viewer contains."""
     if not shown.of:
         return "The texts of these prompts were not kept."
     if shown.prompts == shown.of:

@@ -1,7 +1,7 @@
-"""The data of the token viewer: some prompts, every row's output on them, token by token.
+"""Data of the token viewer: a sample of prompts with every method's output, token by token.
 
-A sample: what does not fit into the page is left out. Prompts with outputs that differ come first,
-then those whose drafts were kept, then the others, spread over the families.
+The sample is limited by the page's size. Prompts with differing outputs come first, then prompts
+with stored drafts, then the others, spread over the task families.
 """
 
 from __future__ import annotations
@@ -19,26 +19,31 @@ from specbench_cli.store.schema import BASELINE, DraftedTokens, Record
 from specbench_cli.summary.comparison import Decode, first_difference
 
 BUDGET = 2_500_000
-"""Bytes of the viewer's data."""
+"""Maximum size of the viewer's data, in bytes."""
 _MOST = 60
-"""Prompts of which records are looked at."""
+"""Maximum number of prompts whose records are read."""
 _LONGEST = 20_000
-"""Characters of a prompt's text."""
+"""Maximum length of a prompt's text, in characters."""
 _WORST_FIRST = ("mismatch", "near-tie")
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-"""What decoders put in place of bytes that are no character yet."""
+"""Character that decoders return for bytes that do not form a complete character yet."""
 _SPREAD = 8
-"""Tokens that one character may be spread over; bytes not completed by then are broken."""
+"""Maximum number of tokens that one character spans. Bytes not completed by then are invalid."""
 _BEFORE = 4
-"""Tokens of context that a token is decoded with."""
+"""Number of context tokens that a token is decoded with."""
 
 Cells = dict[tuple[str, int], dict[str, Record]]
-"""(prompt_id, turn) -> label -> the worst pass."""
+"""(prompt_id, turn) -> label -> the worst record of all repeats."""
 
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """What the viewer shows. prompts: how many of `of` questions are in it."""
+    """Content of the viewer.
+
+    Attributes:
+        prompts: Number of questions in the sample.
+        of: Number of questions in the run.
+    """
 
     data: dict[str, Any]
     prompts: int
@@ -46,18 +51,18 @@ class Viewer:
 
 
 def viewer(reading: Reading, decode: Decode | None, budget: int = BUDGET) -> Viewer:
-    """The sample of a run's outputs that the page shows token by token.
+    """Return the sample of outputs that the page shows token by token.
 
     Args:
-        decode: from ids to text; None: ids are shown.
-        budget: bytes; at least one prompt is shown.
+        decode: Converts ids to text. None shows the ids.
+        budget: Maximum size in bytes. At least one prompt is shown.
     """
     by_id: dict[str, list[Prompt]] = {}
     for prompt in reading.run.prompts():
         by_id.setdefault(prompt.prompt_id, []).append(prompt)
     differing = {cell[1] for cell in chain(reading.incidents.differing, reading.incidents.failed)}
     order = _spread(by_id, lambda each: each not in differing)
-    # Drafts are kept on the first prompt of each family.
+    # Drafts are stored for the first prompt of each family.
     first = {turns[0].family: each for each, turns in reversed(by_id.items())}
     cells = _cells(reading.run.records({*order[:_MOST], *first.values()}))
     drafted = {each for (each, _), rows in cells.items() if any(r.drafts for r in rows.values())}
@@ -87,7 +92,7 @@ def _bytes(value: Any) -> int:
 
 
 def _spread(by_id: Mapping[str, Sequence[Prompt]], rank: Callable[[str], bool]) -> list[str]:
-    """Prompt ids by rank; those of equal rank taken in turn from every family."""
+    """Return the prompt ids sorted by rank. Equal ranks alternate between the families."""
     families: dict[str, list[str]] = {}
     for each, turns in by_id.items():
         families.setdefault(turns[0].family, []).append(each)
@@ -96,7 +101,7 @@ def _spread(by_id: Mapping[str, Sequence[Prompt]], rank: Callable[[str], bool]) 
 
 
 class _Words:
-    """Texts of drafted tokens, each kept once."""
+    """Texts of drafted tokens, each stored once."""
 
     def __init__(self, decode: Decode | None) -> None:
         self.decode = decode
@@ -104,20 +109,20 @@ class _Words:
         self._places: dict[int, int] = {}
 
     def place(self, token: int) -> int:
-        """Where a token's text is."""
+        """Return the index of a token's text."""
         if token not in self._places:
             self._places[token] = len(self.texts)
             self.texts.append(piece(token, self.decode))
         return self._places[token]
 
     def forget(self, length: int) -> None:
-        """Leave out all but the first `length` texts."""
+        """Drop all but the first `length` texts."""
         del self.texts[length:]
         self._places = {token: at for token, at in self._places.items() if at < length}
 
 
 def _cells(records: Iterable[Record]) -> Cells:
-    """Of every row of every turn its worst pass."""
+    """Return the worst record of each method and turn over all repeats."""
     found: Cells = {}
     for record in records:
         rows = found.setdefault((record.prompt_id, record.turn), {})
@@ -134,7 +139,7 @@ def _badness(record: Record) -> tuple[int, int]:
 
 
 def _turn(prompt: Prompt, cells: Cells, labels: Sequence[str], words: _Words) -> dict[str, Any]:
-    """One prompt's turn: its text, the texts of its outputs, and what is known of each row's."""
+    """Return one turn of a prompt: its text, the distinct output texts, and data per method."""
     rows = cells.get((prompt.prompt_id, prompt.turn), {})
     texts: list[dict[str, Any]] = []
     places: dict[tuple[int, ...], int] = {}
@@ -173,7 +178,7 @@ def _turn(prompt: Prompt, cells: Cells, labels: Sequence[str], words: _Words) ->
 
 
 def _runs(words: Sequence[str]) -> list[list[Any]]:
-    """Equal neighbours as [word, how many]."""
+    """Return runs of equal neighbours as [word, count]."""
     found: list[list[Any]] = []
     for word in words:
         if found and found[-1][0] == word:
@@ -184,8 +189,10 @@ def _runs(words: Sequence[str]) -> list[list[Any]]:
 
 
 def _steps(record: Record, words: _Words) -> dict[str, Any]:
-    """A row's steps: counters, drafts and ends (microseconds since the timer's start); nulls where
-    they are not known."""
+    """Return a record's steps: counters, drafts and end times in µs since the timer's start.
+
+    Unknown values are None.
+    """
     steps = record.steps
     if steps is None:
         return {"steps": None, "drafts": None, "ends": None, "total": _total(record)}
@@ -203,19 +210,21 @@ def _steps(record: Record, words: _Words) -> dict[str, Any]:
 
 
 def _total(record: Record) -> int | None:
-    """Microseconds since the timer's start, which is behind what was learnt."""
+    """Return the total time in µs, without the time for learning. None if it is noisy."""
     ns = record.ns
     return None if record.void or ns.total is None else round((ns.total - (ns.learn or 0)) / 1e3)
 
 
 def _draft(drafted: DraftedTokens, words: _Words) -> list[Any]:
-    """[words, parents or null for a chain, path]."""
+    """Return [words, parents or None for a chain, path]."""
     return [[words.place(token) for token in drafted.tokens], drafted.parents, drafted.path]
 
 
 def _ends(record: Record) -> list[int] | None:
-    """When prefill ended, then each step; the last one with the output. Null where the trace does
-    not say."""
+    """Return the end of prefill and of each step, in µs. The last step ends with the output.
+
+    None if the trace does not contain the times.
+    """
     total, prefill = record.ns.total, record.ns.prefill
     if record.void or total is None or prefill is None or record.steps is None:
         return None
@@ -223,27 +232,28 @@ def _ends(record: Record) -> list[int] | None:
     verified = [step.end for step in make_lanes(record).steps]
     if len(verified) != len(record.steps.levels):
         return None
-    # Where workers overlap, a step may be known before an earlier one's forward has ended.
+    # With overlapping workers, a step may be known before an earlier step's forward has ended.
     ends = accumulate([prefill, *verified[:-1], total] if verified else [total], max)
     return [round(end / 1e3) for end in ends]
 
 
 # ---- the text of each token ----------------------------------------------------------------------
 #
-# Token ids cannot be decoded one by one: a blank may depend on the token before, and with
-# byte-level vocabularies a character may be spread over several tokens. The piece of a token is
-# therefore what it adds to the text before it. The token that completes a character has all of it,
-# and the tokens before have none.
+# Token ids cannot be decoded one by one. A space may depend on the previous token, and in
+# byte-level vocabularies one character may span several tokens. The text of a token is therefore
+# what it adds to the text before it. The token that completes a character gets the whole character,
+# and the tokens before it get nothing.
 
 
 def pieces(ids: Sequence[int], decode: Decode | None) -> list[str]:
-    """The text of every token; together they are the text of all, as far as it is UTF-8.
+    """Return the text of every token. Joined, they are the decoded text, as far as it is UTF-8.
 
     Args:
         ids: [n] tokens of one text.
-        decode: from ids to text; None: the pieces are the ids in words, with a blank between.
+        decode: Converts ids to text. None returns the ids as text, separated by spaces.
+
     Returns:
-        [n] pieces, some of them empty.
+        [n] texts, some of them empty.
     """
     if decode is None:
         return [f"{' ' if place else ''}{token}" for place, token in enumerate(ids)]
@@ -263,12 +273,12 @@ def pieces(ids: Sequence[int], decode: Decode | None) -> list[str]:
 
 
 def _shared(a: str, b: str) -> int:
-    """How many characters two texts begin with alike."""
+    """Return the length of the common prefix of two texts."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((place for place, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 def piece(token: int, decode: Decode | None) -> str:
-    """A token's text where nothing is known of its neighbours; its id where it has none alone."""
+    """Return a token's text without its neighbours, or its id if it has no text alone."""
     text = "" if decode is None else decode([token])
     return text if text and INCOMPLETE not in text else f"#{token}"

@@ -1,7 +1,7 @@
 """HTML writer of documents and of the pages around them.
 
-Pages load nothing: style, script, pictures and data are inline, and a content security policy
-permits no other script or style than these, by their hashes. All text is escaped on its way in.
+Pages load nothing. Style, script, pictures and data are inline, and a content security policy
+permits only these styles and scripts, by their hashes. All text is escaped when it is inserted.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def page(template: str, style: str = "", script: str = "", **facts: object) -> s
     """Return a whole page.
 
     Args:
-        style: rules of the page beside those of every page.
-        script: its script, if it has one.
-        facts: the variables of the template.
+        style: CSS rules of this page, in addition to those of every page.
+        script: Script of the page. Empty if it has none.
+        facts: Variables of the template.
     """
     style = asset("report.css") + style
     rendered = (
@@ -53,14 +53,14 @@ def page(template: str, style: str = "", script: str = "", **facts: object) -> s
 
 
 def embedded(data: Any) -> Markup:
-    """JSON that may stand in a script element: nothing in it can end that element."""
+    """Return JSON that is safe in a script element: nothing in it can end the element."""
     said = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Markup(output.plain(said.translate(_ESCAPED), lead="\\\\"))
 
 
 @cache
 def environment() -> Environment:
-    """Return the templates of all pages. Everything that they show is escaped."""
+    """Return the template environment of all pages. It escapes all values."""
     return Environment(
         loader=FileSystemLoader([_TEMPLATES, _TEMPLATES.parents[1] / "gallery" / "templates"]),
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
@@ -73,7 +73,7 @@ def asset(name: str) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """Return what a page may do: run its own script, and show its own style and pictures."""
+    """Return the content security policy: the page's own script, style and pictures only."""
 
     def digest(source: str) -> str:
         return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()

@@ -1,1 +1,1 @@
-"""What a paper takes from a run: LaTeX, references, and how it was measured."""
+"""Material for papers: LaTeX tables, references, and text about the measurement."""

@@ -1,5 +1,4 @@
-"""References: BibTeX entries of the methods, settings, models and data that a report is of, each
-once."""
+"""BibTeX references of a report's methods, settings, models and data, without duplicates."""
 
 from __future__ import annotations
 
@@ -20,14 +19,18 @@ from specbench_cli.summary.summary import Summary
 from specbench_cli.tasks import describe
 
 SHIPPED = Path(__file__).with_name("references.bib")
-"""Entries of settings, models and data; those of methods are in `methods/papers.yaml`."""
+"""Entries of settings, models and data. Those of methods are in `methods/papers.yaml`."""
 _ENTRY = re.compile(r"^@(\w+)\{([\w:.+/-]+),", re.MULTILINE)
 _ARXIV = re.compile(r"(?:arXiv:|eprint\s*=\s*[{\"])\s*(\d{4}\.\d{4,5})")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A BibTeX entry. arxiv: its number there, by which two entries are known to be the same."""
+    """A BibTeX entry.
+
+    Attributes:
+        arxiv: arXiv number, which identifies duplicates.
+    """
 
     key: str
     source: str
@@ -36,25 +39,26 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Bibliography:
-    """Entries in the order of first use, and which keys belong to a method, model or task.
+    """Entries in the order of first use.
 
-    cited: (kind, name) -> keys; kinds are "method", "setting", "model" and "task".
+    Attributes:
+        cited: (kind, name) -> keys. Kinds are "method", "setting", "model" and "task".
     """
 
     entries: tuple[Entry, ...]
     cited: Mapping[tuple[str, str], tuple[str, ...]]
 
     def text(self) -> str:
-        """The file."""
+        """Content of the .bib file."""
         return output.plain("\n\n".join(entry.source for entry in self.entries)) + "\n"
 
     def keys(self, kind: str, name: str) -> tuple[str, ...]:
-        """The keys to cite for something; none where nothing is known."""
+        """Return the keys to cite for something, or () if none is known."""
         return self.cited.get((kind, name), ())
 
 
 def bibliography(summary: Summary, manifest: Mapping[str, Any]) -> Bibliography:
-    """The references of a report."""
+    """Return the references of a report."""
     kept: dict[str, Entry] = {}
     by_arxiv: dict[str, str] = {}
     cited: dict[tuple[str, str], tuple[str, ...]] = {}
@@ -71,7 +75,7 @@ def bibliography(summary: Summary, manifest: Mapping[str, Any]) -> Bibliography:
 
 
 def entries(source: str) -> list[Entry]:
-    """The entries of a BibTeX text; what stands between them is left out."""
+    """Return the entries of a BibTeX text. Text between entries is dropped."""
     starts = [match.start() for match in _ENTRY.finditer(source)]
     read = []
     for start, end in pairwise([*starts, len(source)]):
@@ -85,7 +89,7 @@ def entries(source: str) -> list[Entry]:
 
 
 def _closing(part: str) -> int:
-    """Where the brace closes that an entry begins with; its end if none does."""
+    """Return the position of an entry's closing brace, or the end if there is none."""
     depth = 0
     for place, letter in enumerate(part):
         depth += (letter == "{") - (letter == "}")
@@ -97,7 +101,7 @@ def _closing(part: str) -> int:
 def _used(
     summary: Summary, manifest: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, Sequence[Entry]]]:
-    """What a report is of, and the entries of each."""
+    """Yield the methods, settings, models and tasks of a report, with their entries."""
     for name in dict.fromkeys(row.method for row in summary.rows):
         for papers in found(name):
             yield "method", name, entries(papers.citation)
@@ -113,7 +117,7 @@ def _used(
 
 
 def _settings(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The settings of a run that somebody proposed, each with the key of its entry."""
+    """Yield the settings of a run that a paper proposes, with the keys of their entries."""
     config = manifest.get("config", {}).get("effective", {})
     lengths = [(row.get("params") or {}).get("length") for row in manifest.get("rows") or ()]
     for rule in ("synergy", "smartspec"):
@@ -126,7 +130,7 @@ def _settings(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _task(name: str) -> Iterator[Entry]:
-    """The entries of a task's citation: shipped ones by their number, others in its own words."""
+    """Yield the entries of a task's citation. Shipped entries are found by their arXiv number."""
     try:
         cited = str(describe(name).get("citation", ""))
     except SpecbenchError:

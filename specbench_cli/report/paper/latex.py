@@ -29,7 +29,7 @@ from specbench_cli.summary.pareto import find_sweep
 from specbench_cli.summary.summary import Summary
 
 _UNBROKEN = 10_000
-"""A width that no line of the header reaches: LaTeX breaks lines itself."""
+"""Maximum width of a header line, so large that only LaTeX breaks lines."""
 _TEMPLATES = Path(__file__).with_name("templates")
 
 
@@ -37,7 +37,7 @@ def write_latex(reading: Reading, folder: Path, figures: Sequence[Path] = ()) ->
     """Write `latex/` in a folder.
 
     Args:
-        figures: files of figures; the PDF of the speedup is shown in the document.
+        figures: Files of figures. The document includes the PDF of the speedup.
     """
     place = folder / "latex"
     place.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def write_latex(reading: Reading, folder: Path, figures: Sequence[Path] = ()) ->
 
 
 def _parts(reading: Reading, references: Bibliography) -> dict[str, str]:
-    """Every part but the document; empty where there is nothing to show."""
+    """Return every part except the document. A part without content is empty."""
     summary, letters = reading.summary, _letters(reading)
     few = text.prose(text.small_families(summary, then=""))
     return {
@@ -103,7 +103,7 @@ _LOSSY = (
 
 
 def _grid(columns: Sequence[Column[MethodSummary]], rows: Sequence[MethodSummary]) -> Grid:
-    """Return a table of methods. Rows of another kind have a section of their own."""
+    """Return a table of methods. Each kind of method has its own section."""
     return grid(columns, rows, sections=text.sections(rows))
 
 
@@ -147,7 +147,7 @@ def _mat(summary: Summary) -> Grid:
 
 
 def _families(reading: Reading) -> Grid:
-    """Return speedups with their group letters, each above its interval."""
+    """Return speedups with their significance groups, each above its interval."""
     rows, families = reading.summary.rows, tables.families(reading.summary)
     upper, lower = pivot(rows, families, _lettered), pivot(rows, families, _under, missing="")
     lines: list[Sequence[Cell]] = []
@@ -188,7 +188,7 @@ _CLAIMS: tuple[Column[claims.Line], ...] = (
     Column("there", align="l", shown=_there),
     *(claims.MEASURED, replace(claims.HERE, heading="here")),
 )
-"""Columns of a page's width: the source is part of its set-up."""
+"""Columns for a page's full width. The setup column includes the source."""
 
 
 def _claims(reading: Reading) -> str:
@@ -198,7 +198,7 @@ def _claims(reading: Reading) -> str:
 
 
 def _ragged(width: float) -> str:
-    """A column of lines that are broken, and not stretched."""
+    """Return a column type with line breaks and ragged right edge."""
     return rf">{{\raggedright\arraybackslash}}p{{{width}\linewidth}}"
 
 
@@ -219,10 +219,10 @@ def _cited(reading: Reading, references: Bibliography) -> list[tuple[str, Tex]]:
 
 
 def _table(label: str, caption: str, found: Grid, aligns: Sequence[str] = ()) -> str:
-    """Return a grid as a table. A line across all columns introduces rows of another kind.
+    """Return a grid as a table. A line across all columns introduces each section.
 
     Args:
-        aligns: column types of LaTeX, in place of the grid's.
+        aligns: LaTeX column types that replace the grid's.
     """
     lines: list[Sequence[str] | str] = [[cell.shown for cell in row] for row in found.rows]
     for place, kind in reversed(found.sections):
@@ -244,7 +244,7 @@ def _rendered(template: str, **values: object) -> str:
 
 @cache
 def _environment() -> Environment:
-    """Delimiters that LaTeX has no use for; every value is escaped as it is printed."""
+    """Return an environment whose delimiters do not occur in LaTeX. All values are escaped."""
     return Environment(
         loader=FileSystemLoader(_TEMPLATES),
         undefined=StrictUndefined,

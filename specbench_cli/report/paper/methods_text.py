@@ -1,6 +1,6 @@
-"""The paragraph "how this was measured", filled from a run's manifest: sentences for a paper.
+"""Text "how this was measured" for a paper, generated from a run's manifest.
 
-Every sentence stands on a fact of the manifest; what a run did not keep has no sentence.
+Every sentence is based on a fact of the manifest. Unknown facts have no sentence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RULES = {
 
 
 def sentences(summary: Summary, manifest: Mapping[str, Any]) -> list[str]:
-    """The sentences of the paragraph, as plain text."""
+    """Return the sentences as plain text."""
     facts = Facts.of(manifest)
     config = manifest.get("config", {}).get("effective", {})
     found = [
@@ -77,7 +77,7 @@ def _models(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     if "label" not in target or "imported" in manifest:
         return ""
     was = "The target was"
-    if manifest.get("targets"):  # sizes are the first one's
+    if manifest.get("targets"):  # sizes are those of the first target
         was, target, draft = "Targets were", _named(target), _named(draft)
     said = f"{was} {_model(target)}"
     said += f", the draft {_model(draft)}" if "label" in draft else ""
@@ -200,7 +200,7 @@ def _lossy(summary: Summary) -> str:
 
 
 def _promise(row: MethodSummary) -> str:
-    """A lossy row, its guarantee, its rule and what that did."""
+    """Return a lossy method with its guarantee, its accept rule and the rule's effect."""
     words = [f"guarantee: {row.guarantee.replace('_', ' ')}"]
     if row.accept_rule:
         words.append(f"accept rule: {row.accept_rule}")

@@ -1,4 +1,4 @@
-"""Text as LaTeX: whatever a label, a model or a manifest holds, it compiles and reads the same."""
+"""Conversion of text to LaTeX: any label, model or manifest text compiles and looks the same."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _SPECIAL = {
     "_": r"\_",
     "^": r"\textasciicircum{}",
     "~": r"\textasciitilde{}",
-    "[": "{[}",  # after a line of a table, a bracket would be read as the line's space
+    "[": "{[}",  # LaTeX would read a bracket after a table line as vertical space
     "]": "{]}",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
     '"': "''",
-    "/": r"/\allowbreak{}",  # an address has no other place to be broken at
+    "/": r"/\allowbreak{}",  # addresses have no other break points
     "\0": "{}",
     "\N{HORIZONTAL ELLIPSIS}": r"\ldots{}",
     "\N{EN DASH}": "--",
@@ -40,20 +40,21 @@ _ACCENTS = {
     "\N{COMBINING CEDILLA}": "c",
 }
 _FACTOR = re.compile(r"\b(\d+(?:\.\d+)?)x\b")
-"""A figure that is a ratio."""
+"""A number that is a ratio."""
 _DASH = re.compile("-(?=-)")
 _NOTHING = "\0"
-"""Between two hyphens, which LaTeX would make a dash."""
+"""Separator between two hyphens, which LaTeX would join to a dash."""
 
 
 class Tex(str):
-    """Text that is LaTeX already."""
+    """Text that already is LaTeX."""
 
     __slots__ = ()
 
 
 def escape(value: object) -> Tex:
-    """Plain text as LaTeX; LaTeX as it is. What the fonts lack is named by its code point."""
+    """Return plain text as LaTeX. `Tex` is unchanged. Characters missing in the fonts become their
+    code point."""
     if isinstance(value, Tex):
         return value
     words = _FACTOR.sub("\\1\N{MULTIPLICATION SIGN}", " ".join(str(value).split()))

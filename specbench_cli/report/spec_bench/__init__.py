@@ -1,1 +1,1 @@
-"""Spec-Bench beside ours: the figures of its formulas, and its answer files."""
+"""Spec-Bench compatibility: results by its formulas, and its answer files."""

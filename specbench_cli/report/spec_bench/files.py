@@ -1,8 +1,8 @@
-"""Spec-Bench's answer files: theirs as a run of a report, ours as one of theirs.
+"""Spec-Bench's answer files: imported as a run, and written from specbench's runs.
 
-A line an answer, as `evaluation/eval.py` of github.com/hemingkx/Spec-Bench writes it (EAGLE's own
-scripts leave out `accept_lengths` and write `idxs` for `decoding_steps`). They hold texts, token
-counts and wall times; no token ids, so no output of theirs can be given a verdict.
+A file has one answer per line, as `evaluation/eval.py` of github.com/hemingkx/Spec-Bench writes it.
+EAGLE's own scripts omit `accept_lengths` and write `idxs` for `decoding_steps`. The files contain
+texts, token counts and wall times, but no token ids. So imported outputs have no verdict.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _CHAT = (
     *("writing", "roleplay", "reasoning", "math"),
     *("coding", "extraction", "stem", "humanities"),
 )
-"""The categories that they pool as `mt_bench`."""
+"""Categories that Spec-Bench pools as `mt_bench`."""
 _FAILED = "ERROR"
 _MOST = 2**63
-"""Upper bound of the nanoseconds and of the token counts of a record."""
-"""The text they write for a turn that failed; its counts are those of the turn before."""
+"""Upper bound of nanoseconds and token counts in a record."""
+"""Text of a failed turn in Spec-Bench's files. Its counts are those of the previous turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFile:
-    """A file of theirs: the last answer to each question counts."""
+    """A Spec-Bench answer file. The last answer to each question counts."""
 
     path: Path
     model_id: str
@@ -53,11 +53,11 @@ class AnswerFile:
 
 
 class Imported:
-    """Answer files as a run; see `report.source.Source`. The first file is vanilla's.
+    """Answer files as a run. See `report.source.Source`. The first file is vanilla's.
 
     Attributes:
-        files: their paths.
-        answers: by label.
+        files: Their paths.
+        answers: Answers by label.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -81,7 +81,7 @@ class Imported:
         }
 
     def records(self, of: Container[str] | None = None) -> Iterator[Record]:
-        """An output a turn, without ids, steps and verdict."""
+        """Yield one record per turn, without ids, steps and verdict."""
         for label, answers in self.answers.items():
             for answer in answers:
                 for turn in range(len(answer.new_tokens)):
@@ -90,11 +90,11 @@ class Imported:
                         yield record
 
     def each(self, make: Callable[[Record], T]) -> Iterator[T]:
-        """What a function makes of every record."""
+        """Yield a function's result for every record."""
         return map(make, self.records())
 
     def prompts(self) -> Iterator[Prompt]:
-        """None: the files do not hold them."""
+        """Return no prompts, since the files do not contain them."""
         return iter(())
 
 
@@ -102,7 +102,7 @@ def read_answers(path: Path) -> AnswerFile:
     """Read an answer file.
 
     Raises:
-        UsageError: it is not one; names the line and what it lacks.
+        UsageError: The file is invalid. The message names the line and what it lacks.
     """
     if not path.is_file():
         raise UsageError(f"there is no answer file {path}")
@@ -126,7 +126,7 @@ def read_answers(path: Path) -> AnswerFile:
 
 
 def write_answers(answers: Sequence[Answer], model_id: str, path: Path) -> Path:
-    """Write answers as a file of theirs; their ids are the same for the same answers."""
+    """Write answers as a Spec-Bench file. The same answers get the same ids."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         for answer in sorted(answers, key=lambda a: (str(type(a.question_id)), a.question_id)):
@@ -137,8 +137,10 @@ def write_answers(answers: Sequence[Answer], model_id: str, path: Path) -> Path:
 
 
 def _as_json(answer: Answer, model_id: str, answer_id: str) -> dict[str, Any]:
-    """An answer as a line of theirs, but for the time stamp. Their tables go by category: one that
-    they do not know gives way to the family."""
+    """Return an answer as a line of the file, without the time stamp.
+
+    Spec-Bench groups by category. The family replaces a category that it does not know.
+    """
     known = answer.category in (*_CHAT, *FAMILIES)
     choice: dict[str, Any] = {
         "index": 0,
@@ -158,7 +160,7 @@ def _as_json(answer: Answer, model_id: str, answer_id: str) -> dict[str, Any]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The lines of a file, the last one too if its newline is missing."""
+    """Yield the lines of a file. The last newline may be missing."""
     try:
         yield from (line for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
     except UnicodeDecodeError as error:

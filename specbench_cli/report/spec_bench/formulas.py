@@ -1,4 +1,4 @@
-"""The figures that Spec-Bench's own formulas give, for comparison with what was printed elsewhere.
+"""Results by Spec-Bench's formulas, for comparison with published numbers.
 
 As in `evaluation/speed.py` of github.com/hemingkx/Spec-Bench:
 
@@ -7,8 +7,8 @@ As in `evaluation/speed.py` of github.com/hemingkx/Spec-Bench:
     speedup                = tokens/s of the method / tokens/s of the baseline, a ratio of means
     mean accepted tokens   = tokens committed by a step, mean over all steps of all questions
 
-The baseline's tokens are not those that were generated: its text is tokenised again, and one is
-taken off for the BOS that a Llama's tokenizer adds. Of several runs the mean is taken.
+The baseline's tokens are not the generated ones. Its text is tokenized again, and one token is
+subtracted for the BOS that Llama's tokenizer adds. Several runs are averaged.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from specbench_cli.summary.pairing import untimed_reason
 from specbench_cli.summary.summary import ALL
 
 Retokenised = Callable[[str], int]
-"""How many tokens a text has, whatever the tokenizer adds by itself included."""
+"""Function that counts the tokens of a text, including special tokens that the tokenizer adds."""
 Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One question's answer; the lists have an entry a turn.
+    """Answer to one question. Lists have one entry per turn.
 
-    turns: texts; null where nothing could decode ids. accept_lengths: tokens committed by each
-    step of all turns; null where steps were not reported.
+    Attributes:
+        turns: Texts. None if ids could not be decoded.
+        accept_lengths: Tokens committed by each step of all turns. None if steps were not reported.
     """
 
     question_id: int | str
@@ -45,18 +46,21 @@ class Answer:
 
     @property
     def speed(self) -> float:
-        """Tokens per second, as counted."""
+        """Tokens per second."""
         return sum(self.new_tokens) / sum(self.wall_time)
 
 
 Answers = Mapping[str, Sequence[Answer]]
-"""The answers of one run and pass, by label; with vanilla's under its own."""
+"""Answers of one run and repeat, by label, including vanilla's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Theirs:
-    """A label's figures by those formulas, over a family or all. mean_accepted: null where steps
-    were not reported."""
+    """Results of a label by Spec-Bench's formulas, over a family or over all.
+
+    Attributes:
+        mean_accepted: None if steps were not reported.
+    """
 
     label: str
     family: str
@@ -70,10 +74,10 @@ class Theirs:
 def answers_of(
     records: Iterable[Record], decode: Decode | None
 ) -> dict[int, dict[str, list[Answer]]]:
-    """By pass and label, the answers of all questions whose every turn was timed.
+    """Return the answers of all questions with times for every turn, by repeat and label.
 
     Args:
-        records: with their ids, which `decode` makes texts.
+        records: Records with ids, which `decode` converts to text.
     """
     turns: dict[tuple[int, str, str], list[Record]] = {}
     for record in records:
@@ -106,12 +110,12 @@ def _answer(turns: Sequence[Record], decode: Decode | None) -> Answer:
 def figures(
     runs: Sequence[Answers], retokenised: Retokenised | None, *, baseline: str = BASELINE
 ) -> list[Theirs]:
-    """Every label's figures over all and by family.
+    """Return the results of every label, over all and by family.
 
     Args:
-        runs: one mapping a run and pass.
-        retokenised: counts the baseline's tokens; None: they are taken as generated.
-        baseline: the label of vanilla.
+        runs: One mapping per run and repeat.
+        retokenised: Counts the baseline's tokens. None uses the generated ones.
+        baseline: Label of vanilla.
     """
     families = sorted({a.family for run in runs for own in run.values() for a in own})
     labels = dict.fromkeys(label for run in runs for label in run)

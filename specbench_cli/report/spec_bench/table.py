@@ -1,4 +1,4 @@
-"""The figures by Spec-Bench's formulas beside ours: printed, written, and their answer files."""
+"""Results by Spec-Bench's formulas next to specbench's own: tables, CSV and answer files."""
 
 from __future__ import annotations
 
@@ -46,10 +46,13 @@ _OVERALL = (
 
 @dataclass(frozen=True, slots=True)
 class SpecBench:
-    """What `--also spec-bench` shows.
+    """Content of `--also spec-bench`.
 
-    theirs: figures by their formulas. rows: (label, family) -> ours. runs: the answers behind them
-    that are ours. notes: what must be known of them.
+    Attributes:
+        theirs: Results by Spec-Bench's formulas.
+        rows: (label, family) -> specbench's own results.
+        runs: Answers of specbench's own runs.
+        notes: Notes on the results.
     """
 
     theirs: Sequence[Theirs]
@@ -58,7 +61,7 @@ class SpecBench:
     notes: Sequence[str]
 
     def overall(self) -> Grid:
-        """Theirs and ours over all families."""
+        """Return the table of both results over all families."""
         lines = []
         for found in self.theirs:
             if found.family == ALL:
@@ -77,7 +80,7 @@ class SpecBench:
         return self._grid(_OVERALL, lines, id="spec-bench", caption=TITLE, note=note)
 
     def by_family(self) -> Grid:
-        """Their speedups by family, ours in brackets behind each."""
+        """Return the table of speedups by family: Spec-Bench's, with specbench's in brackets."""
         families = list(dict.fromkeys(t.family for t in self.theirs if t.family != ALL))
         found = {(t.label, t.family): t for t in self.theirs}
         lines = []
@@ -93,20 +96,20 @@ class SpecBench:
         )
 
     def records(self) -> list[dict[str, object]]:
-        """Return their figures and ours for programs, a record per method and family."""
+        """Return both results as records, one per method and family."""
         return [_record(theirs, self.rows) for theirs in self.theirs]
 
     def _grid(
         self, headings: Sequence[Heading], lines: Sequence[tuple[str, ...]], **more: Any
     ) -> Grid:
-        """Return the lines in the order of a report's rows. Lines without a row come last."""
+        """Return a table with the lines in the report's order. Lines without a method come last."""
         known = (self.rows.get((line[0], ALL)) for line in lines)
         sections = text.sections(row for row in known if row is not None)
         return grid_of_values(headings, lines, sections=sections, **more)
 
 
 def is_imported(source: RecordSource) -> bool:
-    """Whether a run is made of their answer files."""
+    """Return True if the run consists of Spec-Bench's answer files."""
     return isinstance(source, Imported)
 
 
@@ -146,7 +149,7 @@ def spec_bench(run: RecordSource, sources: Sequence[RecordSource], summary: Summ
 
 
 def write(found: SpecBench, folder: Path) -> list[Path]:
-    """Write `spec_bench.csv`, and an answer file of theirs a row and pass where texts are known."""
+    """Write `spec_bench.csv`, and one answer file per method and repeat if the texts are known."""
     files = [write_csv(found.records(), folder / "spec_bench.csv", empty="method")]
     slugs = _slugs(dict.fromkeys(label for run in found.runs for label in run))
     for number, run in enumerate(found.runs, start=1):
@@ -172,7 +175,7 @@ def _slugs(labels: Iterable[str]) -> dict[str, str]:
 
 
 def _answers(source: RecordSource, decode: Decode | None) -> list[Answers]:
-    """A source's answers, a mapping a pass."""
+    """Return a source's answers, one mapping per repeat."""
     if isinstance(source, Imported):
         return [source.answers]
     by_pass = answers_of(source.records(), decode)
@@ -182,7 +185,7 @@ def _answers(source: RecordSource, decode: Decode | None) -> list[Answers]:
 def _tokenizer(
     sources: Sequence[RecordSource], target: str
 ) -> tuple[Retokenised | None, Decode | None, list[str]]:
-    """How texts are counted, how ids become texts, and what of their formulas could not be done."""
+    """Return the token counter, the decoder, and notes on formulas that could not be applied."""
     targets = {
         str(source.manifest.get("models", {}).get("target", {}).get("label"))
         for source in sources

@@ -1,1 +1,1 @@
-"""What a person at a terminal reads of a run."""
+"""Terminal output of runs: tables, comparisons, predictions and recommendations."""

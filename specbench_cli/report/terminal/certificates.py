@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def print_certificates(certificates: Sequence[Certificate]) -> None:
-    """Print the checks of one method, or a table of several, and what each check found."""
+    """Print the checks of one method, or a table of several methods and their findings."""
     if len(certificates) == 1:
         output.rows(_checks(certificates[0]))
         output.data(f"\n{certificates[0].method}: {certificates[0].verdict}")
@@ -66,7 +66,7 @@ def _checks(certificate: Certificate) -> list[dict[str, Any]]:
 
 
 def _small(value: float | None) -> str | None:
-    """Return a number with two significant digits; a whole number in full."""
+    """Return a number with two significant digits. A whole number is printed in full."""
     if value is None:
         return None
     return f"{value:,}" if isinstance(value, int) else f"{value:.2g}"

@@ -121,8 +121,10 @@ def bar_marks(shares: Sequence[float]) -> dict[str, int]:
 
 
 def _cut(cell: Text, width: int) -> Text:
-    """Return a copy of a cell. Omit the middle if it is too wide: rows of one method differ at the
-    end."""
+    """Return a copy of a cell, cut in the middle if it is too wide.
+
+    Variants of a method differ at the end of their labels.
+    """
     if len(cell) <= width:
         return cell.copy()
     tail = width // 2
@@ -138,12 +140,12 @@ def show(
 ) -> None:
     """Print lines, a table and notes.
 
-    A person gets all of it on stdout, with the grid. A pipe gets the records as TSV on stdout and
-    the rest on stderr.
+    A terminal gets everything on stdout. A pipe gets the records as TSV on stdout, and the rest on
+    stderr.
 
     Args:
-        grid: the table for a person. None if there is none.
-        records: the rows for programs.
+        grid: Table for a terminal. None if there is none.
+        records: Rows for programs.
     """
     human = output.human()
     say = output.data if human else output.note

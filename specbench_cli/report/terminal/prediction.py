@@ -1,7 +1,7 @@
-"""Tables of `specbench predict`: a run predicted, settings, a machine's costs, a roofline.
+"""Tables of `specbench predict`: predicted runs and settings, measured costs, a roofline.
 
-A person gets rounded figures with their units and the notes in between. A pipe gets one TSV on
-stdout, with unrounded figures and times in ns, and the notes on stderr.
+A terminal gets rounded numbers with units, and notes in between. A pipe gets one TSV on stdout,
+with unrounded numbers and times in ns, and the notes on stderr.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from specbench_cli.summary.columns import Column
 from specbench_cli.summary.formats import NONE, number, percent, ratio
 
 WORST = 5
-"""Points of a comparison that a person is shown."""
+"""Number of points of a comparison that the terminal shows."""
 
 
 def _seconds(ns: float | None) -> str:
@@ -93,10 +93,10 @@ _ROOFLINE: tuple[Column[RooflineRow], ...] = (
 
 
 def print_prediction(prediction: Prediction, head: Sequence[str]) -> None:
-    """Print the rows by method and task.
+    """Print a prediction by method and task.
 
     Args:
-        head: the lines above: the run, and the source of the costs.
+        head: Lines above the table: the run, and the source of the costs.
     """
     notes = [
         "times: decoding, summed over outputs; error: predicted / measured - 1",
@@ -119,7 +119,7 @@ def print_prediction(prediction: Prediction, head: Sequence[str]) -> None:
 
 
 def print_settings(found: Sequence[ModelledSetting], head: Sequence[str]) -> None:
-    """Print the rows as they would have been at other settings."""
+    """Print predictions at other settings."""
     notes = [
         f"acceptance of {', '.join(dict.fromkeys(each.of for each in found))}: drafted tokens as"
         " they stood or fell there; those that it never tested stand as often",
@@ -134,7 +134,7 @@ def print_settings(found: Sequence[ModelledSetting], head: Sequence[str]) -> Non
 
 
 def _best(found: Sequence[ModelledSetting]) -> list[str]:
-    """Of each method that was modelled at several settings the best, and the best measured one."""
+    """Return lines with each method's best modelled setting, and the best measured one."""
     lines = []
     for method in dict.fromkeys(each.label.partition(" ")[0] for each in found):
         own = [each for each in found if each.label.partition(" ")[0] == method]
@@ -155,7 +155,7 @@ def _best(found: Sequence[ModelledSetting]) -> list[str]:
 
 
 def print_costs(costs: Costs) -> None:
-    """The curves: for a person a row a number of new tokens, a column a context length."""
+    """Print the cost curves: one row per number of new tokens, one column per context length."""
     head = [f"costs of {costs.label}"]
     drawn = [str(each["label"]) for each in costs.models.values() if "label" in each]
     if drawn := [label for label in drawn if label.startswith(SHAPE)]:
@@ -189,7 +189,7 @@ def print_costs(costs: Costs) -> None:
 
 
 def _batch(batch: BatchCost) -> list[str]:
-    """What several sequences together cost."""
+    """Return lines about the cost of batched sequences."""
     further = ", ".join(f"{_micro(ns)} in one of {model}" for model, ns in batch.beside.items())
     return [
         f"batches up to {batch.most}: each further sequence of a forward {further}",
@@ -200,7 +200,7 @@ def _batch(batch: BatchCost) -> list[str]:
 
 
 def print_differences(found: Sequence[ProbeDifference]) -> None:
-    """The median over points and the worst ones."""
+    """Print the median difference over all points, and the worst points."""
     typical, worst = median(each.relative for each in found), found[0]
     notes = [
         f"{len(found)} points: median difference {percent(typical, 1)},"
@@ -232,7 +232,7 @@ def _points(costs: Costs) -> list[dict[str, Any]]:
 
 
 ABREAST = 5
-"""Methods beside each other in the table of inputs."""
+"""Maximum number of methods side by side in the table of inputs."""
 NOTES = (
     "modelled, not measured: no kernel reaches a roofline, so times are lower bounds; never ranked"
     " with measured rows",
@@ -262,7 +262,7 @@ def roofline_head(roofline: Roofline, models: Mapping[str, Mapping[str, Any]]) -
 
 
 def print_replayed(found: RooflineReplay, roofline: Roofline, lines: Sequence[str]) -> None:
-    """Print a replay on a roofline: the methods, and which inputs their speedups depend on."""
+    """Print a replay on a roofline: the methods, and the inputs that determine their speedups."""
     missing = [f"{label}: not modelled: {why}" for label, why in found.missing.items()]
     if not output.human():
         show(lines, None, lines_of(found.rows), [*NOTES, *missing])

@@ -1,4 +1,4 @@
-"""A recommendation for a person to read."""
+"""Recommendation of `specbench recommend` as text."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from specbench_cli import output
 
 WIDTH = 100
 SHOWN = 8
-"""Candidates of the search that are shown; `--json` has all of them."""
+"""Maximum number of candidates that are shown. `--json` has all of them."""
 
 
 def print_recommendation(found: Mapping[str, Any]) -> None:
-    """Print a result, as `recommendation.json` holds it, to stdout."""
+    """Print a result, in the form of `recommendation.json`, to stdout."""
     lines = [*found["header"], "", *_verdict(found), "", *_search(found), *_modelled(found)]
     told = [part for line in lines for part in output.wrapped(line, WIDTH, "", "  ") or [""]]
     output.data("\n".join(output.plain(line) for line in [*told, *_paste(found)]).rstrip())

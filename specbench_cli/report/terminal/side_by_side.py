@@ -1,4 +1,4 @@
-"""A comparison for a person: two texts beside each other, the place where they part, the steps."""
+"""Comparison of two outputs side by side: texts, the first difference, and the steps."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from specbench_cli.summary.comparison import ComparedSide, Lane, OutputCompariso
 
 _COLUMN = (WIDTH - 3) // 2
 _OPEN, _CLOSE = ">>", "<<"
-"""Around the first token that differs."""
+"""Marks around the first token that differs."""
 LEGEND = "lanes: = accepted, x rejected, . drafted in vain, + the token that verification adds"
 RELAXED = "       ~ relaxed: rejected, and let pass by a lossy accept rule"
 
 
 def page(found: OutputComparison) -> str:
-    """The whole comparison, in lines of at most `table.WIDTH` columns."""
+    """Return the whole comparison, in lines of at most `table.WIDTH` columns."""
     lines = [
         f"{found.prompt_id}  turn {found.turn}  pass {found.pass_}  {found.label}  {found.sampling}"
         f"  {found.guarantee}",
@@ -91,7 +91,7 @@ def _wrapped(side: ComparedSide | None, found: OutputComparison) -> list[str]:
 
 
 def _marked(side: ComparedSide, position: int | None) -> str:
-    """The text, or the ids, with the first differing token between marks."""
+    """Return the text, or the ids, with marks around the first token that differs."""
     if side.text is None:
         words = [str(token) for token in side.ids]
         if position is not None and position < len(words):

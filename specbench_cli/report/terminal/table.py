@@ -1,5 +1,7 @@
-"""The tables of a result, 100 columns wide or as wide as the terminal, and the same as TSV and
-JSON."""
+"""Result tables for a terminal, and the same data as TSV and JSON.
+
+Tables are 100 columns wide, or as wide as the terminal.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ def print_runs(
 
 
 def print_spec_bench(found: SpecBench, form: output.Format = "table") -> None:
-    """Print the figures by Spec-Bench's formulas beside ours. `form` is as in `print_runs`."""
+    """Print the results by Spec-Bench's formulas next to specbench's. `form`: see `print_runs`."""
     output.note(f"{spec_bench_table.TITLE}. {spec_bench_table.NOTE}")
     for note in found.notes:
         output.note(note)
@@ -95,7 +97,7 @@ def load_lines(
         grid(load.TERMINAL, rows),
         width and width - 1,
         gaps=(1, 1, 2, 2, 2, 2, 2, 1, 2),
-        bound=(7, 8),  # the interval, and whether it is saturated
+        bound=(7, 8),  # the interval, and if it is saturated
     )
     notes = [f"{title}; {load.HEAD}"], load.saturation(rows)
     above, below = (map(output.styled, _noted(each, width, lead="")) for each in notes)
@@ -120,7 +122,7 @@ def short_notes(summary: Summary, facts: Facts, where: str | None) -> list[str]:
 
 
 def footer(summary: Summary, facts: Facts) -> list[str]:
-    """Return all notes: what the figures mean, and what limits them."""
+    """Return all notes: the meaning of the numbers, and their limits."""
     return [
         *_ranked(summary, facts),
         *text.letter_ranges(summary),
@@ -144,7 +146,7 @@ def footer(summary: Summary, facts: Facts) -> list[str]:
 
 
 def _ranked(summary: Summary, facts: Facts) -> list[str]:
-    """What ranks the rows."""
+    """Return notes on how the methods are ranked."""
     if facts.targets:
         return [_EACH_ITS_OWN]
     if facts.forced:
@@ -159,14 +161,14 @@ _EACH_ITS_OWN = "several targets: a speedup is over vanilla of its own target; n
 
 
 def run_text(summary: Summary, facts: Facts) -> str:
-    """The default table as plain text, for a page that has the rest as well."""
+    """Return the default table as plain text, for a page that has its own notes."""
     lines = [line.plain for line in _drawn(summary, facts)]
     notes = _noted(footer(summary, facts), WIDTH)
     return output.plain("\n".join([*facts.header(summary.prompts, WIDTH), *lines, *notes]))
 
 
 def _records(reading: Reading, families: bool) -> list[dict[str, Any]]:
-    """A line a row; with `families` the overall rows (family "all") come first."""
+    """Return one record per method. With `families`, the overall ones (family "all") come first."""
     scopes = {ALL: reading.summary.rows} | (reading.summary.families if families else {})
     return [
         {"run": reading.name, "family": family}
@@ -178,18 +180,18 @@ def _records(reading: Reading, families: bool) -> list[dict[str, Any]]:
 
 
 def _noted(notes: Sequence[str], width: int | None, lead: str = " ") -> list[str]:
-    """Return notes as lines that a terminal of a width does not break."""
+    """Return notes as lines that fit the width of a terminal."""
     if width is None:
         return [f"{lead}{note}" for note in notes]
-    whole = "\n".join(notes).replace("\n  ", " ").splitlines()  # some are two lines already
+    whole = "\n".join(notes).replace("\n  ", " ").splitlines()  # some notes already have two lines
     return [line for note in whole for line in output.wrapped(note, width, lead, f"{lead}  ")]
 
 
 def _drawn(summary: Summary, facts: Facts, width: int | None = None) -> list[Text]:
-    """Return the headings and rows as lines. Rows of another kind follow a line that names it."""
+    """Return the headings and rows as lines. A line introduces each kind of method."""
     rows = summary.rows
     wanted = metrics.TERMINAL
-    if facts.targets:  # the end of a label has columns of its own, where it is not cut
+    if facts.targets:  # the end of a label has its own columns, where it is not cut
         rows = tuple(replace(row, label=row.label.rpartition(" @")[0]) for row in rows)
         wanted = metrics.BY_TARGET
     lines = []
@@ -206,7 +208,7 @@ def _methods(
     width: int | None,
     bound: Sequence[object],
 ) -> list[Text]:
-    """Return a table of methods as lines. `bound`: columns that stay with the one before."""
+    """Return a table of methods as lines. `bound` columns stay with the column before them."""
     shown = informative(chosen, rows)
     found = grid(
         shown,
@@ -224,8 +226,10 @@ def _methods(
 
 
 def _drawn_families(summary: Summary, width: int | None = None) -> list[Text]:
-    """Return a grid per figure: a row per method, a column per family. Accuracy is included where
-    answers are scored."""
+    """Return a grid per metric: one row per method, one column per family.
+
+    Accuracy is included where answers are scored.
+    """
     by_family = {
         text.family(family, rows).replace(" (", "("): {row.label: row for row in rows}  # six fit
         for family, rows in summary.families.items()
@@ -239,7 +243,7 @@ def _drawn_families(summary: Summary, width: int | None = None) -> list[Text]:
 
 
 def _drawn_targets(summary: Summary, facts: Facts, width: int | None) -> list[Text]:
-    """Return the same with a column per target, or nothing if there is only one."""
+    """Return the same grids with a column per target, or nothing if there is only one."""
     found = group_by_target(summary, facts.targets)
     if found is None:
         return []
@@ -253,10 +257,10 @@ def _drawn_by(
     figures: Mapping[str, Callable[[MethodSummary], str]],
     width: int | None,
 ) -> list[Text]:
-    """Return a grid per figure under its title, with a column per part of what was measured."""
+    """Return a grid per metric under its title, with a column per part of the measurement."""
     lines = []
     for title, figure in figures.items():
-        # The cost of a lossy method's speedup has no room here: the table above shows it.
+        # Lossy methods show their accuracy only in the table above, since there is no space here.
         own = [row for row in rows if row.lossless] if figure is metrics.SPEEDUP.shown else rows
         found = pivot(own, parts, figure, heading="", align="r")
         gaps = [1, *(2 for _ in parts)]

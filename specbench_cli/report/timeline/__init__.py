@@ -1,1 +1,1 @@
-"""Who computed when: lanes of one output, as a picture and as a trace."""
+"""Timelines of single outputs, as a figure and as a Chrome trace."""

@@ -1,9 +1,9 @@
-"""Lanes as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""Chrome trace of an output's lanes, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-Trace Event Format, JSON object: a process a method, a thread a worker; forwards and steps are
-complete events ("X"), messages are short ones joined by flow events ("s", "f"), and learning before
-the request has a thread of its own. Times are in us since the timer's start, or since the learning
-began.
+The file is a JSON object in Trace Event Format, with one process per method and one thread per
+worker. Forwards and steps are complete events ("X"). Messages are short events joined by flow
+events ("s", "f"). Learning before the request has its own thread. Times are in µs since the timer's
+start, or since the start of learning.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 from specbench_cli.predict.lanes import WorkerLanes
 
 _LEARNING, _STEPS, _MESSAGES = 500, 1000, 2000
-"""Threads of learning, of steps, and of messages by worker (events of one thread must nest)."""
+"""Thread ids of learning, steps and messages. Messages have one per worker, since events of a
+thread must nest."""
 _LONGEST_US = 1.0
-"""Length of a message's ends, which have none of their own, so that arrows can end at them."""
+"""Duration in µs of a message's end points. Arrows cannot end at events without a duration."""
 
 
 def write_trace(lanes: Sequence[WorkerLanes], path: Path) -> Path:
-    """Write the lanes of some outputs to a file, whose folder exists."""
+    """Write the lanes of some outputs to a file in an existing folder."""
     events = [event for pid, own in enumerate(lanes, start=1) for event in _delayed(pid, own)]
     document = {"displayTimeUnit": "ms", "traceEvents": events}
     path.write_text(json.dumps(document, allow_nan=False) + "\n", encoding="utf-8")
@@ -31,7 +32,7 @@ def write_trace(lanes: Sequence[WorkerLanes], path: Path) -> Path:
 
 
 def _delayed(pid: int, lanes: WorkerLanes) -> Iterable[dict[str, Any]]:
-    """What learning took, and all that came after it."""
+    """Yield the event of learning, and the later events with times after it."""
     for event in _process(pid, lanes):
         yield event | {"ts": event["ts"] + lanes.learn / 1e3} if "ts" in event else event
     if lanes.learn:
@@ -107,7 +108,7 @@ def _messages(pid: int, lanes: WorkerLanes) -> Iterable[dict[str, Any]]:
 
 
 class _End(NamedTuple):
-    """One end of a message; `at` in us."""
+    """One end of a message, with its time `at` in µs."""
 
     at: float
     phase: str

@@ -1,4 +1,4 @@
-"""The lanes of one prompt's outputs as files: pictures, and a trace for Perfetto."""
+"""Lanes of one prompt's outputs as files: figures, and a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from specbench_cli.summary.comparison import OutputComparison
 from specbench_cli.summary.source import RecordSource
 
 _STEPS = 8
-"""That the picture shows of the output with the longest ones; the trace has all."""
+"""Number of steps in the figure, for the output with the longest steps. The trace has all."""
 
 
 def write_lanes(run: RecordSource, found: Sequence[OutputComparison], folder: Path) -> list[Path]:
-    """Write `lanes.svg`, `lanes.png` (of a question with several turns `lanes-turn1.svg`, ...) and
-    `trace.json` of some comparisons, vanilla's outputs first.
+    """Write `lanes.svg`, `lanes.png` and `trace.json` of some comparisons, vanilla's outputs first.
+
+    A question with several turns gets one figure per turn: `lanes-turn1.svg`, ...
 
     Raises:
-        UsageError: no forward of these outputs is known.
+        UsageError: No forward of these outputs is stored.
     """
     wanted = {(c.prompt_id, c.turn, label, c.pass_) for c in found for label in (BASELINE, c.label)}
     labels = list(dict.fromkeys([BASELINE, *(c.label for c in found)]))

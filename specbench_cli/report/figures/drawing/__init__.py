@@ -1,1 +1,1 @@
-"""Drawing of all figures: one look, three plot kinds, and text that finds its place."""
+"""Drawing of all figures: common style, three plot kinds, and label placement."""

@@ -1,8 +1,9 @@
-"""Words beside the points of a plot, where they hide neither points nor each other.
+"""Placement of text labels next to the points of a plot, without hiding points or other labels.
 
-Each word has spots on rings around its point. One after another goes to where it costs least
-(`_cost`), again and again until none moves. adjustText and textalloc were tried on the figures of
-the kept runs: they leave words on points.
+Each label has candidate spots on rings around its point. The labels move in turn to the spot with
+the lowest cost (`_alone`, `_among`), until none moves. adjustText and textalloc were tried on the
+figures of
+the kept runs: they leave labels on points.
 """
 
 from __future__ import annotations
@@ -23,25 +24,26 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 _GAP, _RINGS, _TURNS = 3.8, (0.0, 5.0, 11.0, 18.0, 26.0, 36.0), 16
-"""Points of paper between a point and the nearest ring, and from there; spots on a ring."""
+"""Distance in pt from a point to the nearest ring, distances in pt of the rings from there, and
+number of spots on a ring."""
 _MARKER, _CLEAR = 2.8, 0.8
-"""Half a point's side; the least room between words."""
+"""Half the side of a marker, and the minimum space between labels, in pt."""
 _LINE = 1.2
-"""Height of a line, in sizes of its letters."""
+"""Line height as a multiple of the font size."""
 _OUTSIDE, _HIDES, _CROSSES, _MISLEADS, _COVERS = 1e5, 1e4, 1e2, 30.0, 4.0
-"""What it costs to lie outside the axes; on a word or a point; to meet a line that leads to a
-point; to lie nearest to another's point; on a line of the plot."""
+"""Costs: a label outside the axes, a label on another label or point, a leader line that crosses a
+marker, a label closest to another point, and a label on a line of the plot."""
 _ROUNDS, _MANY = 30, 64
 """Maximum number of placement rounds, and number of labels above which only one round is tried,
 since not all of them fit."""
 _APART = 2.0
-"""Points of paper between the places at which a line of the plot is looked at."""
+"""Distance in pt between the sampled positions along a line of the plot."""
 _PARTS = 9
-"""Places at which a line that leads to a point is looked at."""
+"""Number of sampled positions along a leader line."""
 
 
 class Word(NamedTuple):
-    """A word and the point of the data that it belongs to; without text, a point to keep clear."""
+    """A label and the data point it belongs to. An empty text only keeps the point clear."""
 
     text: str
     at: tuple[float, float]
@@ -49,9 +51,14 @@ class Word(NamedTuple):
 
 
 class _Spots(NamedTuple):
-    """Places of words, in points of paper: boxes [..., left, low, right, high], the lines that lead
-    from them to the word's point [..., parts, 2], which only those far from it have, and how far
-    they are from it."""
+    """Candidate spots of a label, in pt.
+
+    Attributes:
+        boxes: [..., left, low, right, high].
+        lines: [..., parts, 2]: leader lines from a spot to the label's point. Only distant spots
+            draw them.
+        far: Distance of each spot from the nearest ring.
+    """
 
     boxes: Floats
     lines: Floats
@@ -59,10 +66,10 @@ class _Spots(NamedTuple):
 
 
 def write_beside(axes: Axes, words: Sequence[Word]) -> None:
-    """Write each word beside its point; a line leads there from those that are not next to it.
+    """Write each label next to its point, with a leader line if it is farther away.
 
     Args:
-        axes: of a figure whose layout is settled.
+        axes: Axes of a figure whose layout is final.
     """
     from matplotlib.patheffects import withStroke
 
@@ -101,7 +108,7 @@ def write_beside(axes: Axes, words: Sequence[Word]) -> None:
 
 
 def _spots(point: Floats, wide: float) -> _Spots:
-    """The places for a word around its point, the nearest first."""
+    """Return the candidate spots around a point, the nearest first."""
     turns = 2 * np.pi * np.arange(_TURNS) / _TURNS + np.pi / 8
     ways = np.stack([np.cos(turns), np.sin(turns)], -1)
     half = np.array([wide, _LINE * style.SMALL]) / 2
@@ -116,7 +123,7 @@ def _spots(point: Floats, wide: float) -> _Spots:
 
 
 def _lines(axes: Axes, scale: float) -> list[Floats]:
-    """Of each line of the plot, points of paper all along it: [1, points, 2]."""
+    """Return points along each line of the plot, in pt: [1, points, 2] per line."""
     found = []
     for line in (line for line in axes.get_lines() if line.get_linestyle() != "None"):
         corners = scale * axes.transData.transform(np.asarray(line.get_xydata()))
@@ -130,8 +137,11 @@ def _lines(axes: Axes, scale: float) -> list[Floats]:
 def _choose(
     spots: Sequence[_Spots], points: Floats, inside: Floats, lines: Sequence[Floats]
 ) -> list[int]:
-    """Each word's spot. Words that are put down in another order come to other spots: orders are
-    tried until one hides nothing."""
+    """Return the chosen spot of each label.
+
+    The result depends on the order of placement, so several orders are tried until one hides
+    nothing.
+    """
     alone = [
         _alone(own, at, points, inside)
         + _COVERS * np.any([_through(line, own.boxes)[0] for line in lines], 0)
@@ -152,7 +162,7 @@ def _choose(
 def _settle(
     spots: Sequence[_Spots], alone: Sequence[Floats], order: Iterable[int], rounds: int
 ) -> tuple[dict[int, int], float]:
-    """The spots at which no word moves any more, and what they cost together."""
+    """Return the spots after no label moves any more, and their total cost."""
     chosen: dict[int, int] = {}
     total = 0.0
     for _ in range(rounds):
@@ -168,7 +178,7 @@ def _settle(
 
 
 def _alone(own: _Spots, at: int, points: Floats, inside: Floats) -> Floats:
-    """What each spot of the word costs by itself: where the axes end, and among all points."""
+    """Return the cost of each spot with respect to the axes and all points."""
     marks = np.concatenate([points - _MARKER, points + _MARKER], -1)
     outside = (own.boxes[:, :2] < inside[:2]).any(1) | (own.boxes[:, 2:] > inside[2:]).any(1)
     hides = _meets(own.boxes, marks).sum(1)
@@ -181,7 +191,7 @@ def _alone(own: _Spots, at: int, points: Floats, inside: Floats) -> Floats:
 
 
 def _among(own: _Spots, others: Sequence[tuple[_Spots, int]]) -> Floats:
-    """What each spot of the word costs where the others are."""
+    """Return the cost of each spot with respect to the other labels' current spots."""
     boxes = np.array([other.boxes[spot] for other, spot in others])
     lines = np.array([other.lines[spot] for other, spot in others if other.far[spot]])
     led = own.far > 0
@@ -192,36 +202,36 @@ def _among(own: _Spots, others: Sequence[tuple[_Spots, int]]) -> Floats:
 
 
 def _meets(some: Floats, others: Floats) -> Flags:
-    """Which boxes [n, 4] and [m, 4] overlap: [n, m]."""
+    """Return True where boxes [n, 4] and [m, 4] overlap: [n, m]."""
     a, b = some[:, None], others[None]
     return _all(a[..., :2] < b[..., 2:], b[..., :2] < a[..., 2:])
 
 
 def _through(lines: Floats, boxes: Floats) -> Flags:
-    """Which lines [n, parts, 2] go through which boxes [m, 4]: [n, m]."""
+    """Return True where lines [n, parts, 2] go through boxes [m, 4]: [n, m]."""
     at = lines[:, :, None]
     return np.asarray(np.any(_all(boxes[:, :2] < at, at < boxes[:, 2:]), 1))
 
 
 def _all(low: Flags, high: Flags) -> Flags:
-    """Where both hold, of both coordinates."""
+    """Return True where both conditions are true for both coordinates."""
     return np.asarray(np.all(low & high, -1))
 
 
 def _meet(some: Floats, others: Floats) -> NDArray[np.int_]:
-    """How many of the other lines [m, parts, 2] each line [n, parts, 2] crosses."""
+    """Return the number of other lines [m, parts, 2] that each line [n, parts, 2] crosses."""
     a, b, c, d = some[:, None, 0], some[:, None, -1], others[None, :, 0], others[None, :, -1]
     apart = (_side(a, b, c) * _side(a, b, d) < 0) & (_side(c, d, a) * _side(c, d, b) < 0)
     return np.asarray(np.sum(apart, 1))
 
 
 def _side(a: Floats, b: Floats, c: Floats) -> Floats:
-    """On which side of the line from a to b a point c lies, by the sign."""
+    """Return a value whose sign is the side of the line from a to b on which c lies."""
     (x, y), (u, v) = np.moveaxis(b - a, -1, 0), np.moveaxis(c - a, -1, 0)
     return np.asarray(x * v - y * u)
 
 
 def _away(boxes: Floats, points: Floats) -> Floats:
-    """Distances of boxes [n, 4] and points [m, 2]: [n, m]."""
+    """Return the distances between boxes [n, 4] and points [m, 2]: [n, m]."""
     near = np.clip(points, boxes[:, None, :2], boxes[:, None, 2:])
     return np.asarray(np.linalg.norm(near - points, axis=-1))

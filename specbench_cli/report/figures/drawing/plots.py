@@ -50,7 +50,7 @@ class Series:
     pixels: bool = False
 
     def draw(self, axes: Axes) -> None:
-        """Draw the series; nothing if it has no points."""
+        """Draw the series, or nothing if it has no points."""
         if not self.points:
             return
         x, y = [p.x for p in self.points], [p.y for p in self.points]
@@ -100,7 +100,7 @@ class Bars:
     line: float = 0.0
 
     def draw(self, axes: Axes) -> None:
-        """Draw the bars; nothing if there are none."""
+        """Draw the bars, or nothing if there are none."""
         if self.boxes:
             x, y, width, height = zip(*self.boxes, strict=True)
             look: Any = {"hatch": self.hatch, "edgecolor": self.edge, "lw": self.line, "zorder": 2}
@@ -109,7 +109,7 @@ class Bars:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A line across the axes at one x or y; with `to`, a band from x to there."""
+    """A line across the axes at one x or y. With `to`, a band from x to `to`."""
 
     x: float | None = None
     y: float | None = None
@@ -192,7 +192,7 @@ Mark = Series | Bars | Rule | Note | Arrow
 
 
 def aside(text: str, y: float, size: float = 7, colour: str = INK) -> Note:
-    """Return a word in the column at the right of rows."""
+    """Return a label in the column right of the rows."""
     return Note(text, None, y, size, colour, (24, 0), "right")
 
 
@@ -246,8 +246,8 @@ class Panel:
     """A pair of axes with marks.
 
     Attributes:
-        words: text that is placed beside its points, clear of all else.
-        high: height in inches on a page, with its text.
+        words: Labels that are placed next to their points without overlap.
+        high: Height in inches on a page, including text.
         grid: True for faint lines behind the marks.
     """
 
@@ -260,7 +260,7 @@ class Panel:
     grid: bool = True
 
     def draw(self, axes: Axes, *sides: str) -> None:
-        """Draw the marks, the axes, and the sides of the frame that are named."""
+        """Draw the marks, the axes, and the named sides of the frame."""
         for mark in self.marks:
             mark.draw(axes)
         self.x.apply(axes, "x")
@@ -325,14 +325,14 @@ def row_plot(
     heading: str = "",
     columns: int = 3,
 ) -> Figure:
-    """Return a figure of rows that are named at the left.
+    """Return a figure of rows with labels on the left.
 
     Args:
-        rows: labels, which may repeat, and their places on the y axis, which points down.
-        panels: panels side by side.
-        unit: height of one unit of the y axis in inches.
-        heading: heading of the column at the right (`aside`); "" for a plot without it.
-        columns: columns of the legend.
+        rows: Labels, which may repeat, and their positions on the y axis, which points down.
+        panels: Panels side by side.
+        unit: Height of one unit of the y axis in inches.
+        heading: Heading of the right column (`aside`). "" for a plot without it.
+        columns: Number of columns of the legend.
     """
     labels, places = [label for label, _ in rows], [place for _, place in rows]
     wide = row_width(labels, width, bool(heading), len(panels))
@@ -396,13 +396,13 @@ _LEFT_IN, _EDGE_IN, _BETWEEN_IN, _TITLE_IN, _LINE_IN, _NAME_IN = 0.46, 0.08, 0.1
 def small_multiples(
     panels: Mapping[str, Panel], x: str, y: str, *, ratio: float, columns: int = 3
 ) -> Figure:
-    """Return a figure of small panels in rows of three, one a method, on the same axes.
+    """Return a figure of small panels in rows of three, one per method, on the same axes.
 
     Args:
-        panels: panels by their titles.
-        x, y: names of the axes.
-        ratio: height of a panel over its width.
-        columns: columns of the legend.
+        panels: Panels by title.
+        x, y: Names of the axes.
+        ratio: Height of a panel divided by its width.
+        columns: Number of columns of the legend.
     """
     across = min(3, len(panels))
     down = -(-len(panels) // across)

@@ -1,8 +1,8 @@
-"""One look for all figures: sizes, fonts, colours, and what every figure does to its axes.
+"""Common style of all figures: sizes, fonts, colours and axes.
 
-Legible in grey at 84 mm (a journal's column) and by colour-blind people: the colours are those of
-Okabe & Ito ("Color Universal Design", 2008), and what they tell apart is told by shape or hatching
-too. Text is at least 5 points.
+Figures are legible in grey at 84 mm (a journal's column) and for colour-blind readers. The colours
+are those of Okabe & Ito ("Color Universal Design", 2008), and shapes or hatching repeat their
+distinctions. Text has at least 5 pt.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMN_IN, PAGE_IN = 84 / 25.4, 174 / 25.4
-"""Widths: one column, two."""
+"""Widths of one column and of two columns."""
 SMALL, TINY = 6.0, 5.5
-"""Points; the text of axes is 7 and 6.5."""
+"""Font sizes in pt. Axes use 7 and 6.5."""
 INK, MUTED, FAINT, BAND = "#222222", "#666666", "#e4e4e4", "#c4c4c4"
 OURS, PEER, REFERENCE = "#4a8fc2", "#cfd4d9", "#55595e"
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -39,7 +39,7 @@ PARTS = {
     "aux": ("#009E73", "....."),
     "learn": ("#0072B2", "\\\\\\\\\\\\"),
 }
-"""Colour and hatching by use of time, apart in grey too."""
+"""Colour and hatching by use of time. They also differ in grey."""
 _FONT = "DejaVu Sans"
 _STYLE: Any = {  # matplotlib types the keys as one literal of hundreds
     "font.family": _FONT,
@@ -68,31 +68,31 @@ _STAMPS = {
 }
 """Metadata that would differ between two writes of the same figure, by format."""
 _REACH = 1.8
-"""Limit of an axis over the largest speedup."""
+"""Maximum of an axis, relative to the largest speedup."""
 _LETTERS = 24
-"""That a line of a row's label has."""
+"""Maximum number of characters in a line of a method's label."""
 
 
 def applied() -> AbstractContextManager[None]:
-    """The style, while figures are drawn and written; the caller's own is back afterwards."""
+    """Return a context with specbench's style for drawing and writing figures."""
     return defaults(_STYLE)
 
 
 def defaults(changes: Any = None) -> AbstractContextManager[None]:
-    """Return a context in which matplotlib has its own defaults, and the given changes to them.
+    """Return a context with matplotlib's own defaults and the given changes to them.
 
-    Matplotlib reads a file `matplotlibrc` in the working folder, which may be anybody's: by
-    `text.usetex` it starts LaTeX.
+    Matplotlib reads `matplotlibrc` in the working folder, which may be another person's:
+    `text.usetex` starts LaTeX.
     """
     import matplotlib as mpl
 
-    # Figures have their own canvas: the backend is the caller's.
+    # Figures have their own canvas, so the caller's backend can stay.
     own = {name: value for name, value in mpl.rcParamsDefault.items() if name != "backend"}
     return mpl.rc_context(own | (changes or {}))
 
 
 def blank(width: float, height: float, **layout: Any) -> Figure:
-    """An empty figure of so many inches, without pyplot's global state."""
+    """Return an empty figure of a size in inches, without pyplot's global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -104,11 +104,12 @@ def blank(width: float, height: float, **layout: Any) -> Figure:
 def write(
     figure: Figure, folder: Path, name: str, *, paper: bool = False, heavy: int = 0
 ) -> list[Path]:
-    """Write `name`.svg, `name`.png (300 dpi) and for a paper `name`.pdf to `folder`, which is made:
-    the same bytes for the same figure.
+    """Write `name`.svg, `name`.png (300 dpi), and `name`.pdf if `paper`. The folder is created.
+
+    The same figure gives the same bytes.
 
     Args:
-        heavy: bytes of an SVG beyond which it has a PNG beside it.
+        heavy: Size in bytes above which an SVG also gets a PNG.
     """
     from matplotlib.text import Text
 
@@ -127,7 +128,7 @@ def write(
 
 
 def frame(figure: Figure, left: float, right: float, top: float, bottom: float) -> Axes:
-    """Axes with margins of so many inches."""
+    """Return axes with margins in inches."""
     width, height = figure.get_size_inches()
     return figure.add_axes(
         (left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height)
@@ -135,14 +136,14 @@ def frame(figure: Figure, left: float, right: float, top: float, bottom: float) 
 
 
 def width_of(words: Iterable[str], points: float) -> float:
-    """Inches that the widest of some words takes."""
+    """Return the width of the widest word in inches."""
     lines = (line for word in words for line in word.split("\n"))
     return points / 72 * max(map(_em, lines), default=0.0)
 
 
 @cache
 def _em(line: str) -> float:
-    """Width of a line, in sizes of its letters."""
+    """Return the width of a line as a multiple of the font size."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
@@ -151,8 +152,11 @@ def _em(line: str) -> float:
 
 
 def named(labels: Iterable[str]) -> dict[str, str]:
-    """Labels as rows are named by them: long ones on two lines, what is longer still without its
-    middle (rows of one method differ at the end)."""
+    """Return labels as the figures show them: long ones on two lines, longer ones without the
+    middle.
+
+    Variants of a method differ at the end of their labels, so the end is kept.
+    """
     found = {}
     for label in labels:
         shown = output.plain(label)
@@ -164,13 +168,13 @@ def named(labels: Iterable[str]) -> dict[str, str]:
 
 
 def short(label: str) -> str:
-    """A label on one line; a long one without its middle."""
+    """Return a label on one line. A long one loses its middle."""
     half, label = _LETTERS // 2, output.plain(label)
     return label if len(label) <= _LETTERS else f"{label[:half]}…{label[1 - half :]}"
 
 
 def name_rows(axes: Axes, labels: Sequence[str], places: Sequence[float]) -> None:
-    """Write labels beside their rows."""
+    """Write labels next to their rows."""
     words = [named(labels)[label] for label in labels]
     axes.set_yticks(places, words)
     for tick, word in zip(axes.get_yticklabels(), words, strict=True):
@@ -179,13 +183,13 @@ def name_rows(axes: Axes, labels: Sequence[str], places: Sequence[float]) -> Non
 
 
 def name_x(axes: Axes, words: str) -> None:
-    """Name the x axis; what is wider than the axes grows to the left, where labels leave room."""
+    """Name the x axis. A name wider than the axes extends to the left, below the labels."""
     fits = width_of([words], 7) < axes.bbox.width / axes.figure.dpi
     axes.set_xlabel(words, labelpad=2, loc="center" if fits else "right")
 
 
 def room_for(labels: Iterable[str]) -> float:
-    """Inches that `name_rows` needs to the left of the axes."""
+    """Return the space in inches that `name_rows` needs to the left of the axes."""
     words = named(labels).values()
     return 0.1 + 1.04 * max(width_of([word], _size(word)) for word in words)
 
@@ -204,7 +208,7 @@ def strip(axes: Axes, *sides: str) -> None:
 
 
 def grid(axes: Axes) -> None:
-    """Faint lines behind the data."""
+    """Draw faint grid lines behind the data."""
     axes.grid(color=FAINT, lw=0.4, zorder=0)
     axes.set_axisbelow(True)
 
@@ -242,7 +246,7 @@ class Look:
 
 
 def look(place: int, *, hollow: bool = False, **changes: Any) -> Look:
-    """Return the look of a series, which no other place below 70 has."""
+    """Return the look of a series. The first 70 places have different looks."""
     colour, marker = _COLOURS[place % len(_COLOURS)], MARKERS[place % len(MARKERS)]
     return replace(Look(colour, marker, "white" if hollow else ""), **changes)
 
@@ -258,12 +262,15 @@ def guide(colour: str = BAND, line: str = "-", width: float = 0.5) -> Look:
 
 
 def as_ratio(value: float, _: object = None) -> str:
-    """A speedup on an axis."""
+    """Format a speedup for an axis."""
     return f"{value:g}x"
 
 
 def reach(points: Iterable[float], ends: Iterable[float]) -> float:
-    """How far an axis of speedups goes: to the ends of the intervals, but no farther than leaves
-    room for the points; what few questions make of an interval may have no end."""
+    """Return the upper end of a speedup axis.
+
+    It includes the intervals, but at most `_REACH` times the largest point. With few questions, an
+    interval may be very wide.
+    """
     farthest = max(points)
     return min(1.04 * max([farthest, *ends]), _REACH * farthest)

@@ -1,4 +1,4 @@
-// Elements, and what the whole page shares: the theme and the tooltip.
+// DOM helpers, the theme and the tooltip.
 
 function element(name, attributes = {}, ...children) {
   const made = document.createElement(name);
@@ -57,7 +57,7 @@ const tip = {
   },
 };
 
-// On paper nothing can be opened.
+// Details cannot be opened on paper.
 function setUpPrint() {
   let closed = [];
   addEventListener("beforeprint", () => {
@@ -73,7 +73,7 @@ function setUpTip() {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") tip.hide();
   });
-  // What has the keyboard's focus keeps its tip while the page moves under it.
+  // A focused element keeps its tooltip while the page scrolls.
   const moved = () => {
     if (tip.owner && tip.owner === document.activeElement) tip.place();
     else tip.hide();

@@ -1,4 +1,4 @@
-// Tables: sorting by a click or key on a heading, filtering by words and by choice.
+// Tables: sort by a click or key on a heading, filter by text and by choice.
 
 function cellValue(row, column) {
   const said = row.cells[column].dataset.value;
@@ -7,7 +7,7 @@ function cellValue(row, column) {
   return said !== "" && !Number.isNaN(number) ? number : said;
 }
 
-// Numbers before words; what has no value comes last in either direction.
+// Numbers sort before text. Missing values come last in both directions.
 function compareCells(a, b, direction) {
   if (a === null || b === null) return (a === null) - (b === null);
   if (typeof a !== typeof b) return typeof a === "number" ? -1 : 1;

@@ -1,4 +1,4 @@
-// One step's draft, drawn: a tree from left to right, or a lane where its tokens were not kept.
+// The draft of one step: a tree from left to right, or a lane if its tokens were not stored.
 
 const NODE = { width: 60, height: 22, across: 76, down: 28, margin: 8, letters: 7 };
 
@@ -7,11 +7,11 @@ function visible(text) {
   return shown.length > NODE.letters ? `${shown.slice(0, NODE.letters - 1)}…` : shown;
 }
 
-// Nodes with their places. First children go on in their parent's row; the other branches hang below,
-// those of deeper nodes first, each in the first row that is free: so no edge crosses another.
+// Return nodes with their positions. A first child continues its parent's row. The other branches go
+// below, those of deeper nodes first, each in the first free row. So no edges cross.
 function laidOut(root, nodes) {
   nodes.forEach((node) => node.parent.children.push(node));
-  // What was taken comes first: the accepted path is a straight line along the top.
+  // Accepted nodes come first, so that the accepted path is a straight line along the top.
   [root, ...nodes].forEach((node) => node.children.sort((a, b) => b.taken - a.taken));
   const free = [];
   const place = (node, depth, least) => {
@@ -75,8 +75,8 @@ function drawTree(step, description) {
     ...edges, ...boxes);
 }
 
-// Only counters are known: a box a level, and one for the token that verification adds.
-// origins: of the step's tokens.
+// Draw a step of which only counters are known: one box per level, and one for each token that
+// verification adds. origins: of the step's tokens.
 function drawLane([levels, , tested, accepted, committed, relaxed], origins, description) {
   const lane = element("div", { class: "lane", role: "img", "aria-label": description });
   const box = (kind, mark) => lane.append(element("i", { class: kind }, mark));

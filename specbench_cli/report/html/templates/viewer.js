@@ -1,4 +1,4 @@
-// The token viewer: outputs side by side, every token coloured by how it came to be.
+// The token viewer: outputs side by side, with every token coloured by its origin.
 
 const ORIGINS = {
   accepted: "accepted: drafted, and stood",
@@ -17,13 +17,13 @@ const HELP = "Point at a token, or move with the arrow keys (up and down by step
 const milliseconds = (microseconds) => `${(microseconds / 1000).toFixed(microseconds < 100000 ? 2 : 1)} ms`;
 const counted = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
 
-// What became of a step's draft, in words.
+// Describe the result of a step's draft.
 function became([levels, nodes, , accepted, committed, relaxed]) {
   const drafted = nodes > levels ? `${counted(nodes, "node")} on ${counted(levels, "level")}` : counted(levels, "token");
   return `${drafted} drafted, ${accepted} accepted, ${relaxed ? `${relaxed} relaxed, ` : ""}${committed} committed`;
 }
 
-// What is known of each token of a row's output, by its index.
+// Return the data of each token of a method's output, by its index.
 function tokensOf(turn, row) {
   const text = turn.texts[row.text];
   const origins = row.origin ? row.origin.flatMap(([word, n]) => Array(n).fill(word)) : [];
@@ -63,7 +63,7 @@ function tokenName(token) {
   return `${piece}, ${token.origin}`;
 }
 
-// A row's output: one stop of the tab key, arrows inside.
+// A method's output. It is one stop of the tab key, and arrow keys move inside it.
 class Column {
   constructor(data, turn, row, longest) {
     this.data = data;
@@ -98,7 +98,7 @@ class Column {
     return parts.join(", ");
   }
 
-  // Time from left to right, on one scale for all columns.
+  // Draw the steps on a time axis from left to right, with one scale for all columns.
   drawStrip() {
     const { ends, steps, total } = this.row;
     if (!ends || !this.longest) return null;
@@ -164,7 +164,7 @@ class Column {
     span.focus();
   }
 
-  // Left and right by token, up and down by step.
+  // Left and right move by token, up and down by step.
   move(event) {
     const here = Number(event.target.dataset.index);
     const ofStep = (step) => this.tokens.findIndex((token) => token.step === step);
@@ -188,7 +188,7 @@ class Column {
     return [element("div", { class: "stepbar" }, this.previous, this.next, this.said), this.treeBox];
   }
 
-  // The step whose draft says most: the one with most branches off its path, else the first.
+  // Return the most informative step: the one with the largest tree or most accepted tokens.
   mostInteresting() {
     const width = this.row.steps.map(([levels, nodes, , accepted, , relaxed]) => (nodes > levels ? nodes : 0) + accepted + relaxed);
     return 1 + width.indexOf(Math.max(...width));
@@ -208,12 +208,12 @@ class Column {
     this.treeBox.replaceChildren(draft ? drawTree(this.drafted(draft), said) : drawLane(counters, this.own().map((token) => token.origin), said));
   }
 
-  // The tokens of the step.
+  // Return the tokens of the step.
   own() {
     return this.tokens.filter((token) => token.step === this.step);
   }
 
-  // A step's draft with its texts, how its path came to stand, and what verification added to it.
+  // Return a step's draft with its texts, the origins of its path, and the token that verification added.
   drafted([words, parents, path]) {
     const own = this.own();
     const added = own.slice(path.length)[0];
@@ -267,7 +267,7 @@ class Viewer {
     return this.data.turns.filter((turn) => turn.id === id);
   }
 
-  // The two best of ours beside vanilla, which every speedup is over; fewer where there are fewer.
+  // Return the two best methods without vanilla and peers. If there are fewer, other methods follow.
   first() {
     const ours = this.data.labels.filter((label) => label !== "vanilla" && !this.data.peers.includes(label));
     const best = ours.slice(0, 2);
