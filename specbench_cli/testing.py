@@ -43,7 +43,7 @@ CHECKS = (
     "model",
     "embedded",
 )
-"""Names for `check`. The table in docs/methods.md says what each of them covers."""
+"""Names of checks for `check`. The table in docs/methods.md explains each of them."""
 
 
 def check(

@@ -98,7 +98,7 @@ class DraftBuilder(SessionView):
         """Choose or draw a draft token from the last row of a draft model's logits.
 
         Args:
-            out: Output of a draft model with the target's vocabulary, apart from padding.
+            out: Output of a draft model with the target's vocabulary, except for padding.
             ahead: Number of draft tokens between the last committed token and this one.
 
         Returns:

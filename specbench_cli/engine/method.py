@@ -90,7 +90,7 @@ class Method(ABC):
     citation: ClassVar[str] = ""
     claims: ClassVar[tuple[Claim, ...]] = ()
 
-    params: Any  # an instance of the method's own Params, which says so by an annotation
+    params: Any  # an instance of the method's Params; subclasses annotate the type
 
     def __init__(self, params: MethodParams | None = None) -> None:
         self.params = self.Params() if params is None else params

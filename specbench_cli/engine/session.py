@@ -45,7 +45,7 @@ class Harness:
     Attributes:
         text: The text with the origins and times of its tokens.
         meter: Trace of all forwards.
-        workers: Drafters that run beside the target.
+        workers: Drafters that run in parallel with the target.
         reference: Vanilla's output, for methods with `upper_bound`. None for all others.
         batch_sessions: Sessions that take part in the current step, including this one.
         policy: Rule that sets the draft lengths of all sequences of a step. None without such a

@@ -136,14 +136,14 @@ class SessionView:
         return state
 
     def start_worker(self, kind: type[Drafter], params: MethodParams) -> Worker:
-        """Start a drafter that runs beside the target. It begins with its prefill.
+        """Start a drafter that runs in parallel with the target. It begins with its prefill.
 
         Args:
             kind: Class of the drafter, at the top level of a module.
             params: Parameters of the method, passed to the drafter.
 
         Raises:
-            WorkerLost: its process does not start.
+            WorkerLost: The process does not start.
         """
         request = self.requests[0]
         brief = DraftRequest(
@@ -210,7 +210,7 @@ class SessionView:
         return Metered(made, self._meter, role="draft", place=self._place)
 
     def verify_cost(self, rows: int) -> float:
-        """Return the time of a target forward over so many rows, relative to one row.
+        """Return the time of a target forward over a number of rows, relative to one row.
 
         The rows include the root. The run measures the costs once. Needs `Method.uses_costs`.
         """

@@ -70,7 +70,7 @@ class AcceptRule:
     Class attributes:
         name: Name in tables and records.
         guarantee: Remaining guarantee of the output.
-        pure: True if, apart from `chance`, the result depends on `lets_pass` alone.
+        pure: True if the result depends only on `lets_pass` and `chance`.
     """
 
     name: ClassVar[str]
