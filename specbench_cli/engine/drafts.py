@@ -154,7 +154,7 @@ class DraftBuilder(SessionView):
         depths = [ahead] * rows.shape[0] if isinstance(ahead, int) else ahead
         return self._chooser.candidate_lists(rows, width, self._text.position, depths)
 
-    # ---- inside ---------------------------------------------------------------------------------
+    # ---- helpers --------------------------------------------------------------------------------
 
     def _process(self, rows: Tensor, ahead: int) -> Tensor:
         """Return the processed logits [1, V] after the last `ahead` picks."""

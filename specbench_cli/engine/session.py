@@ -133,7 +133,7 @@ class Harness:
 
     @property
     def step_records(self) -> Sequence[StepRecord]:
-        """What was scored, verified and committed in each step. Prefill is not a step."""
+        """Scored, verified and committed tokens of each step. Prefill is not a step."""
         return self._session._step_log.steps
 
     def commit_first(self, logits: Tensor) -> None:

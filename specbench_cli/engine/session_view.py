@@ -151,7 +151,7 @@ class SessionView:
             request.turn,
             self._pass,
             request.ids,
-            # What drafts there is not processed.
+            # Drafters in other processes do not use the logits processor.
             replace(self.sampling, processor=None, contrast=None),
             self._workspace.capacity,
             self.target.vocab_size,
@@ -204,7 +204,7 @@ class SessionView:
         make = partial(make_trainable, source, self._workspace.decoders.values())
         made = self.memory.get_copy((wanted, topic), make)
         if wanted == "target":
-            made.name = "target's copy"  # whose forwards are none of the target's
+            made.name = "target's copy"  # its forwards must not count as the target's
         if not isinstance(made, Decoder):
             return made
         return Metered(made, self._meter, role="draft", place=self._place)
@@ -253,7 +253,7 @@ class SessionView:
         """
         return self._chooser.scores(rows, first, depths)
 
-    # ---- inside ---------------------------------------------------------------------------------
+    # ---- helpers --------------------------------------------------------------------------------
 
     def _decoder(self, name: str) -> Decoder:
         decoder = self._workspace.decoders.get(name)

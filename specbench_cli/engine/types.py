@@ -1,6 +1,6 @@
 """Data types of the engine: model inputs and outputs, drafts, verification results, steps.
 
-docs/glossary.md defines the terms.
+docs/reference/glossary.md defines the terms.
 """
 
 from __future__ import annotations

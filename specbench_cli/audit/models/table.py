@@ -362,7 +362,7 @@ class RecurrentTableState(RecurrentState):
 
     @property
     def rows(self) -> Sequence[CachedRow]:
-        """All rows."""
+        """Return all rows."""
         return self.held(0) or ()
 
     @property

@@ -204,8 +204,7 @@ def learn_threshold(tested: Sequence[tuple[float, bool]]) -> float | None:
 
 
 class EntropyLength(SignalLength):
-    """Rule that stops after a token whose distribution has an entropy above a threshold, in
-    nats."""
+    """Rule that stops after a token if its distribution has a high entropy (threshold in nats)."""
 
     def __init__(self, session: Session, most: int, threshold: float | None) -> None:
         super().__init__(session, most)

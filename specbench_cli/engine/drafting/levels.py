@@ -82,8 +82,9 @@ class Levels:
         """Process pending tokens and keep their rows.
 
         Args:
-            x: `session.pending_tokens(state.length())`, or `session.pending_features(
-                state.length())` for a head. The first call processes the prompt.
+            x: `session.pending_tokens(state.length())` for a draft model, or
+                `session.pending_features(state.length())` for a head. The first call processes the
+                prompt.
 
         Returns:
             Logits [1, 1, V] after the last token, from which the root's children are chosen.

@@ -12,8 +12,10 @@ from specbench_cli.engine.types import ModelOutput, Outcome
 from specbench_cli.engine.verify.choosing import Pick
 
 StepCost = Callable[[int, int, bool], float]
-"""Function from the number of sequences, the total rows of the target's forward, and whether all
-sequences have the same number of rows, to the time of a step, in any unit."""
+"""Function that returns the time of a step, in any unit.
+
+Its arguments are the number of sequences, the total rows of the target's forward, and whether all
+sequences have the same number of rows."""
 
 DraftCost = Callable[[int], float]
 """Function from the number of sequences to the time of one more draft token for each of them, in

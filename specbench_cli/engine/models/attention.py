@@ -73,8 +73,7 @@ class CausalBias:
             self._table = zero.masked_fill_(~seen, -torch.inf)
 
     def of(self, start: int, first: int, n: int) -> Tensor:
-        """Return the mask [n, start + n - first] of n rows after `start`, for columns from
-        `first`."""
+        """Return the mask [n, start + n - first] of n rows after `start`, from column `first`."""
         return self._table[:n, self._starts - start + first : self._starts + n]
 
 

@@ -68,8 +68,7 @@ class RecurrentDecoder(ChainDecoder):
         return left, logits
 
     def _trial(self, ids: Tensor) -> float:
-        """See the base class. Also test if the module can process several tokens after its
-        cache."""
+        """See the base class. Also set `_one_by_one` if the module needs single tokens."""
         expected = self.module(input_ids=ids, use_cache=False).logits
         gap = self._trial_gap(ids, expected)
         if not gap <= self.rounding:

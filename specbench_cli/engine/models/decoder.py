@@ -285,8 +285,7 @@ class Decoder(ABC):
         raise MethodFault(f"{self.name} does not give away its embeddings")
 
     def norm(self, rows: Tensor) -> Tensor:
-        """Return the final norm of rows [..., hidden] that leave a layer, the input of
-        `unembed`."""
+        """Return rows [..., hidden] that leave a layer after the final norm, for `unembed`."""
         raise MethodFault(f"{self.name} does not give away its final norm")
 
     def unembed(self, rows: Tensor) -> Tensor:

@@ -566,8 +566,7 @@ def _final_norm(base: nn.Module) -> nn.Module:
 
 
 def _mask_kinds(config: Any) -> dict[str, int | None]:
-    """Return the sliding window of each layer type. Models with mixed layers need a mask per
-    type."""
+    """Return the sliding window of each layer type. The module needs one mask per type."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:

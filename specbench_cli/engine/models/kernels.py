@@ -14,8 +14,8 @@ Geijn, ACM TOMS 34(3), 2008). The weight rows of a tile are half a matrix apart,
 in two sequential streams, which the processor prefetches. With adjacent weight rows, prefetching
 failed and the products of one row with bfloat16 weights took 1.35 times as long.
 
-All kernels are in one file, because Numba's cache invalidates a function only if its own file
-changes, not if a function that it calls changes in another file.
+All kernels are in one file. Numba's cache invalidates a function only if its own file changes, not
+if a function that it calls changes in another file.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-calls=False, disallow-untyped-decorators=False
@@ -324,8 +324,7 @@ def _int(value: int) -> Any:
 
 
 def _switch(b: ir.IRBuilder, rows: Any, half: Any, write: Callable[[_Tile], None]) -> None:
-    """Generate tiles of 1 to ROWS rows in both dtypes, and a switch that selects one at run
-    time."""
+    """Generate tiles of 1 to ROWS rows in both dtypes, and a run-time switch between them."""
     done = b.append_basic_block("done")
     switch = b.switch(b.add(rows, b.mul(half, _int(ROWS))), done)
     for kind, n in product((False, True), range(1, ROWS + 1)):

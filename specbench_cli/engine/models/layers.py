@@ -73,8 +73,7 @@ class LayerReader:
         return name in self._tensors
 
     def layer(self, prefix: str, *, norm: str | None = "input_layernorm") -> LayerWeights:
-        """Return the layer whose tensors start with `prefix`; `norm` is the norm before
-        attention."""
+        """Return the layer with the name prefix `prefix`; `norm` is the norm before attention."""
         return LayerWeights(
             norm=self.norm(f"{prefix}{norm}") if norm else None,
             qkv=self._fuse(prefix, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

@@ -163,8 +163,7 @@ class Rollouts:
         return guess_outcomes(ranked, self._session.text[self._root :], width, self._limit)
 
     def prepare(self, outcomes: Iterable[Guess]) -> None:
-        """Draft the windows after these outcomes of the present window. Call it after
-        `complete`."""
+        """Draft the windows after the given outcomes. Call it after `complete`."""
         useful = (guess for guess in outcomes if guess[0] + 1 < self._limit)
         ordered = sorted(useful, key=lambda guess: guess[0])  # the highest branches first
         stands = [stand for stand, _ in ordered]
