@@ -17,7 +17,7 @@ from specbench_cli.engine.method import Method
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.params import AUTO, Claim, MethodParams, NumberOrAuto, Widths, WordList
 
-# The session of a request, and that of a peer, which decodes with a loop of its own.
+# Session of a request, and of a peer, which decodes with its own loop.
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.peer_session import PeerSession
 from specbench_cli.engine.sequence import StopRule
@@ -37,13 +37,13 @@ from specbench_cli.engine.verify.choosing import Pick
 from specbench_cli.engine.verify.accept import AcceptParams, AcceptRule, DraftContext
 from specbench_cli.engine.verify.random import Random
 
-# Texts that draft and target write span by span: a span is drafted, graded by a method, and stands
-# as a whole if its rule says so; a ledger has what each wrote, and what became of it.
+# Segments: the draft model writes a segment, and a rule of the method accepts or rejects it as a
+# whole. Token accounting counts the tokens of each author, kept and discarded.
 from specbench_cli.engine.spans.judge import SegmentParams, SegmentRule
 from specbench_cli.engine.spans.segments import Segments, mean_log_prob
 
-# Chains: of several sequences at once, and how long they get: by a number, or by a rule that
-# decides once a token is kept.
+# Chains of one or several sequences. The draft length is a number, or a rule that decides after
+# each token.
 from specbench_cli.engine.drafting.chains import draft_chains, draw_chain
 from specbench_cli.engine.drafting.draft_model_method import DraftModelMethod
 from specbench_cli.engine.drafting.length_params import LengthParams, LengthRule
@@ -53,10 +53,9 @@ from specbench_cli.engine.drafting.lengths import FixedLength, Length
 # For methods that learn: a topic classifier for prompts.
 from specbench_cli.engine.learning import Topics
 
-# Trees. All nodes of a level are fed in one forward (`Levels`). Their shape is a template's, filled
-# by rank (`fill`), or grows where the draft is sure of itself (`Growth`, level by level): `grow` is
-# `expand` and then `select`; `create_size_rule` chooses how many nodes pay here, at `max_nodes` so
-# many.
+# Trees, with one forward per level (`Levels`). The shape is a fixed template, filled by rank
+# (`fill`), or grows where the draft model is confident (`Growth`). `grow` calls `expand` and
+# `select`. `create_size_rule` selects the number of nodes with the best cost, up to `max_nodes`.
 from specbench_cli.engine.verify.tree import ROOT
 from specbench_cli.engine.drafting.levels import HeadLevels, Levels
 from specbench_cli.engine.drafting.template import (
@@ -85,19 +84,18 @@ from specbench_cli.engine.drafting.suffix_array import SuffixArray
 # For a draft model with another tokenizer: the text in its tokens.
 from specbench_cli.engine.drafting.transcript import Transcript
 
-# For stages that verify each other's trees: the shape of one, or of several as one, who stands
-# (`siblings`), which tokens come first (`ranking`), and the way of ids and numbers between a device
-# and its `host`.
+# For stages that verify each other's trees: tree shapes, merged trees, acceptance of siblings
+# (`siblings`), order of tokens (`ranking`), and transfers between a device and the host (`host`).
 from specbench_cli.engine import host
 from specbench_cli.engine.verify import ranking, siblings
 from specbench_cli.engine.verify.tree import merge_trees, build_tree_mask, build_tree
 
-# Parallel drafting: a drafter in a worker of its own, which receives messages.
+# Parallel drafting: a drafter in a worker, which receives messages.
 from specbench_cli.engine.workers.drafter import DraftSession, Drafter
 from specbench_cli.engine.workers.message import Message
 from specbench_cli.engine.workers.transport import Worker
 
-# Windows that such a drafter prepares for several outcomes at once, and the two sides of them.
+# Windows that such a drafter prepares for several possible outcomes.
 from specbench_cli.engine.workers.rollouts import (
     Guess,
     Preparer,
@@ -106,8 +104,8 @@ from specbench_cli.engine.workers.rollouts import (
     guess_outcomes,
 )
 
-# Trained modules: what a method asks for (`ArtifactSpec`), what a class of them must do
-# (`Artifact`), draft heads (`Head`), and their checkpoints.
+# Trained modules: specification (`ArtifactSpec`), base class (`Artifact`), draft heads (`Head`),
+# and their checkpoints.
 from specbench_cli.engine.models.artifact import Artifact, ArtifactSpec
 from specbench_cli.engine.models.head import (
     NORMED,
@@ -126,8 +124,7 @@ from specbench_cli.engine.models.checkpoint import (
 )
 from specbench_cli.engine.models.state import KVState, LayerShape
 
-# The fused path of heads and draft models: a stack of layers, their positions, how they are read, a
-# whole decoder.
+# Fused heads and draft models: rotary embeddings, layer stacks, a full decoder, and layer readers.
 from specbench_cli.engine.models.attention import RotaryEmbedding
 from specbench_cli.engine.models.fused import ROPE_TYPES, FusedDecoder, FusedStack, fits
 from specbench_cli.engine.models.layers import (
@@ -138,7 +135,7 @@ from specbench_cli.engine.models.layers import (
 )
 from specbench_cli.engine.models.plan import Scratch
 
-# Whose fault it is: of the machine, of a method, of what the user typed.
+# Errors of the environment, of a method, and of the user's input.
 from specbench_cli.errors import EnvironmentFault, MethodFault, UsageError
 
 __all__ = [
@@ -266,9 +263,11 @@ __all__ = [
 
 
 def sha256_of(decoder: Decoder, file: str | None = None) -> str | None:
-    """Hash of the weight files that a decoder was loaded from, or of another file beside them; None
-    if it was not loaded, or there is no such file."""
-    # What loads models takes a second to import; whoever has a decoder has imported it already.
+    """Return the hash of a decoder's weight files, or of another file in their folder.
+
+    Return None if the decoder was not loaded from a folder, or the file does not exist.
+    """
+    # Lazy: the import takes a second. A caller that has a decoder has already imported it.
     from specbench_cli.engine.models import load
 
     return load.sha256_of(decoder, file)
@@ -286,7 +285,7 @@ def load_weights(folder: pathlib.Path, config: object) -> Weights:
 
 
 def config_of(decoder: Decoder) -> dict[str, object]:
-    """config.json of the folder that a decoder was loaded from; empty if there is none."""
+    """Return config.json of the folder that a decoder was loaded from, or an empty dict."""
     from specbench_cli.engine.models import load
 
     return dict(load.config_of(decoder))

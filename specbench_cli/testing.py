@@ -7,7 +7,7 @@
     def test_it_is_exact(name):
         check("my_method.py", name)
 
-docs/methods.md explains what each check proves.
+docs/how-to/methods.md explains what each check proves.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CHECKS = (
     "model",
     "embedded",
 )
-"""Names for `check`. The table in docs/methods.md says what each of them covers."""
+"""Names of checks for `check`. The table in docs/how-to/methods.md explains each of them."""
 
 
 def check(

@@ -74,7 +74,7 @@ class AuditSubject:
 
     @property
     def code_constants(self) -> Sequence[int]:
-        """Integers in the method's code and in the globals that it reads, sorted.
+        """Sorted integers in the method's code and in the globals that it reads.
 
         The method may behave differently above such a number.
         """

@@ -1,1 +1,1 @@
-"""Decoding: decoders, states, verification, the loop. It knows no single method."""
+"""Decoding engine: decoders, states, verification and the decoding loop, for all methods."""

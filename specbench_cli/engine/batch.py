@@ -99,7 +99,7 @@ class Batch:
             for _ in range(1 if sampling.contrast is None else 2):
                 allocate_state(target, 0)
 
-    # ---- the schedule ---------------------------------------------------------------------------
+    # ---- scheduling -----------------------------------------------------------------------------
 
     @property
     def finished(self) -> bool:

@@ -98,7 +98,7 @@ class DraftBuilder(SessionView):
         """Choose or draw a draft token from the last row of a draft model's logits.
 
         Args:
-            out: Output of a draft model with the target's vocabulary, apart from padding.
+            out: Output of a draft model with the target's vocabulary, except for padding.
             ahead: Number of draft tokens between the last committed token and this one.
 
         Returns:
@@ -154,7 +154,7 @@ class DraftBuilder(SessionView):
         depths = [ahead] * rows.shape[0] if isinstance(ahead, int) else ahead
         return self._chooser.candidate_lists(rows, width, self._text.position, depths)
 
-    # ---- inside ---------------------------------------------------------------------------------
+    # ---- helpers --------------------------------------------------------------------------------
 
     def _process(self, rows: Tensor, ahead: int) -> Tensor:
         """Return the processed logits [1, V] after the last `ahead` picks."""

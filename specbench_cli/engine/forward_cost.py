@@ -10,8 +10,10 @@ from typing import NamedTuple
 class SequenceRows(NamedTuple):
     """The rows of one sequence in a forward.
 
-    new: Rows that the forward computes. before: Rows that the model's state holds before them.
-    prompt: True if the new rows belong to the prompt.
+    Attributes:
+        new: Number of rows that the forward computes.
+        before: Number of rows in the model's state before them.
+        prompt: True if the new rows belong to the prompt.
     """
 
     new: int
@@ -23,10 +25,13 @@ class SequenceRows(NamedTuple):
 class ForwardWork:
     """Properties of a forward that its cost depends on.
 
-    model: "target", "draft", or the kind of a head. rows: Rows of each sequence.
-    tree: The forward verifies a tree, not a chain.
-    warm: The forward before it on the same worker also ran the target, so that its weights are
-        still in the caches. share: Share of the model's weights that it reads.
+    Attributes:
+        model: "target", "draft", or the kind of a head.
+        rows: Rows of each sequence.
+        tree: Whether the forward verifies a tree, not a chain.
+        warm: Whether the previous forward on the same worker also ran the target, so that its
+            weights are still in the caches.
+        share: Share of the model's weights that the forward reads.
     """
 
     model: str

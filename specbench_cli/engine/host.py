@@ -5,7 +5,7 @@ several times as much as in a loop of its own. Small values are therefore comput
 plain Python.
 
 A step waits for its device only in `wait`, so that the syncs can be counted. `send` copies to a
-device without a sync (docs/device.md).
+device without a sync (docs/explanations/devices.md).
 """
 
 from __future__ import annotations

@@ -19,8 +19,9 @@ from specbench_cli.errors import MethodFault
 NUM_CHOICES = 8
 """Number of draft choices with imposed logits. Other tokens are not drafted."""
 TOP_LOGIT, LOGIT_STEP = 1e4, 1e2
-"""Logits of imposed choices: the best one's, and how far each is above the next. Distributions have
-one token, whatever the temperature."""
+"""Logit of the best imposed choice, and the gap between successive choices.
+
+The gap is so large that a distribution has one token at any temperature."""
 
 
 class _ImposedAcceptance(Decoder):

@@ -23,7 +23,7 @@ from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.errors import MethodFault
 from specbench_cli.former_names import renamed_members
 
-# ---- a copy that may be trained -----------------------------------------------------------------
+# ---- trainable copies ---------------------------------------------------------------------------
 
 
 def make_trainable(source: Any, shared: Iterable[Decoder]) -> Any:
@@ -53,7 +53,7 @@ def make_trainable(source: Any, shared: Iterable[Decoder]) -> Any:
         else:
             raise MethodFault(f"{_get_name(source)} cannot be trained: it has no torch module")
         made.module.requires_grad_(True)
-        made.ran = 0  # it is another model than its source
+        made.ran = 0  # the copy counts its own forwards
         made.module.register_forward_pre_hook(_count_call)
     return made
 
@@ -162,7 +162,7 @@ def _weight_versions(made: Any) -> tuple[tuple[str, int], ...]:
     return tuple((name, weight._version) for name, weight in made.module.named_parameters())
 
 
-# ---- which copy it is ---------------------------------------------------------------------------
+# ---- topics -------------------------------------------------------------------------------------
 
 
 @renamed_members(of="classify")
@@ -182,7 +182,7 @@ class Topics:
 
         def likelihood(topic: str) -> float:
             seen = self._tokens[topic]
-            every = math.log(seen.total() + known)  # each token counted once more, unseen ones too
+            every = math.log(seen.total() + known)  # add-one smoothing
             said = sum(math.log(seen[token] + 1) - every for token in ids)
             return math.log(self._prompts[topic]) + said
 
@@ -194,7 +194,7 @@ class Topics:
         self._tokens.setdefault(topic, Counter()).update(ids)
 
 
-# ---- when it happens ----------------------------------------------------------------------------
+# ---- learning after a request -------------------------------------------------------------------
 
 
 class LearnerSession(Protocol):

@@ -31,7 +31,7 @@ class LookAheadRows:
         self._levels: int = head.sizes["levels"]
         self._layer: int = head.layer
         self._upper_layers = (self._layer, target.n_layers)
-        self._logits: Tensor | None = None  # [n, levels, V], of a prompt behind its last row alone
+        self._logits: Tensor | None = None  # [n, levels, V]; for a prompt, only after its last row
         self._latest_logits: Tensor | None = None
 
     def count_rows(self, nodes: int) -> int:

@@ -25,7 +25,7 @@ class Proposer(Protocol):
         """Propose a continuation of at most `limit` levels."""
 
     def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float] | None:
-        """Learn what was committed. Return counts of the method's own, if it has any."""
+        """Update the method with an outcome. Return the method's own counts, if it has any."""
 
 
 class BatchProposer(Proposer, Protocol):

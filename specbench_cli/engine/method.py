@@ -1,6 +1,6 @@
 """Base class of speculative decoding methods.
 
-Plans import it, so this module does not import torch.
+Planning code imports this module, so it does not import torch.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Method(ABC):
     citation: ClassVar[str] = ""
     claims: ClassVar[tuple[Claim, ...]] = ()
 
-    params: Any  # an instance of the method's own Params, which says so by an annotation
+    params: Any  # an instance of the method's Params; subclasses annotate the type
 
     def __init__(self, params: MethodParams | None = None) -> None:
         self.params = self.Params() if params is None else params
@@ -222,7 +222,7 @@ class Method(ABC):
         return members[:size]
 
     def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float] | None:
-        """Learn what was committed of the last draft, and roll the draft's state back.
+        """Update the method with the outcome of the last draft, and roll the draft's state back.
 
         Returns:
             Counts of the method's own, or None. Records store their sums (`Step.extra`).

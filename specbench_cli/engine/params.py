@@ -14,9 +14,11 @@ from specbench_cli.former_names import current_params
 class Claim:
     """Speedup that a method's source reports, with its setup, as read in the source itself.
 
-    speedup: Speedup over plain decoding as printed there: "2.90x", "up to 6.5x".
-    models, task, hardware: Empty if the source does not name them. temperature: None likewise.
-    source: Where it was read: "abstract of arXiv:2503.01840", a figure of a repository.
+    Attributes:
+        speedup: Speedup over plain decoding as printed there: "2.90x", "up to 6.5x".
+        models, task, hardware: Empty if the source does not name them.
+        temperature: None if the source does not name it.
+        source: Location of the claim, such as "abstract of arXiv:2503.01840".
     """
 
     speedup: str

@@ -18,7 +18,7 @@ from specbench_cli.former_names import renamed_members
 
 @renamed_members(attending="attention_layers", reread="rescore")
 class Partial(Metered):
-    """Part of the target as a draft model. Its logits are computed as if its layers were all.
+    """Part of the target as a draft model. Its last layer is treated as the target's last layer.
 
     On the target's own state (`Session.state`) it drafts after the committed text and shares the
     target's rows. The engine discards its own rows before the target scores. On a state of its own
@@ -32,7 +32,7 @@ class Partial(Metered):
             range of first layers.
 
     Attributes:
-        attention_layers: Layers whose attention runs. Only these hold rows.
+        attention_layers: Layers whose attention runs. Only these write rows.
 
     Raises:
         MethodFault: the target has no such layers.

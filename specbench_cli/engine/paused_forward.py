@@ -133,7 +133,7 @@ class PausedForward:
         return self.exit_logits()[:, ids] if some is None else some
 
     def exit_logits(self) -> Tensor:
-        """Return logits [n, V], computed as if the layers that have run were all."""
+        """Return the logits [n, V] after the last layer that has run, treated as the last layer."""
         rows, self._exit_forward = self._target.record_exits(self._last_output.hidden[0])
         return rows
 
@@ -147,7 +147,7 @@ class PausedForward:
         rows, above = self._last_output.hidden, range(self.layer, self._last)
         if self._exit_forward is None:
             raise MethodFault("a forward was left that said nothing", "`look` at what it says")
-        # The output matrix belongs to the verification.
+        # The output matrix counts as verification.
         self._exit_forward.role, self._exit_forward.layers = "verify", (self._last, self._last)
         if copy and above:
             self._target.remember(rows, self._state, above, self._positions)

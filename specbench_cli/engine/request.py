@@ -15,9 +15,10 @@ from specbench_cli.engine.types import ExtraInput
 class Request:
     """One prompt to continue.
 
-    ids: Tokens of the prompt with its template. If the target has an encoder, these are
-        (`Decoder.split_prompt`) the tokens that its text begins with.
-    topic: The task's category, for methods that learn from ended requests.
+    Attributes:
+        ids: Tokens of the prompt with its template. For a target with an encoder, these are the
+            first tokens of the decoder (`Decoder.split_prompt`).
+        topic: The task's category, for methods that learn from ended requests.
     """
 
     prompt_id: str

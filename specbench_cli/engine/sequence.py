@@ -22,7 +22,8 @@ Finish = Literal["eos", "stop", "length"]
 class StopRule:
     """Rule for the end of an output.
 
-    eos: Ids that end it. The id is kept. max_new_tokens: The budget, which is reached exactly.
+    eos: Ids that end it. The id is kept.
+    max_new_tokens: The budget, which is reached exactly.
     strings: Texts that end it. The token that completes a text is kept. They are searched in
     `decode` of the output's ids.
     """

@@ -45,7 +45,7 @@ class Harness:
     Attributes:
         text: The text with the origins and times of its tokens.
         meter: Trace of all forwards.
-        workers: Drafters that run beside the target.
+        workers: Drafters that run in parallel with the target.
         reference: Vanilla's output, for methods with `upper_bound`. None for all others.
         batch_sessions: Sessions that take part in the current step, including this one.
         policy: Rule that sets the draft lengths of all sequences of a step. None without such a
@@ -82,7 +82,7 @@ class Harness:
         """Set the session's states. In a batch, this happens when the sequence joins.
 
         Args:
-            allocate_state: Return a cleared state of a decoder with the given number of extra rows.
+            allocate_state: Function that returns an empty state of a decoder with extra rows.
         """
         session = self._session
         session._allocate_state = allocate_state
@@ -133,7 +133,7 @@ class Harness:
 
     @property
     def step_records(self) -> Sequence[StepRecord]:
-        """What was scored, verified and committed in each step. Prefill is not a step."""
+        """Scored, verified and committed tokens of each step. Prefill is not a step."""
         return self._session._step_log.steps
 
     def commit_first(self, logits: Tensor) -> None:
@@ -143,7 +143,7 @@ class Harness:
         self.text.append(replace(first, origin=("prefill",)))
         if (weakened := session._verifier.weakened) is not None:
             weakened.commit(first)
-        self.forwards()  # these are no step's
+        self.forwards()  # prefill forwards belong to no step
 
 
 @renamed_members(
@@ -153,7 +153,7 @@ class Session(DraftBuilder):
     """Decoding of one request by one method: its view of the text, its drafts and its steps.
 
     Attributes:
-        harness: interface for the measuring program.
+        harness: Interface for the measuring program.
 
     With a `recording`, the recorded tokens decide instead of the target (`replay`).
     """
@@ -237,8 +237,8 @@ class Session(DraftBuilder):
         prefill.
 
         Args:
-            ahead: A `LookAhead` head. The target's forwards then also carry its rows behind the
-                last committed token and behind all nodes.
+            ahead: A `LookAhead` head. The target's forwards then also include its rows after the
+                last committed token and after all nodes.
 
         Returns:
             With `ahead`, the object that holds the logits of its rows
@@ -365,8 +365,8 @@ class Session(DraftBuilder):
         """
         committed = self._text.append(outcome)
         self._step_log.record_committed(committed)
-        # Rows: the root's and the drafted tokens', but for the last committed token, which roots
-        # the next.
+        # Keep the rows of the root and of accepted tokens, except that of the last committed token,
+        # which is the next root.
         nodes = committed.path[: len(committed.committed) - 1]
         self._scoring.keep((0, *(node + 1 for node in nodes)))
         if (weakened := self._verifier.weakened) is not None:

@@ -136,14 +136,14 @@ class SessionView:
         return state
 
     def start_worker(self, kind: type[Drafter], params: MethodParams) -> Worker:
-        """Start a drafter that runs beside the target. It begins with its prefill.
+        """Start a drafter that runs in parallel with the target. It begins with its prefill.
 
         Args:
             kind: Class of the drafter, at the top level of a module.
             params: Parameters of the method, passed to the drafter.
 
         Raises:
-            WorkerLost: its process does not start.
+            WorkerLost: The process does not start.
         """
         request = self.requests[0]
         brief = DraftRequest(
@@ -151,7 +151,7 @@ class SessionView:
             request.turn,
             self._pass,
             request.ids,
-            # What drafts there is not processed.
+            # Drafters in other processes do not use the logits processor.
             replace(self.sampling, processor=None, contrast=None),
             self._workspace.capacity,
             self.target.vocab_size,
@@ -204,13 +204,13 @@ class SessionView:
         make = partial(make_trainable, source, self._workspace.decoders.values())
         made = self.memory.get_copy((wanted, topic), make)
         if wanted == "target":
-            made.name = "target's copy"  # whose forwards are none of the target's
+            made.name = "target's copy"  # its forwards must not count as the target's
         if not isinstance(made, Decoder):
             return made
         return Metered(made, self._meter, role="draft", place=self._place)
 
     def verify_cost(self, rows: int) -> float:
-        """Return the time of a target forward over so many rows, relative to one row.
+        """Return the time of a target forward over a number of rows, relative to one row.
 
         The rows include the root. The run measures the costs once. Needs `Method.uses_costs`.
         """
@@ -253,7 +253,7 @@ class SessionView:
         """
         return self._chooser.scores(rows, first, depths)
 
-    # ---- inside ---------------------------------------------------------------------------------
+    # ---- helpers --------------------------------------------------------------------------------
 
     def _decoder(self, name: str) -> Decoder:
         decoder = self._workspace.decoders.get(name)

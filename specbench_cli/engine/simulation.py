@@ -90,8 +90,11 @@ class PricedDecoder(Decoder):
 class Script:
     """A request with its known output.
 
-    prompt, output: Ids. draft_correct: For each output token, whether the draft model predicts it.
-    budget: Maximum number of tokens. eos: Whether the last token ended the output.
+    Attributes:
+        prompt, output: Token ids.
+        draft_correct: Whether the draft model predicts each output token.
+        budget: Maximum number of tokens.
+        eos: Whether the last token ended the output.
     """
 
     prompt: tuple[int, ...]

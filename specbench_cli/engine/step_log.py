@@ -30,7 +30,7 @@ class DraftShape:
 
 @dataclass(slots=True)
 class StepRecord:
-    """What a session did in one step, whatever the method reports.
+    """Actions of a session in one step, independent of the method's report.
 
     Attributes:
         scored: Drafts that the target scored, without nodes that were not proposed.

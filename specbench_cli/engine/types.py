@@ -1,6 +1,6 @@
 """Data types of the engine: model inputs and outputs, drafts, verification results, steps.
 
-docs/glossary.md defines the terms.
+docs/reference/glossary.md defines the terms.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DrawMode = Literal["deterministic", "independent", "without_replacement"]
-"""How draft tokens were chosen: without a draw, independently from q, or without replacement."""
+"""Choice of draft tokens: without a draw, independently from q, or without replacement."""
 
 Origin = Literal["prefill", "accepted", "recovered", "bonus", "plain", "relaxed"]
-"""How a committed token was produced. accepted: drafted, and kept by the lossless rule. relaxed:
-drafted, rejected by the lossless rule, and kept by a lossy accept rule."""
+"""Source of a committed token. accepted: a draft token that the lossless rule keeps. relaxed: a
+draft token that only a lossy accept rule keeps."""
 
 Guarantee = Literal["exact_tokens", "exact_law", "bounded", "quality_only", "workflow"]
-"""What a method guarantees about its output, strongest first. The first two are lossless."""
+"""Guarantees of a method about its output, strongest first. The first two are lossless."""
 
 Rule = Literal["greedy", "rejection", "block", "coupled"]
-"""How tokens are decided: argmax, rejection sampling of tokens or of blocks, or coupled sampling
-(argmax of log-probability plus keyed Gumbel noise)."""
+"""Verification rule: argmax, rejection sampling of tokens or of blocks, or coupled sampling (argmax
+of log-probability plus keyed Gumbel noise)."""
 
 Role = Literal["prefill", "draft", "verify", "aux"]
 """Purpose of a forward."""
@@ -44,7 +44,7 @@ without attention writes no keys and values."""
 
 
 def expand_skip(skip: Skip) -> frozenset[Sublayer]:
-    """Return the skipped sublayers. A skipped layer stands for both of its sublayers."""
+    """Return the skipped sublayers. A skipped layer counts as both of its sublayers."""
     return frozenset(
         sublayer
         for each in skip

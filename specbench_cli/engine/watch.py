@@ -94,7 +94,7 @@ class Watch:
             counted[model.name] += model.ran - self._initial_count(model)
         separate_process = (
             self._workspace.transport.pid is not None
-        )  # its own process counts for itself
+        )  # a peer process is counted separately
         traced = Counter(f.model for f in meter.forwards if not (separate_process and f.worker))
         for made in self._memory.copies:
             if not isinstance(made, Decoder):

@@ -22,20 +22,24 @@ from specbench_cli.errors import MethodFault
 class Workspace:
     """Objects that outlive a session: decoders, trained modules, preallocated states.
 
-    decoders: "target", and the run's other decoders by role ("draft").
-    capacity: Number of rows of each state: the longest prompt plus its budget.
-    modules: Load transformers' own module of a role, for peers. tokenizer: transformers' tokenizer.
-    load_artifact: Load a trained module that a method needs.
-    costs: Return the time of a forward of a model over a number of rows, relative to a target
-        forward over one row. With a third argument, of a step of so many sequences; a fourth says
-        whether they have the same number of rows.
-    decoder_factories: By role, a picklable function that loads the decoder in another process.
-    transport: Runs the drafters that work beside the target.
-    role: Role of the target's forwards after prefill.
-    synthetic: Description of the synthetic parts of its models. None means that none are.
-    token_vocabulary: Text of the target's ids. None means that of the tokenizer, if there is one.
-    output_vocab_size: Number of ids that an output may contain. A draft that decodes alone is
-        limited to the ids of the run's target, which judges its output. None: all ids.
+    Attributes:
+        decoders: Decoders of the run by role, "target" and e.g. "draft".
+        capacity: Number of rows of each state: the longest prompt plus its budget.
+        modules: Function that loads the transformers module of a role, for peers.
+        tokenizer: The transformers tokenizer.
+        load_artifact: Function that loads a trained module for a method.
+        costs: Function from a model and a number of rows to the time of a forward, relative to a
+            target forward over one row. A third argument is the number of sequences in a step, and
+            a fourth whether they have the same number of rows.
+        decoder_factories: Picklable function of each role that loads the decoder in another
+            process.
+        transport: Transport that runs drafters in parallel with the target.
+        role: Role of the target's forwards after prefill.
+        synthetic: Description of the synthetic parts of its models. None means that none are.
+        token_vocabulary: Text of the target's ids. None uses the tokenizer, if there is one.
+        output_vocab_size: Number of ids that an output may contain. A draft model that decodes
+            alone is limited to the ids of the run's target, which judges its output. None means
+            all ids.
     """
 
     decoders: Mapping[str, Decoder]
@@ -83,7 +87,7 @@ class Workspace:
         )
 
     def vocabulary(self) -> Vocabulary:
-        """Return the text of the target's ids. Without a tokenizer, each id stands for itself.
+        """Return the vocabulary of the target. Without a tokenizer, each id has its own piece.
 
         Raises:
             MethodFault: the format of the tokenizer is not supported.

@@ -53,11 +53,9 @@ DEEP_BUDGET: dict[Rule, int] = {"rejection": 2_000, "block": 400}
 """The same limit for cases whose randomness is all in the last level of a draft."""
 
 MAX_DEEP_LEVELS = 8
-"""Maximum number of levels of such a draft."""
+"""Maximum number of levels of a draft whose randomness is all in its last level."""
 
 MIN_DEEP_LEVELS = 5
-"""Minimum number of levels of such a draft."""
-"""Minimum number of levels of such a draft."""
 """Minimum number of levels of such a draft."""
 
 LATE_BUDGET: dict[Rule, int] = {"rejection": 1_500, "block": 500}

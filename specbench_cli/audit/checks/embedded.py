@@ -107,8 +107,10 @@ def _decode_prompts(
 def _distributions(
     pair: EmbeddedPair, role: str, prompt: tuple[int, ...], output: list[int], cut: bool = True
 ) -> Tensor:
-    """The distributions [n, V], float64, of each token of an output, by transformers' module and
-    warpers."""
+    """Return the distributions [n, V], float64, of the tokens of an output.
+
+    They come from the transformers module and warpers.
+    """
     oracle = Oracle(pair.module(role))
     scores = oracle.logits([*prompt, *output[:-1]], None, len(output)).double()
     for warper in warpers(SAMPLING) if cut else ():

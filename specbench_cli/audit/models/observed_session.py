@@ -94,7 +94,7 @@ class ObservedSession(Session):
         return sum(getattr(state, "misread", 0) for _, state in self.model_states)
 
     def desks(self) -> Iterator[DraftSession]:
-        """Those of the drafters beside the target."""
+        """Yield the draft sessions of drafters that run in this process."""
         for worker in self.harness.workers:
             if worker.session is not None:
                 yield worker.session

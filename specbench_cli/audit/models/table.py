@@ -215,7 +215,7 @@ class TableDecoder(Decoder):
             wrong = (x.rows[0] != due).any(-1).tolist()
             last = [(token + off) % self.vocab_size for token, off in zip(last, wrong, strict=True)]
         if not run and not isinstance(x, Hidden):
-            del state.rows[-n:]  # no layer holds them
+            del state.rows[-n:]  # no layer has these rows
         spoken = [at for at in every if at in run or (at, "mlp") not in over] if over else every
         if not spoken:
             hidden = x.rows if isinstance(x, Hidden) else self.embed(cast(Tokens, x).ids)
@@ -362,7 +362,7 @@ class RecurrentTableState(RecurrentState):
 
     @property
     def rows(self) -> Sequence[CachedRow]:
-        """All rows."""
+        """Return all rows."""
         return self.held(0) or ()
 
     @property
@@ -468,7 +468,7 @@ def _look_ahead_rows(
 def _parents(mask: Tensor, start: int) -> list[int]:
     """Return for each new row the last other row that it attends to, -1 if none."""
     n, width = mask.shape
-    first = start + n - width  # the row that column 0 stands for
+    first = start + n - width  # the row of column 0
     found = []
     for row, seen in enumerate(mask.tolist(), start=start):
         before = [first + column for column in range(row - first) if seen[column]]

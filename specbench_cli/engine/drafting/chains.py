@@ -17,12 +17,13 @@ from specbench_cli.engine.verify.choosing import Pick
 def draft_chains(
     model: Metered, sequences: Sequence[tuple[Session, State]], lengths: Sequence[Length]
 ) -> list[Draft]:
-    """Draft a chain for each of several sequences, whose numbers of tokens may differ.
+    """Draft a chain for each of several sequences. The draft lengths may differ.
 
     Args:
-        model: of the first one's session.
-        sequences: each with its state of the model; what that has not seen is fed first.
-        lengths: how long each one's gets; never longer than there is room for.
+        model: The draft model, metered by the first session.
+        sequences: Sessions, each with its state of the draft model. Pending tokens are processed
+            first.
+        lengths: Draft length rule of each sequence. The remaining budget is an upper bound.
     """
     picks: list[list[Pick]] = [[] for _ in sequences]
     x = [session.pending_tokens(state.position()) for session, state in sequences]
@@ -46,7 +47,7 @@ def draft_chains(
 
 
 def draw_chain(session: Session, rows: Tensor) -> Draft:
-    """Draw a chain from logits [m, V] that one forward gave, a token from each row."""
+    """Draw a chain from the logits [m, V] of one forward, with one token per row."""
     return session.chain_of_picks(
         [session.pick(ModelOutput(row[None, None], row), k) for k, row in enumerate(rows)]
     )

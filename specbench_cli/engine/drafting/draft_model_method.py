@@ -1,6 +1,6 @@
-"""The base class of methods whose draft model drafts a chain.
+"""Base class of methods whose draft model drafts a chain.
 
-Plans read it, so this module does not import torch.
+Planning code imports this module, so it does not import torch.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class DraftModelMethod(Method):
     back to the committed tokens. Subclasses override the parts that differ.
 
     Attributes:
-        model: the draft model.
-        state: its KV cache (or recurrent state) for this sequence.
+        model: The draft model.
+        state: Its KV cache (or recurrent state) for this sequence.
     """
 
     model: Metered

@@ -1,12 +1,11 @@
-"""Trees that grow where the draft is sure of itself (dynamic draft trees).
+"""Dynamic draft trees, which grow where the draft model is confident.
 
-EAGLE-2 (Li, Wei, Zhang and Zhang, EMNLP 2024, arXiv:2406.16858). The value of a node is the
-probability that the draft gives to its path, held as a logarithm. Level by level the best `k` nodes
-are fed and each one's `k` likeliest children become candidates; in the end the best of all
-candidates are the tree. A child is worth no more than its parent, so that what is chosen is
-connected.
+EAGLE-2 (Li, Wei, Zhang and Zhang, EMNLP 2024, arXiv:2406.16858). The value of a node is the log of
+its path's draft probability. At each level, the draft model processes the best `k` nodes, and the
+`k` likeliest children of each become candidates. In the end the best candidates form the tree. A
+child has at most the value of its parent, so the selected nodes are connected.
 
-Children are the likeliest tokens, not draws: verification takes the tree as point masses.
+Children are the likeliest tokens, without a draw, so the tree's draw mode is "deterministic".
 """
 
 from __future__ import annotations
@@ -31,34 +30,34 @@ from specbench_cli.engine.verify.tree import ROOT
 from specbench_cli.former_names import renamed_members
 
 SizeRule = Callable[[Sequence[float]], int]
-"""From the values of the best candidates, best first, to how many of them are worth a forward."""
+"""Function from the values of the best candidates, best first, to the number to verify."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrownTree:
-    """A draft tree, and what its growth leaves to know.
+    """A draft tree, and the nodes that the draft model processed.
 
     Attributes:
-        draft: nodes level by level, siblings best first.
-        fed: each node's place in the order of feeding; -1 for those that were not fed.
+        draft: Nodes level by level, siblings best first.
+        fed: Index of each node among the processed nodes; -1 if the model did not process it.
     """
 
     draft: Draft
     fed: tuple[int, ...]
 
     def rows(self, path: Sequence[int]) -> list[int]:
-        """Accepted nodes by their places in the order of feeding, as `Levels.keep` takes them."""
+        """Return the indices of accepted nodes among the processed ones, for `Levels.keep`."""
         return [self.fed[node] for node in path]
 
 
 class CandidateNodes(NamedTuple):
-    """All nodes that a growth has seen, level by level: a tree whose parents come first.
+    """All candidates of a growth, level by level. They form a tree whose parents come first.
 
     Attributes:
-        tokens: of c candidates.
+        tokens: Tokens of c candidates.
         parents: `ROOT` or the index of an earlier candidate.
-        values: logarithm of the probability of each one's path.
-        fed: those that were fed, in that order.
+        values: Log probability of each candidate's path.
+        fed: Candidates that the draft model processed, in that order.
     """
 
     tokens: list[int]
@@ -68,7 +67,7 @@ class CandidateNodes(NamedTuple):
 
 
 class SelectedNodes(NamedTuple):
-    """A tree of candidates: ids and parents as in `Draft`, fed as in `GrownTree`."""
+    """Selected candidates as a tree: ids and parents as in `Draft`, fed as in `GrownTree`."""
 
     ids: list[int]
     parents: tuple[int, ...]
@@ -85,18 +84,18 @@ def grow(
     nodes: int,
     size: SizeRule | None = None,
 ) -> GrownTree:
-    """A dynamic tree after the last committed token.
+    """Return a dynamic tree after the last committed token.
 
-    The model is called `depth` times for a tree of `depth` levels, `levels.begin` included. (The
-    authors' code counts the calls after the first expansion: its depth is less by one.)
+    A tree of `depth` levels takes `depth` model calls, with that of `levels.begin`. (The authors'
+    code counts only calls after the first expansion, so its depth is lower by one.)
 
     Args:
-        levels: a draft model's or head's, after `begin`.
-        first: what `begin` gave.
-        k: nodes fed at a level, and children of each.
-        depth: levels of the tree, from 1; at most the `limit` that `propose` was given.
-        nodes: the tree's size; all candidates if they are fewer.
-        size: chooses a smaller one from the values.
+        levels: Levels of a draft model or head, after `begin`.
+        first: Result of `begin`.
+        k: Number of nodes processed per level, and of children per node.
+        depth: Number of levels, from 1 to the `limit` argument of `propose`.
+        nodes: Maximum number of nodes.
+        size: Rule that selects a smaller size from the values, or None.
     """
     chosen = select(expand(levels, first, session, k=k, depth=depth), nodes, size)
     return GrownTree(session.tree(chosen.ids, chosen.parents), chosen.fed)
@@ -105,7 +104,7 @@ def grow(
 def expand(
     levels: Levels, first: ModelOutput, session: Session, *, k: int, depth: int
 ) -> CandidateNodes:
-    """Feed the best `k` nodes of each level but the last; see `grow`."""
+    """Process the best `k` nodes of each level except the last; see `grow`."""
     growth = Growth.create(session, k)
     growth.add(first)
     for _ in range(1, depth):
@@ -115,12 +114,10 @@ def expand(
 
 @renamed_members(of="create")
 class Growth:
-    """Candidates of a dynamic tree while it grows, level by level.
-
-    On the host they are lists.
+    """Candidates of a dynamic tree that grows level by level. On a CPU they are lists.
 
     Args:
-        k: nodes fed at a level, and children of each.
+        k: Number of nodes processed per level, and of children per node.
     """
 
     def __init__(self, session: Session, k: int) -> None:
@@ -129,15 +126,15 @@ class Growth:
         self._depth = 0  # levels of candidates so far
         self._tokens, self._parents, self._values = list[int](), list[int](), list[float]()
         self._start = 0  # index of the newest level's first candidate
-        self._newest, self._fed = [ROOT], list[int]()  # nodes fed last, and all that were fed
+        self._newest, self._fed = [ROOT], list[int]()  # nodes processed last, and all so far
 
     @classmethod
     def create(cls, session: Session, k: int) -> Growth:
-        """Return a growth that does not wait for the session's device at each level."""
+        """Return a growth that needs no device sync per level."""
         return cls(session, k) if host.is_on_host(session.device) else _DeviceGrowth(session, k)
 
     def add(self, out: ModelOutput) -> None:
-        """Add the `k` likeliest children of each node that was fed last, at first of the root."""
+        """Add the `k` likeliest children of each node processed last, initially of the root."""
         children, gains = self._session.candidate_lists(out.rows, self._width, ahead=self._depth)
         self._depth, self._start = self._depth + 1, len(self._tokens)
         for node, ids, worth in zip(self._newest, children, gains, strict=True):
@@ -147,10 +144,10 @@ class Growth:
             self._values += [value + gain for gain in worth]
 
     def best(self) -> tuple[list[int] | Tensor, list[int] | Tensor]:
-        """Choose the `k` newest candidates whose paths are likeliest, to feed them.
+        """Select the `k` candidates of the newest level with the likeliest paths.
 
         Returns:
-            tokens and parents as `Levels.feed` takes them.
+            Tokens and parents, as arguments of `Levels.feed`.
         """
         newest = self._values[self._start :]
         best = sorted(range(len(newest)), key=newest.__getitem__, reverse=True)[: self._k]
@@ -164,7 +161,7 @@ class Growth:
 
 
 class _DeviceGrowth(Growth):
-    """The same candidates as tensors on the device. One wait brings all levels."""
+    """The same candidates as tensors on the device, with one sync for all levels."""
 
     def __init__(self, session: Session, k: int) -> None:
         super().__init__(session, k)
@@ -203,10 +200,10 @@ class _DeviceGrowth(Growth):
 
 
 def select(candidates: CandidateNodes, nodes: int, size: SizeRule | None = None) -> SelectedNodes:
-    """The best candidates as a tree.
+    """Return the best candidates as a tree.
 
-    Of equal values the shallower comes first, so that a parent comes before its children. What the
-    draft rules out is left out.
+    At equal values the shallower node comes first, so parents precede their children. Candidates
+    with probability 0 are dropped.
     """
     values = candidates.values
     possible = [at for at, value in enumerate(values) if value > -math.inf]
@@ -224,18 +221,19 @@ def select(candidates: CandidateNodes, nodes: int, size: SizeRule | None = None)
 
 
 def best_size(values: Sequence[float], cost: Callable[[int], float], fixed: float) -> int:
-    """How many of the best candidates to verify: as many as give most tokens in a unit of time.
+    """Return the number of candidates to verify that gives the most tokens per unit of time.
 
-    A step commits one token and those drafted that stand; if the draft's probabilities are the
-    target's, a node stands with that of its path.
+    A step commits the accepted draft tokens and one more. If the draft's probabilities equal the
+    target's, a node is accepted with its path probability.
 
     Args:
-        values: logarithms of the candidates' path probabilities, best first.
-        cost: time of a target forward over so many rows, the root's included.
-        fixed: time of a step beside that forward.
+        values: Log path probabilities of the candidates, best first.
+        cost: Function from the number of rows, with the root, to the time of a target forward.
+        fixed: Time of a step without that forward.
+
     Returns:
-        the n that makes (1 + sum of the first n probabilities) / (fixed + cost(n + 1)) greatest;
-        the least of them.
+        The smallest n that maximizes (1 + sum of the first n probabilities) /
+        (fixed + cost(n + 1)).
     """
     best, chosen, tokens = 1.0 / (fixed + cost(1)), 0, 1.0
     for n, value in enumerate(values, start=1):
@@ -246,19 +244,19 @@ def best_size(values: Sequence[float], cost: Callable[[int], float], fixed: floa
     return chosen
 
 
-# ---- its size -----------------------------------------------------------------------------------
+# ---- tree size ----------------------------------------------------------------------------------
 
 
 def create_size_rule(
     session: Session, model: Metered, nodes: Nodes, *, width: int, depth: int
 ) -> SizeRule | None:
-    """What chooses a tree's size from its candidates' values; None where the size is a number.
+    """Return a rule that selects the tree size from the values, or None if the size is a number.
 
-    The time of a step is that of drafting, a forward over one row and `depth` - 1 over `width`,
-    and of the target's forward; what the host does between them counts for nothing.
+    The time of a step is that of drafting and of the target's forward. Drafting takes one forward
+    over one row, and `depth` - 1 forwards over `width` rows. Host work is ignored.
 
     Args:
-        model: what drafts.
+        model: The draft model.
     """
     if nodes != AUTO:
         return None

@@ -1,6 +1,6 @@
 """Parameters of methods that grow a tree.
 
-Plans read them, so this module does not import torch.
+Planning code imports this module, so it does not import torch.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from pydantic import Field
 from specbench_cli.engine.params import AUTO, MethodParams, NumberOrAuto
 
 MAX_AUTO_NODES = 63
-"""Nodes of a tree under "auto", at most: with its root it makes the largest forward measured."""
+"""Maximum tree size under "auto". With the root, it is the largest forward with a measured cost."""
 
 
 Nodes = NumberOrAuto
-"""A method's parameter: nodes of a tree, or "auto"."""
+"""Type of a method parameter: number of tree nodes, or "auto"."""
 
 
 class GrowthParams(MethodParams):
-    """Parameters of a method whose head grows a tree: EAGLE-2's, which EAGLE-3 keeps."""
+    """Parameters of a method whose head grows a dynamic tree, as EAGLE-2 and EAGLE-3 do."""
 
     head: str = Field("auto", description="auto: the target's own; else the folder of one")
     nodes: Nodes = Field(
@@ -33,5 +33,5 @@ class GrowthParams(MethodParams):
 
 
 def max_nodes(nodes: Nodes) -> int:
-    """The largest tree that the parameter allows."""
+    """Return the maximum number of tree nodes."""
     return MAX_AUTO_NODES if nodes == AUTO else nodes

@@ -1,6 +1,6 @@
 """Parameters of methods whose draft model drafts chains.
 
-Plans read them, so this module does not import torch.
+Planning code imports this module, so it does not import torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LengthRule = Literal[
 ]
 RULES: tuple[LengthRule, ...] = get_args(LengthRule)
 LOAD_RULES = ("synergy", "smartspec")
-"""Rules that decide for all sequences of a step at once, by what forwards cost."""
+"""Rules that decide for all sequences of a step together, from the cost of forwards."""
 
 
 class LengthParams(MethodParams):
@@ -54,15 +54,15 @@ class LengthParams(MethodParams):
 
     @property
     def upper_bound(self) -> bool:
-        """Whether the length is read from vanilla's output."""
+        """True if the length comes from vanilla's output."""
         return self.length == "oracle"
 
     @property
     def by_load(self) -> bool:
-        """Whether a length depends on what is decoded in the same step, and on what that costs."""
+        """True if the length depends on the other sequences of the step and on their cost."""
         return self.length in LOAD_RULES
 
     @property
     def levels(self) -> int:
-        """Most draft tokens a step."""
+        """Maximum number of draft tokens per step."""
         return self.length if isinstance(self.length, int) else self.max

@@ -29,11 +29,11 @@ def create_length_rule(
     *,
     model: Metered | None = None,
 ) -> Length:
-    """The length that a method's parameters ask for.
+    """Return the draft length rule of a method's parameters.
 
     Args:
-        predict: a trained head, for "acceptance-head".
-        model: what drafts, for rules that ask what its forwards cost.
+        predict: A trained acceptance head, for "acceptance-head".
+        model: The draft model, for rules that use the cost of its forwards.
     """
     most, threshold = params.max, params.threshold
     match params.length:

@@ -1,8 +1,8 @@
-"""How long a chain of draft tokens gets: a fixed length, or a rule that decides on the way.
+"""Draft length of chains: a fixed length, or a rule that decides after each token.
 
-A rule is asked once a drafted token is kept, or before anything is drafted. It sees what the draft
-model said up to there and what became of earlier drafts, so each token's distribution stays the q
-that verification is given. To take a token back for its looks would censor q, and no rule can.
+A rule runs after a draft token is added, or before the first one. It uses the draft model's outputs
+so far and the outcomes of earlier drafts. So the distribution of each token stays the q that
+verification gets. A rule cannot remove a token, because that would bias q.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ from specbench_cli.engine.verify.choosing import Pick
 from specbench_cli.former_names import renamed_members
 
 INITIAL_LENGTH = 5
-"""Where the heuristic starts: transformers' number of assistant tokens while it was the default."""
+"""Initial length of the heuristic: transformers' number of assistant tokens when it was default."""
 
 
 @renamed_members(more="should_continue", goes_on="continues_after")
 class Length(ABC):
-    """How many tokens a chain gets, for one prompt.
+    """Rule for the draft length of chains, for one prompt.
 
     Attributes:
-        drafted: tokens of the chain that were drafted so far.
-        most: bound on the chain that was begun; it may be 0.
+        drafted: Number of draft tokens in the chain so far.
+        most: Maximum length of the present chain, which may be 0.
     """
 
     drafted = 0
     most = sys.maxsize
 
     def begin(self) -> None:
-        """A new chain."""
+        """Start a new chain."""
         self.drafted = 0
 
     def should_continue(self, out: ModelOutput, pick: Pick) -> bool:
-        """Whether to draft another token.
+        """Return True if the method should draft another token.
 
         Args:
-            out: the draft model's forward that the newest token was picked from.
-            pick: that token, which stays in the chain whatever the answer.
+            out: Output of the draft model that the newest token was chosen from.
+            pick: The newest token. It stays in the chain in any case.
         """
         self.drafted += 1
         return self.continues_after(out, pick)
 
     @abstractmethod
     def continues_after(self, out: ModelOutput, pick: Pick) -> bool:
-        """See `more`; the newest token is counted."""
+        """See `should_continue`. `drafted` includes the newest token."""
 
     def observe(self, outcome: Outcome) -> None:
-        """Learn what was committed of the last chain."""
+        """Update the rule with the outcome of the last chain."""
 
 
 class FixedLength(Length):
@@ -71,9 +71,9 @@ class FixedLength(Length):
 
 
 class HeuristicLength(Length):
-    """Two tokens more after a chain that stood as a whole, one less after any other.
+    """Rule that adds two tokens after a fully accepted chain and removes one after any other.
 
-    transformers' schedule "heuristic_transient": it starts anew with each prompt.
+    It is the transformers schedule "heuristic_transient", which restarts for each prompt.
     """
 
     def __init__(self, most: int) -> None:
@@ -85,27 +85,27 @@ class HeuristicLength(Length):
         return self.drafted < self.length
 
     def observe(self, outcome: Outcome) -> None:
-        """Lengthen or shorten."""
+        """Increase or decrease the length."""
         stood = len(outcome.path) == self.drafted
         self.length = min(self.length + 2, self._most) if stood else max(1, self.length - 1)
 
 
-# ---- rules that stop by what is known of a token ------------------------------------------------
+# ---- rules that stop by a signal of the newest token --------------------------------------------
 
 DEFAULT_CONFIDENCE = 0.4
-"""transformers' threshold before it has learnt one."""
+"""Initial confidence threshold of transformers."""
 MAX_UNUSABLE_SAMPLES = 5
-"""So many tested tokens, or fewer, teach no threshold."""
+"""A threshold is learned only from more verified tokens than this."""
 DEFAULT_ENTROPY = 1.5
 DEFAULT_REJECTION = 0.3
 
 Predictor = Callable[[Tensor], Tensor]
-"""From the rows [n, hidden] that leave a draft model's last layer at n tokens to the chances [n]
-that these are accepted."""
+"""Function from the hidden states [n, hidden] of n draft tokens, after the last layer, to their
+acceptance probabilities [n]."""
 
 
 class SignalLength(Length):
-    """Stops by a signal of the newest token; behind an EOS, and at the most tokens, in any case."""
+    """Rule that stops by a signal of the newest token, after EOS, or at the maximum length."""
 
     def __init__(self, session: Session, most: int) -> None:
         self._session = session
@@ -114,22 +114,24 @@ class SignalLength(Length):
 
     def continues_after(self, out: ModelOutput, pick: Pick) -> bool:
         """See `Length`."""
-        signal = self.signal(out, pick)  # on its way before the wait for the token
+        signal = self.signal(out, pick)  # computed before the sync for the token
         token, *said = host.to_numbers(pick[0], *(() if signal is None else (signal,)))
         wanted = all(map(self.continues_at, said))
         return wanted and self.drafted < self._most and token not in self._eos
 
     @abstractmethod
     def signal(self, out: ModelOutput, pick: Pick) -> Tensor | None:
-        """What the decision needs to know, one number on the device; None: it is to go on."""
+        """Return the signal for the decision, a scalar on the device. None means to continue."""
 
     @abstractmethod
     def continues_at(self, signal: float) -> bool:
-        """Whether the signal says to go on."""
+        """Return True if the chain continues at this signal."""
 
     def distribution(self, out: ModelOutput, pick: Pick) -> Tensor:
-        """The distribution [V] of the newest token: what it was drawn from, or the draft's if not
-        drawn."""
+        """Return the distribution [V] that the newest token was drawn from.
+
+        For a token without a draw, return the distribution of the draft model.
+        """
         if pick[1] is not None:
             return pick[1][0]
         assert out.logits is not None
@@ -139,10 +141,10 @@ class SignalLength(Length):
 
 
 class ConfidenceLength(SignalLength):
-    """Stops after a token that the draft gave a probability below a threshold.
+    """Rule that stops after a token whose draft probability is below a threshold.
 
-    transformers' dynamic assisted generation. Without a threshold given it learns one from the
-    tokens that were tested, as transformers does where scikit-learn is there.
+    It is the dynamic assisted generation of transformers. If no threshold is given, it learns one
+    from verified tokens, as transformers does if scikit-learn is installed.
     """
 
     def __init__(self, session: Session, most: int, threshold: float | None) -> None:
@@ -158,7 +160,7 @@ class ConfidenceLength(SignalLength):
         self._drafted.clear()
 
     def signal(self, out: ModelOutput, pick: Pick) -> Tensor:
-        """The draft's probability of the token."""
+        """Return the draft probability of the token."""
         return self.distribution(out, pick)[pick[0]]
 
     def continues_at(self, signal: float) -> bool:
@@ -167,7 +169,7 @@ class ConfidenceLength(SignalLength):
         return signal >= self.threshold
 
     def observe(self, outcome: Outcome) -> None:
-        """Learn from the tokens that were tested; all but a rejected last one stood."""
+        """Learn from the verified tokens. All of them are accepted, except a rejected last one."""
         if not self._learns:
             return
         stood = len(outcome.path)
@@ -177,12 +179,13 @@ class ConfidenceLength(SignalLength):
 
 
 def learn_threshold(tested: Sequence[tuple[float, bool]]) -> float | None:
-    """The threshold that would have erred least: fpr + 3 (1 - tpr), of all on the ROC curve.
+    """Return the threshold on the ROC curve that minimizes fpr + 3 (1 - tpr).
 
     Args:
-        tested: the probability that each token had, ascending, and whether it stood.
+        tested: Probability of each token, ascending, and whether it was accepted.
+
     Returns:
-        None for too few tokens, or where all stood or none did.
+        None if there are too few tokens, or if all or none were accepted.
     """
     stood = sum(right for _, right in tested)
     fell = len(tested) - stood
@@ -193,7 +196,7 @@ def learn_threshold(tested: Sequence[tuple[float, bool]]) -> float | None:
         chance, right = tested[at]
         kept, passed = kept + right, passed + (not right)
         if at and tested[at - 1][0] == chance:
-            continue  # a threshold takes in all tokens of one probability
+            continue  # tokens of equal probability are on the same side of a threshold
         cost = passed / fell + 3 * (1 - kept / stood)
         if cost < least:
             best, least = chance, cost
@@ -201,14 +204,14 @@ def learn_threshold(tested: Sequence[tuple[float, bool]]) -> float | None:
 
 
 class EntropyLength(SignalLength):
-    """Stops after a token whose distribution had an entropy above a threshold, in nats."""
+    """Rule that stops after a token if its distribution has a high entropy (threshold in nats)."""
 
     def __init__(self, session: Session, most: int, threshold: float | None) -> None:
         super().__init__(session, most)
         self._threshold = DEFAULT_ENTROPY if threshold is None else threshold
 
     def signal(self, out: ModelOutput, pick: Pick) -> Tensor:
-        """The entropy of the distribution that the token stands for."""
+        """Return the entropy of the token's distribution."""
         entropy: Tensor = torch.special.entr(self.distribution(out, pick)).sum()
         return entropy
 
@@ -218,15 +221,16 @@ class EntropyLength(SignalLength):
 
 
 class AcceptanceHeadLength(SignalLength):
-    """Stops once a rejection among the tokens drafted is likelier than a threshold (SpecDec++).
+    """Rule that stops when the probability of any rejection is above a threshold (SpecDec++).
 
-    A token's chance to stand is read off the row that the draft makes of it, which it does with the
-    next token: the newest one counts as accepted, and of a first one nothing is known.
+    The acceptance probability of a token comes from its hidden state, which the draft model
+    computes with the next token. So the newest token counts as accepted, and the first token has no
+    signal.
 
     Args:
-        predict: a trained head.
-        threshold: None for `REJECTION`.
-        least: tokens that are drafted in any case.
+        predict: A trained acceptance head.
+        threshold: None uses `DEFAULT_REJECTION`.
+        min_length: Minimum number of draft tokens.
     """
 
     def __init__(
@@ -249,7 +253,10 @@ class AcceptanceHeadLength(SignalLength):
         self._all_accepted = 1.0
 
     def signal(self, out: ModelOutput, pick: Pick) -> Tensor | None:
-        """The chance of the token before the newest one; nothing for the committed one."""
+        """Return the acceptance probability of the token before the newest one.
+
+        Return None if that token is committed.
+        """
         return self._predict(out.hidden[0, -1:]) if self.drafted > 1 else None
 
     def continues_at(self, signal: float) -> bool:
@@ -259,10 +266,10 @@ class AcceptanceHeadLength(SignalLength):
 
 
 class OracleLength(SignalLength):
-    """Stops at the first token that will be rejected: it knows vanilla's output.
+    """Rule that stops at the first token that verification will reject, from vanilla's output.
 
-    No rule that decides after the newest token needs fewer target forwards. Without that output, it
-    never stops.
+    No rule that decides after the newest token needs fewer target forwards. Without vanilla's
+    output, it never stops.
     """
 
     def begin(self) -> None:
@@ -271,7 +278,7 @@ class OracleLength(SignalLength):
         self._at = len(self._session.output())
 
     def signal(self, out: ModelOutput, pick: Pick) -> Tensor:
-        """The token itself."""
+        """Return the token itself."""
         return pick[0]
 
     def continues_at(self, signal: float) -> bool:

@@ -1,8 +1,8 @@
-"""Drafting level by level: one forward for all nodes of a tree's level, whoever drafts.
+"""Tree drafting level by level, with one forward of a draft model or head per level.
 
-Each node sees the committed rows, its own ancestors and itself, at the position it has on its own
-path. The rows of a state are those of the committed text, then those of the nodes in the order in
-which they were fed; a tree's deepest level is never fed.
+Each node attends to the committed rows, its ancestors and itself. Its position is its depth after
+the text. The state has the rows of the committed text, then those of the nodes in the order in
+which the model processed them. The deepest level of a tree is not processed.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from specbench_cli.engine.types import Features, ModelOutput, Tokens
 
 
 class Levels:
-    """A model's state while a tree is drafted with it, a step of decoding after another.
+    """Tree drafting with one model and its state, over all steps of a request.
 
-    A step: `begin`, then `feed` for each further level, or `extend` wherever the tree grows, then,
-    once the target has decided, `keep` or `drop`. Nothing here waits for the device.
+    In each step, call `begin`, then `feed` for each further level, or `extend` at any nodes. After
+    the target has decided, call `keep` or `drop`. No method needs a device sync.
 
     Args:
-        session: the request that is drafted for.
-        model: a draft model, or a head.
-        state: a state of it with room for the nodes fed in a step beyond the text; `Levels` alone
-            writes to it.
+        session: Session of the request.
+        model: A draft model or a head.
+        state: A state of the model, with capacity for the text and the nodes of a step. Only this
+            object may write to it.
 
     Attributes:
-        fed: nodes fed since `begin`.
+        fed: Number of nodes processed since `begin`.
     """
 
     def __init__(self, session: Session, model: Metered, state: State) -> None:
@@ -44,10 +44,10 @@ class Levels:
         self._text_length = self._root_position = (
             0  # length of the text, and its last token's position, at `begin`
         )
-        # What each node of the last level sees of those fed: a byte a node, or [n, fed] bool.
+        # Which processed nodes each node of the last level attends to: bytes, or [n, fed] bool.
         self._visible: list[bytes] | Tensor = [b""]
         self._features: Tensor | None = (
-            None  # what a head's last forward left: the root's, a level's
+            None  # features for a head's next forward: of the root, or of a level
         )
         self._reset()
 
@@ -55,11 +55,11 @@ class Levels:
     def of_head(
         cls, session: Session, artifact: ArtifactSpec, *, nodes: int, fed: int | None = None
     ) -> Self:
-        """Return the levels of a head, in `start`. The target keeps what the head reads.
+        """Return the levels of a head. Call it in `start`. The target captures the head's features.
 
         Args:
             nodes: Maximum size of a tree.
-            fed: Maximum number of nodes that are fed in a step. None means all.
+            fed: Maximum number of nodes that the head processes in a step. None means all.
         """
         session.reserve(nodes)
         head = session.artifact(artifact)
@@ -68,7 +68,10 @@ class Levels:
 
     @classmethod
     def of_draft(cls, session: Session, *, nodes: int, fed: int | None = None) -> Self:
-        """Return the levels of the run's draft model, in `start`, and prefill it; see `of_head`."""
+        """Return the levels of the run's draft model, and prefill it. Call it in `start`.
+
+        The arguments are those of `of_head`.
+        """
         session.reserve(nodes)
         model = session.draft()
         levels = cls(session, model, session.new_state(model, slack=nodes if fed is None else fed))
@@ -76,13 +79,15 @@ class Levels:
         return levels
 
     def begin(self, x: Tokens | Features) -> ModelOutput:
-        """Feed committed tokens that the state has not seen, and keep their rows.
+        """Process pending tokens and keep their rows.
 
         Args:
-            x: `session.pending_tokens(state.length())`, or a head's
-                `session.pending_features(state.length())`; the prompt, to begin with.
+            x: `session.pending_tokens(state.length())` for a draft model, or
+                `session.pending_features(state.length())` for a head. The first call processes the
+                prompt.
+
         Returns:
-            logits [1, 1, V] after the last of them: the root's, from which its children come.
+            Logits [1, 1, V] after the last token, from which the root's children are chosen.
         """
         out = self.model.forward(x, self.state)
         self.state.commit(0, range(x.ids.shape[1]))
@@ -96,17 +101,18 @@ class Levels:
         parents: Sequence[int] | Tensor,
         rows: Tensor | None = None,
     ) -> ModelOutput:
-        """One forward over n nodes of the next level.
+        """Run one forward over n nodes of the next level.
 
         Args:
-            tokens: n ids; [n] int64 where only the device knows them.
-            parents: each one's parent by its place in the last `feed`; the first level's parent is
-                the root, and 0. [n] int64 where only the device knows them: never of the first
-                level, and of every one behind such a level.
-            rows: [n, w], for heads: features of the parents; default: what the head's own forward
-                over them left (`Out.hidden`).
+            tokens: n ids as a list, or [n] int64 on the device.
+            parents: Parent of each node, as an index in the last `feed`; 0, the root, at the first
+                level. A list, or [n] int64 on the device. A tensor is not allowed at the first
+                level, and required at all levels after one with a tensor.
+            rows: Features [n, w] of the parents, for heads. None uses the hidden states of the
+                head's own forward over the parents (`ModelOutput.hidden`).
+
         Returns:
-            logits [1, n, V] of the nodes' children.
+            Logits [1, n, V] of the nodes' children.
         """
         n, device = len(tokens), self._session.device
         ids = tokens[None] if isinstance(tokens, Tensor) else host.ids([tokens], device)
@@ -127,7 +133,7 @@ class Levels:
                 self._visible[parent] + blank[:at] + b"\1" + blank[at + 1 :]
                 for at, parent in enumerate(parents)
             ]
-        if self.fed == self._depth:  # a chain so far, as any text
+        if self.fed == self._depth:  # a chain so far: default mask and positions
             out = self.model.forward(x, self.state, logits_at="all")
         else:
             positions = _positions(n, self._root_position + self._depth, device)
@@ -139,14 +145,17 @@ class Levels:
         return out
 
     def extend(self, tokens: Sequence[int], parents: Sequence[int]) -> ModelOutput:
-        """One forward over n nodes anywhere in the tree, in a step without `feed`; no head's.
+        """Run one forward over n nodes anywhere in the tree, in a step without `feed`.
+
+        Heads do not support it.
 
         Args:
             tokens: n ids.
-            parents: each one's parent by its place in the order of feeding, below those of this
-                forward; `ROOT` for the root.
+            parents: Parent of each node, as an index among nodes of earlier forwards; `ROOT` for
+                the root.
+
         Returns:
-            logits [1, n, V] of the nodes' children.
+            Logits [1, n, V] of the nodes' children.
         """
         assert self._features is None, "heads are fed level by level"
         assert not self._depth, "`feed` has gone level by level"
@@ -165,12 +174,13 @@ class Levels:
         )
 
     def keep(self, path: Iterable[int]) -> None:
-        """Keep the rows of accepted nodes, once the session has committed them.
+        """Keep the rows of accepted nodes, after the session has committed them.
+
+        The row of the last committed token is not kept, because it is the root of the next tree.
 
         Args:
-            path: the nodes from the root's child down, by their places in the order of feeding; a
-                node that was not fed ends it. Of the last committed token, which roots the next
-                tree, no row is kept.
+            path: Accepted nodes from the root's child down, as indices among the processed nodes.
+                A node that was not processed ends the path.
         """
         most = len(self._session.tokens()) - self._text_length - 1
         rows: list[int] = []
@@ -182,30 +192,30 @@ class Levels:
         self._reset()
 
     def drop(self) -> None:
-        """Forget all nodes: a head's rows are made anew of the target's true features."""
+        """Drop all nodes. A head then recomputes its rows from the target's features."""
         self.keep(())
 
     def _visibility_mask(self) -> Tensor:
-        """[n, fed] bool: what each node of the last level sees of those fed."""
+        """Return which processed nodes each node of the last level attends to, [n, fed] bool."""
         if isinstance(self._visible, Tensor):
             return self._visible
         return _mask(tuple(self._visible), self._session.device)
 
     def _reset(self) -> None:
-        """No nodes: the last row that is kept is the root's, or comes before it."""
+        """Drop all nodes. The last remaining row is that of the root, or of the token before it."""
         self._text_length = len(self._session.tokens())
-        self._root_position = self.state.position() - 1  # its position
+        self._root_position = self.state.position() - 1
         self._depth = self.fed = 0
         self._visible, self._features = [b""], None
-        self._paths: list[bytes] = []  # what each node that `extend` fed sees, itself included
+        self._paths: list[bytes] = []  # nodes that each node of `extend` attends to, with itself
 
 
 class HeadLevels:
-    """A `SequentialHead` while a tree is drafted with it: `Levels` without a state.
+    """Tree drafting with a `SequentialHead`, as `Levels` without a state.
 
     Args:
-        session: the request that is drafted for, whose features are tapped.
-        head: behind the meter.
+        session: Session of the request, with captured features.
+        head: The metered head.
     """
 
     def __init__(self, session: Session, head: MeteredHead) -> None:
@@ -213,12 +223,15 @@ class HeadLevels:
         self._depth, self._features = 0, torch.empty(0)
 
     def begin(self) -> ModelOutput:
-        """Logits [1, 1, V] behind the last committed token, from the target's newest features."""
+        """Return the logits [1, 1, V] after the last committed token.
+
+        The head reads the target's newest features.
+        """
         self._depth, self._features = 0, self._session.features()
         return self.feed(self._session.tokens()[-1:], (0,))
 
     def feed(self, tokens: Sequence[int] | Tensor, parents: Sequence[int] | Tensor) -> ModelOutput:
-        """One call over n nodes of the next level; arguments and logits as of `Levels.feed`."""
+        """Run the head on n nodes of the next level. Arguments and result as in `Levels.feed`."""
         device = self._session.device
         ids = tokens if isinstance(tokens, Tensor) else host.ids(tokens, device)
         rows = (
@@ -231,22 +244,22 @@ class HeadLevels:
         return ModelOutput(said.logits[None], said.rows[None])
 
 
-# What levels of a few nodes need comes again and again; nobody changes it.
+# Small inputs of levels repeat often, so they are cached. Do not change these tensors.
 
 
 def _parent_indices(parents: Sequence[int] | Tensor, device: torch.device) -> Tensor:
-    """[n] int64."""
+    """Return the parents as a tensor [n] int64."""
     return parents if isinstance(parents, Tensor) else host.cached_ids(tuple(parents), device)
 
 
 @lru_cache(maxsize=4096)
 def _positions(n: int, position: int, device: torch.device) -> Tensor:
-    """[1, n] int64, all the same."""
+    """Return a tensor [1, n] int64 filled with one position."""
     return torch.full((1, n), position, device=device)
 
 
 @lru_cache(maxsize=1024)
 def _mask(seen: tuple[bytes, ...], device: torch.device) -> Tensor:
-    """[n, fed] bool from what each of n nodes sees."""
+    """Return the mask [n, fed] bool from the bytes of n nodes."""
     cells = bytearray(b"".join(seen))
     return host.send(torch.frombuffer(cells, dtype=torch.bool).view(len(seen), -1), device)

@@ -12,35 +12,41 @@ from specbench_cli.engine.types import ModelOutput, Outcome
 from specbench_cli.engine.verify.choosing import Pick
 
 StepCost = Callable[[int, int, bool], float]
-"""Time of a step of so many sequences, whose target forward has so many rows in all, as many of
-each or not; any unit."""
+"""Function that returns the time of a step, in any unit.
+
+Its arguments are the number of sequences, the total rows of the target's forward, and whether all
+sequences have the same number of rows."""
 
 DraftCost = Callable[[int], float]
-"""Time of a draft token more of each of so many sequences; the same unit."""
+"""Function from the number of sequences to the time of one more draft token for each of them, in
+the same unit."""
 
 PROBE_AFTER = 16
-"""Steps without a draft after which one token is drafted, since nothing is learnt from none."""
+"""Number of steps without a draft after which one token is drafted, to measure acceptance again."""
 
 PRIOR_WEIGHT = 8.0
-"""Tested tokens that what was known beforehand counts as."""
+"""Weight of the prior acceptance, in verified tokens."""
 
 
 def expected_tokens(alpha: float, k: int) -> float:
-    """Tokens that a chain of k brings, the target's own included, where each stands with
-    probability alpha: 1 + alpha + ... + alpha^k (Leviathan et al., arXiv:2211.17192)."""
+    """Return the expected tokens of a step with a chain of k draft tokens, with the target's token.
+
+    If each token is accepted with probability alpha, it is 1 + alpha + ... + alpha^k (Leviathan et
+    al., arXiv:2211.17192).
+    """
     return k + 1.0 if alpha >= 1 else (1 - alpha ** (k + 1)) / (1 - alpha)
 
 
 class LoadAwareLength(Length):
-    """A number of tokens that a policy sets for every sequence of a step at once.
+    """Draft length that a policy sets for all sequences of a step together.
 
     Args:
-        target, draft: what verifying and drafting cost.
-        most: bound on the length.
-        acceptance: share of tested draft tokens that stand, as far as it is known beforehand.
+        most: Maximum length.
+        acceptance: Prior acceptance rate of verified draft tokens.
+        target, draft: Costs of verifying and of drafting.
 
     Attributes:
-        learns: whether it goes by what became of earlier drafts.
+        learns: Whether the policy uses the outcomes of earlier drafts.
     """
 
     learns = False
@@ -51,11 +57,11 @@ class LoadAwareLength(Length):
         self._session, self._bound, self._prior_acceptance = session, most, acceptance
         self._target, self._draft = target, draft
         self._accepted = self._tested = 0
-        self._steps_without_draft = 0  # steps without a draft, one after another
+        self._steps_without_draft = 0  # consecutive ones
         session.harness.policy = self
 
     def begin(self) -> None:
-        """See `Length`: the first sequence of a step decides for all."""
+        """See `Length`. The first sequence of a step sets the lengths of all."""
         super().begin()
         batch: list[Self] = [
             session.harness.policy for session in self._session.harness.batch_sessions
@@ -69,7 +75,7 @@ class LoadAwareLength(Length):
 
     @abstractmethod
     def choose_lengths(self, batch: Sequence[Self]) -> list[int]:
-        """The length of each sequence of a step, no longer than there is room for."""
+        """Return the length of each sequence of a step, within the remaining budgets."""
 
     def continues_after(self, out: ModelOutput, pick: Pick) -> bool:
         """See `Length`."""
@@ -77,15 +83,18 @@ class LoadAwareLength(Length):
 
     @property
     def max_draft_tokens(self) -> int:
-        """Most tokens of use."""
+        """Maximum number of draft tokens: the bound, or the remaining budget if it is smaller."""
         return min(self._bound, self._session.max_draft_length())
 
     def observe(self, outcome: Outcome) -> None:
-        """Count: accepted over tested is the maximum-likelihood estimate, since a chain's length
-        cuts it off (accepted over drafted is too low)."""
+        """Count accepted and verified tokens.
+
+        Accepted over verified is the maximum-likelihood estimate. Accepted over drafted is too low,
+        because tokens after the first rejection are not verified.
+        """
         self._accepted += len(outcome.path)
         self._tested += outcome.tested
 
     def acceptance_rate(self, prior: float) -> float:
-        """The chance that a token stands, shrunk to what is expected."""
+        """Return the estimated acceptance rate, shrunk towards a prior."""
         return (self._accepted + PRIOR_WEIGHT * prior) / (self._tested + PRIOR_WEIGHT)

@@ -28,13 +28,13 @@ def best_lengths(
 
     For each longest length, tokens are added in the order of their gains alpha_i^j as long as
     goodput grows, and the best result is returned. This is optimal if a forward costs a constant
-    plus the same amount per row. Differs from the paper: unequal lengths may cost more than the
-    same number
-    of rows in equal parts, so the best common length is a candidate too.
+    plus the same amount per row. Differs from the paper: unequal lengths may cost more than equal
+    lengths with the same number of rows, so the best common length is a candidate too.
 
     Args:
-        alphas: acceptance probability of a draft token, per sequence.
-        rooms: maximum number of draft tokens, per sequence.
+        alphas: Acceptance probability of a draft token, per sequence.
+        max_lengths: Maximum number of draft tokens, per sequence.
+        target, draft: Costs of verifying and of drafting.
     """
     n = len(alphas)
     best, most = [0] * n, n / target(n, n, True)
@@ -64,7 +64,7 @@ def best_lengths(
             spent = drafting + draft(others + 1) - (draft(others) if others else 0.0)
             last, goodput = goodput, (tokens + gain) / (target(n, rows + 1, n == 1) + spent)
             if goodput <= last and crowds[longest]:
-                break  # later ones bring no more and cost as much
+                break  # later tokens gain no more at the same cost
             tokens, rows, drafting = tokens + gain, rows + 1, spent
             crowds[level] += 1
             lengths[at] = level
@@ -80,7 +80,7 @@ def best_lengths(
 class SmartSpecLength(LoadAwareLength):
     """Draft lengths with the most goodput, from each sequence's acceptance so far.
 
-    A sequence's acceptance is shrunk towards that of all sequences in the step. The latter is
+    The acceptance of a sequence is shrunk towards that of all sequences in the step. That rate is
     shrunk towards `acceptance`.
     """
 

@@ -1,7 +1,7 @@
-"""A suffix array: where any string occurs in texts that stay as they are.
+"""Suffix array over fixed texts, which finds all occurrences of a string.
 
 Udi Manber, Gene Myers: Suffix Arrays: A New Method for On-Line String Searches, SIAM Journal on
-Computing, 1993. The sorting is libdivsufsort's.
+Computing, 1993. libdivsufsort sorts the array.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ Ints = NDArray[Any]
 
 @renamed_members(behind="continuations")
 class SuffixArray:
-    """All places of some texts, in the order of what stands there.
+    """All positions of some texts, sorted by the suffixes that start there.
 
-    A string's occurrences are neighbours in that order, so that two binary searches find them; and
-    what comes behind them is in order too.
+    The occurrences of a string are adjacent in this order, so two binary searches find them. Their
+    continuations are sorted too.
 
     Args:
-        tokens: [n] whole numbers, the texts one after another. Each is followed by `end`, which is
-            no token, so that no string goes on from one into the next.
-        order: [n] int, the places from 0 to n - 1.
+        tokens: [n] integers, the concatenated texts. Each text ends with `end`, which is no token,
+            so no string continues into the next text.
+        order: [n] int, the positions 0 to n - 1, sorted.
 
     Attributes:
-        end: see `tokens`; the last of them.
+        end: The end marker, which is the last of `tokens`.
     """
 
     def __init__(self, tokens: Ints, order: Ints) -> None:
@@ -40,13 +40,15 @@ class SuffixArray:
 
     @staticmethod
     def sort(texts: Iterable[Sequence[int]], end: int) -> tuple[Ints, Ints]:
-        """Tokens (uint16 where they fit, else int32) and order (int32, or int64 of more than 2^31
-        tokens), for the class.
+        """Sort texts, and return the arguments `tokens` and `order` of the class.
+
+        Tokens are uint16 if they fit, else int32. The order is int32, or int64 for more than 2^31
+        tokens.
 
         Args:
-            end: greater than each token; with no text at all it stands alone.
+            end: End marker, greater than each token. Without texts, it is the only element.
         """
-        # Only who makes one needs the library, which brings a runtime of threads.
+        # Lazy import: only sorting needs the library, which starts a thread runtime.
         from pydivsufsort import divsufsort
 
         fitting = np.uint16 if end <= np.iinfo(np.uint16).max else np.int32
@@ -55,7 +57,7 @@ class SuffixArray:
         return tokens, divsufsort(tokens)
 
     def find(self, string: Sequence[int]) -> range:
-        """The places in `order` where a string begins; none for one that does not occur."""
+        """Return the range in `order` where a string occurs. It is empty if there is none."""
         wanted, n = list(string), len(string)
 
         def there(place: int) -> list[int]:
@@ -67,11 +69,14 @@ class SuffixArray:
         return range(first, bisect_right(order, wanted, first, key=there))
 
     def continuations(self, found: range, n: int, length: int, most: int) -> Ints:
-        """What comes behind the occurrences of a string of n tokens: [at most `most`, length], its
-        rows in order, filled with `end` from the end of a text on.
+        """Return the continuations of a string's occurrences, [at most `most`, length], sorted.
+
+        Positions after the end of a text have the value `end`.
 
         Args:
-            most: of more occurrences as many are taken, at even distances in their order.
+            found: Result of `find`.
+            n: Length of the string.
+            most: Maximum number of occurrences. If there are more, evenly spaced ones are used.
         """
         taken = self.order[found.start : found.stop : max(1, -(-len(found) // most))]
         places = taken[:, None] + np.arange(n, n + length)

@@ -18,13 +18,13 @@ from specbench_cli.engine.drafting.load_aware import (
 from specbench_cli.engine.session import Session
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
-"""Sequences in a step that `SynergyLength` looks lengths up for."""
+"""Batch sizes in the table of `SynergyLength`."""
 
 
 def best_length(
     alpha: float, batch_size: int, max_length: int, target: StepCost, draft: DraftCost
 ) -> int:
-    """Return the length s with the least time per token in a step of b = `crowd` sequences.
+    """Return the length s with the least time per token in a step of b = `batch_size` sequences.
 
     The time per token is (t_target(b, b (s + 1)) + s t_draft(b)) / tokens(s). Ties go to the
     shortest length.

@@ -1,9 +1,8 @@
-"""Trees of a fixed shape, filled with a draft's best tokens or draws by their rank.
+"""Draft trees of a fixed shape, filled with the draft's best or drawn tokens by rank.
 
 EAGLE (Li, Wei, Zhang and Zhang, ICML 2024, arXiv:2401.15077) and Medusa (Cai et al., ICML 2024,
-arXiv:2401.10774) draft such trees. A node is named by the ranks of the children on its path: (0, 2)
-is the third child of the first child of the root. All that depends on the shape alone is worked
-out once.
+arXiv:2401.10774) use such trees. The ranks of the children on its path identify a node: (0, 2) is
+the third child of the first child of the root. Values that depend only on the shape are cached.
 """
 
 from __future__ import annotations
@@ -27,21 +26,25 @@ from specbench_cli.engine.verify.tree import ROOT
 from specbench_cli.former_names import renamed_members
 
 Ranks = tuple[int, ...]
-"""A node by the ranks of the children on its path, 0 the best."""
+"""Ranks of the children on the path of a node; 0 is the best."""
 
 RATES = (0.6, 0.15, 0.07, 0.04, 0.025, 0.015, 0.01, 0.008, 0.006, 0.005)
-"""How often the child of each rank is the right one: an assumption, for shapes not measured."""
+"""Assumed acceptance rate of the child at each rank, for shapes without measurements."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateLevel:
-    """One level of a template of n nodes, f of which have children and so are fed.
+    """One level of a template, with n nodes.
+
+    f of the nodes have children, so the draft model processes them.
 
     Attributes:
-        rows: each node's parent by its place in what was fed last; 0 for the first.
-        width: children that a parent must have.
-        picks: each node by its parent, as in `rows`, and its rank.
-        fed: the places of the f to feed; above: their parents as in `rows`.
+        parents: Parent of each node, as an index among the nodes processed last. 0 at the first
+            level.
+        width: Number of children needed per parent.
+        picks: Parent, as in `parents`, and rank of each node.
+        fed: Indices of the f nodes to process.
+        fed_parents: Parents of these nodes, as in `parents`.
     """
 
     parents: tuple[int, ...]
@@ -51,7 +54,7 @@ class TemplateLevel:
     fed_parents: tuple[int, ...]
 
     def select_tokens(self, children: Tensor) -> Ids:
-        """The level's tokens, of its parents' children [f, width]."""
+        """Return the tokens of the level from the children [f, width] of its parents."""
         if host.is_on_host(children.device):
             said = children.tolist()
             return [said[row][rank] for row, rank in self.picks]
@@ -59,7 +62,7 @@ class TemplateLevel:
         return children.flatten().index_select(0, host.cached_ids(flat, children.device))
 
     def select_fed(self, tokens: Ids) -> Ids:
-        """Of the level's tokens those to feed."""
+        """Return the tokens of the level that the draft model processes."""
         if isinstance(tokens, Tensor):
             return tokens.index_select(0, host.cached_ids(self.fed, tokens.device))
         return [tokens[at] for at in self.fed]
@@ -68,12 +71,12 @@ class TemplateLevel:
 @renamed_members(within="truncate")
 @dataclass(frozen=True, slots=True)
 class TreeTemplate:
-    """The shape of a tree; made by `tree_of_choices`, `tree_of_widths` or `best_tree`.
+    """Shape of a tree. `tree_of_choices`, `tree_of_widths` and `best_tree` create templates.
 
     Attributes:
-        nodes: level by level, siblings one after another by rank.
-        parents: as in `Draft`.
-        fed: each node's place in the order of feeding; -1 for leaves, which are not fed.
+        nodes: Nodes level by level, siblings by rank.
+        parents: As in `Draft`.
+        fed: Index of each node among the processed nodes; -1 for leaves, which are not processed.
     """
 
     nodes: tuple[Ranks, ...]
@@ -86,19 +89,19 @@ class TreeTemplate:
         return len(self.nodes[-1]) if self.nodes else 0
 
     def truncate(self, depth: int, width: int) -> TreeTemplate:
-        """What of it lies in the first `depth` levels and needs no more than `width` children."""
+        """Return the part in the first `depth` levels with at most `width` children per node."""
         return _truncate(self, depth, width)
 
     def levels(self) -> tuple[TemplateLevel, ...]:
-        """All levels."""
+        """Return all levels."""
         return _levels(self)
 
 
 def tree_of_choices(choices: Iterable[Sequence[int]]) -> TreeTemplate:
-    """The tree of these nodes.
+    """Return the tree with the given nodes.
 
     Raises:
-        ValueError: a node whose parent is missing.
+        ValueError: The parent of a node is missing.
     """
     nodes = tuple(sorted(set(map(tuple, choices)), key=lambda node: (len(node), node)))
     place: dict[Ranks, int] = {(): ROOT} | {node: at for at, node in enumerate(nodes)}
@@ -116,7 +119,7 @@ def tree_of_choices(choices: Iterable[Sequence[int]]) -> TreeTemplate:
 
 @lru_cache
 def tree_of_widths(widths: tuple[int, ...]) -> TreeTemplate:
-    """The complete tree whose nodes have so many children, from the root down."""
+    """Return the complete tree with the given number of children per node at each level."""
     ends = range(1, len(widths) + 1)
     return tree_of_choices(node for end in ends for node in product(*map(range, widths[:end])))
 
@@ -128,14 +131,14 @@ def best_tree(
     depth: int | None = None,
     width: int | None = None,
 ) -> TreeTemplate:
-    """The tree of n nodes with the most tokens to expect, if ranks are right independently.
+    """Return the tree of n nodes with the most expected tokens, for independent acceptance rates.
 
-    Medusa's construction (Cai et al.): best first, by the product of the rates on a node's path.
+    It is Medusa's construction (Cai et al.): best first, by the product of the rates on a path.
 
     Args:
-        rates: how often the child of each rank is the right one, not increasing.
-        depth: most levels.
-        width: most children of a node.
+        rates: Acceptance rate of the child at each rank, not increasing.
+        depth: Maximum number of levels.
+        width: Maximum number of children of a node.
     """
     rates = rates[:width]
     heap: list[tuple[float, Ranks]] = [(-rates[0], (0,))]
@@ -159,16 +162,17 @@ def fill(
     *,
     how: DrawMode = "deterministic",
 ) -> GrownTree:
-    """A draft of a template's shape after the last committed token.
+    """Return a draft with the shape of a template after the last committed token.
 
-    The model is called once for each level, `levels.begin` included. Which children are wanted is
-    known beforehand: where reading them is a wait, nobody does.
+    It takes one model call per level, with that of `levels.begin`. The template determines which
+    children are used, so no level needs a device sync.
 
     Args:
-        template: no deeper than the `limit` that `propose` was given (`TreeTemplate.truncate`).
-        levels: a draft model's or head's, after `begin`.
-        first: what `begin` gave.
-        how: how children are chosen where tokens are drawn, see `Session.branch`.
+        template: Template with at most `limit` levels, the argument of `propose`
+            (`TreeTemplate.truncate`).
+        levels: Levels of a draft model or head, after `begin`.
+        first: Result of `begin`.
+        how: How children are chosen if tokens are drawn; see `Session.branch`.
     """
     out = first
     tokens: list[Ids] = []
@@ -186,11 +190,11 @@ def fill(
 
 
 def fill_from(template: TreeTemplate, logits: Tensor, session: Session) -> Draft:
-    """A draft of a template's shape from logits that are there for all levels (Medusa's).
+    """Return a draft with the shape of a template from the logits of all levels, as in Medusa.
 
-    The children of all nodes of a level are the same tokens, the best of its row. Levels that have
-    no row, or that the rest of the budget cannot use, are left out, and so is what a row rules out
-    (-inf). Waits once.
+    All nodes of a level have the same children: the best tokens of the level's logits. Levels
+    without logits or beyond the remaining budget, and tokens with logits of -inf, are dropped. It
+    takes one device sync.
 
     Args:
         logits: [levels, V] over the target's ids.
@@ -219,7 +223,7 @@ def _truncate(template: TreeTemplate, depth: int, width: int) -> TreeTemplate:
 @lru_cache
 def _levels(template: TreeTemplate) -> tuple[TemplateLevel, ...]:
     found = []
-    last: list[Ranks] = [()]  # what was fed last
+    last: list[Ranks] = [()]  # nodes processed last
     inner = {node[:-1] for node in template.nodes}
     for _, group in groupby(template.nodes, key=len):
         nodes = list(group)

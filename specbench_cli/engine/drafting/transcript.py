@@ -1,6 +1,6 @@
-"""The text of a session in the vocabulary of a draft that has a tokenizer of its own.
+"""The text of a session in the vocabulary of a draft model with another tokenizer.
 
-Nothing here can change an output: what a draft reads is only ever a guess of the text.
+An error here cannot change an output, because it affects only draft tokens.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ from specbench_cli.engine.types import Tokens
 from specbench_cli.former_names import renamed_members
 
 EXTRA_ROWS = 512
-"""Rows that a draft's state has beyond the longest sequence of the run: it may need more tokens for
-a text than the target does. Where they run out it drafts no more."""
+"""Extra rows of the draft's state beyond the longest sequence of the run.
+
+The draft tokenizer may need more tokens for a text than the target's. Without free rows, the draft
+model stops drafting."""
 
 
 @renamed_members(unread="pending_tokens", room="remaining")
 class Transcript:
-    """The text of a session as a draft with another tokenizer reads it, and that draft's state.
+    """The text of a session in the draft's tokens, and the draft model's state.
 
     Attributes:
-        ids: the draft's, of all of the text that was followed so far.
-        translation: between the two vocabularies.
-        state: the draft's; its first rows are those of `ids`.
+        ids: Draft ids of the text so far.
+        translation: Map between the two vocabularies.
+        state: State of the draft model. Its first rows belong to `ids`.
     """
 
     def __init__(self, session: Session, model: Metered) -> None:
-        """Read a session's prompt, for a draft model of the run."""
+        """Tokenize a session's prompt for a draft model of the run."""
         words, prompt = model.decoder.translation, session.tokens()
         if words is None:
             sizes = session.target.vocab_size, model.decoder.vocab_size
@@ -48,26 +50,27 @@ class Transcript:
 
     @property
     def remaining(self) -> int:
-        """How many tokens the draft can read and say behind the text; below 1 it has no place for
-        them and drafts nothing."""
+        """Number of tokens that fit in the draft's state after the text. Below 1, no drafting."""
         return self._most - len(self.ids)
 
     def pending_tokens(self) -> Tokens:
-        """The draft's tokens that its state has no rows of."""
+        """Return the draft's tokens that its state has not processed."""
         device = self.translation.device
         return Tokens(host.ids(self.ids[self.state.length() :], device)[None])
 
     def follow(self, tokens: Sequence[int], drafted: Sequence[int] = ()) -> int:
-        """Go on to the end of the text; rows of what is not part of it are forgotten, and the last
-        token's.
+        """Extend `ids` to the end of the text.
+
+        The state drops rows of rejected tokens, and the row of the last token.
 
         Args:
-            tokens: the target's, of all of the text.
-            drafted: the draft's own tokens behind `ids`. They stand as far as they spell the text.
-                Of the rest, tokens that both vocabularies have are taken as they are; what lies
-                between is cut anew.
+            tokens: Target tokens of the whole text.
+            drafted: Draft tokens after `ids`. They are kept as far as their bytes match the text.
+                After them, tokens in both vocabularies are mapped one to one, and the bytes between
+                are tokenized again.
+
         Returns:
-            how many of `drafted` stand.
+            Number of tokens of `drafted` that are kept.
         """
         target, draft = self.translation.target, self.translation.draft
         committed, self._followed = tokens[self._followed :], len(tokens)
@@ -80,7 +83,7 @@ class Transcript:
             stood += 1
         self.ids += drafted[:stood]
         rows = min(self.state.length(), len(self.ids))
-        loose, passed = b"", 0  # what is to be cut, and where the next token begins
+        loose, passed = b"", 0  # bytes to tokenize, and the start of the next token
         for token in committed:
             piece = target.pieces[token]
             begin, passed = passed, passed + len(piece)
@@ -92,6 +95,6 @@ class Transcript:
             self.ids.append(shared)
             loose = b""
         self.ids += draft.encode(loose)
-        # The last token is fed with the next forward, even if it was drafted and has a row.
+        # The next forward processes the last token, even if it was drafted and has a row.
         self.state.rollback(0, min(rows, len(self.ids) - 1))
         return stood

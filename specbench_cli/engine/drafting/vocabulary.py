@@ -1,7 +1,4 @@
-"""Two vocabularies, of a target and of a draft with a tokenizer of its own, and what they share.
-
-Both are seen as bytes.
-"""
+"""Vocabularies of a target and of a draft model with another tokenizer, compared as bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from specbench_cli.engine.types import ModelOutput
 from specbench_cli.former_names import renamed_members
 
 SPECIAL_MARK = b"\xff"
-"""No text has this byte: it stands around the name of a special token."""
+"""Byte before and after the name of a special token. UTF-8 text cannot contain it."""
 
 _LARGEST = 1 << 24
 """Largest valid token id, since a list of all ids up to it must fit in memory."""
@@ -29,18 +26,19 @@ _PARTS = re.compile(rb"(\xff[^\xff]*\xff)")
 
 
 def special_piece(name: str) -> bytes:
-    """What a special token stands for: its name, which no text can be mistaken for."""
+    """Return the byte string of a special token: its name between marks that no text contains."""
     return SPECIAL_MARK + name.encode() + SPECIAL_MARK
 
 
 @renamed_members(spelt="decode")
 @dataclass(frozen=True)
 class Vocabulary:
-    """What the ids of a tokenizer stand for, and how it cuts a text.
+    """Byte strings of a tokenizer's ids, and its tokenization.
 
-    pieces: of each id its bytes; none for ids that stand for nothing, which pad an embedding.
-    cut: the ids of a text, by the tokenizer, nothing put before or behind it.
-    begins: the id that the tokenizer puts before every text, if it does.
+    Attributes:
+        pieces: Bytes of each id; empty for ids that only pad an embedding.
+        tokenize: Function from a text to its ids, without special tokens.
+        bos: Id that the tokenizer puts before every text, or None.
     """
 
     pieces: Sequence[bytes]
@@ -49,17 +47,17 @@ class Vocabulary:
 
     @classmethod
     def from_size(cls, n: int) -> Vocabulary:
-        """One of n ids that stand for nothing but themselves."""
+        """Return a vocabulary of n ids, each with its own special piece."""
         return cls([special_piece(str(token)) for token in range(n)])
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any) -> Vocabulary:
-        """That of one of transformers' fast tokenizers.
+        """Return the vocabulary of a transformers fast tokenizer.
 
-        Beginning and end of a text are the same tokens in all vocabularies, whatever their names.
+        BOS and EOS are the same pieces in all vocabularies, whatever their names.
 
         Raises:
-            ValueError: the spelling of its tokens is unknown, or an id is too large.
+            ValueError: The encoding of tokens as bytes is unknown, or an id is too large.
         """
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
@@ -103,17 +101,17 @@ class Vocabulary:
 
     @cached_property
     def ids(self) -> dict[bytes, int]:
-        """The id of each piece; the first, where several are spelt alike."""
+        """Id of each piece. If several ids have the same piece, the first one."""
         return {piece: at for at, piece in reversed([*enumerate(self.pieces)]) if piece}
 
     def decode(self, ids: Sequence[int]) -> bytes:
-        """The bytes of some tokens; none of one that pads the vocabulary."""
+        """Return the bytes of some tokens. Padding tokens have none."""
         return b"".join(self.pieces[token] for token in ids if token < len(self.pieces))
 
     def encode(self, data: bytes) -> list[int]:
-        """The ids of bytes that may hold special tokens and begin or end within a character.
+        """Return the ids of bytes, which may include special tokens and partial characters.
 
-        A special token that this vocabulary does not have is left out, as is a byte.
+        Special tokens and bytes that are not in this vocabulary are dropped.
         """
         ids: list[int] = []
         for part in _PARTS.split(data):
@@ -135,7 +133,7 @@ class Vocabulary:
         ids = self.tokenize(text) if text else ()
         if self.decode(ids) == data:
             return ids
-        # Some tokenizers put a space before whatever they are given, but not behind a line's end.
+        # Some tokenizers add a space before any text, but not after a newline.
         behind = self.tokenize("\n" + text)
         for n in range(1, len(behind)):
             if self.decode(behind[n:]) == data:
@@ -150,7 +148,7 @@ def _byte(value: int) -> bytes:
 
 
 def _piece_decoder(said: Mapping[str, Any]) -> Callable[[str], bytes]:
-    """The bytes of a token, by what a tokenizer.json says of how tokens are put together."""
+    """Return the function from a token to its bytes, from the decoder in tokenizer.json."""
     kinds = re.findall(r'"type": "(\w+)"', json.dumps([said["decoder"], said["pre_tokenizer"]]))
     if "ByteLevel" in kinds:
         from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -169,12 +167,13 @@ def _piece_decoder(said: Mapping[str, Any]) -> Callable[[str], bytes]:
 
 
 class Translation:
-    """Between the vocabularies of a target and of its draft.
+    """Map between the vocabularies of a target and of its draft model.
 
     Attributes:
-        target, draft: the two.
-        device: where models compute.
-        draft_of, target_of: the draft's id of each target token that both have, and the other way.
+        target, draft: The two vocabularies.
+        device: Device of the models.
+        target_to_draft: Draft id of each shared target token.
+        draft_to_target: Target id of each shared draft token.
     """
 
     def __init__(self, target: Vocabulary, draft: Vocabulary, device: torch.device) -> None:
@@ -189,19 +188,21 @@ class Translation:
         )
 
     def to_target_logits(self, out: ModelOutput) -> ModelOutput:
-        """A draft's logits as the target's: of the tokens that both have; -inf for all others."""
+        """Return a draft's logits over target ids. Ids that are not shared get -inf."""
         rows = out.rows
         ours = rows.new_full((*rows.shape[:-1], len(self.target.pieces)), -torch.inf)
         ours[..., self._at] = rows[..., self._rows]
         return ModelOutput(ours[None], out.hidden)
 
     def to_draft_ids(self, tokens: Tensor) -> Tensor:
-        """The draft's ids of target tokens [n] that both have."""
+        """Return the draft ids of shared target tokens [n]."""
         return self._ids[tokens]
 
     def spell_in_draft(self, token: int) -> list[int]:
-        """The draft's ids that spell a target token: one, where both have it. None where there are
-        none, or another id of the target's is spelt alike."""
+        """Return the draft ids with the bytes of a target token; one id if the token is shared.
+
+        Return an empty list if there are none, or if another target id has the same bytes.
+        """
         piece = self.target.pieces[token]
         if self.target.ids.get(piece) != token:
             return []
@@ -211,14 +212,14 @@ class Translation:
         return ids if self.draft.decode(ids) == piece else []
 
     def to_target_ids(self, before: Sequence[int], ids: Sequence[int]) -> list[int]:
-        """The target's tokens of what a draft says behind a text.
+        """Return the target tokens of draft tokens that follow a text.
 
-        A token may reach over their border, so the text's last tokens are cut anew along with it;
-        where they come out otherwise, what was said is cut by itself.
+        A target token may cross the border, so the last tokens of the text are tokenized together
+        with the draft. If these change, the draft is tokenized alone.
 
         Args:
-            before: the last tokens of the text, the target's.
-            ids: the draft's. A character that they do not end is left out.
+            before: Last target tokens of the text.
+            ids: Draft tokens. A partial character at their end is dropped.
         """
         said = _drop_partial_character(self.draft.decode(ids))
         both = self.target.encode(self.target.decode(before) + said)
@@ -228,7 +229,7 @@ class Translation:
 
 
 def _drop_partial_character(data: bytes) -> bytes:
-    """Without the beginning of a character at the end."""
+    """Return the bytes without a partial character at the end."""
     for n in range(1, min(3, len(data)) + 1):
         lead = data[-n]
         if 0xC0 <= lead < 0xF8:  # begins a character of two bytes, three or four

@@ -1,7 +1,6 @@
-"""Trained modules beside the models, which methods ask for: draft heads, predictors,
-datastores.
+"""Trained modules that methods need besides the models: draft heads, predictors, datastores.
 
-Plans read this module, so it does not import torch.
+Planning code imports this module, so it does not import torch.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ if TYPE_CHECKING:
     from specbench_cli.engine.models.decoder import Decoder
 
 OWN = "auto"
-"""The source that stands for the module that belongs to the run's target."""
+"""Source of the module that belongs to the target of the run."""
 
 
 class Artifact(ABC):
-    """A trained module that a method asks for: a draft head, a predictor of acceptance.
+    """A trained module that a method needs, such as a draft head or an acceptance predictor.
 
     Attributes:
-        kind: its word under a model's `heads`, by which the one that belongs to a target is found.
-        inside: whether checkpoints ship it inside of the target's own files.
-        hint: of what is no head: what to type where none is known for a target.
-        weight_bytes: bytes held by its own weights.
+        kind: Its key under `heads` of a model, used to find the module of a target.
+        inside: Whether checkpoints include it in the files of the target.
+        hint: Command that obtains the module if none is known for a target. Draft heads need none.
+        weight_bytes: Bytes of its own weights.
     """
 
     kind: ClassVar[str]
@@ -37,23 +36,25 @@ class Artifact(ABC):
     @classmethod
     @abstractmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """The module in a folder, for the decoders of a run, by role.
+        """Load the module from a folder, for the decoders of a run by role.
 
         Raises:
-            EnvironmentFault: nothing that can be read, or made for another model.
+            EnvironmentFault: The folder is not readable, or belongs to another model.
         """
 
     @classmethod
     @abstractmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """One with random weights that fits the decoders: for audits on tiny models."""
+        """Return a module with random weights that fits the decoders, for audits on tiny models."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArtifactSpec:
-    """What a method asks for: a kind of module, and where it comes from.
+    """A module that a method needs, and its source.
 
-    source: `OWN`, the name of one, or a folder.
+    Attributes:
+        kind: Class of the module.
+        source: `OWN`, a name, or a folder.
     """
 
     kind: type[Artifact]

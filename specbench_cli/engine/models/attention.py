@@ -1,12 +1,12 @@
-"""Attention of a block of new rows over everything before them, one sequence at a time.
+"""Attention of a block of new rows over all rows before them, one sequence at a time.
 
-The `attend_*` functions compute softmax(q k + bias) v and differ in what they are good at. They
-take
+The `attend_*` functions compute softmax(q k + bias) v, each for one use case. Their arguments are
 
-    q: [heads, rows, d], queries;
-    k: [kv heads, d, seen], keys, transposed; v: [kv heads, seen, d], values;
-    bias: what limits sight, of a kind of their own;
-    out: [heads, rows, d], where the result goes.
+    q: Queries [heads, rows, d].
+    k: Keys, transposed, [kv heads, d, seen].
+    v: Values [kv heads, seen, d].
+    bias: Attention mask; its form depends on the function.
+    out: Result [heads, rows, d].
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from specbench_cli.engine import host
 
 MAX_FEW = 32
-"""Blocks up to this many rows (drafting, verification) take `attend_few` on a CPU."""
+"""Maximum number of rows (in drafting and verification) for which a CPU uses `attend_few`."""
 
 
 def visible(
@@ -32,14 +32,14 @@ def visible(
     positions: Tensor | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Which of `start` old and n new rows each new row sees, [n, start + n] bool.
+    """Return which of `start` old and n new rows each new row attends to, [n, start + n] bool.
 
     Args:
-        mask: [n, n] bool among the new rows; default: causal. With more columns, the first of them
-            are the last old rows, of which a new row may not see all either.
-        positions: [n] of the new rows, for the window; default: the next ones. An old row's
-            position is its index.
-        window: a row sees rows less than this many positions before it.
+        mask: [n, n] bool among the new rows. None is causal. With more columns, the first columns
+            are the last old rows, so the mask can hide these too.
+        positions: Positions [n] of the new rows, for the window. None means the next ones. The
+            position of an old row is its index.
+        window: Sliding window: a row attends to rows less than this many positions before it.
     """
     block = torch.ones(n, n, dtype=torch.bool, device=device).tril() if mask is None else mask
     free = start + n - block.shape[1]
@@ -52,11 +52,11 @@ def visible(
 
 
 class CausalBias:
-    """Additive causal masks, 0 or -inf, for blocks of up to `MAX_FEW` rows: slices of one table.
+    """Additive causal masks, 0 or -inf, for blocks of up to `MAX_FEW` rows, as slices of a table.
 
-    Row i of a block after `start` rows sees column j iff j <= start + i, and within a window W iff
-    j > start + i - W. In a table whose columns are counted from the end of the old rows, the mask
-    of any start is a slice.
+    Row i of a block after `start` rows attends to column j if j <= start + i and, with a window W,
+    if j > start + i - W. The table counts columns from the end of the old rows, so the mask for any
+    start is a slice.
     """
 
     def __init__(self, window: int | None, *, device: torch.device) -> None:
@@ -65,7 +65,7 @@ class CausalBias:
         self._starts = -1
 
     def reserve(self, starts: int) -> None:
-        """Have masks for blocks after up to `starts` rows."""
+        """Allocate masks for blocks after up to `starts` rows."""
         if starts > self._starts:
             self._starts = starts
             seen = visible(starts, MAX_FEW, device=self._device, window=self._window)
@@ -73,17 +73,17 @@ class CausalBias:
             self._table = zero.masked_fill_(~seen, -torch.inf)
 
     def of(self, start: int, first: int, n: int) -> Tensor:
-        """The mask of n rows after `start` on columns from `first`, [n, start + n - first]."""
+        """Return the mask [n, start + n - first] of n rows after `start`, from column `first`."""
         return self._table[:n, self._starts - start + first : self._starts + n]
 
 
 def attend_few(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """With the fewest operations: for few rows, scaled queries and heads of their own.
+    """Attend with the fewest operations, for few rows and scaled queries, without shared heads.
 
-    One row's heads that share keys count as rows: q [kv heads, heads / kv heads, d].
+    For a single row, heads that share keys are passed as rows: q [kv heads, heads / kv heads, d].
 
     Args:
-        bias: [rows, seen] to add; None for one row, which sees everything.
+        bias: Additive [rows, seen]. None for one row, which attends to all rows.
     """
     if bias is None:
         torch.bmm(torch.softmax(torch.bmm(q, k), -1), v, out=out)
@@ -101,10 +101,10 @@ def attend_many(
     scale: float,
     causal: bool = False,
 ) -> None:
-    """By torch's fused kernels: for long blocks, shared heads and CUDA.
+    """Attend with torch's fused kernels, for long blocks, shared heads and CUDA.
 
     Args:
-        bias: [rows, seen] bool; None: everything, or the usual triangle if `causal`.
+        bias: [rows, seen] bool. None means all rows, or a causal mask if `causal`.
     """
     shared = q.shape[0] != k.shape[0]
     y = F.scaled_dot_product_attention(
@@ -116,14 +116,14 @@ def attend_many(
 def attend_fixed(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, *, scale: float
 ) -> None:
-    """By torch's fused kernels over a fixed number of rows, of which a bias says what is there.
+    """Attend with torch's fused kernels over a fixed number of rows; the bias masks unused ones.
 
     Args:
-        bias: as in `attend_shared`.
+        bias: As in `attend_shared`.
     """
     rows = q.reshape(k.shape[0], -1, q.shape[-1])
     y = F.scaled_dot_product_attention(rows[None], k.mT[None], v[None], bias, scale=scale)[0]
-    if len(out) > len(y):  # heads that share keys: views, however the rows lie
+    if len(out) > len(y):  # heads that share keys: unflatten works for any strides
         y, out = y.unflatten(1, (-1, out.shape[1])), out.unflatten(0, (len(y), -1))
     out.copy_(y)
 
@@ -131,11 +131,12 @@ def attend_fixed(
 def attend_batch(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, *, scale: float
 ) -> None:
-    """For b sequences with as many new rows each.
+    """Attend for b sequences with the same number of new rows.
 
     Args:
-        q, out: [b, heads, rows, d]; k, v: [b, kv heads, seen, d], keys not transposed.
-        bias: [b, 1, rows, seen] to add.
+        q, out: [b, heads, rows, d].
+        k, v: [b, kv heads, seen, d]; keys are not transposed.
+        bias: Additive [b, 1, rows, seen].
     """
     out.copy_(_sdpa(q, k, v, bias, scale))
 
@@ -156,14 +157,15 @@ def attend_pool(
     query_rows: Tensor,
     which: Tensor,
 ) -> None:
-    """`attend_batch` for b sequences with others between them in k and v, which are read in
-    vain: that is cheaper on an accelerator than a call for each.
+    """Attend as `attend_batch` for b sequences with unused places between them in k and v.
+
+    Reading the unused places is cheaper on an accelerator than one call per sequence.
 
     Args:
-        q, out: [b, heads, rows, d]; k, v: [places, kv heads, seen, d].
-        bias: [places, 1, rows, seen] to add.
-        query_rows: [places], the sequence whose queries each place is read with: any one's where
-            none is.
+        q, out: [b, heads, rows, d].
+        k, v: [places, kv heads, seen, d].
+        bias: Additive [places, 1, rows, seen].
+        query_rows: [places], the sequence whose queries are used at each place, any one if unused.
         which: [b], the place of each sequence.
     """
     y = _sdpa(q.index_select(0, query_rows), k, v, bias, scale)
@@ -171,10 +173,10 @@ def attend_pool(
 
 
 def attend_shared(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """`attend_few` where heads share keys: they count as rows.
+    """Attend as `attend_few` with heads that share keys, which count as rows.
 
     Args:
-        bias: [heads / kv heads x rows, seen] to add.
+        bias: Additive [heads / kv heads x rows, seen].
     """
     assert bias is not None
     rows = q.reshape(k.shape[0], -1, q.shape[-1])
@@ -185,14 +187,15 @@ def attend_shared(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Ten
 def attend_tree(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, *, scale: float, n: int
 ) -> None:
-    """For any mask, such that nothing of an unseen row gets through, not even a NaN.
+    """Attend with any mask, so that a masked row has no effect, even if it has NaN.
 
-    Scores of unseen rows are replaced rather than added to. Their values are multiplied by zero, so
-    NaN among those of the last n rows gives way to 0; whoever sees such a row still gets NaN
-    through its keys. Otherwise number for number what `attend_few` and `attend_shared` give.
+    Scores of masked rows are replaced, because adding -inf would keep NaN. Their values are
+    multiplied by zero, so NaN values of the last n rows are first replaced by 0. A row that
+    attends to a NaN row still gets NaN through its keys. All other results are equal to those of
+    `attend_few` and `attend_shared`.
 
     Args:
-        bias: as in `attend_shared`, 0 or -inf.
+        bias: As in `attend_shared`, 0 or -inf.
     """
     assert bias is not None
     v[:, v.shape[1] - n :].nan_to_num_()
@@ -204,18 +207,19 @@ def attend_tree(
 # ---- rotary position embeddings -----------------------------------------------------------------
 
 Table = tuple[Tensor, ...]
-"""What `Rotary.rotate` needs of some positions."""
+"""Rotary tables of some positions, for `Rotary.rotate`."""
 
 
 class RotaryEmbedding(nn.Module):
-    """Cosines and sines of positions, as transformers' modules of our families make them, whose
-    import takes a second or two (Su et al., arXiv:2104.09864, equation 15).
+    """Cosines and sines of positions (Su et al., arXiv:2104.09864, equation 15).
+
+    The numbers are those of the transformers modules, whose import takes one or two seconds.
 
     Args:
-        config: transformers' config, of a rotary variant that `fits` knows.
+        config: transformers config with a RoPE variant that `fits` accepts.
 
     Attributes:
-        inv_freq: [head_dim / 2], radians a position.
+        inv_freq: [head_dim / 2], radians per position.
     """
 
     inv_freq: Tensor
@@ -224,7 +228,7 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         rope = config.rope_parameters
         kind, self._factor = rope["rope_type"], 1.0
-        with torch.device("cpu"):  # whatever its caller makes on the meta device
+        with torch.device("cpu"):  # the caller may have set the meta device
             if kind == "default":
                 heads = config.num_attention_heads
                 d = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -236,8 +240,10 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("inv_freq", frequencies, persistent=False)
 
     def forward(self, like: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [..., n, head_dim] of positions [..., n], in the dtype and on the
-        device of `like`."""
+        """Return cosines and sines [..., n, head_dim] of positions [..., n].
+
+        They have the dtype and the device of `like`.
+        """
         angles = position_ids[..., None].float() * self.inv_freq.to(like.device, torch.float32)
         angles = torch.cat((angles, angles), -1)
         cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
@@ -245,20 +251,21 @@ class RotaryEmbedding(nn.Module):
 
 
 class Rotary:
-    """Rotates queries and keys in place.
+    """In-place rotation of queries and keys (RoPE).
 
-    Of torch's operations the fewest in float32 are taken by keeping the two numbers that rotate
-    together side by side: a rotation is one complex product then; `permute` permutes the weights
-    once to that end, which no product of a query with a key can tell. The turns also carry the
-    square root of attention's 1 / sqrt(head_dim). Half precisions have no complex numbers: they
-    keep the checkpoint's order, and attention its scale, and so does what kernels of our own turn.
+    In float32, the two numbers of a rotation are adjacent, so a rotation is one complex product.
+    `permute` reorders the weights once for this order; products of queries and keys do not change.
+    The complex factors also include the square root of attention's scale 1 / sqrt(head_dim).
+
+    Half precision has no complex numbers. It keeps the checkpoint's order and attention's scale.
+    So do specbench's own kernels.
 
     Args:
-        interleaved: whether `permute` permutes; float32 alone.
+        interleaved: Whether `permute` reorders weights. Only for float32.
 
     Attributes:
-        scale: what attention still has to multiply its scores by.
-        tables: of all positions so far reserved.
+        scale: Remaining factor of the attention scores.
+        tables: Tables of all reserved positions.
     """
 
     def __init__(
@@ -276,7 +283,7 @@ class Rotary:
         self.tables: Table = (torch.empty(0),)
 
     def reserve(self, positions: int) -> None:
-        """Have tables for positions 0..positions-1."""
+        """Allocate tables for positions 0..positions-1."""
         if positions <= len(self.tables[0]):
             return
         like = torch.empty(0, dtype=self._dtype)
@@ -291,28 +298,28 @@ class Rotary:
         self.tables = tuple(host.send(table[:, None], self._device) for table in tables)
 
     def permute(self, weight: Tensor) -> Tensor:
-        """Rows [heads * head_dim, ...] of a query or key projection, in our order."""
+        """Return rows [heads * head_dim, ...] of a query or key projection, in `rotate`'s order."""
         if not self.interleaved:
             return weight
         pairs: Tensor = weight.unflatten(0, (-1, 2, self._half)).transpose(1, 2)
         return pairs.reshape(weight.shape)
 
     def slice(self, start: int, n: int) -> Table:
-        """Tables of n consecutive positions."""
+        """Return the tables of n consecutive positions."""
         return tuple(table.narrow(0, start, n) for table in self.tables)
 
     def select(self, positions: Tensor) -> Table:
-        """Tables of any positions, [rows] int64."""
+        """Return the tables of any positions, [rows] int64."""
         return tuple(table.index_select(0, positions) for table in self.tables)
 
     def as_pairs(self, x: Tensor) -> Tensor:
-        """The view of x [rows, heads, head_dim] that `rotate` works on."""
+        """Return the view of x [rows, heads, head_dim] that `rotate` expects."""
         if self.interleaved:
             return torch.view_as_complex(x.unflatten(-1, (self._half, 2)))
         return x
 
     def rotate(self, x: Tensor, table: Table) -> None:
-        """Rotate a `as_pairs` in place by tables of its rows."""
+        """Rotate the result of `as_pairs` in place by the tables of its rows."""
         if self.interleaved:
             x.mul_(table[0])
         else:

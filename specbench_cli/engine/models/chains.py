@@ -1,13 +1,13 @@
-"""Transformers' modules that read chains alone.
+"""Decoders of transformers modules that support only chains.
 
-Recurrent models (Mamba-2, and hybrids with attention) remember a text in numbers of a fixed size,
-of which nothing that was read can be taken out. What stands at the end of a forward is kept, so
-that a state can return to it; whoever needs a place between two of these feeds the tokens in
-between once more.
+Recurrent models (Mamba-2, and hybrids with attention) store a text in a state of fixed size, from
+which no token can be removed. The decoder keeps a snapshot at the end of each forward, and the
+state can return to it. To reach a position between two snapshots, the caller processes the tokens
+after the earlier one again.
 
-Sequence-to-sequence models (T5): the prompt goes through an encoder, the text is the output. A text
-begins with the family's start token, and the state holds a row for each of its tokens; what the
-encoder made of the prompt is computed at a sequence's first forward and kept beside them.
+Sequence-to-sequence models (T5) encode the prompt and decode the output. The decoded text begins
+with the start token of the family, and the state has a row for each of its tokens. The encoder
+output is computed at a sequence's first forward and kept with the rows.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from specbench_cli.errors import MethodFault
 
 
 class RecurrentDecoder(ChainDecoder):
-    """A module that remembers in its own cache, of which a copy is kept at the end of each forward.
+    """A decoder of a recurrent module, which keeps a copy of the cache after each forward.
 
     Raises:
-        UsageError: the module does not go on from its cache as if it had read all at once.
+        UsageError: Continuing from the cache gives other logits than one forward over all tokens.
     """
 
-    _one_by_one = False  # whether tokens behind the first forward's are fed one at a time
+    _one_by_one = False  # whether tokens after the first forward are processed one at a time
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> RecurrentState:
-        """See `Decoder`; nothing of it is preallocated."""
+        """See `Decoder`. The state is not preallocated."""
         return RecurrentState(n_seqs, capacity)
 
     def _forward_sequence(
@@ -68,7 +68,7 @@ class RecurrentDecoder(ChainDecoder):
         return left, logits
 
     def _trial(self, ids: Tensor) -> float:
-        """Finds out, too, whether the module reads several tokens at once behind its cache."""
+        """See the base class. Also set `_one_by_one` if the module needs single tokens."""
         expected = self.module(input_ids=ids, use_cache=False).logits
         gap = self._trial_gap(ids, expected)
         if not gap <= self.rounding:
@@ -85,7 +85,7 @@ class RecurrentDecoder(ChainDecoder):
 
 
 def _select_logits(logits: Sequence[Tensor | None], at: LogitsAt) -> Tensor | None:
-    """Of logits [1, 1, V] of each token those that were asked for."""
+    """Return the logits that `at` selects, from logits [1, 1, V] of each token."""
     rows = [each for each in logits if each is not None]
     if at is None or not rows:
         return None
@@ -96,17 +96,17 @@ def _select_logits(logits: Sequence[Tensor | None], at: LogitsAt) -> Tensor | No
 
 
 class Seq2SeqDecoder(ChainDecoder):
-    """A module with an encoder. Positions are row numbers, as the module counts them itself.
+    """A decoder of a module with an encoder. The module counts positions itself, as row numbers.
 
     Attributes:
-        start: the token that every text begins with.
+        start: The token that every text begins with.
 
     Raises:
-        UsageError: no start token is known, or see `TransformersModuleDecoder`.
+        UsageError: No start token is known, or see `TransformersModuleDecoder`.
     """
 
     def split_prompt(self, ids: Sequence[int]) -> tuple[tuple[int, ...], ExtraInput | None]:
-        """See `Decoder`: the prompt is the encoder's."""
+        """See `Decoder`. The encoder reads the prompt."""
         return (self.start,), ExtraInput(ids=tuple(ids))
 
     def attach(self, state: State, source: ExtraInput, seq: int = 0) -> bool:
@@ -131,7 +131,7 @@ class Seq2SeqDecoder(ChainDecoder):
         )
 
     def unembed(self, rows: Tensor) -> Tensor:
-        """Nothing: families scale rows on the way, each in its own way."""
+        """Raise MethodFault: each family scales the rows differently before the output matrix."""
         raise MethodFault(f"{self.name} does not give away its output matrix")
 
     def _forward_sequence(
@@ -168,7 +168,7 @@ class Seq2SeqDecoder(ChainDecoder):
         return rows
 
     def _trial(self, ids: Tensor) -> float:
-        """Finds out what the layers store, too."""
+        """See the base class. Also find the shapes that the layers store."""
         self.start = self._start()
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         out = self.module(

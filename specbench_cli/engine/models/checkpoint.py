@@ -1,4 +1,4 @@
-"""A checkpoint folder as written by transformers: config.json and safetensors, read directly."""
+"""Reader of checkpoint folders in the transformers layout: config.json and safetensors."""
 
 from __future__ import annotations
 
@@ -31,31 +31,33 @@ from specbench_cli.files import check_model_folder
 
 _CHUNK = 1 << 24
 _MAX_HEADER_BYTES = 100_000_000
-"""Most bytes of a header, as in the safetensors library."""
+"""Maximum header size in bytes, as in the safetensors library."""
 _RANDOM_BLOCK, _INIT_STD = 1 << 20, 0.02
-"""Numbers that are drawn of a tensor, and their standard deviation: transformers' own."""
+"""Numbers drawn per random tensor, and their standard deviation (the transformers default)."""
 
 _LAYERS = re.compile(r"(num_.*|n_|.*_)layers?")
 _MAX_LAYERS = 10_000
-"""What no model has; transformers writes a list of a config's layers before there is a model."""
+"""Maximum layer count of a config.
+
+transformers builds a list of that length before it builds the model."""
 
 PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""What transformers calls a tokenizer that is its tokenizer.json and no more."""
+"""Tokenizer classes of transformers that need only tokenizer.json."""
 
 OUTPUT_ID_TENSORS = ("d2t", "t2d")
-"""What tells the ids that an output matrix has rows for: see `read_output_ids`."""
+"""Tensors that map the rows of an output matrix to token ids: see `read_output_ids`."""
 
 
 class Weights(Mapping[str, Tensor]):
-    """The tensors of a folder by name, read when asked for; nothing is kept.
+    """Tensors of a folder by name. Each access reads from disk, without a cache.
 
     Args:
-        folder: holds model.safetensors, or shards listed in model.safetensors.index.json, or one
-            file of another name.
+        folder: Folder with model.safetensors, with shards listed in model.safetensors.index.json,
+            or with one safetensors file of another name.
 
     Raises:
-        EnvironmentFault: there are no safetensors, a listed shard is missing, or the folder holds
-            two sets of weights.
+        EnvironmentFault: The folder has no safetensors file, a listed shard is missing, or the
+            folder has two sets of weights.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -91,7 +93,7 @@ class Weights(Mapping[str, Tensor]):
         return len(self._file_of)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's sizes."""
+        """Return the shape of a tensor."""
         return tuple(self._headers[name]["shape"])
 
     def dtype(self, name: str) -> str:
@@ -99,17 +101,17 @@ class Weights(Mapping[str, Tensor]):
         return str(self._headers[name]["dtype"])
 
     def size(self, name: str) -> int:
-        """Numbers in a tensor."""
+        """Return the number of elements of a tensor."""
         return prod(self.shape(name))
 
     @cached_property
     def parameters(self) -> int:
-        """Numbers stored, but for those that tell which ids an output says."""
+        """Number of stored parameters, without `OUTPUT_ID_TENSORS`."""
         return sum(self.size(name) for name in self if name not in OUTPUT_ID_TENSORS)
 
     @cached_property
     def dtypes(self) -> tuple[str, ...]:
-        """Kinds of these numbers, as safetensors calls them ("F16")."""
+        """Safetensors dtypes of these parameters, e.g. "F16"."""
         kinds = {
             header["dtype"]
             for name, header in self._headers.items()
@@ -118,7 +120,7 @@ class Weights(Mapping[str, Tensor]):
         return tuple(sorted(kinds))
 
     def check_names(self, known: Collection[str], hint: str) -> None:
-        """Raise EnvironmentFault if a tensor is not among the known names."""
+        """Raise EnvironmentFault if a tensor name is unknown."""
         if odd := sorted(name for name in self if name not in known):
             raise EnvironmentFault(
                 f"{self.files[0].parent.name} holds the tensor {odd[0]}, which nothing reads"
@@ -127,8 +129,7 @@ class Weights(Mapping[str, Tensor]):
             )
 
     def check_layers(self, config: Any) -> None:
-        """Raise EnvironmentFault unless the layers of a config can be: each has a tensor of its
-        own."""
+        """Raise EnvironmentFault if the config has more layers than the folder has tensors."""
         count, kinds = layer_count(config), getattr(config, "layer_types", None)
         if not 1 <= count <= max(len(self), 1) or (kinds is not None and len(kinds) != count):
             raise EnvironmentFault(
@@ -139,7 +140,7 @@ class Weights(Mapping[str, Tensor]):
             )
 
     def sha256(self) -> str:
-        """Hash of the weight files' bytes, in the order of their names."""
+        """Return the SHA-256 of the weight files, in the order of their names."""
         digest = hashlib.sha256()
         for path in self.files:
             with path.open("rb") as file:
@@ -149,11 +150,10 @@ class Weights(Mapping[str, Tensor]):
 
 
 class RandomWeights(Weights):
-    """The tensors of a folder that has none: a shape, whose config.json says so under `specbench`.
+    """Random tensors for a model shape: a folder with only config.json, marked under `specbench`.
 
-    Sizes are those of transformers' module of the config. Numbers are drawn when asked for, the
-    same every time: a block of normal ones, over and over, since costs do not hang on them; norms
-    are ones.
+    The tensor shapes come from the transformers module of the config. Each access draws the same
+    numbers: one normal block, repeated, because costs do not depend on the values. Norms are ones.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -182,17 +182,17 @@ class RandomWeights(Weights):
 
 
 def open_weights(folder: Path) -> Weights:
-    """The tensors of a folder: those that are there, or a shape's, which are drawn.
+    """Return the weights of a folder: stored ones, or random ones for a model shape.
 
     Raises:
-        EnvironmentFault: see `Weights`.
+        EnvironmentFault: See `Weights`.
     """
     check_model_folder(folder)
     return RandomWeights(folder) if is_shape(folder) else Weights(folder)
 
 
 def is_shape(folder: Path) -> bool:
-    """Whether a folder's config.json is of a shape alone."""
+    """Return True if a folder's config.json describes a model shape without weights."""
     try:
         values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -202,19 +202,19 @@ def is_shape(folder: Path) -> bool:
 
 
 def read_output_ids(tensors: Mapping[str, Tensor], size: int, source: str) -> Tensor | None:
-    """The ids of a vocabulary that an output matrix has rows for, [r] in their order; None: all.
+    """Return the token id [r] of each row of an output matrix, or None if it has all ids in order.
 
-    As EAGLE-3's checkpoints tell it: `d2t`, by how much an id is above its row's number, or `t2d`,
-    which ids there are (Li et al., arXiv:2503.01840).
+    EAGLE-3 checkpoints store the ids in two forms (Li et al., arXiv:2503.01840). `d2t` is the
+    offset of each id from its row number. `t2d` is a mask of the ids that have a row.
 
     Args:
-        tensors: of a checkpoint; without `lm_head.weight` the matrix is another model's.
-        size: ids of the vocabulary.
-        source: where they come from, for messages.
+        tensors: Tensors of a checkpoint. Without `lm_head.weight`, another model has the matrix.
+        size: Vocabulary size.
+        source: Name of the checkpoint in messages.
 
     Raises:
-        EnvironmentFault: what it says is no part of the vocabulary, is told in two ways that
-            disagree, or has not as many ids as the matrix has rows.
+        EnvironmentFault: The ids are outside the vocabulary, `d2t` and `t2d` disagree, or the
+            number of ids differs from the number of matrix rows.
     """
     offsets, mask = (tensors.get(name) for name in OUTPUT_ID_TENSORS)
     if offsets is None and mask is None:
@@ -239,7 +239,7 @@ def read_output_ids(tensors: Mapping[str, Tensor], size: int, source: str) -> Te
 
 
 def output_id_tensors(ids: Tensor, size: int) -> dict[str, Tensor]:
-    """What a checkpoint holds of the ids [r] that its output says: what `read_output_ids` reads."""
+    """Return the tensors that store the output ids [r], in the form `read_output_ids` reads."""
     mask = torch.zeros(size, dtype=torch.bool)
     mask[ids] = True
     return {"d2t": ids - torch.arange(len(ids)), "t2d": mask}
@@ -247,13 +247,13 @@ def output_id_tensors(ids: Tensor, size: int) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFacts:
-    """What is worth knowing of a checkpoint before it is loaded.
+    """Facts about a checkpoint, available before it is loaded.
 
     Attributes:
-        eos: ids that end a text: generation_config.json's, else config.json's.
-        parameters: numbers stored, tied ones once.
-        dtype: kinds of numbers on disk, joined by "+".
-        sha256: hash of the weight files.
+        eos: End-of-text ids from generation_config.json, else from config.json.
+        parameters: Number of stored parameters; tied ones count once.
+        dtype: Dtypes on disk, joined by "+".
+        sha256: Hash of the weight files.
     """
 
     family: str
@@ -276,7 +276,7 @@ _POSITIVE_INTS = (
     "num_key_value_heads",
     "vocab_size",
 )
-"""Whole numbers that a Llama's config.json says."""
+"""Keys of a Llama's config.json that must be positive integers."""
 _ROPE_KEYS = {"rope_type", "rope_theta"}
 _INCOMPLETE_KEYS = {
     "auto_map",
@@ -286,16 +286,19 @@ _INCOMPLETE_KEYS = {
     "rope_scaling",
     "rope_theta",
 }
-"""Keys of older files, and of models that need more than this."""
+"""Keys of older files, and of models that need more than a `CompleteConfig`."""
 
 
 class CompleteConfig(SimpleNamespace):
-    """A Llama's config.json that says all that a decoder reads, so that no default is asked for."""
+    """A Llama's config.json that has every value a decoder reads, without defaults."""
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Self | None:
-        """What a file says; None where transformers has a default, a check or another name for
-        something: of other families, other rotary variants, older files."""
+        """Return the config, or None if reading it needs transformers.
+
+        Other families, other RoPE variants and older files need the defaults, checks or key names
+        of transformers.
+        """
         rope = values.get("rope_parameters")
         whole = (
             values.get("model_type") == "llama"
@@ -317,15 +320,18 @@ class CompleteConfig(SimpleNamespace):
 
 
 def read_decoder_config(folder: Path) -> Any:
-    """What a decoder reads of a folder's config: as `read_config`, without transformers where the
-    file says all of it. Its import takes more than a second."""
+    """Return the config of a folder as far as a decoder reads it.
+
+    Like `read_config`, but without transformers if the file is complete: the import takes more
+    than a second.
+    """
     check_model_folder(folder)
     file = folder / "config.json"
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
         whole = CompleteConfig.of(values)
     except (OSError, ValueError, AttributeError, RecursionError):
-        return read_config(folder)  # which says what is wrong
+        return read_config(folder)  # raises the specific error
     if whole is None:
         return read_config(folder)
     _check_counts(folder, values)
@@ -334,11 +340,11 @@ def read_decoder_config(folder: Path) -> Any:
 
 
 def read_config(folder: Path) -> Any:
-    """transformers' config of a folder.
+    """Return the transformers config of a folder.
 
     Raises:
-        EnvironmentFault: there is none, transformers does not know its family, or it has more
-            layers than any model.
+        EnvironmentFault: The folder has no config, transformers does not know its family, or its
+            layer count is above the maximum.
     """
     from transformers import AutoConfig
 
@@ -356,7 +362,7 @@ def read_config(folder: Path) -> Any:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except SpecbenchError:
         raise
-    except Exception as error:  # whatever a config makes transformers raise
+    except Exception as error:  # transformers raises any exception for a bad config
         raise EnvironmentFault(
             f"transformers cannot read {file}: {error}",
             hint="pip install --upgrade transformers",
@@ -374,15 +380,15 @@ def read_tokenizer(folder: Path, label: str | None = None) -> Any:
     """Load the transformers tokenizer of a folder.
 
     Args:
-        label: name of the model in messages; None uses the folder name.
+        label: Name of the model in messages. None uses the folder name.
 
     Raises:
-        EnvironmentFault: there is no tokenizer, or its files are damaged.
+        EnvironmentFault: The folder has no tokenizer, or its files are damaged.
     """
     import transformers as hub
 
     check_model_folder(folder)
-    # What chooses by families takes more than a second to import: no more of it than is needed.
+    # AutoTokenizer takes more than a second to import: use it only if the class is not plain.
     kind: Any = hub.PreTrainedTokenizerFast if _is_plain(folder) else hub.AutoTokenizer
     try:
         return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -396,7 +402,7 @@ def read_tokenizer(folder: Path, label: str | None = None) -> Any:
 
 
 def _is_plain(folder: Path) -> bool:
-    """Whether a folder says that its tokenizer is its tokenizer.json and no more."""
+    """Return True if the folder's tokenizer needs only tokenizer.json."""
     try:
         values = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         plain = values["tokenizer_class"] in PLAIN_TOKENIZERS and "auto_map" not in values
@@ -445,20 +451,20 @@ def rotary_limit(config: Any) -> RotaryLimit | None:
 
 
 def text_config(config: Any) -> Any:
-    """Of a model of several kinds of input the part that writes text: its own, if it is one."""
+    """Return the config of the text decoder of a multimodal model, or the config itself."""
     return config if isinstance(config, CompleteConfig) else config.get_text_config(decoder=True)
 
 
 def layer_count(config: Any) -> int:
-    """Layers of the part that writes text."""
+    """Return the number of layers of the text decoder."""
     return int(getattr(config, "num_decoder_layers", None) or config.num_hidden_layers)
 
 
 def config_facts(folder: Path) -> ConfigFacts:
-    """Facts of a checkpoint, for the manifest; reads every byte of the weights once, for the hash.
+    """Return the facts of a checkpoint for the manifest. Reads all weights once, for the hash.
 
     Raises:
-        EnvironmentFault: no model folder, or no safetensors in it.
+        EnvironmentFault: The folder is no model folder, or it has no safetensors file.
     """
     config = read_decoder_config(folder)
     text = text_config(config)
@@ -509,7 +515,7 @@ def _check_kernels(folder: Path, values: Any) -> None:
 
 
 def _check_counts(folder: Path, values: Any) -> None:
-    """Raise EnvironmentFault for numbers of layers that no model has, at any depth of a config."""
+    """Raise EnvironmentFault if a layer count, at any depth of a config, is above the maximum."""
     for key, value in values.items() if isinstance(values, dict) else ():
         if isinstance(value, dict):
             _check_counts(folder, value)
@@ -572,7 +578,7 @@ def _weight_files(folder: Path) -> list[Path]:
         )
     missing = [path.name for path in files if not path.is_file()]
     if missing and not index.is_file() and len(named := [*folder.glob("*.safetensors")]) == 1:
-        return named  # as authors of heads call theirs: medusa_lm_head.safetensors
+        return named  # head checkpoints have their own file names: medusa_lm_head.safetensors
     if not missing:
         return files
     pickles = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
@@ -598,7 +604,7 @@ def pickle_fault(folder: Path, file: str) -> EnvironmentFault:
 
 
 def _shard_names(index: Path) -> set[str]:
-    """The files that an index lists, all in its own folder: another one's bytes are not read."""
+    """Return the file names that an index lists. Raise for a file outside the index's folder."""
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         outside = sorted(name for name in names if Path(name).name != name or "\0" in name)
@@ -610,10 +616,10 @@ def _shard_names(index: Path) -> set[str]:
 
 
 def _read_header(path: Path) -> dict[str, dict[str, Any]]:
-    """A safetensors file's header: 8 bytes of length, then JSON.
+    """Return the header of a safetensors file: 8 bytes of length, then JSON.
 
     Raises:
-        EnvironmentFault: there is none, or the file ends before its last tensor does.
+        EnvironmentFault: The file has no header, or ends before its last tensor does.
     """
     try:
         with path.open("rb") as file:
@@ -626,7 +632,7 @@ def _read_header(path: Path) -> dict[str, dict[str, Any]]:
         due = 8 + length + max(ends, default=0)
         for each in header.values():
             shape, dtype, (first, end) = each["shape"], each["dtype"], each["data_offsets"]
-            numbers = prod(shape, start=1)  # of a bit each, at least
+            numbers = prod(shape, start=1)  # each takes at least one bit
             right = first >= 0 and 0 <= numbers <= 8 * (end - first)
             if not isinstance(dtype, str) or not right:
                 raise ValueError("a tensor that cannot be")

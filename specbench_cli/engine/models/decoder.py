@@ -1,4 +1,4 @@
-"""The contract of everything that can be run forward: target, draft and head alike."""
+"""Base classes of decoders (target, draft model, draft head) and of their states."""
 
 from __future__ import annotations
 
@@ -27,39 +27,44 @@ LogitsAt = Literal["last", "all"] | Tensor | None
 
 
 class State(Protocol):
-    """What a decoder remembers of its sequences. Capacity is fixed at creation.
+    """State of a decoder's sequences, with a fixed capacity.
 
-    Rows are first *written* by a forward, then *committed*; `length` counts written rows. A row
-    stands at a position of the text: its own number, unless rows before it were left out.
+    A forward *writes* rows, and `commit` keeps some of them. `length` counts written rows. The
+    position of a row in the text is its row number, unless rows before it were dropped.
 
     Attributes:
-        capacity: rows that there is room for in each sequence.
-        by_row: whether it holds a row for each token, so that any last ones can be forgotten. What
-            does not (recurrent models) returns to the end of an earlier forward: after `commit` or
-            `rollback`, `length` may be less than was asked for, and what is missing is fed again.
+        capacity: Maximum number of rows of each sequence.
+        by_row: Whether the state has a row for each token, so that any number of tokens can be
+            removed from the end. A recurrent state returns to the end of an earlier forward: after
+            `commit` or `rollback`, `length` may be lower than requested, and the caller processes
+            the missing tokens again.
     """
 
     capacity: int
     by_row: bool
 
     def length(self, seq: int = 0, layer: int = 0) -> int:
-        """Rows written for a sequence at a layer."""
+        """Return the number of rows written for a sequence at a layer."""
 
     def position(self, seq: int = 0) -> int:
-        """Position of the next row: how many tokens of the text were fed."""
+        """Return the position of the next row: the number of tokens processed so far."""
 
     def commit(self, seq: int, path: Sequence[int], loose: int = 0) -> None:
-        """Keep, of the rows written since the last commit, those at `path` (indices, increasing);
-        the next commit chooses among the last `loose` of them again."""
+        """Keep the rows at `path` of those written since the last commit, and drop the others.
+
+        Args:
+            path: Increasing indices, counted from the first row after the last commit.
+            loose: Number of rows at the end of the path that the next commit may still drop.
+        """
 
     def rollback(self, seq: int, n: int, layers: range | None = None) -> None:
-        """Forget all rows from position n on."""
+        """Drop all rows from position n on."""
 
     def leave_out(self, seq: int, layers: Iterable[int], n: int) -> None:
-        """Go on n places at some layers without rows there: none will ever be seen of them."""
+        """Advance some layers by n positions without rows. No later row attends to them there."""
 
     def clear(self) -> None:
-        """Forget everything; keeps the memory."""
+        """Drop all rows and keep the memory."""
 
     @property
     def nbytes(self) -> int:
@@ -120,7 +125,7 @@ class ModelInput(NamedTuple):
 
 
 Part = ModelInput
-"""The name of `ModelInput` in `specbench_cli.api`, where a session makes the only ones."""
+"""Name of `ModelInput` in `specbench_cli.api`, where only sessions create instances."""
 
 
 @renamed_members(parted="split_prompt", beside="extra_tokens", said="unembed_ids")
@@ -132,20 +137,20 @@ class Decoder(ABC):
     them.
 
     Attributes:
-        name: a short name for traces and messages ("target", "draft").
-        vocab_size: width V of the logits.
-        n_layers: number of layers L.
-        max_positions: maximum number of positions.
+        name: Short name for traces and messages ("target", "draft").
+        vocab_size: Width V of the logits.
+        n_layers: Number of layers L.
+        max_positions: Maximum number of positions.
         limit: Reason for a reduced `max_positions`, for messages; empty if it is not reduced.
-        device, dtype: device and dtype of the computation.
-        weight_bytes: bytes held by the weights, packed copies included.
-        first: index in the text of the token that row 0 of a state holds.
+        device, dtype: Device and dtype of the computation.
+        weight_bytes: Bytes of the weights, with packed copies.
+        first: Index in the text of the token of row 0.
         trees: True if new rows may be branches of a tree, with explicit positions and mask.
-        translation: map from the target's vocabulary to a draft's. None if they are the same.
+        translation: Map from the target's vocabulary to a draft's. None if they are the same.
         input_vocab_size: Size of the vocabulary of the input ids. A draft's own vocabulary may
             be smaller.
-        ran: number of forwards so far, for every caller. A trace with fewer forwards is incomplete.
-        recorded: number of forwards recorded so far for replay (`graphs`).
+        ran: Number of forwards so far, for every caller. A trace with fewer forwards is incomplete.
+        recorded: Number of forwards captured so far in CUDA graphs (`graphs`).
     """
 
     name: str
@@ -176,7 +181,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def new_state(self, capacity: int, n_seqs: int = 1) -> State:
-        """A cleared state with room for `capacity` rows in each of `n_seqs` sequences."""
+        """Return an empty state with capacity for `capacity` rows in each of `n_seqs` sequences."""
 
     def forward(
         self,
@@ -194,8 +199,8 @@ class Decoder(ABC):
         """Append the rows of `x` to `state` and run them through the layers; see `ModelInput`.
 
         Raises:
-            ValueError: there are more rows than the state has capacity for.
-            ChainsOnly: the model does not support the input's tree or layers.
+            ValueError: The rows exceed the capacity of the state.
+            ChainsOnly: The model does not support the input's tree or layers.
         """
         return self.execute(
             ModelInput(
@@ -221,31 +226,33 @@ class Decoder(ABC):
             return self.execute(model_input)
         return self.forward(model_input.x, model_input.state, **model_input.options)
 
-    # What a request holds beside its text; a model of text alone does without.
+    # Extra input of a request (encoder ids, images). Text-only models keep these defaults.
 
     def split_prompt(self, ids: Sequence[int]) -> tuple[tuple[int, ...], ExtraInput | None]:
-        """A prompt's ids as the text that this model goes on from, and what it reads beside it."""
+        """Return the ids that the decoder continues, and the extra input, such as encoder ids."""
         return tuple(ids), None
 
     def attach(self, state: State, source: ExtraInput, seq: int = 0) -> bool:
-        """Have a sequence's first forward read what its request holds beside the text, if this
-        model reads such; whether it does."""
+        """Attach extra input for a sequence's first forward.
+
+        Return True if this model reads it.
+        """
         return False
 
     def extra_tokens(self, state: State, seq: int = 0) -> int:
-        """Tokens that a sequence's next forward reads beside its rows: an encoder's."""
+        """Return how many extra tokens, e.g. of an encoder, a sequence's next forward processes."""
         return 0
 
     def forward_batch(
         self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()
     ) -> list[ModelOutput]:
-        """One forward over new rows of several sequences, as many of each as it brings.
+        """Run one forward over new rows of several sequences.
 
-        Each has a state, a length, positions and a mask of its own. By default they go one after
-        another, which costs what they cost alone. Counts as one.
+        Each sequence has its own state, number of rows, positions and mask. By default the
+        sequences run one after another, which saves no time. It counts as one forward.
 
         Returns:
-            what `forward` gives for each part.
+            The output of `forward` for each part.
         """
         ran = self.ran + 1
         outs = [self.run(part._replace(taps=taps) if taps else part) for part in parts]
@@ -255,15 +262,15 @@ class Decoder(ABC):
     def share(
         self, layers: tuple[int, int] | None = None, skip: Skip = frozenset(), logits: bool = True
     ) -> float:
-        """How much of the weights a forward reads: 1 for a whole one with logits.
+        """Return the share of the weights that a forward reads: 1 for all layers with logits.
 
-        Those of what it runs, and of the output matrix if it makes logits, over those of all; the
-        embedding, of which a forward reads some rows, counts nowhere. By default all layers count
-        the same, each sublayer half of that, and the output matrix nothing.
+        The share counts the layers that run, and the output matrix if there are logits. It ignores
+        the embedding, because a forward reads only a few of its rows. By default all layers have
+        the same weight, a sublayer counts half, and the output matrix counts nothing.
 
         Args:
-            layers, skip: as of `forward`.
-            logits: whether it makes some, whatever layer it ends at.
+            layers, skip: As in `forward`.
+            logits: Whether the forward computes logits, at any last layer.
         """
         if layers is None and not skip and logits:
             return 1.0
@@ -271,29 +278,29 @@ class Decoder(ABC):
         over = sum(low <= layer < high for layer, _ in expand_skip(skip))
         return (high - low - over / 2) / self.n_layers
 
-    # What heads need of a target; a decoder that is none may do without.
+    # Draft heads need these of a target. Other decoders need not implement them.
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Rows [..., hidden] that stand for token ids [...] before the first layer."""
+        """Return the embeddings [..., hidden] of token ids [...]."""
         raise MethodFault(f"{self.name} does not give away its embeddings")
 
     def norm(self, rows: Tensor) -> Tensor:
-        """The final norm of rows [..., hidden] that leave a layer: what `unembed` reads."""
+        """Return rows [..., hidden] that leave a layer after the final norm, for `unembed`."""
         raise MethodFault(f"{self.name} does not give away its final norm")
 
     def unembed(self, rows: Tensor) -> Tensor:
-        """Logits [..., V] of rows [..., hidden] that went through `norm`."""
+        """Return the logits [..., V] of rows [..., hidden] after `norm`."""
         raise MethodFault(f"{self.name} does not give away its output matrix")
 
     def unembed_ids(self, rows: Tensor, ids: Tensor) -> Tensor | None:
-        """`unembed` of some ids [k] alone, [..., k]; None where that would take all of them."""
+        """Return the logits [..., k] of only the ids [k], or None if that would need all ids."""
         return None
 
     def remember(self, rows: Tensor, state: State, layers: range, positions: Tensor) -> None:
-        """Append to layers that rows [1, n, hidden] did not go through the keys and values that
-        they would have there, had they come to each as they are. Counts as one forward.
+        """Append keys and values of rows [1, n, hidden] to layers that the rows skipped.
 
-        By default each layer runs, and what leaves it is dropped.
+        Each layer computes them from the same rows. It counts as one forward. By default each
+        layer runs, and its output is dropped.
 
         Args:
             positions: [1, n].
@@ -306,22 +313,24 @@ class Decoder(ABC):
         self.ran = ran
 
     def append_kv_share(self, layers: range) -> float:
-        """How much of the weights `remember` reads; see `share`."""
+        """Return the share of the weights that `remember` reads; see `share`."""
         return self.share((layers.start, layers.stop), logits=False)
 
     def exits(self, rows: Tensor) -> Tensor:
-        """Logits [..., V] of rows [..., hidden] that leave any layers, as if each were the last;
-        adds 1 to `ran`: it is a forward through none."""
+        """Return the logits [..., V] of rows [..., hidden] that leave any layers.
+
+        Each layer is treated as the last. It adds 1 to `ran`, as a forward through no layer.
+        """
         self.ran += 1
         return self.unembed(self.norm(rows))
 
 
 class ChainsOnly(MethodFault):
-    """A method asks for what a model cannot do that runs whole forwards over chains alone."""
+    """A method uses trees or partial forwards with a model that runs only full chain forwards."""
 
 
 def trees_fault(decoder: Decoder) -> ChainsOnly:
-    """What is told of branches to a model that takes none."""
+    """Return the error for a tree draft with a decoder that supports only chains."""
     return ChainsOnly(
         f"a tree for {decoder.name}, which reads chains alone: its state has no rows that branches"
         " could share at positions of their own",

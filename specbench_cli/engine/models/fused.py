@@ -1,12 +1,12 @@
-"""Llama, Mistral, Qwen2 and Qwen3 as one lean function of fused weights.
+"""Fused decoder of Llama, Mistral, Qwen2 and Qwen3.
 
 Touvron et al., arXiv:2302.13971; Jiang et al., arXiv:2310.06825; Yang et al., arXiv:2407.10671 and
-arXiv:2505.09388. All four are the same decoder up to a bias on q, k and v (Qwen2), norms on q and k
-(Qwen3) and a sliding window (Mistral, some Qwen).
+arXiv:2505.09388. All four are the same decoder except for a bias on q, k and v (Qwen2), norms on q
+and k (Qwen3) and a sliding window (Mistral, some Qwen).
 
-On a small model the time goes into reading weights and dispatching operations, so there are few of
-the latter: one product for q, k and v, one for gate and up, one for each residual; rotation, cache
-write and attention on views that are made once; nothing allocated that a buffer can hold.
+A small model spends its time on reading weights and dispatching operations, so the decoder uses few
+operations. There is one product for q, k and v, one for gate and up, and one for each residual.
+Rotation, cache write and attention use views that are created once. Buffers are reused.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from specbench_cli.engine.types import (
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Rotary variants whose frequencies do not change while a text grows."""
+"""RoPE variants whose frequencies do not depend on the text length."""
 
 NO_SUBLAYERS: frozenset[Sublayer] = frozenset()
-"""What a whole forward passes over."""
+"""Skipped sublayers of a full forward."""
 
 
 def fits(config: Any) -> bool:
-    """Whether a transformers config describes a model that this module computes."""
+    """Return True if this module supports the model of a transformers config."""
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = set(getattr(config, "layer_types", None) or ())
     return (
@@ -70,13 +70,13 @@ def fits(config: Any) -> bool:
 
 
 class FusedStack(Decoder):
-    """A stack of fused layers; what enters it and what is read from it are its subclass's.
+    """A stack of fused layers. Subclasses define its input and output.
 
     Forwards share buffers, so one decoder runs one forward at a time.
 
     Args:
-        config: transformers' config: heads, sizes, windows.
-        rotary: see `RotaryEmbedding`.
+        config: transformers config, with heads, sizes and windows.
+        rotary: See `RotaryEmbedding`.
     """
 
     def __init__(
@@ -93,15 +93,15 @@ class FusedStack(Decoder):
             kv_heads=config.num_key_value_heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         )
-        # Kernels of our own, where the machine's rule says so; on CUDA while a forward is
-        # recorded.
+        # specbench's own kernels, if `find_numba_kernels` selects them. On CUDA they are set only
+        # during graph capture.
         self._kernels: Any = None
         kernels = find_numba_kernels(device, dtype)
         if kernels is not None and self._sizes.head_dim % kernels.STEP == 0:
             kernels.ready()
             self._kernels = kernels
-        # Few operations win on CPU in float32; CUDA has fused kernels, attention in half precision
-        # computes in float32 inside of torch's. Its norm there is no kernel, but ten operations.
+        # On a CPU in float32, few operations are fastest. CUDA has fused kernels. In half precision
+        # torch's attention computes in float32, but its norm takes ten operations.
         self._own_norm = device.type == "cpu" and dtype.itemsize <= 4 and self._kernels is None
         self._lean = self._own_norm and dtype == torch.float32
         self._eps = config.rms_norm_eps
@@ -122,7 +122,7 @@ class FusedStack(Decoder):
         self._recorder: Recorder | None = None
 
     def record(self, capture: Capture) -> None:
-        """From now on have forwards of few rows over one sequence recorded (see `graphs`)."""
+        """Enable graph capture for forwards of few rows over one sequence (see `graphs`)."""
         self._recorder = Recorder(capture, self._body)
 
     @property
@@ -133,7 +133,7 @@ class FusedStack(Decoder):
     def _reader(
         self, config: Any, tensors: Mapping[str, Tensor], form: Form | None = None
     ) -> LayerReader:
-        """Makes this stack's layers."""
+        """Return the reader of this stack's layers."""
         return LayerReader(
             config,
             tensors,
@@ -146,34 +146,34 @@ class FusedStack(Decoder):
 
     @property
     def _norm_factor(self) -> float | None:
-        """See `LayerReader`; ours and Numba's norms take float32 weights, others the model's."""
+        """See `LayerReader`. specbench's norms need float32 weights, torch's the model dtype."""
         whole: float = self.hidden_size**0.5
         return whole if self._own_norm else None if self._kernels is None else 1.0
 
     @property
     @abstractmethod
     def _stack(self) -> Sequence[LayerWeights]:
-        """The layers."""
+        """Weights of all layers."""
 
     @abstractmethod
     def _enter(self, x: Input, layers: tuple[int, int] | None) -> tuple[Tensor, int, int]:
-        """Rows [b n, hidden] of our own that enter the first layer, b and n."""
+        """Return a new tensor [b n, hidden] with the input of the first layer, b and n."""
 
     @abstractmethod
     def _logits(
         self, h: Tensor, b: int, at: Literal["last", "all"] | Tensor, scratch: Scratch
     ) -> Tensor:
-        """Logits [b, r, V] of rows h [b n, hidden] that leave the last layer."""
+        """Return the logits [b, r, V] of rows h [b n, hidden] that leave the last layer."""
 
     @property
     def _end_bytes(self) -> int:
-        """Bytes of the weights of its own that `_logits` reads."""
+        """Bytes of the weights that `_logits` reads, without another model's."""
         return 0
 
     def share(
         self, layers: tuple[int, int] | None = None, skip: Skip = NO_SUBLAYERS, logits: bool = True
     ) -> float:
-        """See `Decoder.share`: by the bytes that the weights hold."""
+        """See `Decoder.share`. The unit is weight bytes."""
         if layers is None and not skip and logits:
             return 1.0
         run, over = range(*layers) if layers else self._all_layers, expand_skip(skip)
@@ -187,11 +187,11 @@ class FusedStack(Decoder):
         return (read + logits * self._end_bytes) / (sum(map(sum, held)) + self._end_bytes)
 
     def _seen(self, layer: LayerWeights, h: Tensor, scratch: Scratch) -> Tensor:
-        """What attention of a layer reads of its rows h [b n, hidden]."""
+        """Return the input of a layer's attention, from its rows h [b n, hidden]."""
         return self._norm(h, layer.norm, scratch.size, scratch.normed)
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> KVState:
-        """A cleared state with room for `capacity` rows in each of `n_seqs` sequences."""
+        """Return an empty state with capacity for `capacity` rows in each of `n_seqs` sequences."""
         self._planner.reserve(capacity)
         shape = LayerShape(self._sizes.kv_heads, self._sizes.head_dim, self._sizes.head_dim)
         return KVState(
@@ -238,7 +238,7 @@ class FusedStack(Decoder):
     def _replay(
         self, recorder: Recorder, model_input: ModelInput, state: KVState
     ) -> ModelOutput | None:
-        """Replay a recorded forward. Return None if this one is not recorded."""
+        """Replay a captured forward. Return None if this forward cannot be captured."""
         shape, lengths = GraphKey.of(model_input), state.lengths[0]
         if (
             shape is None
@@ -254,7 +254,7 @@ class FusedStack(Decoder):
     def _body(self, state: KVState, buffers: Buffers, shape: GraphKey, seen: int) -> Body:
         """See `graphs.Build`."""
         rows = state.buffers[0][:, 0]
-        # Both are held by what is made here: a recording reads where they were.
+        # The body keeps references to both, because a graph reads their addresses.
         scratch, tables = self._planner.scratch_for((shape.n,)), self._rotary.tables
         at: Any = buffers.index if isinstance(shape.logits, int) else shape.logits
         kernels = find_triton_kernels(self.device, self.dtype)
@@ -276,7 +276,7 @@ class FusedStack(Decoder):
     def forward_batch(
         self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()
     ) -> list[ModelOutput]:
-        """See `Decoder.forward_batch`: weights are read once for all rows."""
+        """See `Decoder.forward_batch`. The weights are read once for all rows."""
         if len(parts) == 1:
             return super().forward_batch(parts, taps=taps)
         self.ran += 1
@@ -289,7 +289,7 @@ class FusedStack(Decoder):
             h, tapped = self._run_layers(plan, self._all_layers, self._enter(x, None)[0], taps)
         for part, n in zip(parts, ns, strict=True):
             cast(KVState, part.state).extend(0, self._all_layers, n)
-        # Which rows get logits: every part's last one, or all of them.
+        # Rows that get logits: the last row of a part, or all of its rows.
         spans = [range(end - n, end) for end, n in zip(accumulate(ns), ns, strict=True)]
         wanted = [
             span[:0] if part.logits_at is None else span[-1:] if part.logits_at == "last" else span
@@ -301,7 +301,7 @@ class FusedStack(Decoder):
             whole = len(rows) == len(h)
             index = None if whole else host.ids(rows, self.device)
             logits = self._logits(h, 1, "all" if index is None else index, plan.scratch)
-        # A call of torch for each part would take as long as the forward where there are hundreds.
+        # With hundreds of parts, a torch call for each would take as long as the forward.
         hidden = h[None].split(ns, 1)
         taken = {at: left[None].split(ns, 1) for at, left in tapped}
         said = () if logits is None else logits.split([len(own) for own in wanted], 1)
@@ -322,8 +322,10 @@ class FusedStack(Decoder):
         taps: Sequence[int],
         over: frozenset[Sublayer] = NO_SUBLAYERS,
     ) -> tuple[Tensor, list[tuple[int, Tensor]]]:
-        """Rows [b n, hidden] through the layers `span`, past the sublayers `over`; and those that
-        leave the layers `taps`."""
+        """Run rows [b n, hidden] through the layers `span`, without the sublayers `over`.
+
+        Return the output rows, and the rows that leave each layer in `taps`.
+        """
         tapped, views = [], iter(plan.views)
         for at in span:
             seen = next(views) if not over or (at, "attention") not in over else None
@@ -341,11 +343,11 @@ class FusedStack(Decoder):
         views: tuple[LayerView, ...] | None,
         mlp: bool,
     ) -> Tensor:
-        """One layer: rows [b n, hidden] in and out; what comes in may be overwritten.
+        """Run one layer on rows [b n, hidden], which may be overwritten.
 
         Args:
-            views: None where its attention is passed over.
-            mlp: whether its MLP is not.
+            views: None skips the attention.
+            mlp: False skips the MLP.
         """
         scratch = plan.scratch
         if views is not None:
@@ -362,39 +364,38 @@ class FusedStack(Decoder):
     def _attend(
         self, layer: LayerWeights, h: Tensor, plan: ForwardPlan, views: tuple[LayerView, ...]
     ) -> Tensor:
-        """A layer's attention, as `_run_layer`."""
+        """Run a layer's attention, as in `_run_layer`."""
         self._write_kv(layer, self._seen(layer, h, plan.scratch), plan, views)
         for (q, mixed, _), (_, k, v, bias, attend) in zip(plan.lines, views, strict=True):
             attend(q, k, v, bias, mixed)
         return self._multiply_add(layer.out, h, plan.scratch.mixed)
 
     def _multiply(self, by: Linear, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """A product of rows x [n, in]; into `out`, if there is one."""
+        """Return the product of rows x [n, in], written to `out` if given."""
         if (own := self._row_weights(by, x)) is None:
             return by(x, out)
         out = x.new_empty(1, len(own[0])) if out is None else out
         return cast(Tensor, self._kernels.multiply_row(x, *own, out))
 
     def _multiply_add(self, by: Linear, h: Tensor, x: Tensor) -> Tensor:
-        """Rows h [n, out] and a product of rows x [n, in]; h may be overwritten."""
+        """Return rows h [n, out] plus the product of rows x [n, in]. May overwrite h."""
         if (own := self._row_weights(by, x)) is None:
             return by.add_to(h, x)
         return cast(Tensor, self._kernels.multiply_row(x, *own, h, add=True))
 
     def _row_weights(self, by: Linear, x: Tensor) -> tuple[Tensor, Tensor | None] | None:
-        """The weights [out, in] and the bias that our own kernel multiplies x with; None where it
-        does not."""
+        """Return weights [out, in] and bias for `multiply_row`, or None if it does not apply."""
         if self._kernels is None or x.shape[0] > 1 or not isinstance(by, PlainLinear):
             return None
         if self.device.type == "cpu":
-            return None  # what our kernels there multiply is no plain form
+            return None  # on a CPU, specbench's kernels multiply the tiled form
         weight = by.weight.t()
         return (weight, by.bias) if weight.is_contiguous() else None
 
     def _write_kv(
         self, layer: LayerWeights, rows: Tensor, plan: ForwardPlan, views: tuple[LayerView, ...]
     ) -> None:
-        """Queries, keys and values of what a layer's attention reads; the latter two are kept."""
+        """Compute queries, keys and values of a layer's attention, and cache keys and values."""
         scratch = plan.scratch
         self._multiply(layer.qkv, rows, scratch.qkv)
         if layer.heads_norm is not None:
@@ -407,7 +408,7 @@ class FusedStack(Decoder):
 
     @torch.inference_mode()
     def remember(self, rows: Tensor, state: State, layers: range, positions: Tensor) -> None:
-        """See `Decoder`: keys and values alone are computed."""
+        """See `Decoder`. Only keys and values are computed."""
         assert isinstance(state, KVState)
         self.ran += 1
         n = rows.shape[1]
@@ -418,13 +419,15 @@ class FusedStack(Decoder):
         state.extend(0, layers, n)
 
     def append_kv_share(self, layers: range) -> float:
-        """See `Decoder`: queries are made beside keys and values, in one product."""
+        """See `Decoder`. The share includes queries, which are part of the same product."""
         whole = sum(sum(sublayer_bytes(layer)) for layer in self._stack) + self._end_bytes
         return sum(self._stack[at].qkv.nbytes for at in layers) / whole
 
     def _remember(self, rows: Tensor, state: State) -> None:
-        """Keys and values of the same rows [n, hidden] in all layers, as the next n of a state of
-        one sequence: what cross-attention sees."""
+        """Append keys and values of the same rows [n, hidden] to all layers, for cross-attention.
+
+        The state has one sequence.
+        """
         assert isinstance(state, KVState)
         plan = self._planner.plan_plain(state, range(1), self._all_layers, len(rows))
         for layer, views in zip(self._stack, plan.views, strict=True):
@@ -438,14 +441,14 @@ class FusedStack(Decoder):
         size: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """RMSNorm (Zhang and Sennrich, arXiv:1910.07467) of rows, in `out` where it can."""
+        """Return the RMSNorm (Zhang and Sennrich, arXiv:1910.07467) of rows. May use `out`."""
         if weight is None:
             return h
         if self._kernels is not None:
             return cast(Tensor, self._kernels.rms_norm(h, weight, self._eps))
         if not self._own_norm:
             return torch.rms_norm(h, (self.hidden_size,), weight, self._eps)
-        # sqrt(sum of squares + H eps) is a hypotenuse; the factor sqrt(H) is in the weights.
+        # sqrt(sum of squares + H eps) is a hypotenuse. The weights include the factor sqrt(H).
         wide = h.float()
         size = torch.linalg.vector_norm(wide, 2, -1, True, out=size)
         torch.hypot(size, self._eps_size, out=size)
@@ -455,19 +458,19 @@ class FusedStack(Decoder):
 
 
 class FusedDecoder(FusedStack):
-    """A decoder of one of `FAMILIES` from its checkpoint's tensors.
+    """A decoder of one of `FAMILIES` from the tensors of its checkpoint.
 
-    Its output may be cut to a part of its vocabulary (see `read_output_ids`): that many rows of the
-    output matrix are multiplied, and all other ids have logits of -inf.
+    The output matrix may have rows for a part of the vocabulary (see `read_output_ids`). All other
+    ids then have logits of -inf.
 
     Args:
-        config: transformers' config, for which `fits` holds.
-        tensors: the checkpoint, by transformers' names; any floating dtype.
-        rotary: see `RotaryEmbedding`.
-        form: form of the linears; default: the rule of `linear`.
+        config: transformers config that `fits` accepts.
+        tensors: Tensors of the checkpoint by transformers name, in any floating dtype.
+        rotary: See `RotaryEmbedding`.
+        form: Form of the linear layers. None uses the rule of `linear`.
 
     Raises:
-        KeyError: a tensor is missing.
+        KeyError: A tensor is missing.
     """
 
     def __init__(
@@ -517,7 +520,6 @@ class FusedDecoder(FusedStack):
         return self.weights.final_norm.nbytes + self.weights.head.nbytes
 
     def _enter(self, x: Input, layers: tuple[int, int] | None) -> tuple[Tensor, int, int]:
-        """Rows [b n, hidden] of our own that enter the first layer, b and n."""
         if isinstance(x, Features):
             raise ValueError("a target reads tokens alone; features are for draft heads")
         if isinstance(x, Tokens):
@@ -531,7 +533,6 @@ class FusedDecoder(FusedStack):
     def _logits(
         self, h: Tensor, b: int, at: Literal["last", "all"] | Tensor, scratch: Scratch
     ) -> Tensor:
-        """Logits [b, r, V] of rows h [b n, hidden]."""
         norm = self.weights.final_norm
         if isinstance(at, Tensor):
             picked = h.view(b, -1, self.hidden_size).index_select(1, at)
@@ -544,7 +545,7 @@ class FusedDecoder(FusedStack):
 
 
 def _join_inputs(xs: Sequence[Input]) -> Tokens | Features:
-    """The inputs of several sequences as those of one."""
+    """Return the inputs of several sequences concatenated as one sequence."""
     ids = torch.cat([x.ids for x in xs if not isinstance(x, Hidden)], 1)
     if isinstance(xs[0], Features):
         return Features(ids, torch.cat([x.rows for x in xs if isinstance(x, Features)], 1))
@@ -552,7 +553,7 @@ def _join_inputs(xs: Sequence[Input]) -> Tokens | Features:
 
 
 def _windows(config: Any) -> list[int | None]:
-    """The sliding window of each layer, None where it sees everything."""
+    """Return the sliding window of each layer. None is full attention."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if config.model_type == "mistral" or kinds is None:

@@ -1,9 +1,9 @@
-"""Draft heads, which read the target's own rows.
+"""Draft heads, which read hidden states of the target.
 
-A `Head` is a decoder whose row i holds the token i + 1 of the text beside the target's features of
-token i, and says what token i + 2 may be (EAGLE, Li et al., ICML 2024, arXiv:2401.15077). A
-`FeatureHead` has no state: it says several next tokens from features alone (Medusa, Cai et al.,
-ICML 2024, arXiv:2401.10774).
+A `Head` is a decoder. Its row i combines token i + 1 of the text with the target's features of
+token i, and predicts token i + 2 (EAGLE, Li et al., ICML 2024, arXiv:2401.15077). A `FeatureHead`
+has no state. It predicts several next tokens from features only (Medusa, Cai et al., ICML 2024,
+arXiv:2401.10774).
 """
 
 from __future__ import annotations
@@ -26,27 +26,29 @@ from specbench_cli.engine.types import ModelOutput
 from specbench_cli.errors import EnvironmentFault, MethodFault
 
 NORMED = -1
-"""The tap that stands for the rows that the target's output matrix reads."""
+"""Pseudo layer number: the hidden states after the final norm, which the output matrix reads."""
 
 MAX_LEVELS = 64
-"""Of a head that says each level apart: no draft is longer."""
+"""Maximum number of levels of a head."""
 
 
 class Head(Decoder):
-    """A decoder whose forward takes `Features` and whose logits are over the target's ids.
+    """A draft head with a state, whose forward takes `Features` and returns logits over target ids.
 
-    Ids that it cannot say have logits of -inf. Its `Out.hidden` takes the place of the target's
-    features for the next level of a draft.
+    Ids outside the head's vocabulary have logits of -inf. `ModelOutput.hidden` replaces the
+    target's features at the next draft level.
 
     Attributes:
-        taps: layers of the target whose outgoing rows it reads, side by side, or `NORMED`.
-        levels: how many it can draft; None: as many as are wanted.
-        together: drafted tokens that a forward reads side by side; it says as many behind them.
-        parallel: whether it reads more ids than features: those beyond are masks, each of whose
-            rows says the token at its own place, and nothing of them is kept (DFlash, Chen et al.,
-            arXiv:2602.06036).
-        own_place: whether a mask says that, or the token behind its place (P-EAGLE, Hui et al.,
-            arXiv:2602.01469), where the last token that has features says the first one.
+        taps: Captured layers of the target whose hidden states are concatenated, or `NORMED`.
+        levels: Maximum number of draft levels. None is unlimited.
+        together: Number of draft tokens that a forward reads together. It predicts the same number
+            of tokens after them.
+        parallel: Whether the head accepts more ids than features. The ids without features are
+            mask tokens. Each mask row predicts the token at its own position, and no mask row is
+            kept (DFlash, Chen et al., arXiv:2602.06036).
+        own_place: Whether a mask row predicts the token at its own position. If False, it predicts
+            the token after it, and the last token with features predicts the first draft token
+            (P-EAGLE, Hui et al., arXiv:2602.01469).
     """
 
     taps: tuple[int, ...]
@@ -58,15 +60,16 @@ class Head(Decoder):
 
 
 class FeatureCache:
-    """The target's features of committed tokens, until a head has read them.
+    """Buffer of target features of committed tokens that the head has not read.
 
     Args:
-        target: the model whose rows they are.
-        taps: see `Head`.
+        target: The target model.
+        taps: See `Head`.
 
     Attributes:
-        layers: those whose outgoing rows are wanted.
-        latest: the features of the last forward's rows, rejected ones too; None before the first.
+        layers: Captured layers of the target.
+        latest: Features of all rows of the last forward, with those of rejected tokens. None
+            before the first forward.
     """
 
     def __init__(self, target: Decoder, taps: Sequence[int]) -> None:
@@ -74,15 +77,15 @@ class FeatureCache:
         self.layers = tuple(tap for tap in self._taps if tap != NORMED)
         self.latest: Tensor | None = None
         self._unread_rows: list[Tensor] = []
-        self._newest: Tensor | None = None  # what was kept last, read or not
+        self._newest: Tensor | None = None  # the rows kept last, read or not
         self._was_read = self._dropped_some = False
 
     def write(self, out: ModelOutput) -> None:
-        """Take the features [n, width] of a forward's rows."""
+        """Store the features [n, width] of a forward's rows."""
         self.latest = features(out, self._taps, self._target)
 
     def keep(self, path: Sequence[int]) -> None:
-        """Of the last forward's rows, keep those at `path`."""
+        """Keep the features at `path`, of the rows of the last forward."""
         assert self.latest is not None
         n = len(path)
         if n == 0 or path[-1] == n - 1:
@@ -94,10 +97,10 @@ class FeatureCache:
         self._newest = rows
 
     def read(self) -> Tensor:
-        """All rows kept since the last time, [n, width].
+        """Return all rows kept since the last call, [n, width].
 
         Raises:
-            MethodFault: some were let go, since only `last` had been called.
+            MethodFault: Rows were dropped, because `last` was called before the first `read`.
         """
         if self._dropped_some:
             raise MethodFault(
@@ -110,7 +113,7 @@ class FeatureCache:
         return rows
 
     def last(self, n: int) -> Tensor:
-        """The newest n rows kept, [n, width], all of one forward."""
+        """Return the newest n rows kept, [n, width]. All of them come from one forward."""
         if self._newest is None:
             raise MethodFault("there are no features before the prefill", "ask in `propose`")
         if not 1 <= n <= len(self._newest):
@@ -118,14 +121,14 @@ class FeatureCache:
                 f"the last step left features of {len(self._newest)} tokens, not of {n}",
                 "ask in `observe` for as many as were committed",
             )
-        if not self._was_read:  # nobody reads the others, which would be kept to the text's end
+        if not self._was_read:  # without `read`, older rows would accumulate to the end of the text
             self._unread_rows.clear()
             self._dropped_some = True
         return self._newest[-n:]
 
 
 def features(out: ModelOutput, taps: Sequence[int], target: Decoder) -> Tensor:
-    """What a head reads of a target's forward over one sequence, [n, width]."""
+    """Return the features [n, width] of a target forward over one sequence."""
     parts = [
         target.norm(out.hidden[0]) if tap == NORMED else out.aux_hidden_states[tap][0]
         for tap in taps
@@ -137,27 +140,29 @@ def features(out: ModelOutput, taps: Sequence[int], target: Decoder) -> Tensor:
 
 
 class FeatureHead(nn.Module, Artifact):
-    """A draft head without a state: logits of several next tokens from one row of features.
+    """A draft head without a state, which predicts several next tokens from one row of features.
 
-    A subclass makes its parameters in `__init__` and computes in `forward`. Decoding and training
-    use this same module; a method gets it behind the meter (`Session.artifact`) and calls it.
+    A subclass creates its parameters in `__init__` and computes logits in `forward`. Decoding and
+    training use the same module. A method gets it with timing from `Session.artifact` and calls it.
 
-    Its folder holds config.json, with `sizes` and, under "specbench", its kind and the hash of its
-    target; and model.safetensors, with its parameters by their names here. `save` writes both.
+    `save` writes a folder with config.json and model.safetensors. config.json has `sizes` and,
+    under "specbench", the head's kind and the hash of its target. model.safetensors has the
+    parameters by name.
 
     Args:
-        target: the decoder that it drafts for: `hidden_size`, `vocab_size`, `n_layers`; `unembed`
-            gives logits of rows that its output matrix reads, `embed` gives rows of ids. In
-            training they are torch's own, and no forward is there.
-        sizes: the subclass's further arguments, to be kept in config.json.
+        target: The target decoder, with `hidden_size`, `vocab_size` and `n_layers`. `unembed`
+            returns logits of normed rows, and `embed` returns the rows of ids. In training these
+            are torch modules, and the target has no forward.
+        sizes: Further arguments of the subclass, stored in config.json.
 
     Attributes:
-        taps: the target's layers whose outgoing rows it reads side by side, or `NORMED`.
-        width: numbers of a row that it reads.
-        ran: how often it was called; see `Decoder`.
-        peak_lr, decay: for `specbench train head`: the largest learning rate, and the weight of a
-            level's loss beside that of the level before it.
-        trained: the sizes of heads that are trained here, where they are not `__init__`'s defaults.
+        taps: Captured layers of the target whose hidden states are concatenated, or `NORMED`.
+        width: Width of a feature row.
+        ran: Number of calls; see `Decoder`.
+        peak_lr: Maximum learning rate of `specbench train head`.
+        decay: Loss weight of a level relative to the level before it, in `specbench train head`.
+        trained: Sizes of heads that specbench trains, if they differ from the defaults of
+            `__init__`.
     """
 
     taps: tuple[int, ...] = (NORMED,)
@@ -173,21 +178,21 @@ class FeatureHead(nn.Module, Artifact):
         self.vocab_size, self.ran = target.vocab_size, 0
 
     def __call__(self, *rows: Any, **named: Any) -> Any:
-        """`forward`, counted."""
-        self.__dict__["ran"] += 1  # past what a torch module does when an attribute is set
+        """Call `forward` and count the call."""
+        self.__dict__["ran"] += 1  # avoids the slow attribute setter of torch modules
         return super().__call__(*rows, **named)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Logits [levels, n, V] from features [n, width].
+        """Return logits [levels, n, V] from features [n, width].
 
-        Level k is about the token k + 2 places behind the one whose features they are: the next
-        token is the target's own, which roots the draft.
+        Level k predicts the token k + 2 positions after the token of the features. The target
+        itself chooses the next token, which is the root of the draft.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no `forward`")
 
     @property
     def width(self) -> int:
-        """See the class."""
+        """Width of a feature row."""
         return len(self.taps) * self.target.hidden_size
 
     @property
@@ -197,7 +202,7 @@ class FeatureHead(nn.Module, Artifact):
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """The head in a folder that `save` wrote; see `Artifact.load`."""
+        """Load a head from a folder that `save` wrote; see `Artifact.load`."""
         target, file = decoders["target"], folder / "config.json"
         if not file.is_file():
             raise _head_fault(folder, "no config.json")
@@ -226,10 +231,11 @@ class FeatureHead(nn.Module, Artifact):
     def sized(
         cls, target: Decoder, sizes: Mapping[str, Any], weights: Weights, folder: Path
     ) -> Self:
-        """One to be filled with a checkpoint's weights; none is made that holds much more.
+        """Return an uninitialized head for the weights of a checkpoint.
 
         Raises:
-            EnvironmentFault: the sizes are no head's, or another's.
+            EnvironmentFault: The sizes are invalid, or need far more parameters than the
+                checkpoint has.
         """
         try:
             levels = sizes.get("levels", 1)
@@ -242,11 +248,11 @@ class FeatureHead(nn.Module, Artifact):
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """One as `__init__` makes it; see `Artifact.random`."""
+        """Return a head with the initial weights of `__init__`; see `Artifact.random`."""
         return cls._create(decoders["target"], {}, seed).ready()
 
     def save(self, folder: Path, **facts: Any) -> None:
-        """Write what `load` reads; `facts` go beside its kind and its target's hash."""
+        """Write the files that `load` reads. `facts` are added to config.json under "specbench"."""
         from safetensors.torch import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -262,67 +268,75 @@ class FeatureHead(nn.Module, Artifact):
         (folder / "config.json").write_text(text, encoding="utf-8")
 
     def ready(self) -> Self:
-        """It where its target computes, in its dtype, to be used; for a `load` of one's own."""
+        """Return the head frozen, in eval mode, on the device and in the dtype of the target.
+
+        A subclass with its own `load` calls this at the end.
+        """
         return self.to(self.target.device, self.target.dtype).requires_grad_(False).eval()
 
     @classmethod
     def _create(cls, target: Decoder, sizes: Mapping[str, Any], seed: int = 0) -> Self:
-        """A new one; torch's own chance stays as it is."""
+        """Return a new head, and leave the state of torch's random generator unchanged."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # `torch.manual_seed` seeds devices too
             return cls(target, **sizes)
 
 
 class LevelOutput(NamedTuple):
-    """What a `SequentialHead` answers of n nodes of a level: logits [n, V] of their children, and
-    rows [n, w] that the calls of those read."""
+    """Output of a `SequentialHead` for n nodes of a level.
+
+    Attributes:
+        logits: Logits of the nodes' children, [n, V].
+        rows: Rows that the call for the children reads, [n, w].
+    """
 
     logits: Tensor
     rows: Tensor
 
 
 class SequentialHead(FeatureHead):
-    """A draft head without a state that reads the tokens drafted so far, a call a level (Hydra,
-    Ankner et al., arXiv:2402.05109; Clover, Xiao et al., arXiv:2405.00263).
+    """A draft head without a state that reads the draft tokens, with one call per level.
 
-    At level 0 a call reads the target's features beside the last committed token, which roots the
-    draft; at level k the rows that the call of level k - 1 left at the parents, beside the tokens
-    of the nodes. It says what follows them.
+    Examples are Hydra (Ankner et al., arXiv:2402.05109) and Clover (Xiao et al., arXiv:2405.00263).
+    At level 0, a call reads the target's features and the last committed token, which is the root
+    of the draft. At level k, it reads the nodes' tokens and the rows of their parents from level
+    k - 1. It predicts the next token after each node.
     """
 
     def forward(self, rows: Tensor, ids: Tensor, level: int) -> LevelOutput:  # type: ignore[override]
-        """Logits of the tokens behind n nodes.
+        """Return logits of the next token after each of n nodes.
 
         Args:
-            rows: [n, width] features at level 0; later the parents' `LevelOutput.rows`.
-            ids: [n] int64, the nodes' own tokens.
+            rows: Features [n, width] at level 0, later `LevelOutput.rows` of the parents.
+            ids: Tokens of the nodes, [n] int64.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no `forward`")
 
 
 class LookAhead(FeatureHead):
-    """A draft head that is rows of the target's own forward, and says ahead through its layers
-    (Parallel Decoding via Hidden Transfer, Wu et al., arXiv:2404.12022).
+    """A draft head whose extra rows pass through upper layers of the target.
 
-    Behind the root and each node of a draft `levels` rows enter the target at `layer`: row k stands
-    k + 1 places behind its node, sees what that sees, the node and the rows before it, and says the
-    token behind its own place. No row of the text sees them, and nothing is kept of them
-    (`Session.reserve`).
+    The method is Parallel Decoding via Hidden Transfer (Wu et al., arXiv:2404.12022). After the
+    root and each node of a draft, `levels` extra rows enter the target at `layer`. Row k has the
+    position k + 1 after its node. It attends to the node, to all that the node attends to, and to
+    the extra rows before it, and predicts the token after its own position. Rows of the text do not
+    attend to extra rows, and extra rows are not kept (`Session.reserve`).
 
     Args:
-        levels: rows behind each node.
-        layer: the target's first layer that they go through; default: the middle one.
+        levels: Number of extra rows after each node.
+        layer: First layer of the target that the extra rows pass through. None is the middle layer.
 
     Attributes:
-        tuned: whether the target learns beside it, by additions of this rank to its matrices (LoRA,
-            Hu et al., arXiv:2106.09685); 0: it stays as it is.
-        updates, sequences: of its training: on the corpus and on replies, of 512 tokens each. Its
-            rows go through the target, which costs more than reading kept ones.
-        taps: the layer whose outgoing rows `forward` reads; of layer 0, which reads embeddings, a
-            matter of form.
+        tuned: LoRA rank of the target's own training (Hu et al., arXiv:2106.09685). 0 leaves the
+            target unchanged.
+        updates: Training steps on the corpus and on replies.
+        sequences: Sequences of 512 tokens per step. The number is small, because the rows pass
+            through the target.
+        taps: The layer whose output `forward` reads. It is unused if `layer` is 0, which reads
+            embeddings.
 
     Raises:
-        MethodFault: the target has no such layer.
+        MethodFault: The target has no such layer.
     """
 
     tuned: ClassVar[int] = 0
@@ -341,18 +355,21 @@ class LookAhead(FeatureHead):
         self.layer, self.taps = layer, (max(0, layer - 1),)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Rows [n, levels, hidden] that enter layer `layer`.
+        """Return the extra rows [n, levels, hidden] that enter layer `layer`.
 
         Args:
-            rows: [n, hidden] of the n nodes that they stand behind, as these enter that layer.
+            rows: Rows [n, hidden] of the n nodes at the input of that layer.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no `forward`")
 
 
 @contextmanager
 def _limit_parameters(weights: Weights) -> Iterator[None]:
-    """Within, modules with more than twice as many parameters as there are weights raise ValueError
-    as they are made, which would else take all memory, or hours. (Fewer are told by name.)"""
+    """Raise ValueError when a new module gets more than twice the parameters of the weights.
+
+    Without the limit, wrong sizes could take all memory or hours. Smaller differences are reported
+    by tensor name when the weights are loaded.
+    """
     most, made = 2 * weights.parameters, 0
     names = set[tuple[int, str]]()
 
@@ -373,7 +390,7 @@ def _limit_parameters(weights: Weights) -> Iterator[None]:
 
 
 def _sha256_of(decoder: Decoder) -> str | None:
-    # What loads models takes a second to import; whoever has a decoder has imported it already.
+    # Lazy: the import takes a second. A caller that has a decoder has already imported it.
     from specbench_cli.engine.models.load import sha256_of
 
     return sha256_of(decoder)

@@ -1,8 +1,8 @@
-"""Any other language model: transformers' own module behind our contract.
+"""Decoders for all other model families, which run the transformers module.
 
-Our state takes the place of its cache, and every forward gets its positions and a 4-D mask
-explicitly, so that drafts, trees and sequences of different lengths mean the same as in the fused
-decoder. Modules that take neither have decoders of their own: `chains`.
+A `TransformersState` replaces the module's cache. Every forward gets explicit positions and a 4-D
+mask, so drafts, trees and sequences of different lengths work as in the fused decoder. `chains` has
+decoders for modules that do not accept these.
 """
 
 from __future__ import annotations
@@ -48,28 +48,34 @@ from specbench_cli.engine.types import (
 from specbench_cli.errors import UsageError
 
 TRIAL_WINDOW = 4
-"""Maximum sliding window during the trial of a module, which reads nine tokens."""
+"""Maximum sliding window during the trial of a module, which has nine tokens."""
 
 TRIAL_ERRORS = (AttributeError, TypeError, ValueError, KeyError, IndexError, RuntimeError)
-"""What a module raises that is called in a way that it is not made for."""
+"""Errors that a module raises for a call that it does not support."""
 
 
 def cache_argument(accepted: Iterable[str]) -> str:
-    """What a module calls its cache, of the names of its arguments: transformers 5.24 calls all of
-    them `cache`, older ones some `cache_params` and most `past_key_values`."""
+    """Return the name of a module's cache argument.
+
+    It is `cache` since transformers 5.24; before, it is `cache_params` in some modules and
+    `past_key_values` in most.
+
+    Args:
+        accepted: Names of the arguments of the module's forward.
+    """
     known = ("cache", "cache_params", "past_key_values")
     return next((name for name in known if name in accepted), known[-1])
 
 
 class TransformersModuleDecoder(Decoder):
-    """A transformers module as a decoder: what all kinds of modules have in common.
+    """Base class of decoders that run a transformers module.
 
     Args:
-        module: a language model in eval mode, on its device, in its dtype.
+        module: A language model in eval mode, on its device, in its dtype.
 
     Raises:
-        UsageError: a trial at construction shows that calling the module in our way gives other
-            logits than its own plain forward.
+        UsageError: In a trial at construction, the decoder's logits differ from those of the
+            module's plain forward.
     """
 
     def __init__(self, module: Any, *, name: str) -> None:
@@ -88,7 +94,7 @@ class TransformersModuleDecoder(Decoder):
         inner = module.get_decoder()
         self._base = module.base_model if inner is module else inner
         self._layers = _layer_list(self._base, self.n_layers)
-        self._returns_tuples = False  # what its layers give back is one; the trial finds out
+        self._returns_tuples = False  # set by the trial: whether layers return tuples
         try:
             with torch.inference_mode():
                 gap = self._trial(torch.arange(9, device=self.device)[None] % self.vocab_size)
@@ -103,17 +109,23 @@ class TransformersModuleDecoder(Decoder):
 
     @property
     def rounding(self) -> float:
-        """How far logits of two ways to compute them may lie apart, as
-        `relative_difference` has it."""
+        """Maximum rounding difference between logits of two computations.
+
+        The measure is `relative_difference`.
+        """
         return 1e-4 if self.dtype == torch.float32 else 5e-2
 
     def unsupported(self, why: str) -> UsageError:
-        """What is told of a family that cannot be decoded here."""
+        """Return the error for an unsupported model family."""
         return UsageError(f"{self.family} checkpoints cannot be decoded here: {why}")
 
     @abstractmethod
     def _trial(self, ids: Tensor) -> float:
-        """How far logits of ids [1, n] lie from the module's own, as a share of the largest."""
+        """Return the relative difference between this decoder's logits and the module's own.
+
+        Args:
+            ids: [1, n].
+        """
 
     @torch.inference_mode()
     def embed(self, ids: Tensor) -> Tensor:
@@ -141,7 +153,7 @@ class TransformersModuleDecoder(Decoder):
     def _run(
         self, inputs: dict[str, Any], at: LogitsAt, wanted: set[int], n: int
     ) -> tuple[dict[int, Tensor], Tensor | None]:
-        """The rows that leave the wanted layers, and the logits asked for."""
+        """Return the output rows of the layers `wanted`, and the logits selected by `at`."""
         left: dict[int, Tensor] = {}
 
         def keep(layer: int) -> Any:
@@ -168,7 +180,7 @@ class TransformersModuleDecoder(Decoder):
 
 
 class ChainDecoder(TransformersModuleDecoder):
-    """A module that is called for one sequence at a time, for whole forwards over chains."""
+    """A decoder whose module runs one sequence at a time, in full forwards over chains."""
 
     trees = False
 
@@ -177,7 +189,7 @@ class ChainDecoder(TransformersModuleDecoder):
         """See `Decoder.execute`.
 
         Raises:
-            ChainsOnly: the input has explicit positions, or only a part of the layers.
+            ChainsOnly: The input has explicit positions or a mask, or only a part of the layers.
         """
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         positions, mask, seqs = model_input.positions, model_input.mask, model_input.seqs
@@ -211,14 +223,15 @@ class ChainDecoder(TransformersModuleDecoder):
     def _forward_sequence(
         self, ids: Tensor, state: Any, seq: int, at: LogitsAt, wanted: set[int]
     ) -> tuple[dict[int, Tensor], Tensor | None]:
-        """A forward over ids [1, n] of one sequence; see `_run`."""
+        """Run a forward over ids [1, n] of one sequence. Return what `_run` returns."""
 
 
 class TransformersState(KVState):
-    """Rows, and for each sequence what its request holds beside its text.
+    """A KV cache with the extra inputs of each sequence, such as images.
 
     Attributes:
-        sources: what is attached, by sequence. encoded: what a decoder keeps of it.
+        sources: Attached extra input, by sequence.
+        encoded: What the decoder computed from the extra input, by sequence.
     """
 
     def __init__(self, *shape: Any, **how: Any) -> None:
@@ -234,11 +247,12 @@ class TransformersState(KVState):
 
 
 class TransformersDecoder(TransformersModuleDecoder):
-    """A module that keeps keys and values, and takes a mask and positions: causal language models,
-    and image-text models on top of one.
+    """A decoder of a module with a KV cache that accepts a mask and positions.
+
+    These are causal language models, and image-text models on top of one.
 
     Raises:
-        UsageError: the module keeps something else, or computes with other masks and positions.
+        UsageError: The module stores another state, or ignores the given mask or positions.
     """
 
     def __init__(self, module: Any, *, name: str) -> None:
@@ -248,16 +262,16 @@ class TransformersDecoder(TransformersModuleDecoder):
         super().__init__(module, name=name)
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> TransformersState:
-        """A cleared state with room for `capacity` rows in each of `n_seqs` sequences."""
+        """Return an empty state with capacity for `capacity` rows in each of `n_seqs` sequences."""
         return TransformersState(
             self._shapes, n_seqs, capacity, dtype=self.dtype, device=self.device
         )
 
     def attach(self, state: State, source: ExtraInput, seq: int = 0) -> bool:
-        """See `Decoder`: an image-text model reads images, together with the rows of the prompt.
+        """See `Decoder`. An image-text model reads the images with the prompt.
 
         Raises:
-            UsageError: the family's images cannot be read here.
+            UsageError: Images of this model family are not supported.
         """
         assert isinstance(state, TransformersState)
         if not source.images or not hasattr(self.module, "get_image_features"):
@@ -274,8 +288,8 @@ class TransformersDecoder(TransformersModuleDecoder):
         """See `Decoder.execute`. Skipped layers and those outside `layers` return their input.
 
         Raises:
-            ValueError: also if single sublayers are skipped, or if the layers to run have different
-                numbers of rows.
+            ValueError: As `Decoder.forward`; also if single sublayers are skipped, or if the
+                layers to run have different numbers of rows.
         """
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         positions, mask, seqs = model_input.positions, model_input.mask, model_input.seqs
@@ -335,10 +349,10 @@ class TransformersDecoder(TransformersModuleDecoder):
     def _replace_layers(
         self, low: int, high: int, rows: Tensor, over: frozenset[int]
     ) -> Iterator[None]:
-        """While entered, layers outside [low, high), and those passed over, hand on the rows that
-        they get; what enters layer `low`, unless it is the first, are the given rows.
+        """Make layers outside [low, high) and skipped layers return their input.
 
-        They stay in their places, where the module's own loop looks for kinds and masks by index.
+        If `low` is not 0, `rows` enter layer `low`. All layers keep their index, because the
+        module's loop looks up layer types and masks by index.
         """
         outside = [
             layer for at, layer in enumerate(self._layers) if not low <= at < high or at in over
@@ -358,7 +372,7 @@ class TransformersDecoder(TransformersModuleDecoder):
                 del layer.forward
 
     def _skipped_layers(self, skip: Skip) -> frozenset[int]:
-        """The layers that a forward passes over; raises ValueError for single sublayers."""
+        """Return the layers that a forward skips. Raise ValueError for single sublayers."""
         sublayers = expand_skip(skip)
         over = frozenset(at for at, _ in sublayers)
         if len(sublayers) < len(SUBLAYERS) * len(over):
@@ -371,7 +385,7 @@ class TransformersDecoder(TransformersModuleDecoder):
     def share(
         self, layers: tuple[int, int] | None = None, skip: Skip = frozenset(), logits: bool = True
     ) -> float:
-        """See `Decoder.share`: by the bytes that the weights hold; of experts, all count."""
+        """See `Decoder.share`. The unit is weight bytes; all experts of an MoE layer count."""
         if layers is None and not skip and logits:
             return 1.0
         held = [_nbytes(layer) for layer in self._layers]
@@ -381,7 +395,7 @@ class TransformersDecoder(TransformersModuleDecoder):
         return (read + logits * end) / (sum(held) + end)
 
     def _masks(self, starts: Sequence[int], n: int, positions: Tensor, mask: Tensor | None) -> Any:
-        """4-D masks [b, 1, n, seen], one for each kind of layer; a tensor if there is one kind."""
+        """Return 4-D masks [b, 1, n, seen] by layer type, or one tensor if there is one type."""
         longest = max(starts) + n
         masks = {}
         for kind, window in self._kinds.items():
@@ -426,7 +440,7 @@ class TransformersDecoder(TransformersModuleDecoder):
 
     @cached_property
     def _image_fault(self) -> str | None:
-        """Why images cannot be read; None if they can. Tried with noise for an image."""
+        """Reason why images are not supported, or None. The test image is noise."""
         config = self.module.config
         try:
             size = config.vision_config.image_size
@@ -456,10 +470,12 @@ def _nbytes(module: nn.Module) -> int:
 
 
 def relative_difference(outs: Sequence[ModelOutput], expected: Tensor) -> float:
-    """The largest difference of logits given in parts from those expected, as a share of the
-    largest of these."""
+    """Return the largest relative difference between logits given in parts and expected ones.
+
+    Each difference is relative to its expected logit plus the largest finite expected logit.
+    """
     got = torch.cat([out.logits for out in outs if out.logits is not None], 1)
-    differing = got != expected  # what cannot be said is -inf in both
+    differing = got != expected  # impossible ids have -inf in both
     size = expected.abs() + expected[expected.isfinite()].abs().max()
     return float(torch.where(differing, (got - expected).abs() / size, 0.0).max())
 
@@ -469,7 +485,7 @@ def _reads_source(state: TransformersState, seq: int) -> bool:
 
 
 def _join_images(sources: Iterable[ExtraInput]) -> dict[str, Tensor]:
-    """The images of several requests, as the module takes them."""
+    """Return the images of several requests as keyword arguments of the module."""
     found: dict[str, list[Tensor]] = {}
     for source in sources:
         for name, tensor in source.images.items():
@@ -478,7 +494,7 @@ def _join_images(sources: Iterable[ExtraInput]) -> dict[str, Tensor]:
 
 
 def layer_shapes(cache: Any) -> list[LayerShape]:
-    """What each layer stored of a token in transformers' own cache."""
+    """Return the shape that each layer stores per token in the transformers cache."""
     return [
         LayerShape(layer.keys.shape[1], layer.keys.shape[-1], layer.values.shape[-1])
         for layer in cache.layers
@@ -486,7 +502,10 @@ def layer_shapes(cache: Any) -> list[LayerShape]:
 
 
 class StateCacheLayer(CacheLayerMixin):
-    """One layer of a state, for the sequences of one forward, as transformers' cache layer."""
+    """A transformers cache layer that reads and writes one layer of a state.
+
+    It covers the sequences of one forward.
+    """
 
     is_sliding = False
 
@@ -499,12 +518,12 @@ class StateCacheLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing: all is preallocated."""
+        """Do nothing: the state is preallocated."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write [b, heads, n, d] after each sequence's rows; returns all, [b, heads, seen, d]."""
+        """Append rows [b, heads, n, d] to each sequence. Return all rows [b, heads, seen, d]."""
         n = key_states.shape[2]
         for i, (seq, start) in enumerate(zip(self._lines, self._starts, strict=True)):
             self._keys[seq, :, start : start + n] = key_states[i]
@@ -517,15 +536,15 @@ class StateCacheLayer(CacheLayerMixin):
         return self._keys[lines, :, :longest], self._values[lines, :, :longest]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Columns of a mask, and the index of the first."""
+        """Return the number of mask columns, and the index of the first one."""
         return max(self._starts) + query_length, 0
 
     def get_seq_length(self) -> int:
-        """StateCacheLayer before this forward."""
+        """Return the number of rows before this forward, of the longest sequence."""
         return max(self._starts)
 
     def get_max_length(self) -> int:
-        """StateCacheLayer there is room for."""
+        """Return the capacity in rows."""
         return self._keys.shape[2]
 
 
@@ -537,7 +556,7 @@ def _layer_list(base: nn.Module, n: int) -> nn.ModuleList:
 
 
 def _final_norm(base: nn.Module) -> nn.Module:
-    """The norm that the rows which leave the last layer go through."""
+    """Return the final norm, which is applied to the output of the last layer."""
     for name in ("norm", "ln_f", "norm_f", "final_layernorm", "final_layer_norm"):
         if isinstance(found := getattr(base, name, None), nn.Module):
             return found
@@ -547,7 +566,7 @@ def _final_norm(base: nn.Module) -> nn.Module:
 
 
 def _mask_kinds(config: Any) -> dict[str, int | None]:
-    """Kind of layer -> its window. Models with mixed layers take a mask for each kind."""
+    """Return the sliding window of each layer type. The module needs one mask per type."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:

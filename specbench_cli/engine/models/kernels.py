@@ -1,29 +1,27 @@
-"""The kernels of a forward over few rows, compiled by Numba for the processor that is there.
+"""CPU kernels for a forward over few rows, compiled by Numba for the processor of the machine.
 
-Such a forward is bound by the reading of the weights. Torch's libraries read them at half of the
-speed that memory has where a processor is not the one they are tuned for; what they sum in which
-order depends on how many rows there are; and between the products each operation of torch's costs
-microseconds. Here each number of a product is
+Reading the weights bounds such a forward. On processors that torch's libraries are not tuned for,
+they read weights at half of the memory speed. Their order of summation depends on the number of
+rows, and each torch operation between the products costs microseconds. Here each element is
 
     y[r, j] = sum over i of x[r, i] w[j, i]
 
-summed in the same order whatever other rows there are and however many threads: eight partial
-sums, added up in the end. So a token's products are the same bit for bit in plain decoding and in
-any draft's verification.
+with eight partial sums, added in the same order for any number of rows and threads. So the products
+of a token are bitwise equal in plain decoding and in the verification of any draft.
 
-A tile is ROWS rows by COLUMNS rows of weights, whose partial sums stay in registers (Goto and van
-de Geijn, ACM TOMS 34(3), 2008). The latter are half a matrix apart, so that memory is read in two
-streams that go straight on. Those a processor fetches ahead; between neighbours that take turns it
-loses its way, and a row's products with bfloat16 weights took 1.35 times as long.
+A tile is ROWS rows by COLUMNS weight rows. Its partial sums stay in registers (Goto and van de
+Geijn, ACM TOMS 34(3), 2008). The weight rows of a tile are half a matrix apart, so memory is read
+in two sequential streams, which the processor prefetches. With adjacent weight rows, prefetching
+failed and the products of one row with bfloat16 weights took 1.35 times as long.
 
-All of it is one file because Numba's cache knows no other: what it keeps of a function is old when
-the file that the function stands in has changed, whatever else it is made of.
+All kernels are in one file. Numba's cache invalidates a function only if its own file changes, not
+if a function that it calls changes in another file.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-calls=False, disallow-untyped-decorators=False
 # mypy: disable-error-code="call-arg, no-untyped-call, unreachable"
-# Numba finds types out itself, and has no annotations of its own. Compiled code takes addresses:
-# to make an array of a tensor costs more than some of these kernels do.
+# Numba infers types and has no type annotations. Compiled functions take addresses, because making
+# an array from a tensor costs more than some of these kernels.
 
 from __future__ import annotations
 
@@ -46,49 +44,52 @@ from specbench_cli.engine.models.attention import MAX_FEW
 from specbench_cli.engine.models.compiler import numba
 
 CONFIG: Any = numba.config
-CONFIG.THREADING_LAYER = "omp"  # the threads are torch's own then: its OpenMP is loaded for all
+CONFIG.THREADING_LAYER = "omp"  # Numba then shares torch's OpenMP threads
 
 LANES, UNROLL = 8, 2
 STEP = LANES * UNROLL
-"""Numbers of a row that are multiplied at a time; a matrix has a multiple of them in a row."""
+"""Elements of a row multiplied per step. The row length of a matrix is a multiple of it."""
 
 ROWS, COLUMNS = 6, 2
-"""Rows x rows of weights of a tile: 12 sums, 2 weights and a number fill 16 registers."""
+"""Rows and weight rows of a tile: 12 sums, 2 weights and an input fill 16 registers."""
 
 AHEAD = 1024
-"""Bytes ahead of the weights in use that are asked for, where they are bfloat16: arithmetic leaves
-memory idle there, and six rows take a tenth less. Float32 weights came no sooner."""
+"""Prefetch distance in bytes, for bfloat16 weights.
+
+Their conversion leaves the memory idle, and prefetching saves 10% at six rows. It had no effect for
+float32."""
 
 PANEL = 48
-"""Rows that stay in a core's cache while weights go past them."""
+"""Rows that stay in a core's cache while the weights are read."""
 
 LINE = 64
-"""Bytes of a line of the caches: what begins with one has no register's worth in two."""
+"""Bytes of a cache line. Aligned to it, no register load crosses two lines."""
 
 KEPT: Any = {"cache": True, "boundscheck": False, "error_model": "numpy"}
 SUMS: Any = KEPT | {"fastmath": {"reassoc", "contract", "nsz"}}
-"""Of compiled functions; sums may be taken by several lanes, and no more is let go of."""
+"""Numba options. `SUMS` allows reordered sums, in several lanes, but no other fast-math."""
 
 WHOLE = 1 << 62
-"""A window that ends nowhere."""
+"""Window size that stands for full attention."""
 
 LARGEST = np.finfo(np.float32).max
 
 PADDED = 64
-"""A multiple of this many scores is summed, so that which lane sums what is the same however many
-rows come behind."""
+"""Scores are padded to a multiple of this.
+
+Then the assignment of scores to lanes does not depend on the number of rows."""
 
 F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 FLOATS, INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 
 
 class _Tile:
-    """Writes the code of a tile's sums.
+    """Generator of the LLVM code of a tile's sums.
 
     Args:
-        half: whether weights and results are bfloat16. Of 16 such weights the even ones are then
-            one register's upper halves and the odd ones its lower; rows are float32 in any case,
-            in that order (`_spread`).
+        half: Whether weights and results are bfloat16. Two registers then hold the even and the
+            odd ones of 16 weights, as float32. Input rows are float32 in the same order
+            (`_spread`).
     """
 
     def __init__(self, builder: ir.IRBuilder, rows: int, *, half: bool) -> None:
@@ -107,9 +108,15 @@ class _Tile:
         n_out: Any,
         apart: Any,
     ) -> None:
-        """Sums of `rows` rows at x with COLUMNS rows of weights at w, `apart` rows from each other,
-        to y: all are addresses. To what is there already if `add`; in float32 of bfloat16 weights,
-        too, if `wide`."""
+        """Generate the products of `rows` rows at x with COLUMNS weight rows at w, written to y.
+
+        w, x, y and bias are addresses.
+
+        Args:
+            add: Add to the present values of y.
+            wide: Write float32 results also for bfloat16 weights.
+            apart: Distance of the weight rows from each other, in rows.
+        """
         b, pairs = self.b, [(r, j) for r in range(self.rows) for j in range(COLUMNS)]
         w_row, x_row = b.mul(n_in, _int(self.size)), b.mul(n_in, _int(4))
         weights = [b.add(w, b.mul(b.mul(w_row, apart), _int(j))) for j in range(COLUMNS)]
@@ -132,7 +139,7 @@ class _Tile:
                 for j in range(COLUMNS):
                     sums[r, j] = self.fma(columns[j], number, sums[r, j])
             if self.half and part + 1 < UNROLL:
-                # Sums fill the registers: what the other part is of is read once more.
+                # The sums fill all registers, so the barrier forces the next part to reload.
                 b.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], side_effect=True)
         more = b.add(i, _int(STEP))
         i.add_incoming(more, loop)
@@ -144,8 +151,15 @@ class _Tile:
         self._finish(sums, y, bias, add, wide, n_out, apart)
 
     def mix(self, p: Any, p_row: Any, v: Any, n: Any, width: Any, y: Any) -> None:
-        """Sums over c of p[r, c] v[c]: of n rows [n, width] at v, by `rows` rows of float32 at p
-        that lie `p_row` bytes apart; to y in float32, of bfloat16 in the order of `_spread`."""
+        """Generate the sums over c of p[r, c] v[c], written to y in float32.
+
+        bfloat16 results have the order of `_spread`.
+
+        Args:
+            p: Address of `rows` float32 rows of weights.
+            p_row: Distance of these rows, in bytes.
+            v: Address of n rows [n, width].
+        """
         b, rows = self.b, range(self.rows)
         with cgutils.for_range_slice(b, _int(0), width, _int(STEP), I64) as (j, _):
             before, loop = b.block, b.append_basic_block("mix")
@@ -180,11 +194,11 @@ class _Tile:
                     b.store(sums[r][part], b.inttoptr(place, FLOATS.as_pointer()), align=4)
 
     def weights(self, address: Any) -> list[Any]:
-        """STEP weights as float32."""
+        """Load STEP weights as float32."""
         return [self.part(address, part) for part in range(UNROLL)]
 
     def part(self, address: Any, part: int) -> Any:
-        """LANES of the STEP weights that lie there, as float32."""
+        """Load LANES of the STEP weights at an address, as float32."""
         b = self.b
         if not self.half:
             at = b.add(address, _int(part * LANES * 4))
@@ -195,14 +209,14 @@ class _Tile:
         return b.bitcast(b.shl(both, ir.Constant(INTS, [16] * LANES)), FLOATS)
 
     def _fetch(self, address: Any) -> None:
-        """Have the line of memory that lies there brought into the nearest cache."""
+        """Prefetch the cache line at an address into the nearest cache."""
         place, b = ir.IntType(8).as_pointer(), self.b
         fetch = self._known(ir.VoidType(), [place, I32, I32, I32], "llvm.prefetch.p0")
         reads, near, data = (ir.Constant(I32, number) for number in (0, 3, 1))
         b.call(fetch, [b.inttoptr(address, place), reads, near, data])
 
     def fma(self, a: Any, x: Any, total: Any) -> Any:
-        """total + a x, rounded once."""
+        """Return total + a x, rounded once."""
         known = self._known(FLOATS, [FLOATS] * 3, f"llvm.fma.v{LANES}f32")
         return self.b.call(known, [a, x, total])
 
@@ -216,8 +230,10 @@ class _Tile:
         n_out: Any,
         apart: Any,
     ) -> None:
-        """Add partial sums up, and the biases and what is there already if that is asked for; to
-        their places in y. LANES of them are finished at a time."""
+        """Reduce the partial sums, add biases and present values if requested, and write to y.
+
+        LANES sums are finished together.
+        """
         b, pairs = self.b, list(sums)
         groups = [pairs[at : at + LANES] for at in range(0, len(pairs), LANES)]
         slots = [
@@ -256,8 +272,10 @@ class _Tile:
                 put(I16, 2)
 
     def _added(self, sums: list[Any]) -> Any:
-        """What the numbers of each of up to LANES registers add up to, in one register. Of each,
-        whatever stands beside it, ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))."""
+        """Return one register with the sums of up to LANES registers.
+
+        The order within each register is always ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)).
+        """
         b = self.b
         sums = sums + [ir.Constant(FLOATS, ir.Undefined)] * (LANES - len(sums))
         sums = [each for pair in zip(sums[:4], sums[4:], strict=True) for each in pair]
@@ -275,7 +293,7 @@ class _Tile:
         return sums[0]
 
     def _gathered(self, kind: Any, places: list[Any]) -> Any:
-        """The numbers at up to LANES addresses, in one register."""
+        """Load the elements at up to LANES addresses into one register."""
         b, held = self.b, ir.Constant(ir.VectorType(kind, LANES), ir.Undefined)
         for lane, place in enumerate(places):
             one = b.load(b.inttoptr(place, kind.as_pointer()), align=2 if kind is I16 else 4)
@@ -283,14 +301,14 @@ class _Tile:
         return held
 
     def _rounded(self, numbers: Any) -> Any:
-        """float32 numbers as the nearest bfloat16's bits, of two as near the even one."""
+        """Return the bits of float32 numbers rounded to the nearest bfloat16, ties to even."""
         b = self.b
         half, one, limit, none = (
             ir.Constant(INTS, [number] * LANES) for number in (16, 1, 0x7FFF, 0x7FC00000)
         )
         bits = b.bitcast(numbers, INTS)
         near = b.add(bits, b.add(b.and_(b.lshr(bits, half), one), limit))
-        # A number that is none stays none: rounding could make its bits those of an infinity.
+        # NaN stays NaN: rounding could turn its bits into those of an infinity.
         bits = b.select(b.fcmp_unordered("uno", numbers, numbers), none, near)
         return b.trunc(b.lshr(bits, half), ir.VectorType(I16, LANES))
 
@@ -302,11 +320,11 @@ def _int(value: int) -> Any:
     return ir.Constant(I64, value)
 
 
-# ---- what compiled code calls -------------------------------------------------------------------
+# ---- functions that compiled code calls ---------------------------------------------------------
 
 
 def _switch(b: ir.IRBuilder, rows: Any, half: Any, write: Callable[[_Tile], None]) -> None:
-    """Code for tiles of one to ROWS rows of either kind, of which the right one runs."""
+    """Generate tiles of 1 to ROWS rows in both dtypes, and a run-time switch between them."""
     done = b.append_basic_block("done")
     switch = b.switch(b.add(rows, b.mul(half, _int(ROWS))), done)
     for kind, n in product((False, True), range(1, ROWS + 1)):
@@ -320,7 +338,7 @@ def _switch(b: ir.IRBuilder, rows: Any, half: Any, write: Callable[[_Tile], None
 
 @intrinsic
 def _sums(_, rows, half, w, x, y, bias, add, wide, n_in, n_out, apart):
-    """A tile of one to six rows; see `_Tile.write`."""
+    """Compute a tile of 1 to 6 rows; see `_Tile.write`."""
 
     def generate(context, builder, _signature, args):
         _switch(builder, *args[:2], lambda tile: tile.write(*args[2:]))
@@ -331,7 +349,7 @@ def _sums(_, rows, half, w, x, y, bias, add, wide, n_in, n_out, apart):
 
 @intrinsic
 def _mixed(_, rows, half, p, p_row, v, n, width, y):
-    """Weighted sums for one to six rows; see `_Tile.mix`."""
+    """Compute weighted sums for 1 to 6 rows; see `_Tile.mix`."""
 
     def generate(context, builder, _signature, args):
         _switch(builder, *args[:2], lambda tile: tile.mix(*args[2:]))
@@ -342,7 +360,7 @@ def _mixed(_, rows, half, p, p_row, v, n, width, y):
 
 @intrinsic
 def _spread(_, source, target, n):
-    """n bfloat16 numbers at `source` as float32 at `target`: of 16 the even ones, then the odd."""
+    """Convert n bfloat16 numbers to float32; of each 16, the even ones come first, then the odd."""
 
     def generate(context, b, _signature, args):
         source, target, n = args
@@ -358,7 +376,7 @@ def _spread(_, source, target, n):
 
 @intrinsic
 def _pointer(_, address):
-    """An address, for `carray`."""
+    """Return an address as a pointer, for `carray`."""
 
     def generate(_context, b, _signature, args):
         return b.inttoptr(args[0], ir.IntType(8).as_pointer())
@@ -368,31 +386,31 @@ def _pointer(_, address):
 
 @njit(**KEPT)
 def _floats(address, n):
-    """n float32 numbers that lie there."""
+    """Return an array of n float32 numbers at an address."""
     return carray(_pointer(address), n, np.float32)
 
 
 @njit(**KEPT)
 def _halves(address, n):
-    """The bits of n bfloat16 numbers that lie there."""
+    """Return an array with the bits of n bfloat16 numbers at an address."""
     return carray(_pointer(address), n, np.uint16)
 
 
 @njit(**KEPT)
 def _flags(address, n):
-    """n bytes that lie there."""
+    """Return an array of n bytes at an address."""
     return carray(_pointer(address), n, np.uint8)
 
 
 @njit(**KEPT)
 def _wide(bits):
-    """bfloat16's bits as a number."""
+    """Return the float32 number with the given bfloat16 bits."""
     return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
 
 
 @njit(**KEPT)
 def _narrow(number):
-    """The bits of the nearest bfloat16, of two as near the even one."""
+    """Return the bits of the nearest bfloat16, ties to even."""
     bits = np.float32(number).view(np.uint32)
     if number != number:
         return np.uint16(0x7FC0)
@@ -402,9 +420,11 @@ def _narrow(number):
 
 @njit(**KEPT)
 def _exp(x):
-    """e^x to some 2e-7 of it, in operations that a vector has: 2^n times a polynomial (Cody and
-    Waite, Software Manual for the Elementary Functions, 1980, chapter 6). What is no number stays
-    none."""
+    """Return e^x with a relative error of about 2e-7, in operations that vectorize.
+
+    It is 2^n times a polynomial (Cody and Waite, Software Manual for the Elementary Functions,
+    1980, chapter 6). NaN stays NaN.
+    """
     x = np.float32(88.0) if x > np.float32(88.0) else x
     x = np.float32(-87.0) if x < np.float32(-87.0) else x
     n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
@@ -442,7 +462,7 @@ def _times(w, x, wide, y, bias, add, n, n_in, n_out, half):
 
 @njit(**KEPT)
 def _read(address, row, half):
-    """The numbers that lie there, as float32."""
+    """Read a row at an address as float32."""
     if half:
         bits = _halves(address, len(row))
         for i in range(len(row)):
@@ -455,7 +475,7 @@ def _read(address, row, half):
 
 @njit(**KEPT)
 def _write(row, address, half):
-    """float32 numbers to where they shall lie."""
+    """Write a float32 row to an address, in the model's dtype."""
     if half:
         bits = _halves(address, len(row))
         for i in range(len(row)):
@@ -524,7 +544,7 @@ def _rotate_and_store(qkv, cos, sin, held, apart, start, n, heads, kv, d, half):
 
 @njit(**KEPT)
 def _clean(number):
-    """See `attention.attend_tree`: what is multiplied by zero has to be finite."""
+    """Return the number, or 0 if it is not finite; see `attention.attend_tree`."""
     return number if abs(number) <= LARGEST else np.float32(0)
 
 
@@ -548,8 +568,10 @@ def _attend_block(  # noqa: C901  one loop nest: functions of it would pass its 
     group,
     begin,
 ):
-    """Attention of up to ROWS of the rows that heads of one group and new rows make, from number
-    `begin` on."""
+    """Compute attention of up to ROWS query rows of one KV head, from row `begin` on.
+
+    The query rows are the new rows of all heads that share the KV head.
+    """
     size, across, shared = 2 if half else 4, (heads + 2 * kv) * d, heads // kv
     seen = start + n - first
     room = (seen + PADDED - 1) // PADDED * PADDED
@@ -571,7 +593,7 @@ def _attend_block(  # noqa: C901  one loop nest: functions of it would pass its 
         _sums(rows, half, keys + c * d * size, q, scores + c * 4, 0, 0, 1, d, room, 1)
     for r in range(rows):
         own = _floats(scores + r * room * 4, room)
-        last = start + (begin + r) % n - first  # the last that it sees of a chain
+        last = start + (begin + r) % n - first  # the last row that it attends to in a chain
         for c in range(max(0, min(seen, last - window + 1))):
             own[c] = -np.inf
         if width:
@@ -634,35 +656,36 @@ def _attend(qkv, held, apart, y, start, first, n, heads, kv, d, mask, width, win
         )
 
 
-# ---- what torch's tensors are given to ----------------------------------------------------------
+# ---- functions of torch tensors -----------------------------------------------------------------
 
-# Blocks of more than MAX_FEW rows are bound by arithmetic: torch's operations take as many threads
-# as there are.
+# Arithmetic bounds blocks of more than MAX_FEW rows: these use torch's multithreaded operations.
 
 KINDS = (torch.float32, torch.bfloat16)
-"""The kinds of numbers that there are kernels for: by their place, whether they are halves."""
+"""Dtypes with kernels. The index is the argument `half`."""
 
 
 def tiles(n_in: int, n_out: int) -> bool:
-    """Whether a matrix can be cut into tiles."""
+    """Return True if a matrix of this shape can be divided into tiles."""
     return n_in % STEP == 0 and n_out % COLUMNS == 0
 
 
 def ready() -> None:
-    """Compile all kernels, in seconds the first time on a machine; they are kept beside this file,
-    or where NUMBA_CACHE_DIR says."""
+    """Compile all kernels, which takes seconds the first time on a machine.
+
+    The cache is next to this file, or in NUMBA_CACHE_DIR.
+    """
     number, threads = types.int64, torch.get_num_threads()
     _times.compile((number,) * 10)
     _rms_norm.compile((*(number,) * 5, types.float64, number))
     _silu_mul.compile((number,) * 5)
     _rotate_and_store.compile((number,) * 11)
     _attend.compile((*(number,) * 13, types.float64, number))
-    # The first of these starts OpenMP with all processors, which torch would go by, too.
+    # The first compilation starts OpenMP with all processors, which changes torch's setting.
     torch.set_num_threads(threads)
 
 
 class _Threads(threading.local):
-    """How many threads this thread's kernels run on."""
+    """Number of threads that the kernels of this thread use."""
 
     n = 0
 
@@ -671,17 +694,17 @@ _threads = _Threads()
 
 
 def _here() -> None:
-    """Have this thread's kernels run on as many threads as torch's operations do."""
+    """Let the kernels of this thread use as many threads as torch."""
     n = torch.get_num_threads()
     if _threads.n != n:
         _threads.n = n
         numba.set_num_threads(min(n, CONFIG.NUMBA_NUM_THREADS))
-        # The first time it starts OpenMP with all processors, which torch would go by, too.
+        # The first call starts OpenMP with all processors, which changes torch's setting.
         torch.set_num_threads(n)
 
 
 class _Room(threading.local):
-    """Memory of this thread's: the same for all products, so it is warm."""
+    """Buffer of this thread, shared by all products so that it stays in the cache."""
 
     held, address = np.empty(0, np.float32), 0
 
@@ -690,7 +713,7 @@ _rooms = _Room()
 
 
 def _room(n: int) -> int:
-    """The address of room for n float32 numbers."""
+    """Return the address of a buffer for n float32 numbers."""
     if _rooms.held.size < n + LINE // 4:
         _rooms.held = np.empty(n + LINE // 4, np.float32)
         _rooms.address = -(-_rooms.held.ctypes.data // LINE) * LINE
@@ -698,8 +721,14 @@ def _room(n: int) -> int:
 
 
 def times(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool) -> None:
-    """Rows x [n, in] times weights [out, in], and a float32 bias [out], to `out` [n, out]; or added
-    to what is there. All in row-major order, in and out as `tiles` has it."""
+    """Write the product of rows x [n, in] and weights [out, in], plus a bias, to `out` [n, out].
+
+    All tensors are row-major. The shape must satisfy `tiles`.
+
+    Args:
+        bias: [out], float32.
+        add: Add to the present values of `out`.
+    """
     _here()
     (n, n_in), half = x.shape, KINDS.index(weight.dtype)
     wide, own = _room(n * n_in) if half else 0, 0 if bias is None else bias.data_ptr()
@@ -708,7 +737,7 @@ def times(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: b
 
 
 def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm of rows [..., width], by float32 weights."""
+    """Return the RMSNorm of rows [..., width], with float32 weights."""
     width = rows.shape[-1]
     n = rows.numel() // width
     if n > MAX_FEW:
@@ -720,7 +749,7 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """SiLU(gate) up of rows [n, 2 width], [n, width]."""
+    """Return SiLU(gate) * up, [n, width], of rows [n, 2 width]."""
     if len(gate_up) > MAX_FEW:
         gate, up = gate_up.chunk(2, -1)
         return F.silu(gate).mul_(up)
@@ -742,18 +771,19 @@ def views(
     window: int | None,
     scale: float,
 ) -> list[tuple[Callable[..., None], Callable[..., None]]]:
-    """For each layer what turns and keeps new rows, and what attends; neither looks at what it is
-    given.
+    """Return two functions for each layer: rotate and store new rows, and attend.
+
+    Both ignore their arguments, because they use fixed addresses.
 
     Args:
-        rows: keys and values of one sequence, [layers, 2 kv, capacity, d].
-        scratch: queries, keys and values of the new rows, [n, (heads + 2 kv) d].
-        out: what attention's results go to, [n, heads d].
-        table: cosines and signed sines [n, 1, d] of the new rows.
-        span: the number of the first new row in `rows`, of the first that is seen, and how many are
-            new.
-        mask: which of the last rows each new one sees, [n, w] bool; None: all up to itself.
-        window: how many rows each sees at most, itself included; None: all before it.
+        rows: Keys and values of one sequence, [layers, 2 kv, capacity, d].
+        scratch: Queries, keys and values of the new rows, [n, (heads + 2 kv) d].
+        out: Attention result, [n, heads d].
+        table: Cosines and signed sines [n, 1, d] of the new rows.
+        span: Index of the first new row in `rows`, index of the first row seen, and number of new
+            rows.
+        mask: Which of the last w rows each new row attends to, [n, w] bool. None is causal.
+        window: Maximum number of rows that each row attends to, with itself. None is unlimited.
     """
     start, first, n = span
     d, size = rows.shape[-1], rows.element_size()

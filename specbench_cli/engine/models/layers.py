@@ -1,4 +1,4 @@
-"""The weights of a Llama-like model, fused: one matrix for q, k and v, one for gate and up."""
+"""Fused weights of a Llama-like model: one matrix for q, k and v, and one for gate and up."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from specbench_cli.engine.models.attention import Rotary
 from specbench_cli.engine.models.linear import Form, Linear, WeightArena, choose_form, linear
 
 MAX_HEAD_COPY = dict.fromkeys(get_args(Form), 1 << 28) | {"plain": 1 << 24, "tiled": 0}
-"""By form: the largest tied output matrix that a CPU keeps a second time, in the order its product
-likes. A plain one is as fast as the embedding itself for a single row, the others for several; a
-tiled one is the embedding."""
+"""Maximum size of a tied output matrix for which a CPU stores a second copy, by form.
+
+The copy has the layout that the product needs. A plain copy is as fast as the embedding itself for
+one row, other forms for several. A tiled matrix is the embedding."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Weights of one layer. `heads_norm` [q and k heads, head_dim] is Qwen3's norm of each head.
+    """Weights of one layer.
 
-    norm: of what attention reads; None where it reads rows as they are.
+    Attributes:
+        norm: Norm before attention, or None.
+        heads_norm: Qwen3's norm of each head, [q and k heads, head_dim].
     """
 
     norm: Tensor | None
@@ -35,18 +38,18 @@ class LayerWeights:
 
 
 class LayerReader:
-    """Makes layers from a checkpoint's tensors: converted, fused and ordered for our forward.
+    """Reader that converts, fuses and reorders the layers of a checkpoint.
 
     Args:
-        config: transformers' config: heads, sizes.
-        tensors: the checkpoint, by transformers' names; any floating dtype.
-        rotary: says how rows of queries and keys are ordered.
-        norm_factor: what all norm weights but the heads' are multiplied by, in float32; None: they
-            are as they are.
-        form: form of the linears; default: the rule of `linear`.
+        config: transformers config, with heads and sizes.
+        tensors: Tensors of the checkpoint by transformers name, in any floating dtype.
+        rotary: Determines the order of query and key rows.
+        norm_factor: Factor of all norm weights except those of heads, applied in float32. None
+            leaves them unchanged.
+        form: Form of the linear layers. None uses the rule of `linear`.
 
     Raises (all methods):
-        KeyError: a tensor is missing.
+        KeyError: A tensor is missing.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class LayerReader:
         return name in self._tensors
 
     def layer(self, prefix: str, *, norm: str | None = "input_layernorm") -> LayerWeights:
-        """The layer whose tensors start with `prefix`; `norm` is the one before attention."""
+        """Return the layer with the name prefix `prefix`; `norm` is the norm before attention."""
         return LayerWeights(
             norm=self.norm(f"{prefix}{norm}") if norm else None,
             qkv=self._fuse(prefix, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -82,18 +85,18 @@ class LayerReader:
         )
 
     def get(self, name: str) -> Tensor:
-        """A tensor, on the device and in the dtype."""
+        """Return a tensor, on the device and in the dtype of the model."""
         return self._tensors[name].to(device=self._device, dtype=self._dtype)
 
     def norm(self, name: str) -> Tensor:
-        """The weight of a norm, times the factor if there is one."""
+        """Return the weight of a norm, times the norm factor if there is one."""
         weight = self.get(f"{name}.weight")
         return weight if self._norm_factor is None else weight.float() * self._norm_factor
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """The product with a weight [out, in]."""
+        """Return the product with a weight [out, in]."""
         form = self.form_of(weight)
-        # CPU products of a few rows run up to twice as fast with rows of [in, out] in memory.
+        # CPU products of a few rows run up to twice as fast with an [in, out] layout.
         if form == "tiled":
             matrix = self.place(weight).t()
         else:
@@ -102,11 +105,11 @@ class LayerReader:
         return linear(matrix, bias, form=form)
 
     def form_of(self, weight: Tensor) -> Form:
-        """The form of the product with a weight [out, in]."""
+        """Return the form of the product with a weight [out, in]."""
         return self._form or choose_form(weight.t())
 
     def place(self, weight: Tensor) -> Tensor:
-        """A weight in row-major order, where this model's weights are."""
+        """Return a row-major copy of a weight in the memory of this model."""
         return self._arena.store(weight)
 
     def _heads_norm(self, prefix: str) -> Tensor | None:
@@ -118,7 +121,7 @@ class LayerReader:
         return torch.cat((q.expand(self._heads, -1), k.expand(self._kv_heads, -1)))
 
     def _fuse(self, prefix: str, *names: str) -> Linear:
-        """Several projections of one input as one."""
+        """Return several projections of the same input as one product."""
         weights = [self._read_permuted(f"{prefix}{name}.weight") for name in names]
         biases = [
             self._read_permuted(f"{prefix}{name}.bias")
@@ -136,16 +139,16 @@ class FusedWeights:
     """All weights of a Llama-like model.
 
     Args:
-        config: transformers' config.
-        read: makes the layers.
-        rotary: says how rows of queries and keys are ordered.
-        output_ids: the ids that the output matrix has rows for, [r] in their order; None: all.
+        config: transformers config.
+        read: Reader of the layers.
+        rotary: Determines the order of query and key rows.
+        output_ids: Token id of each row of the output matrix, [r]. None means all ids.
 
     Attributes:
-        outputs: the output matrix's rows [V, hidden]; None where they are packed, or not all ids'.
+        outputs: Output matrix [V, hidden]. None if it is packed or has rows for only some ids.
 
     Raises:
-        KeyError: a tensor is missing.
+        KeyError: A tensor is missing.
     """
 
     def __init__(
@@ -171,7 +174,7 @@ class FusedWeights:
         self.outputs = whole if output_ids is None else None
 
     def logits(self, rows: Tensor, product: Callable[[Linear, Tensor], Tensor]) -> Tensor:
-        """Logits [n, V] of rows [n, hidden] that went through the final norm."""
+        """Return the logits [n, V] of rows [n, hidden] after the final norm."""
         said = product(self.head, rows)
         return (
             said
@@ -181,13 +184,13 @@ class FusedWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held; a tied output matrix that is a view of the embedding is not counted again."""
+        """Bytes of all weights. An output matrix that is a view of the embedding counts once."""
         parts = (self.embedding, self.final_norm, self.head)
         whole = sum(part.nbytes for part in parts) + sum(map(layer_bytes, self.layers))
         return whole - self._head_is_embedding * self.head.nbytes
 
     def shared(self) -> dict[str, Tensor]:
-        """The checkpoint's tensors, by transformers' names, that are views of what is held here."""
+        """Return the checkpoint tensors, by transformers name, that are views of these weights."""
         d = self._rotary.head_dim
         q, kv, hidden, mlp = self._heads * d, self._kv_heads * d, self._hidden, self._mlp
         said = self.embedding if self.output_ids is None else self.output_ids
@@ -216,7 +219,7 @@ def tensor_shapes(config: Any, said: int | None = None) -> dict[str, tuple[int, 
     The keys are transformers' names. A tied output matrix is included.
 
     Args:
-        said: ids that the output matrix has rows for; default: all.
+        said: Number of rows of the output matrix. None means all ids.
     """
     hidden, mlp, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
     d = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
@@ -263,19 +266,21 @@ def _biased_projections(config: Any) -> set[str]:
 
 
 def scatter_logits(said: Tensor, ids: Tensor, size: int) -> Tensor:
-    """Logits [..., size] over a vocabulary of what is said [..., r] of some `ids` [r] of it; the
-    others have -inf."""
+    """Return logits [..., size] over a vocabulary from logits [..., r] of some ids [r].
+
+    Other ids get -inf.
+    """
     logits = said.new_full((*said.shape[:-1], size), -torch.inf)
     return logits.index_copy_(-1, ids, said)
 
 
 def layer_bytes(layer: LayerWeights) -> int:
-    """Bytes that a layer's weights hold."""
+    """Return the bytes of a layer's weights."""
     return sum(sublayer_bytes(layer))
 
 
 def sublayer_bytes(layer: LayerWeights) -> tuple[int, int]:
-    """Bytes that the weights of a layer's attention hold, and those of its MLP."""
+    """Return the bytes of a layer's attention weights, and of its MLP weights."""
     attention = (layer.norm, layer.qkv, layer.heads_norm, layer.out)
     mlp = (layer.mlp_norm, layer.gate_up, layer.down)
     return (

@@ -1,28 +1,28 @@
-"""Matrix products with fixed weights, in the form that this machine multiplies fastest.
+"""Matrix products with fixed weights, in the fastest form for this machine.
 
-Six forms, the same numbers up to rounding:
+There are six forms, with equal results up to rounding:
 
-* `PlainLinear`: one matrix [in, out] for `torch.mm`. Blocks of a few rows run faster on it than on
-  the [out, in] of a checkpoint, and slices of it, transposed, are views of the checkpoint's
-  matrices, so transformers' own module can share the memory.
-* `PackedLinear`: reordered once for oneDNN (what inductor's freezing emits). Its time is the
-  reading of the weights up to some 8 rows, where MKL's, behind `torch.mm`, grows from the second
-  row on; each call costs more than `torch.mm`'s.
-* `BlockedLinear`: narrow blocks of columns for `torch.bmm`, which MKL multiplies as they lie. Its
-  time is the reading of the weights up to some 8 rows, and its calls cost little.
-* `Packed16Linear`: bfloat16 weights packed once for FBGEMM as float16 numbers times a power of two,
-  which processors without bfloat16 instructions widen to float32 in registers, between the reading
-  and the multiplying. Its time is the reading of the weights up to some 14 rows.
-* `TiledLinear`: the checkpoint's own [out, in], multiplied by kernels of ours that Numba compiles
-  (`kernels.py`). Its time is little more than that of reading the weights up to some 6 rows; a
-  row's products are the same bit for bit in any block.
-* `WidenedLinear`: bfloat16 weights, of which a piece at a time is converted and multiplied in
-  float32, where neither bfloat16 instructions nor FBGEMM are to be had.
+* `PlainLinear`: one matrix [in, out] for `torch.mm`. A few rows multiply faster with it than with
+  the [out, in] of a checkpoint. Its transposed slices are views of the checkpoint's matrices, so
+  the transformers module can share the memory.
+* `PackedLinear`: weights reordered once for oneDNN (as inductor's freezing does). The time is
+  bound by reading the weights up to about 8 rows. MKL, which `torch.mm` calls, slows down from the
+  second row on. Each call costs more than a call of `torch.mm`.
+* `BlockedLinear`: narrow blocks of columns for `torch.bmm`, which MKL multiplies in place. The
+  time is bound by reading the weights up to about 8 rows, and calls are cheap.
+* `Packed16Linear`: bfloat16 weights packed once for FBGEMM, as float16 numbers times a power of
+  two. Processors without bfloat16 instructions widen them to float32 in registers. The time is
+  bound by reading the weights up to about 14 rows.
+* `TiledLinear`: the [out, in] matrix of the checkpoint, multiplied by Numba kernels
+  (`kernels.py`). The time is nearly bound by reading the weights up to about 6 rows. The result of
+  a row is bitwise equal in any block.
+* `WidenedLinear`: bfloat16 weights, converted piece by piece and multiplied in float32. It is for
+  machines with neither bfloat16 instructions nor FBGEMM.
 
-Which form is used is a rule on the machine, the shapes and the number of rows, not a measurement at
-load: the forms differ in the last bits, so a choice that could fall differently tomorrow would make
-outputs at a near-tie irreproducible. benchmarks/times/forward_rows.py measures what the rule
-is made of; docs/explanations/kernels.md has the figures.
+A fixed rule on the machine, the shapes and the number of rows selects the form. A measurement at
+load would make near-ties irreproducible, because the forms differ in the last bits.
+benchmarks/times/forward_rows.py has the measurements behind the rule; docs/explanations/kernels.md
+has the figures.
 """
 
 from __future__ import annotations
@@ -48,52 +48,57 @@ from specbench_cli.errors import UsageError
 
 Form = Literal["plain", "tiled", "blocked", "packed", "packed16", "widened"]
 FORM_VARIABLE = "SPECBENCH_LINEAR"
-"""Environment variable that overrides the rule, for tests and for measuring the rule itself."""
+"""Environment variable that overrides the rule, for tests and for measuring the rule."""
 
 PACK_FROM = 1 << 16
-"""Least number of weights of a matrix worth packing: below, oneDNN's fixed cost outweighs it."""
+"""Minimum number of weights to pack a matrix. Below, oneDNN's fixed cost outweighs the gain."""
 
 PACK_OVER = 1 << 20
-"""Without MKL, a matrix with more weights than these is worth packing."""
+"""Without MKL, the maximum number of weights of a matrix that is not packed."""
 
 BLOCK_FROM = 1 << 19
-"""Where MKL is fast, least number of weights of a matrix worth blocking: smaller ones stay in a
-core's cache, where `torch.mm` is faster."""
+"""With a fast MKL, minimum number of weights to block a matrix.
+
+Smaller matrices stay in a core's cache, where `torch.mm` is faster."""
 
 BLOCK_UP_TO = 1 << 22
-"""Where MKL is fast, most weights of a matrix worth blocking: packed, larger ones take as long, as
-the cost of a call is nothing beside the reading."""
+"""With a fast MKL, maximum number of weights to block a matrix.
+
+Larger matrices take the same time packed, because reading them outweighs the cost of a call."""
 
 LARGEST_EXPONENT = 16
-"""float16's largest number is just below 2^16; bfloat16's 8 bits below it are held exactly."""
+"""Exponent above float16's largest number, just below 2^16. It is exact for bfloat16's 8 bits."""
 
 LONG = 256
-"""Rows from which `torch.mm` multiplies float32 faster than tiles: those of a prompt alone."""
+"""Minimum number of rows for which `torch.mm` is faster in float32 than tiles (only prompts)."""
 
 WIDEN_FROM = 5
-"""Rows from which bfloat16 is widened: its cost is flat, and for fewer rows above `torch.mm`'s."""
+"""Minimum number of rows to widen bfloat16. The cost is flat; below, `torch.mm` is faster."""
 
 PIECE = 1 << 18
-"""Weights widened at a time: 1 MiB of float32, which stays in a core's cache until multiplied."""
+"""Number of weights widened together: 1 MiB of float32, which stays in a core's cache."""
 
 
 class Linear(Protocol):
-    """x [rows, in] -> x W (+ bias), [rows, out]."""
+    """Product with fixed weights: x [rows, in] -> x W (+ bias), [rows, out]."""
 
     nbytes: int
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """The product; into `out` where the form can."""
+        """Return the product, written to `out` if given."""
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual [rows, out] + the product; `residual` may be overwritten."""
+        """Return residual [rows, out] + the product. May overwrite `residual`."""
 
     def columns(self, start: int, stop: int) -> Tensor | None:
-        """A view of the checkpoint's rows start..stop, [stop - start, in]; None where packed."""
+        """Return a view of the checkpoint's rows start..stop, [stop - start, in].
+
+        Return None if the weights are packed.
+        """
 
 
 class PlainLinear:
-    """`torch.mm` with a matrix [in, out]."""
+    """Product by `torch.mm` with a matrix [in, out]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight, self.bias = weight, bias
@@ -114,15 +119,15 @@ class PlainLinear:
 
 
 class TiledLinear:
-    """Kernels of our own with weights [out, in] of float32 or bfloat16, in row-major order.
+    """Product by specbench's Numba kernels, with row-major float32 or bfloat16 weights [out, in].
 
     Args:
-        weight: [in, out], the transpose of a matrix in row-major order that can be cut into tiles
+        weight: [in, out], the transpose of a row-major matrix whose shape can be tiled
             (`kernels.tiles`).
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        from specbench_cli.engine.models import kernels  # here, as Numba takes a while
+        from specbench_cli.engine.models import kernels  # lazy: importing Numba is slow
 
         self._times, self.weight = kernels.times, weight.t().contiguous()
         self._across = self.weight.t()
@@ -152,16 +157,16 @@ class TiledLinear:
 
 
 class PackedLinear:
-    """oneDNN with a matrix reordered for blocks of a few rows.
+    """Product by oneDNN with a matrix reordered for blocks of a few rows.
 
-    For each number of rows oneDNN compiles a program of half a megabyte and keeps it: 2 ms at the
-    first prompt of a length, and memory that grows with every length. So long blocks are filled up
-    with rows of zeros to the next multiple of `ROWS`, the longer ones to sixteen lengths from each
-    power of two to the next; no row's numbers depend on how many there are.
+    oneDNN compiles and caches a program of 0.5 MB for each number of rows. That takes 2 ms at the
+    first prompt of a length, and memory for every length. Therefore long blocks are padded with
+    zero rows to a multiple of `ROWS`, and longer ones to one of 16 lengths per power of two. The
+    result of a row does not depend on the number of rows.
     """
 
-    ROWS = 8  # the block height the reordering is tuned to: the width of a verification
-    EVEN_FROM = 65  # rows from which blocks are filled up: none that is verified is
+    ROWS = 8  # block height that the reordering is tuned for: the width of a verification
+    EVEN_FROM = 65  # minimum number of rows to pad: a verification has fewer
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.bias = bias
@@ -182,7 +187,7 @@ class PackedLinear:
         return y[: len(x)]
 
     def _even(self, x: Tensor) -> Tensor:
-        """Rows [n, in], filled up with zeros where blocks are long."""
+        """Return rows [n, in], padded with zero rows if there are many."""
         n = len(x)
         if n < self.EVEN_FROM:
             return x
@@ -194,11 +199,11 @@ class PackedLinear:
 
 
 class BlockedLinear:
-    """`torch.bmm` with blocks of columns, [blocks, in, width].
+    """Product by `torch.bmm` with blocks of columns, [blocks, in, width].
 
-    For two rows and more MKL copies a wide matrix into such blocks before it multiplies, which
-    reads it twice. What is as narrow is multiplied as it lies, a block by each thread in turn.
-    Where no width divides the columns, the last block is filled up with zeros.
+    For two or more rows, MKL copies a wide matrix into such blocks before it multiplies, and reads
+    it twice. MKL multiplies narrow blocks in place, one block per thread at a time. If no width
+    divides the columns, the last block is padded with zeros.
     """
 
     WIDTHS = (48, 32)  # the fastest for a single row first
@@ -235,24 +240,26 @@ class BlockedLinear:
         return None
 
     def _repeated(self, x: Tensor) -> Tensor:
-        """Rows [n, in] for each block; a view."""
+        """Return the rows [n, in] repeated for each block, as a view."""
         return x.expand(self._n_blocks, -1, -1)
 
     def _product(self, x: Tensor) -> Tensor:
-        """[n, out]: a row of each block after the other."""
+        """Return the product [n, out], with the results of the blocks concatenated."""
         y = torch.bmm(self._repeated(x), self.weight).transpose(0, 1).reshape(len(x), -1)
         return y if self._whole else y[:, : self._n_out].contiguous()
 
 
 class Packed16Linear:
-    """FBGEMM with bfloat16 weights held as float16 numbers times one power of two.
+    """Product by FBGEMM with bfloat16 weights stored as float16 numbers times one power of two.
 
-    float16 has more bits than bfloat16 and a shorter range: with the power that brings the largest
-    weight just below float16's largest number, weights down to 2^-33 of it are exact, and smaller
-    ones are off by less than 2^-40 of it, which is less than float32 sums keep. Sums are float32,
-    rounded once at the end. With AVX-512 a row's are the same bit for bit whatever rows and however
-    many threads it is multiplied with; without it those of one row differ in float32's last bits
-    from those of a block, and one number in some ten thousand is rounded to its neighbour.
+    float16 has more bits than bfloat16 and a shorter range. The power brings the largest weight
+    just below float16's largest number. Weights down to 2^-33 of the largest one are then exact.
+    Smaller ones have an error below 2^-40 of it, less than the precision of float32 sums. Sums are
+    float32, rounded once at the end.
+
+    With AVX-512 the result of a row is bitwise equal for any block and any number of threads.
+    Without it, a single row differs from a block in the last bits of float32, and about one
+    number in 10,000 rounds to its neighbour.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -264,8 +271,8 @@ class Packed16Linear:
         self._packed = torch.ops.quantized.linear_prepack_fp16(
             held.contiguous(), None if bias is None else bias.float()
         )
-        # FBGEMM clamps what float16 cannot hold; weights that are not finite are not to pass for
-        # such. Of one dimension, not none, so that the product with bfloat16 rows is float32.
+        # FBGEMM clamps values outside float16's range, which would hide non-finite weights: NaN
+        # keeps them visible. One dimension makes the product with bfloat16 rows float32.
         self._power = torch.tensor([2.0**-power if finite else math.nan])
         self._product = torch.ops.quantized.linear_dynamic_fp16
 
@@ -286,7 +293,7 @@ class Packed16Linear:
 
 
 class WidenedLinear(PlainLinear):
-    """Weights of half precision, multiplied in float32: products are rounded once, at the end."""
+    """Product in float32 with half-precision weights, rounded once at the end."""
 
     _buffers = threading.local()
 
@@ -315,16 +322,19 @@ class WidenedLinear(PlainLinear):
 
     @classmethod
     def _buffer(cls, numel: int) -> Tensor:
-        """Memory of this thread's for so many numbers: the same for all products, so it is warm."""
+        """Return this thread's buffer for `numel` elements.
+
+        All products share it, so it stays in the cache.
+        """
         held: Tensor | None = getattr(cls._buffers, "held", None)
         if held is None or held.numel() < numel:
-            with torch.inference_mode(False):  # products outside of it write here as well
+            with torch.inference_mode(False):  # products outside inference mode also write to it
                 held = cls._buffers.held = torch.empty(max(numel, PIECE))
         return held
 
 
 def linear(weight: Tensor, bias: Tensor | None = None, *, form: Form | None = None) -> Linear:
-    """A product with weight [in, out] and bias [out], in the given form or the one of the rule."""
+    """Return a product with weight [in, out] and bias [out], in the given form or the default."""
     made: dict[Form, Callable[[Tensor, Tensor | None], Linear]] = {
         "plain": PlainLinear,
         "tiled": TiledLinear,
@@ -337,10 +347,10 @@ def linear(weight: Tensor, bias: Tensor | None = None, *, form: Form | None = No
 
 
 def choose_form(weight: Tensor) -> Form:
-    """The form that the rule, or SPECBENCH_LINEAR where it can be had, gives a matrix [in, out].
+    """Return the form for a matrix [in, out]: from SPECBENCH_LINEAR if possible, else by the rule.
 
     Raises:
-        UsageError: the variable names no form.
+        UsageError: The variable is set to an unknown form.
     """
     wanted = os.environ.get(FORM_VARIABLE, "")
     if wanted not in ("", *get_args(Form)):
@@ -387,20 +397,23 @@ def _forms_16() -> tuple[set[Form], Form, int]:
 
 
 def find_numba_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
-    """The module `kernels`, where what lies between the products of a forward is its own: where it
-    was timed, on Linux and x86, unless the variable asks for a form of torch's; else None."""
+    """Return the module `kernels` if forwards on this device use it, else None.
+
+    Forwards use it on Linux and x86, where it was timed, unless SPECBENCH_LINEAR selects a torch
+    form.
+    """
     wanted, known = os.environ.get(FORM_VARIABLE, ""), (torch.float32, torch.bfloat16)
     if device.type != "cpu" or dtype not in known or wanted not in ("", "tiled"):
         return None
     if not _wants_kernels() or not _can_compile():
         return None
-    from specbench_cli.engine.models import kernels  # here, as Numba takes a while
+    from specbench_cli.engine.models import kernels  # lazy: importing Numba is slow
 
     return kernels
 
 
 def lacks_numba() -> bool:
-    """Whether forwards here are slower than they could be, for want of what runs our kernels."""
+    """Return True if forwards on this machine are slower because Numba is missing."""
     return _wants_kernels() and not _can_compile()
 
 
@@ -415,8 +428,10 @@ def _is_x86() -> bool:
 
 @cache
 def _can_compile() -> bool:
-    """Whether Numba is here, with threads by OpenMP, which it then shares with torch: those of its
-    own cannot be used by two at once."""
+    """Return True if Numba is installed with OpenMP threads.
+
+    Numba shares these with torch. Two threads cannot use Numba's own thread pool together.
+    """
     try:
         import numba.np.ufunc.omppool  # noqa: F401
     except ImportError:
@@ -435,7 +450,7 @@ def _can_pack() -> bool:
 
 @cache
 def _can_pack_16() -> bool:
-    """Whether FBGEMM is what torch's quantized products are made by: on x86 with AVX2."""
+    """Return True if torch computes quantized products with FBGEMM: on x86 with AVX2."""
     return torch.backends.quantized.engine in ("x86", "fbgemm")
 
 
@@ -446,7 +461,7 @@ def _has_mkl() -> bool:
 
 @cache
 def _mkl_is_slow() -> bool:
-    """Whether the processor is an x86 of another make than MKL's."""
+    """Return True if the processor is an x86 of another vendor than Intel, MKL's vendor."""
     if not _is_x86():
         return False
     cpuinfo = Path("/proc/cpuinfo")
@@ -456,7 +471,7 @@ def _mkl_is_slow() -> bool:
 
 @cache
 def _multiplies_bfloat16() -> bool:
-    """Whether the processor has instructions for it."""
+    """Return True if the processor has bfloat16 instructions."""
     flags = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return any(flags.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
@@ -466,18 +481,18 @@ def _multiplies_bfloat16() -> bool:
 PAGE = 1 << 21
 CHUNK = 8 * PAGE
 ALIGNMENT = 64
-"""Bytes; what vector instructions and torch's own allocator go by."""
+"""Alignment in bytes, for vector instructions and as in torch's allocator."""
 
 
 class WeightArena:
-    """Where tensors that live together are put; their memory is freed with the last of them."""
+    """Memory for tensors with a common lifetime, freed with the last of them."""
 
     def __init__(self) -> None:
         self._chunk: mmap.mmap | None = None
         self._used = 0
 
     def store(self, tensor: Tensor) -> Tensor:
-        """A tensor's numbers in row-major order, in large pages where the system has them."""
+        """Return a row-major copy of a tensor, in large pages if the system supports them."""
         n = tensor.numel()
         if tensor.device.type != "cpu" or not n or not hasattr(mmap, "MADV_HUGEPAGE"):
             return tensor.contiguous()
@@ -486,7 +501,7 @@ class WeightArena:
         return made.view(tensor.shape).copy_(tensor)
 
     def _place(self, nbytes: int) -> tuple[mmap.mmap, int]:
-        """Memory with room for so many bytes, and where in it."""
+        """Return memory with space for `nbytes`, and the offset in it."""
         if self._chunk is None or self._used + nbytes > len(self._chunk):
             size = max(CHUNK, -(-nbytes // PAGE) * PAGE)
             self._chunk = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -501,10 +516,10 @@ MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25  # Linux's numbers; the second since 6.1
 
 
 def prefer_large_pages(address: int, nbytes: int) -> None:
-    """Move memory that another library allocated into large pages, where the system has them.
+    """Move memory that another library allocated into large pages, if the system supports them.
 
-    Processors fetch ahead within a page only: from large pages weights are read a quarter faster.
-    What lies in the same large pages before and behind moves with it; nothing changes its address.
+    Processors prefetch only within a page, so reading weights from large pages is 25% faster. Other
+    data in the same large pages moves too. Addresses do not change.
     """
     if not hasattr(mmap, "MADV_HUGEPAGE") or nbytes < PAGE // 2:
         return
@@ -512,4 +527,4 @@ def prefer_large_pages(address: int, nbytes: int) -> None:
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for page in range(address // PAGE * PAGE, address + nbytes, PAGE):
         if advise(page, PAGE, MADV_HUGEPAGE) == 0:
-            advise(page, PAGE, MADV_COLLAPSE)  # where it cannot be had, small pages do as well
+            advise(page, PAGE, MADV_COLLAPSE)  # failure is harmless: small pages also work

@@ -1,4 +1,4 @@
-"""From a checkpoint folder to a decoder, and from a decoder to transformers' own module."""
+"""Loading of decoders from checkpoint folders, and of the transformers module of a decoder."""
 
 from __future__ import annotations
 
@@ -50,18 +50,19 @@ def load_decoder(
     host_module: bool = False,
     form: Form | None = None,
 ) -> Decoder:
-    """A decoder of a checkpoint: fused where the family is one of ours, else transformers' module.
+    """Load a decoder from a checkpoint: fused for built-in families, else the transformers module.
 
     Args:
-        folder: config.json and safetensors, as transformers writes them; of a shape config.json.
-        name: the decoder's name in traces.
-        device, dtype: where and in what to compute; weights are converted.
-        host_module: take transformers' module in any case.
-        form: form of the fused decoder's linears; default: the rule of `engine.linear`.
+        folder: Folder with config.json and safetensors, as transformers writes them. A model shape
+            has only config.json.
+        name: Name of the decoder in traces.
+        device, dtype: Device and dtype of the computation. Weights are converted.
+        host_module: Always use the transformers module.
+        form: Form of the fused decoder's linear layers. None uses the rule of `linear`.
 
     Raises:
-        EnvironmentFault: no model folder, no safetensors, or tensors missing.
-        UsageError: a family that cannot be decoded here.
+        EnvironmentFault: The folder is no model folder, has no safetensors, or lacks tensors.
+        UsageError: The model family is not supported.
     """
     device = torch.device(device)
     config, weights = read_decoder_config(folder), open_weights(folder)
@@ -87,12 +88,12 @@ def load_decoder(
 
 
 def hosted(module: Any, *, name: str) -> TransformersModuleDecoder:
-    """A decoder of transformers' own module, by what it keeps of a text.
+    """Return a decoder of a transformers module. Its class depends on the module's state.
 
     Raises:
-        UsageError: it cannot be decoded here.
+        UsageError: The module is not supported.
     """
-    # Imported where needed: they take a large part of transformers, which no fused model needs.
+    # Lazy imports: they load a large part of transformers, which fused models do not need.
     if module.config.is_encoder_decoder:
         from specbench_cli.engine.models.chains import Seq2SeqDecoder
 
@@ -108,11 +109,11 @@ def hosted(module: Any, *, name: str) -> TransformersModuleDecoder:
 
 
 def module_of(decoder: Decoder) -> Any:
-    """transformers' own module of a loaded decoder, in eval mode: for peers and for verdicts.
+    """Return the transformers module of a loaded decoder, in eval mode, for peers and for audits.
 
-    It computes transformers' numbers from the checkpoint's weights in the decoder's dtype. Made at
-    first use and kept. Weights that the decoder holds unpacked and in the checkpoint's order are
-    shared; `module_bytes` says what is held twice.
+    It computes the results of transformers with the checkpoint's weights in the decoder's dtype.
+    The module is created on first use and cached. It shares weights that the decoder stores
+    unpacked and in the checkpoint's order; `module_bytes` returns the size of the other weights.
     """
     if not isinstance(decoder, FusedDecoder):
         return cast("TransformersModuleDecoder", decoder).module
@@ -123,13 +124,12 @@ def module_of(decoder: Decoder) -> Any:
 
 
 class RestrictedOutput(nn.Linear):
-    """An output matrix in transformers' module that says some ids of a vocabulary alone: the others
-    get -inf.
+    """Output matrix of a transformers module with rows for only some ids. Other ids get -inf.
 
     Args:
-        weight: its rows [r, hidden].
-        says: their ids [r].
-        size: of the vocabulary.
+        weight: Rows [r, hidden].
+        says: Ids [r] of the rows.
+        size: Vocabulary size.
     """
 
     says: Tensor
@@ -140,15 +140,15 @@ class RestrictedOutput(nn.Linear):
         self.register_buffer("says", says, persistent=False)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Logits [..., V]."""
+        """Return the logits [..., V]."""
         return scatter_logits(F.linear(rows, self.weight), self.says, self.size)
 
 
 def restrict_output(module: Any, says: Tensor) -> Any:
-    """transformers' module of one of our families, made to say the ids `says` [r] alone.
+    """Restrict the output of a built-in family's transformers module to the ids `says` [r].
 
-    It keeps their rows of the output matrix, untied. What it saves, `load_decoder` and `module_in`
-    read: see `read_output_ids`.
+    The module keeps only their rows of the output matrix, untied. `load_decoder` and `module_in`
+    can read the saved module: see `read_output_ids`.
     """
     whole = module.lm_head.weight.detach()
     rows = whole.index_select(0, says.to(whole.device)).clone()
@@ -156,18 +156,19 @@ def restrict_output(module: Any, says: Tensor) -> Any:
     module.lm_head = RestrictedOutput(rows, says.to(near), len(whole))
     for name, told in output_id_tensors(says.cpu(), len(whole)).items():
         module.register_buffer(name, told)
-    module.config = copy.deepcopy(module.config)  # which others may have too
+    module.config = copy.deepcopy(module.config)  # other modules may share it
     module.config.tie_word_embeddings = False
     module.config.draft_vocab_size = len(says)
     return module
 
 
 class FusedCopy(FusedDecoder):
-    """A fused decoder whose weights are those of a module of its own, as they last were published:
-    that of a loaded decoder, copied, with its name.
+    """A copy of a fused decoder with its own trainable module.
+
+    The decoder uses the weights that were last published from the module.
 
     Attributes:
-        module: transformers' own.
+        module: The transformers module, a copy of the source decoder's.
     """
 
     def __init__(self, source: FusedDecoder) -> None:
@@ -184,14 +185,14 @@ class FusedCopy(FusedDecoder):
         self.weight_bytes += sum(weight.nbytes for weight in module.parameters())
 
     def publish(self) -> None:
-        """Compute with the module's weights of now."""
+        """Use the present weights of the module."""
         config = self.module.config
         read = self._reader(config, self.module.state_dict())
         self.weights = FusedWeights(config, read, self._rotary, self.weights.output_ids)
 
 
 def module_bytes(decoder: Decoder) -> int:
-    """Bytes that `module_of(decoder)` holds beyond the decoder's own: what is not shared."""
+    """Return the bytes of `module_of(decoder)` that are not shared with the decoder."""
     if not isinstance(decoder, FusedDecoder):
         return 0
     shared = decoder.weights.shared()
@@ -201,8 +202,10 @@ def module_bytes(decoder: Decoder) -> int:
 
 
 def sha256_of(decoder: Decoder, file: str | None = None) -> str | None:
-    """Hash of the weight files that a decoder was loaded from, or of another file beside them; None
-    if it was not loaded, or there is no such file."""
+    """Return the hash of a decoder's weight files, or of another file in their folder.
+
+    Return None if the decoder was not loaded from a folder, or the file does not exist.
+    """
     folder = _FOLDERS.get(decoder)
     if folder is None or file is None:
         return None if folder is None else open_weights(folder).sha256()
@@ -211,7 +214,7 @@ def sha256_of(decoder: Decoder, file: str | None = None) -> str | None:
 
 
 def config_of(decoder: Decoder) -> dict[str, Any]:
-    """config.json of the folder that a decoder was loaded from; empty if there is none."""
+    """Return config.json of the folder that a decoder was loaded from, or an empty dict."""
     folder = _FOLDERS.get(decoder)
     file = None if folder is None else folder / "config.json"
     if file is None or not file.is_file():
@@ -223,8 +226,7 @@ def config_of(decoder: Decoder) -> dict[str, Any]:
 def _load_module(
     folder: Path, device: torch.device, dtype: torch.dtype, shared: Mapping[str, Tensor]
 ) -> Any:
-    """transformers' module of a folder that is one of our families'; weights that are `shared`, by
-    their names there, are not read again."""
+    """Load the transformers module of a built-in family. `shared` weights are not read again."""
     config, weights = read_config(folder), open_weights(folder)
     says = _read_output_ids(folder, config, weights)
     module = _skeleton(config, dtype, says)
@@ -237,7 +239,7 @@ def _load_module(
     module.tie_weights()
     if lacking := [key for key, part in module.state_dict().items() if part.is_meta]:
         raise _missing_fault(folder, lacking[0])
-    # The buffers outside a checkpoint; a skeleton has no numbers in them.
+    # This buffer is not in the checkpoint, and on the meta device it has no values.
     module.base_model.rotary_emb = type(module.base_model.rotary_emb)(config).to(device)
     if says is not None:
         module.lm_head.to(device)
@@ -245,7 +247,7 @@ def _load_module(
 
 
 def _read_output_ids(folder: Path, config: Any, weights: Weights) -> Tensor | None:
-    """The ids that a checkpoint's output is cut to; None: it says all."""
+    """Return the ids of a restricted output matrix, or None if it has all ids."""
     return read_output_ids(weights, text_config(config).vocab_size, folder.name)
 
 
@@ -254,8 +256,7 @@ def _missing_fault(folder: Path, tensor: str) -> EnvironmentFault:
 
 
 def _skeleton(config: Any, dtype: torch.dtype, says: Tensor | None) -> Any:
-    """transformers' module without memory behind its weights, its output cut to
-    `says`."""
+    """Return a transformers module on the meta device, with its output restricted to `says`."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -309,12 +310,11 @@ def _check_attention(folder: Path, config: Any) -> None:
 
 
 def module_in(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
-    """transformers' own module of a checkpoint, frozen, in eval mode.
+    """Load the transformers module of a checkpoint, frozen, in eval mode.
 
     Raises:
-        EnvironmentFault: a tensor is missing.
-        UsageError: a family that cannot be decoded here, or is not read with a cut
-            output.
+        EnvironmentFault: A tensor is missing.
+        UsageError: The model family is not supported, or not with a restricted output matrix.
     """
     config, weights = read_config(folder), open_weights(folder)
     if isinstance(weights, RandomWeights):
@@ -351,7 +351,7 @@ def module_in(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def _auto_class(config: Any) -> Any:
-    """The loader of a family's modules; of one with an eye, of the whole."""
+    """Return the transformers auto class of a family. For a vision model it loads all parts."""
     import transformers as hub
 
     whole = config.is_encoder_decoder

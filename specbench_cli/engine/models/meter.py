@@ -1,4 +1,4 @@
-"""Counts and times every forward: a decoder seen through a meter."""
+"""Meter that counts and times all forwards of a decoder."""
 
 from __future__ import annotations
 
@@ -19,30 +19,28 @@ from specbench_cli.former_names import renamed_members
 
 
 class HostClock:
-    """Marks are nanoseconds of the monotonic clock: what a CPU, which works while we wait,
-    needs.
+    """Clock whose marks are host times, for a CPU, which runs synchronously.
 
     Attributes:
-        zero_ns: the zero of all marks, in nanoseconds of the monotonic clock.
+        zero_ns: The zero of all marks, in ns of the monotonic clock.
     """
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        """Make now the zero of all marks."""
+        """Set the zero of all marks to the present time."""
         self.zero_ns = self.now()
 
     def now(self) -> int:
-        """Nanoseconds of the monotonic clock."""
+        """Return the time of the monotonic clock in ns."""
         return time.perf_counter_ns()
 
     def sleep(self, ns: int) -> None:
-        """Wait for so long, at work that nobody reads.
+        """Wait for `ns` nanoseconds while keeping the cores busy.
 
-        Cores that slept are slower for the whole of a short request: on the machine where it was
-        seen a forward took a third longer, which says what the system's power saving costs and is
-        none of a method's time.
+        Cores that slept are slower during a whole short request. On one machine a forward took a
+        third longer. That is a cost of power saving, not of the method.
         """
         due = self.now() + ns
         matrix = torch.ones(256, 256)
@@ -52,21 +50,20 @@ class HostClock:
             pass
 
     def mark(self) -> int:
-        """Nanoseconds since the zero."""
+        """Return the ns since the zero."""
         return self.now() - self.zero_ns
 
     def resolve(self, forwards: Sequence[Forward]) -> None:
-        """Marks already are times."""
+        """Do nothing: host marks are already times."""
 
 
 class CudaClock(HostClock):
-    """Marks of forwards are CUDA events, so that a forward's time is the device's, not the
-    launch's.
+    """Clock whose marks are CUDA events, so the time of a forward is device time, not launch time.
 
-    `resolve` turns them into nanoseconds once the stream is idle: other streams may go on.
+    `resolve` waits for the current stream, not for others, and converts events to ns.
 
     Attributes:
-        zero_ns: the zero of all marks, in nanoseconds of the monotonic clock.
+        zero_ns: The zero of all marks, in ns of the monotonic clock.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -74,21 +71,21 @@ class CudaClock(HostClock):
         self.restart()
 
     def restart(self) -> None:
-        """Wait for the stream and make now the zero of all marks."""
+        """Wait for the stream and set the zero of all marks to the present time."""
         torch.cuda.current_stream(self._device).synchronize()
         self._events: list[torch.cuda.Event] = []
         self.mark()
         self.zero_ns = self.now()
 
     def mark(self) -> int:
-        """Index of a new event on the current stream."""
+        """Record an event on the current stream and return its index."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         self._events.append(event)
         return len(self._events) - 1
 
     def resolve(self, forwards: Sequence[Forward]) -> None:
-        """Replace event indices by nanoseconds since the zero."""
+        """Replace event indices with ns since the zero."""
         torch.cuda.current_stream(self._device).synchronize()
         for forward in forwards:
             forward.t0_ns = self._since_start(forward.t0_ns)
@@ -100,36 +97,37 @@ class CudaClock(HostClock):
 
 
 def not_finite_message(model: str) -> str:
-    """What is said of a model whose logits are not all numbers."""
+    """Return the error message for a model with NaN or infinite logits."""
     return f"the logits of {model} are not finite"
 
 
 class Meter:
-    """The trace of one decoding.
+    """Trace of one decoding.
 
     Args:
-        clock: what its times are of; default: the device's.
+        clock: Clock of the times. None uses the device's clock.
 
     Attributes:
-        forwards: every forward, in the order in which this worker heard of them.
-        messages: what went from worker to worker.
+        forwards: All forwards, in the order in which this worker recorded or received them.
+        messages: Messages between workers.
     """
 
     def __init__(self, device: torch.device, clock: HostClock | None = None) -> None:
         self.clock = clock or (CudaClock(device) if device.type == "cuda" else HostClock())
         self.forwards: list[Forward] = []
         self.messages: list[SentMessage] = []
-        self._unresolved: list[Forward] = []  # those whose times are marks of this clock
+        self._unresolved: list[Forward] = []  # forwards whose times are still marks of the clock
         self._last_logits: dict[tuple[int, str], Tensor] = {}
 
     def record(self, forward: Forward) -> None:
-        """Keep a forward whose times are marks of this meter's clock."""
+        """Record a forward whose times are marks of this meter's clock."""
         self.forwards.append(forward)
         self._unresolved.append(forward)
 
     def record_logits(self, name: str, place: int | None, logits: Tensor) -> None:
-        """Keep what a draft model said last: what is no number there stays in its state, so that
-        the last logits of a step tell of all before them.
+        """Record the newest logits of a draft model.
+
+        NaN stays in the model's state, so the last logits of a step show if any before had NaN.
 
         Args:
             place: Index of the sequence in its batch. None means 0: a sequence that is decoded
@@ -139,17 +137,19 @@ class Meter:
             self._last_logits[place or 0, name] = logits
 
     def pop_largest_logits(self, place: int | None = None) -> dict[str, Tensor]:
-        """The greatest of each draft model's last logits, [1]; they are then forgotten. No finite
-        number wherever one of them is not a number, or positively infinite."""
+        """Return and clear the largest of each draft model's last logits, [1].
+
+        The result is not finite if any logit is NaN or positive infinity.
+        """
         mine = [(at, name) for at, name in self._last_logits if at == (place or 0)]
         return {key[1]: self._last_logits.pop(key).amax().reshape(1) for key in mine}
 
     def merge(self, forwards: Sequence[Forward], *, used: bool = True) -> None:
-        """Keep forwards of another worker.
+        """Record forwards of another worker.
 
         Args:
-            forwards: with times in nanoseconds of the monotonic clock; changed in place.
-            used: whether their results are of use.
+            forwards: Forwards with times in ns of the monotonic clock. They are changed in place.
+            used: Whether their results are used.
         """
         zero = self.clock.zero_ns
         for forward in forwards:
@@ -161,20 +161,19 @@ class Meter:
     def record_message(
         self, sender: int, receiver: int, t0_ns: int, t1_ns: int, nbytes: int
     ) -> None:
-        """Keep a message, its times in nanoseconds of the monotonic clock; see `Sent`."""
+        """Record a message with times in ns of the monotonic clock; see `SentMessage`."""
         zero = self.clock.zero_ns
         self.messages.append(SentMessage(sender, receiver, t0_ns - zero, t1_ns - zero, nbytes))
 
     def take(self) -> list[Forward]:
-        """The forwards so far, which are then forgotten; times in nanoseconds of the monotonic
-        clock.
+        """Return and clear the forwards so far, with times in ns of the monotonic clock.
 
         Raises:
-            ArithmeticError: a draft model's logits are not finite; on a CPU alone.
+            ArithmeticError: The logits of a draft model are not finite. Checked only on a CPU.
         """
         self.resolve()
         for name, greatest in self.pop_largest_logits().items():
-            # Off the CPU to look would be to wait, once more in every step.
+            # Checking here on a GPU would add one sync per step.
             if greatest.device.type == "cpu" and not math.isfinite(host.number(greatest)):
                 raise ArithmeticError(not_finite_message(name))
         zero, taken, self.forwards = self.clock.zero_ns, self.forwards, []
@@ -184,24 +183,24 @@ class Meter:
         return taken
 
     def resolve(self) -> None:
-        """Make all times nanoseconds since the zero; waits for the device."""
+        """Convert all times to ns since the zero. Waits for the device."""
         self.clock.resolve(self._unresolved)
         self._unresolved.clear()
 
 
 @renamed_members(exits_of="record_exits")
 class Metered:
-    """A decoder whose forwards are recorded. Everything else is the decoder's own.
+    """Wrapper of a decoder that records its forwards. Other attributes are the decoder's.
 
-    Attributes:
-        portion: how much of the decoder's weights its forwards read (`Decoder.share`).
-
-    The first forward of a decoder that reads the text from its beginning is a prefill; others are
-    of the given role, unless the caller says otherwise. (A head starts after the target's prefill.)
+    The first forward of a decoder that reads the text from its start is a prefill. Other forwards
+    have the given role, unless the caller passes one. A head starts after the target's prefill.
 
     Args:
-        place: of the sequence that the forwards are for, among those decoded together; None for one
-            that is decoded alone.
+        role: Role of forwards after the prefill.
+        place: Index of the sequence in its batch. None for a sequence that is decoded alone.
+
+    Attributes:
+        portion: Share of the decoder's weights that its forwards read (`Decoder.share`).
     """
 
     portion: float = 1.0
@@ -276,26 +275,28 @@ class Metered:
         return out
 
     def exits(self, rows: Tensor) -> Tensor:
-        """`Decoder.exits`, recorded as an auxiliary forward of so many tokens as there are rows
-        that reads the output matrix alone."""
+        """Run `Decoder.exits` and record it as an auxiliary forward with one token per row.
+
+        It reads only the output matrix.
+        """
         return self.record_exits(rows)[0]
 
     def record_exits(self, rows: Tensor) -> tuple[Tensor, Forward]:
-        """As `exits`, with the record of it."""
+        """Run `exits`, and return the logits and the recorded forward."""
         t0 = self._mark()
         logits = self.decoder.exits(rows)
         share = self._share((0, 0), frozenset(), True)
         return logits, self._record_auxiliary(t0, rows.shape[:-1].numel(), (0, 0), share)
 
     def remember(self, rows: Tensor, state: State, layers: range, positions: Tensor) -> None:
-        """`Decoder.remember`, recorded as an auxiliary forward."""
+        """Run `Decoder.remember` and record it as an auxiliary forward."""
         t0 = self._mark()
         self.decoder.remember(rows, state, layers, positions)
         share = self.decoder.append_kv_share(layers)
         self._record_auxiliary(t0, rows.shape[1], (layers.start, layers.stop), share)
 
     def _record_auxiliary(self, t0: int, n: int, layers: tuple[int, int], share: float) -> Forward:
-        """The record of an auxiliary forward over n tokens that began at t0 and ends now."""
+        """Record and return an auxiliary forward over n tokens, which began at t0 and ends now."""
         forward = Forward(
             model=self.decoder.name,
             role="aux",
@@ -312,7 +313,7 @@ class Metered:
         return forward
 
     def _early_logits(self, rows: Tensor, at: LogitsAt) -> Tensor | None:
-        """Logits of rows [b, n, hidden] that leave a layer."""
+        """Return the logits of rows [b, n, hidden] that leave a layer."""
         if at is None:
             return None
         if isinstance(at, Tensor):
@@ -322,7 +323,7 @@ class Metered:
         return self.decoder.unembed(self.decoder.norm(rows))
 
     def _share(self, layers: tuple[int, int] | None, skip: Skip, logits: bool) -> float:
-        """See `Decoder.share`; worked out once for each kind of forward."""
+        """See `Decoder.share`. The result is cached."""
         if layers is None and not skip and logits:
             return 1.0
         kind = layers, skip, logits
@@ -333,8 +334,10 @@ class Metered:
     def forward_batch(
         self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()
     ) -> list[ModelOutput]:
-        """`Decoder.forward_batch`, recorded as one forward: a prefill if all parts are of prompts,
-        or begin their texts."""
+        """Run `Decoder.forward_batch` and record it as one forward.
+
+        It is a prefill if all parts are prompt parts, or all texts start here.
+        """
         begun = [self.decoder.first or part.state.length() for part in parts]
         rows = {part.place: part.shape[1] for part in parts}
         for part, before in zip(parts, begun, strict=True):
@@ -368,10 +371,10 @@ class Metered:
 
 
 class MeteredHead:
-    """A head without a state whose every forward is recorded. Everything else is the head's own.
+    """Wrapper of a stateless head that records its forwards. Other attributes are the head's.
 
     Args:
-        place: see `Metered`.
+        place: See `Metered`.
     """
 
     portion: float = 1.0
@@ -389,7 +392,7 @@ class MeteredHead:
 
     @torch.inference_mode()
     def __call__(self, rows: Tensor, *more: Any, **named: Any) -> Any:
-        """`FeatureHead.forward`, recorded."""
+        """Run `FeatureHead.forward` and record it."""
         mark = self._meter.clock.mark
         t0 = mark()
         out = self.head(rows, *more, **named)

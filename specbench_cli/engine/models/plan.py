@@ -1,4 +1,4 @@
-"""Where the rows of a forward go and what they attend to, worked out before a layer runs."""
+"""Plans of forwards: where new rows are written and what they attend to, computed in advance."""
 
 from __future__ import annotations
 
@@ -32,48 +32,51 @@ from specbench_cli.engine.models.decoder import ModelInput
 from specbench_cli.engine.models.state import KVState
 
 MAX_PLANS = 512
-"""Plans kept with a state; each takes of the order of 10 kB."""
+"""Maximum number of plans cached per state; each takes about 10 kB."""
 
 MAX_PADDING = 1.4
-"""Rows that attention may read at once for several sequences, over those that they have: where
-reading costs. An accelerator reads in less time than it takes to be called."""
+"""Maximum ratio of rows read to rows used when attention runs several sequences together on a CPU.
+
+On an accelerator, a kernel launch takes longer than the read."""
 
 MAX_GAP = 4
-"""Places of a pool that an accelerator's attention may read at once, for each sequence that is read
-for: those between them have nothing to say."""
+"""Maximum number of pool places, per sequence, that accelerator attention reads together.
+
+The places between the sequences are read in vain."""
 
 ROW_MULTIPLE = 64
-"""An accelerator's attention reads a multiple of so many rows of several sequences, so that its
-kernels need no padding of their own and are not chosen anew for every length."""
+"""Accelerator attention over several sequences reads a multiple of this many rows.
+
+Then the kernels need no padding and PyTorch does not select a new kernel for every length."""
 
 BIAS_ALIGNMENT = 8
-"""Numbers in whose multiples rows of a bias begin."""
+"""Alignment of the rows of a bias, in elements."""
 
 MAX_SCRATCH = 64
-"""Sets of buffers kept, by how many rows each sequence of a forward has."""
+"""Maximum number of cached buffer sets. The key is the number of rows of each sequence."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor], None]
 
 KVViews = tuple[Tensor, Tensor, Tensor]
-"""One sequence at one layer: where its new rows go [2 kv, n, d], keys [kv, d, seen] and values
-[kv, seen, d]."""
+"""Views of one sequence at one layer: destination of new rows [2 kv, n, d], keys [kv, d, seen] and
+values [kv, seen, d]."""
 
 Visibility = tuple[int, Tensor | None, Attend]
-"""The first row that new rows may see, the bias on all from there, and the function that
-attends."""
+"""First row that new rows may attend to, the bias from there on, and the attention function."""
 
 LayerView = tuple[Callable[[Tensor], object], Tensor, Tensor, Tensor | None, Attend]
-"""What writes new rows where they go, keys and values, the bias and the function that attends."""
+"""Function that writes new rows, keys, values, bias, and the attention function."""
 
 SequenceViews = tuple[Tensor, Tensor, Tensor]
-"""One sequence in the buffers: queries and results [heads, n, d], new rows [2 kv, n, d]. Or b in a
-row that have n rows each: [b, heads, n, d] and [b, n, 2 kv, d]. Where n is 1, heads that share keys
-are as good as rows: [(b,) kv, heads / kv, d]."""
+"""Views of one sequence in the buffers: queries and results [heads, n, d], new rows [2 kv, n, d].
+
+For b consecutive sequences with n rows each: [b, heads, n, d] and [b, n, 2 kv, d]. If n is 1, heads
+that share keys become rows: [(b,) kv, heads / kv, d]."""
 
 
 @dataclass(frozen=True, slots=True)
 class BufferSizes:
-    """The numbers that shape a layer's buffers."""
+    """Sizes of a layer's buffers."""
 
     hidden: int
     mlp: int
@@ -83,11 +86,10 @@ class BufferSizes:
 
 
 class Scratch:
-    """Buffers of a forward with N rows, ns[i] of them in sequence i, and the views a layer works
-    on.
+    """Buffers of a forward with N rows, ns[i] of them in sequence i, and views of the buffers.
 
-    size [N, 1], normed [N, hidden], qkv, qk (by head), turning (the same, as it is rotated),
-    mixed [N, heads d], gate_up and its halves gate and up.
+    The buffers are size [N, 1], normed [N, hidden], qkv, qk (by head), turning (qk as pairs for
+    RoPE), mixed [N, heads d], and gate_up with its halves gate and up.
     """
 
     def __init__(
@@ -110,24 +112,27 @@ class Scratch:
 
     @property
     def lines(self) -> list[SequenceViews]:
-        """Those of all sequences, each alone."""
+        """Views of all sequences, one sequence each."""
         return [self.line(i) for i in range(len(self._spans))]
 
     def line(self, i: int) -> SequenceViews:
-        """That of sequence i alone, made when it is asked for: most are among others'
-        (`batch_line`), of which there may be hundreds."""
+        """Return the views of sequence i.
+
+        They are created on first use, because most of up to hundreds of sequences use
+        `batch_line`.
+        """
         if i not in self._made:
             span, sizes = self._spans[i], self._sizes
             block = self._by_head[span].transpose(0, 1)
             queries, result = block[: sizes.heads], self._results[span].transpose(0, 1)
-            if span.stop - span.start == 1:  # heads that share keys are as good as rows
+            if span.stop - span.start == 1:  # treat heads that share keys as rows
                 shape = sizes.kv_heads, -1, sizes.head_dim
                 queries, result = (part.reshape(shape) for part in (queries, result))
             self._made[i] = queries, result, block[sizes.heads :]
         return self._made[i]
 
     def batch_line(self, first: int, b: int, n: int) -> SequenceViews:
-        """The line of b sequences that have n rows each, from row `first` on."""
+        """Return the views of b sequences with n rows each, starting at row `first`."""
         heads, span = self._sizes.heads, slice(first, first + b * n)
         block = self._by_head[span].unflatten(0, (b, n))
         results = self._results[span].unflatten(0, (b, n))
@@ -139,13 +144,14 @@ class Scratch:
 
 
 class ForwardPlan(NamedTuple):
-    """What a forward follows.
+    """Precomputed views and tables of one forward.
 
-    views: for each layer those of all lines.
-    table: rotary tables of all rows.
-    assumes_finite: whether masks hold only as long as all rows are finite. Where a row that comes
-        out is not, the forward has to be done again by a careful plan.
-    rotates: whether what writes rows rotates them and the queries, too.
+    Attributes:
+        views: Views of all lines, for each layer.
+        table: Rotary tables of all rows.
+        assumes_finite: Whether masks work only if all rows are finite. If an output row is not
+            finite, the forward must be repeated with a plan that replaces non-finite values.
+        rotates: Whether the function that writes rows also rotates them and the queries.
     """
 
     views: Sequence[tuple[LayerView, ...]]
@@ -157,14 +163,13 @@ class ForwardPlan(NamedTuple):
 
 
 class Planner:
-    """Makes the plans of one decoder.
+    """Creator of the forward plans of one decoder.
 
     Args:
-        windows: the sliding window of each layer, None where it sees everything.
-        lean: whether short blocks take `attend_few`.
-        like: a tensor of the device and dtype to work in.
-        kernels: the module of our own kernels, which short blocks of one sequence take; None: they
-            do not.
+        windows: Sliding window of each layer. None is full attention.
+        lean: Whether short blocks use `attend_few`.
+        like: A tensor with the device and dtype to use.
+        kernels: Module of specbench's own kernels for short blocks of one sequence, or None.
     """
 
     def __init__(
@@ -189,7 +194,7 @@ class Planner:
         self._scratch: dict[tuple[int, ...], Scratch] = {}
 
     def reserve(self, capacity: int) -> None:
-        """Have tables for sequences of so many rows."""
+        """Allocate tables for sequences of up to `capacity` rows."""
         self._rotary.reserve(capacity)
         if self._lean:
             for bias in self._biases.values():
@@ -198,11 +203,12 @@ class Planner:
     def plan_plain(
         self, state: KVState, lines: Sequence[int], run: range, n: int, *, in_batch: bool = False
     ) -> ForwardPlan:
-        """The plan of a forward through the layers `run` without extras; a single sequence's is
-        kept for the next time.
+        """Return the plan of a causal forward through the layers `run`.
+
+        The plan of a single sequence is cached.
 
         Args:
-            in_batch: see `plan_masked`.
+            in_batch: See `plan_masked`.
         """
         lengths = state.lengths[lines[0]][run.start : run.stop]
         if len(lines) > 1 or n > MAX_FEW or lengths.count(lengths[0]) < len(lengths):
@@ -218,11 +224,11 @@ class Planner:
     def plan_batch(
         self, parts: Sequence[ModelInput], run: range, *, replace_nonfinite: bool = False
     ) -> ForwardPlan:
-        """The plan of a forward that several sequences share, each with a state of its own.
+        """Return the plan of a forward over several sequences, each with its own state.
 
-        Made of the plans that they would follow alone; where neighbours of one pool have as many
-        rows each, and see the usual ones, attention takes them at once. On an accelerator they may
-        be some places apart.
+        The plan joins the plans of the single sequences. Attention runs neighbours in one pool
+        together if they are causal and have the same number of new rows. On an accelerator there
+        may be a few unused places between them.
         """
         ns = [part.shape[1] for part in parts]
         scratch = self.scratch_for(ns)
@@ -269,8 +275,11 @@ class Planner:
         )
 
     def _count_neighbours(self, parts: Sequence[ModelInput], ns: Sequence[int], at: int) -> int:
-        """How many parts from `at` on attention can take at once: neighbours about as long as each
-        other, since all are read up to the longest one's end."""
+        """Return how many parts, from `at` on, attention can run together.
+
+        The parts are neighbours of similar length, because attention reads all of them up to the
+        end of the longest one.
+        """
         first, b = cast(KVState, parts[at].state), 1
         if first.pool is None or any(self._windows):
             return 1
@@ -282,7 +291,7 @@ class Planner:
             and not _has_own_sight(parts[at + b])
             and (state := cast(KVState, parts[at + b].state)).pool is first.pool
         ):
-            span = state.place - first.place + 1  # places from the first one to it
+            span = state.place - first.place + 1
             if self._near:
                 rows = state.length()
                 longest, total = max(longest, rows), total + rows
@@ -296,8 +305,10 @@ class Planner:
     def _pool_views(
         self, states: Sequence[KVState], n: int
     ) -> tuple[list[tuple[LayerView, ...]], Table]:
-        """The views of neighbours of one pool with n new rows each, which see the usual rows; and
-        the table of these rows."""
+        """Return the views and the rotary table of causal neighbours in one pool.
+
+        Each neighbour has n new rows.
+        """
         pool, kv, b = cast(KVState, states[0].pool), self._sizes.kv_heads, len(states)
         low, high = states[0].place, states[-1].place + 1
         starts = [state.length() for state in states]
@@ -311,7 +322,7 @@ class Planner:
         sent = host.ids([starts, positions, which], self._device)[:, :, None]
         steps = torch.arange(n, device=self._device)
         at, attend = sent[0] + steps, cast(Attend, self._together)
-        seen_to = at  # the last row that each new one sees, of all places
+        seen_to = at  # the last row that each new row sees, for all places
         if high - low > b:
             query_rows, ends = [0] * (high - low), [0] * (high - low)
             for i, (place, start) in enumerate(zip(which, starts, strict=True)):
@@ -348,15 +359,17 @@ class Planner:
         replace_nonfinite: bool = False,
         in_batch: bool = False,
     ) -> ForwardPlan:
-        """The plan of a forward through the layers `run` with any mask [n, n] and positions [b, n].
+        """Return the plan of a forward through the layers `run` with any mask and positions.
 
         Args:
-            replace_nonfinite: whether nothing of an unseen row may get through that is not finite;
-                other plans are `assumes_finite` that nothing is.
-            in_batch: whether its views are to stand beside those of other sequences.
+            mask: [n, n], or None for a causal mask.
+            positions: [b, n], or None for consecutive positions.
+            replace_nonfinite: Whether to keep non-finite values of masked rows out of the result.
+                Plans with a mask may otherwise set `assumes_finite`.
+            in_batch: Whether the views will be joined with views of other sequences.
 
         Raises:
-            ValueError: the state has no room for n more rows.
+            ValueError: The state has no room for n more rows.
         """
         if self._kernels is not None and not in_batch and len(lines) == 1 and n <= MAX_FEW:
             return self._plan_numba(state, lines[0], run, n, mask, positions)
@@ -401,7 +414,7 @@ class Planner:
         mask: Tensor | None,
         positions: Tensor | None,
     ) -> ForwardPlan:
-        """`plan_masked` for kernels of our own."""
+        """Return what `plan_masked` returns, for specbench's own kernels."""
         lengths, at = state.lengths[seq], None if positions is None else positions[0]
         for start in {lengths[layer] for layer in run}:
             state.require(start, n)
@@ -434,14 +447,15 @@ class Planner:
     def plan_recorded(
         self, rows: Tensor, buffers: Buffers, scratch: Scratch, seen: int, kernels: Any = None
     ) -> ForwardPlan:
-        """The plan of a recorded forward: how many rows were written before is on the device, and
-        attention looks at so many in any case.
+        """Return the plan of a forward that is captured in a CUDA graph.
+
+        The number of cached rows is read from the device. Attention always reads `seen` rows.
 
         Args:
-            rows: of all layers, [layers, 2 kv heads, capacity, d].
-            scratch: of as many rows as there are new ones.
-            kernels: the module that rotates and writes rows in one go; None: torch's own
-                operations.
+            rows: Rows of all layers, [layers, 2 kv heads, capacity, d].
+            scratch: Buffers for the new rows.
+            seen: Number of rows that attention reads.
+            kernels: Module that rotates and writes rows in one kernel. None uses torch operations.
         """
         n, kv, device = len(scratch.normed), self._sizes.kv_heads, self._device
         steps, mask, scale = torch.arange(n, device=device), buffers.mask, self._rotary.scale
@@ -489,16 +503,20 @@ class Planner:
         return ForwardPlan(views, table, scratch, scratch.lines, rotates=kernels is not None)
 
     def _tree_visibility(self, start: Tensor, mask: Tensor, seen: int) -> Tensor:
-        """Which of `seen` rows each row behind `start` [2] sees, [n, seen] bool, by a mask
-        [n, w + n] of the last ones and its own."""
+        """Return which of `seen` rows each new row after `start` [2] sees, [n, seen] bool.
+
+        The mask [n, w + n] covers the last w rows and the n new ones.
+        """
         n, width = mask.shape
         columns, first = torch.arange(seen, device=self._device), start[:1] + n - width
         block = first + torch.arange(width, device=self._device)
         return (columns < first).expand(n, seen).clone().index_copy_(1, block, mask)
 
     def _padded_bias(self, sees: Tensor) -> Tensor:
-        """A bias [heads / kv heads x n, seen] of who sees what [n, seen], whose rows begin where
-        CUDA's kernels can read them from."""
+        """Return the bias [heads / kv heads x n, seen] of a visibility mask [n, seen].
+
+        The rows are aligned as CUDA kernels need them.
+        """
         n, seen = sees.shape
         bias = self._like.new_zeros(n, -(-seen // BIAS_ALIGNMENT) * BIAS_ALIGNMENT)
         bias[:, :seen].masked_fill_(~sees, -torch.inf)
@@ -507,11 +525,12 @@ class Planner:
     def _places(
         self, state: KVState, span: tuple[int, int, int, int, int, int], *, keep: bool
     ) -> list[KVViews]:
-        """Where rows are, of a span: sequence, layers from and to, rows written, first seen, new.
+        """Return the views of the rows of a span.
 
         Args:
-            keep: whether to have them ready for the next time: a tree's plan is made anew for every
-                tree, but of the same places.
+            span: Sequence, first layer, end layer, rows written, first row seen, number of new
+                rows.
+            keep: Whether to cache the views. Every tree needs a new plan, but uses the same views.
         """
         places: list[KVViews] | None = state.plans.get(span) if keep else None
         if places is None:
@@ -547,8 +566,10 @@ class Planner:
         *,
         assumes_finite: bool,
     ) -> Visibility:
-        """For n rows after `start` with a mask or positions of their own: the bias of all layers of
-        a kind."""
+        """Return the visibility of n rows after `start` that have their own mask or positions.
+
+        All layers with the same window share it.
+        """
         bias = self._like.new_zeros(n, start + n)
         if window is None and mask is not None:
             bias[:, start + n - mask.shape[1] :].masked_fill_(~mask, -torch.inf)
@@ -564,7 +585,7 @@ class Planner:
         return 0, bias, partial(attend_tree, scale=self._rotary.scale, n=n)
 
     def _usual_visibility(self, start: int, n: int, window: int | None) -> Visibility:
-        """For n rows after `start` that see the usual rows."""
+        """Return the visibility of n causal rows after `start`."""
         first = 0 if window is None else max(0, start + 1 - window)
         if self._lean and n == 1:
             return first, None, attend_few
@@ -586,7 +607,7 @@ class Planner:
         return self._rotary.select(positions.reshape(-1))
 
     def scratch_for(self, ns: Sequence[int]) -> Scratch:
-        """The buffers of a forward with so many rows of each sequence."""
+        """Return the buffers of a forward with ns[i] rows in sequence i."""
         key = tuple(ns)
         scratch = self._scratch.get(key)
         if scratch is None:
@@ -599,5 +620,5 @@ class Planner:
 
 
 def _has_own_sight(part: ModelInput) -> bool:
-    """Whether a sequence's new rows see other rows, or stand elsewhere, than is usual."""
+    """Return True if a sequence has its own mask or positions."""
     return part.mask is not None or part.positions is not None

@@ -1,5 +1,4 @@
-"""What a decoder remembers: one with attention keys and values, preallocated, a row a token; a
-recurrent one what stood at the ends of its forwards."""
+"""Decoder states: a preallocated KV cache with one row per token, and recurrent snapshots."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from specbench_cli.errors import MethodFault
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer stores of one token: `heads` keys and as many values."""
+    """Shape of one layer's cache for one token: `heads` keys and `heads` values."""
 
     heads: int
     key_dim: int
@@ -30,19 +29,19 @@ class LayerShape:
 
     @property
     def dim(self) -> int:
-        """Numbers reserved for a head's key, and for its value."""
+        """Elements reserved for a key of a head, and the same number for a value."""
         return max(self.key_dim, self.value_dim)
 
 
 class PagedZeros:
-    """Zeros of a shape whose memory comes by the system's pages, as they are written to.
+    """A zero tensor whose memory pages the system allocates on first write.
 
-    Addresses lie one after another, so that attention reads rows in place; memory is behind those
-    pages alone that hold some (Prabhu et al., vAttention, 2024, arXiv:2405.04437).
+    Addresses are contiguous, so attention reads rows in place. Only pages with written rows take
+    memory (Prabhu et al., vAttention, 2024, arXiv:2405.04437).
 
     Attributes:
-        zeros: the tensor, on the CPU; of an element of its first two dimensions `free` gives back
-            the pages, which then hold zeros again.
+        zeros: The tensor, on the CPU. `free` releases the pages of one index of its first two
+            dimensions, which are zeros again afterwards.
     """
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype) -> None:
@@ -55,37 +54,37 @@ class PagedZeros:
 
     @staticmethod
     def rows(capacity: int, row_bytes: int) -> int:
-        """At least so many rows, which fill whole pages."""
+        """Return the smallest row count from `capacity` on that fills whole pages."""
         whole = mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, row_bytes)
         return -(-capacity // whole) * whole
 
     def free(self, first: int, second: int) -> None:
-        """Give back the memory of `zeros[first, second]`."""
+        """Release the memory of `zeros[first, second]`."""
         at = (first * self._parts + second) * self._part
         self._memory.madvise(mmap.MADV_DONTNEED, at, self._part)
 
 
 class KVState(State):
-    """Keys and values of `n_seqs` sequences, for each layer a buffer of `capacity` rows.
+    """KV cache of `n_seqs` sequences, with a buffer of `capacity` rows for each layer.
 
-    The buffers of several sequences are `PagedZeros` where the system has them (a CPU's memory,
-    under Linux): none pays for the room that the longest needs, and `free` gives back what one
-    held.
+    On a Linux CPU, the buffers of several sequences are `PagedZeros`: a short sequence takes no
+    memory for the capacity of the longest one, and `free` releases the memory of a sequence.
 
-    Each head's rows lie one after another, as attention reads them; keys and values share a buffer,
-    so that a forward appends both in one copy and the rows of a path are gathered in one go. Layers
-    keep their own lengths: with a layer range or skipped layers some are ahead of others.
+    The rows of a head are contiguous, as attention reads them. Keys and values share a buffer, so a
+    forward appends both in one copy and one gather compacts the rows of a path. Each layer has its
+    own length: with a layer range or skipped layers, some layers are ahead of others.
 
     Attributes:
-        shapes: what each layer stores.
-        buffers: consecutive layers of one shape share a buffer
-            [layers, n_seqs, 2 heads, capacity, dim]: the keys of all heads, then the values. Those
-            of pages have a few rows more, which fill the last one.
-        lengths: rows written, by sequence and layer; read only.
-        offsets: by sequence, how many rows were left out (`select`): a row's position is its number
-            and that; read only.
-        plans: what the decoder keeps of how it worked on this state, by a key of its own.
-        pool: of a `line`, the state that it is one of; else None. place: its place there.
+        shapes: Cache shape of each layer.
+        buffers: Buffers [layers, n_seqs, 2 heads, capacity, dim], one for consecutive layers of
+            the same shape: the keys of all heads, then the values. Paged buffers have a few more
+            rows, to fill the last page.
+        lengths: Rows written, by sequence and layer. Read only.
+        offsets: Rows dropped by `select`, by sequence. The position of a row that is written later
+            is its row number plus the offset. Read only.
+        plans: Forward plans that the decoder caches for this state, by its own keys.
+        pool: For a `line`, the state that it belongs to, else None.
+        place: For a `line`, its index in the pool.
     """
 
     by_row = True
@@ -112,8 +111,7 @@ class KVState(State):
         if self.pool is not None:
             self.buffers = [rows[:, self.place, None] for rows in self.pool.buffers]
         else:
-            # Zeroed: rows that were never written take part in masked products, where NaN would
-            # spread.
+            # Zeros, because masked products also read unwritten rows, and NaN would spread.
             paged = n_seqs > 1 and device.type == "cpu" and sys.platform == "linux"
             for shape, same in groupby(self.shapes):
                 rows = PagedZeros.rows(capacity, shape.dim * dtype.itemsize) if paged else capacity
@@ -128,12 +126,12 @@ class KVState(State):
         self.lengths = [[0] * len(self.shapes) for _ in range(n_seqs)]
         self._committed = [[0] * len(self.shapes) for _ in range(n_seqs)]
         self.offsets = [0] * n_seqs
-        self._selected: list[list[int]] = [[] for _ in range(n_seqs)]  # positions of those chosen
+        self._selected: list[list[int]] = [[] for _ in range(n_seqs)]  # positions of selected rows
         self._gaps: list[dict[int, list[int]]] = [{} for _ in range(n_seqs)]  # see `leave_out`
         self.plans: dict[tuple[int, ...], Any] = {}
 
     def line(self, seq: int) -> KVState:
-        """A cleared state of one sequence alone, in the memory of this one's `seq`."""
+        """Return a cleared state of one sequence that uses the memory of `seq` in this state."""
         like = self.buffers[0]
         return type(self)(
             self.shapes, 1, self.capacity, dtype=like.dtype, device=like.device, within=(self, seq)
@@ -141,68 +139,70 @@ class KVState(State):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that there is room for; of pages, those that hold no row take no memory."""
+        """Bytes reserved. Pages without a row take no memory."""
         numbers = sum(2 * shape.heads * shape.dim for shape in self.shapes)
         return numbers * self.n_seqs * self.capacity * self.buffers[0].itemsize
 
     def length(self, seq: int = 0, layer: int = 0) -> int:
-        """Rows written for a sequence at a layer."""
+        """Return the number of rows written for a sequence at a layer."""
         return self.lengths[seq][layer]
 
     def position(self, seq: int = 0) -> int:
-        """Position of the next row: how many tokens of the text were fed."""
+        """Return the position of the next row: the number of tokens processed so far."""
         return self.lengths[seq][0] + self.offsets[seq]
 
     def keys(self, layer: int) -> Tensor:
-        """All rows' keys, a view [n_seqs, heads, capacity, key_dim]."""
+        """Return the keys of all rows, a view [n_seqs, heads, capacity, key_dim]."""
         shape = self.shapes[layer]
         rows: Tensor = self._layers[layer][:, : shape.heads, :, : shape.key_dim]
         return rows
 
     def values(self, layer: int) -> Tensor:
-        """All rows' values, a view [n_seqs, heads, capacity, value_dim]."""
+        """Return the values of all rows, a view [n_seqs, heads, capacity, value_dim]."""
         shape = self.shapes[layer]
         rows: Tensor = self._layers[layer][:, shape.heads :, :, : shape.value_dim]
         return rows
 
     def require(self, start: int, n: int) -> None:
-        """Raise ValueError unless n rows fit after `start`."""
+        """Raise ValueError if n rows do not fit after `start`."""
         if start + n > self.capacity:
             raise ValueError(
                 f"{n} more rows after {start} do not fit into a state of {self.capacity} rows"
             )
 
     def extend(self, seq: int, layers: Iterable[int], n: int) -> None:
-        """Count n rows more, written by a forward after each layer's last one."""
+        """Count n more rows, which a forward wrote after the last row of each layer."""
         lengths = self.lengths[seq]
         if (
             layers == self._all_layers
-        ):  # by far the most often, and for hundreds of sequences a step
+        ):  # fast path of the usual case, for hundreds of sequences per step
             lengths[:] = [have + n for have in lengths]
             return
         for layer in layers:
             lengths[layer] += n
 
     def leave_out(self, seq: int, layers: Iterable[int], n: int) -> None:
-        """See `State`: these layers then hold fewer rows than others, and have to be told the
-        positions of those that follow."""
+        """See `State`. These layers then have fewer rows than others.
+
+        Later forwards must pass explicit positions for these layers.
+        """
         for layer in layers:
             gaps = self._gaps[seq].setdefault(layer, [])
             first = self.lengths[seq][layer] + len(gaps)
             gaps.extend(range(first, first + n))
 
     def commit(self, seq: int, path: Sequence[int], loose: int = 0) -> None:
-        """Keep, of the rows written since the last commit, those at `path`.
+        """Keep the rows at `path`, of those written since the last commit.
 
-        A layer that was passed over, and so holds fewer rows than others, keeps those it has.
+        A skipped layer has fewer rows than others. It keeps the rows of the path that it has.
 
         Args:
-            path: increasing indices, counted from the first row after the last commit.
-            loose: so many of them, the last ones, count as written since this commit: the next one
-                may leave them out.
+            path: Increasing indices, counted from the first row after the last commit.
+            loose: Number of rows at the end of the path that stay uncommitted: the next commit
+                may drop them.
 
         Raises:
-            ValueError: `path` does not increase or names a row that was not written.
+            ValueError: `path` does not increase, or names a row that was not written.
         """
         lengths, committed = self.lengths[seq], self._committed[seq]
         kept, base = len(path), committed[0]
@@ -212,7 +212,7 @@ class KVState(State):
             and kept <= lengths[0] - base
             and _all_equal(lengths)
             and _all_equal(committed)
-        ):  # a chain, all layers as far as each other: what hundreds of sequences do a step
+        ):  # fast path: a chain, with all layers at the same length
             lengths[:] = committed[:] = [base + kept] * len(lengths)
             return
         path = list(path)
@@ -231,11 +231,11 @@ class KVState(State):
             committed[layer] = base + bisect_left(firm, have)
 
     def rollback(self, seq: int, n: int, layers: range | None = None) -> None:
-        """Forget all rows from position n on."""
+        """Drop all rows from position n on."""
         lengths, committed = self.lengths[seq], self._committed[seq]
         if self.offsets[seq]:
             n = bisect_left(self.positions(seq), n)
-            if n < len(self._selected[seq]):  # what comes next follows the last one that is left
+            if n < len(self._selected[seq]):  # the next row follows the last remaining one
                 kept = self._selected[seq] = self._selected[seq][:n]
                 self.offsets[seq] = kept[-1] + 1 - n if kept else 0
         for layer in range(len(lengths)) if layers is None else layers:
@@ -248,14 +248,15 @@ class KVState(State):
                 committed[layer] = min(committed[layer], most)
 
     def select(self, rows: Sequence[int], seq: int = 0) -> None:
-        """Keep the rows with these numbers (increasing), commit them, and leave the others out.
+        """Keep and commit the rows with these increasing numbers, and drop the others.
 
-        Their positions, and those of rows to come, stay what they were: attention sinks and a
-        recent window (Xiao et al., StreamingLLM, ICLR 2024, arXiv:2309.17453) or any sparse choice.
-        A model's own sliding window then counts rows.
+        Positions of kept and of later rows do not change. This serves attention sinks with a recent
+        window (Xiao et al., StreamingLLM, ICLR 2024, arXiv:2309.17453) or any sparse selection.
+        The model's own sliding window then counts rows.
 
         Raises:
-            ValueError: numbers that do not increase or name no row, or layers of unlike lengths.
+            ValueError: The numbers do not increase or name no row, or the layers have different
+                lengths.
         """
         have = self.lengths[seq][0]
         if set(self.lengths[seq]) != {have}:
@@ -270,19 +271,19 @@ class KVState(State):
         self._selected[seq] = [held[row] for row in kept]
 
     def positions(self, seq: int = 0) -> list[int]:
-        """Position of each row."""
+        """Return the position of each row."""
         chosen, offset = self._selected[seq], self.offsets[seq]
         have = self.lengths[seq][0]
         return [*chosen[:have], *range(len(chosen) + offset, have + offset)]
 
     def clear(self) -> None:
-        """Forget everything; keeps the memory."""
+        """Drop all rows and keep the memory."""
         for seq in range(self.n_seqs):
             self.offsets[seq], self._selected[seq] = 0, []
             self.rollback(seq, 0)
 
     def free(self) -> None:
-        """Forget everything; gives back the memory of a `line` whose pool is of pages."""
+        """Drop all rows, and release the memory of a `line` in a paged pool."""
         self.clear()
         if self.pool is not None:
             for pages in self.pool._pages:
@@ -290,7 +291,7 @@ class KVState(State):
                     pages.free(layer, self.place)
 
     def _gather(self, seq: int, path: Sequence[int]) -> None:
-        """Move the rows at `path` to the front of those written since the last commit."""
+        """Move the rows at `path` to the front of the rows written since the last commit."""
         still = next(at for at, row in enumerate(path) if at != row)  # rows before it stay in place
         spans = list(zip(self.shapes, self._committed[seq], self.lengths[seq], strict=True))
         for (_, base, length), same in groupby(range(len(spans)), key=spans.__getitem__):
@@ -302,7 +303,10 @@ class KVState(State):
             rows.narrow(2, first, len(kept)).copy_(rows.index_select(2, index))
 
     def _rows(self, layers: Sequence[int], seq: int) -> Tensor:
-        """Rows of consecutive layers of one shape, a view [layers, 2 heads, capacity, dim]."""
+        """Return the rows of consecutive layers of the same shape.
+
+        The result is a view [layers, 2 heads, capacity, dim].
+        """
         first = 0
         for buffer in self.buffers:
             if layers[0] < first + len(buffer):
@@ -312,7 +316,7 @@ class KVState(State):
 
 
 class Snapshot(NamedTuple):
-    """What was remembered at the end of a forward: of so many tokens, all in all."""
+    """Recurrent cache at the end of a forward, after `length` tokens in total."""
 
     length: int
     held: Any
@@ -322,10 +326,11 @@ EMPTY = Snapshot(0, None)
 
 
 class RecurrentState(State):
-    """For each sequence what was remembered at the ends of its forwards, the last commit on.
+    """Snapshots at the end of each forward since the last commit, for each sequence.
 
-    `commit` of all that was written keeps it. Of a part, and after `rollback`, the state is that
-    of the last stop before: `length` says where, and the tokens from there on are fed again.
+    A commit of all written tokens keeps the newest snapshot. A commit of a part, and `rollback`,
+    return to the last snapshot that has no more tokens. `length` is its token count; the caller
+    processes the tokens after it again.
     """
 
     by_row = False
@@ -337,12 +342,12 @@ class RecurrentState(State):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held; how many stops there are depends on what was decoded."""
+        """Bytes of all snapshots. Their number depends on the decoded text."""
         stops = [stop for line in self._snapshots for stop in line]
         return sum(tensor.nbytes for stop in stops for tensor in _tensors(stop.held))
 
     def length(self, seq: int = 0, layer: int = 0) -> int:
-        """Tokens remembered of a sequence, the same at all layers."""
+        """Return the number of tokens processed for a sequence, equal at all layers."""
         return self._snapshots[seq][-1].length
 
     def position(self, seq: int = 0) -> int:
@@ -350,15 +355,15 @@ class RecurrentState(State):
         return self.length(seq)
 
     def leave_out(self, seq: int, layers: Iterable[int], n: int) -> None:
-        """None: there are no rows to be without."""
+        """Raise MethodFault: a recurrent state has no rows."""
         raise MethodFault("a recurrent state holds no rows that some layers could be without")
 
     def held(self, seq: int) -> Any:
-        """What is remembered, to be read only; None if nothing is."""
+        """Return the newest cache, read only, or None for an empty sequence."""
         return self._snapshots[seq][-1].held
 
     def write(self, seq: int, n: int, held: Any) -> None:
-        """Remember what stands behind n more tokens."""
+        """Store the cache after n more tokens."""
         length = self.length(seq) + n
         if length > self.capacity:
             raise ValueError(f"{length} tokens do not fit into a state of {self.capacity} rows")
@@ -368,8 +373,8 @@ class RecurrentState(State):
         """See `State`.
 
         Raises:
-            ValueError: tokens that were not written.
-            MethodFault: a path with gaps: of a branch.
+            ValueError: The path names tokens that were not written.
+            MethodFault: The path has gaps, as a tree branch does.
         """
         base, kept = self._committed[seq], len(path)
         if kept and path[-1] >= self.length(seq) - base:
@@ -384,12 +389,12 @@ class RecurrentState(State):
         self._committed[seq] = min(firm, self.length(seq))
 
     def rollback(self, seq: int, n: int, layers: range | None = None) -> None:
-        """Return to the last stop at n tokens or less; those before it are forgotten too."""
+        """Return to the last snapshot with at most n tokens, and drop all others."""
         self._restore(seq, n, n)
         self._committed[seq] = min(self._committed[seq], self.length(seq))
 
     def select(self, rows: Sequence[int], seq: int = 0) -> None:
-        """Nothing: there are no rows to choose among. See `KVState.select`."""
+        """Raise ChainsOnly: a recurrent state has no rows to select. See `KVState.select`."""
         raise ChainsOnly(
             "a recurrent state keeps no rows of which some could be left out",
             "choose a method that keeps all that its draft has read",
@@ -401,19 +406,18 @@ class RecurrentState(State):
             self._snapshots[seq], self._committed[seq] = [EMPTY], 0
 
     def _restore(self, seq: int, n: int, firm: int) -> None:
-        """Forget the stops behind n, and those before the last one that `firm` tokens allow."""
+        """Drop snapshots after n tokens, and those before the last one with at most `firm`."""
         stops = [stop for stop in self._snapshots[seq] if stop.length <= n] or [EMPTY]
         first = max((at for at, stop in enumerate(stops) if stop.length <= firm), default=0)
         self._snapshots[seq] = stops[first:]
 
 
 def _all_equal(lengths: Sequence[int]) -> bool:
-    """Whether all layers hold as many rows."""
     return lengths.count(lengths[0]) == len(lengths)
 
 
 def _tensors(held: Any) -> Iterator[Tensor]:
-    """All tensors of a cache."""
+    """Yield all tensors of a cache."""
     for layer in () if held is None else held.layers:
         for value in vars(layer).values():
             each = value.values() if isinstance(value, dict) else (value,)

@@ -2,7 +2,7 @@
 
 Of a rejected segment, only the tokens that the lossless rule accepts are kept.
 
-Plans read the rules and their parameters, so this module does not import torch.
+Planning code imports the rules and parameters, so this module does not import torch.
 """
 
 from __future__ import annotations

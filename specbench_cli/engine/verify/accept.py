@@ -7,11 +7,12 @@ Without an accept rule, or with one at its off position, tokens and draws are un
 
 Most accept rules are a pure function of the target's distributions and the draft's tokens. Under
 rejection and coupled sampling these are the warped ones; under greedy decoding, which has no
-temperature, softmax of the logits. A rule that needs more overrides `passing` (`Places`).
+temperature, softmax of the logits. A rule that needs more overrides `relaxed_mask`
+(`DraftContext`).
 
 Compare a rule with its control, `RandomAccept`, which lets tokens pass at random.
 
-Plans read the rules and their parameters, so this module does not import torch.
+Planning code imports the rules and parameters, so this module does not import torch.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from specbench_cli.engine.verify.random import Random
 
 NEVER = 1e9
-"""Times the probability of the least likely token of any vocabulary, it is more than 1."""
+"""Number above any vocabulary size, so its product with exp(-entropy) is more than 1."""
 
 # ---- the rules ----------------------------------------------------------------------------------
 
@@ -43,13 +44,15 @@ NEVER = 1e9
 class DraftContext:
     """Draft tokens with everything that an accept rule may use, m tokens.
 
-    tokens: [m] int64. parents: Index of each token's parent, `ROOT` for the root.
-    p: [m, V], the target's distribution in each token's place, at its parent.
-    q: [m, V], the distribution that each token was drawn from. None if tokens were chosen.
-    scores: [m, V], the scores whose argmax is the target's choice, in each token's place. None if
-        it is drawn.
-    features: [m, width], captured features of the target's rows that have read each token
-        (`session.capture_layers`). None if none are captured.
+    Attributes:
+        tokens: [m] int64.
+        parents: Index of each token's parent, `ROOT` for the root.
+        p: [m, V], the target's distribution in each token's place, at its parent.
+        q: [m, V], the distribution that each token was drawn from. None if tokens were chosen.
+        scores: [m, V], the scores whose argmax is the target's choice, in each token's place. None
+            if it is drawn.
+        features: [m, width], captured features of the target's row for each token
+            (`session.capture_layers`). None if none are captured.
     """
 
     tokens: Tensor
@@ -70,7 +73,7 @@ class AcceptRule:
     Class attributes:
         name: Name in tables and records.
         guarantee: Remaining guarantee of the output.
-        pure: True if, apart from `chance`, the result depends on `lets_pass` alone.
+        pure: True if the result depends only on `lets_pass` and `chance`.
     """
 
     name: ClassVar[str]

@@ -108,7 +108,7 @@ def _acceptance_probs(tokens: Tensor, q: Tensor | None, p: Tensor) -> tuple[Tens
 
 def _draw_next(stand: Tensor, q: Tensor, p: Tensor, random: Random) -> Tensor:
     """Return the token after the accepted ones: a replacement or the bonus token."""
-    # A row of zeros behind q makes the bonus a residual like the others.
+    # With a row of zeros after q, the bonus token is a residual like the others.
     row = stand[None]
     distribution = residual(p.index_select(0, row), F.pad(q, (0, 0, 0, 1)).index_select(0, row))
     return random.categorical(distribution)[0]

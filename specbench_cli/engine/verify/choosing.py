@@ -1,6 +1,6 @@
 """Choice of draft tokens from a draft model's logits, under the decoding rule.
 
-The session has a `Chooser`, and so has every worker that drafts beside it.
+The session and each worker that drafts in parallel have a `Chooser`.
 """
 
 from __future__ import annotations

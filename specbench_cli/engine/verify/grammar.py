@@ -67,7 +67,7 @@ class RequestGrammarMask(RequestProcessor):
 
     def __init__(self, matcher: GrammarMatcher, eos: Sequence[int]) -> None:
         self._matcher, self._eos = matcher, eos
-        self._read = 0  # tokens of the output that the matcher is behind
+        self._read = 0  # number of output tokens that the matcher has consumed
 
     def __call__(
         self,
@@ -79,10 +79,10 @@ class RequestGrammarMask(RequestProcessor):
         """See `Processing`."""
         self._follow(output)
         tree = build_tree(tuple(range(ROOT, len(tokens) - 1)) if parents is None else parents)
-        # What no output comes to stays as it is: a row without any token is no distribution.
+        # Unreachable rows stay unmasked: a row without any allowed token has no distribution.
         allowed = np.ones(rows.shape, dtype=np.bool_)
         allowed[0] = self._allowed_ids(rows.shape[1])
-        ahead = 0  # nodes that the matcher is behind
+        ahead = 0  # number of nodes that the matcher has consumed
         due = [*reversed(tree.children[ROOT])]
         while due:
             node = due.pop()
@@ -106,7 +106,7 @@ class RequestGrammarMask(RequestProcessor):
             allowed = self._allowed_ids(rows.shape[1])
             forbidden = host.send(torch.from_numpy(~allowed), rows.device)
             masked = rows.masked_fill(forbidden, -math.inf)
-            # A draft whose output is cut may have no token that is allowed.
+            # A draft model with a restricted output matrix may have no allowed token.
             rows = torch.where(masked.isfinite().any(-1, keepdim=True), masked, rows)
         self._matcher.rollback(read)
         return rows

@@ -1,12 +1,11 @@
 """Logits processors: changes of the target's logits that depend on the output before them.
 
 A processor runs before temperature and cuts (`sampling`). It is part of the target's definition:
-vanilla uses it, and so does the judge of outputs. It is applied where a draft is decided, so
-methods
-need not know it: a node's row is processed with the text that leads to the node. Drafts are exact
-without it: a token that the processed target forbids has probability 0 and is rejected. Chains that
-are picked token by token (`Session.pick`) skip such tokens where that is cheap, and q is then the
-distribution without them.
+vanilla and the verdicts on outputs use it too. The engine applies it when it decides a draft, so
+methods need not know it: a node's row is processed with the text that leads to the node. Drafts are
+exact without it: a token that the processed target forbids has probability 0 and is rejected.
+Chains that are chosen token by token (`Session.pick`) skip forbidden tokens if that is cheap. Then
+q is the distribution without them.
 """
 
 from __future__ import annotations

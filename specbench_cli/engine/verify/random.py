@@ -64,7 +64,7 @@ class SeededRandom:
 
 
 def toss_per_parent(chance: float, parents: Sequence[int], p: Tensor, random: Random) -> Tensor:
-    """Toss a coin for each parent. Return the result for each of its children, [m] bool."""
+    """Draw a Bernoulli variable per parent. Return it for each of its children, [m] bool."""
     places = {parent: place for place, parent in enumerate(dict.fromkeys(parents))}
     distribution = host.send(torch.tensor((1 - chance, chance), dtype=p.dtype), p.device)
     own = host.ids([places[parent] for parent in parents], p.device)

@@ -180,7 +180,7 @@ def walk_relaxed(
 def choice_test(
     tree: Tree, tokens: Sequence[int], said: Sequence[int], choices: Tensor
 ) -> Callable[[int], NodeDecision]:
-    """Return `match` as a test of one node. said: the choices [m + 1] on the host."""
+    """Return `match` as a test of one node. `said` are the choices [m + 1] on the host."""
     return lambda node: (
         find_child(tree, tokens, node, said[node + 1]),
         lambda: choices[node + 1],

@@ -87,7 +87,7 @@ def build_tree_mask(parents: tuple[int, ...], device: torch.device) -> tuple[Ten
     for row, parent in enumerate(parents, start=1):
         above = parent + 1
         depths[row] = depths[above] + 1
-        # What its parent sees, no row after that, and itself.
+        # Visible: the rows that its parent sees, no row after that, and itself.
         cells[row * n : row * n + row] = cells[above * n : above * n + row]
         cells[row * n + row] = 1
     mask = torch.frombuffer(cells, dtype=torch.bool).view(n, n)

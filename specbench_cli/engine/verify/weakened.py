@@ -39,7 +39,7 @@ class WeakenedPromptReader:
         place: int = 0,
     ) -> None:
         self._contrast = contrast
-        # The text's own stop rule has cut what is committed.
+        # No stop rule: the text's rule has already cut the committed tokens.
         self._text = Text(contrast.weaken(prompt), StopRule(frozenset(), longest), target.device)
         self._scoring = Scoring(target, state, self._text, place)
         self._kept = 0  # end of the committed tokens in the state
@@ -72,13 +72,13 @@ class WeakenedPromptReader:
     def _read(self, draft: Draft, n: int) -> Tensor:
         """Return the logits [n, V] after the weakened prompt."""
         scoring, text = self._scoring, self._text
-        if self._has_draft_rows:  # of a draft that nothing came of
+        if self._has_draft_rows:  # rows of a draft without a commit
             scoring.state.rollback(0, self._kept)
         self._has_draft_rows = True
         if not text.position:
             return scoring.forward(text.pending_tokens(0), None, "last")
         unread = text.pending_tokens(scoring.discard_partial_rows()).ids
-        if unread.shape[1] > 1 and scoring.state.by_row:  # what was committed without a draft
+        if unread.shape[1] > 1 and scoring.state.by_row:  # tokens committed without a draft
             read = Tokens(unread[:, :-1])
             scoring.store_prompt_chunk(
                 scoring.target.execute(ModelInput(read, scoring.state, logits_at=None))

@@ -1,1 +1,1 @@
-"""Workers beside the target's: where drafts are made while the target computes."""
+"""Workers that draft in parallel with the target."""

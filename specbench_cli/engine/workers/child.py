@@ -1,7 +1,7 @@
-"""The drafter's side of a worker in a process of its own: loads the draft, carries out orders.
+"""The draft process of a worker: it loads the draft model and handles orders.
 
-The process ends with the one that started it, whatever ended that: by a signal that the kernel
-sends, and where it knows none, because nobody is at the other end of the bell.
+The process ends when its parent ends for any reason. On Linux the kernel sends a signal. On other
+systems the process notices that the other end of the doorbell is closed.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault, SpecbenchError, message_of, on_one_line
 
 START, ORDER = 1, 2
-"""What the bell of the target's side says: a request follows on the line, an order is in the block.
-"""
+"""Signals from the target: a request is in the pipe, or an order is in shared memory."""
 
 READY, REPLY, FAILED = 1, 2, 3
-"""What the drafter's says: the draft is loaded, a reply is in the block, an error on the line."""
+"""Signals from the drafter: the draft is loaded, a reply is in shared memory, or an error is in the
+pipe."""
 
 ROLES: tuple[Role, ...] = get_args(Role)
 FORWARD_FIELDS = 8
-"""Whole numbers that a forward is told in; its share by the bits of a double."""
+"""Number of integers that encode a forward. The share is stored as the bits of a double."""
 
 CAPACITY_STEP = 512
-"""Rows that states grow by."""
+"""Number of rows by which the capacity of states grows."""
 
 
 def serve(
@@ -55,14 +55,14 @@ def serve(
     orders: MessageBuffer,
     replies: MessageBuffer,
 ) -> None:
-    """What the process does, from its start to its end.
+    """Run the draft process until the other side is gone.
 
     Args:
-        parent: the process that it must not outlive.
-        recipe: loads the draft.
+        parent: PID of the parent. This process ends with it.
+        recipe: Function that loads the draft model.
     """
     exit_with_parent(parent)
-    for name in ("SIGINT", "SIGHUP"):  # for the parent, which ends this one, by SIGTERM too
+    for name in ("SIGINT", "SIGHUP"):  # the parent handles these and ends this process
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     apply_placement(place)
@@ -75,7 +75,7 @@ def serve(
             bell.ring(0, FAILED)
             return
         gc.collect()
-        gc.freeze()  # what the draft is made of is no garbage
+        gc.freeze()  # the draft model lives until the process ends
         pipe.send(decoder.name)
         bell.ring(0, READY)
         with torch.inference_mode():
@@ -91,7 +91,7 @@ def _handle_orders(
     orders: MessageBuffer,
     replies: MessageBuffer,
 ) -> None:
-    """Orders as they come, each with one reply."""
+    """Handle orders in sequence, and send one reply to each."""
     workspace = Workspace({"draft": decoder}, 0)
     while True:
         rung = bell.wait()
@@ -123,20 +123,20 @@ def _handle_orders(
 
 
 def import_by_path(module: str, file: str | None) -> None:
-    """Have the module that a drafter's class is in: a plug-in's is a file that no name leads to."""
+    """Import the module of a drafter class. A plug-in's module can be imported only by its file."""
     if file is None or module in sys.modules or importlib.util.find_spec(module) is not None:
         return
     spec = importlib.util.spec_from_file_location(module, file)
     if spec is not None:
         sys.modules[module] = importlib.util.module_from_spec(spec)
-        source = Path(file).read_bytes()  # and no bytecode, which may be of an older text
+        source = Path(file).read_bytes()  # not bytecode, which may be outdated
         exec(compile(source, file, "exec"), vars(sys.modules[module]))  # noqa: S102
 
 
 def _create_drafter(
     workspace: Workspace, decoder: Decoder, kind: type[Drafter], params: Any, request: Any
 ) -> tuple[DraftSession, Drafter]:
-    if request.capacity > workspace.capacity:  # in large steps: it takes time while a timer runs
+    if request.capacity > workspace.capacity:  # large steps: growing takes measured time
         workspace.reserve(-(-request.capacity // CAPACITY_STEP) * CAPACITY_STEP)
     desk = DraftSession(request, decoder, workspace.loans())
     return desk, kind(desk, params)
@@ -151,7 +151,7 @@ def _encode_forwards(forwards: list[Forward]) -> list[int]:
 
 
 def decode_forwards(told: tuple[int, ...], model: str, worker: int) -> list[Forward]:
-    """The forwards that whole numbers tell of."""
+    """Decode forwards from integers; see `_encode_forwards`."""
     forwards = []
     for at in range(0, len(told), FORWARD_FIELDS):
         role, batch, n_tokens, first, last, t0, t1, bits = told[at : at + FORWARD_FIELDS]
@@ -162,7 +162,7 @@ def decode_forwards(told: tuple[int, ...], model: str, worker: int) -> list[Forw
 
 
 def _describe_error(error: Exception) -> tuple[bool, str, str | None]:
-    """Whether an error is for the user, its text and its hint."""
+    """Return whether an error is a `SpecbenchError`, its message and its hint."""
     if isinstance(error, SpecbenchError):
         return True, error.message, error.hint
     frames = traceback.extract_tb(error.__traceback__)

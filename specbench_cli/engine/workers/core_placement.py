@@ -1,4 +1,4 @@
-"""Which cores a process computes on, and with how many threads."""
+"""Placement of processes on CPU cores, and their number of threads."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _CORES = Path("/sys/devices/system/cpu")
 
 @dataclass(frozen=True, slots=True)
 class CorePlacement:
-    """Cores, with a thread on each; none: wherever the system has it compute, as it was.
+    """Cores of a process, with one thread per core. No cores means no pinning.
 
-    What computes on a GPU has its host's work on these cores.
+    A process that computes on a GPU runs its host work on these cores.
     """
 
     cores: tuple[int, ...] = ()
 
 
 def split_cores() -> tuple[CorePlacement, CorePlacement]:
-    """The cores that this process may use, split in two: the target's, then the draft's.
+    """Split the cores of this process in two halves. Return the target's, then the draft's.
 
-    The threads of a physical core stay together: two workers on it would wait for each other.
+    Hyperthreads of a physical core stay together, because two workers would compete for it.
     """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     cores.sort(key=_physical_core)
@@ -39,7 +39,7 @@ def split_cores() -> tuple[CorePlacement, CorePlacement]:
 
 
 def _physical_core(core: int) -> tuple[int, int]:
-    """The package and the physical core in it that a core is a thread of."""
+    """Return the package and the physical core of a logical core."""
     topology = _CORES / f"cpu{core}" / "topology"
     try:
         package, own = (
@@ -51,7 +51,7 @@ def _physical_core(core: int) -> tuple[int, int]:
 
 
 def apply_placement(place: CorePlacement) -> None:
-    """Have this process compute at a place from now on."""
+    """Pin all threads of this process to the cores of a placement."""
     if place.cores:
         torch.set_num_threads(len(place.cores))
         for task in _thread_ids():
@@ -60,7 +60,7 @@ def apply_placement(place: CorePlacement) -> None:
 
 @contextmanager
 def use_placement(place: CorePlacement) -> Iterator[None]:
-    """Have this process compute at a place; cores and threads are as they were afterwards."""
+    """Pin this process to a placement, and restore its cores and threads afterwards."""
     threads, tasks = torch.get_num_threads(), _thread_ids()
     before = {task: _affinity(task) for task in tasks}
     apply_placement(place)
@@ -70,23 +70,23 @@ def use_placement(place: CorePlacement) -> Iterator[None]:
         if place.cores:
             torch.set_num_threads(threads)
             mine = before.get(os.getpid(), ())
-            for task in _thread_ids():  # threads that were started since are children of this one's
+            for task in _thread_ids():  # threads started meanwhile get the main thread's cores
                 _pin(task, before.get(task, mine))
 
 
 def _thread_ids() -> list[int]:
-    """The threads of this process: torch's keep the cores that they were started with."""
+    """Return the threads of this process. Those of torch keep their initial cores."""
     return [int(task.name) for task in _TASKS.iterdir()] if _TASKS.is_dir() else []
 
 
 def _affinity(task: int) -> Sequence[int]:
     try:
         return tuple(os.sched_getaffinity(task))
-    except ProcessLookupError:  # it ended meanwhile
+    except ProcessLookupError:  # the thread has ended
         return ()
 
 
 def _pin(task: int, cores: Sequence[int]) -> None:
     if cores:
-        with suppress(ProcessLookupError):  # it ended meanwhile
+        with suppress(ProcessLookupError):  # the thread has ended
             os.sched_setaffinity(task, cores)

@@ -1,4 +1,4 @@
-"""The draft's side of a parallel method: a state machine, and all that it may touch."""
+"""Drafter of a parallel method: a state machine, and the session that it may use."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from specbench_cli.engine.workers.message import Message
 from specbench_cli.former_names import renamed_members
 
 TARGET, DRAFTER = 0, 1
-"""Numbers of the workers in traces."""
+"""Worker indices in traces."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """What a worker is told of a request before it begins.
+    """A request as a worker needs it before it starts.
 
-    capacity: rows that its states need; vocab_size: the target's; source: see `Request`.
+    Attributes:
+        capacity: Number of rows that its states need.
+        vocab_size: Vocabulary size of the target.
+        source: See `Request`.
     """
 
     prompt_id: str
@@ -43,15 +46,15 @@ class DraftRequest:
 
 @renamed_members(since="pending_tokens")
 class DraftSession:
-    """All that a drafter may touch: the drafting half of a session.
+    """The drafting half of a session, as the interface of a drafter.
 
     Attributes:
-        model: the draft behind a meter.
-        text: the prompt, what the drafter was told is committed, and what it drafts on its own; the
-            drafter keeps it. Rows of its states stand for these tokens.
-        prompt_length: tokens of the prompt.
-        chooser: how draft tokens are chosen; its positions are those of the output.
-        held: the states handed out, each with its model.
+        model: The draft model, metered.
+        text: The prompt, the committed tokens that the drafter received, and its own draft tokens.
+            The drafter maintains it. The rows of its states belong to these tokens.
+        prompt_length: Number of prompt tokens.
+        chooser: Chooser of draft tokens. Its positions are those of the output.
+        states: Allocated states, each with its model.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class DraftSession:
         self._source = request.source
 
     def new_state(self, model: Metered, slack: int = 0) -> State:
-        """A cleared state, preallocated for the longest sequence of the run plus `slack` rows."""
+        """Return an empty state for the longest sequence of the run plus `slack` rows."""
         state = self._allocate_state(model.decoder, slack)
         if self._source is not None:
             model.decoder.attach(state, self._source)
@@ -80,22 +83,22 @@ class DraftSession:
         return state
 
     def pending_tokens(self, length: int) -> Tokens:
-        """The tokens of the text that a state of `length` rows has not seen."""
+        """Return the tokens of the text that a state with `length` rows has not processed."""
         return Tokens(host.ids([self.text[length:]], self.device))
 
     @property
     def position(self) -> int:
-        """Index in the output of the token that follows the text."""
+        """Output index of the token after the text."""
         return len(self.text) - self.prompt_length
 
 
 @renamed_members(desk="session")
 class Drafter(ABC):
-    """The draft's side of a parallel method: from orders to answers, without input or output of
-    its own, so that it runs wherever a worker is.
+    """The drafting side of a parallel method, which maps orders to answers.
 
-    Its class stands at the top level of a module, so that another process can import it. What it
-    answers must follow from the prompt, the orders and `desk.chooser` alone.
+    It has no other input or output, so any worker can run it. Define the class at the top level of
+    a module, so that another process can import it. Answers must depend only on the prompt, the
+    orders and `session.chooser`.
     """
 
     def __init__(self, session: DraftSession, params: MethodParams) -> None:
@@ -103,15 +106,15 @@ class Drafter(ABC):
         self.params: Any = params
 
     def start(self) -> None:
-        """A new prompt: prefill the draft. `desk.text` holds the prompt."""
+        """Prefill the draft model with the prompt in `session.text`."""
 
     @abstractmethod
     def handle(self, message: Message) -> Message | None:
-        """Carry out an order; returns the answer, None where none is due."""
+        """Handle an order. Return the answer, or None if the order has none."""
 
 
 def _create_chooser(request: DraftRequest, device: torch.device) -> Chooser:
-    """With the target's noise, and with draws of the drafter's own."""
+    """Return a chooser with the target's noise and the drafter's own random draws."""
     who = (request.sampling.seed, request.prompt_id, request.turn)
     return Chooser(
         request.sampling,

@@ -1,5 +1,4 @@
-"""What workers tell each other: a few whole numbers and, where distributions matter, rows of
-them."""
+"""Messages between workers: a few integers and, if needed, rows of distributions."""
 
 from __future__ import annotations
 
@@ -15,10 +14,11 @@ from specbench_cli.engine.types import Forward
 class Message:
     """An order to a drafter, or its answer.
 
-    ints: what it is about, as the two sides agree on it: tokens, lengths.
-    rows: [k, V] float32, the distributions that tokens were drawn from, or log-probabilities; None
-        where no distribution is needed. On the sender's device; the receiver gets a copy of its
-        own, on its device.
+    Attributes:
+        ints: Integers, such as tokens and lengths. Both sides define their meaning.
+        rows: [k, V] float32, distributions that tokens were drawn from, or log-probabilities. None
+            if no distribution is needed. The sender's rows are on its device; the receiver gets a
+            copy on its own device.
     """
 
     ints: tuple[int, ...]
@@ -26,18 +26,23 @@ class Message:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes to tell it."""
+        """Size of the message in bytes."""
         return 8 * len(self.ints) + (0 if self.rows is None else self.rows.nbytes)
 
 
 @dataclass(slots=True)
 class Reply:
-    """What comes back of every order, whether an answer is due or not. Times of the monotonic
-    clock, which all processes of a machine share.
+    """Reply to an order, with or without an answer.
 
-    number: the order's; message: the answer, if one is due.
-    forwards: what was computed since the last reply.
-    read_ns: when the order was read; sent_ns: when this was sent; heard_ns: when it was read.
+    Times are in ns of the monotonic clock, which all processes of a machine share.
+
+    Attributes:
+        number: Number of the order.
+        message: The answer, or None.
+        forwards: Forwards since the last reply.
+        read_ns: Time when the worker read the order.
+        sent_ns: Time when the worker sent this reply.
+        received_ns: Time when the target read this reply.
     """
 
     number: int

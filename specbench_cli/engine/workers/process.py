@@ -1,9 +1,8 @@
-"""Drafters in a process of their own: other cores, or another GPU.
+"""Drafters in a separate process, on other cores or another GPU.
 
-The process is a fresh interpreter, loads the draft itself, serves one request after another, and is
-gone when its transport is closed, when it does not answer in time, or with the process that started
-it. Numbers and distributions go through shared memory; nothing is pickled while a request is
-decoded.
+The process is a new interpreter that loads the draft model and serves one request after another. It
+ends when its transport is closed, when it does not answer in time, or when its parent ends.
+Integers and distributions go through shared memory. Nothing is pickled during decoding.
 """
 
 from __future__ import annotations
@@ -31,18 +30,19 @@ from specbench_cli.engine.workers.transport import Transport, Worker, WorkerRequ
 from specbench_cli.errors import EnvironmentFault, MethodFault, WorkerLost
 
 MAX_ROWS = 128
-"""Distributions that a message has room for."""
+"""Maximum number of distributions in a message."""
 
 LOAD_TIMEOUT_S = 600.0
-"""The longest that a draft may take to load."""
+"""Maximum time to load a draft model, in seconds."""
 
 
 class ProcessTransport(Transport):
-    """One process for a workspace's drafts, started when first asked for.
+    """Transport with one process for the drafters of a workspace, started on first use.
 
     Args:
-        target, draft: where this process, and where the draft's computes.
-        timeout: seconds after which a worker that does not answer counts as lost.
+        target: Cores of this process.
+        draft: Cores of the draft process.
+        timeout: Seconds without an answer until a worker counts as lost.
     """
 
     def __init__(
@@ -58,15 +58,15 @@ class ProcessTransport(Transport):
 
     @property
     def pid(self) -> int | None:
-        """The process, if there is one."""
+        """PID of the draft process, or None if it was not started."""
         return None if self._process is None else self._process.pid
 
     def start_worker(self, request: WorkerRequest) -> Worker:
         """See `Transport`.
 
         Raises:
-            WorkerLost: the process does not start.
-            EnvironmentFault: the draft cannot be loaded there.
+            WorkerLost: The process does not start.
+            EnvironmentFault: The process cannot load the draft model.
         """
         if self._process is not None and self._process.has_stopped:
             self.close()
@@ -90,13 +90,14 @@ class ProcessTransport(Transport):
 
 
 class DraftProcess:
-    """The process, seen from the one that started it.
+    """The parent's handle of the draft process.
 
     Attributes:
-        pid: its number.
-        model: the draft's name in traces, once it is loaded.
-        number, heard: of the last order, and of the last reply.
-        ended: whether it was ended from here.
+        pid: PID of the process.
+        model: Name of the draft model in traces; empty until it is loaded.
+        last_order: Number of the last order.
+        last_reply: Number of the last reply.
+        has_stopped: Whether `stop` ended the process.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class DraftProcess:
         self._pipe, their_line = context.Pipe()
         self._orders, self._replies = (MessageBuffer.create(MAX_ROWS, vocab) for _ in range(2))
         self._bell = Doorbell(mine)
-        # A process is spawned with the descriptors that its arguments name, and no others.
+        # A spawned process inherits only the file descriptors in its arguments.
         self._process = context.Process(
             target=serve,
             args=(os.getpid(), recipe, place, theirs, their_line, self._orders, self._replies),
@@ -125,7 +126,7 @@ class DraftProcess:
         self.pid = self._process.pid
 
     def send_signal(self, number: int, what: int) -> None:
-        """Ring."""
+        """Signal an order or a request. Raise WorkerLost if the process is gone."""
         self.last_order = number
         try:
             self._bell.ring(number, what)
@@ -133,12 +134,12 @@ class DraftProcess:
             self._raise_lost()
 
     def start_request(self, number: int, request: WorkerRequest) -> None:
-        """Have it begin with a request, once it has done with the one before."""
+        """Start a request, after waiting for the replies of the previous one."""
         if not self.model:
             self._wait_for_signal(LOAD_TIMEOUT_S)
             self.model = self._pipe.recv()
         while self.last_reply < self.last_order:
-            with suppress(MethodFault):  # of nobody's who is still there
+            with suppress(MethodFault):  # it belongs to a request that has ended
                 self._wait_for_signal(self._timeout)
         self.send_signal(number, START)
         try:
@@ -149,10 +150,10 @@ class DraftProcess:
             self._raise_lost()
 
     def send_order(self, number: int, message: Message) -> None:
-        """Give it an order.
+        """Send an order.
 
         Raises:
-            MethodFault: too many are open, or it does not fit.
+            MethodFault: Too many orders are open, or the message is too large.
         """
         if number - self.last_reply > SLOTS:
             raise MethodFault(f"more than {SLOTS} orders are open: receive the answers first")
@@ -160,7 +161,7 @@ class DraftProcess:
         self.send_signal(number, ORDER)
 
     def receive_reply(self, timeout: float | None, device: torch.device) -> Reply:
-        """The next reply, its rows on a device."""
+        """Return the next reply, with its rows on a device."""
         number = self._wait_for_signal(self._timeout if timeout is None else timeout)
         heard_ns = time.perf_counter_ns()
         (read_ns, sent_ns, n, *rest), rows = self._replies.read(number, device)
@@ -169,13 +170,13 @@ class DraftProcess:
         return Reply(number, answer, forwards, read_ns, sent_ns, heard_ns)
 
     def stop(self) -> None:
-        """End it, and wait until it is gone."""
+        """Stop the process, and wait until it has ended."""
         if self.has_stopped:
             return
         self.has_stopped = True
         self._bell.close()
         self._pipe.close()
-        self._process.join(0.2)  # it hears that nobody is there
+        self._process.join(0.2)  # the closed doorbell ends the process
         if self._process.is_alive():
             self._process.kill()
         self._process.join()
@@ -183,7 +184,7 @@ class DraftProcess:
         self._replies.close()
 
     def _wait_for_signal(self, timeout: float) -> int:
-        """The number that its bell is rung with next; raises what went wrong there."""
+        """Wait for the next signal and return its number. Raise the error of a failed order."""
         try:
             rung = self._bell.wait(timeout)
         except EOFError:
@@ -197,14 +198,14 @@ class DraftProcess:
         self.last_reply, what = rung
         if what == FAILED:
             known, text, hint = self._pipe.recv()
-            if not self.model:  # it could not load the draft, and has gone
+            if not self.model:  # the process could not load the draft model and has ended
                 self.stop()
                 raise EnvironmentFault(f"the draft's worker cannot load the draft: {text}", hint)
             raise MethodFault(text if known else f"its drafter raised {text}", hint)
         return self.last_reply
 
     def _raise_lost(self) -> NoReturn:
-        """Raises WorkerLost."""
+        """Raise WorkerLost with the exit status of the process."""
         self._process.join(1.0)
         code = self._process.exitcode
         self.stop()
@@ -219,7 +220,7 @@ _HINT = "if memory ran out, choose a smaller --draft or --dtype; then go on with
 
 
 class ProcessWorker(Worker):
-    """A drafter in a process of its own."""
+    """A drafter in a separate process."""
 
     def __init__(self, process: DraftProcess, request: WorkerRequest) -> None:
         super().__init__(request.meter, process.last_order)

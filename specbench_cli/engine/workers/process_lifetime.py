@@ -1,6 +1,4 @@
-"""A process that does not outlive the one that started it, whatever ends that, and leaves Ctrl-C to
-it.
-"""
+"""Lifetime of child processes: they end with their parent, and leave Ctrl-C to it."""
 
 from __future__ import annotations
 
@@ -18,30 +16,31 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def exit_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent is gone; on Linux alone.
+    """Let the kernel kill this process when its parent ends. Only on Linux.
 
     Args:
-        parent: the process that it was started by, which may be gone already.
+        parent: PID of the parent, which may have ended already.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it was quicker
+        if os.getppid() != parent:  # the parent ended before the call
             os._exit(1)
 
 
 @contextmanager
 def block_interrupts(context: BaseContext | None = None) -> Iterator[None]:
-    """While entered, a process that is started hears no Ctrl-C from its first moment on: it imports
-    for seconds before it can say what it makes of one. A fresh interpreter imports nothing from the
-    working folder.
+    """Start processes that ignore Ctrl-C from the beginning.
+
+    A new process imports for seconds before it can set a signal handler. New interpreters also do
+    not import modules from the working folder.
 
     Args:
-        context: of multiprocessing, if that starts it.
+        context: Context of multiprocessing, if it starts the process.
     """
     with ExitStack() as stack:
         if context is not None and context.get_start_method() == "spawn":
             stack.enter_context(_safe_path())
-            # Spawning starts it, and its start lets interrupts in.
+            # Spawning would start the tracker, and its start unblocks interrupts.
             resource_tracker.ensure_running()
         if hasattr(signal, "pthread_sigmask"):
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -51,10 +50,10 @@ def block_interrupts(context: BaseContext | None = None) -> Iterator[None]:
 
 @contextmanager
 def _safe_path() -> Iterator[None]:
-    """Have the interpreters that are started not look for modules in the working folder.
+    """Prevent new interpreters from importing modules from the working folder.
 
-    `multiprocessing` starts them by `python -c`, which looks there first: a file
-    `multiprocessing.py` in a folder of somebody else would run.
+    `multiprocessing` starts them by `python -c`, which searches the working folder first. A file
+    `multiprocessing.py` there would run.
     """
     before = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"
@@ -68,7 +67,7 @@ def _safe_path() -> Iterator[None]:
 
 
 def exit_on_interrupt() -> None:
-    """Have this process, which was started deaf, end at an interrupt without a word."""
+    """Exit silently on an interrupt from now on. `block_interrupts` started this process."""
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -1,10 +1,9 @@
-"""Prepared continuations: what a draft model drafts next, rolled out for several outcomes at once.
+"""Prepared draft windows: the draft model continues several possible outcomes in advance.
 
-While a window of draft tokens is verified, its outcome (how many of them stand, and which token
-follows) is guessed, and for every guess the draft model drafts the window that would come next. A
-guess is a branch off the window; all branches advance together, a level a forward. Once the outcome
-is known its branch, if there is one, is the next window: its rows become the model's own, and
-nothing is computed again.
+While the target verifies a window of draft tokens, the drafter guesses outcomes. An outcome is the
+number of accepted tokens and the token after them. For each guess the draft model drafts the next
+window, as a branch of the present window. Each forward extends all branches by one level. If the
+real outcome has a branch, that branch is the next window, and its cache rows are kept.
 """
 
 from __future__ import annotations
@@ -26,20 +25,22 @@ from specbench_cli.engine.workers.drafter import Drafter, DraftSession
 from specbench_cli.engine.workers.message import Message
 
 Guess = tuple[int, int]
-"""An outcome: how many tokens of a window stand, and the token that follows them."""
+"""Outcome of a window: the number of accepted tokens, and the token after them."""
 
 
 def guess_outcomes(ranked: Tensor, window: Sequence[int], width: int, limit: int) -> list[Guess]:
-    """The likeliest outcomes of a window of m tokens, by the tokens thought best at each place.
+    """Return the likeliest outcomes of a window of m tokens, from the best tokens per position.
 
-    A rejected token does not come again, so it is no guess of what comes in its place.
+    The rejected token itself is never the recovered token, so it is no guess.
 
     Args:
-        ranked: tokens [m + 1, width + 1], or as wide as the vocabulary; best first.
-        width: most guesses for each number of tokens that stand.
-        limit: most tokens of use behind the text; an outcome takes one more of them than stand.
+        ranked: Tokens [m + 1, width + 1], or as wide as the vocabulary, best first.
+        width: Maximum number of guesses per number of accepted tokens.
+        limit: Remaining token budget after the text. An outcome uses its accepted tokens and one
+            more.
+
     Returns:
-        by how many tokens stand; none behind which no window would be of use.
+        Outcomes sorted by the number of accepted tokens, without those that use up the budget.
     """
     found: list[Guess] = []
     for stand, row in enumerate(host.numbers(ranked)[: max(0, limit - 1)]):
@@ -51,12 +52,13 @@ def guess_outcomes(ranked: Tensor, window: Sequence[int], width: int, limit: int
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Draft tokens in a row, and where they come from.
+    """A chain of draft tokens after an outcome.
 
-    q: [m, V], the distributions that they were drawn from; None where they were chosen without a
-        draw.
-    reused: whether they were prepared before their outcome was known.
-    prepared: for how many outcomes windows were.
+    Attributes:
+        tokens: The draft tokens.
+        q: [m, V], the distributions that they were drawn from. None without a draw.
+        reused: Whether the window was prepared before the outcome was known.
+        prepared: Number of outcomes with a prepared window.
     """
 
     tokens: tuple[int, ...]
@@ -67,11 +69,12 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """The branches at one distance from the window.
+    """One level of all branches.
 
-    first: the place of their first row among those behind the text.
-    rows: [b, V'], what the model says behind each of them.
-    next: the tokens drawn there, for those that go on: the first of them.
+    Attributes:
+        first: Index of the level's first row, counted from the end of the text.
+        rows: Logits [b, V'] after each branch.
+        next: Tokens drawn from them, for the branches that continue. These are the first ones.
     """
 
     first: int
@@ -80,43 +83,43 @@ class _Level:
 
 
 class Rollouts:
-    """A draft model that drafts windows, and prepares those that may follow.
+    """A draft model that drafts windows and prepares possible next ones.
 
-    A round: `settle`, which gives a window; `complete`, `prepare`, while that is verified. The rows
-    of the model's state are those of the committed text, those of the window, and behind them those
-    of the branches, level by level. `desk.text` holds the text and the window.
+    In each round `settle` returns a window. While the target verifies it, `complete` and `prepare`
+    run. The model's state has the rows of the committed text, of the window, and of the branches,
+    level by level. `session.text` has the committed text and the window.
 
-    The last token of a prepared window is drawn when it is taken, so that chance is spent only on
-    what is fed. Under a rule that draws, branches are drawn independently of each other and of what
-    decides among them: the one taken is a draw from the draft's distribution behind its outcome.
+    The last token of a prepared window is drawn when the window is used, so no random number is
+    drawn for a token without a forward. With sampling, branches are drawn independently of each
+    other and of the outcome. The used branch is thus a draw from the draft distribution after its
+    outcome.
 
     Args:
-        length: tokens of a window.
-        width: most branches for each number of tokens that may stand.
+        length: Number of tokens in a window.
+        width: Maximum number of branches per number of accepted tokens.
     """
 
     def __init__(self, session: DraftSession, length: int, width: int) -> None:
         self._session, self._length, self._model = session, length, session.model
         self._state = session.new_state(session.model, slack=width * (length + 1) * length)
-        self._root = len(session.text)  # committed tokens; behind them `desk.text` holds the window
+        self._root = len(session.text)  # number of committed tokens; the window follows them
         self._limit = 0
-        self._picks: list[Pick] = []  # of the window
+        self._picks: list[Pick] = []  # the window's tokens
         self._logits: list[
             Tensor
-        ] = []  # rows [1, V'] they were picked from, and the last one's own
+        ] = []  # logits [1, V'] that they were chosen from, and those after the last token
         self._branches: dict[Guess, int] = {}
         self._levels: list[_Level] = []
         self._model.forward(session.pending_tokens(0), self._state, logits_at=None)
         self._state.commit(0, range(self._root))
 
     def settle(self, accepted: int, token: int, limit: int) -> Window:
-        """Take an outcome: the window that follows, prepared or else drafted now.
+        """Return the window after an outcome. Draft it now if it was not prepared.
 
         Args:
-            stand: tokens of the window that were committed; 0 at first, when there is none.
-            token: the committed token behind them.
-            limit: most tokens of use behind that: what is left of the last limit, or 0 where the
-                output ends.
+            accepted: Number of committed tokens of the present window; 0 without a window.
+            token: The committed token after them.
+            limit: Remaining token budget after that token; 0 if the output ends.
         """
         prepared = len(self._branches)
         branch = self._branches.get((accepted, token)) if limit > 0 else None
@@ -141,16 +144,16 @@ class Rollouts:
         )
 
     def complete(self) -> None:
-        """Feed the window's last token, so that all branches find the rows that they come off."""
+        """Process the last token of the window, so that all branches have their parent rows."""
         if self._limit > 1:
             out = self._model.forward(Tokens(self._picks[-1][0][None]), self._state)
             self._logits.append(cast(Tensor, out.logits)[:, -1])
 
     def guess(self, width: int) -> list[Guess]:
-        """The outcomes that the draft model itself thinks likeliest, once the window is complete.
+        """Return the likeliest outcomes by the draft model. Call it after `complete`.
 
         Args:
-            width: most guesses for each number of tokens that may stand.
+            width: Maximum number of guesses per number of accepted tokens.
         """
         if self._limit < 2:
             return []
@@ -160,7 +163,7 @@ class Rollouts:
         return guess_outcomes(ranked, self._session.text[self._root :], width, self._limit)
 
     def prepare(self, outcomes: Iterable[Guess]) -> None:
-        """Draft the windows that follow these outcomes of the current window, which is complete."""
+        """Draft the windows after the given outcomes. Call it after `complete`."""
         useful = (guess for guess in outcomes if guess[0] + 1 < self._limit)
         ordered = sorted(useful, key=lambda guess: guess[0])  # the highest branches first
         stands = [stand for stand, _ in ordered]
@@ -187,11 +190,11 @@ class Rollouts:
 
     @property
     def _position(self) -> int:
-        """Index in the output of the window's first token."""
+        """Output index of the window's first token."""
         return self._root - self._session.prompt_length
 
     def _draft(self) -> None:
-        """Draft a window, token by token."""
+        """Draft a window token by token."""
         self._picks, self._logits = [], []
         x = self._session.pending_tokens(self._state.length())
         for ahead in range(min(self._length, self._limit)):
@@ -203,7 +206,7 @@ class Rollouts:
             x = Tokens(self._picks[-1][0][None])
 
     def _take(self, accepted: int, branch: int) -> None:
-        """Make a branch the window: its rows, and of the one before those that stand."""
+        """Make a branch the window. Keep its rows and the accepted rows of the previous window."""
         levels = [level for level in self._levels if branch < len(level.rows)]
         one = slice(branch, branch + 1)
         rows = [*range(accepted), *(level.first + branch for level in levels)]
@@ -215,18 +218,17 @@ class Rollouts:
         self._picks.append(last)
 
 
-# ---- the drafter that prepares them, and the target's side --------------------------------------
+# ---- drafter and target side --------------------------------------------------------------------
 
 SETTLE, COMPLETE, PREPARE = range(3)
-"""Orders. An outcome is told, and answered with a window; the window is to be completed; windows
-are to be prepared."""
+"""Orders: send an outcome and get a window, complete the window, and prepare next windows."""
 
 
 class Preparer(Drafter):
-    """A drafter that answers an outcome with the window that follows it, prepared or not.
+    """A drafter that answers an outcome with the next window, prepared or not.
 
-    The orders to prepare come before the outcome's, and are carried out before it: which windows
-    are ready does not depend on who is faster.
+    It handles orders to prepare before the outcome that follows them. So the prepared windows do
+    not depend on the speed of either side.
     """
 
     rollouts: Rollouts
@@ -246,17 +248,17 @@ class Preparer(Drafter):
 
     @abstractmethod
     def prepare(self, outcomes: Sequence[Guess]) -> None:
-        """Prepare windows; `told` are the outcomes that the target's side thinks likely."""
+        """Prepare windows. `outcomes` are the likely outcomes by the target's side."""
 
 
 class DraftWindows:
-    """The target's side: a session's windows, one for each outcome that is told.
+    """The target's side: the draft windows of a session, one after each outcome.
 
     Args:
-        kind, params: as for `Session.start_worker`; the drafter's prefill has begun.
+        kind, params: As in `Session.start_worker`. The drafter starts its prefill.
 
     Attributes:
-        ids: the current window's tokens.
+        ids: Tokens of the present window.
     """
 
     ids: Sequence[int] = ()
@@ -267,17 +269,17 @@ class DraftWindows:
         self._is_first = True
 
     def settle(self, committed: Sequence[int]) -> None:
-        """Tell what was committed. If the output ends there, no window follows."""
+        """Send the committed tokens to the drafter. If the output ends, no window follows."""
         limit = 0 if self._session.finish else self._session.max_draft_length()
         self._worker.send(Message((SETTLE, len(committed) - 1, committed[-1], limit)))
 
     def next(self) -> tuple[Draft, Mapping[str, int]]:
-        """The window behind the outcome told last; waits for it.
+        """Wait for the window after the last outcome, and return it.
 
         Returns:
-            a chain, and counts for `Step.extra`: "prepared", the outcomes that windows were ready
-            for; "reused" or "missed", 1, whether the one that came was among them. (The first
-            window, and an empty one at the end of the budget, are neither.)
+            A chain, and counts for `Step.extra`. "prepared" is the number of outcomes with a
+                prepared window. "reused" is 1 if the real outcome had one, "missed" is 1 if not.
+                Both are 0 for the first window and for an empty one at the end of the budget.
         """
         answer = self._worker.receive()
         reused, prepared, *self.ids = answer.ints
@@ -286,10 +288,10 @@ class DraftWindows:
         return self._session.chain(self.ids, answer.rows), counts
 
     def complete(self) -> None:
-        """Have the window's last token fed, which comes before everything that is prepared."""
+        """Order the drafter to process the window's last token, before any `prepare`."""
         self._worker.send(Message((COMPLETE,)))
 
     def prepare(self, outcomes: Iterable[Guess] = ()) -> None:
-        """Have windows prepared."""
+        """Order the drafter to prepare windows."""
         told = (number for outcome in outcomes for number in outcome)
         self._worker.send(Message((PREPARE, *told)))

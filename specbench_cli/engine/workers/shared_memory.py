@@ -1,8 +1,7 @@
-"""Memory that two processes share, and the bell that says something new is in it.
+"""Shared memory between two processes, and a doorbell that signals new messages.
 
-A bell is a byte stream between the two: a system call on either side, so that what was written
-before it was rung is seen by who heard it. The memory has no name, so that nothing of it is left
-once both processes are gone, however they went.
+A doorbell is a socket. Its system calls ensure that the receiver sees all memory writes made before
+the signal. The shared memory has no name, so it is freed when both processes end for any reason.
 """
 
 from __future__ import annotations
@@ -24,25 +23,25 @@ from torch import Tensor
 from specbench_cli.errors import MethodFault
 
 SLOTS = 8
-"""Messages that a block holds: as many orders may be open."""
+"""Number of messages in a buffer, and maximum number of open orders."""
 
 MAX_INTS = 1 << 13
-"""Whole numbers that fit into a message."""
+"""Maximum number of integers in a message."""
 
 SPIN_NS = 100_000
-"""How long a bell is listened to without sleep: a sleeper takes about as long to wake up."""
+"""Time to busy-wait for a signal before sleeping, in ns: about the time that waking up takes."""
 
 _HEADER = struct.Struct("=3q")
 _SIGNAL = struct.Struct("=2q")
 _ROWS_OFFSET = _HEADER.size + 8 * MAX_INTS
-"""Where a message's rows begin."""
+"""Offset of the rows in a message."""
 
 
 class MessageBuffer:
-    """Numbered messages of whole numbers and rows of float32; one side writes, the other reads.
+    """Shared buffer of numbered messages with integers and float32 rows.
 
-    A message is in its place until that with the number `SLOTS` higher is written. A block can be
-    an argument of a process that is spawned, and is the same block there.
+    One side writes, and the other reads. Message n is available until message n + `SLOTS` is
+    written. A buffer can be passed to a spawned process, which then uses the same memory.
     """
 
     def __init__(self, fd: int) -> None:
@@ -53,28 +52,28 @@ class MessageBuffer:
 
     @classmethod
     def create(cls, rows: int, width: int) -> MessageBuffer:
-        """A block whose messages have room for so many rows."""
+        """Return a buffer for messages with up to `rows` rows of `width` floats."""
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create("specbench")
         else:
             with tempfile.TemporaryFile() as file:
                 fd = os.dup(file.fileno())
         stride = -(-(_ROWS_OFFSET + 4 * rows * width) // 64) * 64
-        os.truncate(fd, SLOTS * stride)  # what is never written takes no memory
+        os.truncate(fd, SLOTS * stride)  # unwritten pages take no memory
         return cls(fd)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _attach, (DupFd(self._fd),)
 
     def close(self) -> None:
-        """Let go of it; the memory is gone when both sides have."""
+        """Close this side. The memory is freed when both sides have closed it."""
         os.close(self._fd)
 
     def write(self, number: int, ints: Sequence[int], rows: Tensor | None) -> None:
-        """Put a message in; waits for the device that holds the rows.
+        """Write a message. Waits for the device of the rows.
 
         Raises:
-            MethodFault: it does not fit.
+            MethodFault: The message is too large.
         """
         n, at = len(ints), number % SLOTS * self._stride
         k, width = (-1, 0) if rows is None else rows.shape
@@ -86,7 +85,7 @@ class MessageBuffer:
             self._view_rows(at, k, width).copy_(rows)
 
     def read(self, number: int, device: torch.device) -> tuple[tuple[int, ...], Tensor | None]:
-        """A copy of a message, its rows on a device."""
+        """Return a copy of a message, with its rows on a device."""
         at = number % SLOTS * self._stride
         n, k, width = _HEADER.unpack_from(self._memory, at)
         ints = struct.unpack_from(f"={n}q", self._memory, at + _HEADER.size)
@@ -97,7 +96,7 @@ class MessageBuffer:
         return ints, self._view_rows(at, k, width).to(device, copy=True)
 
     def _view_rows(self, at: int, k: int, width: int) -> Tensor:
-        """The rows of a message, in place."""
+        """Return a view of the rows of a message."""
         floats = torch.frombuffer(
             self._memory, dtype=torch.float32, count=k * width, offset=at + _ROWS_OFFSET
         )
@@ -109,7 +108,7 @@ def _attach(descriptor: Any) -> MessageBuffer:
 
 
 class Doorbell:
-    """One end of a bell: rung with two whole numbers."""
+    """One end of a doorbell, whose signals are two integers."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
@@ -119,17 +118,17 @@ class Doorbell:
         self._received = bytearray()
 
     def ring(self, number: int, signal: int) -> None:
-        """Ring it. Raises EOFError if nobody is at the other end."""
+        """Send a signal. Raise EOFError if the other end is closed."""
         try:
             self._end.sendall(_SIGNAL.pack(number, signal))
         except OSError as error:
             raise EOFError from error
 
     def wait(self, timeout: float | None = None) -> tuple[int, int] | None:
-        """What it was rung with next; None if it was not rung in so many seconds.
+        """Return the next signal, or None after `timeout` seconds.
 
         Raises:
-            EOFError: nobody is at the other end any more.
+            EOFError: The other end is closed.
         """
         start = time.perf_counter_ns()
         while len(self._received) < _SIGNAL.size:
@@ -154,5 +153,5 @@ class Doorbell:
         return number, what
 
     def close(self) -> None:
-        """Close this end: the other one hears of it."""
+        """Close this end. The other end then raises EOFError."""
         self._end.close()

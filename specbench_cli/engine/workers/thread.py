@@ -1,4 +1,4 @@
-"""Drafters in a thread of this process: target and draft on one GPU, each with its own stream."""
+"""Drafters in a thread of this process, e.g. target and draft on one GPU with a stream each."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Job = Callable[[], None]
 
 
 class ThreadTransport(Transport):
-    """One thread for a workspace's drafts, started when first asked for.
+    """Transport with one thread for the drafters of a workspace, started on first use.
 
-    The draft is the workspace's own; nobody else may run it meanwhile.
+    The thread uses the draft model of the workspace. No other thread may run it meanwhile.
 
     Args:
-        timeout: seconds after which a worker that does not answer counts as lost.
+        timeout: Seconds without an answer until a worker counts as lost.
     """
 
     def __init__(self, *, timeout: float = 30.0) -> None:
@@ -58,7 +58,7 @@ class ThreadTransport(Transport):
             thread.join(self._timeout)
 
     def _abandon(self) -> None:
-        """Leave the thread to itself: it ends with the job that it is at, if that does."""
+        """Drop the thread without waiting. It ends after its present job."""
         self._jobs.put(None)
         self._jobs, self._thread = SimpleQueue(), None
 
@@ -67,8 +67,8 @@ class ThreadWorker(Worker):
     """A drafter in a thread.
 
     Args:
-        do: has the thread do something, after all that it was asked to do before.
-        abandon: gives the thread up.
+        submit: Function that queues a job for the thread.
+        abandon: Function that drops the thread.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ThreadWorker(Worker):
 
     @property
     def session(self) -> DraftSession | None:
-        """See `Worker`; it is the thread's while an order is open."""
+        """See `Worker`. Only the thread may use it while an order is open."""
         return self._session
 
     def _send_order(self, number: int, message: Message) -> None:
@@ -111,26 +111,26 @@ class ThreadWorker(Worker):
             raise reply
         reply.received_ns = time.perf_counter_ns()
         rows = None if reply.message is None else reply.message.rows
-        if rows is not None and rows.is_cuda:  # made on another stream than it is used on
+        if rows is not None and rows.is_cuda:  # computed on another stream
             rows.record_stream(torch.cuda.current_stream(rows.device))
         return reply
 
     def _remaining_forwards(self) -> Sequence[Forward]:
-        """See `Worker`: waits for the thread, which may be prefilling still."""
+        """See `Worker`. Waits for the thread, which may still run the prefill."""
         self._submit(lambda: self._send_reply(self._last_reply, None, time.perf_counter_ns()))
         return self._next_reply(None).forwards
 
     def _start_drafter(self) -> None:
-        """In the thread: seat the drafter."""
+        """Create and start the drafter, in the thread."""
         try:
             self._session = self._request.create_session()
             self._drafter = self._request.drafter_class(self._session, self._request.params)
             self._drafter.start()
-        except Exception as error:  # whoever waits for an answer hears of it
+        except Exception as error:  # `_next_reply` raises it
             self._replies.put(error)
 
     def _handle_order(self, number: int, message: Message) -> None:
-        """In the thread: an order."""
+        """Handle an order, in the thread."""
         if self._session is None or self._drafter is None:
             return
         read_ns = time.perf_counter_ns()
@@ -140,7 +140,7 @@ class ThreadWorker(Worker):
             self._replies.put(error)
 
     def _send_reply(self, number: int, answer: Message | None, read_ns: int) -> None:
-        """In the thread: an answer, with the forwards that led to it."""
+        """Send an answer with the forwards since the last reply, in the thread."""
         forwards = (
             [] if self._session is None else self._session.meter.take()
         )  # waits for the stream
@@ -149,7 +149,7 @@ class ThreadWorker(Worker):
 
 
 def _run_jobs(jobs: SimpleQueue[Job | None], device: torch.device) -> None:
-    """What the thread does."""
+    """Run queued jobs in the thread until None arrives."""
     stream: AbstractContextManager[Any] = nullcontext()
     if device.type == "cuda":
         stream = torch.cuda.stream(torch.cuda.Stream(device))

@@ -1,7 +1,7 @@
-"""Between the target's worker and a drafter: orders one way, answers the other.
+"""Transports between the target and a drafter: orders to the drafter, replies back.
 
-A transport decides where drafters run. Whatever it is, every order gets one reply, replies come in
-the order of the orders, and the drafter's forwards come with them.
+A transport decides where drafters run. With every transport, each order gets one reply, replies
+have the sequence of the orders, and each reply includes the drafter's forwards.
 """
 
 from __future__ import annotations
@@ -32,13 +32,17 @@ from specbench_cli.former_names import renamed_members
 
 @dataclass(frozen=True, slots=True)
 class WorkerRequest:
-    """What a transport needs to know of a request that wants a drafter.
+    """A request that needs a drafter.
 
-    kind, params: the drafter's class, and the method's parameters.
-    meter: the request's trace, into which the drafter's forwards go.
-    decoders: of the run, by role; recipes: what makes one in another process, which they reach.
-    lend: where states come from, and `chooser` how tokens are chosen, for drafters that work in the
-        request's own process; None for a chooser of its own.
+    Attributes:
+        drafter_class: Class of the drafter.
+        params: Parameters of the method.
+        request: The request as the drafter gets it.
+        decoders: Decoders of the run, by role.
+        recipes: Functions that load a decoder in another process, by role.
+        meter: Trace of the request, which records the drafter's forwards.
+        allocate_state: Allocator of states, for drafters in the request's own process.
+        chooser: Chooser of tokens, for drafters in the request's own process. None creates one.
     """
 
     drafter_class: type[Drafter]
@@ -51,17 +55,17 @@ class WorkerRequest:
     chooser: Chooser | None = None
 
     def create_session(self) -> DraftSession:
-        """A desk in the request's own process."""
+        """Return a draft session in the request's own process."""
         return DraftSession(self.request, self.decoders["draft"], self.allocate_state, self.chooser)
 
 
 @renamed_members(desk="session", settle="drain")
 class Worker(ABC):
-    """A drafter at work on one request, seen from the target's side.
+    """The target's handle of a drafter that works on one request.
 
     Args:
-        meter: where its forwards and the messages are kept.
-        number: of the last order before its first.
+        meter: Trace that records the drafter's forwards and the messages.
+        number: Number of the last order before this request.
     """
 
     def __init__(self, meter: Meter, number: int = 0) -> None:
@@ -71,23 +75,24 @@ class Worker(ABC):
 
     @property
     def session(self) -> DraftSession | None:
-        """The drafter's desk, if it stands in this process."""
+        """Draft session of the drafter, if it is in this process."""
         return None
 
     def send(self, message: Message) -> None:
-        """Give an order; returns at once, but where the drafter works in the caller's place."""
+        """Send an order without waiting. An inline drafter handles it before this returns."""
         self._last_order += 1
         self._sent_ns[self._last_order] = (time.perf_counter_ns(), message.nbytes)
         self._send_order(self._last_order, message)
 
     def receive(self, timeout: float | None = None) -> Message:
-        """The next answer that is due and was not cancelled; waits for it.
+        """Wait for the next answer that was not cancelled, and return it.
 
         Args:
-            timeout: seconds to wait; default: the transport's.
+            timeout: Seconds to wait. None uses the timeout of the transport.
+
         Raises:
-            WorkerLost: the worker died, or did not answer in time.
-            MethodFault: no order is open, or the drafter failed.
+            WorkerLost: The worker died, or did not answer in time.
+            MethodFault: No order is open, or the drafter failed.
         """
         while self._last_reply < self._last_order:
             reply = self._receive_reply(timeout)
@@ -96,19 +101,21 @@ class Worker(ABC):
         raise MethodFault("waits for an answer where no order is open")
 
     def cancel(self) -> None:
-        """Answers to the orders given so far are not wanted: they are dropped when they come, and
-        their forwards count as unused."""
+        """Cancel all orders sent so far.
+
+        Their answers are dropped, and their forwards count as unused.
+        """
         self._last_cancelled = self._last_order
 
     def drain(self) -> None:
-        """Cancel, and wait until the drafter has nothing more to do."""
+        """Cancel all orders, and wait until the drafter is idle."""
         self.cancel()
         while self._last_reply < self._last_order:
             self._receive_reply(None)
         self._meter.merge(self._remaining_forwards(), used=False)
 
     def _remaining_forwards(self) -> Sequence[Forward]:
-        """The forwards of a drafter that was given no order: they came with no reply."""
+        """Return the forwards that no reply included, e.g. if there was no order."""
         return ()
 
     def _receive_reply(self, timeout: float | None) -> Reply:
@@ -125,42 +132,44 @@ class Worker(ABC):
 
     @abstractmethod
     def _send_order(self, number: int, message: Message) -> None:
-        """Hand an order over."""
+        """Send an order to the drafter."""
 
     @abstractmethod
     def _next_reply(self, timeout: float | None) -> Reply:
-        """The next reply, with rows on the target's device; see `receive` for what it raises."""
+        """Return the next reply, with rows on the target's device. Raise as `receive` does."""
 
 
 class Transport(ABC):
-    """Where the drafters of a workspace run; outlives the requests."""
+    """Base class of transports: where the drafters of a workspace run, for all its requests."""
 
     @abstractmethod
     def start_worker(self, request: WorkerRequest) -> Worker:
-        """A drafter, started on a request: its prefill has begun."""
+        """Start a drafter on a request, beginning with its prefill."""
 
     @property
     def pid(self) -> int | None:
-        """The process that drafters run in, if that is another one and there is one."""
+        """PID of the draft process, or None if there is no other process."""
         return None
 
     @property
     def threads(self) -> frozenset[int]:
-        """Identities of the threads of this process that drafters run in."""
+        """Identifiers of the threads of this process that run drafters."""
         return frozenset()
 
     @contextmanager
     def pin_target(self) -> Iterator[None]:
-        """Have this process compute where it should while a drafter works beside it; everything is
-        as it was afterwards."""
+        """Pin this process to the target's cores while a drafter runs in parallel.
+
+        The context restores the previous state.
+        """
         yield
 
     def close(self) -> None:
-        """End the workers; nothing is left of them."""
+        """Stop all workers and release their resources."""
 
 
 class InlineTransport(Transport):
-    """Drafters work in the caller's place, when an order is given: for audits, tests and tables."""
+    """Transport whose drafters run in `send`, in the caller's thread, for audits and tests."""
 
     def start_worker(self, request: WorkerRequest) -> Worker:
         """See `Transport`."""
@@ -168,7 +177,7 @@ class InlineTransport(Transport):
 
 
 class InlineWorker(Worker):
-    """A drafter in the caller's place."""
+    """A drafter that runs in the caller's thread."""
 
     def __init__(self, request: WorkerRequest) -> None:
         super().__init__(request.meter)

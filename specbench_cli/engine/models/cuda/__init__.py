@@ -1,4 +1,4 @@
-"""What makes forwards over few rows fast on a CUDA device: graphs, and kernels for these."""
+"""CUDA graphs and Triton kernels, which make forwards over few rows fast."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import torch
 
 
 def find_triton_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
-    """The module `kernels`, where its kernels run on a device in a dtype; else None: torch's own
-    operations give the same up to rounding."""
+    """Return the module `kernels` if it supports a device and dtype, else None.
+
+    torch's operations give the same results up to rounding.
+    """
     if device.type != "cuda":
         return None
     try:

@@ -1,11 +1,12 @@
-"""Forwards that are recorded once and replayed: CUDA graphs over buffers that stay where they are.
+"""CUDA graphs: forwards that are captured once over fixed buffers, and replayed.
 
-A forward over few rows is hundreds of kernels of a few microseconds each. A fast device runs them
-sooner than the host launches them one by one, and waits: most of a small draft's step is launching.
-Recorded as a graph, all are launched by one call. What differs from replay to replay lies in
-buffers on the device: ids, how many rows were written before, a tree's mask and positions. As the
-number of rows that attention reads is part of a recording, it is a multiple of `SEEN_MULTIPLE`;
-those that are not there yet are masked.
+A forward over few rows has hundreds of kernels of a few microseconds each. A fast device runs them
+faster than the host launches them, so launches take most of the step of a small draft model. A
+graph launches all of them in one call.
+
+Inputs that differ between replays are in buffers on the device: ids, the number of cached rows, and
+a tree's mask and positions. The number of rows that attention reads is part of a graph. It is a
+multiple of `SEEN_MULTIPLE`, and rows that are not written yet are masked.
 """
 
 from __future__ import annotations
@@ -23,20 +24,22 @@ from specbench_cli.engine.models.state import KVState
 from specbench_cli.engine.types import Features, Hidden, ModelOutput, Tokens
 
 MAX_ROWS = 64
-"""Most rows of a forward that is recorded: wider ones keep the device busy for as long as their
-launches take."""
+"""Maximum number of rows of a captured forward. In wider ones, launches do not limit the speed."""
 
 SEEN_MULTIPLE = 256
-"""Rows in whose multiples a recording's attention looks."""
+"""Attention in a graph reads a multiple of this number of rows."""
 
 
 class GraphKey(NamedTuple):
-    """What makes two forwards the same recording, beside how many rows they see.
+    """Key of a CUDA graph, without the number of rows that attention reads.
 
-    n: new rows. width: numbers beside each id; 0: ids alone. logits: how many rows get some by an
-    index, else "last", "all" or None. taps: layers. mask_width: columns of its mask; 0: the usual
-    one.
-    has_positions: whether its positions are its own.
+    Attributes:
+        n: Number of new rows.
+        width: Width of the features of each id. 0 means ids only.
+        logits: Number of rows selected by an index tensor, else "last", "all" or None.
+        taps: Captured layers.
+        mask_width: Columns of the mask. 0 is causal.
+        has_positions: Whether the positions are explicit.
     """
 
     n: int
@@ -48,7 +51,7 @@ class GraphKey(NamedTuple):
 
     @classmethod
     def of(cls, model_input: ModelInput) -> GraphKey | None:
-        """That of a forward; None where it is none that is recorded."""
+        """Return the key of a forward, or None if it cannot be captured."""
         x, logits_at, mask = model_input.x, model_input.logits_at, model_input.mask
         if isinstance(x, Hidden) or x.ids.shape[0] > 1 or x.ids.shape[1] > MAX_ROWS:
             return None
@@ -63,12 +66,14 @@ class GraphKey(NamedTuple):
 
 
 class Buffers:
-    """What a recorded forward reads that differs from replay to replay.
+    """Input buffers of a CUDA graph, whose contents differ between replays.
 
     Attributes:
-        start: [2] int64, rows written before and the position of the first new row.
-        x: the input [1, n]. positions: [1, n]; mask: [n, w + n]; index: of the rows that get
-            logits; each None where the shape has none.
+        start: [2] int64, the number of cached rows and the position of the first new row.
+        x: Input [1, n].
+        positions: [1, n], or None.
+        mask: [n, w + n], or None.
+        index: Indices of the rows that get logits, or None.
     """
 
     def __init__(self, shape: GraphKey, device: torch.device, dtype: torch.dtype) -> None:
@@ -107,18 +112,20 @@ class Buffers:
 
 
 Body = Callable[[], ModelOutput]
-"""A forward over `Buffers`, and what it gives: on a device in the same tensors at each replay."""
+"""A forward over `Buffers`. On a device, each replay returns the same tensors."""
 
 Capture = Callable[[Body], Body]
-"""Records a body; what it gives replays it."""
+"""A function that captures a body and returns its replay function."""
 
 Build = Callable[[KVState, Buffers, GraphKey, int], Body]
-"""Makes the body of a shape on a state, over so many rows, those to come included."""
+"""A function that builds the body for a key and a state. The integer is the number of rows read."""
 
 
 class CudaGraphs:
-    """Captures on one device. All recordings share memory: what one gives is copied before the next
-    one runs."""
+    """Capture of CUDA graphs on one device.
+
+    All graphs share memory, so the output of one must be copied before the next one runs.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -129,13 +136,13 @@ class CudaGraphs:
         graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
-            body()  # what is set up at first use is then no part of the recording
+            body()  # warm up: initialization must not be part of the graph
             graph.capture_begin(self._pool, "thread_local")
             out = body()
             graph.capture_end()
         here.wait_stream(self._stream)
 
-        def replay(_: Body = body) -> ModelOutput:  # which holds what the graph reads
+        def replay(_: Body = body) -> ModelOutput:  # the reference keeps the graph's inputs alive
             graph.replay()
             return out
 
@@ -143,10 +150,10 @@ class CudaGraphs:
 
 
 class Recorder:
-    """The recordings of one decoder, by the states that they work on.
+    """CUDA graphs of one decoder, by state.
 
     Attributes:
-        n_recorded: how many there are or were.
+        n_recorded: Number of graphs captured so far.
     """
 
     def __init__(self, capture: Capture, build: Build) -> None:
@@ -157,11 +164,10 @@ class Recorder:
         )
 
     def run(self, shape: GraphKey, model_input: ModelInput, state: KVState) -> ModelOutput:
-        """A forward of that shape, recorded where it is the first one on a state that sees as many
-        times `SEEN_MULTIPLE` rows.
+        """Replay a forward, and capture it first if there is no graph for the state and row count.
 
         Raises:
-            ValueError: more rows than the state has room for.
+            ValueError: The rows exceed the capacity of the state.
         """
         start = state.lengths[0][0]
         state.require(start, shape.n)

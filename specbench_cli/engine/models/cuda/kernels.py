@@ -1,14 +1,13 @@
-"""The kernels of a recorded forward: what lies between its products in one each, and products with
-one row.
+"""Triton kernels of a captured forward: fused elementwise operations, and products with one row.
 
-Torch's own operations are several kernels where one would do, and each costs microseconds, at
-whose end the device stands still; its product with one row reads weights at 0.8 of the speed that
-memory has. These are for Triton (Tillet, Kung and Cox, MAPL 2019), which comes with torch for CUDA.
+torch runs several kernels for one operation. Each costs microseconds, and the device is idle at its
+end. torch's product with one row reads weights at 0.8 of the memory bandwidth. The kernels need
+Triton (Tillet, Kung and Cox, MAPL 2019), which comes with torch for CUDA.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False
-# Triton reads the annotations of kernels, and knows none but its own.
+# Triton reads the annotations of kernels and supports only its own.
 
 from __future__ import annotations
 
@@ -20,15 +19,15 @@ import triton.language as tl
 from torch import Tensor
 
 COLUMNS = 1024
-"""Numbers of an MLP that a program makes."""
+"""Elements of an MLP that one program computes."""
 
 WEIGHTS = (2, 2048)
-"""Rows of weights that a program multiplies, and how much of them at a time."""
+"""Weight rows that one program multiplies, and the elements of them per step."""
 
 QUERIES, SEEN, KEYS = 64, 1024, 64
-"""Most queries of heads that share keys, and most rows that may be there for `attend`: beyond,
-torch's kernels, which share a head's rows among several programs, are faster. Rows read at a
-time."""
+"""Limits of `attend`: queries of heads that share keys, and rows read in total and per step.
+
+Beyond the first two, torch's kernels are faster: they split the rows of a head among programs."""
 
 
 @triton.jit
@@ -110,7 +109,7 @@ def _attend(
         sees = (column[None, :] <= at[:, None]) & (column[None, :] > at[:, None] - window)
         scores = tl.where(sees, tl.dot(q, tl.trans(k)) * scale, float("-inf"))
         higher = tl.maximum(best, tl.max(scores, 1))
-        # Rows that see nothing yet keep zeros.
+        # Rows that have not attended to any key yet keep zeros.
         safe = tl.where(higher == float("-inf"), 0.0, higher)
         chances, fade = tl.exp(scores - safe[:, None]), tl.exp(best - safe)
         v = tl.load(keys + kv * held_head + where, mask=there, other=0)
@@ -167,7 +166,7 @@ def _multiply_row(
 
 
 def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm of rows [..., width]."""
+    """Return the RMSNorm of rows [..., width]."""
     width = rows.shape[-1]
     flat, out = rows.reshape(-1, width), rows.new_empty(rows.shape)
     block = triton.next_power_of_2(width)
@@ -182,13 +181,15 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
 def rotate_and_store(
     qkv: Tensor, cos: Tensor, sin: Tensor, rows: Tensor, held: Tensor, kv: int, *, clean: bool
 ) -> None:
-    """Turn queries in place, and put turned keys, and values, where a state keeps them.
+    """Rotate queries in place, and write rotated keys and values to the cache.
 
     Args:
-        qkv: [n, (heads + 2 kv) d]. cos, sin: [n, 1, d], the latter negative in its first half.
-        rows: [n], numbers of the new rows in `held` [2 kv, capacity, d].
-        clean: whether values that are no finite numbers give way, as by `nan_to_num` (see
-            `attention.attend_tree`): masked, they are still multiplied by zero.
+        qkv: [n, (heads + 2 kv) d].
+        cos, sin: [n, 1, d]. The first half of the sines is negated.
+        rows: Indices [n] of the new rows in `held`.
+        held: KV cache [2 kv, capacity, d].
+        clean: Whether to replace non-finite values, as `nan_to_num` does. Masked values are still
+            multiplied by zero (see `attention.attend_tree`).
     """
     n, d = len(qkv), held.shape[-1]
     heads = qkv.shape[1] // d - 2 * kv
@@ -202,8 +203,7 @@ def rotate_and_store(
 
 
 def attends(queries: int, seen: int, rows: Tensor) -> bool:
-    """Whether `attend` is made for so many queries of heads that share keys, over `seen` of rows
-    [..., d]."""
+    """Return True if `attend` supports the number of queries per KV head and of rows [..., d]."""
     d = rows.shape[-1]
     return queries <= QUERIES and seen <= SEEN and 16 <= d <= 128 and d & (d - 1) == 0
 
@@ -217,14 +217,16 @@ def attend(
     window: int | None,
     scale: float,
 ) -> None:
-    """Attention of a chain of new rows over all that a layer holds, their own included: softmax and
-    sums are taken as rows come (Milakov and Gimelshein, arXiv:1805.02867).
+    """Compute attention of a chain of new rows over all cached rows and themselves.
+
+    It uses the online softmax (Milakov and Gimelshein, arXiv:1805.02867).
 
     Args:
-        qkv: [n, (heads + 2 kv) d], of which turned queries are read.
-        held: [2 kv, capacity, d]. rows: [n], numbers of the new rows there.
+        qkv: [n, (heads + 2 kv) d], with rotated queries.
+        held: KV cache [2 kv, capacity, d].
+        rows: Indices [n] of the new rows in the cache.
         out: [n, heads d].
-        window: how many rows each sees at most, itself included; None: all before it.
+        window: Maximum number of rows that each row attends to, with itself. None is unlimited.
     """
     n, d = len(qkv), held.shape[-1]
     heads = qkv.shape[1] // d - 2 * kv
@@ -240,7 +242,7 @@ def attend(
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """SiLU(gate) up of rows [n, 2 width], [n, width]."""
+    """Return SiLU(gate) * up, [n, width], of rows [n, 2 width]."""
     n, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(n, width)
     _silu_mul[(n, triton.cdiv(width, COLUMNS))](gate_up, out, width, BLOCK=COLUMNS)
@@ -250,7 +252,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def multiply_row(
     row: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool = False
 ) -> Tensor:
-    """A row [1, in] times weights [out, in], into `out` [1, out] or added to what is there."""
+    """Write or add the product of a row [1, in] and weights [out, in] to `out` [1, out]."""
     (n, k), (tile, block) = weight.shape, WEIGHTS
     _multiply_row[(triton.cdiv(n, tile),)](
         *(row, weight, row if bias is None else bias, out, k, n),
@@ -265,13 +267,15 @@ def multiply_row(
 
 @cache
 def are_available(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether these kernels can be made on this machine (Triton needs a C compiler), for half
-    precision alone."""
+    """Return True if these kernels compile on this machine. They support only half precision.
+
+    Triton needs a C compiler.
+    """
     if dtype.itemsize != 2:
         return False
     row, weight = (torch.ones(n, 64, dtype=dtype, device=device) for n in (1, 4))
     try:
         found = multiply_row(row, weight, None, row.new_empty(1, 4))
         return bool((found == 64).all())
-    except Exception:  # whatever a compiler that is not there makes Triton raise
+    except Exception:  # Triton raises any exception if there is no compiler
         return False
