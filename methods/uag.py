@@ -71,7 +71,7 @@ class Uag(Method):
             self.model.forward(self.text.pending_tokens(), self.text.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 to 3."""
+        """Carry out steps 1 to 3."""
         # 1.
         self.text.follow(session.tokens())
         # 2.
@@ -85,5 +85,5 @@ class Uag(Method):
         return session.chain(self.text.translation.to_target_ids(before, self.written)[:limit])
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Step 1 of the next: the last committed token has no row yet."""
+        """Carry out step 1 of the next step. The last committed token has no KV entry yet."""
         self.text.follow(session.tokens(), self.written)

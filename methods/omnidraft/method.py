@@ -73,7 +73,7 @@ class OmniDraft(Method):
             self.model.forward(self.text.pending_tokens(), self.text.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 to 4."""
+        """Carry out steps 1 to 4."""
         # 1.
         self.text.follow(session.tokens())
         picks, x, state, room = (
@@ -84,7 +84,7 @@ class OmniDraft(Method):
         )
         self.drafted, outs, fed = [], list[ModelOutput](), 0
         while len(picks) < min(self.params.length, limit) and len(self.drafted) < room:
-            # 2. What the draft says before the walk, and behind each of its tokens.
+            # 2. The draft's distributions before the walk and after each of its tokens.
             outs = [self.model.forward(x, state) if x.ids.numel() else outs[fed]]
             begin, walk, node = state.length(), list[int](), self.runs.trie
             while node and len(self.drafted) + len(walk) < room:
@@ -103,7 +103,7 @@ class OmniDraft(Method):
         return session.chain_of_picks(picks)
 
     def _distribution(self, walk: list[int], outs: list[ModelOutput]) -> ModelOutput:
-        """Step 3: logits of q."""
+        """Carry out step 3, and return the logits of q."""
         if not walk:
             return self.words.to_target_logits(outs[0])
         chances = [out.rows[-1].double().softmax(-1) for out in outs]
@@ -131,6 +131,6 @@ class OmniDraft(Method):
         return Tokens(host.ids(ids, self.words.device)[None])
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Step 1 of the next, and step 6."""
+        """Carry out step 1 of the next step, and step 6."""
         self.text.follow(session.tokens(), self.drafted)
         self.runs.read(outcome.committed, self.words.spell_in_draft)

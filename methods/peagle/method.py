@@ -62,7 +62,7 @@ class PEagle(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def start(self, session: Session) -> None:
-        """Have the target keep what the head reads."""
+        """Capture the hidden states that the head reads."""
         self.head = session.artifact(*self.artifacts())
         session.capture_layers(self.head.taps)
         self.state = session.new_state(self.head, slack=self.params.length)
@@ -70,7 +70,7 @@ class PEagle(Method):
         self.masks = torch.full(shape, self.head.mask, device=session.device)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 to 3."""
+        """Carry out steps 1 to 3."""
         n = min(self.params.length, limit)
         if n < 1:
             return session.chain(())
