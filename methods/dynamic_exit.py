@@ -61,7 +61,8 @@ class Del(Method):
     authors' code was not available: alpha starts at one half, and the threshold is a midpoint.
 
     One step:
-    1. Choose the exit E and the length d with the most tokens per layer at the current alpha.
+    1. Choose the exit layer E and the draft length d with the highest token-per-layer (TPL, see
+       `best_exit`) at the current alpha.
     2. Draft up to d tokens with layers 1 to E, on the target's own KV cache. Stop before a token if
        the exit's confidence is below the midpoint of accepted and rejected tokens.
     3. (engine) Run the layers after E on the hidden states that left it; verify; commit.

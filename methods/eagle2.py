@@ -43,9 +43,9 @@ class Eagle2(Method):
     One step:
     1. Feed the head the new committed tokens, each with the target's feature of the previous token.
        Drop what the head computed for drafted tokens.
-    2. On each level, feed the `width` nodes with the most likely paths, each with the feature that
-       the head predicted for its parent. Each gets `width` children.
-    3. Keep the best `nodes` of all children as the tree.
+    2. Expansion: on each level, feed the `width` nodes with the most likely paths, each with the
+       feature that the head predicted for its parent. Each gets `width` children.
+    3. Reranking: keep the best `nodes` of all children as the tree.
     4. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
 

@@ -31,11 +31,12 @@ class EqSpec(DraftModelMethod):
     Exact because every sequence has the same tokens, positions, attention and KV cache as when it
     is decoded alone. Each is verified by speculative sampling.
     Differs from the paper: there, a batch is one rectangle padded on the left, and every step
-    strips the padding, appends the accepted tokens and pads again. Here sequences are ragged and no
-    KV entry moves; `realigned_rows` counts the target's KV entries that padding would have moved.
-    The authors' code also drops the bonus token after full acceptance, finds padding by token id,
-    searches the prompt for EOS, keeps tokens after EOS, feeds the draft the whole text in each
-    step, and shortens all drafts to the smallest remaining budget. Here none of this happens.
+    strips the padding, appends the accepted tokens and pads again (unpad, append, repad). Here
+    sequences are ragged and no KV entry moves; `realigned_rows` counts the target's KV entries that
+    padding would have moved. The authors' code also drops the bonus token after full acceptance,
+    finds padding by token id, searches the prompt for EOS, keeps tokens after EOS, feeds the draft
+    the whole text in each step, and shortens all drafts to the smallest remaining budget. Here none
+    of this happens.
 
     One step (with `--batch N`, of up to N sequences):
     1. Count the KV entries that a padded batch would move to align the ends of all sequences.

@@ -38,8 +38,9 @@ class ExSpec(DraftModelMethod):
     true length, not by padded length, and prompts join in their own order, not sorted.
 
     One step (with `--batch N`, of up to N sequences):
-    1. Group the window's sequences by length. The first group of N sequences is the batch. If no
-       group is that large, the first N sequences of the window are, and would need padding.
+    1. Cross-batch scheduling: group the window's sequences by length. The first group of N
+       sequences is the batch. If no group is that large, the first N sequences of the window are,
+       and would need padding.
     2. Draft: one forward of the draft model per token, over all sequences with remaining budget.
     3. (engine) One target forward; verify and commit each; when a sequence ends, another prompt
        joins the window.

@@ -44,8 +44,8 @@ class Lookahead(Method):
 
     Row l of the window contains the guesses of iteration l. Column i is at position l + i after the
     root, the last committed token. A guess attends to the text, to the first row up to its column,
-    and to its own column above it. Together they form a tree, in which the n-grams are further
-    branches of the root.
+    and to its own column above it. The window (lookahead branch) and the n-grams (verification
+    branch) form one tree, in which each n-gram is a further branch of the root.
 
     One step:
     1. One forward over the window and the n-grams that the pool contains for the root.

@@ -50,7 +50,8 @@ class RsdS(Method):
     One step, from the root as the only beam, for each of L levels:
     1. Feed the draft the beams (at first its pending tokens): this gives their distributions q.
     2. Draw W paths that are one token longer: the next level and its beams. The first beam without
-       a child stands for all probability mass not reached so far; one with children, for its rest.
+       a child represents all probability mass not reached so far. A beam with children represents
+       the rest of its own mass.
     3. (engine) One target forward over the root and all nodes; recursive rejection; commit.
     4. Keep the draft's KV entries of accepted nodes.
     """

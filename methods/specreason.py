@@ -68,7 +68,7 @@ class SpecReason(Method):
 
     One step:
     1. The draft model writes a reasoning step, up to a delimiter.
-    2. One target forward scores it, and the target grades it.
+    2. One target forward scores it, and the target grades it from 0 to 9 (the utility score).
     3. If the grade reaches `threshold`, commit the step. Otherwise commit only the tokens at its
        start that the target also generates.
     4. The target writes the rest of the step.

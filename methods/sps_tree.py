@@ -57,11 +57,12 @@ class SpsTreeParams(MethodParams):
 class SpsTree(Method):
     """Tree speculative sampling: a small model drafts a tree, the target scores it in one forward.
 
-    Exact because children are tested in the order of their draws. Each is tested against the
-    residual of the target's distribution after the earlier ones, and the token after the last
-    rejection is drawn from the final residual. Children that are not drawn (the most likely ones)
-    are accepted with the target's own probability. In greedy and coupled decoding a child is
-    accepted if and only if the target chooses it.
+    Exact because children are tested in the order of their draws (SpecInfer's multi-step
+    speculative sampling). Each is tested against the residual of the target's distribution after
+    the earlier ones, and the token after the last rejection is drawn from the final residual.
+    Children that are not drawn (the most likely ones) are accepted with the target's own
+    probability. In greedy and coupled decoding a child is accepted if and only if the target
+    chooses it.
     Differs from SpecInfer: there is one draft model, and siblings are drawn from its distribution.
 
     One step:

@@ -1,4 +1,4 @@
-"""Speculative sampling by the tokens that two vocabularies share (TLI).
+"""Speculative sampling with the tokens that two vocabularies share: token-level intersection (TLI).
 
 Nadav Timor et al.: Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
 Heterogeneous Vocabularies, ICML 2025, arXiv:2502.05202, Algorithm 4.

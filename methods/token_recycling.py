@@ -48,7 +48,7 @@ class TokenRecycling(Method):
     With scope `run` the speed of a prompt depends on earlier prompts, but its output does not. The
     matrix takes 8 * `width` bytes per token of the vocabulary.
 
-    One step, with the matrix M[token] of the `width` most likely next tokens, initially zero:
+    One step, with the adjacency matrix M[token] of the `width` best next tokens, initially zero:
     1. Build the tree from the root, level by level: the child of rank r of a token x is M[x][r].
     2. (engine) One target forward over the last committed token and the tree; verify; commit.
     3. For the root and each node, accepted or not, set M[its token] to the best tokens of the

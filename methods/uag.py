@@ -1,4 +1,4 @@
-"""Universal assisted generation: a draft with any tokenizer, whose text is tokenized again (SLEM).
+"""UAG: a draft with any tokenizer, matched by its text (SLEM, string-level exact match).
 
 Nadav Timor et al.: Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
 Heterogeneous Vocabularies, ICML 2025, arXiv:2502.05202, Algorithm 2; transformers' universal

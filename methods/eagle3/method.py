@@ -42,11 +42,11 @@ class Eagle3(Method):
     forward (5 here is 4 there). Nothing is drafted beyond the token budget.
 
     One step:
-    1. Feed the head the new committed tokens, each with the target's hidden states of the previous
-       token at three layers. Drop what the head computed for drafted tokens.
-    2. On each level, feed the `width` nodes with the most likely paths, each with the head's own
-       hidden state at its parent. Each gets `width` children.
-    3. Keep the best `nodes` of all children as the tree.
+    1. Feed the head the new committed tokens, each with the target's features of the previous token
+       from a low, a middle and a high layer. Drop what the head computed for drafted tokens.
+    2. Expansion: on each level, feed the `width` nodes with the most likely paths, each with the
+       head's own hidden state at its parent. Each gets `width` children.
+    3. Reranking: keep the best `nodes` of all children as the tree.
     4. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
 

@@ -38,9 +38,10 @@ class OmniDraft(Method):
     start of the draft's continuation becomes one target token; without a run its first token is
     used. A token x is accepted with probability min(1, p(x)/q(x)); a rejected one is replaced by a
     draw from norm(max(p - q, 0)).
-    Differs from the paper: runs reduce the probability of the token that begins them. Only runs
-    along the draft's most likely tokens are considered, because others would cost forwards. Runs of
-    the prompt are cached too. The draft does not learn (`osd` does), and no head stops drafting.
+    Differs from the paper, whose cache of runs is the n-gram cache: runs reduce the probability of
+    the token that begins them. Only runs along the draft's most likely tokens are considered,
+    because others would cost forwards. Runs of the prompt are cached too. The draft does not learn
+    (`osd` does), and no head stops drafting.
 
     One step:
     1. Translate the committed tokens into the draft's vocabulary; tokenize missing ones again.

@@ -1,4 +1,4 @@
-"""OmniDraft's cache of runs: draft tokens that together spell one target token."""
+"""OmniDraft's n-gram cache: runs of draft tokens that together spell one target token."""
 
 from __future__ import annotations
 

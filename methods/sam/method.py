@@ -52,12 +52,12 @@ class Sam(Method):
     Exact because the draft, and the choice whether a model drafts instead, depend only on the past.
     Retrieved tokens and a head's most likely tokens are point masses; a draft model's tokens come
     with their distribution.
-    Differs from the authors' code: the second automaton covers earlier outputs of the run, not a
-    corpus, and yields a chain. Chains end with the text and are not padded; a pad could be taken
-    for a token. The model is any draft model, or EAGLE's head with a chain instead of EAGLE-2's
-    tree. The last committed token may be drafted again (their text ends before it). Their
-    n_predicts counts that token: a `length` of 39 is their 40. Without a draft model `bias` does
-    not apply, as in their script.
+    Differs from the authors' code: the second automaton, the static one in the paper, covers
+    earlier outputs of the run, not a corpus, and yields a chain. Chains end with the text and are
+    not padded; a pad could be taken for a token. The model is any draft model, or EAGLE's head with
+    a chain instead of EAGLE-2's tree. The last committed token may be drafted again (their text
+    ends before it). Their n_predicts counts that token: a `length` of 39 is their 40. Without a
+    draft model `bias` does not apply, as in their script.
 
     With scope `run` the speed of a prompt depends on earlier prompts, but its output does not. An
     automaton has at most 2 states and 3 transitions per token of the text and of `memory` tokens.

@@ -53,10 +53,10 @@ class SpecEE(Method):
 
     One step, which commits one token:
     1. The draft reads the text; its most likely tokens are the candidates S.
-    2. Choose the layers to check: those with the most exits in training, and those near recent
-       exits.
+    2. Two-level scheduling: check the layers with the most exits in training (offline), and those
+       near recent exits (online).
     3. Run the target up to the next of these layers. Compute the logits z of S only, their softmax
-       P, and dP, the change of P since the last check.
+       P (local probabilities), and dP, the change of P since the last check.
     4. If the predictor trusts (z, P, dP), apply the whole output matrix. If its most likely token
        is in S, commit the token without running the layers above. Otherwise continue with 3.
     5. If no layer is trusted, commit the target's own token.

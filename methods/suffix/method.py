@@ -50,8 +50,9 @@ class Suffix(Method):
     earlier ones. The trees have at most 2 nodes per stored token, and `depth` more per output.
 
     One step:
-    1. Add the committed tokens to the tree of this text (with its prompt) and to the tree of
-       outputs. Find the suffixes of the text that occur in the tree of outputs.
+    1. Add the committed tokens to the tree of this text with its prompt (the paper's per-request
+       tree) and to the tree of outputs (the global tree). Find the suffixes of the text that occur
+       in the tree of outputs.
     2. For each suffix that occurred before, take its most frequent continuation as a chain or a
        tree, at most `factor` tokens per matched token. Score each token by the frequency of its
        path.
