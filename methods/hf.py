@@ -223,8 +223,7 @@ ENCODER_NORM = "encoder.output_norm_enc.weight"
 
 
 class CoupledScores(LogitsProcessor):
-    """Logits processor that returns decision scores, so that transformers' argmax is our coupled
-    choice.
+    """Logits processor with decision scores, so that transformers' argmax is our coupled choice.
 
     transformers passes its processors to the assistant too, so that drafts use the same noise.
     """

@@ -121,9 +121,7 @@ class Pearl(Method):
         )
         session.prefill()
         pending: tuple[int, ...] = ()
-        distributions: Tensor | None = (
-            None  # q of the pending tokens, and of the first one behind them
-        )
+        distributions: Tensor | None = None  # q of the pending tokens and of the next one
         new_tokens = session.tokens()[-1:]
         while session.finish is None:
             # 1. At most the tokens that can be committed after the pending ones and the first of

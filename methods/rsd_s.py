@@ -97,9 +97,7 @@ class RsdS(Method):
         """Draw the next level from the beams' distributions q [m, V] and log-probabilities (step
         2)."""
         distribution, mass = q.double(), [math.exp(value) for value in phi]
-        pool = torch.zeros_like(
-            distribution
-        )  # what each path of one token more is drawn in proportion to
+        pool = torch.zeros_like(distribution)  # weights from which each path is drawn
         kept, reached = list[Node](), 0  # number of beams that have a child, always the first ones
         for _ in range(min(self.params.width, host.number((distribution > 0).sum()))):
             if reached < len(mass):  # at least the mass of later beams, despite rounding

@@ -1,5 +1,4 @@
-"""Draft head files: tensors under our names, sizes, and the target that the head was trained
-for."""
+"""Draft head files: tensors under our names, sizes, and the target of the head."""
 
 from __future__ import annotations
 

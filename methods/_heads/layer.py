@@ -130,8 +130,11 @@ class LayerHead(HeadStack):
 
     @classmethod
     def of(cls, files: LoadedHead, target: Decoder) -> Self:
-        """Return the head of these files, or raise EnvironmentFault if it does not match the
-        target."""
+        """Return the head of these files.
+
+        Raises:
+            EnvironmentFault: The head does not match the target.
+        """
         return cls(cls.module.of(files, target), target)
 
     @classmethod
@@ -152,8 +155,7 @@ class LayerHead(HeadStack):
         return cls(cls.module.random(target, seed), target)
 
     def _read_extra_weights(self, read: LayerReader, module: DraftHead) -> None:
-        """Read the tensors of a kind of head besides its layer and `fc`, and add to
-        `weight_bytes`."""
+        """Read the head's tensors besides layer and `fc`, and add to `weight_bytes`."""
 
     def _read_vocabulary(self, read: LayerReader, module: DraftHead) -> None:
         """Read the head's own embedding and output matrix, if they differ from the target's."""

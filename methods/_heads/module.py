@@ -303,8 +303,9 @@ class ParallelHead(nn.Module, ABC):
     def draft(
         self, target: Any, ids: Tensor, read: Any, slots: Tensor, steps: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each of `steps` tokens, yield its slots [sequences, m] and its logits [sequences, m,
-        V] there.
+        """Yield, for each of `steps` tokens, its slots [sequences, m] and its logits.
+
+        The logits are [sequences, m, V], at these slots.
 
         Args:
             target: transformers' module of the target, frozen.

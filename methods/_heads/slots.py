@@ -109,8 +109,13 @@ class Attention(nn.Module):
         return keys, values
 
     def forward(self, rows: Tensor, places: Tensor, past: PastKeyValues) -> Tensor:
-        """Return the attention output of `rows` [sequences, slots, reads] at `places` over
-        `past`."""
+        """Return the attention output of `rows` over `past`.
+
+        Args:
+            rows: [sequences, slots, reads].
+            places: Positions of the rows.
+            past: Keys and values that the rows attend to.
+        """
         assert past.text is not None, "remember the text first"
         query = self._rotate(self.q_proj(rows), places, self.q_norm)
         query = query / query.shape[-1] ** 0.5
@@ -190,8 +195,8 @@ class LlamaLayer(nn.Module):
 
 
 def gather_slots(rows: Tensor, slots: Tensor) -> Tensor:
-    """Return the rows at `slots` [sequences, slots] of [sequences, n, ...], as [sequences, slots,
-    ...]."""
+    """Return the rows [sequences, slots, ...] of [sequences, n, ...] at `slots` [sequences,
+    slots]."""
     index = slots.reshape(*slots.shape, *[1] * (rows.dim() - 2))
     return rows.gather(1, index.expand(*slots.shape, *rows.shape[2:]))
 

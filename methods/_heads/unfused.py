@@ -105,8 +105,11 @@ class UnfusedHead(Head, Artifact):
 
     @classmethod
     def of(cls, files: LoadedHead, target: Decoder) -> Self:
-        """Return the head of these files, or raise EnvironmentFault if it does not match the
-        target."""
+        """Return the head of these files.
+
+        Raises:
+            EnvironmentFault: The head does not match the target.
+        """
         return cls(cls.module.of(files, target), target)
 
     @classmethod
@@ -170,10 +173,9 @@ class UnfusedHead(Head, Artifact):
         state.keys(0)[:, :, new], state.values(0)[:, :, new] = keys[:, :, -n:], values[:, :, -n:]
 
     def _read(self, state: KVState, since: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return embeddings and features [1, n, width] from row `since` on, and their positions [1,
-        n].
+        """Return embeddings and features from row `since` on, and from `lookback` rows before it.
 
-        They include the `lookback` rows before.
+        They are [1, n, width] each, with their positions [1, n].
         """
         rows = slice(max(0, since - self.head.lookback), state.length())
         embedded, features = state.keys(1)[:, 0, rows], state.values(1)[:, 0, rows]

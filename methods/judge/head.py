@@ -1,5 +1,4 @@
-"""Head of Judge Decoding: predicts from the target's hidden state whether a draft token is
-harmless.
+"""Head of Judge Decoding, which predicts from a hidden state whether a token is harmless.
 
 Bachmann et al., arXiv:2501.19309: one linear layer on the last hidden state, and a sigmoid.
 """
@@ -36,8 +35,11 @@ class JudgeHead(Artifact):
         self.weight_bytes = weight.nbytes + bias.nbytes
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return the probability [n] that each token is harmless, from the normed hidden states [n,
-        hidden] at the tokens."""
+        """Return the probability [n] that each token is harmless.
+
+        Args:
+            rows: The target's normed hidden states at the tokens, [n, hidden].
+        """
         return (rows.to(self._weight.dtype) @ self._weight + self._bias).sigmoid()
 
     @classmethod

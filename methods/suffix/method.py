@@ -133,7 +133,7 @@ class Suffix(Method):
         are the longer suffixes, which include tokens of the prompt.
         """
         text = session.tokens()
-        if self.evictions != self.outputs.evictions:  # by another sequence of the batch
+        if self.evictions != self.outputs.evictions:  # another sequence of the batch evicted
             self.matches, self.evictions = [], self.outputs.evictions
             for token in text[max(0, self.read - self.params.depth) : self.read]:
                 self.matches = self.outputs.follow(self.matches, token)

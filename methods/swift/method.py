@@ -28,7 +28,7 @@ from specbench_cli.api import (
     host,
 )
 
-SIBLINGS = (  # of a token, by how sure the draft is: chosen ones, and drawn ones
+SIBLINGS = (  # (confidence, number of siblings): for chosen and for drawn tokens
     ((0.95, 3), (0.8, 5), (0.5, 8), (0.0, 10)),
     ((0.95, 1), (0.8, 3), (0.5, 5), (0.0, 10)),
 )

@@ -307,7 +307,7 @@ def _identity(value: Any) -> Any:
 
 
 _DATA: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
-    # name: type, its parts, and how it is made of them
+    # name: type, function to split it, function to build it
     "list": (list, _identity, _identity),
     "tuple": (tuple, _identity, tuple),
     "dict": (dict, dict.items, dict),
@@ -723,7 +723,7 @@ def _clone_into_namespaces() -> int:
     if child == 0:
         os.close(tell)
         if not os.read(mapped, 1):
-            os._exit(FAILED)  # the keeper says why
+            os._exit(FAILED)  # the keeper reports the reason
         return 0
     os.close(mapped)
     try:
