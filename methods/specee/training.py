@@ -96,7 +96,7 @@ def schedule(early_logits: EarlyLogits, layers: Sequence[int]) -> list[list[int]
 
 @dataclass(frozen=True)
 class ExitChecks:
-    """All checks of a schedule, in their order.
+    """Checks of a schedule, in their order.
 
     Attributes:
         token: Token of each check, [m].

@@ -111,7 +111,7 @@ class Staged(Method):
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
     def models(self) -> tuple[str, ...]:
-        """The stages that are neither n-grams nor the run's draft model."""
+        """Return the stages that are neither n-grams nor the run's draft model."""
         return tuple(stage for stage in self.params.stages if stage not in (NGRAM, "draft"))
 
     def start(self, session: Session) -> None:
