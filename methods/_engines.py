@@ -16,8 +16,14 @@ from specbench_cli.api import EnvironmentFault, MethodFault, PeerSession, hash_k
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """A completion as it is asked for: the prompt's ids, and the text that reads as these where it
-    was asked for; `stops` are the ids that end it."""
+    """A completion request, independent of the server's API.
+
+    Attributes:
+        ids: Token ids of the prompt.
+        text: Text that the tokenizer encodes as `ids`. Empty if the engine accepts ids.
+        budget: Maximum number of new tokens.
+        stops: Token ids that end the output.
+    """
 
     ids: Sequence[int]
     text: str
@@ -32,11 +38,14 @@ class CompletionRequest:
 
 @dataclass(slots=True)
 class CompletionReply:
-    """What came back.
+    """The reply of an engine.
 
-    ids: of the output, where the engine tells them; else its text. first_ns, last_ns: when the
-    first and the last of it were there. finish: why it ended. prompt_tokens, tokens: how many the
-    engine says that it read and made. drafted, accepted: tokens, where it counts them.
+    Attributes:
+        ids: Token ids of the output, if the engine returns them; otherwise `text` is set.
+        first_ns, last_ns: Times when the first and the last piece of the output arrived.
+        finish: Finish reason.
+        prompt_tokens, tokens: Number of prompt and output tokens, as the engine reports them.
+        drafted, accepted: Number of drafted and accepted tokens, if the engine counts them.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -51,20 +60,22 @@ class CompletionReply:
 
     @property
     def progress(self) -> tuple[int, int, str | None]:
-        """What changes with every piece of the output, an EOS that is not told included."""
+        """Values that change with every piece of the output, including an EOS that the engine does
+        not return."""
         return len(self.ids), len(self.text), self.finish
 
 
 def build_request(
     session: PeerSession, name: str, *, model: str | None = None, text: bool = False
 ) -> CompletionRequest:
-    """The session's request in the words of servers.
+    """Return the session's request in the form that servers accept.
 
     Args:
-        name: the method that asks.
-        model: which of the server's. text: whether it takes texts alone.
+        name: Name of the method that sends the request.
+        model: Model of the server. None uses the server's only model.
+        text: Send the prompt as text, for servers that accept only text.
     Raises:
-        MethodFault: it cannot be asked for this request, or by this rule.
+        MethodFault: The engine cannot decode this request, or cannot use this sampling rule.
     """
     request, sampling = session.requests[0], session.sampling
     if sampling.rule == "coupled":
@@ -88,7 +99,7 @@ def build_request(
 
 
 def check_text(session: PeerSession, name: str) -> None:
-    """Raise MethodFault where a request holds more than a text."""
+    """Raise MethodFault if a request contains more than text, for example an image."""
     request = session.requests[0]
     if request.source is not None:
         raise MethodFault(
@@ -97,7 +108,8 @@ def check_text(session: PeerSession, name: str) -> None:
 
 
 def _decode_prompt(tokenizer: Any, ids: list[int]) -> str:
-    """The text that a tokenizer reads as these ids, with or without a BOS that it adds itself."""
+    """Return a text that the tokenizer encodes as these ids, with or without a BOS token that it
+    adds itself."""
     for skipped in (0, 1):
         text: str = tokenizer.decode(ids[skipped:], clean_up_tokenization_spaces=False)
         if tokenizer(text).input_ids == ids:
@@ -110,12 +122,12 @@ def _decode_prompt(tokenizer: Any, ids: list[int]) -> str:
 def read_output(
     session: PeerSession, reply: CompletionReply, fault: Callable[[str], Exception]
 ) -> list[int]:
-    """The output's ids, an EOS that the engine does not tell included.
+    """Return the output's token ids, including an EOS that the engine does not return.
 
     Args:
-        fault: makes the error, of what the engine did.
+        fault: Function that creates the error from a description of what the engine did.
     Raises:
-        Exception: of `fault`: it is no output of this prompt and this target.
+        Exception: From `fault`: the reply is not an output of this prompt and this target.
     """
     request, tokenizer = session.requests[0], session.tokenizer
     most, eos, read = request.stop.max_new_tokens, request.stop.eos, reply.prompt_tokens
@@ -142,20 +154,20 @@ def read_output(
 
 
 def report_output(session: PeerSession, reply: CompletionReply, ids: Sequence[int]) -> None:
-    """Give a session its output, and what the engine counted while it made it."""
+    """Commit the output to the session, and report the engine's draft counts."""
     session.adopt_tokens(ids, reply.first_ns, reply.last_ns)
     if reply.drafted is not None and reply.accepted is not None:
         session.count(drafted=reply.drafted, accepted=reply.accepted)
 
 
 def check_installed(name: str, package: str, engine: str, extra: str) -> None:
-    """See that there is a package.
+    """Raise EnvironmentFault, with the install command, if a package is not installed.
 
     Args:
-        name: the method that needs it. engine: what it is called.
-        extra: of specbench's, which installs it.
-    Raises:
-        EnvironmentFault: it is not installed; says how to.
+        name: Name of the method that needs the package.
+        package: Import name of the package.
+        engine: Name of the engine in messages.
+        extra: The extra of specbench that installs the package.
     """
     if find_spec(package) is None:
         raise EnvironmentFault(
@@ -165,16 +177,18 @@ def check_installed(name: str, package: str, engine: str, extra: str) -> None:
 
 
 _folders: WeakKeyDictionary[Any, dict[Hashable, Path]] = WeakKeyDictionary()
-"""Folders of files that engines read in place of a module of transformers. They are written at
-first use and removed with the module or at the end of the program."""
+"""Folders with model files that an engine reads in place of a transformers module.
+
+They are written at first use and removed with the module, or at the end of the program.
+"""
 
 
 def get_model_folder(module: Any, kind: Hashable, write: Callable[[Path], None]) -> Path:
-    """The folder of a module's files.
+    """Return the folder with a module's files, and write it at first use.
 
     Args:
-        kind: which files; the same module may have several.
-        write: makes them, in an empty folder.
+        kind: Key of the files. A module may have several kinds.
+        write: Function that writes the files to an empty folder.
     """
     folders = _folders.setdefault(module, {})
     if kind not in folders:

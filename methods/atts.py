@@ -37,7 +37,7 @@ def p_value(score: float, known: Sequence[float]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class ConformalRule(SegmentRule):
-    """A chunk stands if its p-value is above alpha."""
+    """Accept rule: accepts a chunk if its p-value is above alpha."""
 
     alpha: float
     name: ClassVar[str] = "conformal"
@@ -99,7 +99,8 @@ class Atts(Method):
         spans = Segments(session, self.params.delimiter, self.params.cap)
         session.prefill()
         while session.finish is None:
-            # 1. The draft writes a chunk; of one that fell the target writes the rest.
+            # 1. The draft writes a chunk. After a rejection, the target writes the rest of the
+            # chunk.
             draft = spans.draft(self.params.length if spans.is_replacing else None)
             yield self.settle(session, spans, draft, session.score(draft))
 

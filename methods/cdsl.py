@@ -49,9 +49,9 @@ class Cdsl(Method):
     share of the wanted words that the output contains. Once it contains all of them, at weight 0,
     or without wanted words, the method is `sps`. For a hard constraint use `--grammar`, under which
     `sps` is exact.
-    Differs from the paper: the harness generates the wanted words, because the paper's test cases
-    are not public, and the reward counts words only. `mode=cdlh` is the paper's baseline (CDLH), in
-    which the target looks ahead at every token.
+    Differs from the paper: the test cases are specbench's own, because the paper's are not public,
+    and the reward counts words only. `mode=cdlh` is the paper's baseline (CDLH), in which the
+    target looks ahead at every token.
 
     One step:
     1. The draft model drafts `length` tokens (none in the baseline). One target forward scores

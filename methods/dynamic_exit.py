@@ -61,7 +61,8 @@ class Del(Method):
     authors' code was not available: alpha starts at one half, and the threshold is a midpoint.
 
     One step:
-    1. Choose the exit E and the length d with the most tokens per layer at the current alpha.
+    1. Choose the exit layer E and the draft length d with the highest token-per-layer (TPL, see
+       `best_exit`) at the current alpha.
     2. Draft up to d tokens with layers 1 to E, on the target's own KV cache. Stop before a token if
        the exit's confidence is below the midpoint of accepted and rejected tokens.
     3. (engine) Run the layers after E on the hidden states that left it; verify; commit.
@@ -77,16 +78,16 @@ class Del(Method):
     params: DelParams
 
     def start(self, session: Session) -> None:
-        """Have the target keep the rows of all exits; nothing is known of them."""
+        """Capture the hidden states of all exits, and reset the statistics."""
         exits = range(1, session.target.n_layers, self.params.every)
         if exits:
             session.capture_layers([end - 1 for end in exits])
         self.parts = [session.partial(layers=(0, end), keep=True) for end in exits]
-        self.n = 2.0  # rows, of which one would have stood; how sure it and the other one were
+        self.n = 2.0  # weighted number of tokens; initially one accepted and one rejected
         self.stood, self.sure, self.unsure = ([x] * len(exits) for x in (1.0, 0.0, 0.0))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 and 2."""
+        """Carry out steps 1 and 2."""
         picks = list[Pick]()
         alpha = [stood / self.n for stood in self.stood]
         at, length = best_exit(alpha, [part.portion for part in self.parts], self.params.length)
@@ -104,7 +105,7 @@ class Del(Method):
         return (self.sure[at] / max(stood, 1e-9) + self.unsure[at] / max(fell, 1e-9)) / 2
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Step 4."""
+        """Carry out step 4."""
         if not self.parts:
             return
         n, k, w = len(outcome.committed), len(self.parts), self.params.keep

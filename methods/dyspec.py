@@ -36,13 +36,14 @@ class DySpecParams(MethodParams):
 
 
 class ChildSampler:
-    """A node's children: drawn from q [V] without replacement; or from (ids, logs), best first."""
+    """Sampler of a node's children: without replacement from q [V], or from (ids, logs) in
+    order."""
 
     def __init__(self, session: Session, distribution: Any) -> None:
         self.random, self.distribution, self.drawn = session.random, distribution, list[int]()
 
     def fill(self) -> tuple[int, float]:
-        """The next child y, and R(y), R being the distribution without the earlier ones."""
+        """Return the next child y, and R(y). R is the distribution without the earlier children."""
         if isinstance(self.distribution, Tensor):
             left = siblings.remaining_distribution(self.distribution, self.drawn)
             y = self.random.categorical(left)
@@ -83,16 +84,16 @@ class DySpec(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
 
     def start(self, session: Session) -> None:
-        """Make room for the tree and prefill the draft."""
+        """Reserve space for the tree and prefill the draft."""
         self.levels = Levels.of_draft(session, nodes=self.params.nodes)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 and 2."""
+        """Carry out steps 1 and 2."""
         params, depth = self.params, min(self.params.depth, limit)
         n, by_level = params.nodes, params.growth == "threshold"
         least, best = by_level * params.threshold, min(n, session.target.vocab_size)
         tokens, parents, depths = list[int](), list[int](), {ROOT: 0}
-        children, self.place = dict[int, ChildSampler](), dict[int, int]()  # the root's place is -1
+        children, self.place = dict[int, ChildSampler](), dict[int, int]()  # the root's row is -1
         slots = [((0.0, 0), ROOT, 1.0)] if depth else []  # in order, each with its value
         while slots and len(tokens) < n:
             _, node, v = heappop(slots)
@@ -125,5 +126,5 @@ class DySpec(Method):
         return session.tree(tokens, tuple(parents), distributions)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Keep the draft's rows of accepted nodes; the last one may not have been fed."""
+        """Keep the draft's KV entries of accepted nodes. The last one may not have been fed."""
         self.levels.keep(self.place[node] for node in outcome.path if node in self.place)

@@ -43,9 +43,9 @@ class Eagle2(Method):
     One step:
     1. Feed the head the new committed tokens, each with the target's feature of the previous token.
        Drop what the head computed for drafted tokens.
-    2. On each level, feed the `width` nodes with the most likely paths, each with the feature that
-       the head predicted for its parent. Each gets `width` children.
-    3. Keep the best `nodes` of all children as the tree.
+    2. Expansion: on each level, feed the `width` nodes with the most likely paths, each with the
+       feature that the head predicted for its parent. Each gets `width` children.
+    3. Reranking: keep the best `nodes` of all children as the tree.
     4. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
 
@@ -61,11 +61,11 @@ class Eagle2(Method):
 
     @property
     def uses_costs(self) -> bool:
-        """To choose the tree's size."""
+        """Return True if the tree's size is chosen by measured costs."""
         return self.params.nodes == AUTO
 
     def start(self, session: Session) -> None:
-        """Make room for the tree, and have the target keep what the head reads."""
+        """Reserve space for the tree, and capture the features that the head reads."""
         params = self.params
         fed = params.width * (params.depth - 1)
         self.levels = Levels.of_head(
@@ -73,21 +73,22 @@ class Eagle2(Method):
         )
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 to 3."""
+        """Carry out steps 1 to 3."""
         params, levels = self.params, self.levels
         depth = min(params.depth, limit)
         if depth < 1:
             return session.chain(())
-        # 1. True features of what was committed; the row of its last token is the root's.
+        # 1. True features of committed tokens. The output at the last one gives the root's
+        # children.
         out = levels.begin(session.pending_features(levels.state.length()))
-        # 2. A path's probability by the head alone is about how often it will be accepted. So the
-        # tree grows where the head is sure of itself, at no forward of the target.
+        # 2. The head's probability of a path approximates its acceptance rate. The tree therefore
+        # grows where the head is confident, without a target forward.
         growth = Growth.create(session, params.width)
         growth.add(out)
         for _ in range(1, depth):
             growth.add(levels.feed(*growth.best()))
         levels.drop()
-        # 3. No child is worth more than its parent, so that the best of all levels are connected.
+        # 3. No child scores higher than its parent, so the best nodes of all levels form a tree.
         size = create_size_rule(
             session, levels.model, params.nodes, width=params.width, depth=depth
         )

@@ -38,8 +38,9 @@ class ExSpec(DraftModelMethod):
     true length, not by padded length, and prompts join in their own order, not sorted.
 
     One step (with `--batch N`, of up to N sequences):
-    1. Group the window's sequences by length. The first group of N sequences is the batch. If no
-       group is that large, the first N sequences of the window are, and would need padding.
+    1. Cross-batch scheduling: group the window's sequences by length. The first group of N
+       sequences is the batch. If no group is that large, the first N sequences of the window are,
+       and would need padding.
     2. Draft: one forward of the draft model per token, over all sequences with remaining budget.
     3. (engine) One target forward; verify and commit each; when a sequence ends, another prompt
        joins the window.
@@ -55,11 +56,11 @@ class ExSpec(DraftModelMethod):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def artifacts(self) -> tuple[ArtifactSpec, ...]:
-        """The trained head, for the rule that asks one."""
+        """Return the trained head if the length rule uses one."""
         return (ArtifactSpec(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
 
     def max_sequences(self, size: int) -> int:
-        """The window."""
+        """Return the size of the window."""
         return max(size, self.params.window)
 
     def start(self, session: Session) -> None:
@@ -72,7 +73,7 @@ class ExSpec(DraftModelMethod):
     def schedule(
         self, members: Sequence[tuple[Self, Session]], size: int
     ) -> Sequence[tuple[Self, Session]]:
-        """Step 1."""
+        """Carry out step 1."""
         classes: dict[int, list[tuple[Self, Session]]] = {}
         for member in members:
             alike = classes.setdefault(len(member[1].tokens()), [])
@@ -82,11 +83,11 @@ class ExSpec(DraftModelMethod):
         return members[:size]
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Step 2 for a sequence alone."""
+        """Carry out step 2 for a single sequence."""
         return self.propose_batch([(self, session)])[0]
 
     def propose_batch(self, members: Sequence[tuple[Self, Session]]) -> list[Draft]:
-        """Step 2."""
+        """Carry out step 2."""
         lengths = [len(session.tokens()) for _, session in members]
         for (method, session), length in zip(members, lengths, strict=True):
             method.unpadded = len(set(lengths)) == 1
@@ -95,7 +96,7 @@ class ExSpec(DraftModelMethod):
         return draft_chains(self.model, sequences, [method.length for method, _ in members])
 
     def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float]:
-        """Step 4: the last committed token has no row yet."""
+        """Carry out step 4. The last committed token has no KV entry in the draft yet."""
         super().observe(session, outcome)
         self.length.observe(outcome)
         return {"realigned_rows": self.realigned, "unpadded_steps": self.unpadded}

@@ -3,7 +3,7 @@
 Joao Gante: Assisted Generation, Hugging Face blog, May 2023 (`hf:assisted`). Apoorv Saxena: Prompt
 Lookup Decoding, November 2023 (`hf:prompt-lookup`). Elhoushi et al., arXiv:2404.16710
 (`hf:early-exit`). Chen et al., arXiv:2602.06036 (`hf:dflash`). They run transformers' own modules
-with the same sampling, stop rule and noise as every other method; only the program differs.
+with the same sampling, stop rule and noise as every other method. Only the program differs.
 
 The time covers all of `generate`. Its steps are reconstructed afterwards:
 
@@ -49,7 +49,7 @@ from specbench_cli.api import (
 )
 
 Proposal = tuple[int, Tensor]
-"""Where in the output candidates were asked for, and their ids [m]."""
+"""Output position at which candidates were generated, and their ids [m]."""
 
 
 class HfVanilla(Method):
@@ -61,7 +61,7 @@ class HfVanilla(Method):
     peer: ClassVar[bool] = True
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """All tokens in one call, then the steps they came in."""
+        """Decode the request in one call of `generate`, then yield the reconstructed steps."""
         assert isinstance(session, PeerSession)
         prompt = session.pending_tokens(0).ids
         start = prompt.shape[1]
@@ -86,15 +86,15 @@ class HfVanilla(Method):
         yield from _report(session, output, proposals)
 
     def options(self, session: PeerSession) -> dict[str, Any]:
-        """What this kind of decoding adds to the target's generation settings."""
+        """Return further generation settings of this method."""
         return {}
 
     def prepare(self, module: Any) -> Any:
-        """The target's module, which holds no settings."""
+        """Return the target's module, which has no generation settings."""
         return module
 
     def assistant(self, session: PeerSession) -> dict[str, Any]:
-        """The draft model, if there is one."""
+        """Return the argument of `generate` for the draft model, if there is one."""
         return {}
 
 
@@ -112,7 +112,7 @@ class HfAssisted(HfVanilla):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
 
     def assistant(self, session: PeerSession) -> dict[str, Any]:
-        """The draft, whose own settings hold what transformers reads there."""
+        """Return the draft, with the settings that transformers reads from its module."""
         draft = _copy_without_settings(session.module("draft"))
         return {
             "assistant_model": _set_constant_length(
@@ -135,7 +135,7 @@ class HfPromptLookup(HfVanilla):
     Params: ClassVar[type[MethodParams]] = HfPromptLookupParams
 
     def options(self, session: PeerSession) -> dict[str, Any]:
-        """transformers takes them with the target's settings."""
+        """Return the lookup settings."""
         params = cast(HfPromptLookupParams, self.params)
         return {"prompt_lookup_num_tokens": params.length, "max_matching_ngram_size": params.ngram}
 
@@ -156,12 +156,12 @@ class HfEarlyExit(HfVanilla):
     Params: ClassVar[type[MethodParams]] = HfEarlyExitParams
 
     def options(self, session: PeerSession) -> dict[str, Any]:
-        """How many layers."""
+        """Return the exit layer."""
         layers, chosen = session.target.n_layers, cast(HfEarlyExitParams, self.params).exit
         return {"assistant_early_exit": min(chosen or max(1, layers // 2), layers)}
 
     def prepare(self, module: Any) -> Any:
-        """The target, which is its own assistant."""
+        """Return the target, which is its own assistant."""
         return _set_constant_length(module, cast(HfEarlyExitParams, self.params).length)
 
 
@@ -180,20 +180,22 @@ class HfDFlash(HfVanilla):
     Head: ClassVar[type[Artifact]] = DFlash
 
     def options(self, session: PeerSession) -> dict[str, Any]:
-        """The kind of candidates."""
+        """Return the kind of candidates."""
         return {"speculation_type": "dflash"}
 
     def assistant(self, session: PeerSession) -> dict[str, Any]:
-        """The head as transformers' module."""
+        """Return the head as transformers' module."""
         return {"assistant_model": dflash_module(session.artifact(*self.artifacts()))}
 
 
 def dflash_module(head: DFlash) -> Any:
-    """transformers' module of a DFlash head: what it has of the kind is Muse Glimmer's, whose
-    tensors have other names in two places.
+    """Return a DFlash head as a transformers module.
+
+    transformers implements DFlash as the assistant of Muse Glimmer, which names two tensors
+    differently.
 
     Raises:
-        EnvironmentFault: the installed transformers has none.
+        EnvironmentFault: The installed transformers version has no DFlash module.
     """
     try:
         from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
@@ -221,9 +223,9 @@ ENCODER_NORM = "encoder.output_norm_enc.weight"
 
 
 class CoupledScores(LogitsProcessor):
-    """Turns logits into decision scores, so that transformers' argmax is our coupled choice.
+    """Logits processor with decision scores, so that transformers' argmax is our coupled choice.
 
-    transformers hands its processors to the assistant too, whose drafts so share the noise.
+    transformers passes its processors to the assistant too, so that drafts use the same noise.
     """
 
     def __init__(self, session: Session, start: int) -> None:
@@ -231,12 +233,12 @@ class CoupledScores(LogitsProcessor):
         self._start = start
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Scores [1, V] at the output position that `input_ids` [1, n] has come to."""
+        """Return scores [1, V] for the output position after `input_ids` [1, n]."""
         return self._session.scores(scores, input_ids.shape[1] - self._start)
 
 
 class RunStopCriteria(StoppingCriteria):
-    """The run's stop rule, for the stop strings that transformers' settings do not hold."""
+    """Stop rule of the run, for stop strings that transformers' settings do not support."""
 
     def __init__(self, stop: StopRule, start: int) -> None:
         self._stop = stop
@@ -245,7 +247,7 @@ class RunStopCriteria(StoppingCriteria):
         self._done = False
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        """Whether the one sequence [1, n] has ended, as [1] bool."""
+        """Return whether the only sequence [1, n] has ended, as [1] bool."""
         output = input_ids[0, self._start :].tolist()
         if not self._done:
             _, finish = self._stop.cut(output[: self._seen], output[self._seen :])
@@ -255,9 +257,9 @@ class RunStopCriteria(StoppingCriteria):
 
 
 def _copy_without_settings(module: Any) -> Any:
-    """The module without its checkpoint's generation settings.
+    """Return the module without its checkpoint's generation settings.
 
-    It is a second object around the same weights: the module itself stays as it is.
+    It is a shallow copy with the same weights. The module itself does not change.
     """
     module = copy.copy(module)
     module.generation_config = GenerationConfig()
@@ -265,7 +267,7 @@ def _copy_without_settings(module: Any) -> Any:
 
 
 def _set_constant_length(module: Any, length: int) -> Any:
-    """A bare module that drafts so many tokens a step, whatever its confidence."""
+    """Set a constant draft length, whatever the confidence, and return the module."""
     module.generation_config.update(
         num_assistant_tokens=length,
         num_assistant_tokens_schedule="constant",
@@ -275,7 +277,7 @@ def _set_constant_length(module: Any, length: int) -> Any:
 
 
 def _record_proposals(module: Any, start: int, proposals: list[Proposal]) -> Any:
-    """The bare module, noting what its candidate generator proposes after `start` prompt tokens."""
+    """Return a copy of the module that records the proposals of its candidate generator."""
     module = _copy_without_settings(module)
     create = module._get_candidate_generator
 
@@ -297,7 +299,8 @@ def _record_proposals(module: Any, start: int, proposals: list[Proposal]) -> Any
 
 
 def _settings(session: Session, **options: Any) -> GenerationConfig:
-    """The session's decoding rule in transformers' words; all else is the library's default."""
+    """Return the session's sampling and stop rule as transformers' settings, with defaults for the
+    rest."""
     request = session.requests[0]
     stop = request.stop
     eos = sorted(stop.eos)
@@ -326,7 +329,7 @@ def _distribution(sampling: Sampling) -> dict[str, Any]:
 
 
 def _extensions(session: Session, start: int) -> dict[str, Any]:
-    """The noise and the stop strings, where the run has them."""
+    """Return the noise processor and the stop-string criteria that the run needs."""
     extensions: dict[str, Any] = {}
     if session.sampling.rule == "coupled":
         extensions["logits_processor"] = [CoupledScores(session, start)]
@@ -339,7 +342,7 @@ def _extensions(session: Session, start: int) -> dict[str, Any]:
 def _report(
     session: PeerSession, output: list[int], proposals: Sequence[Proposal]
 ) -> Iterator[Step]:
-    """Hand the output over in the pieces it came in."""
+    """Adopt the output into the session, verification by verification."""
     starts = [start for start, _ in proposals]
     for (start, candidates), end in zip(proposals, [*starts[1:], len(output)], strict=True):
         ahead = 0
@@ -354,7 +357,7 @@ def _report(
 
 def _outcome(draft: Draft, new: Sequence[int]) -> Outcome:
     m = draft.nodes
-    # Whatever replaces a rejected token differs from it, so equal ids are accepted ones.
+    # A replacement always differs from the rejected token, so equal ids are accepted tokens.
     pairs = enumerate(zip(draft.tokens.tolist(), new, strict=False))
     n = next((i for i, (proposed, kept) in pairs if proposed != kept), min(m, len(new)))
     last: Origin = "plain" if m == 0 else "bonus" if n == m else "recovered"
@@ -369,7 +372,7 @@ def _outcome(draft: Draft, new: Sequence[int]) -> Outcome:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Neither log lines nor warnings: the settings are ours, so they say nothing to the user."""
+    """Suppress log lines and warnings: the user cannot change these settings."""
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -382,10 +385,8 @@ def _silence() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _seed_generators(session: PeerSession) -> Iterator[None]:
-    """torch's global generators, which transformers draws from, seeded by what is decoded.
-
-    Afterwards they are as they were.
-    """
+    """Seed torch's global generators, which transformers uses, from the request. Restore them
+    afterwards."""
     if not session.sampling.draws:
         yield
         return

@@ -46,14 +46,14 @@ class LayerSkip(Method):
     params: LayerSkipParams
 
     def start(self, session: Session) -> None:
-        """Take the first layers, whose rows the target goes on from (`keep`)."""
+        """Take the first layers. The target continues from their output (`keep`)."""
         end = self.params.exit or max(1, session.target.n_layers // 4)
         self.part = session.partial(layers=(0, end), keep=True)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 and 2."""
+        """Carry out steps 1 and 2."""
         picks = list[Pick]()
-        # 1. One token, but before the first step also what the target has not read.
+        # 1. One token; in the first step also the tokens that the target has not processed yet.
         x = session.pending_tokens(session.state.length())
         while len(picks) < min(self.params.length, limit):
             # 2. x_i ~ q_i, the distribution at the exit.

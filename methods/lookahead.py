@@ -44,8 +44,8 @@ class Lookahead(Method):
 
     Row l of the window contains the guesses of iteration l. Column i is at position l + i after the
     root, the last committed token. A guess attends to the text, to the first row up to its column,
-    and to its own column above it. Together they form a tree, in which the n-grams are further
-    branches of the root.
+    and to its own column above it. The window (lookahead branch) and the n-grams (verification
+    branch) form one tree, in which each n-gram is a further branch of the root.
 
     One step:
     1. One forward over the window and the n-grams that the pool contains for the root.
@@ -64,7 +64,7 @@ class Lookahead(Method):
 
     @torch.inference_mode()
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the session's request, a step at a time."""
+        """Decode the session's request, one step at a time."""
         n, w, g = self.params.ngram - 1, self.params.window, self.params.guesses
         session.reserve(g * n + max((row + 1) * (w + n - 2 - row) for row in range(n)))
         prompt = session.tokens()
@@ -72,7 +72,7 @@ class Lookahead(Method):
         rows, pool = [first], dict[int, list[tuple[int, ...]]]()
         session.prefill()
         while session.finish is None:
-            # 1. Of the window what the budget can use: column i's last guess stands so deep.
+            # 1. Use only the part of the window within the budget: column i reaches this depth.
             root, width = session.tokens()[-1], max(0, session.max_draft_length() - len(rows) + 2)
             rows = [rows[0][: max(0, width - 1)], *(row[:width] for row in rows[1:])]
             known = [gram[: session.max_draft_length()] for gram in pool.get(root, ())]
@@ -99,8 +99,10 @@ class Lookahead(Method):
     def _tree(
         self, session: Session, known: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]
     ) -> tuple[Draft, list[int]]:
-        """The draft, and the nodes whose choices make a new row; `scored` is the draft with the
-        window behind it."""
+        """Return the draft, and the nodes whose choices form a new row.
+
+        `scored` is the draft followed by the window.
+        """
         both = merge_trees((gram, None) for gram in known)
         ids, parents = list(both.ids), list(both.parents)
         above = [ROOT]
@@ -108,7 +110,7 @@ class Lookahead(Method):
             ids.append(token)
             parents.append(above[-1])
             above.append(len(ids) - 1)
-        for row in rows[1:]:  # ... from which the columns hang
+        for row in rows[1:]:  # ... to which the columns are attached
             parents += above
             above = [len(ids) + column for column in range(len(row))]
             ids += row

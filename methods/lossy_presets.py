@@ -66,11 +66,12 @@ class TypicalAcceptance(_Preset):
     Simple LLM Inference Acceleration Framework with Multiple Decoding Heads, ICML 2024,
     arXiv:2401.10774, section 2.3.1.
 
-    Not exact: a token that the lossless rule rejects passes if p(x) > min(epsilon, delta exp(-H))
-    with the target's distribution p, under the run's temperature and cuts, and its entropy H. At
-    its off position, epsilon 1 and delta 1e9, nothing passes, and it makes the tokens of `sps`.
-    Differs from the paper: a draft model drafts, not heads; where the paper takes the first token
-    of a step in any case, here the lossless rule decides first. A token that both reject is
+    Not exact: a token that the lossless rule rejects is accepted if p(x) > min(epsilon, delta
+    exp(-H)). p is the target's distribution under the run's temperature, top-k and top-p, and H is
+    its entropy. With epsilon 1 and delta 1e9 the rule is off and the method generates the tokens of
+    `sps`.
+    Differs from the paper: a draft model drafts, not heads. The paper always accepts the first
+    token of a step; here the lossless rule decides first. A token that both rules reject is
     replaced by the lossless rule's token.
 
     One step is that of `sps` with `accept=typical`.
@@ -99,10 +100,11 @@ class Lenience(_Preset):
     Decoding, ICML 2023, arXiv:2211.17192, appendix A.5.
 
     Not exact: x drawn from q is accepted with probability min(1, p(x) / (factor q(x))). A drafted
-    token is then at most 1 / factor times as likely as under p. At its off position, factor 1, it
-    generates the tokens of `sps`.
-    Differs from the paper: nothing under rejection. In greedy decoding the paper compares with the
-    best token, p(x) >= factor max p. Coupled sampling makes the same comparison on log p + noise.
+    token is then at most 1 / factor times as likely as under p. With factor 1 the rule is off and
+    the method generates the tokens of `sps`.
+    Differs from the paper: nothing with `--verify rejection`. In greedy decoding the paper compares
+    with the best token, p(x) >= factor max p. Coupled sampling makes the same comparison on log p +
+    noise.
 
     One step is that of `sps` with `accept=lenient`.
     """
@@ -130,9 +132,9 @@ class RandomAcceptParams(PresetParams):
 class RandomAcceptance(_Preset):
     """Random accept: accepts rejected draft tokens at random, as a control for lossy rules.
 
-    Not exact, and not meant for use: a rule that keeps no more answer quality than this one, at the
-    same rate, selects no better than chance. At its off position, rate 0, it generates the tokens
-    of `sps`.
+    Not exact, and not meant for use. A lossy rule that preserves no more answer quality than this
+    one, at the same rate, selects no better than chance. With rate 0 the rule is off and the method
+    generates the tokens of `sps`.
 
     One step is that of `sps` with `accept=random`.
     """

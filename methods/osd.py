@@ -22,7 +22,7 @@ from specbench_cli.api import (
 )
 
 ROUTER, DRAFT = "router", "draft of "
-"""What the row's memory keeps: what tells topics apart; a topic's optimizer and its buffer."""
+"""Keys of the run's memory: the topic classifier, and each topic's optimizer and buffer."""
 
 
 class OsdParams(MethodParams):
@@ -80,15 +80,15 @@ class Osd(DraftModelMethod):
         self.places, self.distributions = list[int](), list[torch.Tensor]()
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Steps 3 and 4."""
+        """Carry out steps 3 and 4."""
         text = session.tokens()
         if outcome.origin[-1] == "recovered":
-            self.places.append(len(text) - 1)  # of what stands in place of the rejected one
+            self.places.append(len(text) - 1)  # position of the rejected token's replacement
             self.distributions.append(session.verified_logits()[len(outcome.path)].clone())
         super().observe(session, outcome)
 
     def learn(self, session: Session) -> None:
-        """Steps 5 and 6."""
+        """Carry out steps 5 and 6."""
         kept, request = session.memory, session.requests[0]
         topic = request.topic if self.params.route else ""
         model = session.trainable("draft", topic)
@@ -100,7 +100,7 @@ class Osd(DraftModelMethod):
         waiting.append((list(session.tokens()), self.places, self.distributions))
         if len(waiting) < self.params.every:
             return
-        # 6. The row that predicts a place is the one before it.
+        # 6. The logits that predict a token are at the position before it.
         missed = sum(len(places) for _, places, _ in waiting)
         for ids, places, distributions in waiting:
             if places:
@@ -109,7 +109,7 @@ class Osd(DraftModelMethod):
                 shared = min(rows.shape[-1], wanted.shape[-1])  # ids that both models have
                 q = rows[[at - 1 for at in places], :shared].float().log_softmax(-1)
                 p = wanted[:, :shared].float().log_softmax(-1)
-                says = q[0].isfinite()  # of a draft whose output is cut
+                says = q[0].isfinite()  # a pruned draft vocabulary has -inf logits
                 far = functional.kl_div(q[:, says], p[:, says], reduction="sum", log_target=True)
                 (far / missed).backward()
         if missed:

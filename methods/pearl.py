@@ -28,7 +28,7 @@ from specbench_cli.api import (
 )
 
 MAX_WINDOW = 64
-"""The largest window under "auto": it makes the largest forward that is measured."""
+"""Largest window under "auto", which sets the size of the largest forward that is measured."""
 
 
 class PearlParams(MethodParams):
@@ -56,11 +56,11 @@ class PearlDrafter(Drafter):
         self.state = desk.new_state(desk.model)
 
     def start(self) -> None:
-        """Prefill."""
+        """Prefill the draft."""
         self.session.model.forward(self.session.pending_tokens(0), self.state, logits_at=None)
 
     def handle(self, message: Message) -> Message:
-        """One order."""
+        """Handle one message."""
         desk, state = self.session, self.state
         length, window, *new_tokens = message.ints
         # A.
@@ -110,7 +110,7 @@ class Pearl(Method):
 
     @property
     def uses_costs(self) -> bool:
-        """The window `auto` does."""
+        """Return True if the window is chosen by measured costs (`auto`)."""
         return self.params.window == AUTO
 
     def generate(self, session: Session) -> Iterator[Step]:
@@ -121,12 +121,11 @@ class Pearl(Method):
         )
         session.prefill()
         pending: tuple[int, ...] = ()
-        distributions: Tensor | None = (
-            None  # q of the pending tokens, and of the first one behind them
-        )
+        distributions: Tensor | None = None  # q of the pending tokens and of the next one
         new_tokens = session.tokens()[-1:]
         while session.finish is None:
-            # 1. No more than can be committed once the pending tokens and the first one are.
+            # 1. At most the tokens that can be committed after the pending ones and the first of
+            # the window.
             kept_length = len(session.tokens()) - len(new_tokens) + len(pending)
             window = max(1, min(most, session.max_draft_length() - len(pending)))
             drafter.send(Message((kept_length, window, *new_tokens)))

@@ -46,13 +46,12 @@ class Pld(Method):
     params: PldParams
 
     def start(self, session: Session) -> None:
-        """An empty index; `propose` fills it with the prompt first and then with what was
-        committed."""
-        self.index: dict[tuple[int, ...], int] = {}  # n-gram -> where its first occurrence ends
+        """Create an empty index. `propose` adds the prompt first, and then committed tokens."""
+        self.index: dict[tuple[int, ...], int] = {}  # n-gram -> end of its first occurrence
         self.indexed = 0
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 and 2."""
+        """Carry out steps 1 and 2."""
         params = self.params
         text = session.tokens()
         self._extend(text, params.ngram)
@@ -70,7 +69,8 @@ class Pld(Method):
         return session.chain(())
 
     def _extend(self, text: Sequence[int], ngram: int) -> None:
-        """Index the n-grams that end in new tokens; the earliest, with most after it, stays."""
+        """Index the n-grams that end in new tokens. The earliest occurrence, with the longest
+        continuation, stays."""
         for end in range(self.indexed + 1, len(text) + 1):
             for n in range(1, min(ngram, end) + 1):
                 self.index.setdefault(tuple(text[end - n : end]), end)

@@ -67,7 +67,7 @@ class RsdC(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
 
     def start(self, session: Session) -> None:
-        """Make room for the tree and prefill the draft."""
+        """Reserve space for the tree and prefill the draft."""
         params, most = self.params, session.target.vocab_size
         widths = params.widths or (params.width,) * params.depth
         self.widths = [min(width, most) for width in widths]
@@ -77,10 +77,10 @@ class RsdC(Method):
         self.levels = Levels.of_draft(session, nodes=sum(sizes[1:]), fed=sum(sizes[1:-1]))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 to 3."""
+        """Carry out steps 1 to 3."""
         widths, levels = self.widths[:limit], self.levels
         tokens, parents, distributions = list[Tensor](), list[int](), list[Tensor]()
-        level, above = [ROOT], list[int]()  # the newest nodes, and their parents' places
+        level, above = [ROOT], list[int]()  # the newest nodes, and the rows of their parents
         for ahead, width in enumerate(widths):
             # 1. and 3.
             if ahead:
@@ -100,5 +100,5 @@ class RsdC(Method):
         return session.tree(torch.cat(tokens), tuple(parents), distributions)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Step 5: nodes were fed in their order, the deepest level was not."""
+        """Carry out step 5. Nodes were fed in their order, except the deepest level."""
         self.levels.keep(outcome.path)

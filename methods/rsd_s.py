@@ -27,7 +27,7 @@ from specbench_cli.api import (
     host,
 )
 
-Node = tuple[int, int, float]  # its parent among the beams, its token, log of its path's chance
+Node = tuple[int, int, float]  # parent's index among the beams, token, log-probability of the path
 
 
 class RsdSParams(MethodParams):
@@ -50,7 +50,8 @@ class RsdS(Method):
     One step, from the root as the only beam, for each of L levels:
     1. Feed the draft the beams (at first its pending tokens): this gives their distributions q.
     2. Draw W paths that are one token longer: the next level and its beams. The first beam without
-       a child stands for all probability mass not reached so far; one with children, for its rest.
+       a child represents all probability mass not reached so far. A beam with children represents
+       the rest of its own mass.
     3. (engine) One target forward over the root and all nodes; recursive rejection; commit.
     4. Keep the draft's KV entries of accepted nodes.
     """
@@ -63,11 +64,11 @@ class RsdS(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
 
     def start(self, session: Session) -> None:
-        """Make room for the tree and prefill the draft."""
+        """Reserve space for the tree and prefill the draft."""
         self.levels = Levels.of_draft(session, nodes=self.params.width * self.params.depth)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 and 2."""
+        """Carry out steps 1 and 2."""
         levels, tokens, parents, distributions = (
             self.levels,
             list[int](),
@@ -93,14 +94,13 @@ class RsdS(Method):
         return session.tree(tokens, tuple(parents), distributions)
 
     def _draw_paths(self, session: Session, q: Tensor, phi: Sequence[float]) -> list[Node]:
-        """Step 2, from the beams' distributions q [m, V] and the logarithms of their chances."""
+        """Draw the next level from the beams' distributions q [m, V] and log-probabilities (step
+        2)."""
         distribution, mass = q.double(), [math.exp(value) for value in phi]
-        pool = torch.zeros_like(
-            distribution
-        )  # what each path of one token more is drawn in proportion to
-        kept, reached = list[Node](), 0  # beams that have a child: so many, the first ones
+        pool = torch.zeros_like(distribution)  # weights from which each path is drawn
+        kept, reached = list[Node](), 0  # number of beams that have a child, always the first ones
         for _ in range(min(self.params.width, host.number((distribution > 0).sum()))):
-            if reached < len(mass):  # never less than the beams to come, whatever was rounded off
+            if reached < len(mass):  # at least the mass of later beams, despite rounding
                 rest = max(1.0 - sum(mass[:reached]), sum(mass[reached:]))
                 pool[reached] = distribution[reached] * rest
             flat = session.random.categorical((pool / pool.sum()).flatten())
@@ -113,7 +113,7 @@ class RsdS(Method):
         return kept
 
     def _best(self, session: Session, rows: Tensor, phi: Sequence[float], ahead: int) -> list[Node]:
-        """Step 2 where tokens are chosen: beam search."""
+        """Choose the next level by beam search, in greedy and coupled decoding (step 2)."""
         width, found = min(self.params.width, session.target.vocab_size), list[Node]()
         best, gains = session.candidate_lists(rows, width, ahead=ahead)
         for beam, (ids, values) in enumerate(zip(best, gains, strict=True)):
@@ -122,5 +122,5 @@ class RsdS(Method):
         return sorted(possible, key=lambda node: -node[2])[: self.params.width]
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Step 4: nodes were fed in their order, the deepest level was not."""
+        """Carry out step 4. Nodes were fed in their order, except the deepest level."""
         self.levels.keep(outcome.path)

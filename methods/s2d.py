@@ -78,16 +78,17 @@ class S2d(DraftModelMethod):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
 
     def start(self, session: Session) -> None:
-        """Prefill the draft, all layers of it."""
+        """Prefill all layers of the draft."""
         super().start(session)
         n: int = self.model.n_layers
         exits = self.params.exits or (-(-n // 2), -(-3 * n // 4))
         self.spans = list(pairwise((0, *sorted({end for end in exits if end < n}), n)))
-        # Behind each span but the last, rows [1, 1, hidden] that the next one has not read.
+        # After each sub-model except the last: hidden states [1, 1, hidden] that the next has not
+        # processed.
         self.waiting = [list[torch.Tensor]() for _ in self.spans[1:]]
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 to 3."""
+        """Carry out steps 1 to 3."""
         x, picks = session.pending_tokens(self.state.length()), list[Pick]()
         while len(picks) < min(limit, self.params.length):
             picks.append(session.pick(self._sure(x), len(picks)))
@@ -95,7 +96,8 @@ class S2d(DraftModelMethod):
         return session.chain_of_picks(picks)
 
     def _sure(self, x: Input) -> ModelOutput:
-        """Step 2: what the first sub-model says of x that is sure enough."""
+        """Carry out step 2, and return the output of the first sub-model that is confident
+        enough."""
         for span, waiting in zip(self.spans, self.waiting, strict=False):
             out = self.model.forward(x, self.state, layers=span, early=True)
             waiting.extend(out.hidden.split(1, 1))
@@ -106,7 +108,7 @@ class S2d(DraftModelMethod):
         return self.model.forward(x, self.state, layers=self.spans[-1])
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Step 5."""
+        """Carry out step 5."""
         super().observe(session, outcome)
         read = [self.state.length(0, first) for first, _ in self.spans]
         for waiting, (left, entered) in zip(self.waiting, pairwise(read), strict=True):

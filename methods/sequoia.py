@@ -37,21 +37,22 @@ class SequoiaParams(MethodParams):
 
 
 class BestTrees:
-    """The dynamic program: most tokens to expect, if a[k] of all children of rank k stand."""
+    """Dynamic program for the tree with the most expected tokens, if children of rank k have
+    acceptance rate a[k]."""
 
     def __init__(self, a: Sequence[float]) -> None:
         @cache
         def best(m: int, depth: int, k: int = 0) -> tuple[float, int]:
-            found = [(0.0, 0)]  # without a k-th child; or y nodes go to it, itself included
+            found = [(0.0, 0)]  # without a k-th child, or with y nodes for it, including itself
             for y in range(1, m + 1 if depth and k < len(a) else 0):
                 value = a[k] * (1.0 + best(y - 1, depth - 1)[0]) + best(m - y, depth, k + 1)[0]
                 found.append((value, y))
             return max(found, key=lambda pair: pair[0])
 
-        self.best = best  # of m nodes on so many levels, from the k-th child of their root on
+        self.best = best  # for m nodes on `depth` levels, from the k-th child of their root on
 
     def nodes(self, m: int, depth: int, *above: int, k: int = 0) -> Iterator[tuple[int, ...]]:
-        """The best tree, each node by the ranks of the children on its path."""
+        """Yield the nodes of the best tree, each as the ranks of the children on its path."""
         if y := self.best(m, depth, k)[1]:
             yield (*above, k)
             yield from self.nodes(y - 1, depth - 1, *above, k)
@@ -85,13 +86,13 @@ class Sequoia(Method):
     uses_costs = property(lambda self: self.params.nodes == AUTO)
 
     def start(self, session: Session) -> None:
-        """Make room for the tree and prefill the draft."""
+        """Reserve space for the tree and prefill the draft."""
         largest = max(max_nodes(self.params.nodes), self.params.width)
         self.levels = Levels.of_draft(session, nodes=largest)
-        self.stood = session.memory.setdefault("stood", [])  # ranks; `width` where none stood
+        self.stood = session.memory.setdefault("stood", [])  # accepted ranks; `width` if none
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Step 3."""
+        """Carry out step 3."""
         tree = session.memory.get("tree") or tree_of_choices((k,) for k in range(self.params.width))
         tree = tree.truncate(limit, session.target.vocab_size)
         self.grown = GrownTree(session.chain(()), ())
@@ -101,7 +102,7 @@ class Sequoia(Method):
         return self.grown.draft
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Steps 1 and 2, and the end of 3."""
+        """Carry out steps 1 and 2, and the end of step 3."""
         self.levels.keep(self.grown.rows(outcome.path))
         if "tree" not in session.memory and self.grown.draft.nodes:
             self.stood.append(outcome.path[0] if outcome.path else self.params.width)

@@ -30,7 +30,7 @@ BEST, ASKS = 9, ("digit", "average")
 
 @dataclass(frozen=True, kw_only=True)
 class GradeRule(SegmentRule):
-    """A step stands if its grade, from 0 to 9, is at least a threshold."""
+    """Accept rule: accepts a step if its grade, from 0 to 9, reaches a threshold."""
 
     threshold: float
     name: ClassVar[str] = "grade"
@@ -68,7 +68,7 @@ class SpecReason(Method):
 
     One step:
     1. The draft model writes a reasoning step, up to a delimiter.
-    2. One target forward scores it, and the target grades it.
+    2. One target forward scores it, and the target grades it from 0 to 9 (the utility score).
     3. If the grade reaches `threshold`, commit the step. Otherwise commit only the tokens at its
        start that the target also generates.
     4. The target writes the rest of the step.
@@ -87,12 +87,12 @@ class SpecReason(Method):
 
     @property
     def accept(self) -> SegmentRule:
-        """What lets a step stand as a whole."""
+        """Return the rule that accepts a whole step."""
         return self.params.choose_rule(GradeRule(threshold=self.params.threshold))
 
     @torch.inference_mode()
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the session's request, a step of the reasoning after another."""
+        """Decode the session's request, one reasoning step after another."""
         params, asks = self.params, self.params.grade in ASKS
         spans = Segments(session, params.delimiter, params.cap)
         self.question = spans.words.encode(params.question.encode()) if asks else []
@@ -102,20 +102,21 @@ class SpecReason(Method):
         while session.finish is None:
             # 1. The draft writes a step, up to a delimiter.
             if spans.num_segments > params.first and (step := spans.draft()).nodes:
-                # 2. The target reads it in one forward, and grades it.
+                # 2. One target forward reads the step, and the target grades it.
                 rows = session.score(step)
                 grade = self.grade(session, spans, step, rows)
-                # 3. It stands if that is enough; else both forget all but what the target says too.
+                # 3. Commit the step if the grade is high enough, else only the prefix that the
+                # target also generates.
                 rule = self.accept.judge(grade)
                 yield spans.verify_and_commit(
                     step, rows, rule, spans=1, stood=rule.accepted, grade=grade
                 )
-            # 4. The target writes what is left of it.
+            # 4. The target writes the rest of the step.
             yield from spans.write_with_target(params.length)
             spans.begin()
 
     def grade(self, session: Session, spans: Segments, step: Draft, rows: Tensor) -> float:
-        """A step's grade, 0 to 9; 0 where the target does not answer with a digit."""
+        """Return the grade of a step, 0 to 9, or 0 if the target does not answer with a digit."""
         if (tossed := self.accept.random_grade(session.random, rows)) is not None:
             return tossed
         if self.params.grade not in ASKS:

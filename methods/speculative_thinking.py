@@ -25,7 +25,7 @@ from specbench_cli.api import (
 
 @dataclass(frozen=True, kw_only=True)
 class AssistedRule(SegmentRule):
-    """All stands that the draft writes while it is its turn."""
+    """Accept rule: accepts everything that the draft writes in its turn."""
 
     name: ClassVar[str] = "assisted"
 
@@ -49,8 +49,11 @@ class SpeculativeThinkingParams(SegmentParams):
     length: int = Field(5, ge=0, description="tokens drafted at a time where the target writes")
 
     def polarity(self, text: str) -> int:
-        """1 where a text affirms more than it doubts and verifies, -1 where not, 0 without any of
-        the words, which are looked for inside others too."""
+        """Return 1 if a text affirms more than it doubts and verifies, else -1, or 0 without any of
+        the words.
+
+        The words are also found inside other words.
+        """
         lists: Sequence[Sequence[str]] = (self.affirm, self.reflect, self.verify)
         yes, *no = (sum(text.lower().count(word) for word in words) for words in lists)
         return 0 if not yes + sum(no) else 1 if yes > sum(no) else -1
@@ -84,12 +87,12 @@ class SpeculativeThinking(Method):
 
     @property
     def accept(self) -> SegmentRule | None:
-        """What lets a paragraph stand."""
+        """Return the rule that accepts a whole paragraph, or None if the draft never writes."""
         return AssistedRule() if self.params.writer == "draft" else None
 
     @torch.inference_mode()
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the session's request, a paragraph after another."""
+        """Decode the session's request, one paragraph after another."""
         params, stands, coin = self.params, AssistedRule().judge(1.0), self.params.random_rule
         doubts, limit, excess = 0, params.limit, params.excess
         spans = Segments(session, params.delimiter, params.cap)
@@ -105,7 +108,7 @@ class SpeculativeThinking(Method):
             if not spans.ends_with_delimiter:
                 continue
             if doubts >= limit:
-                # 2. Behind too many doubts the target sums up; next time they may be more.
+                # 2. After too many doubts the target sums up. The limit is higher the next time.
                 yield spans.insert_tokens(
                     spans.words.encode(params.recap.encode()), stands, grade=1.0
                 )
@@ -113,7 +116,7 @@ class SpeculativeThinking(Method):
                 yield from spans.write_with_target(params.length, excess)
                 doubts, limit, excess = 0, min(limit + 5, 30), min(excess + 25, 200)
                 continue
-            # 3. It goes on for a probe, which is thrown away if it neither affirms nor doubts.
+            # 3. The draft writes a probe, which is dropped if it neither affirms nor doubts.
             probe = spans.draft(params.probe)
             said = spans.words.decode(host.numbers(probe.tokens)).decode(errors="replace")
             calm = not params.polarity(said) and not params.always
@@ -122,7 +125,7 @@ class SpeculativeThinking(Method):
             if calm:
                 spans.discard(probe, spans=1, stood=1)
                 continue
-            # 4. If it does, the target writes in its place, and more where it verifies.
+            # 4. Otherwise the target writes in its place, and more if it verifies.
             yield spans.verify_and_commit(probe, session.score(probe), takeovers=1, spans=1)
             yield from spans.write_with_target(params.length, params.probe - len(spans.open_ids))
             said = spans.words.decode(spans.open_ids).decode(errors="replace")

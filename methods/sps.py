@@ -37,11 +37,11 @@ class Sps(DraftModelMethod):
     Differs from the papers: nothing. q is the draft's distribution under the target's temperature,
     top-k and top-p.
 
-    `length` may also be a rule. It decides from the draft only, and after a token is kept, so the
-    output stays exact. "heuristic" and "confidence" are those of transformers' assisted generation;
-    "acceptance-head" is that of `specdec++`; "synergy" and "smartspec" use measured costs of
-    forwards and the number of sequences in the batch (--batch); "oracle" reads vanilla's output and
-    bounds what any rule can reach. With `accept` it is lossy: see
+    `length` may also be a rule. A rule reads only the draft, and only after a token is kept, so the
+    output stays exact. "heuristic" and "confidence" are those of transformers' assisted generation.
+    "acceptance-head" is that of `specdec++`. "synergy" and "smartspec" use measured costs of
+    forwards and the number of sequences in the batch (--batch). "oracle" reads vanilla's output and
+    bounds what any rule can reach. With `accept` the method is lossy: see
     `specbench_cli.engine.verify.accept`.
 
     One step:
@@ -61,7 +61,7 @@ class Sps(DraftModelMethod):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def artifacts(self) -> tuple[ArtifactSpec, ...]:
-        """The trained head, for the rule that asks one."""
+        """Return the trained head if the length rule uses one."""
         return (ArtifactSpec(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
 
     def start(self, session: Session) -> None:
@@ -72,28 +72,26 @@ class Sps(DraftModelMethod):
         )
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 and 2."""
-        picks: list[
-            Pick
-        ] = []  # each a token x and, where it was drawn, the distribution q that it is from
+        """Carry out steps 1 and 2."""
+        picks: list[Pick] = []  # each a token x and, if it was drawn, its distribution q
         self.length.begin()
         limit = min(limit, self.length.most)
-        # 1. The last committed token has no row yet, nor has one that was drafted last and stood.
+        # 1. The last committed token has no KV entry yet, nor has the last token of a fully
+        # accepted draft.
         x = session.pending_tokens(self.state.length())
         while len(picks) < limit:
-            # 2. x ~ q, the draft's distribution behind all tokens so far. Once kept it stays, and
-            # only then the rule is asked: to take it back for what it is would make q another
-            # distribution.
+            # 2. x ~ q, the draft's distribution after all tokens so far. The rule decides only
+            # after x is kept: if it could drop x because of its value, x would no longer follow q.
             out = self.model.forward(x, self.state)
             picks.append(session.pick(out, len(picks)))
             if not self.length.should_continue(out, picks[-1]):
                 break
             x = Tokens(picks[-1][0][None])
-        # 3. The engine: x stands with probability min(1, p(x) / q(x)); the token behind those that
-        # stand is from norm(max(p - q, 0)) where one was rejected, else from p.
+        # 3. The engine accepts x with probability min(1, p(x) / q(x)). The next token is drawn from
+        # norm(max(p - q, 0)) after a rejection, otherwise from p.
         return session.chain_of_picks(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Step 4: rows of what was committed stay; the last token of it has none."""
+        """Carry out step 4. The last committed token has no KV entry in the draft yet."""
         super().observe(session, outcome)
         self.length.observe(outcome)

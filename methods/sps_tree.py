@@ -57,11 +57,12 @@ class SpsTreeParams(MethodParams):
 class SpsTree(Method):
     """Tree speculative sampling: a small model drafts a tree, the target scores it in one forward.
 
-    Exact because children are tested in the order of their draws. Each is tested against the
-    residual of the target's distribution after the earlier ones, and the token after the last
-    rejection is drawn from the final residual. Children that are not drawn (the most likely ones)
-    are accepted with the target's own probability. In greedy and coupled decoding a child is
-    accepted if and only if the target chooses it.
+    Exact because children are tested in the order of their draws (SpecInfer's multi-step
+    speculative sampling). Each is tested against the residual of the target's distribution after
+    the earlier ones, and the token after the last rejection is drawn from the final residual.
+    Children that are not drawn (the most likely ones) are accepted with the target's own
+    probability. In greedy and coupled decoding a child is accepted if and only if the target
+    chooses it.
     Differs from SpecInfer: there is one draft model, and siblings are drawn from its distribution.
 
     One step:
@@ -83,11 +84,11 @@ class SpsTree(Method):
 
     @property
     def uses_costs(self) -> bool:
-        """Whether the tree's size is chosen by them."""
+        """Return True if the tree's size is chosen by measured costs."""
         return self.params.shape == "dynamic" and self.params.nodes == AUTO
 
     def start(self, session: Session) -> None:
-        """Make room for the largest tree and prefill the draft."""
+        """Reserve space for the largest tree and prefill the draft."""
         params = self.params
         widths = params.widths or (params.width, *[1] * (params.depth - 1))
         self.shape = tree_of_widths(widths).truncate(len(widths), session.target.vocab_size)
@@ -98,14 +99,14 @@ class SpsTree(Method):
         self.levels = Levels.of_draft(session, nodes=largest, fed=fed)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 and 2."""
+        """Carry out steps 1 and 2."""
         params, levels = self.params, self.levels
         if limit < 1:
             self.grown = GrownTree(session.chain(()), ())
             return self.grown.draft
-        # 1. The row of the last committed token, which is the root: its children come from it.
+        # 1. The children of the root come from the logits at the last committed token.
         root = levels.begin(session.pending_tokens(levels.state.length()))
-        # 2. Either the likeliest children where their paths are likeliest, ...
+        # 2. Either the most likely children of the most likely paths, ...
         if params.shape == "dynamic":
             nodes, k, depth = params.nodes, params.width, min(params.depth, limit)
             size = create_size_rule(session, levels.model, nodes, width=k, depth=depth)
@@ -113,11 +114,11 @@ class SpsTree(Method):
                 levels, root, session, k=k, depth=depth, nodes=max_nodes(nodes), size=size
             )
         else:
-            # ... or so many children at each level as `widths` says, drawn one after another.
+            # ... or the number of children that `widths` gives for each level.
             shape = self.shape.truncate(limit, session.target.vocab_size)
             self.grown = fill(shape, levels, root, session, how=params.draw_mode)
         return self.grown.draft
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Step 4."""
+        """Carry out step 4."""
         self.levels.keep(self.grown.rows(outcome.path))

@@ -32,16 +32,17 @@ class SsdParams(MethodParams):
 
 
 class SsdDrafter(Preparer):
-    """The draft's side: it prepares a window for every outcome that it thinks likely itself."""
+    """Draft worker: prepares a window for every outcome that it considers likely."""
 
     def start(self) -> None:
         """Prefill the draft."""
         self.rollouts = Rollouts(self.session, self.params.length, self.params.guesses)
 
     def prepare(self, told: Sequence[Guess]) -> None:
-        """Step 2, the draft's half. It was told of no outcome: it guesses."""
-        self.rollouts.complete()  # rows up to the window's last token, which branches come off
-        outcomes = self.rollouts.guess(self.params.guesses)  # (how many stand, the token behind)
+        """Carry out the draft's part of step 2. The target predicts nothing, so the draft guesses
+        the outcomes."""
+        self.rollouts.complete()  # KV entries that branches start from
+        outcomes = self.rollouts.guess(self.params.guesses)  # (number accepted, next token)
         self.rollouts.prepare(outcomes)
 
 
@@ -71,19 +72,19 @@ class Ssd(Method):
     workers: ClassVar[int] = 2
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the session's request, a step at a time."""
+        """Decode the session's request, one step at a time."""
         windows = DraftWindows(session, SsdDrafter, self.params)
         session.prefill()
         windows.settle(session.output())
         while session.finish is None:
-            # 1. `counts` says whether it had been prepared.
+            # 1. `counts` records whether the window was prepared.
             draft, counts = windows.next()
-            # 2. The order returns at once: drafter and target compute at the same time. Of no use
-            # where the budget ends with this window.
+            # 2. The message returns at once, so drafter and target run at the same time. It is
+            # skipped if the budget ends with this window.
             if self.params.guesses and session.max_draft_length() > 1:
                 windows.prepare()
             rows = session.score(draft)
-            # 3. Only now the outcome is known, and with it which window comes next.
+            # 3. Only now the outcome, and therefore the next window, is known.
             outcome = session.commit(session.verify(draft, rows))
             windows.settle(outcome.committed)
             yield session.step(draft, outcome, **counts)

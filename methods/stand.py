@@ -65,7 +65,7 @@ class Stand(Method):
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
     def start(self, session: Session) -> None:
-        """The table as it was left; room for the tree."""
+        """Take over the table, and reserve space for the tree."""
         shape = medusa_tree(self.params.nodes, depth=self.params.depth)
         self.children = Counter(node[:-1] for node in shape.nodes)
         session.reserve(len(shape.nodes))
@@ -73,7 +73,7 @@ class Stand(Method):
         self.table: dict[Path, tuple[int, dict[int, float]]] = kept.setdefault("distributions", {})
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Step 1."""
+        """Carry out step 1."""
         ids, parents, distributions = list[int](), list[int](), list[Tensor]()
         fed: list[tuple[int, Path, Path]] = [  # a node, its ranks, and the tokens up to it
             (ROOT, (), tuple(session.tokens()[-self.params.order :]))
@@ -105,7 +105,7 @@ class Stand(Method):
         return session.tree(ids, tuple(parents), distributions)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Step 3."""
+        """Carry out step 3."""
         text, n, kept = session.tokens(), len(outcome.committed), self.params.kept
         at = host.ids([0, *(node + 1 for node in outcome.path)][:n], session.device)
         rows = session.verified_logits().index_select(0, at).float().log_softmax(-1)
@@ -122,7 +122,8 @@ class Stand(Method):
             del self.table[next(iter(self.table))]
 
     def _distribution(self, node: tuple[int, Path, Path]) -> Mapping[int, float] | None:
-        """That of the longest known n-gram at a node's end, if it has children in the tree."""
+        """Return the distribution of the longest known n-gram at a node, if the node has children
+        in the tree."""
         _, ranks, before = node
         grams = (before[first:] for first in range(len(before) if self.children[ranks] else 0))
         return next((self.table[gram][1] for gram in grams if gram in self.table), None)

@@ -1,4 +1,4 @@
-"""Speculative sampling by the tokens that two vocabularies share (TLI).
+"""Speculative sampling with the tokens that two vocabularies share: token-level intersection (TLI).
 
 Nadav Timor et al.: Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
 Heterogeneous Vocabularies, ICML 2025, arXiv:2502.05202, Algorithm 4.
@@ -65,13 +65,13 @@ class Tli(Method):
             self.model.forward(self.text.pending_tokens(), self.text.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 to 3."""
+        """Carry out steps 1 to 3."""
         # 1.
         self.text.follow(session.tokens())
         translation, picks = self.text.translation, list[Pick]()
         x = self.text.pending_tokens()
         while len(picks) < min(self.params.length, limit, self.text.remaining):
-            # 2. q is the draft's distribution, given that the target has the token too.
+            # 2. q is the draft's distribution, conditioned on shared tokens.
             said = self.model.forward(x, self.text.state)
             # 3.
             picks.append(session.pick(translation.to_target_logits(said), len(picks)))
@@ -79,7 +79,7 @@ class Tli(Method):
         return session.chain_of_picks(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Step 5: rows of what was committed stay; the last token of it has none."""
+        """Carry out step 5. The last committed token has no KV entry in the draft yet."""
         draft_of, stood = (
             self.text.translation.target_to_draft,
             outcome.committed[: len(outcome.path)],

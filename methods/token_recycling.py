@@ -48,7 +48,7 @@ class TokenRecycling(Method):
     With scope `run` the speed of a prompt depends on earlier prompts, but its output does not. The
     matrix takes 8 * `width` bytes per token of the vocabulary.
 
-    One step, with the matrix M[token] of the `width` most likely next tokens, initially zero:
+    One step, with the adjacency matrix M[token] of the `width` best next tokens, initially zero:
     1. Build the tree from the root, level by level: the child of rank r of a token x is M[x][r].
     2. (engine) One target forward over the last committed token and the tree; verify; commit.
     3. For the root and each node, accepted or not, set M[its token] to the best tokens of the
@@ -63,7 +63,7 @@ class TokenRecycling(Method):
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
     def start(self, session: Session) -> None:
-        """The matrix as it was left, or an empty one; room for the tree."""
+        """Take over the matrix, or create an empty one, and reserve space for the tree."""
         params, vocab = self.params, session.target.vocab_size
         self.width = min(params.width, vocab)
         self.shape = best_tree(params.nodes, depth=params.depth, width=self.width)
@@ -75,7 +75,7 @@ class TokenRecycling(Method):
         self.next: Tensor = kept["next"]
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Step 1."""
+        """Carry out step 1."""
         shape = self.shape.truncate(limit, self.width)
         above = host.ids(session.tokens()[-1:], session.device)  # the nodes that have children
         self.known = [above]  # the tokens of the root and all nodes
@@ -86,13 +86,13 @@ class TokenRecycling(Method):
         return session.tree(torch.cat(self.known[1:] or [above[:0]]), shape.parents)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Step 3."""
+        """Carry out step 3."""
         known, best = (
             torch.cat(self.known),
             ranking.top_indices(session.verified_logits(), self.width),
         )
         places = torch.arange(len(known), device=known.device)
-        last = torch.where(known[:, None] == known, places, -1).amax(1)  # of each one's equals
+        last = torch.where(known[:, None] == known, places, -1).amax(1)  # last row of each token
         self.next.index_copy_(0, known, best.index_select(0, last))
 
 

@@ -1,4 +1,4 @@
-"""Universal assisted generation: a draft with any tokenizer, whose text is tokenized again (SLEM).
+"""UAG: a draft with any tokenizer, matched by its text (SLEM, string-level exact match).
 
 Nadav Timor et al.: Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
 Heterogeneous Vocabularies, ICML 2025, arXiv:2502.05202, Algorithm 2; transformers' universal
@@ -71,7 +71,7 @@ class Uag(Method):
             self.model.forward(self.text.pending_tokens(), self.text.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 to 3."""
+        """Carry out steps 1 to 3."""
         # 1.
         self.text.follow(session.tokens())
         # 2.
@@ -85,5 +85,5 @@ class Uag(Method):
         return session.chain(self.text.translation.to_target_ids(before, self.written)[:limit])
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Step 1 of the next: the last committed token has no row yet."""
+        """Carry out step 1 of the next step. The last committed token has no KV entry yet."""
         self.text.follow(session.tokens(), self.written)

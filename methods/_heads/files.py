@@ -1,4 +1,4 @@
-"""A draft head on disk: its tensors under our names, its sizes, the target that it was made for."""
+"""Draft head files: tensors under our names, sizes, and the target of the head."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """Sizes of a head's layer, under the names of transformers' configs."""
+    """Sizes of a head's layer, with the names of transformers' configs."""
 
     hidden_size: int
     intermediate_size: int
@@ -42,15 +42,15 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True)
 class LoadedHead:
-    """A head as it was read, or made up.
+    """A head loaded from files, or a random one.
 
     Attributes:
-        source: where it comes from, for messages.
-        tensors: by our names: see `layouts`.
-        shape: of its layer.
-        rope: rotary settings, under the names of transformers' configs.
-        hidden_first: whether `fc` reads the features before the embedding.
-        config: config.json.
+        source: Origin of the head, for messages.
+        tensors: Tensors by our names; see `layouts`.
+        shape: Sizes of its layer.
+        rope: Rotary settings, with the names of transformers' configs.
+        hidden_first: Whether `fc` reads the features before the embedding.
+        config: Content of config.json.
     """
 
     source: str
@@ -61,13 +61,14 @@ class LoadedHead:
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def captured_layers(self, n_layers: int) -> tuple[int, ...]:
-        """The target's layers whose outgoing rows an EAGLE-3 or DFlash head reads.
+        """Return the target layers whose output an EAGLE-3 or DFlash head reads.
 
-        We, SpecForge and z-lab count the layers that rows leave; vLLM, whose numbers speculators
-        stores, those that they enter. Without numbers: the official three.
+        specbench, SpecForge and z-lab number the layers by their output. vLLM, whose numbers
+        speculators stores, numbers them by their input. Without numbers, the three layers of
+        EAGLE-3's code are used.
 
         Raises:
-            EnvironmentFault: a number that is not a layer's.
+            EnvironmentFault: A number is not that of a layer.
         """
         config, ids = self.config, "eagle_aux_hidden_state_layer_ids"
         leaving = (config.get("specbench") or {}).get("taps")
@@ -90,10 +91,12 @@ class LoadedHead:
         supported: Mapping[str, Any],
         supported_items: Mapping[str, set[str]],
     ) -> None:
-        """Raise EnvironmentFault for a setting that is not computed.
+        """Raise EnvironmentFault if a setting has a value that is not implemented.
 
         Args:
-            said: settings. plain: the value of each that is computed. kinds: of lists.
+            settings: Settings of the head.
+            supported: The implemented value of each setting.
+            supported_items: The implemented items of each setting that is a list.
         """
         for name, value in supported.items():
             if settings.get(name) not in (None, value):
@@ -105,14 +108,14 @@ class LoadedHead:
                 raise head_mismatch(self, f"{name} has {odd[0]!r}; computed is {', '.join(known)}")
 
     def read_token_id(self, settings: Mapping[str, Any], name: str, target: Decoder) -> int:
-        """The target's id that a setting names; raises EnvironmentFault where that is none."""
+        """Return the target's token id in a setting, or raise EnvironmentFault if it is not one."""
         token = settings.get(name)
         if not isinstance(token, int) or not 0 <= token < target.vocab_size:
             raise head_mismatch(self, f"{name} is {token}; ids are below {target.vocab_size}")
         return token
 
     def check_target(self, target: Decoder) -> None:
-        """Raise EnvironmentFault if the head says that it was trained for another target."""
+        """Raise EnvironmentFault if the head was trained for another target."""
         trained_for = (self.config.get("specbench") or {}).get("target_sha256")
         if trained_for is None:
             return
@@ -126,7 +129,7 @@ class LoadedHead:
 
 
 def head_mismatch(files: LoadedHead, what: str) -> EnvironmentFault:
-    """A head that does not go with the target."""
+    """Return the error for a head that does not match the target."""
     return EnvironmentFault(f"{files.source}: {what}", "specbench list models")
 
 
@@ -138,16 +141,16 @@ def check_tensors(
     *,
     exact: bool = True,
 ) -> dict[str, Tensor]:
-    """The tensors that a head needs, by the names that they have in its files.
+    """Return the tensors that a head needs, by their names in its files.
 
     Args:
-        source: where they are from, for messages.
-        due: their sizes.
-        whole: whether others have no place.
+        source: Origin of the tensors, for messages.
+        shapes: Required shape of each tensor.
+        kind: Kind of the head, for messages.
+        exact: Reject tensors that are not in `shapes`.
 
     Raises:
-        EnvironmentFault: one lacks, has no place, has another size, or holds a number that is not
-            finite.
+        EnvironmentFault: A tensor is missing, unexpected, of another shape, or not finite.
     """
     missing = [name for name in shapes if name not in tensors]
     unexpected = [name for name in tensors if exact and name not in shapes]
@@ -175,17 +178,20 @@ def check_tensors(
 def copy_tensors(
     destinations: Mapping[str, Tensor], weights: Mapping[str, Tensor], source: str, kind: str
 ) -> None:
-    """Copy the tensors of a checkpoint to the places that they have in a head, by their names; as
-    `checked`."""
+    """Copy the tensors of a checkpoint to the tensors of a head with the same names.
+
+    Raises:
+        EnvironmentFault: See `check_tensors`.
+    """
     shapes = {name: tuple(place.shape) for name, place in destinations.items()}
     for name, tensor in check_tensors(source, weights, shapes, kind).items():
         destinations[name].copy_(tensor)
 
 
 def official_layers(n_layers: int) -> tuple[int, ...]:
-    """The layers whose outgoing rows EAGLE-3's code reads: those entering 2, N/2 and N - 3.
+    """Return the layers whose output EAGLE-3's code reads: the inputs of layers 2, N/2 and N - 3.
 
-    Kept inside of targets that have fewer than five layers.
+    The numbers are clamped for targets with fewer than five layers.
     """
     layers = (1, n_layers // 2 - 1, n_layers - 4)
     return tuple(min(max(layer, 0), n_layers - 1) for layer in layers)
@@ -194,16 +200,16 @@ def official_layers(n_layers: int) -> tuple[int, ...]:
 def read_head(
     folder: Path, kind: str, layouts: Sequence[Layout], target: Decoder | None = None
 ) -> LoadedHead:
-    """Read the head in a folder, whatever its layout.
+    """Read the head in a folder, in any layout.
 
     Args:
-        kind: what it must be ("eagle", "eagle3", "mtp").
-        layouts: all that are known.
-        target: whose config.json tells the sizes of a layer where the head's tells none.
+        kind: Required kind of the head ("eagle", "eagle3", "mtp").
+        layouts: All known layouts.
+        target: Target whose config.json provides sizes that the head's does not contain.
 
     Raises:
-        EnvironmentFault: no config.json or no safetensors; an unknown layout, a head of another
-            kind, or a layer that is not a Llama's.
+        EnvironmentFault: No config.json or no safetensors; an unknown layout, a head of another
+            kind, or a layer that is not Llama's.
     """
     config = read_head_config(folder)
     weights = Weights(folder)
@@ -233,11 +239,10 @@ def read_head(
 
 
 def read_head_by_config(folder: Path, target: Decoder) -> LoadedHead:
-    """The head in a folder, as wide as the target: its tensors under the names that its files have,
-    its sizes as config.json says.
+    """Read a head whose files use our module's tensor names and whose config.json has all sizes.
 
     Raises:
-        EnvironmentFault: no config.json, no safetensors, a size left out, or made for another
+        EnvironmentFault: No config.json, no safetensors, a missing size, or a head for another
             target.
     """
     config = read_head_config(folder)
@@ -281,7 +286,7 @@ def read_head_config(folder: Path) -> dict[str, Any]:
 def _read_shape(
     folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> HeadShape:
-    """Sizes of the layer: from its tensors, but for the number of heads."""
+    """Return the sizes of the layer, from its tensors and from the number of heads in `config`."""
     heads = config["num_attention_heads"]
     rows = {part: len(tensors[f"layer.self_attn.{part}_proj.weight"]) for part in "qkv"}
     hidden, mixed = tensors["layer.self_attn.o_proj.weight"].shape

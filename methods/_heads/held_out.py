@@ -3,12 +3,15 @@
 from torch import Tensor
 
 HELD_OUT = 5
-"""One question in so many is not trained on; it measures."""
+"""One in this many questions is held out from training."""
 
 
 def area_under_roc(scores: Tensor, truth: Tensor) -> float:
-    """The chance that a true one's score is above a false one's, ties half: the area under the ROC
-    curve; one half where all are of one kind."""
+    """Return the area under the ROC curve, or 0.5 if all labels are equal.
+
+    This is the probability that a positive example scores higher than a negative one. A tie counts
+    half.
+    """
     good, bad = scores[truth], scores[~truth]
     if not len(good) or not len(bad):
         return 0.5

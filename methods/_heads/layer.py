@@ -1,4 +1,4 @@
-"""A draft head of one fused layer, which embeds and speaks through its target."""
+"""Draft head of fused layers that uses the target's embedding and output matrix."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from specbench_cli.api import (
 from specbench_cli.api import ModelOutput as Forwarded
 
 ROWS_AT_ONCE = 256
-"""Rows of the target's output matrix are read in blocks, so that little is held at a time."""
+"""Number of rows of the target's output matrix that are read at a time, to save memory."""
 
 
 class HeadStack(FusedStack, Head, Artifact):
-    """Fused layers that embed and speak through their target, in whose dtype they compute.
+    """Fused layers that use the target's embedding and output matrix, in the target's dtype.
 
     Args:
-        shape, rotary: of the layers.
-        taps: see `Head`.
+        shape, rotary: Sizes and rotary embedding of the layers.
+        taps: Captured layers; see `Head`.
 
     Attributes:
-        module: the torch module that it is made of, an `Artifact` too.
-        layers: which a subclass reads.
+        module: Class of the torch module that is fused, also an `Artifact`.
+        layers: Weights of the layers, which a subclass sets.
     """
 
     module: ClassVar[type[Any]]
@@ -59,28 +59,28 @@ class HeadStack(FusedStack, Head, Artifact):
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """The head in a folder; see `Artifact.load`."""
+        """Load the head in a folder; see `Artifact.load`."""
         made: Any = cls
         head: Self = made(cls.module.load(folder, decoders), decoders["target"])
         return head
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """One with random weights; see `Artifact.random`."""
+        """Return a head with random weights; see `Artifact.random`."""
         made: Any = cls
         head: Self = made(cls.module.random(decoders, seed), decoders["target"])
         return head
 
     def embed(self, ids: Tensor) -> Tensor:
-        """See `Decoder`: the target's."""
+        """See `Decoder`. Uses the target's embedding."""
         return self.target.embed(ids)
 
     def norm(self, rows: Tensor) -> Tensor:
-        """See `Decoder`: without a norm, rows that leave the last layer are read as they are."""
+        """See `Decoder`. Without a final norm, the output of the last layer is used as is."""
         return self._norm(rows, self._end)
 
     def unembed(self, rows: Tensor) -> Tensor:
-        """See `Decoder`: the target's."""
+        """See `Decoder`. Uses the target's output matrix."""
         return self.target.unembed(rows)
 
     @property
@@ -99,17 +99,16 @@ class HeadStack(FusedStack, Head, Artifact):
 
 
 class LayerHead(HeadStack):
-    """The fused form of a `DraftHead`: what enters its layer and is read from it, a subclass says.
+    """Fused form of a `DraftHead`. Subclasses define the input and the output of the layer.
 
-    Embedding and output matrix are the target's own, which cost no memory twice, unless the head
-    brings some.
+    Embedding and output matrix are shared with the target, unless the head has its own.
 
     Args:
-        module: whose weights are fused; it is not kept.
-        target: the decoder that it drafts for; the head computes on its device, in its dtype.
+        module: Module whose weights are fused. It is not kept.
+        target: The decoder that the head drafts for. The head uses its device and dtype.
 
     Attributes:
-        module: the torch module that it is made of.
+        module: Class of the torch module that is fused.
     """
 
     module: ClassVar[type[DraftHead]]
@@ -131,12 +130,16 @@ class LayerHead(HeadStack):
 
     @classmethod
     def of(cls, files: LoadedHead, target: Decoder) -> Self:
-        """The head that files hold; raises EnvironmentFault where it does not fit the target."""
+        """Return the head of these files.
+
+        Raises:
+            EnvironmentFault: The head does not match the target.
+        """
         return cls(cls.module.of(files, target), target)
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """The head in a folder, in whatever layout; see `Artifact.load`."""
+        """Load the head in a folder, in any layout; see `Artifact.load`."""
         own, target = cls.module, decoders["target"]
         known = (own, *(head for head in heads().values() if head is not own))
         layouts = [each for head in known for each in head.layouts]
@@ -146,15 +149,16 @@ class LayerHead(HeadStack):
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """A head with random weights, one narrow attention head; see `Artifact.random`."""
+        """Return a head with random weights and one narrow attention head; see
+        `Artifact.random`."""
         target = decoders["target"]
         return cls(cls.module.random(target, seed), target)
 
     def _read_extra_weights(self, read: LayerReader, module: DraftHead) -> None:
-        """Read what a kind of head has beside its layer and `fc`; adds to `weight_bytes`."""
+        """Read the head's tensors besides layer and `fc`, and add to `weight_bytes`."""
 
     def _read_vocabulary(self, read: LayerReader, module: DraftHead) -> None:
-        """What it embeds and speaks with, where that is not simply the target's."""
+        """Read the head's own embedding and output matrix, if they differ from the target's."""
         says = module.says
         self._ids = None if says is None else says.to(self.device)
         self._own_embedding = self._own_output = None
@@ -169,13 +173,13 @@ class LayerHead(HeadStack):
             self.weight_bytes += self._own_output.nbytes
 
     def embed(self, ids: Tensor) -> Tensor:
-        """See `Decoder`: the target's, unless the head was trained with one of its own."""
+        """See `Decoder`. Uses the target's embedding, unless the head was trained with its own."""
         if self._own_embedding is None:
             return self.target.embed(ids)
         return torch.embedding(self._own_embedding, ids)
 
     def unembed(self, rows: Tensor) -> Tensor:
-        """See `Decoder`: the target's, or its own; ids that the head cannot say get -inf."""
+        """See `Decoder`. Ids that the head cannot draft get -inf."""
         if self._own_output is None:
             return self.target.unembed(rows)
         logits = self._own_output(rows.reshape(-1, self.hidden_size)).view(*rows.shape[:-1], -1)
@@ -189,15 +193,17 @@ class LayerHead(HeadStack):
 
     @abstractmethod
     def _join(self, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Rows [b n, hidden] of our own that enter the layer, of embeddings and features."""
+        """Return the layer's input rows [b n, hidden], from embeddings and features."""
 
 
 class PrefixLayerHead(LayerHead):
-    """The fused form of a `PrefixHead`: its state holds the target's rows. Drafted ones see nothing
-    but what their parents left; they take room in the state, as any rows, until they are dropped.
+    """Fused form of a `PrefixHead`. Its state contains the target's rows.
+
+    Drafted rows read only the output of their parents. They occupy the state until they are
+    dropped.
 
     Attributes:
-        steps: the torch module, without its layer.
+        steps: The torch module, without its layer.
     """
 
     module: ClassVar[type[PrefixHead]]
@@ -206,13 +212,14 @@ class PrefixLayerHead(LayerHead):
     def _read_extra_weights(self, read: LayerReader, module: DraftHead) -> None:
         assert isinstance(module, PrefixHead)
         self._final = read.norm("norm")
-        del module.layer  # which is fused
+        del module.layer  # it is fused
         self.steps = module.to(self.device, self.dtype).requires_grad_(False).eval()
         self.weight_bytes += sum(part.nbytes for part in self.steps.parameters())
 
     @torch.inference_mode()
     def execute(self, model_input: ModelInput) -> Forwarded:
-        """See `Decoder`; rows of the target's width are its own, wider ones were left here."""
+        """See `Decoder`. Rows of the target's width come from the target, wider rows from this
+        head."""
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         assert isinstance(x, Features)
         assert isinstance(state, KVState)
@@ -233,19 +240,19 @@ class PrefixLayerHead(LayerHead):
         return Forwarded(self._compute_logits(out), out.hidden)
 
     def _compute_logits(self, out: HeadOutput) -> Tensor:
-        """Logits of what a step made."""
+        """Return the logits of a step's output."""
         return self.target.unembed(out.normed)
 
     def _join(self, tokens: Tensor, rows: Tensor) -> Tensor:
         return rows.clone()  # the layer adds to it
 
     def _run_layer(self, *given: Any) -> Tensor:
-        """The norm ends the layer."""
+        """Run the layer and its final norm."""
         return self._norm(super()._run_layer(*given), self._final)
 
 
 def _read_output_rows(target: Decoder, ids: Tensor) -> Tensor:
-    """Rows [r, hidden] of the target's output matrix."""
+    """Return the rows [r, hidden] of the target's output matrix for `ids`."""
     unit = torch.eye(target.hidden_size, dtype=target.dtype, device=target.device)
     blocks = [target.unembed(block)[:, ids] for block in torch.split(unit, ROWS_AT_ONCE)]
     return torch.cat(blocks).t()

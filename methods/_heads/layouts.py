@@ -1,18 +1,19 @@
-"""Checkpoint layouts of draft heads: how files are recognised, and their tensors renamed.
+"""Checkpoint layouts of draft heads: how a layout is recognised and its tensors are renamed.
 
-How others name their tensors, each head's own file says. Whatever the layout, a head is read as
-`LoadedHead`: one transformer layer and what is around it, under these names:
+The `head.py` of each method maps the tensor names of other projects. A head in any layout is loaded
+as `LoadedHead`: one transformer layer and its surrounding tensors, under these names:
 
-* `layer.*`: the layer, named as transformers names a Llama's;
-* `enorm`, `hnorm`: norms of the token's embedding and of the features before they meet;
-* `fc_norm`, `fc`: norm of features laid side by side, and the matrix that brings the input to the
+* `layer.*`: the layer, with transformers' names for Llama;
+* `enorm`, `hnorm`: norms of the token embedding and of the features before they are joined;
+* `fc_norm`, `fc`: norm of the concatenated features, and the matrix that projects the input to the
   layer's width;
-* `norm`, `lm_head`, `embed_tokens`: final norm, output matrix, embedding, where it has its own;
-* `d2t`, `t2d`: its vocabulary as offsets to the target's ids, and as a mask over them.
+* `norm`, `lm_head`, `embed_tokens`: final norm, output matrix and embedding, if the head has its
+  own;
+* `d2t`, `t2d`: draft vocabulary, as offsets to the target's ids and as a mask over them.
 
 Names and conventions are those of github.com/SafeAILab/EAGLE, vllm-project/speculators,
-sgl-project/SpecForge, XiaomiMiMo/MiMo and, for Qwen3-Next's, DeepSeek's and GLM's layers inside
-target checkpoints, vllm-project/vllm.
+sgl-project/SpecForge and XiaomiMiMo/MiMo. For the layers of Qwen3-Next, DeepSeek and GLM inside
+target checkpoints, they are those of vllm-project/vllm.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ from torch import Tensor
 from specbench_cli.api import EnvironmentFault
 
 DROPPED = ""
-"""What a tensor is renamed to that is not needed: a copy of the target's, or a table."""
+"""New name of a tensor that is not needed, such as a copy of the target's or a table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How one family of checkpoints stores a head.
+    """Layout in which one family of checkpoints stores a head.
 
     Attributes:
-        kind: the head's kind (`Artifact.kind`).
-        name: for people.
-        mark: pattern of a tensor's name that no other layout has, or none but such as `lacks` tells
-            apart.
-        lacks: pattern of a tensor's name that files in this layout do not have.
-        renames: beginnings of names, to ours; `{n}` is what `mark` caught; the longest wins.
-        in_target: whether the head lies inside the target's checkpoint, among its other tensors.
-        hidden_first: whether `fc` reads the features before the embedding.
-        centred: whether norms are stored less one.
-        needs: tensors, by our names, that are there beside the layer's.
+        kind: Kind of the head (`Artifact.kind`).
+        name: Name of the layout in messages.
+        mark: Pattern of a tensor name that identifies the layout, together with `lacks`.
+        lacks: Pattern of a tensor name that files in this layout do not have.
+        renames: Map from name prefixes of the layout to our names. `{n}` is the text that `mark`
+            matched. The longest prefix wins.
+        in_target: Whether the target's checkpoint contains the head among its own tensors.
+        hidden_first: Whether `fc` reads the features before the embedding.
+        centred: Whether norm weights are stored minus one.
+        needs: Required tensors besides the layer's, by our names.
     """
 
     kind: str
@@ -59,17 +60,17 @@ class Layout:
 
 
 OWN = {name: name for name in ("fc.", "norm.", "lm_head.", "embed_tokens.", "d2t", "t2d")}
-"""Tensors that others name as we do."""
+"""Tensors that have the same name in other projects."""
 
 COPIES = {"embed_tokens.": DROPPED, "lm_head.": DROPPED}
-"""The target's matrices, which many checkpoints hold once more."""
+"""Matrices of the target, of which many checkpoints contain a copy."""
 
 CUT = {"d2t": "d2t", "t2d": "t2d"}
-"""A part of the target's vocabulary: what a head says by the target's own output matrix."""
+"""Draft vocabulary of a head that uses the target's output matrix."""
 
 
 def add_prefix(prefix: str, renames: Mapping[str, str]) -> dict[str, str]:
-    """The renames where all of their names begin with a prefix."""
+    """Return the renames with a prefix before each of the layout's names."""
     return {prefix + theirs: ours for theirs, ours in renames.items()}
 
 
@@ -83,7 +84,7 @@ _WEIGHTS = (
     "mlp.up_proj",
     "mlp.down_proj",
 )
-"""What every layer has."""
+"""Weights that every layer has."""
 
 _MAY_HAVE = (
     *(f"self_attn.{part}_proj.bias" for part in "qkvo"),
@@ -96,13 +97,13 @@ _OTHERS = {
     "mlp.gate.": "a mixture of experts",
     "kv_a_proj": "attention with a latent cache",
 }
-"""Signs of layers that are not a Llama's, and what they are."""
+"""Names that identify layers that are not Llama's, and what these layers are."""
 
 
 def find_layout(
     folder: Path, names: Mapping[str, Tensor], layouts: Sequence[Layout]
 ) -> tuple[Layout, str]:
-    """The layout, and what its mark caught."""
+    """Return the layout, and the text that its `mark` matched."""
     for layout in layouts:
         found = [match for name in names if (match := re.fullmatch(layout.mark, name))]
         if found and not any(re.fullmatch(layout.lacks, name) for name in names):
@@ -122,7 +123,11 @@ def _number(digits: str) -> int:
 def rename_tensors(
     folder: Path, layout: Layout, caught: str, weights: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The head's tensors under our names; raises EnvironmentFault for one that has no place."""
+    """Return the head's tensors under our names.
+
+    Raises:
+        EnvironmentFault: A tensor is missing or unknown.
+    """
     renames = {theirs.replace("{n}", caught): ours for theirs, ours in layout.renames.items()}
     tensors = {}
     for name in weights:
@@ -149,7 +154,7 @@ def rename_tensors(
 
 
 def to_stored_names(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A head's tensors as a layout names them: what `renamed` takes back."""
+    """Return a head's tensors under the names of a layout, the inverse of `rename_tensors`."""
     theirs = {ours: name for name, ours in layout.renames.items() if ours != DROPPED}
     found = {}
     for name, tensor in tensors.items():

@@ -1,8 +1,8 @@
-"""Draft heads as torch modules: training runs them, and decoding fuses their weights.
+"""Draft heads as torch modules for training. Decoding fuses their weights.
 
-A head reads, at slot t of a text, the target's features of token x_t beside the token x_{t+1}, and
-says x_{t+2}. Drafting on, it reads its own output in place of the features it cannot know yet; such
-steps are trained too: see `DraftHead.forward`.
+At slot t of a text, a head reads the target's features of token x_t and the token x_{t+1}, and
+predicts x_{t+2}. At later draft steps it reads its own output, because the target's features are
+not known yet. Training includes such steps: see `DraftHead.forward`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ RANDOM_HEAD_DIM = 8
 
 
 class HeadOutput(NamedTuple):
-    """What a head makes of its slots, each [sequences, slots, width].
+    """Output of a head at its slots, each [sequences, slots, width].
 
-    hidden: to be fed back in place of the next slot's features.
-    normed: for the output matrix.
+    Attributes:
+        hidden: Input of the next step, in place of the target's features.
+        normed: Input of the output matrix.
     """
 
     hidden: Tensor
@@ -43,27 +44,28 @@ class HeadOutput(NamedTuple):
 
 
 class DraftHead(nn.Module, ABC):
-    """A head: one Llama layer and what joins tokens with features.
+    """Draft head: one Llama layer and the modules that join tokens and features.
 
-    Its tensors have the names that `layouts` lists. A subclass has `fc` and `layer`, and where a
-    checkpoint has them, an output matrix `lm_head` and an embedding `embed_tokens` of its own; else
-    the target's are read.
+    Its tensors have the names that `layouts` lists. A subclass has `fc` and `layer`. If the
+    checkpoint has an output matrix or an embedding, it also has `lm_head` or `embed_tokens`;
+    otherwise the target's are used.
 
     Args:
-        shape, rope: of its layer.
-        has: names of the tensors that are there; of those only that not every head has.
-        own: its vocabulary, where it is not the target's.
+        shape, rope: Sizes and rotary settings of the layer.
+        has: Names of the tensors in the checkpoint. Only the names of optional tensors matter.
+        own: Draft vocabulary, if it is not the target's.
 
     Attributes:
-        kind: its word under a model's `heads`.
-        layouts: how files hold it; training writes the first.
-        config: of config.json, what training writes beside the sizes.
-        recipe: how training makes it.
-        taps: layers of the target whose outgoing rows it reads side by side, or `NORMED`.
-        hidden_first: whether `fc` reads the features before the embedding.
-        levels: how many steps it can draft; None: as many as are wanted.
-        says: ids of the target's vocabulary that it can say; None: all.
-        mask: the id read at later steps in place of drafted tokens, where all are drafted at once.
+        kind: Key of the head under a model's `heads`.
+        layouts: Checkpoint layouts. Training writes the first.
+        config: Entries of config.json that training writes besides the sizes.
+        recipe: Training recipe.
+        taps: Target layers whose outputs the head reads side by side (aux hidden states), or
+            `NORMED`.
+        hidden_first: Whether `fc` reads the features before the embedding.
+        levels: Maximum number of draft steps. None: no limit.
+        says: Target ids that the head can draft. None: all.
+        mask: Token id that replaces drafted tokens at later steps, in heads that draft all at once.
     """
 
     kind: ClassVar[str]
@@ -96,13 +98,13 @@ class DraftHead(nn.Module, ABC):
             self.set_vocabulary(own)
         self.build(has)
 
-    # What a kind of head is.
+    # The parts that differ between kinds of heads.
 
     def build(self, has: Collection[str]) -> None:
-        """Create the modules that need no more than the shape and `has`."""
+        """Create the modules that need only the shape and `has`."""
 
     def read(self, features: Tensor) -> Tensor:
-        """The target's features [..., taps * width] as the first step takes them."""
+        """Return the input of the first step for the target's features [..., layers * width]."""
         return features
 
     @abstractmethod
@@ -111,43 +113,46 @@ class DraftHead(nn.Module, ABC):
 
     @classmethod
     def choose_layers(cls, _n_layers: int) -> tuple[int, ...]:
-        """The taps of one to be trained, for a target of so many layers."""
+        """Return the captured layers of a new head, for a target with `_n_layers` layers."""
         return cls.taps
 
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
-        """One to be trained, as torch's modules begin."""
+        """Return an untrained head with torch's default weights."""
         return cls(shape, rope, own=target.vocabulary(cls.recipe.draft_vocab_size))
 
     def init_weights(self, std: float) -> None:
-        """Draw the first weights; `std` is how widely the target's own were drawn."""
+        """Draw the initial weights. `std` is the standard deviation of the target's own."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=std)
 
     def linear_input(self, _embedded: Tensor, _features: Tensor) -> Tensor | None:
-        """What a linear map [reads, width] to the row before the output matrix would read, for
-        `begin_linear`; None: such a head begins otherwise.
+        """Return the input of a linear map [reads, width] to the row before the output matrix.
+
+        The map is fitted, and `init_from_linear` starts from it. None: the head starts otherwise.
 
         Args:
-            _embedded, _features: as of `forward` and `read`, [n, width] and [n, taps * width].
+            _embedded: Embeddings as in `forward`, [n, width].
+            _features: Features as in `read`, [n, layers * width].
         """
         return None
 
     def init_from_linear(self, _found: Tensor, _norm: Tensor) -> None:
-        """Begin as the linear map that was found; the layer then adds nothing until it has learnt.
+        """Start from a fitted linear map. The layer then adds nothing until it is trained.
 
         Args:
-            _norm: weight of the target's final norm.
+            _found: The fitted map.
+            _norm: Weight of the target's final norm.
         """
         raise NotImplementedError(f"{self.kind} has no `linear_input`")
 
     @classmethod
     def init_args(cls, files: LoadedHead, target: Decoder) -> dict[str, Any]:
-        """What else is given to make the head that the files hold.
+        """Return further arguments that create the head of these files.
 
         Raises:
-            EnvironmentFault: the size of `fc` does not go with the target's rows.
+            EnvironmentFault: The size of `fc` does not match the width of the target.
         """
         found, due = tuple(files.tensors["fc.weight"].shape), target.hidden_size
         if found != (due, 2 * due):
@@ -158,13 +163,13 @@ class DraftHead(nn.Module, ABC):
 
     @classmethod
     def small(cls, shape: HeadShape, target: Decoder) -> Self:
-        """One of this shape, for audits; its weights are drawn then."""
+        """Return a head of this shape for audits. The caller draws its weights."""
         return cls(shape, {})
 
-    # What all have in common.
+    # The parts that all kinds share.
 
     def set_vocabulary(self, own: HeadVocabulary) -> None:
-        """Have another vocabulary than the target's, or matrices of its own for it."""
+        """Use a draft vocabulary, or embedding and output matrices of the head's own."""
         self.vocabulary, self.says, width = own, own.ids, self.shape.hidden_size
         if own.matrix:
             n = own.size if own.ids is None else len(own.ids)
@@ -173,19 +178,18 @@ class DraftHead(nn.Module, ABC):
             self.embed_tokens = nn.Embedding(own.embeds, width)
 
     def new_norm(self) -> RmsNorm:
-        """A norm of the head's width."""
+        """Return a norm of the head's width."""
         return RmsNorm(self.shape.hidden_size, self.shape.rms_norm_eps)
 
     @classmethod
     def of(cls, files: LoadedHead, target: Decoder) -> Self:
-        """The head that files hold.
+        """Return the head of these files.
 
         Raises:
-            EnvironmentFault: sizes that do not go with the target's, or a tensor is missing or not
-                finite.
+            EnvironmentFault: Sizes do not match the target's, or a tensor is missing or not finite.
         """
         facts = cls.init_args(files, target)
-        with torch.device("meta"):  # nothing is drawn for what is to be replaced
+        with torch.device("meta"):  # avoid drawing weights that are replaced
             head = cls(files.shape, files.rope, files.tensors.keys(), **facts)
         head.hidden_first = files.hidden_first
         names = head.state_dict()
@@ -207,7 +211,7 @@ class DraftHead(nn.Module, ABC):
     @classmethod
     @torch.no_grad()
     def random(cls, target: Decoder, seed: int = 0) -> Self:
-        """One with random weights and one narrow attention head, as wide as the target."""
+        """Return a random head as wide as the target, with one narrow attention head."""
         width, generator = target.hidden_size, torch.Generator().manual_seed(seed)
         with torch.device("meta"):
             head = cls.small(HeadShape(width, 2 * width, 1, 1, RANDOM_HEAD_DIM), target)
@@ -220,31 +224,32 @@ class DraftHead(nn.Module, ABC):
         return head
 
     def file_config(self) -> dict[str, Any]:
-        """What config.json says of it beside its sizes."""
+        """Return the entries of config.json besides the sizes."""
         return dict(self.config)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What files hold of it, by our names."""
+        """Return the tensors to store, by our names."""
         vocabulary = {} if self.vocabulary is None else self.vocabulary.to_tensors()
         return self.state_dict() | vocabulary
 
     def as_loaded(self) -> LoadedHead:
-        """The head as `of` takes it."""
+        """Return the head in the form that `of` accepts."""
         source = f"the {self.kind} head"
         return LoadedHead(source, self.tensors(), self.shape, self.rope, self.hidden_first)
 
 
 class JoinedHead(DraftHead):
-    """A head whose every step is the same: a token's embedding is joined with the features before
-    it, and goes through the layer."""
+    """Head with identical steps: it joins a token's embedding with the features of the previous
+    token, and feeds the result to the layer."""
 
     @abstractmethod
     def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """What the attention reads, and the residual stream, each [sequences, n, width]."""
+        """Return the attention input and the residual stream, each [sequences, n, width]."""
 
     @abstractmethod
     def out(self, rows: Tensor) -> HeadOutput:
-        """The rows that leave the layer, to feed back and to read out."""
+        """Return the rows to feed back and the rows for the output matrix, from the layer's
+        output."""
 
     def forward(self, x: HeadInput) -> HeadOutput:
         """See `DraftHead.forward`."""
@@ -261,10 +266,10 @@ class JoinedHead(DraftHead):
 
 
 class ParallelHead(nn.Module, ABC):
-    """A drafter in training that says all tokens of a draft at once.
+    """Head in training that drafts all tokens in one forward.
 
     Attributes:
-        kind, recipe, taps: as of `DraftHead`.
+        kind, recipe, taps: See `DraftHead`.
     """
 
     kind: ClassVar[str]
@@ -274,43 +279,44 @@ class ParallelHead(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def new(cls, target: Any, draft: Callable[[], Path] | None) -> Self:
-        """One to be trained.
+        """Return an untrained head.
 
         Args:
             target: transformers' config of the target.
-            draft: gives the folder of its customary draft model.
+            draft: Function that returns the folder of the target's default draft model.
         """
 
     @property
     def weight_bytes(self) -> int:
-        """See `Artifact`, which some are."""
+        """See `Artifact`, which some subclasses are."""
         return sum(part.nbytes for part in self.parameters())
 
     @abstractmethod
     def file_config(self) -> dict[str, Any]:
-        """What config.json says of it."""
+        """Return the content of config.json."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """What files hold of it, by the names of the published releases: the module's own."""
+        """Return the tensors to store. Published releases use the module's own names."""
         return self.state_dict()
 
     @abstractmethod
     def draft(
         self, target: Any, ids: Tensor, read: Any, slots: Tensor, steps: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each of `steps` tokens, at which slots it is drafted [sequences, m], and its logits
-        [sequences, m, V] there.
+        """Yield, for each of `steps` tokens, its slots [sequences, m] and its logits.
+
+        The logits are [sequences, m, V], at these slots.
 
         Args:
             target: transformers' module of the target, frozen.
             ids: [sequences, n].
-            read: what the target gives for these ids (`head_losses.Read`).
-            slots: [sequences, slots]: from slot t the first step says token t + 2, knowing the
+            read: The target's output for these ids (`head_losses.Read`).
+            slots: [sequences, slots]. From slot t the first step predicts token t + 2, from the
                 tokens up to t + 1 and the target's features up to t.
         """
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """Write model.safetensors, in fp16, and config.json; `facts` go under "specbench"."""
+        """Write model.safetensors, in fp16, and config.json, with `facts` under "specbench"."""
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: each.half().cpu().contiguous() for name, each in self.tensors().items()}
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -324,7 +330,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 @torch.no_grad()
 def randomize(module: Module, seed: int) -> Module:
-    """A module with random matrices, for audits."""
+    """Fill the matrices of a module with random numbers, for audits."""
     generator = torch.Generator().manual_seed(seed)
     for part in module.requires_grad_(False).parameters():
         if part.dim() == 2:
@@ -333,12 +339,12 @@ def randomize(module: Module, seed: int) -> Module:
 
 
 def load_module(make: Callable[[], Module], files: LoadedHead, kind: str) -> Module:
-    """A module whose tensors are those that files hold, under its own names.
+    """Return a module with the tensors of these files, which have the module's own names.
 
     Raises:
-        EnvironmentFault: one is missing, has no place or another size, or is not finite.
+        EnvironmentFault: A tensor is missing, unexpected, of another shape, or not finite.
     """
-    with torch.device("meta"):  # nothing is drawn for what is to be replaced
+    with torch.device("meta"):  # avoid drawing weights that are replaced
         module = make()
     shapes = {name: tuple(part.shape) for name, part in module.state_dict().items()}
     tensors = check_tensors(files.source, files.tensors, shapes, kind)
@@ -347,9 +353,10 @@ def load_module(make: Callable[[], Module], files: LoadedHead, kind: str) -> Mod
 
 
 class PrefixHead(JoinedHead):
-    """A head whose layer reads the target's rows alone, and no token: prefix attention (Hydra++),
-    an augmenting block (Clover). What is drafted is made, step by step, of the row that leaves the
-    layer and of the tokens so far.
+    """Head whose layer reads only the target's hidden states, and no token.
+
+    Examples are prefix attention (Hydra++) and the augmenting block (Clover). Each draft step reads
+    the output of the layer and the tokens so far.
     """
 
     def build(self, has: Collection[str]) -> None:
@@ -359,15 +366,15 @@ class PrefixHead(JoinedHead):
 
     @abstractmethod
     def step(self, embedded: Tensor, rows: Tensor) -> HeadOutput:
-        """What follows tokens, of their embeddings [..., width] and what their parents left.
+        """Predict the next tokens from embeddings [..., width] and the outputs of the parents.
 
         Args:
-            rows: [..., w], at the first level what leaves the layer; later `Out.hidden`, wider than
-                those.
+            rows: [..., w], at the first level the output of the layer, later `HeadOutput.hidden`,
+                which is wider.
         """
 
     def init_weights(self, std: float) -> None:
-        """The layer's matrices; it begins by passing on what it reads."""
+        """Initialise the layer's matrices so that the layer first returns its input."""
         for module in self.layer.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=module.in_features**-0.5)
@@ -375,24 +382,24 @@ class PrefixHead(JoinedHead):
             nn.init.zeros_(last.weight)
 
     def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The features alone."""
+        """Return the features only."""
         assert self.layer.input_layernorm is not None
         return self.layer.input_layernorm(features), features
 
     def out(self, rows: Tensor) -> HeadOutput:
-        """Normed."""
+        """Return the normed rows."""
         normed = self.norm(rows)
         return HeadOutput(normed, normed)
 
     def forward(self, x: HeadInput) -> HeadOutput:
-        """See `DraftHead`; nothing is added to `past` after the first step."""
+        """See `DraftHead`. Nothing is added to `past` after the first step."""
         if x.slots is None:
             return self.step(x.embedded, x.features)
         return self.step(gather_slots(x.embedded, x.slots), super().forward(x).hidden)
 
 
 def _random_matrix(like: Tensor, generator: torch.Generator) -> Tensor:
-    """A matrix of that shape, which about keeps the size of what it is multiplied with."""
+    """Return a random matrix of this shape that roughly preserves the magnitude of its input."""
     drawn = torch.randn(like.shape, generator=generator)
     return drawn.div_(math.sqrt(like.shape[1]))
 

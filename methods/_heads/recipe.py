@@ -1,4 +1,4 @@
-"""A head's training in numbers: how large it is, how long it learns, towards what."""
+"""Training recipe of a draft head: sizes, number of updates, losses."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from methods._heads.vocabulary import HeadVocabulary
 
 @dataclass(frozen=True)
 class Objective:
-    """A loss: the mean over `steps` of what each step adds, later ones weighing `decay` less each.
+    """Loss of a head: the weighted mean over draft steps.
 
-    steps: drafted in training; after the first the head reads its own output.
-    ce: weight of the cross-entropy to the target's distribution at temperature 1.
-    feature: weight of the smooth L1 distance to the target's final features.
-    noise: width of the uniform noise on the features read (EAGLE's augmentation).
-    text: cross-entropy to the text in place of the target's distribution.
+    Attributes:
+        steps: Number of draft steps in training. After the first, the head reads its own output.
+        decay: Factor by which the weight of a step decreases from one step to the next.
+        ce: Weight of the cross-entropy with the target's distribution at temperature 1.
+        feature: Weight of the smooth L1 distance to the target's final features.
+        noise: Width of the uniform noise added to the input features (EAGLE's augmentation).
+        text: Use the text, not the target's distribution, for the cross-entropy.
     """
 
     steps: int
@@ -30,23 +32,29 @@ class Objective:
 
 
 def parallel_losses(steps: int) -> dict[str, Objective]:
-    """The losses of drafters that say so many tokens at once: by the text, and by the target."""
+    """Return the losses of heads that draft `steps` tokens in one forward.
+
+    The `paper` loss uses the text as labels, and `ttt` the target's distribution.
+    """
     return {"paper": Objective(steps, text=True), "ttt": Objective(steps)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadRecipe:
-    """How the embedded target's head was made; its width and its attention are the target's.
+    """Training recipe of an embedded target's head. Width and attention are the target's.
 
-    corpus: updates on the corpus, which has no end, so that little is learnt by heart.
-    replies: updates after these, on the target's own words, whose like the head will have to
-        foresee.
-    sequences: of 512 tokens, that an update reads.
-    losses: by name. `paper`: as published. `ttt`: every kind is drafted from for a few steps in
-        training (EAGLE-3's training-time test), towards the target's distribution: what a chain
-        needs from its second token on is learnt nowhere else.
-    mlp: width of the layer's MLP.
-    says: how many tokens it can say, the most frequent in the target's answers; None: all.
+    Attributes:
+        corpus: Number of updates on the corpus. It is unlimited, so the head does not memorise it.
+        replies: Number of updates after these, on text that the target generated, which the head
+            has to predict later.
+        sequences: Number of sequences of 512 tokens per update.
+        losses: Losses by name. `paper` is the published loss. `ttt` drafts several steps in
+            training (EAGLE-3's training-time test) with the target's distribution as label. Only
+            this trains the second and later tokens of a chain.
+        mlp: Width of the layer's MLP.
+        draft_vocab_size: Size of the draft vocabulary, the most frequent tokens in the target's
+            answers. None: all.
+        peak_lr: Peak learning rate.
     """
 
     corpus: int
@@ -60,10 +68,13 @@ class HeadRecipe:
 
 @dataclass(frozen=True)
 class TargetStatistics:
-    """What a head that is to be trained may ask of its target.
+    """Statistics of the target that head training uses.
 
-    says: the n tokens, rising, that it answers with most often; of None, all.
-    size: [taps * width], about how large its rows are at such taps.
+    Attributes:
+        frequent_ids: Function that returns the n most frequent token ids of the target's answers,
+            in ascending order. None returns all ids.
+        row_scale: Function that returns the approximate magnitude of the hidden states after the
+            given layers, [layers * width].
     """
 
     n_layers: int
@@ -72,6 +83,6 @@ class TargetStatistics:
     row_scale: Callable[[tuple[int, ...]], Tensor]
 
     def vocabulary(self, n: int | None) -> HeadVocabulary:
-        """That of the `says(n)`."""
+        """Return the draft vocabulary of the n most frequent ids."""
         ids = self.frequent_ids(n)
         return HeadVocabulary(self.vocab_size, None if len(ids) == self.vocab_size else ids)

@@ -1,4 +1,4 @@
-"""A Llama layer in training: over all slots of a text at once, each drafting on for itself."""
+"""Llama layer for training: computes all slots of a text at once, each with its own draft."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from specbench_cli.api import RotaryEmbedding
 
 @dataclass
 class PastKeyValues:
-    """What the slots under training see: the text up to each, and what each drafted itself.
+    """Keys and values that slots attend to in training: the text and each slot's own draft.
 
-    mask: [sequences, 1, slots, length], True where a slot sees a place of the text.
-    text: keys and values of all places, [sequences, heads, length, head width].
-    own: keys and values of the steps after the first, [sequences, heads, slots, head width] each.
+    Attributes:
+        mask: [sequences, 1, slots, length], True where a slot attends to a position of the text.
+        text: Keys and values of all positions, [sequences, heads, length, head width].
+        own: Keys and values of each step after the first, [sequences, heads, slots, head width].
     """
 
     mask: Tensor
@@ -32,13 +33,13 @@ class HeadInput(NamedTuple):
     """Input of one step of a draft head.
 
     Attributes:
-        embedded: Embeddings of the tokens one after the features, [sequences, n, width].
-        features: The target's features, as `DraftHead.read` returns them, at the first step; later
-            `Out.hidden` of the step before.
-        places: Positions of the slots in their chats. Each later step adds one.
+        embedded: Embeddings of the tokens that follow the features, [sequences, n, width].
+        features: The target's features, as `DraftHead.read` returns them, at the first step. At
+            later steps, `HeadOutput.hidden` of the step before.
+        places: Positions of the slots in their sequences. Each later step adds one.
         past: Keys and values that the slots attend to. The step adds its own.
-        slots: [sequences, slots] at the first step, whose n places are all of the text: the places
-            to draft from. None at later steps.
+        slots: Positions to draft from, [sequences, slots], at the first step, whose input is the
+            whole text. None at later steps.
     """
 
     embedded: Tensor
@@ -64,14 +65,15 @@ class RmsNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Llama's attention over rows of `reads` numbers.
+    """Llama's attention, with input rows of width `reads`.
 
-    A slot sees the text and the steps it drafted itself, never another slot's: one product of
-    queries and keys for the text, and a diagonal term for each later step (EAGLE-3's training-time
-    test, arXiv:2503.01840). No mask over drafted rows is needed.
+    A slot attends to the text and to its own draft steps, never to another slot. One product of
+    queries and keys covers the text, and each later step adds a diagonal term (EAGLE-3's
+    training-time test, arXiv:2503.01840). No mask over drafted rows is needed.
 
     Args:
-        has: the tensors of the layer that not every layer has.
+        reads: Width of the input rows.
+        has: Names of the optional tensors that this layer has.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class Attention(nn.Module):
         self.rotary = make_rotary(shape, rope)
 
     def project_kv(self, rows: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of `rows` [sequences, n, reads] at `places` [sequences, n]."""
+        """Return keys and values of `rows` [sequences, n, reads] at `places` [sequences, n]."""
         keys = self._rotate(self.k_proj(rows), places, self.k_norm)
         values = self._split(self.v_proj(rows))
         if self._shared > 1:
@@ -107,7 +109,13 @@ class Attention(nn.Module):
         return keys, values
 
     def forward(self, rows: Tensor, places: Tensor, past: PastKeyValues) -> Tensor:
-        """What `rows` [sequences, slots, reads] at `places` see of `past`."""
+        """Return the attention output of `rows` over `past`.
+
+        Args:
+            rows: [sequences, slots, reads].
+            places: Positions of the rows.
+            past: Keys and values that the rows attend to.
+        """
         assert past.text is not None, "remember the text first"
         query = self._rotate(self.q_proj(rows), places, self.q_norm)
         query = query / query.shape[-1] ** 0.5
@@ -135,7 +143,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Llama's."""
+    """Llama's MLP."""
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
@@ -150,7 +158,7 @@ class Mlp(nn.Module):
 
 
 class LlamaLayer(nn.Module):
-    """A Llama layer; what its attention reads is normed before only where `normed`."""
+    """Llama layer. Its attention input has a norm only if `normed` is set."""
 
     def __init__(
         self,
@@ -169,31 +177,32 @@ class LlamaLayer(nn.Module):
         self.input_layernorm = RmsNorm(shape.hidden_size, shape.rms_norm_eps) if normed else None
 
     def norm_input(self, rows: Tensor) -> Tensor:
-        """What its attention reads of rows [..., width] that enter it."""
+        """Return the attention input for rows [..., width] that enter the layer."""
         normed: Tensor = rows if self.input_layernorm is None else self.input_layernorm(rows)
         return normed
 
     def add_residuals(self, rows: Tensor, attended: Tensor) -> Tensor:
-        """What leaves it of rows that enter it and what their attention saw."""
+        """Return the output of the layer, from its input rows and their attention output."""
         rows = rows + attended
         left: Tensor = rows + self.mlp(self.post_attention_layernorm(rows))
         return left
 
     @torch.no_grad()
     def zero_outputs(self) -> None:
-        """Have it add nothing to the residual stream; it learns from there."""
+        """Zero the output matrices, so that the layer adds nothing until it is trained."""
         self.self_attn.o_proj.weight.zero_()
         self.mlp.down_proj.weight.zero_()
 
 
 def gather_slots(rows: Tensor, slots: Tensor) -> Tensor:
-    """Rows [sequences, slots, ...] of [sequences, n, ...] at `slots` [sequences, slots]."""
+    """Return the rows [sequences, slots, ...] of [sequences, n, ...] at `slots` [sequences,
+    slots]."""
     index = slots.reshape(*slots.shape, *[1] * (rows.dim() - 2))
     return rows.gather(1, index.expand(*slots.shape, *rows.shape[2:]))
 
 
 def make_rotary(shape: HeadShape, rope: Mapping[str, Any]) -> nn.Module:
-    """The rotary embedding of the layer."""
+    """Return the rotary embedding of a layer."""
     from transformers import LlamaConfig
 
     config = LlamaConfig(

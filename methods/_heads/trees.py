@@ -1,4 +1,4 @@
-"""Static trees of heads: Medusa's, Hydra's, Hydra++'s and Falcon's."""
+"""Static trees of the heads of Medusa, Hydra, Hydra++ and Falcon."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ MC_SIM_7B_63 = tuple(
         " 15 101 021 90 060 0001 16 070"
     ).split()
 )
-"""The tree `mc_sim_7b_63` of Medusa's and Hydra's code, each node by the ranks on its path, in the
-order in which its search took them: so its first n are its best n, and no node lacks its parent."""
+"""Tree `mc_sim_7b_63` of the code of Medusa and Hydra. Each node is the ranks on its path.
+
+Nodes are in the order in which the authors' search chose them. The first n nodes are therefore the
+best n, and parents come before their children.
+"""
 
 
 class TreeParams(MethodParams):

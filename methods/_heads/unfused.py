@@ -1,4 +1,4 @@
-"""Draft heads that are decoded with by the torch module that is trained."""
+"""Draft heads that decode with the torch module used in training."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from specbench_cli.api import (
 
 
 class TwoStepHead(DraftHead):
-    """A `DraftHead` whose steps are not all the same, and are not those of a `JoinedHead`.
+    """`DraftHead` whose first step differs from later steps, and which is not a `JoinedHead`.
 
     Attributes:
-        left: how many times the target's width `Out.hidden` is, where a draft goes on from it.
-        back: rows of the text before a new one, or before a draft, that it looks back on.
+        hidden_widths: Width of `HeadOutput.hidden`, in units of the target's width.
+        lookback: Number of previous rows of the text that a new row, or a draft, reads.
     """
 
     hidden_widths: ClassVar[int]
@@ -41,15 +41,15 @@ class TwoStepHead(DraftHead):
 
     @abstractmethod
     def context(self, embedded: Tensor, features: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of a text's rows [sequences, n, width] at their places."""
+        """Return keys and values of a text's rows [sequences, n, width] at their positions."""
 
     @abstractmethod
     def draft_first(self, x: HeadInput) -> Said:
-        """Draft behind slots of the text, whose keys and values are in `x.past`."""
+        """Draft from slots of the text, whose keys and values are in `x.past`."""
 
     @abstractmethod
     def draft_next(self, x: HeadInput) -> Said:
-        """Draft behind drafted tokens, from what the step before left."""
+        """Draft from drafted tokens, with the output of the step before."""
 
     def forward(self, x: HeadInput) -> Said:
         """See `DraftHead.forward`."""
@@ -60,17 +60,17 @@ class TwoStepHead(DraftHead):
 
 
 class UnfusedHead(Head, Artifact):
-    """A `DraftHead` as a decoder: it writes a row for each token of the text and none for drafted
-    ones, whose keys and values go with what is left for their children.
+    """`DraftHead` as a decoder, with KV entries for tokens of the text only.
 
-    Rows as wide as the target's features are of the text; those that its own forwards left
-    (`Out.hidden`) are wider.
+    Keys and values of drafted tokens are part of the output that is passed to their children. Rows
+    of the target's feature width belong to the text. Rows of the head's own output
+    (`HeadOutput.hidden`) are wider.
 
-    The state's first layer has keys and values of the text's rows, its second what was read: the
-    embedding as key, the features as value.
+    The first layer of the state contains keys and values of the text's rows. The second contains
+    the inputs: embeddings as keys and features as values.
 
     Args:
-        module: computes on the target's device, in its dtype.
+        module: Module that computes, on the target's device and in its dtype.
     """
 
     module: ClassVar[type[TwoStepHead]]
@@ -88,17 +88,16 @@ class UnfusedHead(Head, Artifact):
         self._heads, self._head_dim = shape.num_attention_heads, shape.head_dim
 
     def draft_first(self, x: HeadInput) -> Said:
-        """Draft behind the slots of the text's newest rows; `x.past` is of the whole text."""
+        """Draft from the slots of the newest rows. `x.past` covers the whole text."""
         return self.head.draft_first(x)
 
     def draft_next(self, x: HeadInput) -> Said:
-        """Draft behind drafted nodes. The place of each is that of the last row that its parent
-        left."""
+        """Draft from drafted nodes. The position of each is that of its parent's last row."""
         return self.head.draft_next(x)
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """The head in a folder; see `Artifact.load`."""
+        """Load the head in a folder; see `Artifact.load`."""
         target = decoders["target"]
         files = read_head(folder, cls.kind, cls.module.layouts)
         files.check_target(target)
@@ -106,12 +105,16 @@ class UnfusedHead(Head, Artifact):
 
     @classmethod
     def of(cls, files: LoadedHead, target: Decoder) -> Self:
-        """The head that files hold; raises EnvironmentFault where it does not fit the target."""
+        """Return the head of these files.
+
+        Raises:
+            EnvironmentFault: The head does not match the target.
+        """
         return cls(cls.module.of(files, target), target)
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """A head with random weights; see `Artifact.random`."""
+        """Return a head with random weights; see `Artifact.random`."""
         target = decoders["target"]
         return cls(cls.module.random(target, seed), target)
 
@@ -125,8 +128,11 @@ class UnfusedHead(Head, Artifact):
 
     @torch.inference_mode()
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """See `Decoder.execute`, over one sequence. The positions and the mask of drafted rows are
-        not read: both follow from the rows that the parents left."""
+        """See `Decoder.execute`, for one sequence.
+
+        Positions and mask of drafted rows are not read, because both follow from the parents'
+        output.
+        """
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         assert isinstance(x, Features)
         assert isinstance(state, KVState)
@@ -149,14 +155,15 @@ class UnfusedHead(Head, Artifact):
         return ModelOutput(self.unembed(out.normed), torch.cat(hidden, -1))
 
     def unembed(self, rows: Tensor) -> Tensor:
-        """See `Decoder`: the target's; ids that the head cannot say get -inf."""
+        """See `Decoder`. Uses the target's output matrix. Ids that the head cannot draft get
+        -inf."""
         logits, says = self.target.unembed(rows), self.head.says
         if says is None:
             return logits
         return scatter_logits(logits.index_select(-1, says), says, logits.shape[-1])
 
     def _write(self, state: KVState, embedded: Tensor, features: Tensor) -> None:
-        """Write rows of the text."""
+        """Write rows of the text to the state."""
         n, first = embedded.shape[1], state.length()
         state.require(first, n)
         new = slice(first, first + n)
@@ -166,8 +173,10 @@ class UnfusedHead(Head, Artifact):
         state.keys(0)[:, :, new], state.values(0)[:, :, new] = keys[:, :, -n:], values[:, :, -n:]
 
     def _read(self, state: KVState, since: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Embeddings and features [1, n, width] that were read from a row on, and of so many before
-        it as a head looks back on, with their places [1, n]."""
+        """Return embeddings and features from row `since` on, and from `lookback` rows before it.
+
+        They are [1, n, width] each, with their positions [1, n].
+        """
         rows = slice(max(0, since - self.head.lookback), state.length())
         embedded, features = state.keys(1)[:, 0, rows], state.values(1)[:, 0, rows]
         return embedded, features, torch.arange(rows.start, rows.stop, device=self.device)[None]
@@ -178,7 +187,7 @@ class UnfusedHead(Head, Artifact):
     def _draft_on(
         self, embedded: Tensor, rows: Tensor, state: KVState
     ) -> tuple[Said, PastKeyValues]:
-        """Go on from what forwards left: `Said.hidden`, and keys and values by level."""
+        """Continue a draft from `HeadOutput.hidden` and the keys and values of each level."""
         n, size, own = rows.shape[1], state.length(), self.head.hidden_widths * self.hidden_size
         parts = rows[..., own:].unflatten(-1, (-1, self._heads, self._head_dim))
         pairs = [part.transpose(1, 2) for part in parts.unbind(2)]

@@ -1,4 +1,4 @@
-"""A head's own vocabulary: a part of the target's ids, told as offsets (d2t) or as a mask (t2d)."""
+"""Draft vocabulary of a head: a subset of the target's ids, as offsets (d2t) or a mask (t2d)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from specbench_cli.api import Decoder, output_id_tensors, read_output_ids
 
 @dataclass(frozen=True)
 class HeadVocabulary:
-    """What a head can say, and what it brings for that.
+    """Token ids that a head can draft, and the matrices of its own for them.
 
-    size: how many ids the target has. says: those that the head can say, [r] in its order; None:
-    all. embeds: rows of an embedding of its own. matrix: whether it has an output matrix.
+    Attributes:
+        size: Number of token ids of the target.
+        ids: Ids that the head can draft, [r] in the order of its output. None: all.
+        embeds: Number of rows of the head's own embedding. None: the target's embedding is used.
+        matrix: Whether the head has its own output matrix.
     """
 
     size: int
@@ -27,22 +30,27 @@ class HeadVocabulary:
 
     @classmethod
     def of(cls, files: LoadedHead, target: Decoder) -> Self:
-        """The one of a head that was read; raises EnvironmentFault if it is not the target's."""
+        """Return the draft vocabulary of a loaded head.
+
+        Raises:
+            EnvironmentFault: The vocabulary does not match the target's.
+        """
         embedding = _read_own_embedding(files, target)
         embeds = None if embedding is None else len(embedding)
         says = _read_ids(files, target)
         return cls(target.vocab_size, says, embeds, "lm_head.weight" in files.tensors)
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """What files hold of it: the ids as offsets and as a mask; nothing where it is all."""
+        """Return the tensors to store: the ids as offsets and as a mask, or nothing if all ids are
+        used."""
         return {} if self.ids is None else output_id_tensors(self.ids, self.size)
 
 
 def _read_ids(files: LoadedHead, target: Decoder) -> Tensor | None:
-    """The target's ids that the head can say, [r] in its order; None for all of them.
+    """Return the target's ids that the head can draft, [r] in its order, or None for all.
 
     Raises:
-        EnvironmentFault: the vocabulary is not the target's, or told in two ways that disagree.
+        EnvironmentFault: The vocabulary does not match the target's, or d2t and t2d disagree.
     """
     matrix = files.tensors.get("lm_head.weight")
     rows = target.vocab_size if matrix is None else len(matrix)
@@ -56,10 +64,10 @@ def _read_ids(files: LoadedHead, target: Decoder) -> Tensor | None:
 
 
 def _read_own_embedding(files: LoadedHead, target: Decoder) -> Tensor | None:
-    """The head's embedding where it is not a copy of the target's.
+    """Return the head's embedding, or None if it is a copy of the target's.
 
     Raises:
-        EnvironmentFault: it has none, and the target's is of another width.
+        EnvironmentFault: The head has no embedding, and the target's has another width.
     """
     own, d = files.tensors.get("embed_tokens.weight"), files.shape.hidden_size
     if own is None:

@@ -1,18 +1,18 @@
-"""The draft model of Chimera.
+"""Draft model of Chimera.
 
 Ziqian Zeng, Jiahong Yu, Qianshi Pang, Zihao Wang, Huiping Zhuang, Hongen Shao, Xiaofeng Zou:
 Chimera: A Lossless Decoding Method for Accelerating Large Language Models Inference by Fusing all
 Tokens, arXiv:2402.15758, section 3.
 
-The trigram encoder makes z of the embeddings of the last three tokens: z = W_2 SiLU(W_1 [E(x_-2),
-E(x_-1), E(x_0)]). The full context encoder is one Llama layer over [H_1 ... H_n, z_1 ... z_k]: the
-rows H that the target's output matrix reads, of all that is committed, and the z of the last
-committed token and of those drafted behind it, each seeing what comes before it. What leaves it at
-z_i is o_i, and head i says the token behind it from [H_n, o_i].
+The trigram encoder maps the embeddings of the last three tokens to z = W_2 SiLU(W_1 [E(x_-2),
+E(x_-1), E(x_0)]). The full context encoder is one Llama layer over [H_1 ... H_n, z_1 ... z_k]. H
+are the target's last hidden states of all committed tokens. z are the encodings of the last
+committed token and of the tokens drafted after it. Each attends to everything before it. The
+layer's output at z_i is o_i, and head i predicts the next token from [H_n, o_i].
 
-The authors' head i is a matrix U_i [V, 2 width] that begins as two copies of the output matrix.
-Ours is U_i = U M_i, with the target's own U and M_i [width, 2 width], which begins by reading H_n
-alone. Their code adds the input of SiLU once more; this follows the paper.
+The authors' head i is a matrix U_i [V, 2 width] that starts as two copies of the output matrix.
+Ours is U_i = U M_i, with the target's own U and M_i [width, 2 width], which starts by reading only
+H_n. Their code adds the input of SiLU to its output; this implementation follows the paper.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LEVELS = 3
 
 
 class Chimera(TwoStepHead):
-    """The torch module. `fc` is W_1; `last` is W_2."""
+    """Chimera's draft model as a torch module. `fc` is W_1 and `last` is W_2."""
 
     kind: ClassVar[str] = "chimera"
     layouts: ClassVar[tuple[Layout, ...]] = (
@@ -75,7 +75,7 @@ class Chimera(TwoStepHead):
         self.mixed = nn.ModuleList(nn.Linear(2 * width, width, bias=False) for _ in range(LEVELS))
 
     def init_weights(self, std: float) -> None:
-        """Heads begin by saying what the target says next."""
+        """Initialise the heads so that they first predict the target's next token."""
         super().init_weights(std)
         for head in self.mixed:
             assert isinstance(head, nn.Linear)
@@ -83,16 +83,18 @@ class Chimera(TwoStepHead):
 
     @classmethod
     def init_args(cls, files: LoadedHead, target: Decoder) -> dict[str, Any]:
-        """What it can say; all sizes are in the tensors."""
+        """Return the draft vocabulary. All sizes follow from the tensors."""
         return {"own": HeadVocabulary.of(files, target)}
 
     def context(self, embedded: Tensor, features: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of H [sequences, n, width] at their places."""
+        """Return keys and values of H [sequences, n, width] at their positions."""
         return self.layer.self_attn.project_kv(self._normed(features), places)
 
     def trigrams(self, embedded: Tensor, places: Tensor) -> Tensor:
-        """The last three embeddings at each of n places, [sequences, n, 3 width]; before the
-        beginning the first one comes again."""
+        """Return the last three embeddings at each of n positions, [sequences, n, 3 width].
+
+        Before the start of the text the first embedding is repeated.
+        """
         at = torch.arange(embedded.shape[1], device=embedded.device)
         backs = [(at - places.clamp(max=back)).clamp(min=0) for back in (2, 1)]
         before = [gather_slots(embedded, back) for back in backs]
@@ -101,10 +103,12 @@ class Chimera(TwoStepHead):
     def say(
         self, grams: Tensor, features: Tensor, places: Tensor, past: PastKeyValues
     ) -> HeadOutput:
-        """What is drafted behind slots whose last three embeddings are `grams`.
+        """Draft the next tokens after slots whose last three embeddings are `grams`.
 
         Args:
-            grams: [sequences, slots, 3 width]; features: H_n of each; places: of the drafted rows.
+            grams: [sequences, slots, 3 width].
+            features: H_n of each slot.
+            places: Positions of the drafted rows.
         """
         z = self.last(silu(self.fc(grams)))
         rows, attention = self._normed(z), self.layer.self_attn
@@ -118,7 +122,7 @@ class Chimera(TwoStepHead):
         )
 
     def draft_first(self, x: HeadInput) -> HeadOutput:
-        """See `TwoStepHead`; `Out.hidden` is H_n and the last two embeddings."""
+        """See `TwoStepHead`. `HeadOutput.hidden` is H_n and the last two embeddings."""
         assert x.slots is not None
         grams = gather_slots(self.trigrams(x.embedded, x.places), x.slots)
         places = x.places.gather(1, x.slots) + 1
@@ -137,7 +141,7 @@ class Chimera(TwoStepHead):
 
 
 class ChimeraHead(UnfusedHead):
-    """The head in decoding: the same module."""
+    """Head in decoding: the same module."""
 
     kind: ClassVar[str] = Chimera.kind
     module: ClassVar[type[TwoStepHead]] = Chimera

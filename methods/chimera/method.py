@@ -63,20 +63,20 @@ class Chimera(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"depth", "nodes", "width"})
 
     def start(self, session: Session) -> None:
-        """Choose the tree, make room for it, and have the target keep what the context is of."""
+        """Choose the tree, reserve its space, and capture the hidden states that the head reads."""
         depth, width = self.params.depth, min(self.params.width, session.target.vocab_size)
         self.tree = best_tree(self.params.nodes, depth=depth, width=width)
         self.levels = Levels.of_head(session, *self.artifacts(), nodes=len(self.tree.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 to 3."""
+        """Carry out steps 1 to 3."""
         tree = self.tree.truncate(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())
         levels = self.levels
-        # 1 and 2. Keys and values of new rows; what the last trigram says.
+        # 1 and 2. Compute keys and values of new tokens, and the first ranking.
         first = levels.begin(session.pending_features(levels.state.length()))
-        # 3. Trigrams of drafted tokens, which are forgotten with the step.
+        # 3. Trigrams of drafted tokens are dropped after the step.
         draft = fill(tree, levels, first, session).draft
         levels.drop()
         return draft

@@ -1,15 +1,15 @@
-"""The draft head of Clover.
+"""Draft head of Clover.
 
 Bin Xiao, Chunan Shi, Xiaonan Nie, Fan Yang, Xiangwei Deng, Lei Su, Weipeng Chen, Bin Cui: Clover:
-Regressive Lightweight Speculative Decoding with Sequential Knowledge, 2024, arXiv:2405.00263.
-No code of it is public; the gate and the projection before the output matrix are those of its
-successor's (Clover-2, arXiv:2408.00264, github.com/XiaoBin1992/clover).
+Regressive Lightweight Speculative Decoding with Sequential Knowledge, 2024, arXiv:2405.00263. The
+code is not public. The gate and the projection before the output matrix are those of its successor
+(Clover-2, arXiv:2408.00264, github.com/XiaoBin1992/clover).
 
-Augmenting block: one Llama layer of its own over the target's rows; what leaves it is the state
-s_0. Regressive attention: a token y and the state before it make the next state,
-s' = s + concat_a(cos(q_a, k_a) v_a), q = W_q norm(s), k = W_k e(y), v = W_v e(y), a number a head
-a. What follows is said by the target's output matrix of norm(s' + W_o [s', e(y)]). All steps share
-these weights.
+Augmenting block: one Llama layer of the head over the target's hidden states. Its output is the
+state s_0. Regressive attention: a token y and the previous state give the next state, s' = s +
+concat_a(cos(q_a, k_a) v_a), with q = W_q norm(s), k = W_k e(y), v = W_v e(y), and one gate per head
+a. The target's output matrix predicts the next token from norm(s' + W_o [s', e(y)]). All steps
+share these weights.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from specbench_cli.api import Decoder
 
 _HEAD_DIM = 32
 _HEADS = 4
-"""Gates of the regressive attention."""
+"""Number of gates of the regressive attention."""
 
 
 class Clover(PrefixHead):
-    """The torch module."""
+    """Clover's head as a torch module."""
 
     kind: ClassVar[str] = "clover"
     layouts: ClassVar[tuple[Layout, ...]] = (
@@ -66,11 +66,12 @@ class Clover(PrefixHead):
 
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
-        """With narrow attention in the augmenting block."""
+        """Return an untrained head with narrow attention in the augmenting block."""
         return cls(replace(shape, head_dim=min(_HEAD_DIM, shape.head_dim)), rope)
 
     def init_weights(self, std: float) -> None:
-        """As `PrefixHead`; nothing is added to the state, and what is said is the state's."""
+        """See `PrefixHead`. At first nothing is added to the state, and the state alone
+        predicts."""
         super().init_weights(std)
         for part in (self.v, self.o):
             nn.init.zeros_(part.weight)
@@ -79,7 +80,7 @@ class Clover(PrefixHead):
 
     @classmethod
     def init_args(cls, files: LoadedHead, target: Decoder) -> dict[str, Any]:
-        """The state must be a row of this target's."""
+        """Check that the state is as wide as this target."""
         found, d = tuple(files.tensors["o.weight"].shape), target.hidden_size
         if found != (d, 2 * d):
             what = f"o is {list(found)}; this target's rows of {d} need {[d, 2 * d]}"
@@ -87,8 +88,11 @@ class Clover(PrefixHead):
         return {}
 
     def step(self, embedded: Tensor, rows: Tensor) -> HeadOutput:
-        """Regressive attention; it leaves the new state beside the token's embedding, which the
-        projection reads too."""
+        """Apply regressive attention.
+
+        `HeadOutput.hidden` is the new state and the token's embedding, which the projection reads
+        too.
+        """
         state = rows[..., : self.shape.hidden_size]
         gates = _HEADS if state.shape[-1] % _HEADS == 0 else 1
         q, k, v = (
@@ -101,7 +105,7 @@ class Clover(PrefixHead):
 
 
 class CloverHead(PrefixLayerHead):
-    """The head in decoding."""
+    """Head in decoding."""
 
     kind: ClassVar[str] = Clover.kind
     module: ClassVar[type[PrefixHead]] = Clover

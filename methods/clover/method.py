@@ -39,8 +39,13 @@ class CloverParams(AcceptParams, MethodParams):
 
 
 class CloverNode(NamedTuple):
-    """worth: its path's log-probability. above, parent: its parent's place among those fed last,
-    and in the draft."""
+    """Node of the draft tree.
+
+    Attributes:
+        log_prob: Log-probability of the node's path.
+        parent_row: Index of the parent among the nodes that were fed last.
+        parent: Index of the parent in the draft.
+    """
 
     log_prob: float
     parent_row: int
@@ -79,11 +84,11 @@ class Clover(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes", "depth", "width"})
 
     def start(self, session: Session) -> None:
-        """Make room for the tree, and have the target keep the rows that the head reads."""
+        """Reserve space for the tree, and capture the hidden states that the head reads."""
         self.levels = Levels.of_head(session, *self.artifacts(), nodes=self.params.nodes)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 to 4."""
+        """Carry out steps 1 to 4."""
         params, levels = self.params, self.levels
         width, depth = min(params.width, session.target.vocab_size), min(params.depth, limit)
         tree, level = list[CloverNode](), [CloverNode(0.0, 0, ROOT, ROOT)]
@@ -92,7 +97,7 @@ class Clover(Method):
         out = levels.begin(session.pending_features(levels.state.length()))
         for ahead in range(depth):
             tokens, logs = session.candidate_lists(out.rows, width, ahead=ahead)
-            first = len(tree) - len(level) if ahead else ROOT  # the level's place in the draft
+            first = len(tree) - len(level) if ahead else ROOT  # index of the level's first node
             found = [
                 CloverNode(node.log_prob + log, at, first + at, token)
                 for at, node in enumerate(level)
@@ -108,7 +113,7 @@ class Clover(Method):
         return session.tree([node.token for node in tree], tuple(node.parent for node in tree))
 
     def _prune_children(self, tokens: list[int], logs: list[float]) -> list[tuple[int, float]]:
-        """Step 2."""
+        """Carry out step 2."""
         least, before, kept = self.params.share * exp(logs[0]), 0.0, []
         for token, log in zip(tokens, logs, strict=True):
             if before >= self.params.nucleus or not exp(log) > least * (log < logs[0]):

@@ -1,12 +1,14 @@
-"""The draft head of DFlash: a few layers that denoise a block of masks beside the target's rows.
+"""Draft head of DFlash: a few layers that denoise a block of masks, given the target's hidden
+states.
 
 Jian Chen, Yesheng Liang, Zhijian Liu: DFlash: Block Diffusion for Flash Speculative Decoding, 2026,
-arXiv:2602.06036; files as github.com/z-lab/dflash publishes them.
+arXiv:2602.06036. File formats are those of github.com/z-lab/dflash.
 
-The target's rows of a token at several layers, side by side, become one row c through `fc` and a
-norm. In every layer keys and values are made of c, at the token's place, and of the block; queries
-are the block's. The block, [x_t, m, m, ...] by the target's embedding, sees c_0 ... c_{t-1} and all
-of itself. Row k of it, normed, through the target's output matrix says x_{t+k}.
+The target's hidden states of a token at several layers, side by side, become one row c through `fc`
+and a norm. In every layer, keys and values come from c, at the token's position, and from the
+block. Queries come from the block. The block is [x_t, m, m, ...] through the target's embedding. It
+attends to c_0 ... c_{t-1} and to itself in both directions. Row k of the block, after a norm and
+the target's output matrix, predicts x_{t+k}.
 """
 
 from __future__ import annotations
@@ -36,17 +38,18 @@ from specbench_cli.api import (
 
 PLAIN = {"hidden_act": "silu", "is_causal": False, "final_logit_softcapping": None}
 PLAIN |= {"input_embedding_scale": 1.0, "output_multiplier": 1.0}
-"""Settings that z-lab's later heads have, and the values that are computed here."""
+"""Settings of z-lab's later heads, and the values that are implemented here."""
 
-NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")  # its layers are like a Qwen3's
+NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")  # its layers are those of Qwen3
 
 
 class DFlash(ParallelHead, Artifact):  # type: ignore[override]
-    """The torch module.
+    """DFlash's head as a torch module.
 
     Args:
-        taps: layers of the target whose outgoing rows it reads.
-        block: places of a block, the last committed token's included. mask: the id of the others.
+        taps: Target layers whose outputs the head reads.
+        block: Size of a block, including the last committed token.
+        mask: Token id of the other positions.
     """
 
     kind: ClassVar[str] = "dflash"
@@ -78,7 +81,8 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
 
     @classmethod
     def new(cls, target: Any, draft: Any) -> Self:
-        """Two layers that read an early, a middle and a late layer; its mask is the padding."""
+        """Return an untrained head with two layers. It reads an early, a middle and a late target
+        layer, and its mask is the padding token."""
         n, heads, d = target.num_hidden_layers, target.num_attention_heads, target.hidden_size
         eps, most = target.rms_norm_eps, target.max_position_embeddings
         shape = HeadShape(d, cls.recipe.mlp, heads, heads, d // heads, eps, most, 2)
@@ -88,7 +92,7 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
         return cls(shape, rope, taps, block, mask)
 
     def file_config(self) -> dict[str, Any]:
-        """As z-lab writes them."""
+        """Return the content of config.json in z-lab's format."""
         sizes = {name: getattr(self.shape, name) for name in HeadShape.__dataclass_fields__}
         read = {"mask_token_id": self.mask, "target_layer_ids": list(self.taps)}
         more = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "hidden_act": "silu"}
@@ -97,7 +101,7 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
     def draft(
         self, target: Any, ids: Tensor, read: Any, slots: Tensor, steps: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """See `ParallelHead`; a third of the slots will do to learn from."""
+        """See `ParallelHead`. Training uses only a third of the slots."""
         slots = slots[:, ::3] if self.training else slots
         embed, places = target.model.embed_tokens, read.chats.positions
         anchors = (slots + 1).clamp(max=ids.shape[1] - 1)
@@ -118,7 +122,7 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """The module in a folder; see `Artifact.load`."""
+        """Load the module in a folder; see `Artifact.load`."""
         files, target = read_head_by_config(folder, decoders["target"]), decoders["target"]
         said = dict(files.config) | files.config.get("dflash_config", {})
         files.check_supported(said, PLAIN, {"layer_types": {"full_attention"}})
@@ -133,7 +137,8 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """Two layers with random weights, one narrow attention head; see `Artifact.random`."""
+        """Return a head of two layers with random weights and one narrow attention head; see
+        `Artifact.random`."""
         target = decoders["target"]
         shape = HeadShape(target.hidden_size, 2 * target.hidden_size, 1, 1, 8, num_hidden_layers=2)
         facts = (0, target.n_layers - 1), 6, target.vocab_size - 1
@@ -141,13 +146,14 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
 
 
 class DFlashHead(HeadStack):
-    """The head in decoding: a row of its state holds keys and values of one token's c.
+    """Head in decoding. Its state contains keys and values of each token's c.
 
-    A forward reads `Features` of n tokens, beside n + k ids: the token behind each, and k masks.
-    The last token, whose own row is not known yet, and the masks are the block.
+    A forward reads `Features` of n tokens and n + k ids: the token after each of the n, and k
+    masks. The last of these tokens, whose hidden state is not known yet, and the masks are the
+    block.
 
     Attributes:
-        block, mask: as of `DFlash`.
+        block, mask: See `DFlash`.
     """
 
     kind: ClassVar[str] = DFlash.kind
@@ -164,12 +170,12 @@ class DFlashHead(HeadStack):
         self.weight_bytes = self._fc.nbytes + sum(map(layer_bytes, self.layers))
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> Any:
-        """See `Decoder`; with room for a block."""
+        """See `Decoder`. The state has space for a block."""
         return super().new_state(capacity + self.block, n_seqs)
 
     @torch.inference_mode()
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """See the class; logits are of the block's rows."""
+        """See the class. Logits are those of the block."""
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         if not isinstance(x, Features):
             raise ValueError(f"{self.name} reads tokens beside features, not {type(x).__name__}")

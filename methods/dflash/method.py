@@ -64,21 +64,21 @@ class DFlash(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def start(self, session: Session) -> None:
-        """Have the target keep what the head reads."""
+        """Capture the hidden states that the head reads."""
         self.head = head = session.artifact(*self.artifacts())
         session.capture_layers(head.taps)
         self.state = session.new_state(head)
         self.masks = torch.full((1, head.block - 1), head.mask, device=session.device)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 to 3."""
+        """Carry out steps 1 to 3."""
         n = min(self.params.length, self.head.block - 1, limit)
         if n < 1:
             return session.chain(())
-        # 1. and 2. Behind the tokens that have true rows comes the block: its first token is the
-        # last committed one, which has none yet.
+        # 1. and 2. The block follows the tokens with known hidden states. It starts with the last
+        # committed token, whose hidden state is not known yet.
         unread = session.pending_features(self.state.length())
         x = Features(torch.cat((unread.ids, self.masks), 1), unread.rows)
         said = self.head.forward(x, self.state, logits_at="all").rows
-        # 3. Row 0 is the last committed token's, and says nothing that is not known.
+        # 3. Row 0 belongs to the last committed token, which is already known.
         return draw_chain(session, said[1 : n + 1])

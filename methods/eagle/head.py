@@ -1,11 +1,11 @@
-"""The draft head of EAGLE-1 and EAGLE-2.
+"""Draft head of EAGLE-1 and EAGLE-2.
 
 Li, Wei, Zhang and Zhang: EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty, ICML
 2024, arXiv:2401.15077.
 
-Slot t joins the token x_{t+1} and the feature f_t, which the target's output matrix reads.
-[embed(x_{t+1}), f_t] through `fc` enters a layer whose attention reads it without a norm; what
-leaves it is the predicted feature f_{t+1}, whose logits by the target's output matrix are those of
+Slot t joins the token x_{t+1} and the feature f_t, which is the input of the target's output
+matrix. [embed(x_{t+1}), f_t] goes through `fc` into a layer whose attention has no input norm. Its
+output is the predicted feature f_{t+1}. The target's output matrix maps it to the logits of
 x_{t+2}. Later levels of a draft read the predicted feature in place of the true one.
 """
 
@@ -26,7 +26,7 @@ from methods._heads.slots import LlamaLayer
 
 
 class Eagle(JoinedHead):
-    """The torch module."""
+    """EAGLE's head as a torch module."""
 
     kind: ClassVar[str] = "eagle"
     layouts: ClassVar[tuple[Layout, ...]] = (
@@ -62,11 +62,11 @@ class Eagle(JoinedHead):
 
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
-        """With a bias."""
+        """Return an untrained head with a bias."""
         return cls(shape, rope, ("fc.bias",), target.vocabulary(cls.recipe.draft_vocab_size))
 
     def linear_input(self, embedded: Tensor, features: Tensor) -> Tensor:
-        """As `fc`, its bias last."""
+        """Return the input of `fc`, and ones for its bias."""
         return torch.cat([embedded, features, torch.ones_like(features[:, :1])], -1)
 
     def init_from_linear(self, found: Tensor, _norm: Tensor) -> None:
@@ -75,17 +75,17 @@ class Eagle(JoinedHead):
         self.layer.zero_outputs()
 
     def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """A projection of both, the embedding first."""
+        """Project both, the embedding first."""
         joined = self.fc(torch.cat([embedded, features], -1))
         return joined, joined
 
     def out(self, rows: Tensor) -> HeadOutput:
-        """The rows as they are."""
+        """Return the rows unchanged."""
         return HeadOutput(rows, rows)
 
 
 class EagleHead(LayerHead):
-    """The head in decoding."""
+    """Head in decoding."""
 
     kind: ClassVar[str] = Eagle.kind
     module: ClassVar[type[DraftHead]] = Eagle

@@ -31,7 +31,7 @@ AUTHORS = tree_of_choices(
         "  0000 0001 0002  00000 00001"
     ).split()
 )
-"""The tree of the authors' code: each node by the ranks of the children on its path."""
+"""Tree of the authors' code. Each node is the ranks of the children on its path."""
 
 
 class EagleParams(MethodParams):
@@ -80,7 +80,7 @@ class Eagle(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"shape", "depth", "nodes"})
 
     def start(self, session: Session) -> None:
-        """Choose the tree, make room for it, and have the target keep what the head reads."""
+        """Choose the tree, reserve its space, and capture the features that the head reads."""
         params = self.params
         if params.shape == "chain":
             whole = tree_of_widths((1,) * params.depth)
@@ -89,24 +89,25 @@ class Eagle(Method):
         else:
             whole = best_tree(params.nodes, depth=params.depth)
         self.tree = whole.truncate(params.depth, session.target.vocab_size)
-        # The head reads the second-to-top features: what the target's output matrix reads.
+        # The head reads the second-to-top features: the input of the target's output matrix.
         self.levels = Levels.of_head(session, *self.artifacts(), nodes=len(self.tree.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 and 2."""
+        """Carry out steps 1 and 2."""
         if limit < 1:
             return session.chain(())
         levels = self.levels
-        # 1. True features of what was committed; the row of its last token is the root's.
+        # 1. True features of committed tokens. The output at the last one gives the root's
+        # children.
         out = levels.begin(session.pending_features(levels.state.length()))
         # 2. A node is named by the ranks of the children on its path: (0, 2) is the third child of
-        # the root's first. Parents are told by their places in what was fed last.
+        # the root's first. Parents are indices into the nodes that were fed last.
         tree = self.tree.truncate(limit, session.target.vocab_size)
         tokens: list[host.Ids] = []
         for ahead, level in enumerate(tree.levels()):
             children, _ = session.branch(out.rows, level.width, how="deterministic", ahead=ahead)
             tokens.append(level.select_tokens(children))
-            if level.fed:  # beside what the head's forward left at their parents
+            if level.fed:  # with the feature that the head predicted at their parents
                 out = levels.feed(level.select_fed(tokens[-1]), level.fed_parents)
         levels.drop()
         if self.params.shape == "chain":

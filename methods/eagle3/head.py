@@ -1,12 +1,12 @@
-"""The draft head of EAGLE-3.
+"""Draft head of EAGLE-3.
 
 Li, Wei, Zhang and Zhang: EAGLE-3: Scaling up Inference Acceleration of Large Language Models via
 Training-Time Test, NeurIPS 2025, arXiv:2503.01840.
 
-Slot t joins the token x_{t+1} and g_t. True features, the target's rows at three layers side by
-side, become g_t through `fc`; at later levels of a draft the row that left this layer is g itself.
-Attention reads [norm(embed(x_{t+1})), norm(g_t)], the residual stream is g_t. Its own output matrix
-speaks a part of the target's vocabulary.
+Slot t joins the token x_{t+1} and g_t. At the first level, `fc` maps the target's hidden states of
+three layers, side by side, to g_t. At later levels, g is the output of the head's own layer.
+Attention reads [norm(embed(x_{t+1})), norm(g_t)]. The residual stream is g_t. The head's own output
+matrix covers a part of the target's vocabulary.
 """
 
 from __future__ import annotations
@@ -33,14 +33,17 @@ _LAYER = {"input_layernorm.": "enorm.", "hidden_norm.": "hnorm.", "": "layer."}
 
 
 class Eagle3(JoinedHead):
-    """The torch module. One that is trained here says the most frequent tokens only, with the
-    target's output matrix; official ones bring another.
+    """EAGLE-3's head as a torch module.
+
+    Heads trained here draft only the most frequent tokens, with the target's output matrix.
+    Official heads have their own output matrix.
 
     Args:
-        size: [taps * width], about how large the target's rows are there; a file's `fc` is divided
-            by it. Rows that leave a layer can be tens of times as large as what this layer adds to
-            them, and then learning is slow. Powers of two, by which fp16 divides exactly.
-        norm_first: whether the normed features are the residual stream.
+        size: Approximate magnitude of the target's hidden states, [layers * width]. `fc` is divided
+            by it in files. Hidden states can be tens of times as large as what this layer adds to
+            them, which makes learning slow. The values are powers of two, so division is exact in
+            fp16.
+        norm_first: Whether the residual stream is the normed features.
     """
 
     kind: ClassVar[str] = "eagle3"
@@ -86,15 +89,17 @@ class Eagle3(JoinedHead):
 
     @classmethod
     def choose_layers(cls, n_layers: int) -> tuple[int, ...]:
-        """The official code's; of few layers its last is no high one (of 8 it is the middle), so
-        there the last layer is read."""
+        """Return the official code's layers, except for targets of fewer than 16 layers.
+
+        There the third official layer is too low (the middle one of 8), so the last layer is used.
+        """
         if n_layers >= 16:
             return official_layers(n_layers)
         return min(1, n_layers - 1), n_layers // 2, n_layers - 1
 
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
-        """With the size of the target's rows."""
+        """Return an untrained head, scaled for the target's hidden states."""
         taps, own = (
             cls.choose_layers(target.n_layers),
             target.vocabulary(cls.recipe.draft_vocab_size),
@@ -103,8 +108,11 @@ class Eagle3(JoinedHead):
         return cls(shape, rope, taps=taps, reads=len(size), own=own, size=size)
 
     def init_weights(self, std: float) -> None:
-        """So widely that rows keep their size. The newest token enters through attention alone: a
-        slot sees itself to begin with."""
+        """Draw weights that preserve the magnitude of their input.
+
+        The newest token enters only through attention, so queries start equal to keys: a slot
+        attends to itself.
+        """
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=module.in_features**-0.5)
@@ -113,7 +121,7 @@ class Eagle3(JoinedHead):
 
     @classmethod
     def small(cls, shape: HeadShape, target: Decoder) -> Self:
-        """It can say every second id, and the first two."""
+        """Return a head that can draft every second id, and the first two."""
         taps, ids = official_layers(target.n_layers), target.vocab_size
         says = torch.tensor([0, 1, *range(2, ids, 2)], device="cpu")
         own = HeadVocabulary(ids, says, matrix=True)
@@ -121,7 +129,7 @@ class Eagle3(JoinedHead):
 
     @classmethod
     def init_args(cls, files: LoadedHead, target: Decoder) -> dict[str, Any]:
-        """See `DraftHead`; `fc` must read three rows of this target's."""
+        """See `DraftHead`. `fc` must read three hidden states of this target."""
         d, wide = files.shape.hidden_size, 3 * target.hidden_size
         found = tuple(files.tensors["fc.weight"].shape)
         if found != (d, wide) or wide == d:
@@ -132,20 +140,20 @@ class Eagle3(JoinedHead):
         return {"taps": taps, "reads": wide, "own": own, "norm_first": norm_first}
 
     def read(self, features: Tensor) -> Tensor:
-        """Three layers' rows as one."""
+        """Join the hidden states of three layers."""
         if self.fc_norm is not None:
             features = self.fc_norm(features)
         joined: Tensor = self.fc(features if self.size is None else features / self.size)
         return joined
 
     def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Both normed side by side; the residual stream is the features alone."""
+        """Return both normed, side by side, and the features as residual stream."""
         normed = self.hnorm(features)
         rows = torch.cat([self.enorm(embedded), normed], -1)
         return rows, normed if self.norm_first else features
 
     def out(self, rows: Tensor) -> HeadOutput:
-        """Fed back as they are, normed to be read out."""
+        """Return the rows unchanged to feed back, and normed for the output matrix."""
         return HeadOutput(rows, self.norm(rows))
 
     def tensors(self) -> dict[str, Tensor]:
@@ -157,7 +165,7 @@ class Eagle3(JoinedHead):
 
 
 class Eagle3Head(LayerHead):
-    """The head in decoding."""
+    """Head in decoding."""
 
     kind: ClassVar[str] = Eagle3.kind
     module: ClassVar[type[DraftHead]] = Eagle3

@@ -42,11 +42,11 @@ class Eagle3(Method):
     forward (5 here is 4 there). Nothing is drafted beyond the token budget.
 
     One step:
-    1. Feed the head the new committed tokens, each with the target's hidden states of the previous
-       token at three layers. Drop what the head computed for drafted tokens.
-    2. On each level, feed the `width` nodes with the most likely paths, each with the head's own
-       hidden state at its parent. Each gets `width` children.
-    3. Keep the best `nodes` of all children as the tree.
+    1. Feed the head the new committed tokens, each with the target's features of the previous token
+       from a low, a middle and a high layer. Drop what the head computed for drafted tokens.
+    2. Expansion: on each level, feed the `width` nodes with the most likely paths, each with the
+       head's own hidden state at its parent. Each gets `width` children.
+    3. Reranking: keep the best `nodes` of all children as the tree.
     4. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
 
@@ -62,32 +62,34 @@ class Eagle3(Method):
 
     @property
     def uses_costs(self) -> bool:
-        """To choose the tree's size."""
+        """Return True if the tree's size is chosen by measured costs."""
         return self.params.nodes == AUTO
 
     def start(self, session: Session) -> None:
-        """Make room for the tree, and have the target keep what the head reads."""
+        """Reserve space for the tree, and capture the hidden states that the head reads."""
         params = self.params
         fed = params.width * (params.depth - 1)
-        # The head reads a low, a middle and a high layer, not EAGLE's one below the output.
+        # The head reads a low, a middle and a high layer, unlike EAGLE, which reads the features
+        # before the output matrix.
         self.levels = Levels.of_head(
             session, *self.artifacts(), nodes=max_nodes(params.nodes), fed=fed
         )
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 to 3."""
+        """Carry out steps 1 to 3."""
         params, levels = self.params, self.levels
         depth = min(params.depth, limit)
         if depth < 1:
             return session.chain(())
-        # 1. Low, middle and high rows side by side, which the head makes one feature g of.
+        # 1. The head joins the hidden states of three layers into one feature g.
         first = levels.begin(session.pending_features(levels.state.length()))
-        # 2. Grow as EAGLE-2 does. Below the root there is no g: the head reads the row that it left
-        # at the parent itself. It never learnt to predict g there; it was trained on what comes of
-        # that over several levels (training-time test), and may leave whatever serves.
+        # 2. Grow as EAGLE-2 does. Drafted nodes have no g, so the head reads its own hidden state
+        # at the parent. It was not trained to predict g there, but to draft well over several
+        # levels from its own output (training-time test).
         found = expand(levels, first, session, k=params.width, depth=depth)
         levels.drop()
-        # 3. The best of all levels. What the reduced vocabulary lacks is worth -inf: left out.
+        # 3. The best of all levels. Tokens outside the draft vocabulary have log-probability -inf
+        # and are left out.
         size = create_size_rule(
             session, levels.model, params.nodes, width=params.width, depth=depth
         )

@@ -1,5 +1,8 @@
-"""A server that decodes, as it is talked to: no redirect is followed and no proxy used, replies
-have limits of size and of silence, and an API key is in no message."""
+"""HTTP client for inference servers.
+
+It follows no redirect and uses no proxy. Replies have limits of size and of silence. No message
+contains an API key.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +21,18 @@ from specbench_cli.api import EnvironmentFault, UsageError
 
 MAX_EVENT_BYTES = 2**20
 MAX_REPLY_BYTES = 2**26
-"""Of a reply: more is refused."""
+"""Maximum size of a reply. Longer replies are refused."""
 _SHOWN = 200
-"""Characters of a reply that a message quotes."""
+"""Maximum number of characters of a reply that a message quotes."""
 
 _Event = TypeVar("_Event", bound=BaseModel)
 
 
 def normalize_url(url: str) -> str:
-    """An address without a key or a question in it, and without the `/v1` that some end with.
+    """Return a server's URL without a trailing slash or `/v1`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: The text is not a URL, or it contains a user, a password, a query or a fragment.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
@@ -64,20 +67,20 @@ class _Bounded(httpx2.SyncByteStream):
 
 
 class HttpClient:
-    """Requests to one server, over connections that are kept.
+    """Requests to one server, over persistent connections.
 
     Args:
-        url: as `normalize_url` has it.
-        name: the method that asks, for the commands that errors name.
-        secret: an API key; None: none is sent.
-        timeout: seconds of silence that are waited for.
+        url: URL as `normalize_url` returns it.
+        name: Name of the method, for the commands in error messages.
+        secret: API key, or None.
+        timeout: Maximum silence of the server, in seconds.
     """
 
     def __init__(self, url: str, name: str, secret: str | None, timeout: float) -> None:
         self._url, self._name, self._timeout = url, name, timeout
         self._secret = secret
         self._client = httpx2.Client(
-            verify=url.startswith("https:"),  # else certificates are read for nothing
+            verify=url.startswith("https:"),  # avoids loading certificates that are not needed
             timeout=timeout,
             trust_env=False,
             follow_redirects=False,
@@ -88,38 +91,42 @@ class HttpClient:
         )
 
     def read(self, path: str) -> str | None:
-        """The text at a path; None where the server has none to give. Raises EnvironmentFault."""
+        """Return the text at a path, or None if the server does not return status 200.
+
+        Raises:
+            EnvironmentFault: The request failed.
+        """
         with self._open("GET", path) as reply:
             return self._text(reply) if reply.status_code == 200 else None
 
     def events(self, path: str, body: dict[str, Any], kind: type[_Event]) -> Iterator[_Event]:
-        """What is streamed in reply to a request, as it comes.
+        """Yield the events that the server streams in reply to a request.
 
         Raises:
-            EnvironmentFault: the server is not there, is silent, breaks off, refuses, or streams
-                what is no `kind`.
+            EnvironmentFault: The server is unreachable or silent, closes the connection, refuses,
+                or sends events that are not of this `kind`.
         """
         with self._open("POST", path, body) as reply:
             if reply.status_code != 200:
                 raise self.fault(f"refuses {path}: {reply.status_code} {self._text(reply)}")
             for event in httpx2.EventSource(reply, max_event_size=MAX_EVENT_BYTES):
-                if event.data.strip() != "[DONE]":  # read to the end, the connection can be kept
+                if event.data.strip() != "[DONE]":  # reading to the end keeps the connection usable
                     yield self.parse(event.data, kind)
 
     def parse(self, text: str, kind: type[_Event]) -> _Event:
-        """A reply as what it should be. Raises EnvironmentFault: it is something else."""
+        """Parse a reply. Raise EnvironmentFault if it is not of this `kind`."""
         try:
             return kind.model_validate_json(text)
         except ValidationError:
             raise self.fault(f"answers nonsense: {self._quote(text)}") from None
 
     def fault(self, what: str, hint: str | None = None) -> EnvironmentFault:
-        """An error that names the server, with what to do about it."""
+        """Return an error that names the server, with a hint how to fix it."""
         found = self._quote(what, 3 * _SHOWN)
         return EnvironmentFault(f"the server at {self._url} {found}", hint or self._default_hint)
 
     def option(self, param: str, value: str) -> str:
-        """How a parameter of the method is typed."""
+        """Return the command-line option that sets a parameter of the method."""
         return f"--set {self._name}.{param}={value}"
 
     @property
@@ -128,7 +135,7 @@ class HttpClient:
 
     @contextmanager
     def _open(self, verb: str, path: str, body: Any = None) -> Iterator[httpx2.Response]:
-        """A reply whose body has not come yet."""
+        """Open a request and yield the reply before its body is read."""
         try:
             with self._client.stream(verb, f"{self._url}/{path}", json=body) as reply:
                 if reply.is_redirect:
@@ -156,7 +163,7 @@ class HttpClient:
         return reply.read().decode("utf-8", "replace")
 
     def _quote(self, text: str, most: int = _SHOWN) -> str:
-        """Words of the server's, in one line that holds no key and moves no cursor."""
+        """Return the server's words in one line, without the key and without control characters."""
         line = " ".join(text.split())
         if self._secret:
             line = line.replace(self._secret, "***")
@@ -164,7 +171,8 @@ class HttpClient:
         return shown + "..." * (len(line) > most)
 
     def processes(self) -> Sequence[int]:
-        """Those that listen at its port, where it is on this machine and may be seen."""
+        """Return the ids of processes that listen at the server's port, if it runs on this
+        machine."""
         parts = urlsplit(self._url)
         if not _is_here(parts.hostname or ""):
             return ()
@@ -178,10 +186,10 @@ class HttpClient:
 
 
 def read_secret(url: str, name: str, key: str | None) -> str | None:
-    """The API key that an environment variable holds, for a server at a url.
+    """Return the API key for a server, from an environment variable.
 
     Raises:
-        UsageError: there is no such variable, or the key would cross a network in the clear.
+        UsageError: The variable is not set, or the key would be sent over a network unencrypted.
     """
     if key is None:
         return None

@@ -57,15 +57,15 @@ class HttpVanilla(Method):
     params: HttpParams
 
     def check(self) -> None:
-        """See that there are an address and a key."""
+        """Raise UsageError if the address or the key is missing."""
         self._client  # noqa: B018
 
     def processes(self) -> Sequence[int]:
-        """The server's, where it is on this machine."""
+        """Return the ids of the server's processes, if it runs on this machine."""
         return self._client.processes()
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """All tokens in one request; no step is told."""
+        """Decode the request with one HTTP request. Servers report no steps."""
         assert isinstance(session, PeerSession)
         kind, model = self._server.kind, self._server.model
         request = build_request(session, self.name, model=model, text=not kind.uses_token_ids)
@@ -79,8 +79,7 @@ class HttpVanilla(Method):
         yield from ()
 
     def check_drafted(self, drafted: int) -> None:
-        """Take note of how many tokens the server drafted. Raises EnvironmentFault: it is no
-        plain one."""
+        """Raise EnvironmentFault if the server drafted tokens, because a baseline must not."""
         if drafted:
             raise self._client.fault(
                 f"drafted {drafted} tokens: it does not decode plainly",
@@ -109,4 +108,4 @@ class Http(HttpVanilla):
     name: ClassVar[str] = "engine:http"
 
     def check_drafted(self, drafted: int) -> None:
-        """It may."""
+        """Accept any number of drafted tokens."""

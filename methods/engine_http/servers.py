@@ -1,8 +1,8 @@
-"""Servers by kind: how each is asked for a completion, what it streams, and what it counts.
+"""Kinds of servers: the request of each kind, the events that it streams, and its counters.
 
 Fields are those of vLLM 0.33 and SGLang 0.5.23 (`return_token_ids`, `spec_*` of `meta_info`,
 counters of /metrics), of llama.cpp's server (`return_tokens`, `timings`), and of OpenAI's
-completions, which every one of them has.
+completions, which all of these servers support.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ Count = Annotated[int, Field(ge=0, lt=MAX_COUNT)]
 
 
 class ReplyEvent(BaseModel, ABC):
-    """Something that a server streams."""
+    """Event that a server streams."""
 
     error: Any = None
 
     @abstractmethod
     def add(self, reply: CompletionReply) -> None:
-        """Add what it says."""
+        """Add the content of the event to the reply."""
 
 
 class CompletionChoice(BaseModel):
-    """A part of the output; `token_ids` where they were asked for and are told."""
+    """Part of the output. `token_ids` is set if the server supports it."""
 
     text: str | None = None
     token_ids: list[Count] | None = None
@@ -42,14 +42,14 @@ class CompletionChoice(BaseModel):
 
 
 class TokenUsage(BaseModel):
-    """How many tokens were read and made."""
+    """Number of prompt tokens and output tokens."""
 
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
 
 
 class Completion(ReplyEvent):
-    """An event of /v1/completions."""
+    """Event of /v1/completions."""
 
     choices: Annotated[list[CompletionChoice], Field(max_length=1)] = []
     usage: TokenUsage | None = None
@@ -65,14 +65,14 @@ class Completion(ReplyEvent):
 
 
 class Timings(BaseModel):
-    """llama.cpp's counters: without `draft_n` where it drafts nothing."""
+    """Counters of llama.cpp, without `draft_n` if it drafts nothing."""
 
     draft_n: Count | None = None
     draft_n_accepted: Count = 0
 
 
 class LlamaCppEvent(ReplyEvent):
-    """An event of llama.cpp's /completion."""
+    """Event of llama.cpp's /completion."""
 
     content: str = ""
     tokens: list[Count] = []
@@ -93,13 +93,13 @@ class LlamaCppEvent(ReplyEvent):
 
 
 class FinishReason(BaseModel):
-    """Why SGLang ended an output."""
+    """Finish reason of SGLang."""
 
     type: str
 
 
 class MetaInfo(BaseModel):
-    """SGLang's counters: without `spec_*` where it drafts nothing."""
+    """Counters of SGLang, without `spec_*` if it drafts nothing."""
 
     prompt_tokens: Count | None = None
     completion_tokens: Count
@@ -109,7 +109,7 @@ class MetaInfo(BaseModel):
 
 
 class SglangEvent(ReplyEvent):
-    """An event of SGLang's /generate."""
+    """Event of SGLang's /generate."""
 
     output_ids: list[Count] = []
     meta_info: MetaInfo | None = None
@@ -118,7 +118,7 @@ class SglangEvent(ReplyEvent):
         if self.meta_info is None:
             return
         meta = self.meta_info
-        whole = len(self.output_ids) == meta.completion_tokens  # else what is new alone
+        whole = len(self.output_ids) == meta.completion_tokens  # else only the new ids
         reply.ids = self.output_ids if whole else reply.ids + self.output_ids
         reply.prompt_tokens, reply.tokens = meta.prompt_tokens, meta.completion_tokens
         reply.drafted, reply.accepted = meta.spec_draft_token_num, meta.spec_accept_token_num
@@ -126,13 +126,13 @@ class SglangEvent(ReplyEvent):
 
 
 class ServerKind(ABC):
-    """A kind of server.
+    """Kind of server.
 
     Class attributes:
-        owner: what it calls itself in its list of models.
-        path: what is asked.
-        event: what it streams.
-        tells_ids: whether it takes and tells ids; else texts.
+        owner: Name of the server in its list of models.
+        path: Endpoint for completions.
+        event: Type of the streamed events.
+        uses_token_ids: Whether the server accepts and returns token ids; otherwise texts.
     """
 
     owner: ClassVar[str] = ""
@@ -142,15 +142,17 @@ class ServerKind(ABC):
 
     @abstractmethod
     def body(self, request: CompletionRequest) -> dict[str, Any]:
-        """The request: nothing is left to settings of the server's or of its model."""
+        """Return the request body. It sets every option explicitly, not by the server's
+        defaults."""
 
     def read_totals(self, client: HttpClient) -> tuple[int, int] | None:
-        """Tokens drafted and accepted since the server began, where it tells these alone."""
+        """Return the tokens drafted and accepted since the server started, or None if replies
+        contain them."""
         return None
 
 
 class OpenAiServer(ServerKind):
-    """Whatever has OpenAI's completions: texts."""
+    """Any server with OpenAI's completions endpoint, with texts."""
 
     uses_token_ids = False
 
@@ -168,8 +170,7 @@ class OpenAiServer(ServerKind):
 
 
 class VllmServer(OpenAiServer):
-    """vLLM, which counts drafts in /metrics alone. The salt keeps it from reading a prompt faster
-    for having read it before."""
+    """vLLM, which counts drafts only in /metrics. The salt disables reuse of cached prompts."""
 
     owner = "vllm"
     uses_token_ids = True
@@ -214,7 +215,7 @@ def _number(text: str) -> float:
 
 
 class LlamaCppServer(ServerKind):
-    """llama.cpp's server, by its own endpoint: OpenAI's tells no ids."""
+    """llama.cpp's server, with its own endpoint, because OpenAI's returns no token ids."""
 
     owner = "llamacpp"
     path = "completion"
@@ -237,7 +238,7 @@ class LlamaCppServer(ServerKind):
 
 
 class SglangServer(ServerKind):
-    """SGLang, by its own endpoint: OpenAI's tells no counters."""
+    """SGLang, with its own endpoint, because OpenAI's returns no counters."""
 
     owner = "sglang"
     path = "generate"
@@ -268,27 +269,27 @@ KINDS: dict[str, ServerKind] = {
 
 
 class ListedModel(BaseModel):
-    """What a server says of a model."""
+    """Entry of a server's list of models."""
 
     id: str
     owned_by: str = ""
 
 
 class ModelList(BaseModel):
-    """A server's list of models."""
+    """List of models of a server."""
 
     data: list[ListedModel]
 
 
 class InferenceServer:
-    """A server, as its list of models says what it is; asked at first use.
+    """Inference server, whose kind its list of models shows.
 
     Args:
-        client: who talks to it.
-        kind: one of `KINDS`; "auto" for what it calls itself.
-        model: one of its models; None for the only one.
+        client: Client for the server.
+        kind: Key of `KINDS`, or "auto" to detect it from the list of models.
+        model: Model to use. None uses the only one.
     Raises:
-        EnvironmentFault: it has several, and none was named; or see `HttpClient.read`.
+        EnvironmentFault: The server has several models and none is named, or a request failed.
     """
 
     def __init__(self, client: HttpClient, kind: str, model: str | None) -> None:
@@ -307,7 +308,7 @@ class InferenceServer:
         self._totals = self.kind.read_totals(client)
 
     def complete(self, request: CompletionRequest, now: Callable[[], int]) -> CompletionReply:
-        """Have a prompt completed. Raises EnvironmentFault."""
+        """Complete a prompt. Raise EnvironmentFault if the server fails."""
         reply, client = CompletionReply(), self._client
         for event in client.events(self.kind.path, self.kind.body(request), self.kind.event):
             if event.error is not None:
@@ -322,7 +323,7 @@ class InferenceServer:
         return reply
 
     def count(self, reply: CompletionReply) -> None:
-        """Add to a reply what is counted elsewhere; it takes a request."""
+        """Add the draft counts that only the server's totals show. This takes one request."""
         before, self._totals = self._totals, self.kind.read_totals(self._client)
         if before is not None and self._totals is not None:
             drafted, accepted = (now - was for now, was in zip(self._totals, before, strict=True))

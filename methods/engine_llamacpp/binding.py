@@ -1,5 +1,7 @@
-"""llama.cpp through its Python binding, llama-cpp-python: a module's weights as a GGUF file in
-float32, and one request decoded token by token."""
+"""llama.cpp through its Python binding, llama-cpp-python.
+
+It writes a module's weights to a GGUF file in float32, and decodes one request token by token.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from methods._engines import CompletionReply, get_model_folder
 from specbench_cli.api import MethodFault, PeerSession, read_output_ids
 
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-"""By transformers' kind of model, llama.cpp's."""
+"""Map from transformers' `model_type` to llama.cpp's architecture."""
 _SIZES = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -31,17 +33,17 @@ _SIZES = {
     "vocab_size": "vocab_size",
 }
 _ROWS = 256
-"""Whole numbers of so many rows are what llama.cpp makes of a context's size."""
+"""llama.cpp rounds the size of a context to a multiple of this."""
 
 Ids = NDArray[np.intc]
 DraftFunction = Callable[[Ids], Ids]
 
 
 class CountingDrafter:
-    """What the binding calls for drafts, counted.
+    """Drafter for the binding that counts its calls and tokens.
 
     Attributes:
-        steps, drafted: of the request in progress, how often it was asked and for what came.
+        steps, drafted: Number of calls and of draft tokens in the current request.
     """
 
     def __init__(self, guess: DraftFunction) -> None:
@@ -57,7 +59,7 @@ class CountingDrafter:
 
 @dataclass(frozen=True, slots=True)
 class LlamaCppEngine:
-    """A loaded target, what drafts for it, and the draft model's own, if it is one."""
+    """Loaded target, with its drafter and its draft model, if any."""
 
     target: Any
     drafting: CountingDrafter | None = None
@@ -65,12 +67,14 @@ class LlamaCppEngine:
 
 
 def load_model(session: PeerSession, role: str, *, ahead: int = 0, **more: Any) -> Any:
-    """The binding's model of a decoder of the run, on as many threads as torch, with keys and
-    values in float32 and room for the run's longest sequence.
+    """Load a decoder of the run with the binding.
+
+    It uses as many threads as torch, KV entries in float32, and space for the longest sequence of
+    the run.
 
     Args:
-        ahead: tokens that may be drafted beyond it.
-        more: of the binding's settings.
+        ahead: Number of tokens that may be drafted beyond that sequence.
+        more: Further settings of the binding.
     """
     binding, threads = import_module("llama_cpp"), torch.get_num_threads()
     rows = session.state.capacity + ahead + 1
@@ -87,14 +91,16 @@ def load_model(session: PeerSession, role: str, *, ahead: int = 0, **more: Any) 
 
 
 def lookup(ngram: int, length: int) -> CountingDrafter:
-    """The binding's prompt lookup."""
+    """Return the binding's prompt lookup."""
     own = import_module("llama_cpp.llama_speculative").LlamaPromptLookupDecoding
     return CountingDrafter(own(max_ngram_size=ngram, num_pred_tokens=length))
 
 
 def make_model_drafter(draft: Any, length: int) -> CountingDrafter:
-    """A draft model's likeliest tokens, by the binding's own generation, which keeps the rows that
-    the text still begins with."""
+    """Return a drafter with the most likely tokens of a draft model.
+
+    The binding's own generation reuses the KV entries of the common prefix.
+    """
 
     def guess(ids: Ids) -> Ids:
         return np.array([*islice(draft.generate(ids.tolist(), temp=0.0), length)], dtype=np.intc)
@@ -103,7 +109,7 @@ def make_model_drafter(draft: Any, length: int) -> CountingDrafter:
 
 
 def decode(engine: LlamaCppEngine, session: PeerSession) -> CompletionReply:
-    """A session's request, greedily; its prompt is read anew."""
+    """Decode the session's request greedily. The prompt is prefilled again."""
     request, drafting = session.requests[0], engine.drafting
     stop, reply = request.stop, CompletionReply()
     for model in filter(None, (engine.target, engine.draft)):
@@ -118,15 +124,15 @@ def decode(engine: LlamaCppEngine, session: PeerSession) -> CompletionReply:
             break
     if drafting is not None:
         reply.drafted = drafting.drafted
-        reply.accepted = len(reply.ids) - 1 - drafting.steps  # a step adds one of the target's own
+        reply.accepted = len(reply.ids) - 1 - drafting.steps  # one token per step is the target's
     return reply
 
 
 def get_gguf_file(module: Any) -> Path:
-    """The GGUF file of a module: its weights in float32 and no tokenizer, for it is given ids.
+    """Return the GGUF file of a module: its weights in float32, without a tokenizer.
 
     Raises:
-        MethodFault: a kind of model that is not written here.
+        MethodFault: The architecture is not supported.
     """
     return get_model_folder(module, "gguf", lambda folder: _write(module, folder / _FILE)) / _FILE
 
@@ -153,7 +159,7 @@ def _write(module: Any, path: Path) -> None:
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     tensors = module.state_dict()
     says = read_output_ids(tensors, config.vocab_size, "a module")
-    for name in ("d2t", "t2d"):  # which told it
+    for name in ("d2t", "t2d"):  # already applied
         tensors.pop(name, None)
     if says is not None:
         tensors["lm_head.weight"] = _expand_output_matrix(
@@ -179,15 +185,18 @@ _LEAVE = "leave the row out"
 
 
 def _expand_output_matrix(rows: Tensor, says: Tensor, size: int) -> Tensor:
-    """An output matrix [V, hidden] for rows [r, hidden] that say the ids `says` [r] alone. Other
-    tokens get the mean of the rows, hence the mean of the logits: none is ever the likeliest."""
+    """Return an output matrix [V, hidden] from the rows [r, hidden] of the ids `says` [r].
+
+    Other tokens get the mean of the rows, hence the mean of the logits, so that none is ever the
+    most likely.
+    """
     whole = rows.mean(0).repeat(size, 1)
     whole[says] = rows
     return whole
 
 
 def _read_architecture(config: Any) -> tuple[str, dict[str, Any]]:
-    """What llama.cpp calls a kind of model, and the model's rotary settings."""
+    """Return llama.cpp's architecture and the rotary settings of a model."""
     kind, rope = ARCHITECTURES.get(config.model_type), config.rope_parameters
     if kind is None:
         written = ", ".join(ARCHITECTURES)
@@ -202,7 +211,7 @@ def _read_architecture(config: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _interleave_rotary_rows(weight: Tensor, heads: int) -> Tensor:
-    """Rows of queries or keys as llama.cpp's `llama` rotates them: in neighbours, where
-    transformers rotates halves."""
+    """Reorder rows of queries or keys for llama.cpp's `llama`, which rotates neighbours, not
+    halves."""
     halves: Sequence[int] = (heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return weight.reshape(halves).transpose(1, 2).reshape(weight.shape)

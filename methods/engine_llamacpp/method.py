@@ -42,17 +42,17 @@ class LlamaCpp(Method):
     _engine: binding.LlamaCppEngine | None = None
 
     def check(self) -> None:
-        """See that it is installed."""
+        """Raise EnvironmentFault if the package is not installed."""
         check_installed(self.name, "llama_cpp", "llama-cpp-python", "llamacpp")
 
     def engine(self, session: PeerSession) -> binding.LlamaCppEngine:
-        """What decodes: made once."""
+        """Return a new engine. It is created once per method."""
         return binding.LlamaCppEngine(
             binding.load_model(session, "target", flash_attn=self.params.flash)
         )
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """All tokens, as they come; no step is told."""
+        """Decode the request. Each token is timed; the binding reports no steps."""
         assert isinstance(session, PeerSession)
         check_text(session, self.name)
         if session.sampling.draws:
@@ -78,7 +78,7 @@ class LlamaCppDraft(LlamaCpp):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
 
     def engine(self, session: PeerSession) -> binding.LlamaCppEngine:
-        """With the run's draft, for which the binding leaves a place (`draft_model`)."""
+        """Return an engine with the run's draft, as the binding's `draft_model`."""
         flash, length = self.params.flash, self.params.length
         draft = binding.load_model(session, "draft", ahead=length, flash_attn=flash)
         drafting = binding.make_model_drafter(draft, length)
@@ -102,7 +102,7 @@ class LlamaCppLookup(LlamaCpp):
     Params: ClassVar[type[MethodParams]] = LlamaCppLookupParams
 
     def engine(self, session: PeerSession) -> binding.LlamaCppEngine:
-        """With lookup."""
+        """Return an engine with prompt lookup."""
         drafting = binding.lookup(self.params.ngram, self.params.length)
         target = binding.load_model(
             *(session, "target"),

@@ -43,21 +43,21 @@ class OpenVino(Method):
     _pipeline: Any = None
 
     def check(self) -> None:
-        """See that it is installed."""
+        """Raise EnvironmentFault if the package is not installed."""
         check_installed(self.name, "openvino_genai", "OpenVINO GenAI", "openvino")
 
     def pipeline(self, session: PeerSession) -> Any:
-        """What decodes: made once."""
+        """Return a new pipeline. It is created once per method."""
         chosen = self.params.attention
         more = {} if chosen is None else {"ATTENTION_BACKEND": chosen}
         return pipeline.pipeline(session.tokenizer, session.module("target"), **more)
 
     def options(self) -> dict[str, Any]:
-        """What this kind of decoding adds to the settings."""
+        """Return further generation settings of this method."""
         return {}
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """All tokens in one call; no step is told."""
+        """Decode the request in one call. OpenVINO reports no steps."""
         assert isinstance(session, PeerSession)
         check_text(session, self.name)
         if session.sampling.draws:
@@ -83,13 +83,13 @@ class OpenVinoDraft(OpenVino):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
 
     def pipeline(self, session: PeerSession) -> Any:
-        """With the run's draft."""
+        """Return a pipeline with the run's draft."""
         return pipeline.pipeline(
             session.tokenizer, session.module("target"), session.module("draft")
         )
 
     def options(self) -> dict[str, Any]:
-        """How many tokens."""
+        """Return the draft length."""
         return {"num_assistant_tokens": self.params.length}
 
 
@@ -107,11 +107,11 @@ class OpenVinoLookup(OpenVino):
     Params: ClassVar[type[MethodParams]] = OpenVinoLookupParams
 
     def pipeline(self, session: PeerSession) -> Any:
-        """With lookup."""
+        """Return a pipeline with prompt lookup."""
         return pipeline.pipeline(session.tokenizer, session.module("target"), prompt_lookup=True)
 
     def options(self) -> dict[str, Any]:
-        """How many tokens, behind which suffix."""
+        """Return the draft length and the longest suffix."""
         return {
             "num_assistant_tokens": self.params.length,
             "max_ngram_size": self.params.ngram,

@@ -1,5 +1,8 @@
-"""A decoder as an OpenVINO model: transformers' module, traced once, whose keys and values become
-state, as OpenVINO GenAI wants it. In float32 throughout, its cache included."""
+"""Decoders as OpenVINO models.
+
+transformers' module is traced once. Its keys and values become state, as OpenVINO GenAI requires.
+Everything is in float32, including the KV cache.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +25,18 @@ PRECISE = {
     "KV_CACHE_PRECISION": "f32",
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
 }
-"""As our own decoding is; OpenVINO's own defaults hold keys and values in 8 bits."""
+"""The same precision as our own decoding. OpenVINO's default stores keys and values in 8 bits."""
 _TRACED = 2, 3
-"""Tokens and rows of state that a module is traced with: two numbers that occur nowhere else."""
+"""Number of tokens and of KV entries in the traced example. No other size has these values."""
 
 
 def pipeline(tokenizer: Any, module: Any, draft: Any = None, **properties: Any) -> Any:
-    """GenAI's pipeline of transformers' modules, on the processor, with as many threads as torch.
+    """Return GenAI's pipeline for a transformers module, on the CPU, with as many threads as torch.
 
     Args:
-        tokenizer: theirs; GenAI wants it though it is given ids.
-        draft: the module that drafts, if one does.
-        properties: more of OpenVINO's.
+        tokenizer: transformers' tokenizer. GenAI requires one although it gets token ids.
+        draft: Draft module, if any.
+        properties: Further OpenVINO properties.
     """
     genai = import_module("openvino_genai")
     shared = PRECISE | {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
@@ -45,11 +48,10 @@ def pipeline(tokenizer: Any, module: Any, draft: Any = None, **properties: Any) 
 
 
 def decode(pipeline: Any, session: PeerSession, **options: Any) -> CompletionReply:
-    """A session's request, greedily, by a pipeline. When the first token was there is what GenAI
-    says itself.
+    """Decode the session's request greedily. GenAI itself reports the time of the first token.
 
     Args:
-        options: more of its settings of a generation.
+        options: Further generation settings.
     """
     genai, core = import_module("openvino_genai"), import_module("openvino")
     request, stop = session.requests[0], session.requests[0].stop
@@ -73,7 +75,7 @@ def decode(pipeline: Any, session: PeerSession, **options: Any) -> CompletionRep
 
 
 def export_model(tokenizer: Any, module: Any) -> str:
-    """The folder of a module's OpenVINO model and tokenizer."""
+    """Return the folder with a module's OpenVINO model and tokenizer."""
 
     def write(folder: Path) -> None:
         core, own = import_module("openvino"), import_module("openvino_tokenizers")
@@ -87,7 +89,7 @@ def export_model(tokenizer: Any, module: Any) -> str:
 
 
 class _GrowingCache:
-    """A cache of transformers' that holds what it is given, and joins what is new to that."""
+    """Cache for transformers that appends new keys and values to the given ones."""
 
     is_compileable = False
 
@@ -106,13 +108,13 @@ class _GrowingCache:
 
 
 class _TracedModel(nn.Module):
-    """A causal module as a function of its cache: logits, and the cache after."""
+    """Causal module as a function of its cache. It returns the logits and the new cache."""
 
     def __init__(self, module: Any) -> None:
         super().__init__()
         self.module = module
         accepted = inspect.signature(module.forward).parameters
-        self.keeps = "cache" if "cache" in accepted else "past_key_values"  # before 5.24
+        self.keeps = "cache" if "cache" in accepted else "past_key_values"  # older than 5.24
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, *past: Tensor
@@ -131,7 +133,8 @@ class _TracedModel(nn.Module):
 
 
 def _convert_stateful(module: Any) -> Any:
-    """The OpenVINO model: ids, mask, positions and beams in, logits out, the cache within."""
+    """Return the OpenVINO model with ids, mask, positions and beams as inputs, logits as output,
+    and the cache as state."""
     core, ops = import_module("openvino"), import_module("openvino.opset13")
     transformations = import_module("openvino._offline_transformations")
     config, (n, before) = module.config, _TRACED
@@ -141,7 +144,7 @@ def _convert_stateful(module: Any) -> Any:
     ids = torch.ones(1, n, dtype=torch.int64)
     example = (ids, torch.ones(1, before + n, dtype=torch.int64), before + ids.cumsum(1) - 1, *past)
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # of branches on shapes, which are the same for all texts
+        warnings.simplefilter("ignore")  # branches on shapes are the same for all texts
         model = core.convert_model(_TracedModel(module), example_input=example)
     state = {f"past.{at}": f"present.{at}" for at in range(len(past))}
     inputs = ["input_ids", "attention_mask", "position_ids", *state]

@@ -1,18 +1,20 @@
-"""The draft head of Falcon.
+"""Draft head of Falcon.
 
 Xiangxiang Gao, Weisheng Xie, Yiwei Xiang, Feng Ji: Falcon: Faster and Parallel Inference of Large
 Language Models through Enhanced Semi-Autoregressive Drafting and Custom-Designed Decoding Tree,
 AAAI 2025, arXiv:2412.12639.
 
-As EAGLE's it joins the feature f_j, which the target's output matrix reads, and the token x_{j+1}
-to a pair; but a pass over the last k pairs predicts the next k features. Pairs go through an LSTM
-of two layers, then one Llama layer under the relaxed causal mask: the k pairs of a block see each
-other, and all before. What leaves at pair j is f_{j+k}, which gives logits of x_{j+k+1}.
+Like EAGLE's head, it joins the feature f_j, which the target's output matrix reads, and the token
+x_{j+1} to a pair. But one pass over the last k pairs predicts the next k features. Pairs go through
+an LSTM of two layers, then one Llama layer under the relaxed causal mask: the k pairs of a block
+attend to each other and to everything before. The output at pair j is f_{j+k}, which gives the
+logits of x_{j+k+1}.
 
-The paper's: all of that, and k = 2. Ours: the LSTM runs over the k pairs that end in its own (the
-authors' is not told that its first axis is the batch, so it recurs over no tokens), is `INNER` wide
-and adds to a linear map of the pair. No glancing: training shows nothing of what is predicted, with
-the published loss (`paper`) nor with `ttt`, which drafts on from the head's own features.
+As in the paper: all of the above, and k = 2. Differs from the paper: the LSTM runs over the k pairs
+up to its own, has width `INNER`, and adds to a linear map of the pair. The authors' LSTM takes the
+batch for the sequence, so it does not recur over tokens. There is no glancing: training with the
+published loss (`paper`) and with `ttt`, which drafts from the head's own features, shows no future
+tokens.
 """
 
 from __future__ import annotations
@@ -30,12 +32,15 @@ from methods._heads.slots import HeadInput, LlamaLayer, PastKeyValues, gather_sl
 from methods._heads.unfused import TwoStepHead, UnfusedHead
 
 BLOCK, INNER = 2, 64
-"""k, the features of a pass; the LSTM's width."""
+"""k, the number of features per pass, and the width of the LSTM."""
 
 
 class Falcon(TwoStepHead):
-    """The torch module. `Out.hidden` is the k features that a pass predicted, the k - 1 pairs
-    before them, and the embeddings of those of their tokens that have been drafted since."""
+    """Falcon's head as a torch module.
+
+    `HeadOutput.hidden` contains the k features of a pass, the k - 1 pairs before them, and the
+    embeddings of their tokens that were drafted since.
+    """
 
     kind: ClassVar[str] = "falcon"
     layouts: ClassVar[tuple[Layout, ...]] = (
@@ -69,7 +74,8 @@ class Falcon(TwoStepHead):
         self.layer = LlamaLayer(width, self.shape, self.rope, has, normed=False)
 
     def rows(self, windows: Tensor) -> Tensor:
-        """What enters the layer, [..., width], of the last k pairs at each, [..., k, 2 width]."""
+        """Return the layer's input [..., width] from the last k pairs [..., k, 2 width] at each
+        position."""
         steps = list(windows.flatten(0, -3).unbind(1))
         for cell in self.lstm:
             state = None
@@ -80,7 +86,8 @@ class Falcon(TwoStepHead):
         return rows.add(self.up(steps[-1]).unflatten(0, windows.shape[:-2]))
 
     def text(self, pairs: Tensor, places: Tensor) -> Tensor:
-        """`rows` of texts' pairs [sequences, n, 2 width]; before the first it comes again."""
+        """Return `rows` for a text's pairs [sequences, n, 2 width]. Before the start the first is
+        repeated."""
         at = torch.arange(pairs.shape[1], device=pairs.device)
         ago = [places.clamp(max=back) for back in reversed(range(BLOCK))]
         return self.rows(
@@ -88,19 +95,24 @@ class Falcon(TwoStepHead):
         )
 
     def context(self, embedded: Tensor, features: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of texts."""
+        """Return keys and values of a text."""
         rows = self.text(torch.cat((embedded, features), -1), places)
         return self.layer.self_attn.project_kv(rows, places)
 
     def block(self, rows: Tensor, places: Tensor, past: PastKeyValues) -> Tensor:
-        """A pass over `rows` [sequences, slots, k, width] at `places` [sequences, slots, k], which
-        see `past`, themselves included: the features of the next k places, of the rows' shape."""
+        """Run a pass and return the features of the next k positions, in the shape of `rows`.
+
+        Args:
+            rows: [sequences, slots, k, width].
+            places: [sequences, slots, k].
+            past: Keys and values that the rows attend to, including their own.
+        """
         layer, pairs = self.layer, zip(rows.unbind(2), places.unbind(2), strict=True)
         made = [layer.add_residuals(row, layer.self_attn(row, place, past)) for row, place in pairs]
         return torch.stack(made, 2)
 
     def run_first_block(self, x: HeadInput) -> Tensor:
-        """The first pass behind `slots` of texts: what is left of it."""
+        """Run the first pass after the `slots` of a text, and return its output."""
         assert x.slots is not None
         pairs, places, slots = torch.cat((x.embedded, x.features), -1), x.places, x.slots
         rows, at = self.text(pairs, places), places.gather(1, slots)
@@ -113,8 +125,13 @@ class Falcon(TwoStepHead):
     def run_next_block(
         self, left: Tensor, embedded: Tensor, places: Tensor, past: PastKeyValues
     ) -> Tensor:
-        """A further pass, over the k tokens [sequences, slots, k, width] drafted from what is
-        `left` of the last, the last of them at `places` [sequences, slots]: what is left of it."""
+        """Run a further pass over k drafted tokens, and return its output.
+
+        Args:
+            left: Output of the previous pass.
+            embedded: Embeddings of the tokens, [sequences, slots, k, width].
+            places: Position of the last token, [sequences, slots].
+        """
         width = embedded.shape[-1]
         features = left[..., : BLOCK * width].unflatten(-1, (BLOCK, width))
         tail = left[..., BLOCK * width :].unflatten(-1, (BLOCK - 1, 2 * width))
@@ -127,12 +144,12 @@ class Falcon(TwoStepHead):
         return torch.cat((made.flatten(2), pairs[:, :, 1 - BLOCK or BLOCK :].flatten(2)), -1)
 
     def draft_first(self, x: HeadInput) -> HeadOutput:
-        """See `TwoStepHead`: a pass."""
+        """See `TwoStepHead`. This step is a pass."""
         left = self.run_first_block(x)
         return HeadOutput(left, left[..., : x.embedded.shape[-1]])
 
     def draft_next(self, x: HeadInput) -> HeadOutput:
-        """See `TwoStepHead`: every k-th step is a pass, the others read what it left."""
+        """See `TwoStepHead`. Every k-th step is a pass. The other steps read its output."""
         width = x.embedded.shape[-1]
         left = torch.cat((x.features, x.embedded), -1)
         drafted = left[..., self.hidden_widths * width :].unflatten(-1, (-1, width))
@@ -145,7 +162,7 @@ class Falcon(TwoStepHead):
 
 
 class FalconHead(UnfusedHead):
-    """The head in decoding: a forward says k tokens behind the text, or behind each k rows fed."""
+    """Head in decoding. A forward drafts k tokens after the text, or after every k rows fed."""
 
     kind: ClassVar[str] = Falcon.kind
     together: ClassVar[int] = BLOCK

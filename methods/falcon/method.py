@@ -40,8 +40,10 @@ KMASK2_8LAYER_TREE = tuple(
     )
     for rank in range(int(n))
 )
-"""The tree `kmask2_8layer_tree` of Falcon's code, level by level; above, how many children each of
-its inner nodes has."""
+"""Tree `kmask2_8layer_tree` of Falcon's code, level by level.
+
+The entries above give the number of children of each inner node.
+"""
 
 
 class FalconParams(MethodParams):
@@ -93,24 +95,24 @@ class Falcon(Method):
     }
 
     def start(self, session: Session) -> None:
-        """Choose the tree, make room for it, and have the target keep what the head reads."""
+        """Choose the tree, reserve its space, and capture the features that the head reads."""
         depth, width = self.params.depth, min(self.params.width, session.target.vocab_size)
         tree, nodes = self.params.tree, self.params.nodes
         self.tree = static_tree(tree, nodes, depth, width, choices=KMASK2_8LAYER_TREE)
         self.levels = Levels.of_head(session, *self.artifacts(), nodes=len(self.tree.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 to 3."""
+        """Carry out steps 1 to 3."""
         tree = self.tree.truncate(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())
         out = self.levels.begin(session.pending_features(self.levels.state.length()))
         k = len(out.rows)
-        block: tuple[int, ...] = (0,)  # parent block of each node that is fed
-        path: list[host.Ids] = []  # tokens of those nodes in their own block, level by level
+        block: tuple[int, ...] = (0,)  # parent block of each fed node
+        path: list[host.Ids] = []  # tokens of those nodes in their own block, by level
         tokens: list[host.Ids] = []
         for ahead, level in enumerate(tree.levels()):
-            # 2. The children of a node are those of its block at this level.
+            # 2. All nodes of a block share the ranking of their level.
             ranked, _ = session.branch(
                 out.rows[ahead % k :: k], level.width, how="deterministic", ahead=ahead
             )
@@ -120,7 +122,8 @@ class Falcon(Method):
             path = [host.take(above, level.fed_parents) for above in path]
             path.append(level.select_fed(tokens[-1]))
             block = tuple(block[above] for above in level.fed_parents)
-            # 3. A row a token, path after path; what is left of a block is with its last row.
+            # 3. Each token is a row, path after path. The output of a block belongs to its last
+            # row.
             if len(path) == k:
                 rows = tuple(k * above + k - 1 if ahead >= k else 0 for above in block)
                 parents = tuple(row for row in rows for _ in range(k))

@@ -1,17 +1,17 @@
-"""The draft head of Parallel Decoding via Hidden Transfer.
+"""Draft head of Parallel Decoding via Hidden Transfer.
 
 Pengfei Wu, Jiahao Liu, Zhuocheng Gong, Qifan Wang, Jinpeng Li, Jingang Wang, Xunliang Cai, Dongyan
 Zhao: Parallel Decoding via Hidden Transfer for Lossless Large Language Model Acceleration,
 arXiv:2404.12022.
 
-From h, the row of a token that enters layer L, step k makes the pseudo hidden state W_k h of the
-token k places behind it, which goes through layers L, L + 1, ... at that place and is read by the
-target's own output matrix. W_k = I + D_k, and D_k begins with zeros: so W_k decays to the identity.
-There are no other parameters.
+h is the hidden state of a token before layer L. Step k maps it to the pseudo hidden state W_k h of
+the token k positions later. This runs through layers L, L + 1, ... at that position, and the
+target's own output matrix reads the result. W_k = I + D_k, and D_k starts at zero, so that weight
+decay pulls W_k to the identity. There are no other parameters.
 
-The paper's: linear maps at a middle layer, attention of pseudo states to those before them, a
-frozen target, its distribution as the aim. Ours, since no code of the authors' was found: one layer
-for all steps, the middle one, and a fixed number of steps.
+As in the paper: linear maps at a middle layer, attention of pseudo states to earlier pseudo states,
+a frozen target, and its distribution as label. Differs from the paper, whose code is not public:
+all steps share one layer, the middle one, and the number of steps is fixed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from specbench_cli.api import Decoder, LookAhead
 
 
 class TransferMaps(LookAhead):
-    """The D_k, [levels, width, width].
+    """Maps D_k, [levels, width, width].
 
     Args:
-        levels: how many steps.
-        layer: L; default: the middle one.
+        levels: Number of steps.
+        layer: L. Default: the middle layer.
     """
 
     kind: ClassVar[str] = "hidden-transfer"

@@ -61,15 +61,15 @@ class HiddenTransfer(Method):
 
     @property
     def batches(self) -> bool:
-        """No: a forward with pseudo states is one request's."""
+        """Return False: a forward with pseudo hidden states has one request."""
         return False
 
     def start(self, session: Session) -> None:
-        """Choose the tree, and have pseudo states stand behind its nodes (steps 3 and 4)."""
+        """Choose the tree, and add pseudo hidden states after its nodes (steps 3 and 4)."""
         maps = session.artifact(*self.artifacts())
         self.tree = best_tree(self.params.nodes, depth=maps.sizes["levels"])
         self.ahead = session.reserve(self.params.nodes, maps)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 and 2."""
+        """Carry out steps 1 and 2."""
         return fill_from(self.tree, self.ahead.latest_logits(), session)

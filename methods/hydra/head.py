@@ -1,11 +1,12 @@
-"""The draft heads of Hydra.
+"""Draft heads of Hydra.
 
 Zachary Ankner et al.: Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding, COLM 2024,
 arXiv:2402.05109, section 3.
 
-Head k reads the row h that the target's output matrix reads, beside the target's embeddings of the
-last committed token and of the k tokens drafted behind it, x = [h, E(y_0), ..., E(y_k)], and says
-y_{k+1}: U_k (A_k x + SiLU(B_k x)). B_k begins with zeros. Further blocks z + SiLU(C z) may follow.
+Head k reads the hidden state h before the target's output matrix, and the target's embeddings of
+the last committed token and of the k tokens drafted after it, x = [h, E(y_0), ..., E(y_k)]. It
+predicts y_{k+1} as U_k (A_k x + SiLU(B_k x)). B_k starts at zero. Further blocks z + SiLU(C z) may
+follow.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from methods.medusa.head import read_output_matrix
 from specbench_cli.api import Decoder, EnvironmentFault, LevelOutput, SequentialHead, Weights
 
 PUBLISHED = re.compile(r"hydra_(mlp|lm_head)\.(\d+)\.((\d+)\.)?.*")
-"""Tensors of the authors' checkpoints: head, and block in it."""
+"""Tensor names of the authors' checkpoints: the head, and the block in it."""
 
 
 class HydraHeads(SequentialHead):
-    """One head a level.
+    """Draft heads, one per level.
 
     Args:
-        levels: how many heads.
-        blocks: how many there are in a head: the first brings all that is read to the target's
-            width, further ones are residual.
-        own_output: whether each head has an output matrix of its own, as in the paper; without one
-            all share the target's.
-        embeds: width to which one matrix brings all embeddings before they are read, which keeps
-            heads of a small model small; None: read as they are, as in the paper.
+        levels: Number of heads.
+        blocks: Number of blocks per head. The first maps its input to the target's width; further
+            blocks are residual.
+        own_output: Whether each head has its own output matrix, as in the paper. Otherwise all
+            share the target's.
+        embeds: Width of a shared projection of the embeddings, which keeps the heads of small
+            models small. None: no projection, as in the paper.
     """
 
     kind: ClassVar[str] = "hydra"
@@ -65,7 +66,7 @@ class HydraHeads(SequentialHead):
                 output.load_state_dict(first)
 
     def forward(self, rows: Tensor, ids: Tensor, level: int) -> LevelOutput:  # type: ignore[override]
-        """See `SequentialHead.forward`; what it leaves is all that it read."""
+        """See `SequentialHead.forward`. The hidden output is everything that the head read."""
         embedded = self.target.embed(ids)
         read = torch.cat((rows, embedded if self.down is None else self.down(embedded)), -1)
         moved = self.heads[level](read)
@@ -74,8 +75,8 @@ class HydraHeads(SequentialHead):
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """Ours, or the authors' (github.com/zankner/Hydra, `hydra_head_arch` "mlp"): their names
-        are ours but for what they begin with."""
+        """Load our format, or the authors' (github.com/zankner/Hydra, `hydra_head_arch` "mlp").
+        Only the prefixes of their tensor names differ."""
         weights, who = Weights(folder), "Hydra heads (zankner)"
         if any(name.startswith("prefix_embeding_layer.") for name in weights):
             raise EnvironmentFault(
@@ -120,7 +121,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 class FirstBlock(nn.Module):
-    """A x + SiLU(B x). Begins with the first `width` numbers that it reads."""
+    """A x + SiLU(B x). Starts as the first `width` numbers of its input."""
 
     def __init__(self, reads: int, width: int) -> None:
         super().__init__()
@@ -130,13 +131,13 @@ class FirstBlock(nn.Module):
         self.res_connection.weight.data.fill_diagonal_(1.0)
 
     def forward(self, read: Tensor) -> Tensor:
-        """[n, width]."""
+        """Return [n, width]."""
         moved: Tensor = self.res_connection(read) + silu(self.linear(read))
         return moved
 
 
 class ResidualBlock(nn.Module):
-    """z + SiLU(C z). Begins with z."""
+    """z + SiLU(C z). Starts as z."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -145,13 +146,16 @@ class ResidualBlock(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[n, width]."""
+        """Return [n, width]."""
         return rows + silu(self.linear(rows))
 
 
 def make_mlp(reads: int, width: int, blocks: int, *, before: bool = False) -> nn.Sequential:
-    """A head up to its output matrix; `before`: with a place for dropout before each block, as in
-    Hydra++'s checkpoints, whose blocks have odd numbers."""
+    """Return a head without its output matrix.
+
+    `before` inserts a placeholder for dropout before each block, as in Hydra++'s checkpoints, where
+    blocks have odd numbers.
+    """
     each = [FirstBlock(reads, width), *(ResidualBlock(width) for _ in range(blocks - 1))]
     if not before:
         return nn.Sequential(*each)

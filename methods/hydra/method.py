@@ -69,7 +69,7 @@ class Hydra(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes", "width"})
 
     def start(self, session: Session) -> None:
-        """Choose the tree, make room for it, and have the target keep the rows that heads read."""
+        """Choose the tree, reserve its space, and capture the hidden states that the heads read."""
         heads = session.artifact(*self.artifacts())
         session.capture_layers(heads.taps)
         width, depth = min(self.params.width, session.target.vocab_size), heads.sizes["levels"]
@@ -78,12 +78,12 @@ class Hydra(Method):
         self.levels = HeadLevels(session, heads)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 and 2."""
+        """Carry out steps 1 and 2."""
         tree = self.tree.truncate(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())
         how: DrawMode = (
             "deterministic" if self.params.children == "likeliest" else "without_replacement"
         )
-        # Nodes are fed by their path: what was read at their parents, and themselves.
+        # The input of a node is that of its parent's head, and the node's own token.
         return fill(tree, self.levels, self.levels.begin(), session, how=how).draft

@@ -1,11 +1,11 @@
-"""The draft head of Hydra++.
+"""Draft head of Hydra++.
 
 Zachary Ankner et al.: Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding, COLM 2024,
 arXiv:2402.05109, section 4.
 
-Prefix attention: one Llama layer of its own reads the rows h_0 ... h_t that the target's output
-matrix reads, and what leaves it behind a norm, h*_t, is read in place of h_t by Hydra's heads: head
-k reads [h*_t, E(y_0), ..., E(y_k)]. They have further blocks, and learn the target's distributions.
+Prefix attention: one Llama layer of the head reads the hidden states h_0 ... h_t before the
+target's output matrix. Its normed output h*_t replaces h_t in Hydra's heads: head k reads [h*_t,
+E(y_0), ..., E(y_k)]. The heads have further blocks, and are trained on the target's distributions.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ from specbench_cli.api import Decoder
 
 _PREFIX = "prefix_embeding_layer."  # the authors' spelling
 _LEVELS, _BLOCKS, _EMBEDS, _HEAD_DIM = 4, 2, 16, 16
-"""Of heads that are trained here; the authors' have 4 blocks and read embeddings as they are."""
+"""Sizes of heads trained here. The authors' have 4 blocks, and do not project embeddings."""
 
 
 class HydraPlus(PrefixHead):
-    """The torch module. One that is trained here speaks through the target's output matrix; each of
-    the authors' heads has its own.
+    """Hydra++'s head as a torch module.
+
+    Heads trained here use the target's output matrix. Each of the authors' heads has its own.
 
     Args:
-        blocks: of each head. embeds: see `HydraHeads`. outputs: whether the heads have output
-            matrices.
+        blocks: Number of blocks per head.
+        embeds: See `HydraHeads`.
+        outputs: Number of rows of the heads' output matrices. 0: no such matrices.
     """
 
     kind: ClassVar[str] = "hydra++"
@@ -92,13 +94,13 @@ class HydraPlus(PrefixHead):
 
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
-        """With narrow attention, and embeddings brought to few numbers."""
+        """Return an untrained head with narrow attention and projected embeddings."""
         wide = min(_HEAD_DIM, shape.head_dim)
         return cls(replace(shape, head_dim=wide), rope, embeds=min(_EMBEDS, shape.hidden_size))
 
     @classmethod
     def init_args(cls, files: LoadedHead, target: Decoder) -> dict[str, Any]:
-        """Sizes, by the tensors; the heads must read rows of this target's."""
+        """Return the sizes, from the tensors. The heads must match the target's width."""
         d, given = target.hidden_size, files.tensors
         levels = 1 + max(int(name.split(".")[1]) for name in given if name.startswith("heads."))
         blocks = sum(n.startswith("heads.0.") and n.endswith("linear.weight") for n in given)
@@ -119,19 +121,20 @@ class HydraPlus(PrefixHead):
         }
 
     def step(self, embedded: Tensor, rows: Tensor) -> HeadOutput:
-        """The head of the level reads h* and the path's tokens: `rows` and one token more."""
+        """Run the head of the level. It reads h* and the tokens of the path, including the new
+        one."""
         read = torch.cat((rows, embedded if self.down is None else self.down(embedded)), -1)
         return HeadOutput(read, self.heads[self.level(read)](read))
 
     def level(self, read: Tensor) -> int:
-        """Whose turn it is: the first head reads h* and one embedding."""
+        """Return the index of the head. The first head reads h* and one embedding."""
         width = self.shape.hidden_size
         token = width if self.down is None else self.down.out_features
         return (read.shape[-1] - width) // token - 1
 
 
 class HydraPlusHead(PrefixLayerHead):
-    """The head in decoding."""
+    """Head in decoding."""
 
     kind: ClassVar[str] = HydraPlus.kind
     module: ClassVar[type[PrefixHead]] = HydraPlus

@@ -70,7 +70,7 @@ class HydraPlus(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes", "width"})
 
     def start(self, session: Session) -> None:
-        """Choose the tree, make room for it, and have the target keep the rows that are read."""
+        """Choose the tree, reserve its space, and capture the hidden states that the head reads."""
         head, params = session.artifact(*self.artifacts()), self.params
         session.capture_layers(head.taps)
         width = min(params.width, session.target.vocab_size)
@@ -81,7 +81,7 @@ class HydraPlus(Method):
         self.levels = Levels(session, head, session.new_state(head, slack=size))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 and 2."""
+        """Carry out steps 1 and 2."""
         tree = self.tree.truncate(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())

@@ -1,4 +1,4 @@
-"""The head of Judge Decoding: from the target's row of a drafted token to how harmless it is.
+"""Head of Judge Decoding, which predicts from a hidden state whether a token is harmless.
 
 Bachmann et al., arXiv:2501.19309: one linear layer on the last hidden state, and a sigmoid.
 """
@@ -20,10 +20,11 @@ _ANOTHER = "choose a judge that was trained with this target, or: specbench trai
 
 
 class JudgeHead(Artifact):
-    """A trained judge.
+    """Trained judge.
 
     Args:
-        weight: [hidden], for the target's normed rows. bias: [1].
+        weight: [hidden], for the target's normed hidden states.
+        bias: [1].
     """
 
     kind: ClassVar[str] = "judge"
@@ -34,15 +35,19 @@ class JudgeHead(Artifact):
         self.weight_bytes = weight.nbytes + bias.nbytes
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """From normed rows [n, hidden] that have read each token to chances of harmlessness [n]."""
+        """Return the probability [n] that each token is harmless.
+
+        Args:
+            rows: The target's normed hidden states at the tokens, [n, hidden].
+        """
         return (rows.to(self._weight.dtype) @ self._weight + self._bias).sigmoid()
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """The judge in a folder: config.json with its width, and safetensors.
+        """Load the judge in a folder: config.json with its width, and safetensors.
 
         Raises:
-            EnvironmentFault: nothing that can be read, or made for another target.
+            EnvironmentFault: The files cannot be read, or the judge is for another target.
         """
         file, target = folder / "config.json", decoders["target"]
         config: dict[str, Any] = {}
@@ -67,7 +72,7 @@ class JudgeHead(Artifact):
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """A judge whose verdicts spread over all of (0, 1)."""
+        """Return a judge whose outputs cover (0, 1)."""
         target, generator = decoders["target"], torch.Generator().manual_seed(seed)
         dtype = torch.promote_types(target.dtype, torch.float32)
         weight = torch.randn(target.hidden_size, generator=generator, dtype=torch.float64)

@@ -37,7 +37,7 @@ class JudgeParams(MethodParams):
 
 @dataclass(frozen=True)
 class JudgeVerifier(AcceptRule):
-    """Lets pass what the judge, which has seen the target read it, finds harmless."""
+    """Accept rule: accepts a draft token that the judge predicts to be harmless."""
 
     threshold: float
     head: JudgeHead | None = field(default=None, repr=False, compare=False)
@@ -45,7 +45,7 @@ class JudgeVerifier(AcceptRule):
     pure: ClassVar[bool] = False
 
     def relaxed_mask(self, places: DraftContext, random: Random) -> Tensor:
-        """sigmoid(w h + b) > threshold, h being the row that has read the token itself."""
+        """Return sigmoid(w h + b) > threshold, h being the hidden state at the token itself."""
         if self.head is None or places.features is None:
             raise MethodFault(
                 "a judge needs its head and the target's rows (`session.capture_layers`)"
@@ -54,12 +54,12 @@ class JudgeVerifier(AcceptRule):
 
     @property
     def is_exact(self) -> bool:
-        """At threshold 1."""
+        """Return True at threshold 1."""
         return self.threshold >= 1
 
     @property
     def stricter(self) -> JudgeVerifier:
-        """Half way to 1."""
+        """Rule with a threshold half way to 1."""
         return replace(self, threshold=(1 + self.threshold) / 2)
 
 
@@ -68,10 +68,11 @@ class Judge(DraftModelMethod):
 
     Not exact: a token that the lossless rule rejects is accepted if the head predicts that it is
     harmless with a probability above `threshold`. The head is one linear layer on the target's
-    hidden state at that token. At its off position, threshold 1, it generates the tokens of `sps`.
+    hidden state at that token. With threshold 1 the method is off and generates the tokens of
+    `sps`.
     Differs from the paper: the head reads the hidden state after the final norm. Its labels are
-    mined, not written by people: a token is harmless if the target, continuing after it, scores no
-    worse (AutoJudge: Garipov et al., NeurIPS 2025, arXiv:2504.20039; `specbench train judge`).
+    mined, not annotated by people: a token is harmless if the target, continuing after it, scores
+    no worse (AutoJudge: Garipov et al., NeurIPS 2025, arXiv:2504.20039; `specbench train judge`).
 
     One step:
     1. (base) Feed the draft its pending tokens, and draw `length` tokens x from it.
@@ -97,11 +98,11 @@ class Judge(DraftModelMethod):
 
     @property
     def accept(self) -> AcceptRule:
-        """Step 2, of what the lossless rule rejects."""
+        """Accept rule of step 2, for tokens that the lossless rule rejects."""
         return JudgeVerifier(self.params.threshold, self.judging)
 
     def start(self, session: Session) -> None:
-        """Prefill the draft; have the target keep its rows."""
+        """Prefill the draft, and capture the hidden states that the judge reads."""
         (wanted,) = self.artifacts()
         self.judging = session.artifact(wanted)
         session.capture_layers((NORMED,))

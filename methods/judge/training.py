@@ -20,10 +20,12 @@ THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 @dataclass(frozen=True)
 class MinedTokens:
-    """Drafted tokens that are not the target's own, n of them.
+    """Draft tokens, n of them, that differ from the target's own.
 
-    rows: [n, hidden], the target's normed rows that have read each. harmless: [n] bool. question:
-    [n], the number of the question that each is from.
+    Attributes:
+        rows: The target's normed hidden states at the tokens, [n, hidden].
+        harmless: [n] bool.
+        question: Number of the question that each token is from, [n].
     """
 
     rows: Tensor
@@ -35,9 +37,13 @@ class MinedTokens:
 class JudgeQuality:
     """Quality of a judge on held-out questions.
 
-    tokens: how many it was asked of; harmless: the share of these that were. auc: the chance that
-    it finds a harmless token more so than an important one. caught: by threshold, the share of
-    important tokens that it stops; passed: of the harmless ones, the share that it lets pass.
+    Attributes:
+        tokens: Number of tokens.
+        harmless: Share of harmless tokens.
+        auc: Probability that the judge ranks a harmless token above an important one.
+        strength: Weight of the L2 penalty.
+        caught: Share of important tokens that the judge rejects, by threshold.
+        passed: Share of harmless tokens that the judge accepts, by threshold.
     """
 
     tokens: int
@@ -49,8 +55,11 @@ class JudgeQuality:
 
 
 def fit(mined: MinedTokens) -> tuple[Tensor, Tensor, JudgeQuality]:
-    """Weight [hidden] and bias [1] of the strength that ranks held-out tokens best, and what they
-    are worth there. Both labels weigh as much as each other in the loss."""
+    """Return weight [hidden] and bias [1] of the best judge, and its quality on held-out questions.
+
+    The L2 penalty with the best AUC on held-out tokens is chosen. Both labels have the same total
+    weight in the loss.
+    """
     held = mined.question % HELD_OUT == 0
     inside, labels = mined.rows[~held].double(), mined.harmless[~held]
     rows, truth = mined.rows[held].double(), mined.harmless[held]

@@ -1,11 +1,11 @@
-"""The draft heads of Medusa.
+"""Draft heads of Medusa.
 
 Tianle Cai et al.: Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads,
 ICML 2024, arXiv:2401.10774, section 2.1.
 
-Head k reads the row h that the target's output matrix reads, and says the token k + 2 places
-behind it: U_k (h + SiLU(W_k h + b_k)). W_k begins with zeros and U_k with the target's output
-matrix, so that a head begins by saying the target's own next token.
+Head k reads the hidden state h before the target's output matrix, and predicts the token k + 2
+positions later as U_k (h + SiLU(W_k h + b_k)). W_k starts at zero and U_k at the target's output
+matrix, so that a head first predicts the target's own next token.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from methods._heads.files import copy_tensors
 from specbench_cli.api import Decoder, FeatureHead, Weights
 
 PUBLISHED = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.)?(weight|bias)")
-"""Tensors of the authors' checkpoints: head, place in it, of a block (`linear`) or the matrix."""
+"""Tensor names of the authors' checkpoints: the head, and the index of the block (`linear`) or the
+matrix in it."""
 
 
 class MedusaHeads(FeatureHead):
-    """All heads side by side: one product for the blocks of all, one for their matrices.
+    """Medusa's heads, computed together: one product for their blocks, one for their output
+    matrices.
 
     Args:
-        levels: how many heads.
-        blocks: residual blocks a head; the authors' have one.
-        own_output: whether each head has an output matrix of its own, as in the paper; without one
-            all share the target's, which holds most of what a small model's heads would weigh.
+        levels: Number of heads.
+        blocks: Number of residual blocks per head; the authors' have one.
+        own_output: Whether each head has its own output matrix, as in the paper. Otherwise all
+            share the target's. In small models these matrices would be most of the heads' weights.
     """
 
     kind: ClassVar[str] = "medusa"
@@ -60,8 +62,10 @@ class MedusaHeads(FeatureHead):
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """Ours, or the authors' (github.com/FasterDecoding/Medusa): `K.B.linear` for the blocks of
-        head K, its matrix behind them."""
+        """Load our format, or the authors' (github.com/FasterDecoding/Medusa).
+
+        There, `K.B.linear` are the blocks of head K, followed by its output matrix.
+        """
         weights = Weights(folder)
         found = {name: match for name in weights if (match := PUBLISHED.fullmatch(name))}
         if not found:
@@ -83,7 +87,7 @@ class MedusaHeads(FeatureHead):
 
 
 def read_output_matrix(target: Decoder) -> Tensor:
-    """The target's output matrix, [V, width], on the CPU, read off what it makes of unit rows."""
+    """Return the target's output matrix, [V, width], on the CPU, computed from unit vectors."""
     ones = torch.eye(target.hidden_size, device=target.device, dtype=target.dtype)
     with torch.no_grad():
         return target.unembed(ones).T.contiguous().cpu()

@@ -62,7 +62,7 @@ class Medusa(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes"})
 
     def start(self, session: Session) -> None:
-        """Choose the tree, make room for it, and have the target keep the rows that heads read."""
+        """Choose the tree, reserve its space, and capture the hidden states that the heads read."""
         self.heads = session.artifact(*self.artifacts())
         session.capture_layers(self.heads.taps)
         nodes, authors = self.params.nodes, len(MC_SIM_7B_63)
@@ -71,6 +71,6 @@ class Medusa(Method):
         session.reserve(len(self.tree.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 and 2."""
+        """Carry out steps 1 and 2."""
         logits = self.heads(session.features())[:, 0]  # [levels, V]
         return fill_from(self.tree, logits, session)

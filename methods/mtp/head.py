@@ -1,11 +1,11 @@
-"""A multi-token-prediction layer, as recent checkpoints ship it, as a draft head.
+"""Multi-token-prediction layer of recent checkpoints, used as a draft head.
 
-DeepSeek-AI: DeepSeek-V3 Technical Report, arXiv:2412.19437; here as XiaomiMiMo/MiMo computes it.
+DeepSeek-AI: DeepSeek-V3 Technical Report, arXiv:2412.19437; computed as in XiaomiMiMo/MiMo.
 
-Slot t joins the token x_{t+1} and h_t, the row that the target's output matrix reads.
-[norm(embed(x_{t+1})), norm(h_t)] through `fc` enters a whole layer; what leaves it, through a final
-norm of the head's own, gives logits of x_{t+2} by the target's output matrix and takes h's place at
-later levels of a draft, which it is trained for.
+Slot t joins the token x_{t+1} and h_t, the hidden state before the target's output matrix.
+[norm(embed(x_{t+1})), norm(h_t)] goes through `fc` into a whole layer. Its output, after the head's
+own final norm, gives the logits of x_{t+2} by the target's output matrix. It also replaces h at
+later levels of a draft, for which the layer is trained.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ _DEEPSEEK = {
 
 
 class Mtp(JoinedHead):
-    """The torch module; trained ones join as MiMo's do, the features first."""
+    """Multi-token-prediction layer as a torch module. Layers trained here join as MiMo's, the
+    features first."""
 
     kind: ClassVar[str] = "mtp"
     layouts: ClassVar[tuple[Layout, ...]] = (
@@ -104,38 +105,38 @@ class Mtp(JoinedHead):
 
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
-        """In the first layout's order."""
+        """Return an untrained head in the order of the first layout."""
         head = cls(shape, rope, own=target.vocabulary(cls.recipe.draft_vocab_size))
         head.hidden_first = cls.layouts[0].hidden_first
         return head
 
     def linear_input(self, embedded: Tensor, features: Tensor) -> Tensor:
-        """As `fc`."""
+        """Return the input of `fc`."""
         both = [self.enorm(embedded), self.hnorm(features)]
         if self.hidden_first:
             both.reverse()
         return torch.cat(both, -1)
 
     def init_from_linear(self, found: Tensor, norm: Tensor) -> None:
-        """See `DraftHead`: with the target's final norm behind it."""
+        """See `DraftHead`. The target's final norm follows the map."""
         self.fc.load_state_dict({"weight": (found / norm).T})
         self.norm.load_state_dict({"weight": norm})
         self.layer.zero_outputs()
 
     def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """A projection of both normed, normed once more for the attention."""
+        """Project both after their norms. The attention input has one more norm."""
         joined = self.fc(self.linear_input(embedded, features))
         assert self.layer.input_layernorm is not None
         return self.layer.input_layernorm(joined), joined
 
     def out(self, rows: Tensor) -> HeadOutput:
-        """Normed, for both ends."""
+        """Return the normed rows, to feed back and for the output matrix."""
         normed = self.norm(rows)
         return HeadOutput(normed, normed)
 
 
 class MtpHead(LayerHead):
-    """The head in decoding."""
+    """Head in decoding."""
 
     kind: ClassVar[str] = Mtp.kind
     module: ClassVar[type[DraftHead]] = Mtp
@@ -152,5 +153,5 @@ class MtpHead(LayerHead):
         return self.fc(torch.cat(parts, -1))
 
     def _run_layer(self, *given: Any) -> Tensor:
-        """The final norm ends the layer: what is said and what is fed back are one row."""
+        """Run the layer and its final norm, whose output is both read and fed back."""
         return self._norm(super()._run_layer(*given), self._final)

@@ -1,4 +1,4 @@
-"""A multi-token-prediction layer, drafting a chain as EAGLE does.
+"""Multi-token-prediction layer that drafts a chain as EAGLE does.
 
 DeepSeek-AI: DeepSeek-V3 Technical Report, arXiv:2412.19437; layers of this form also ship with
 XiaomiMiMo/MiMo and others.
@@ -71,7 +71,7 @@ class Mtp(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def start(self, session: Session) -> None:
-        """Have the target keep what the layer reads."""
+        """Capture the hidden states that the layer reads."""
         head = session.artifact(*self.artifacts())
         session.capture_layers(head.taps)
         fed = self.params.levels - 1
@@ -79,16 +79,16 @@ class Mtp(Method):
         self.length = create_length_rule(self.params, session, model=head)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 and 2."""
+        """Carry out steps 1 and 2."""
         self.length.begin()
         limit = min(limit, self.length.most)
         if limit < 1:
             return session.chain(())
         levels = self.levels
-        # 1. True rows of what was committed.
+        # 1. The target's hidden states of committed tokens.
         out = levels.begin(session.pending_features(levels.state.length()))
         picks = [session.pick(out)]
-        # 2. From here on the layer reads its own output, as if it were the target's.
+        # 2. From here on the layer reads its own output in place of the target's hidden states.
         while self.length.should_continue(out, picks[-1]) and len(picks) < limit:
             out = levels.feed(picks[-1][0], (0,))
             picks.append(session.pick(out, len(picks)))
@@ -96,5 +96,5 @@ class Mtp(Method):
         return session.chain_of_picks(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """The rule learns what was committed."""
+        """Pass the outcome to the length rule."""
         self.length.observe(outcome)

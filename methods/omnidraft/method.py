@@ -38,9 +38,10 @@ class OmniDraft(Method):
     start of the draft's continuation becomes one target token; without a run its first token is
     used. A token x is accepted with probability min(1, p(x)/q(x)); a rejected one is replaced by a
     draw from norm(max(p - q, 0)).
-    Differs from the paper: runs reduce the probability of the token that begins them. Only runs
-    along the draft's most likely tokens are considered, because others would cost forwards. Runs of
-    the prompt are cached too. The draft does not learn (`osd` does), and no head stops drafting.
+    Differs from the paper, whose cache of runs is the n-gram cache: runs reduce the probability of
+    the token that begins them. Only runs along the draft's most likely tokens are considered,
+    because others would cost forwards. Runs of the prompt are cached too. The draft does not learn
+    (`osd` does), and no head stops drafting.
 
     One step:
     1. Translate the committed tokens into the draft's vocabulary; tokenize missing ones again.
@@ -73,7 +74,7 @@ class OmniDraft(Method):
             self.model.forward(self.text.pending_tokens(), self.text.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 to 4."""
+        """Carry out steps 1 to 4."""
         # 1.
         self.text.follow(session.tokens())
         picks, x, state, room = (
@@ -84,7 +85,7 @@ class OmniDraft(Method):
         )
         self.drafted, outs, fed = [], list[ModelOutput](), 0
         while len(picks) < min(self.params.length, limit) and len(self.drafted) < room:
-            # 2. What the draft says before the walk, and behind each of its tokens.
+            # 2. The draft's distributions before the walk and after each of its tokens.
             outs = [self.model.forward(x, state) if x.ids.numel() else outs[fed]]
             begin, walk, node = state.length(), list[int](), self.runs.trie
             while node and len(self.drafted) + len(walk) < room:
@@ -103,7 +104,7 @@ class OmniDraft(Method):
         return session.chain_of_picks(picks)
 
     def _distribution(self, walk: list[int], outs: list[ModelOutput]) -> ModelOutput:
-        """Step 3: logits of q."""
+        """Carry out step 3, and return the logits of q."""
         if not walk:
             return self.words.to_target_logits(outs[0])
         chances = [out.rows[-1].double().softmax(-1) for out in outs]
@@ -131,6 +132,6 @@ class OmniDraft(Method):
         return Tokens(host.ids(ids, self.words.device)[None])
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Step 1 of the next, and step 6."""
+        """Carry out step 1 of the next step, and step 6."""
         self.text.follow(session.tokens(), self.drafted)
         self.runs.read(outcome.committed, self.words.spell_in_draft)

@@ -1,4 +1,4 @@
-"""OmniDraft's cache: runs of the draft's tokens that spell one token of the target."""
+"""OmniDraft's n-gram cache: runs of draft tokens that together spell one target token."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 Spelling = Callable[[int], list[int]]
-"""From a token of the target to the draft's tokens that spell it; none if nothing does."""
+"""Function that returns the draft tokens that spell a target token, or [] if there are none."""
 
 
 class RunCache:
-    """Runs of a draft's tokens that spell one of the target's, at most so many.
+    """Cache of runs of draft tokens that spell a target token, with a maximum size.
 
     Attributes:
-        trie: of the draft's tokens; under `END` a node has the target's token that ends there.
+        trie: Trie over the draft tokens of all runs. A node stores the target token that ends there
+            under `END`.
     """
 
     END = -1
@@ -21,7 +22,7 @@ class RunCache:
     def __init__(self, most: int) -> None:
         self.trie: dict[int, Any] = {}
         self._most = most
-        self._of: dict[int, list[int]] = {}  # by token, the one unseen for longest first
+        self._of: dict[int, list[int]] = {}  # by target token, the least recently seen first
 
     def __len__(self) -> int:
         return len(self._of)
@@ -31,7 +32,7 @@ class RunCache:
         return self._of.get(token) or spelling(token)
 
     def read(self, tokens: Iterable[int], spelling: Spelling) -> None:
-        """Keep the runs of tokens of a text, each as the newest."""
+        """Cache the runs of a text's tokens, each as the newest."""
         for token in tokens:
             run = self.run(token, spelling)
             if len(run) > 1:
@@ -48,7 +49,8 @@ class RunCache:
         return not node.keys() <= {self.END}
 
     def ends(self, node: dict[int, Any]) -> tuple[list[int], list[int]]:
-        """The draft's tokens that end a run behind a node, and the target's of these runs."""
+        """Return the draft tokens that end a run after a node, and the target tokens of these
+        runs."""
         found = {
             each: beyond[self.END]
             for each, beyond in node.items()

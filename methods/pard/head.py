@@ -1,12 +1,12 @@
-"""The draft model of PARD: a small language model that was adapted to mask tokens.
+"""Draft model of PARD: a small language model adapted to mask tokens.
 
 Zihao An et al.: PARD: Accelerating LLM Inference with Low-Cost PARallel Draft Model Adaptation,
-2025, arXiv:2504.18583; files as github.com/AMD-AGI/PARD publishes them: a Llama's or Qwen's, with
-`pard_token`, the id that stands for a mask, in config.json.
+2025, arXiv:2504.18583. File formats are those of github.com/AMD-AGI/PARD: a Llama or Qwen
+checkpoint with the id of the mask token, `pard_token`, in config.json.
 
-Behind x_1 ... x_t come masks m_1, m_2, ..., all the same token at the next positions, under plain
-causal attention. The row of x_t says x_{t+1} as before, the row of m_k says x_{t+1+k}: it sees the
-text up to x_t, and m_1 ... m_k.
+Masks m_1, m_2, ... follow x_1 ... x_t, all the same token at the next positions, under plain causal
+attention. The output at x_t predicts x_{t+1} as before. The output at m_k predicts x_{t+1+k}, from
+the text up to x_t and m_1 ... m_k.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from specbench_cli.api import (
 
 
 class PardDraft(FusedDecoder, Artifact):
-    """The model in decoding: as any other draft, with a mask token.
+    """Draft model in decoding: an ordinary draft with a mask token.
 
     Attributes:
-        mask: the id.
+        mask: Id of the mask token.
     """
 
     kind: ClassVar[str] = "pard"
@@ -48,7 +48,7 @@ class PardDraft(FusedDecoder, Artifact):
 
     @classmethod
     def of(cls, config: Any, tensors: Mapping[str, Tensor], target: Decoder) -> Self:
-        """The model of a transformers config, computing where its target does, in its dtype."""
+        """Return the model of a transformers config, with the target's device and dtype."""
         rotary, device, dtype = RotaryEmbedding(config), target.device, target.dtype
         draft = cls(config, tensors, rotary, name=cls.kind, device=device, dtype=dtype)
         draft.mask, draft.input_vocab_size = config.pard_token, target.vocab_size
@@ -56,7 +56,7 @@ class PardDraft(FusedDecoder, Artifact):
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """A published checkpoint, or one that was trained here; see `Artifact.load`."""
+        """Load a published checkpoint, or one that was trained here; see `Artifact.load`."""
         config, target = read_config(folder), decoders["target"]
         mask = getattr(config, "pard_token", None)
         if not isinstance(mask, int) or not 0 <= mask < config.vocab_size or not fits(config):
@@ -69,7 +69,7 @@ class PardDraft(FusedDecoder, Artifact):
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """One narrow layer with random weights; its mask is the vocabulary's last id."""
+        """Return one narrow layer with random weights. Its mask is the vocabulary's last id."""
         from transformers import AutoModelForCausalLM, LlamaConfig
 
         target = decoders["target"]
@@ -87,7 +87,7 @@ class PardDraft(FusedDecoder, Artifact):
 
 
 def _read(folder: Path, config: Any) -> dict[str, Tensor]:
-    """The tensors that a model of a config has; of tied matrices the embedding alone."""
+    """Return the tensors of a config's model. Tied matrices are returned once, as the embedding."""
     from transformers import AutoModelForCausalLM
 
     weights = Weights(folder)
@@ -101,11 +101,13 @@ def _read(folder: Path, config: Any) -> dict[str, Tensor]:
 
 
 class Pard(ParallelHead):
-    """The torch module in training: a Llama's, over a text and the masks behind many of its places.
+    """PARD's draft as a torch module for training: a Llama over a text, with masks after many
+    positions.
 
     Args:
-        config: transformers' config of the model, with `pard_token`; matrices are tied.
-        tensors: the draft model that is adapted, by transformers' names.
+        config: transformers' config of the model, with `pard_token`. Embedding and output matrix
+            are tied.
+        tensors: The draft model that is adapted, by transformers' names.
     """
 
     kind: ClassVar[str] = PardDraft.kind
@@ -113,8 +115,11 @@ class Pard(ParallelHead):
         corpus=0, replies=240, losses=parallel_losses(8), peak_lr=2e-3
     )
     keep: ClassVar[tuple[float, float]] = (0.7, 0.2)
-    """The paper's conditional drop-token strategy: a mask k places on is trained behind so large a
-    share of the places, to the power of k, but never behind less than the second number's."""
+    """The paper's conditional drop-token strategy: base and minimum of the share of positions.
+
+    A mask k positions ahead is trained after base^k of the positions, but at least the minimum
+    share.
+    """
 
     def __init__(self, config: Any, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -132,7 +137,8 @@ class Pard(ParallelHead):
 
     @classmethod
     def new(cls, target: Any, draft: Callable[[], Path] | None) -> Self:
-        """The target's draft model; its padding, which no text holds, is the mask."""
+        """Return the target's draft model. Its padding token, which no text contains, is the
+        mask."""
         if draft is None or target.pad_token_id is None:
             raise UsageError(
                 "a draft for PARD is adapted from a draft model, and an id that no text holds"
@@ -146,16 +152,16 @@ class Pard(ParallelHead):
         return cls(config, _read(folder, config))
 
     def file_config(self) -> dict[str, Any]:
-        """The draft model's own, and which token is the mask."""
+        """Return the draft model's config with the mask token."""
         found: dict[str, Any] = self.config.to_diff_dict()
         return found | {"architectures": ["LlamaForCausalLM"]}
 
     def draft(
         self, target: Any, ids: Tensor, read: Any, slots: Tensor, steps: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """See `ParallelHead`: the first step is said by the token t + 1, the others by masks."""
+        """See `ParallelHead`. Token t + 1 predicts the first step, and masks predict the others."""
         n, last = slots.shape[1], ids.shape[1] - 1
-        if self.training:  # any order, always the same: what a mask sees must have been kept too
+        if self.training:  # a fixed random order, so that a mask's predecessors are kept too
             order = torch.Generator().manual_seed(n)
             slots = slots[:, torch.randperm(n, generator=order).to(slots.device)]
         share, least = self.keep if self.training else (1.0, 1.0)
@@ -183,5 +189,5 @@ class Pard(ParallelHead):
             yield self.norm(row) @ self.embed_tokens.weight.T, slots[:, :m]
 
     def tensors(self) -> dict[str, Tensor]:
-        """By transformers' names."""
+        """Return the tensors by transformers' names."""
         return {f"model.{name}": tensor for name, tensor in self.state_dict().items()}

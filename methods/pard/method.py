@@ -68,16 +68,16 @@ class Pard(Method):
         self.model.forward(session.pending_tokens(0), self.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 to 3."""
+        """Carry out steps 1 to 3."""
         n = min(self.params.length, limit)
         if n < 1:
             return session.chain(())
-        # 1. x_1 ... x_t m_1 ... m_{n-1}: one causal forward, whatever n is.
+        # 1. x_1 ... x_t m_1 ... m_{n-1}: one causal forward for any n.
         unseen, text = session.pending_tokens(self.state.length()).ids, len(session.tokens())
         x = Tokens(torch.cat((unseen, self.masks[:, : n - 1]), 1))
         said = self.model.forward(x, self.state, logits_at="all").rows[-n:]
-        # 2. Each from its own row: x_{t+2} does not know which x_{t+1} was drawn.
+        # 2. Each token from its own position: x_{t+2} does not depend on which x_{t+1} was drawn.
         draft = draw_chain(session, said)
-        # 3. What was a mask is fed as a token once it is one.
+        # 3. Accepted tokens are fed as tokens in the next step.
         self.state.rollback(0, text)
         return draft

@@ -1,17 +1,18 @@
-"""The draft head of P-EAGLE.
+"""Draft head of P-EAGLE.
 
-Mude Hui et al.: P-EAGLE: Parallel-Drafting EAGLE with Scalable Training, 2026, arXiv:2602.01469;
-tensors as vLLM reads them: EAGLE-3's, `mask_hidden` [1, taps * width] and, in config.json,
-`ptd_token_id`.
+Mude Hui et al.: P-EAGLE: Parallel-Drafting EAGLE with Scalable Training, 2026, arXiv:2602.01469.
+Tensors are those that vLLM reads: EAGLE-3's, `mask_hidden` [1, layers * width], and `ptd_token_id`
+in config.json.
 
-EAGLE-3's head, whose slots behind the last known one are all there at once: in place of the token
-that is not drafted yet stands the mask token's embedding, in place of the target's rows the learnt
-`mask_hidden`. Slot t + k, at the position that it will have, sees the text up to slot t and the k
-before it, and says the token t + 2 + k.
+It is EAGLE-3's head with all slots after the last known one in the same forward. The embedding of
+the mask token replaces the unknown token, and the learnt `mask_hidden` replaces the target's hidden
+states. Slot t + k, at its future position, attends to the text up to slot t and to the k slots
+before it. It predicts the token t + 2 + k.
 
-The paper's: all of that, and its losses' labels. Ours: one layer (theirs have up to four, and files
-with more are refused); training has all masks behind every slot, where the paper drops more the
-further they are ahead, for memory; the mask is the vocabulary's last id.
+As in the paper: all of the above, and the labels of its losses. Differs from the paper: heads have
+one layer (theirs have up to four, and files with more than one are refused). Training uses all
+masks after every slot; the paper drops more masks the further ahead they are, to save memory. The
+mask is the vocabulary's last id.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ MASKED = "mask_hidden"
 
 
 class PEagle(Eagle3):
-    """The torch module.
+    """P-EAGLE's head as a torch module.
 
     Args:
-        mask: the id whose embedding is read in place of tokens that are not drafted yet.
+        mask: Token id whose embedding replaces tokens that are not drafted yet.
     """
 
     kind: ClassVar[str] = "p-eagle"
@@ -83,24 +84,26 @@ class PEagle(Eagle3):
 
     @classmethod
     def init_args(cls, files: LoadedHead, target: Decoder) -> dict[str, Any]:
-        """See `Eagle3`; and its mask."""
+        """See `Eagle3`. Adds the mask."""
         mask = files.read_token_id(files.config, "ptd_token_id", target)
         return {**super().init_args(files, target), "mask": mask}
 
     def forward(self, x: HeadInput) -> HeadOutput:
-        """See `DraftHead.forward`: later steps read no row that the head left."""
+        """See `DraftHead.forward`. Later steps do not read the head's own output."""
         if x.slots is None:
             x = x._replace(features=self.read(self.mask_hidden).expand_as(x.features))
         return super().forward(x)
 
 
 class PEagleHead(Eagle3Head):
-    """The head in decoding: a forward reads `Features` of n tokens beside n + k ids, the token
-    behind each and k masks, and says the tokens behind the last of the n and behind each mask. It
-    keeps no row of a mask.
+    """Head in decoding.
+
+    A forward reads `Features` of n tokens and n + k ids: the token after each of the n, and k
+    masks. It predicts the tokens after the last of the n and after each mask. The masks' KV entries
+    are dropped.
 
     Attributes:
-        mask: as of `PEagle`.
+        mask: See `PEagle`.
     """
 
     kind: ClassVar[str] = PEagle.kind
@@ -114,7 +117,7 @@ class PEagleHead(Eagle3Head):
         self.mask, self._masked = module.mask, read.get(MASKED)
 
     def execute(self, model_input: ModelInput) -> Answer:
-        """See the class; logits are of the last true row and of the masks'."""
+        """See the class. Logits are those of the last true row and of the masks."""
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         if not isinstance(x, Features):
             raise ValueError(f"{self.name} reads tokens beside features, not {type(x).__name__}")

@@ -42,9 +42,9 @@ class PEagle(Method):
     Differs from the paper: heads have one layer. Nothing is drafted beyond the token budget.
 
     One step:
-    1. Feed the head the new committed tokens, each with the target's hidden states of the previous
-       token at three layers. In the same forward, append `length` - 1 masks: the mask token with
-       one learnt vector in place of the unknown hidden states.
+    1. Feed the head the new committed tokens, each with the target's features of the previous token
+       from a low, a middle and a high layer. In the same forward, append `length` - 1 masks: the
+       mask token with one learnt vector in place of the unknown hidden states.
     2. Draw one token at the last committed token and one at each mask. Mask k predicts the token
        k + 1 places after the last committed one.
     3. (in the head) Drop the masks' KV entries.
@@ -62,7 +62,7 @@ class PEagle(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def start(self, session: Session) -> None:
-        """Have the target keep what the head reads."""
+        """Capture the hidden states that the head reads."""
         self.head = session.artifact(*self.artifacts())
         session.capture_layers(self.head.taps)
         self.state = session.new_state(self.head, slack=self.params.length)
@@ -70,7 +70,7 @@ class PEagle(Method):
         self.masks = torch.full(shape, self.head.mask, device=session.device)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 to 3."""
+        """Carry out steps 1 to 3."""
         n = min(self.params.length, limit)
         if n < 1:
             return session.chain(())

@@ -1,8 +1,7 @@
-"""The datastore of REST: texts in a target's tokens, with their suffix array.
+"""Datastore of REST: texts as the target's token ids, with their suffix array.
 
-He et al., NAACL 2024, arXiv:2311.08252, section 3.1. Theirs are shards of a corpus in a format of
-their own; this one is a folder with config.json and safetensors, which are read from disk as they
-are needed.
+He et al., NAACL 2024, arXiv:2311.08252, section 3.1. Theirs are shards of a corpus in their own
+format. This one is a folder with config.json and safetensors, which are memory-mapped.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from specbench_cli.api import (
 TOKENIZER = "tokenizer.json"
 _ANOTHER = "make one for this target: specbench train rest --target MODEL --out DIR"
 _RANDOM = 64
-"""Tokens of a random text, for each of the vocabulary's."""
+"""Length of a random text, as a multiple of the vocabulary size."""
 
 
 class Datastore(SuffixArray, Artifact):
-    """Texts that a target may go on with; nothing is written to it while it is used."""
+    """Read-only datastore of texts from which REST drafts."""
 
     kind: ClassVar[str] = "datastore"
     hint: ClassVar[str] = (
@@ -47,10 +46,10 @@ class Datastore(SuffixArray, Artifact):
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """The datastore in a folder that `write` wrote.
+        """Load a datastore that `write` wrote.
 
         Raises:
-            EnvironmentFault: nothing that can be read, or its texts are not in the target's tokens.
+            EnvironmentFault: The files cannot be read, or their token ids are not the target's.
         """
         file, target = folder / "config.json", decoders["target"]
         config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
@@ -74,7 +73,7 @@ class Datastore(SuffixArray, Artifact):
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """One text without sense."""
+        """Return a datastore with one random text."""
         vocab = decoders["target"].vocab_size
         text = np.random.default_rng(seed).integers(vocab, size=_RANDOM * vocab).tolist()
         return cls(*cls.sort([text], vocab))

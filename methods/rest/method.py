@@ -59,16 +59,16 @@ class Rest(Method):
     params: RestParams
 
     def artifacts(self) -> tuple[ArtifactSpec, ...]:
-        """The datastore."""
+        """Return the datastore."""
         return (ArtifactSpec(Datastore, self.params.datastore),)
 
     def start(self, session: Session) -> None:
-        """Room for the tree."""
+        """Load the datastore and reserve space for the tree."""
         (self.store,) = map(session.artifact, self.artifacts())
         session.reserve(self.params.nodes)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 to 3."""
+        """Carry out steps 1 to 3."""
         params, text = self.params, session.tokens()
         n = self._longest(text[-params.longest :])
         depth = min(params.depth, limit)
@@ -79,7 +79,8 @@ class Rest(Method):
         return session.tree(*heaviest(ways, self.store.end, params.nodes))
 
     def _longest(self, text: Sequence[int]) -> int:
-        """Step 1: tokens of the longest suffix that occurs: all shorter ones of it do too."""
+        """Return the length of the longest suffix that occurs (step 1). Its own suffixes occur too,
+        so binary search works."""
         shortest = self.params.shortest
         lengths = range(shortest, len(text) + 1)
         known = bisect_left(lengths, True, key=lambda n: not self.store.find(text[-n:]))
@@ -87,13 +88,15 @@ class Rest(Method):
 
 
 def heaviest(ways: Ints, end: int, nodes: int) -> tuple[list[int], tuple[int, ...]]:
-    """Step 3: tokens of the chosen nodes and the places of their parents among them, -1 at the top.
+    """Return the tokens of the chosen nodes, and the index of each node's parent, -1 for the root
+    (step 3).
 
     Args:
-        ways: [rows, levels] continuations, equal prefixes in rows next to each other.
-        end: what stands in them from the end of a text on.
+        ways: [rows, levels] continuations. Rows with equal prefixes are adjacent.
+        end: Token that fills a row after the end of its text.
+        nodes: Maximum number of nodes.
     """
-    # Level by level, a node begins where a row's prefix differs from that of the row before.
+    # A node starts where a row's prefix differs from that of the row before, on each level.
     begins = np.ones(ways.shape, dtype=bool)
     begins[1:] = np.logical_or.accumulate(ways[1:] != ways[:-1], axis=1)
     node = begins.T.ravel().cumsum() - 1  # of each row, on each level

@@ -1,7 +1,7 @@
-"""A suffix automaton that grows token by token: which suffix of a text occurs in another.
+"""Suffix automaton that grows token by token. It finds suffixes of a text that occur in another.
 
 Anselm Blumer et al.: The Smallest Automaton Recognizing the Subwords of a Text, Theoretical
-Computer Science, 1985. Each state stands for the strings that end at the same places.
+Computer Science, 1985. Each state represents the strings that end at the same positions.
 """
 
 from __future__ import annotations
@@ -10,35 +10,35 @@ from collections.abc import Sequence
 from typing import Any
 
 Match = tuple[int, int]
-"""The state that a string is in, and its length. Once states were divided it may be in another by
-then: `SuffixAutomaton` looks."""
+"""State of a string, and its length. A later split may move the string to another state;
+`SuffixAutomaton` resolves this."""
 
 START: Match = (0, 0)
 _NONE = -1
 
 SEPARATOR = -1
-"""Stands between texts; no token of any."""
+"""Separator between texts. It is not a token id."""
 
 
 class SuffixAutomaton:
-    """All substrings of a text, and where each first ended.
+    """Suffix automaton over texts, with the first end of each substring.
 
-    A token takes a constant number of operations in the mean. There are at most 2 states and 3
-    transitions a token.
+    Adding a token takes amortised constant time. There are at most 2 states and 3 transitions per
+    token.
 
     Attributes:
-        text: what it holds, `SEPARATOR` behind each text that was `add`ed.
+        text: All tokens, with a `SEPARATOR` after each text from `add`.
     """
 
     def __init__(self) -> None:
         self.text: list[int] = []
         self._last = 0
-        # Of each state: transitions, suffix link, length of its longest string, first end.
+        # Per state: transitions, suffix link, length of its longest string, first end.
         self._next: list[dict[int, int]] = [{}]
         self._link, self._length, self._end = [_NONE], [0], [_NONE]
 
     def append(self, token: int) -> None:
-        """Make the text longer by a token."""
+        """Append a token to the text."""
         following, link, length = self._next, self._link, self._length
         new = self._state({}, 0, length[self._last] + 1, len(self.text))
         self.text.append(token)
@@ -50,7 +50,7 @@ class SuffixAutomaton:
             return
         old = following[at][token]
         if length[old] > length[at] + 1:
-            # The shorter strings of `old` end here too, the longer ones do not: it is divided.
+            # Only the shorter strings of `old` end here too, so the state is split.
             short = self._state(following[old].copy(), link[old], length[at] + 1, self._end[old])
             link[old] = short
             while at != _NONE and following[at].get(token) == old:
@@ -60,12 +60,12 @@ class SuffixAutomaton:
         link[new] = old
 
     def add(self, text: Sequence[int]) -> None:
-        """Hold another text, no string of which goes on into the next."""
+        """Add another text. No substring spans two texts."""
         for token in (*text, SEPARATOR):
             self.append(token)
 
     def follow(self, match: Match, token: int) -> Match:
-        """The longest suffix that occurs in the text, of a match's string and a token behind it."""
+        """Return the longest suffix of a match plus a token that occurs in the text."""
         state, length = self._resolve(match)
         while token not in self._next[state]:
             state = self._link[state]
@@ -75,11 +75,11 @@ class SuffixAutomaton:
         return self._next[state][token], length + 1
 
     def after(self, match: Match, n: int, least: int = 0) -> Sequence[int]:
-        """Up to n tokens behind the first occurrence of a match, within its text.
+        """Return up to n tokens after the first occurrence of a match, within its text.
 
         Args:
-            least: how many there must be; of a string that ended later the longest suffix is taken
-                which has so many behind it. Where none has: what is behind its shortest one.
+            least: Required number of tokens. If fewer follow, the longest suffix of the match with
+                enough tokens is used, or else its shortest suffix.
         """
         state, _ = self._resolve(match)
         while len(self.text) - 1 - self._end[state] < least and self._link[state] > 0:
@@ -89,7 +89,7 @@ class SuffixAutomaton:
         return found[: found.index(SEPARATOR)] if SEPARATOR in found else found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SuffixAutomaton:
-        """Runs copy what methods keep, and nothing in here needs the general way."""
+        """Copy faster than the generic deepcopy does."""
         twin = SuffixAutomaton()
         twin.text, twin._last = self.text.copy(), self._last
         twin._next = [each.copy() for each in self._next]
@@ -98,7 +98,7 @@ class SuffixAutomaton:
         return twin
 
     def _resolve(self, match: Match) -> Match:
-        """A match in the state that its string is in by now."""
+        """Return a match with the current state of its string."""
         state, length = match
         while state and length <= self._length[self._link[state]]:
             state = self._link[state]

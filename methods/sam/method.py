@@ -52,12 +52,12 @@ class Sam(Method):
     Exact because the draft, and the choice whether a model drafts instead, depend only on the past.
     Retrieved tokens and a head's most likely tokens are point masses; a draft model's tokens come
     with their distribution.
-    Differs from the authors' code: the second automaton covers earlier outputs of the run, not a
-    corpus, and yields a chain. Chains end with the text and are not padded; a pad could be taken
-    for a token. The model is any draft model, or EAGLE's head with a chain instead of EAGLE-2's
-    tree. The last committed token may be drafted again (their text ends before it). Their
-    n_predicts counts that token: a `length` of 39 is their 40. Without a draft model `bias` does
-    not apply, as in their script.
+    Differs from the authors' code: the second automaton, the static one in the paper, covers
+    earlier outputs of the run, not a corpus, and yields a chain. Chains end with the text and are
+    not padded; a pad could be taken for a token. The model is any draft model, or EAGLE's head with
+    a chain instead of EAGLE-2's tree. The last committed token may be drafted again (their text
+    ends before it). Their n_predicts counts that token: a `length` of 39 is their 40. Without a
+    draft model `bias` does not apply, as in their script.
 
     With scope `run` the speed of a prompt depends on earlier prompts, but its output does not. An
     automaton has at most 2 states and 3 transitions per token of the text and of `memory` tokens.
@@ -83,21 +83,21 @@ class Sam(Method):
 
     @property
     def requirements(self) -> frozenset[str]:
-        """A draft model or a head if one drafts."""
+        """Return the draft model or the head, if one drafts."""
         words = {"nothing": (), "draft": ("draft",), "eagle": ("head",)}
         return frozenset(words[self.params.beside])
 
     def artifacts(self) -> tuple[ArtifactSpec, ...]:
-        """The head, if it drafts."""
+        """Return the head, if it drafts."""
         head = ArtifactSpec(EagleHead, self.params.head)
         return (head,) if self.params.beside == "eagle" else ()
 
     def start(self, session: Session) -> None:
-        """An automaton for the text; the other as it was left; prefill the model."""
+        """Create the text's automaton, take over the other, and prefill the model."""
         self.own, self.read = Automaton(), 0
         self.kept = session.memory if self.params.scope == "run" else {}
         self.outputs: Automaton = self.kept.setdefault("outputs", Automaton())
-        self.here = self.there = (0, 0)  # the matches: a state, and how many tokens
+        self.here = self.there = (0, 0)  # the matches: state and length
         self._read(session)
         if self.params.beside == "eagle":
             self.levels = Levels.of_head(session, *self.artifacts(), nodes=self.params.drafted)
@@ -107,7 +107,7 @@ class Sam(Method):
             self.model.forward(session.pending_tokens(0), self.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 to 3."""
+        """Carry out steps 1 to 3."""
         self._read(session)
         params, (_, here), (_, there) = self.params, self.here, self.there
         if self.requirements:
@@ -125,7 +125,7 @@ class Sam(Method):
         return session.chain(self.outputs.after(self.there, most)[:limit])
 
     def _draft_with_model(self, session: Session, n: int) -> Draft:
-        """Step 2: a chain of the model's, as in speculative sampling."""
+        """Draft a chain with the draft model, as in speculative sampling (step 2)."""
         x, picks = session.pending_tokens(self.state.length()), list[Pick]()
         while len(picks) < n:
             picks.append(session.pick(self.model.forward(x, self.state), len(picks)))
@@ -133,7 +133,7 @@ class Sam(Method):
         return session.chain_of_picks(picks)
 
     def _draft_with_eagle(self, session: Session, n: int) -> Draft:
-        """Step 2: EAGLE's chain, a level after the other."""
+        """Draft a chain with EAGLE's head, level by level (step 2)."""
         if n < 1:
             return session.chain(())
         levels, tokens = self.levels, list[host.Ids]()
@@ -147,7 +147,7 @@ class Sam(Method):
         return session.chain(host.concatenate(tokens))
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Forget what the model made of rejected tokens; step 5."""
+        """Drop the model's KV entries of rejected tokens, and carry out step 5."""
         if self.params.beside == "draft":
             self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))
         if session.finish is not None:
@@ -156,8 +156,8 @@ class Sam(Method):
             self.outputs.add(session.output()[: self.params.memory])
 
     def _read(self, session: Session) -> None:
-        """Step 1."""
-        if self.outputs is not self.kept["outputs"]:  # another sequence of the batch began it anew
+        """Carry out step 1."""
+        if self.outputs is not self.kept["outputs"]:  # another sequence of the batch replaced it
             self.outputs, self.there = self.kept["outputs"], (0, 0)
         for token in session.tokens()[self.read :]:
             self.here = self.own.follow(self.here, token)

@@ -66,14 +66,14 @@ class Space(Method):
 
     @property
     def batches(self) -> bool:
-        """No: a forward with masks is one request's."""
+        """Return False: a forward with masks has one request."""
         return False
 
     def start(self, session: Session) -> None:
-        """Have a group of masks stand behind the last token and each draft token (step 2)."""
+        """Add a group of masks after the last token and each draft token (step 2)."""
         self.masks = session.reserve(self.params.length, session.artifact(*self.artifacts()))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Step 1."""
+        """Carry out step 1."""
         said = self.masks.latest_logits()[: min(self.params.length, limit)]
         return draw_chain(session, said)

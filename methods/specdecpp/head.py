@@ -1,8 +1,8 @@
-"""The head of SpecDec++ that predicts from a draft model's row of a token whether it will stand.
+"""Head of SpecDec++: predicts from the draft's hidden state at a token whether it is accepted.
 
-Huang et al., arXiv:2405.19715: blocks x := x + SiLU(W x + b), then two logits, the second one of
-acceptance. Theirs (github.com/Kaffaljidhmah2/SpecDec_pp) repeats one block; such a checkpoint holds
-it once, or as often as it is applied.
+Huang et al., arXiv:2405.19715: blocks x := x + SiLU(W x + b), then two logits. The second is for
+acceptance. The authors' code (github.com/Kaffaljidhmah2/SpecDec_pp) repeats one block. Such a
+checkpoint contains it once, or as often as it is applied.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Affine = tuple[Tensor, Tensor]
 """Weight [out, in] and bias [out]."""
 
 DEPTH, MOST_BLOCKS = 3, 64
-"""Blocks of a random head; of a trained one at most, for one block may stand for all."""
+"""Number of blocks of a random head, and maximum number of applied blocks in a file."""
 
 _ANOTHER = "choose a head that was trained with this draft, or: specbench train specdec++"
 
 
 class AcceptanceHead(Artifact):
-    """A trained predictor of acceptance.
+    """Trained predictor of acceptance.
 
     Args:
-        draft: the model whose rows it reads.
-        blocks: in the order in which they are applied, each [hidden, hidden].
-        last: [2, hidden]; the second logit is that of acceptance.
+        draft: Draft model whose hidden states it reads.
+        blocks: Blocks in the order of application, each [hidden, hidden].
+        last: [2, hidden]. The second logit is for acceptance.
     """
 
     kind: ClassVar[str] = "acceptance"
@@ -43,14 +43,15 @@ class AcceptanceHead(Artifact):
         self._norm = draft.norm
         self._blocks = tuple(blocks)
         weight, bias = last
-        # The softmax of two logits depends on their difference alone.
+        # The softmax of two logits depends only on their difference.
         self._last = weight[1:] - weight[:1], bias[1:] - bias[:1]
         parts = {id(part): part for affine in (*blocks, self._last) for part in affine}
         self.weight_bytes = sum(part.nbytes for part in parts.values())
 
     @torch.inference_mode()
     def __call__(self, rows: Tensor) -> Tensor:
-        """From rows [n, hidden] that leave the draft's last layer to chances of acceptance [n]."""
+        """Return acceptance probabilities [n] from the outputs [n, hidden] of the draft's last
+        layer."""
         x = self._norm(rows).to(self._last[0].dtype)
         for weight, bias in self._blocks:
             x = x + silu(linear(x, weight, bias))
@@ -58,10 +59,10 @@ class AcceptanceHead(Artifact):
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """The head in a folder: config.json with its sizes, and safetensors.
+        """Load the head in a folder: config.json with its sizes, and safetensors.
 
         Raises:
-            EnvironmentFault: nothing that can be read, or made for other models.
+            EnvironmentFault: The files cannot be read, or the head is for other models.
         """
         config = _config(folder)
         draft, width, depth = decoders["draft"], config["hidden_size"], config["num_layers"]
@@ -98,7 +99,7 @@ class AcceptanceHead(Artifact):
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """A head whose predictions spread over all of (0, 1)."""
+        """Return a head whose outputs cover (0, 1)."""
         draft = decoders["draft"]
         width, generator = draft.hidden_size, torch.Generator().manual_seed(seed)
 

@@ -70,19 +70,19 @@ class SpecDecPP(DraftModelMethod):
         self.eos = session.requests[0].stop.eos
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 to 3."""
+        """Carry out steps 1 to 3."""
         params, picks, s = self.params, list[Pick](), 1.0
         x = session.pending_tokens(self.state.length())
         while len(picks) < limit:
             # 1. x_i ~ q_i.
             out = self.model.forward(x, self.state)
             picks.append(session.pick(out, len(picks)))
-            # 2. The forward that x_i was drawn from read x_{i-1}: its last row says how likely that
-            # one stands. It is on its way before we wait for x_i.
+            # 2. The forward for x_i read x_{i-1}, so its last hidden state predicts whether x_{i-1}
+            # is accepted. The head is launched before waiting for x_i.
             chances = [self.head(out.hidden[0, -1:])] if len(picks) > 1 else []
             token, *said = host.to_numbers(picks[-1][0], *chances)
             s *= math.prod(said)
-            # 3. P(some token is rejected) = 1 - s; x_i itself stays in any case.
+            # 3. P(at least one token is rejected) = 1 - s. x_i itself is always kept.
             likely = len(picks) >= params.min and 1 - s > params.threshold
             if likely or len(picks) >= params.max or token in self.eos:
                 break

@@ -25,8 +25,14 @@ AT_ONCE = 16
 
 
 class LabelledReply(NamedTuple):
-    """A reply: its ids [n], the draft's token for each place [n], and the chance [n] that this
-    stands; `start` is where the answer begins, before which the last two mean nothing."""
+    """Reply of the target with labels. Labels before `start` are meaningless.
+
+    Attributes:
+        ids: Token ids of prompt and answer, [n].
+        drafted: The draft's token at each position, [n].
+        chances: Probability that this token is accepted, [n].
+        start: Position at which the answer starts.
+    """
 
     ids: Tensor
     drafted: Tensor
@@ -44,9 +50,10 @@ class _Block(nn.Module):
 
 
 class AcceptanceModule(nn.Module):
-    """From a draft's normed rows [..., hidden] to two logits [..., 2], the second of acceptance.
+    """Maps the draft's normed hidden states [..., hidden] to two logits [..., 2], the second for
+    acceptance.
 
-    Its parameters are named as in the authors' checkpoints.
+    Its parameters have the names of the authors' checkpoints.
     """
 
     def __init__(self, hidden: int, depth: int, *, tied: bool = False) -> None:
@@ -64,10 +71,13 @@ class AcceptanceModule(nn.Module):
 def weighted_bce(
     logits: Tensor, chances: Tensor, counts: Tensor, rejection_weight: float
 ) -> Tensor:
-    """The paper's loss: cross-entropy to the soft labels, rejections weighing more.
+    """Return the paper's loss: cross-entropy with the soft labels, with a weight for rejections.
 
     Args:
-        logits: [..., 2]. chances: [...], the soft labels. counts: [...], 1 where a label counts.
+        logits: [..., 2].
+        chances: Soft labels, [...].
+        counts: 1 where a label counts, else 0, [...].
+        rejection_weight: Weight of rejections.
     """
     rejected, accepted = logits.log_softmax(-1).unbind(-1)
     stands, falls = counts * chances, rejection_weight * counts * (1 - chances)
@@ -78,7 +88,8 @@ def weighted_bce(
 def collect_rows(
     draft: LlamaForCausalLM, replies: Sequence[LabelledReply], mixing: float, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """The draft's normed rows [n, hidden] of the tokens whose labels count, and these [n]."""
+    """Return the draft's normed hidden states [n, hidden] at tokens whose labels count, and the
+    labels [n]."""
     random = torch.Generator().manual_seed(seed)
     rows, chances = [], []
     for first in range(0, len(replies), AT_ONCE):
@@ -95,7 +106,8 @@ def collect_rows(
 def mix(
     reply: LabelledReply, mixing: float, random: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Z [n] of a reply, the chances [n], and 1 where they count [n]: at the draft's own tokens."""
+    """Return the mix Z [n] of a reply, the labels [n], and 1 where they count [n]: at the draft's
+    own tokens."""
     places = torch.arange(len(reply.ids))
     own = (torch.rand(len(reply.ids), generator=random) >= mixing) & (places >= reply.start)
     return torch.where(own, reply.drafted, reply.ids), reply.chances, own.float()
@@ -109,17 +121,17 @@ def label(
     labels: Labels,
     seed: int,
 ) -> Iterator[LabelledReply]:
-    """Yield each reply with the draft's token at every place and its acceptance probability.
+    """Yield each reply with the draft's token at every position and its acceptance probability.
 
     Args:
-        replies: prompts and answers, of which the answers are labelled.
+        replies: Prompts and answers. Only the answers get labels.
     """
     random = torch.Generator(target.device).manual_seed(seed)
     for first in range(0, len(replies), AT_ONCE):
         group = replies[first : first + AT_ONCE]
         texts = [torch.tensor([*prompt, *answer]) for prompt, answer in group]
         ids = pad_sequence(texts, batch_first=True).to(target.device)
-        # The row before a place says what stands at it.
+        # The logits that predict a token are at the position before it.
         says = [
             slice(len(prompt) - 1, len(text) - 1)
             for (prompt, _), text in zip(group, texts, strict=True)
@@ -140,7 +152,7 @@ def label(
 
 
 def _distributions(model: LlamaForCausalLM, ids: Tensor, says: Sequence[slice]) -> Tensor:
-    """Log-distributions [n, V] at the rows named, sequence by sequence."""
+    """Return log-probabilities [n, V] at the given slices, one sequence after another."""
     hidden = model.model(ids, use_cache=False).last_hidden_state
     rows = torch.cat([line[part] for line, part in zip(hidden, says, strict=True)])
     distributions: Tensor = model.lm_head(rows).float().log_softmax(-1)

@@ -53,10 +53,10 @@ class SpecEE(Method):
 
     One step, which commits one token:
     1. The draft reads the text; its most likely tokens are the candidates S.
-    2. Choose the layers to check: those with the most exits in training, and those near recent
-       exits.
+    2. Two-level scheduling: check the layers with the most exits in training (offline), and those
+       near recent exits (online).
     3. Run the target up to the next of these layers. Compute the logits z of S only, their softmax
-       P, and dP, the change of P since the last check.
+       P (local probabilities), and dP, the change of P since the last check.
     4. If the predictor trusts (z, P, dP), apply the whole output matrix. If its most likely token
        is in S, commit the token without running the layers above. Otherwise continue with 3.
     5. If no layer is trusted, commit the target's own token.
@@ -75,12 +75,12 @@ class SpecEE(Method):
     proposes: ClassVar[bool] = False
 
     def guarantee(self, sampling: Rule) -> Guarantee:
-        """That of vanilla where no layer is trusted."""
+        """Return the guarantee of vanilla at threshold 1, else "quality_only"."""
         return super().guarantee(sampling) if self.params.threshold >= 1 else "quality_only"
 
     @torch.inference_mode()
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the session's request, a token a step."""
+        """Decode the session's request, one token per step."""
         self.predictors, model = session.artifact(self.artifacts()[0]), session.draft()
         state = session.new_state(model)
         model.forward(session.pending_tokens(0), state, logits_at=None)
@@ -99,7 +99,8 @@ class SpecEE(Method):
     def _score_until_exit(
         self, session: Session, draft: Draft, layers: Sequence[int], ids: Tensor
     ) -> tuple[Tensor, int]:
-        """Steps 3 to 5: logits [1, V], and how many layers had run at the exit; 0 without one."""
+        """Carry out steps 3 to 5. Return logits [1, V], and the number of layers at the exit, or 0
+        without one."""
         halted, local, chosen = None, None, not session.sampling.draws
         for layer in layers:
             halted = halted or session.begin_score(draft, layer, early=False)
@@ -114,7 +115,7 @@ class SpecEE(Method):
         return session.score(draft) if halted is None else halted.end().rows, 0
 
     def _trusts(self, session: Session, layer: int, features: Tensor) -> bool:
-        """Step 4."""
+        """Carry out step 4."""
         if self.params.gate == "random" and self.params.threshold < 1:
             trusts = session.random.bernoulli(features.new_full((1,), self.params.rate))
         else:

@@ -1,7 +1,7 @@
-"""The predictors of SpecEE: behind each layer, whether the target would say the same if it went on.
+"""Predictors of SpecEE: whether the target's output would stay the same if the layers above ran.
 
-Xu et al., arXiv:2504.08850: a perceptron with one hidden layer, on what the layer's row says of a
-few candidates.
+Xu et al., arXiv:2504.08850: a perceptron with one hidden layer, on the logits of a few candidates
+at an early layer.
 """
 
 from __future__ import annotations
@@ -19,16 +19,20 @@ from specbench_cli.api import Artifact, Decoder, EnvironmentFault, Weights, sha2
 
 _ANOTHER = "choose predictors that were trained with this target, or: specbench train specee"
 TOP = 4
-"""Candidates: the authors' number."""
+"""Number of candidates, as in the authors' code."""
 
 
 def seen(logits: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What a predictor reads of logits [..., k] of the candidates, [..., 3 k]: these, their
-    probabilities among themselves, and how much those have changed since the layer that was looked
-    at before; and the probabilities [..., k], for the next look.
+    """Return the input of a predictor [..., 3 k], and the local probabilities [..., k] for the next
+    check.
+
+    The input is the logits of the candidates, their softmax, and the change of that softmax since
+    the last check.
 
     Args:
-        before: the last look's probabilities; None at the first: then these themselves.
+        logits: Logits of the candidates, [..., k].
+        before: Local probabilities at the last check, or None at the first, where the change is the
+            softmax itself.
     """
     local = logits.softmax(-1)
     change = local if before is None else local - before
@@ -36,22 +40,28 @@ def seen(logits: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def choose_layers(always: Iterable[int], exits: deque[int], n_layers: int) -> list[int]:
-    """The layers that are looked at: some always, and once there were as many exits as `exits`
-    holds, those of the last ones, two before and two behind."""
+    """Return the layers to check.
+
+    These are the layers `always`. Once `exits` is full, they also include the layers of recent
+    exits, and those two before and two after.
+    """
     recent = exits if len(exits) == exits.maxlen else ()
     around = {at + off for at in recent for off in (-2, 0, 2)}
     return sorted({*always, *around} & {*range(1, n_layers)})
 
 
 class ExitPredictors(Artifact):
-    """Trained predictors, one behind each layer but the last.
+    """Trained predictors, one for each layer except the last.
 
     Args:
-        up: [L - 1, 3 k, width]; up_bias: [L - 1, width]; down: [L - 1, width]; down_bias: [L - 1].
-        layers: how many layers have run where most exits are, increasing.
+        up: [L - 1, 3 k, width].
+        up_bias: [L - 1, width].
+        down: [L - 1, width].
+        down_bias: [L - 1].
+        layers: Layers with most exits, ascending, as the number of layers that have run.
 
     Attributes:
-        top: k, how many candidates they look at.
+        top: k, the number of candidates.
     """
 
     kind: ClassVar[str] = "exits"
@@ -71,18 +81,22 @@ class ExitPredictors(Artifact):
         self.weight_bytes = sum(part.nbytes for part in self._parts)
 
     def __call__(self, layer: int, features: Tensor) -> Tensor:
-        """From features [n, 3 k] behind `layer` layers, see `seen`, to the chances [n] that the
-        target's own token is already the likeliest."""
+        """Return the probability [n] that the target's own token is already the most likely.
+
+        Args:
+            layer: Number of layers that have run.
+            features: [n, 3 k]; see `seen`.
+        """
         up, up_bias, down, down_bias = (part[layer - 1] for part in self._parts)
         inner = (features.to(up.dtype) @ up + up_bias).relu()
         return (inner @ down + down_bias).sigmoid()
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """The predictors in a folder: config.json with their layers, and safetensors.
+        """Load the predictors in a folder: config.json with their layers, and safetensors.
 
         Raises:
-            EnvironmentFault: nothing that can be read, or made for another target.
+            EnvironmentFault: The files cannot be read, or the predictors are for another target.
         """
         file, target = folder / "config.json", decoders["target"]
         config: dict[str, Any] = {}
@@ -117,7 +131,7 @@ class ExitPredictors(Artifact):
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """Predictors that are of all opinions, behind every layer."""
+        """Return predictors whose outputs vary, one for each layer."""
         target, generator = decoders["target"], torch.Generator().manual_seed(seed)
         dtype = torch.promote_types(target.dtype, torch.float32)
         n, reads, width = target.n_layers - 1, 3 * min(TOP, target.vocab_size), 8

@@ -24,7 +24,7 @@ WIDTH = 32
 STEPS, RATE, DECAY = 300, 0.02, 1e-4
 """Steps, learning rate and weight decay of Adam, on all examples at once."""
 SHARE = 4
-"""One layer in so many is looked at always: the authors' 8 of 32."""
+"""One in this many layers is always checked; the authors check 8 of 32."""
 THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
 
 
@@ -32,9 +32,11 @@ THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
 class EarlyLogits:
     """Early logits of n answer tokens, from all layers except the last.
 
-    logits: [n, L - 1, k], of the candidates. right: [n, L - 1] bool, whether the likeliest token
-    there is the target's own; taken: [n, L - 1] bool, whether it is a candidate. question: [n], the
-    number of the question whose answer the token is of; tokens of one follow each other.
+    Attributes:
+        logits: Logits of the candidates, [n, L - 1, k].
+        right: Whether the most likely token there is the target's own, [n, L - 1] bool.
+        taken: Whether that token is a candidate, [n, L - 1] bool.
+        question: Number of the question of each token, [n]. Tokens of a question are adjacent.
     """
 
     logits: Tensor
@@ -47,11 +49,15 @@ class EarlyLogits:
 class PredictorQuality:
     """Quality of the predictors on held-out questions.
 
-    tokens: how many there were. right: by layer, the share of looks there at which the likeliest
-    token was the target's own; auc: by layer, the chance that they trust such a look more than
-    another one. exits: by threshold, the share of tokens that leave before the last layer; agree:
-    the share of these that are the target's own; layers: how many run in the mean. Of the last
-    three each token follows the target's own text.
+    For the last three attributes each token follows the target's own text.
+
+    Attributes:
+        tokens: Number of tokens.
+        right: Share of checks where the most likely token is the target's own, by layer.
+        auc: Probability that such a check gets a higher score than another one, by layer.
+        exits: Share of tokens with an exit before the last layer, by threshold.
+        agree: Share of these that are the target's own, by threshold.
+        layers: Mean number of layers that run, by threshold.
     """
 
     tokens: int
@@ -62,11 +68,11 @@ class PredictorQuality:
     layers: dict[float, float]
 
 
-# ---- which layers are looked at -----------------------------------------------------------------
+# ---- layers to check ----------------------------------------------------------------------------
 
 
 def always(early_logits: EarlyLogits) -> tuple[int, ...]:
-    """The layers, counted from 1, at which most tokens could leave for the first time."""
+    """Return the layers, counted from 1, at which most tokens could exit for the first time."""
     could = early_logits.right & early_logits.taken
     first = could[could.any(1)].int().argmax(1) + 1
     most = max(1, (could.shape[1] + 1) // SHARE)
@@ -74,7 +80,8 @@ def always(early_logits: EarlyLogits) -> tuple[int, ...]:
 
 
 def schedule(early_logits: EarlyLogits, layers: Sequence[int]) -> list[list[int]]:
-    """For each token the layers that decoding would look at, the first right exits being taken."""
+    """Return the layers that decoding would check for each token, if it takes the first correct
+    exit."""
     could, recent, last = early_logits.right & early_logits.taken, SpecEEParams().recent, -1
     exits, found = deque[int](maxlen=recent), list[list[int]]()
     for each, question in zip(could.tolist(), early_logits.question.tolist(), strict=True):
@@ -89,9 +96,12 @@ def schedule(early_logits: EarlyLogits, layers: Sequence[int]) -> list[list[int]
 
 @dataclass(frozen=True)
 class ExitChecks:
-    """All looks of a schedule: of which token, behind how many layers, and what is read there.
+    """Checks of a schedule, in their order.
 
-    token: [m]; layer: [m]; features: [m, 3 k]; they follow each other as they are made.
+    Attributes:
+        token: Token of each check, [m].
+        layer: Number of layers that have run, [m].
+        features: Input of the predictor, [m, 3 k].
     """
 
     token: Tensor
@@ -100,7 +110,7 @@ class ExitChecks:
 
 
 def collect_checks(early_logits: EarlyLogits, planned: Sequence[Sequence[int]]) -> ExitChecks:
-    """The looks of a schedule."""
+    """Return the checks of a schedule."""
     tokens, layers, features = list[int](), list[int](), list[Tensor]()
     for token, looks in enumerate(planned):
         local = None
@@ -118,11 +128,10 @@ def collect_checks(early_logits: EarlyLogits, planned: Sequence[Sequence[int]]) 
 def fit(
     early_logits: EarlyLogits, seed: int = 0
 ) -> tuple[ExitPredictors, dict[str, Tensor], PredictorQuality]:
-    """Predictors of all layers but the last, their tensors by name, and what they are worth on
-    questions held out.
+    """Return the predictors, their tensors by name, and their quality on held-out questions.
 
     Raises:
-        ValueError: no layer but the last ever says what the target does.
+        ValueError: No early layer ever predicts the target's own token.
     """
     if not (early_logits.right & early_logits.taken).any():
         raise ValueError("no layer but the last ever says the target's own token")
@@ -141,8 +150,11 @@ def fit(
 
 
 def _fit_perceptron(features: Tensor, right: Tensor, seed: int) -> tuple[Tensor, ...]:
-    """up [3 k, width], up_bias [width], down [width] and down_bias [] of a layer. Without looks of
-    both kinds, one that trusts it as often as the few there were (or once) would say."""
+    """Return up [3 k, width], up_bias [width], down [width] and down_bias [] of a layer.
+
+    If there are no positive or no negative examples, the perceptron returns a constant: the
+    smoothed share of positive ones, or almost 0 without examples.
+    """
     reads = features.shape[1]
     if len(set(right.tolist())) < 2:
         share = torch.tensor((float(right.sum()) + 0.5) / (len(right) + 1))
@@ -161,7 +173,7 @@ def _fit_perceptron(features: Tensor, right: Tensor, seed: int) -> tuple[Tensor,
             said = (even @ up + up_bias).relu() @ down + down_bias
             binary_cross_entropy_with_logits(said, told).backward()
             adam.step()
-    # What evens the features out goes into the weights.
+    # The normalisation of the features becomes part of the weights.
     scaled = up.detach() / spread[:, None]
     return scaled, up_bias.detach() - mean @ scaled, down.detach(), down_bias.detach()
 
@@ -181,7 +193,7 @@ def _measure_quality(
     exits, agree, layers = (dict[float, float]() for _ in range(3))
     for threshold in THRESHOLDS:
         leaves = held & (chances > threshold) & early_logits.taken[looks.token, looks.layer - 1]
-        first = dict[int, int]()  # of a token, its first look that it leaves by
+        first = dict[int, int]()  # first exit of each token
         for at in leaves.nonzero().flatten().tolist():
             first.setdefault(int(looks.token[at]), at)
         by = list(first.values())

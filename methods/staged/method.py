@@ -111,11 +111,11 @@ class Staged(Method):
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
     def models(self) -> tuple[str, ...]:
-        """The stages that are neither n-grams nor the run's draft model."""
+        """Return the stages that are neither n-grams nor the run's draft model."""
         return tuple(stage for stage in self.params.stages if stage not in (NGRAM, "draft"))
 
     def start(self, session: Session) -> None:
-        """Make room for the tree, prefill the models, and take up the counts."""
+        """Reserve space for the tree, prefill the models, and take over the counts."""
         params = self.params
         session.reserve(params.nodes)
         below: DraftStage | None = None
@@ -136,17 +136,17 @@ class Staged(Method):
             )
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 2 and 3."""
-        # 2. Up to the target each stage does to the one above it what speculation does.
+        """Carry out steps 2 and 3."""
+        # 2. Each stage drafts for the stage above it, as a draft model does for the target.
         trunk, rows = self.last.generate((), min(self.params.depth, limit))
-        # 3. Leaves cost the draft nothing: their parents' forwards were made.
+        # 3. Leaves cost no draft forward, because their parents were already fed.
         if trunk and self.last.draws:
             return self.last.draw_branches(trunk, rows)
         tokens, parents = self.last.add_branches(trunk, rows)
         return session.chain(tokens) if len(tokens) == len(trunk) else session.tree(tokens, parents)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Step 1, of the next step: the text is as it will be then."""
+        """Carry out step 1 of the next step, because the text does not change in between."""
         self.last.settle()
 
     def _counts(self, session: Session) -> KatzModel:
@@ -156,11 +156,11 @@ class Staged(Method):
         return counts
 
 
-# ---- stages: what drafts for what ----------------------------------------------------------------
+# ---- stages: which model drafts for which --------------------------------------------------------
 
 
 class GuessTree(NamedTuple):
-    """What a stage proposes: a tree, parents before their children, `ROOT` for the text's end."""
+    """Tree that a stage proposes. Parents come before children. `ROOT` is the end of the text."""
 
     tokens: list[int]
     parents: tuple[int, ...]
@@ -170,8 +170,13 @@ NO_GUESS = GuessTree([], ())
 
 
 class NextTokens(NamedTuple):
-    """What a model said after one token: its best children with the logarithms of their
-    probabilities, and its distribution [V] where it draws."""
+    """Prediction of a model after one token.
+
+    Attributes:
+        tokens: The best children.
+        values: Their log-probabilities.
+        distribution: The distribution [V] if the model draws.
+    """
 
     tokens: list[int]
     values: list[float]
@@ -179,30 +184,30 @@ class NextTokens(NamedTuple):
 
 
 class DraftStage(Protocol):
-    """What drafts for the next stage. `path` is what that one has guessed beyond the text."""
+    """Stage that drafts for the next one. `path` is the next stage's own draft after the text."""
 
     def propose(self, path: Sequence[int], depth: int) -> GuessTree:
-        """A tree of at most `depth` levels, of what may follow the text and `path`."""
+        """Return a tree of at most `depth` levels that may follow the text and `path`."""
 
     def learn(self, path: Sequence[int], tokens: Sequence[int]) -> None:
-        """The next stage did generate `tokens` after the text and `path`."""
+        """Record that the next stage generated `tokens` after the text and `path`."""
 
     def settle(self) -> None:
-        """The text has grown: forget what was guessed in its place."""
+        """Drop drafted tokens that the new text does not contain."""
 
 
 class ModelStage:
-    """A model that goes on from the text by itself, sped up by the stage below it.
+    """Model that continues the text by itself, with the stage below as its draft.
 
-    It scores what the stage below guesses in one forward and goes down that tree as far as it names
-    its own choices: what comes out is what it would have generated alone, token by token.
+    One forward scores the draft of the stage below. The accepted tokens are the model's own
+    choices, so its output is the text that it would generate alone.
 
     Args:
-        nodes: size of the trees that it proposes; width: most children of a node in them.
-        least: it stops behind a token that it would reach with less probability than this. (That
-            token is kept: leaving it out for what it is would bend the distribution of what it
-                draws.)
-        draws: whether it draws from its distribution in place of choosing.
+        nodes: Maximum size of the trees that it proposes.
+        width: Maximum number of children of a node.
+        least: The model stops after a token that it reaches with less probability than this. The
+            token itself is kept: dropping it because of its value would change the distribution.
+        draws: Whether the model draws from its distribution or takes the best token.
     """
 
     def __init__(
@@ -220,17 +225,17 @@ class ModelStage:
         self.session, self.model, self.below = session, model, below
         self.nodes, self.width, self.least, self.draws = nodes, width, least, draws
         self.state = session.new_state(model, slack)
-        self.state_tokens = list(session.tokens())  # the tokens of the state's rows
-        self.num_committed = len(self.state_tokens)  # so many of them are the text's
+        self.state_tokens = list(session.tokens())  # the tokens of the state's KV entries
+        self.num_committed = len(self.state_tokens)  # this many of them belong to the text
         self.model.forward(session.pending_tokens(0), self.state, logits_at=None)
         self.state.commit(0, range(self.num_committed))
 
     def propose(self, path: Sequence[int], depth: int) -> GuessTree:
-        """See `DraftStage`: what `generate` gives, and its branches."""
+        """See `DraftStage`. Returns the output of `generate` with branches."""
         return self.add_branches(*self.generate(path, depth))
 
     def learn(self, path: Sequence[int], tokens: Sequence[int]) -> None:
-        """A model has learned what it knows."""
+        """Do nothing: a model does not learn here."""
 
     def settle(self) -> None:
         """See `DraftStage`."""
@@ -239,21 +244,21 @@ class ModelStage:
             self.below.settle()
 
     def generate(self, path: Sequence[int], depth: int) -> tuple[list[int], list[NextTokens]]:
-        """At most `depth` tokens after the text and `path`, each with the row that it is from."""
+        """Return at most `depth` tokens after the text and `path`, each with its prediction."""
         self._rewind(path)
         text, n = self.session.tokens(), len(self.state_tokens)
         unread = [*text[n:], *path[max(0, n - len(text)) :]]
         trunk: list[int] = []
         rows: list[NextTokens] = []
         depth = min(depth, self.nodes)
-        reach = 1.0  # probability that the text goes on as generated
+        reach = 1.0  # probability of the tokens generated so far
         while len(trunk) < depth and reach >= self.least:
-            # The stage below drafts, this model verifies, in one forward.
+            # The stage below drafts; this model verifies in one forward.
             before, left = [*path, *trunk], depth - len(trunk) - 1
             guess = NO_GUESS if self.below is None else self.below.propose(before, left)
             logits = self._read(unread, guess)
             accepted, token, said = self._verify_guess(guess, logits, len(before))
-            # What stood, and the model's own choice behind it, are generated.
+            # The accepted tokens and the model's own next token are generated.
             self.state.commit(0, [*range(len(unread)), *(len(unread) + node for node in accepted)])
             own = [*(guess.tokens[node] for node in accepted), token]
             if self.below is not None:
@@ -265,13 +270,13 @@ class ModelStage:
                 rows.append(row)
                 reach *= math.exp(row.values[0])
                 if reach < self.least:
-                    break  # where it would have stopped without a stage below
+                    break  # the model alone would have stopped here
         return trunk, rows
 
     def add_branches(self, trunk: Sequence[int], rows: Sequence[NextTokens]) -> GuessTree:
-        """What was generated and, in what is left of `nodes`, the next-best children on its way."""
+        """Return the generated tokens with their next-best siblings, up to `nodes` nodes."""
         others: list[tuple[float, int, int]] = []
-        reach = 0.0  # logarithm of the probability that the text goes on so far
+        reach = 0.0  # log-probability of the path so far
         for node, row in enumerate(rows):
             rest = zip(row.values[1:], row.tokens[1:], strict=True)
             others += [(reach + value, node - 1, token) for value, token in rest]
@@ -282,10 +287,10 @@ class ModelStage:
         return GuessTree([*trunk, *(token for _, _, token in best)], parents)
 
     def draw_branches(self, trunk: Sequence[int], rows: Sequence[NextTokens]) -> Draft:
-        """As `add_branches`, with children drawn without replacement after the generated ones.
+        """Return the generated tokens with further siblings drawn without replacement.
 
-        How many a node gets depends on what was drawn before, never on those draws themselves:
-        a child left out for what it turned out to be would bend the distribution.
+        The number of siblings depends only on what was drawn before. If it depended on the siblings
+        themselves, they would no longer follow the distribution.
         """
         gains: list[tuple[float, int]] = []
         reach = 1.0
@@ -311,11 +316,15 @@ class ModelStage:
     def _verify_guess(
         self, guess: GuessTree, logits: Tensor, ahead: int
     ) -> tuple[tuple[int, ...], int, list[NextTokens]]:
-        """Which guesses are this model's own choices, what it says after them, and its rows there.
+        """Verify a draft of the stage below.
 
         Args:
-            logits: [1 + guesses, V].
-            ahead: tokens between the text and the root of the guesses.
+            logits: [1 + nodes, V].
+            ahead: Number of tokens between the text and the root of the draft.
+
+        Returns:
+            The accepted nodes, the model's own next token, and its prediction at each of these
+            tokens.
         """
         tree = build_tree(guess.parents)
         if self.draws:
@@ -347,7 +356,8 @@ class ModelStage:
         )
 
     def _read(self, unread: Sequence[int], guess: GuessTree) -> Tensor:
-        """One forward: logits [1 + guesses, V] after the last unread token and each guess."""
+        """Return logits [1 + nodes, V] after the last unread token and each draft node, from one
+        forward."""
         m, n = len(unread), len(guess.tokens)
         device = self.session.device
         x = Tokens(host.ids([[*unread, *guess.tokens]], device))
@@ -364,7 +374,7 @@ class ModelStage:
         return out.rows
 
     def _rewind(self, path: Sequence[int]) -> None:
-        """Keep the rows that agree with the text and `path`, but for their last token's."""
+        """Keep the KV entries that match the text and `path`, except that of the last token."""
         text = self.session.tokens()
         most = min(len(self.state_tokens), len(text) + len(path) - 1)
         while (
@@ -391,7 +401,7 @@ class ModelStage:
 
 
 class NgramStage:
-    """The cheapest stage: n-gram counts of what the stage after it generates."""
+    """Cheapest stage: n-gram counts over the text that the next stage generates."""
 
     def __init__(self, session: Session, model: KatzModel, nodes: int) -> None:
         self.session, self.model, self.nodes = session, model, nodes
@@ -408,7 +418,7 @@ class NgramStage:
             context.append(token)
 
     def settle(self) -> None:
-        """Counts stand whatever the target says: they are of the model's own text."""
+        """Do nothing: the counts cover the model's own text, whatever the target accepts."""
 
     def _end(self, path: Sequence[int]) -> list[int]:
         n = self.model.order

@@ -1,10 +1,11 @@
-"""A Katz back-off n-gram model over token ids, counted while it is used.
+"""Katz back-off n-gram model over token ids, counted during decoding.
 
 Slava Katz: Estimation of Probabilities from Sparse Data for the Language Model Component of a
-Speech Recognizer, IEEE Transactions on Acoustics, Speech and Signal Processing, 1987: what was seen
-after a context is discounted, and what that frees is shared out as the next shorter context says.
+Speech Recognizer, IEEE Transactions on Acoustics, Speech and Signal Processing, 1987. Counts after
+a context are discounted. The freed probability is distributed as after the next shorter context.
+
 The discount is absolute, the same for every count (Ney, Essen and Kneser, Computer Speech and
-Language, 1994), as counts of a few hundred tokens are too few for Good-Turing's.
+Language, 1994). A few hundred tokens are too few for the Good-Turing estimate.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from typing import Any
 
 Context = tuple[int, ...]
 Ranked = Iterator[tuple[int, float]]
-"""Tokens with their probabilities, likeliest first."""
+"""Tokens with their probabilities, the most likely first."""
 
 
 class Continuations:
-    """What followed one context.
+    """Counts of the tokens that followed one context.
 
     Attributes:
-        total: how often anything did.
-        of: how often each token did.
-        ranked: (-count, token), so that the most frequent come first, of these the lowest id.
+        total: Number of all tokens.
+        of: Count of each token.
+        ranked: (-count, token), sorted: the most frequent first, ties by the lower id.
     """
 
     __slots__ = ("of", "ranked", "total")
@@ -37,7 +38,7 @@ class Continuations:
         self.ranked: list[tuple[int, int]] = []
 
     def add(self, token: int) -> None:
-        """Count one more."""
+        """Increase the count of a token."""
         times = self.of.get(token, 0)
         if times:
             del self.ranked[bisect_left(self.ranked, (-times, token))]
@@ -46,25 +47,25 @@ class Continuations:
         self.total += 1
 
     def copy(self) -> Continuations:
-        """The same counts, to go on from by themselves."""
+        """Return an independent copy."""
         twin = Continuations()
         twin.total, twin.of, twin.ranked = self.total, self.of.copy(), self.ranked.copy()
         return twin
 
 
 class KatzModel:
-    """P(token | context): with c of N counts, (c - d) / N where c > 0, else a share of the rest.
+    """Katz model of P(token | context).
 
-    That rest, d times the number of different tokens seen, over N, goes to the tokens not seen, in
-    proportion to their probabilities after the context without its first token; after the empty
-    context all tokens not seen are alike. A context that was never seen counts as the next shorter
-    one. Where every token of the vocabulary was seen, nothing is discounted. The probabilities sum
-    to 1 after every context.
+    A token with count c of N has probability (c - d) / N. The rest, d times the number of distinct
+    tokens over N, goes to unseen tokens, in proportion to their probabilities after the context
+    without its first token. After the empty context all unseen tokens are equally likely. A context
+    without counts is replaced by the next shorter one. If every token of the vocabulary was seen,
+    nothing is discounted. The probabilities sum to 1 after every context.
 
     Args:
-        vocab_size: number of token ids.
-        order: longest n-gram counted: 3 looks two tokens back.
-        discount: d, above 0 and below 1.
+        vocab_size: Number of token ids.
+        order: Longest n-gram counted. 3 looks two tokens back.
+        discount: d, between 0 and 1.
     """
 
     def __init__(self, vocab_size: int, order: int = 3, discount: float = 0.5) -> None:
@@ -74,7 +75,7 @@ class KatzModel:
         self._after: dict[Context, Continuations] = {}
 
     def add(self, context: Sequence[int], token: int) -> None:
-        """Count a token after the end of a context of any length."""
+        """Count a token after a context of any length."""
         tail = self._tail(context)
         for first in range(len(tail) + 1):
             after = self._after.get(tail[first:])
@@ -83,13 +84,13 @@ class KatzModel:
             after.add(token)
 
     def distribution(self, context: Sequence[int]) -> list[float]:
-        """The probability of every token after a context."""
+        """Return the probability of every token after a context."""
         distribution = [1 / self.vocab_size] * self.vocab_size
         tail = self._tail(context)
         for first in range(len(tail), -1, -1):
             after = self._after.get(tail[first:])
             if after is None:
-                break  # nor was a longer one seen
+                break  # a longer context was not seen either
             d = self._discount(after)
             unseen = sum(p for token, p in enumerate(distribution) if token not in after.of)
             share = d * len(after.of) / after.total / unseen if unseen else 0.0
@@ -99,33 +100,35 @@ class KatzModel:
         return distribution
 
     def top(self, context: Sequence[int], k: int) -> list[tuple[int, float]]:
-        """The k likeliest tokens after a context, with their probabilities; see `ranked`."""
+        """Return the k most likely tokens after a context, with their probabilities; see
+        `ranked`."""
         return list(islice(self.ranked(context), k))
 
     def ranked(self, context: Sequence[int]) -> Ranked:
-        """All tokens after a context; use it before the next `add`.
+        """Yield all tokens after a context, the most likely first. The iterator is valid until the
+        next `add`.
 
-        Of tokens that are alike those seen come first, then lower ids. Looks no further down than
-        it is asked to: mostly into the counts of the longest context alone.
+        Equally likely tokens are ordered by whether they were seen, then by id. The iterator is
+        lazy: it usually reads only the counts of the longest context.
         """
         return self._ranked(self._tail(context))
 
     def tree(
         self, context: Sequence[int], nodes: int, depth: int, least: float = 0.0
     ) -> tuple[list[int], tuple[int, ...]]:
-        """The likeliest continuations of a context, as a tree of at most `depth` levels.
+        """Return the most likely continuations of a context, as a tree of at most `depth` levels.
 
         Args:
-            nodes: most nodes; those are taken whose paths are likeliest.
-            least: probability below which a path is left out.
+            nodes: Maximum number of nodes. The nodes with the most likely paths are chosen.
+            least: Minimum probability of a path.
         Returns:
-            (tokens, parents): parents before their children, -1 for the context's end.
+            (tokens, parents): parents before their children, -1 for the end of the context.
         """
         tokens: list[int] = []
         parents: list[int] = []
-        # (-probability of the path, number, parent, token; the parent's probability, its context,
-        # its further children, level): no node is likelier than its parent or the sibling before
-        # it, so the next best one is always in the heap.
+        # (-probability of the path, number, parent, token; the parent's probability, context and
+        # further children, level). No node is more likely than its parent or the sibling before it,
+        # so the heap always contains the next best one.
         heap: list[tuple[float, int, int, int, float, Context, Ranked, int]] = []
         numbers = count()
 
@@ -148,7 +151,7 @@ class KatzModel:
         return tokens, tuple(parents)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KatzModel:
-        """Counts of many contexts are copied often, and nothing in them needs the general way."""
+        """Copy the counts faster than the generic deepcopy does."""
         twin = KatzModel(self.vocab_size, self.order, self.discount)
         twin._after = {context: after.copy() for context, after in self._after.items()}
         return twin
@@ -160,13 +163,13 @@ class KatzModel:
         return self.discount if len(after.of) < self.vocab_size else 0.0
 
     def _ranked(self, context: Context) -> Ranked:
-        """All tokens after a context of at most order - 1 tokens."""
+        """Yield all tokens after a context of at most order - 1 tokens."""
         after = self._after.get(context)
         if after is None:
             yield from self._shorter(context)
             return
         d = self._discount(after)
-        most = d * len(after.of)  # what all unseen tokens share, in counts
+        most = d * len(after.of)  # probability of all unseen tokens, in counts
         unseen: Ranked | None = None
         best: tuple[int, float] | None = None
         for negative, token in after.ranked:
@@ -186,10 +189,10 @@ class KatzModel:
         yield from unseen
 
     def _unseen(self, context: Context, after: Continuations) -> Ranked:
-        """The tokens that did not follow a context, with their shares of what was discounted."""
+        """Yield the tokens that did not follow a context, with their share of the discount."""
         if len(after.of) == self.vocab_size:
             return
-        if context:  # what was seen after it was seen after its end, too: `add` counts both
+        if context:  # `add` counts every suffix, so the shorter context has these counts too
             shorter = self._after[context[1:]]
             d = self._discount(shorter)
             seen = sum(shorter.of[token] - d for token in after.of) / shorter.total
@@ -201,7 +204,7 @@ class KatzModel:
                 yield token, p * share
 
     def _shorter(self, context: Context) -> Ranked:
-        """All tokens as the next shorter context says; without any context all are alike."""
+        """Yield all tokens as after the next shorter context, or uniformly after the empty one."""
         if context:
             return self._ranked(context[1:])
         return ((token, 1 / self.vocab_size) for token in range(self.vocab_size))

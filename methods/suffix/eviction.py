@@ -1,8 +1,9 @@
-"""Which page leaves a memory that is full: policies that know the past alone.
+"""Online eviction policies for a full memory.
 
 Antonios Antoniadis, Joan Boyar, Marek Elias, Lene M. Favrholdt, Ruben Hoeksma, Kim S. Larsen, Adam
-Polak, Bertrand Simon: Paging with Succinct Predictions, ICML 2023, arXiv:2210.02775: beside LRU,
-marking with one predicted bit a request. Their bounds are for pages of one size.
+Polak, Bertrand Simon: Paging with Succinct Predictions, ICML 2023, arXiv:2210.02775. Besides FIFO
+and LRU, there is marking with one predicted bit per request. The paper's bounds hold for pages of
+equal size.
 """
 
 from __future__ import annotations
@@ -14,44 +15,44 @@ from typing import Literal, get_args
 
 
 class EvictionPolicy(ABC):
-    """A policy.
+    """Eviction policy.
 
     Attributes:
-        held: the pages in memory, by number: what was predicted when each was last asked for,
-            whether it will be again. The one that was asked for least lately is first.
+        held: Predicted bit at the last request of each page in memory: whether it will be requested
+            again. The least recently requested page comes first.
     """
 
     def __init__(self) -> None:
         self.held: dict[int, bool] = {}
 
     def request(self, page: int, again: bool | None = None) -> None:
-        """Note that a page is asked for; it comes in if it is not held.
+        """Record the request of a page. The page enters the memory if it is not there.
 
         Args:
-            again: the predicted bit: whether it will be asked for again before the best offline
-                policy takes it out (`DiscardBit`), or in the next phase (`PhaseBit`). None: what
-                was asked for while it was held will be again, what is new will not.
+            again: Predicted bit: whether the page will be requested again before the best offline
+                policy evicts it (`DiscardBit`), or in the next phase (`PhaseBit`). None predicts
+                True for pages in memory and False for new ones.
         """
         again = page in self.held if again is None else again
         self.held.pop(page, None)
         self.held[page] = again
 
     def evict(self) -> int:
-        """Take a page out; returns which. There must be one."""
+        """Evict a page and return it. The memory must not be empty."""
         page = self.victim()
         del self.held[page]
         return page
 
     @abstractmethod
     def victim(self) -> int:
-        """The page to take out next."""
+        """Return the page to evict next."""
 
 
 class Fifo(EvictionPolicy):
-    """The page that came in first."""
+    """Evicts the page that entered first."""
 
     def request(self, page: int, again: bool | None = None) -> None:
-        """See `EvictionPolicy`; a page that is held stays in its place."""
+        """See `EvictionPolicy`. A page in memory keeps its place."""
         self.held.setdefault(page, False)
 
     def victim(self) -> int:
@@ -60,7 +61,7 @@ class Fifo(EvictionPolicy):
 
 
 class Lru(EvictionPolicy):
-    """The page that was asked for least lately."""
+    """Evicts the least recently requested page."""
 
     def victim(self) -> int:
         """See `EvictionPolicy`."""
@@ -68,9 +69,10 @@ class Lru(EvictionPolicy):
 
 
 class Marking(EvictionPolicy):
-    """A page without a mark; marks are forgotten where all pages have one: then a phase begins.
+    """Evicts a page without a mark. When all pages are marked, all marks are cleared and a new
+    phase starts.
 
-    Draws among equals are those of a generator of its own, always the same.
+    Ties are broken by an own random generator with a fixed seed.
     """
 
     def __init__(self) -> None:
@@ -79,21 +81,21 @@ class Marking(EvictionPolicy):
         self._chance = random.Random(0)
 
     def unmarked(self) -> list[int]:
-        """The pages that may go, where some are held."""
+        """Return the pages without a mark, after clearing the marks if all have one."""
         if self.held.keys() <= self.marked:
             self.marked.clear()
         return [page for page in self.held if page not in self.marked]
 
     def drawn(self, pages: Collection[int]) -> int:
-        """One of them."""
+        """Return one of the pages, at random."""
         return self._chance.choice(sorted(pages))
 
 
 class DiscardBit(Marking):
-    """MARK0: a page that is predicted to be of no more use; else one without a mark. Only pages
-    that are predicted to be of use are marked.
+    """MARK0: evicts a page that is predicted to be useless, else one without a mark.
 
-    With bits that are the best offline policy's it makes no more misses than that.
+    Only pages that are predicted to be useful are marked. With the bits of the best offline policy,
+    it has no more misses than that policy.
     """
 
     def request(self, page: int, again: bool | None = None) -> None:
@@ -109,10 +111,11 @@ class DiscardBit(Marking):
 
 
 class PhaseBit(Marking):
-    """MARK&PREDICT: among pages without a mark, one that is predicted not to come in this phase.
+    """MARK&PREDICT: evicts an unmarked page, if possible one that is predicted not to be requested
+    in this phase.
 
-    With true bits it misses each page that was not there before once a phase: at most twice as
-    often as the best offline policy; with any bits at most as often as marking must.
+    With correct bits it misses each new page once per phase, at most twice as often as the best
+    offline policy. With any bits it misses no more often than marking in the worst case.
     """
 
     def request(self, page: int, again: bool | None = None) -> None:
@@ -127,7 +130,7 @@ class PhaseBit(Marking):
 
 
 EvictionName = Literal["fifo", "lru", "discard-bit", "phase-bit"]
-"""The policies by the names that parameters have for them."""
+"""Names of the policies in parameters."""
 
 POLICIES: dict[str, type[EvictionPolicy]] = dict(
     zip(get_args(EvictionName), (Fifo, Lru, DiscardBit, PhaseBit), strict=True)

@@ -50,8 +50,9 @@ class Suffix(Method):
     earlier ones. The trees have at most 2 nodes per stored token, and `depth` more per output.
 
     One step:
-    1. Add the committed tokens to the tree of this text (with its prompt) and to the tree of
-       outputs. Find the suffixes of the text that occur in the tree of outputs.
+    1. Add the committed tokens to the tree of this text with its prompt (the paper's per-request
+       tree) and to the tree of outputs (the global tree). Find the suffixes of the text that occur
+       in the tree of outputs.
     2. For each suffix that occurred before, take its most frequent continuation as a chain or a
        tree, at most `factor` tokens per matched token. Score each token by the frequency of its
        path.
@@ -70,7 +71,7 @@ class Suffix(Method):
     source: int | None = None  # the earlier output that the draft is from
 
     def start(self, session: Session) -> None:
-        """A tree for the text, which the prompt goes into; the other as it was left."""
+        """Create a tree for the text and its prompt, and take over the tree of outputs."""
         params = self.params
         self.own, self.read = SuffixTree(params.depth), 0
         kept = session.memory if params.scope == "run" else {}
@@ -78,14 +79,14 @@ class Suffix(Method):
         self.outputs: SuffixTree = kept.setdefault("outputs", new)
         self.output = self.outputs.open() if self._active else None
         self.first = len(session.tokens()) - len(session.output())
-        self.matches: list[tuple[int, int]] = []  # suffixes of the text that occur in it
+        self.matches: list[tuple[int, int]] = []  # those that occur in `outputs`
         self.evictions = self.outputs.evictions
         if params.shape == "tree":
             session.reserve(params.nodes)
         self._read(session)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Steps 1 to 3."""
+        """Carry out steps 1 to 3."""
         self._read(session)
         params, tokens, parents, best = self.params, list[int](), list[int](), 0.0
         self.source = None
@@ -101,13 +102,13 @@ class Suffix(Method):
                     found = tree.tree(match, most, params.least, limit)
                 if found[2] > best:
                     tokens, parents, best = found
-                    self.source = tree.source(match)  # of its own text: none
+                    self.source = tree.source(match)  # None for the text's own tree
         if params.shape == "chain":
             return session.chain(tokens)
         return session.tree(tokens, tuple(parents))
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Step 5."""
+        """Carry out step 5."""
         self.outputs.use(self.source if self.source is not None and outcome.path else None)
         if self.output:
             self._read(session)  # before others of the batch propose
@@ -132,7 +133,7 @@ class Suffix(Method):
         are the longer suffixes, which include tokens of the prompt.
         """
         text = session.tokens()
-        if self.evictions != self.outputs.evictions:  # by another sequence of the batch
+        if self.evictions != self.outputs.evictions:  # another sequence of the batch evicted
             self.matches, self.evictions = [], self.outputs.evictions
             for token in text[max(0, self.read - self.params.depth) : self.read]:
                 self.matches = self.outputs.follow(self.matches, token)

@@ -1,9 +1,8 @@
-"""A suffix tree whose nodes know how often their string occurs; it grows token by token, and whole
-sequences can be taken out of it again.
+"""Suffix tree with the count of each string. It grows token by token, and sequences can be removed.
 
 Peter Weiner: Linear Pattern Matching Algorithms, SWAT 1973, with counts and a bound on the depth as
-SuffixDecoding has them (Oliaro et al., NeurIPS 2025, arXiv:2411.04975). An edge holds as many
-tokens as nothing branches off, and is a place in a text, not a copy of it.
+in SuffixDecoding (Oliaro et al., NeurIPS 2025, arXiv:2411.04975). An edge contains all tokens up to
+the next branch, as a position in a text, not as a copy.
 """
 
 from __future__ import annotations
@@ -19,12 +18,17 @@ from typing import Any
 from methods.suffix.eviction import POLICIES, EvictionName
 
 Point = tuple[int, int]
-"""A string of the tree: the node that its end lies on or above, and its length. A node that is cut
-in two by then has the string in its upper half: `SuffixTree` looks."""
+"""String of the tree: the node on or above which it ends, and its length.
+
+If the node's edge is split later, the string is in the upper half. `SuffixTree` resolves this.
+"""
 
 Found = tuple[list[int], list[int], float]
-"""A continuation of a point as a tree: tokens, parents as in `Draft`, and the sum of the
-probabilities of its nodes' paths: the tokens to expect of it."""
+"""Continuation of a point as a tree: tokens, parents as in `Draft`, and the expected number of
+accepted tokens.
+
+The last is the sum of the probabilities of all paths.
+"""
 
 _TOP, _NONE = 0, -1
 
@@ -46,45 +50,45 @@ class OpenSequence:
 
 
 class SuffixTree:
-    """All substrings of up to `depth` tokens of some sequences, and how often each occurs.
+    """Suffix tree over all substrings of up to `depth` tokens of some sequences, with their counts.
 
     Args:
-        eviction: which sequences go first; pages of the policy are those that are closed, each of
-            which is asked for when it is closed and by `use`.
+        eviction: Eviction policy. Its pages are the closed sequences, which are requested when they
+            are closed and by `use`.
 
-    `append` adds a token to an open sequence, `close` ends it. One sequence is always open. `open`
-    begins another one, for texts that grow at the same time. Overlapping occurrences all count. The
-    end of an open sequence counts too, although no token follows it.
+    `append` adds a token to an open sequence, and `close` ends it. One sequence is always open.
+    `open` starts another one, for texts that grow at the same time. Overlapping occurrences all
+    count. The end of an open sequence counts too, although no token follows it.
 
-    A token is inserted in as many operations as suffixes of the text occur elsewhere: suffixes that
-    occur nowhere else are leaves, which grow by themselves. There are at most 2 nodes a token, and
-    `depth` more for each sequence that is closed.
+    Adding a token takes one operation per suffix of the text that occurs elsewhere. Other suffixes
+    are leaves, which grow by themselves. There are at most 2 nodes per token, and `depth` more for
+    each closed sequence.
 
     Attributes:
-        held: tokens of all sequences.
-        evictions: how often some were taken out; points told before are void then.
+        held: Number of tokens of all sequences.
+        evictions: Number of evicted sequences. Points from before an eviction are invalid.
     """
 
     def __init__(self, depth: int, eviction: EvictionName = "fifo") -> None:
         self.depth, self._eviction = depth, eviction
         self._policy = POLICIES[eviction]()
         self.held = self.evictions = 0
-        self._sequences: dict[int, list[int]] = {}  # those that are closed, by number
+        self._sequences: dict[int, list[int]] = {}  # the closed ones, by number
         self._number = 0
         self._open: list[OpenSequence] = []
         self._first = self.open()
-        # Of each node: children by first token, parent, the length of its string without and with
-        # its edge, how often that was entered, most frequent child, and a text that holds the
-        # string from some place on, as far as the edge goes.
+        # Per node: children by first token, parent, length of its string without and with its edge,
+        # count, most frequent child, and a text that contains the string from some position on, up
+        # to the end of the edge.
         self._kids: list[dict[int, int]] = [{}]
         self._parent, self._begin, self._end = [_NONE], [-1], [0]
         self._count, self._best = [0], [_NONE]
         self._text, self._from = [list[int]()], [0]
-        self._newest = [_NONE]  # the number of the closed sequence that it came with last
+        self._newest = [_NONE]  # number of the last closed sequence that contains it
         self._free: list[int] = []
-        self._stopped: dict[int, list[int]] | None = None  # `_find_stops`, until something changes
+        self._stopped: dict[int, list[int]] | None = None  # cache of `_find_stops`
 
-    # ---- what comes in and goes out -------------------------------------------------------------
+    # ---- adding and removing ---------------------------------------------------------------------
 
     @property
     def ends(self) -> list[Point]:
@@ -109,7 +113,7 @@ class SuffixTree:
         due = [*grown.ends, (_TOP, 0)]
         for number, (known, depth) in enumerate(due):
             node = known
-            while depth <= begin[node]:  # it was cut
+            while depth <= begin[node]:  # its edge was split
                 node = parent[node]
             if depth == end[node]:
                 child = kids[node].get(token)
@@ -166,14 +170,15 @@ class SuffixTree:
                     self._split(node, depth, 1 + self._count_ending(node, depth, beside=ended))
         ended.leaves.clear()
         ended.ends = []
-        for start in range(len(text)):  # what ends now ends at a node: all on its way are whole
+        for start in range(len(text)):  # a closed suffix ends at a node, so its path is complete
             node, depth, last = _TOP, 0, min(self.depth, len(text) - start)
             while depth < last:
                 node = self._kids[node][text[start + depth]]
                 self._newest[node], depth = self._number, self._end[node]
 
     def use(self, number: int | None) -> None:
-        """Tell the policy that a sequence was of use; None, or one that is gone: nothing."""
+        """Report to the policy that a sequence was useful. None and evicted sequences are
+        ignored."""
         if number in self._sequences:
             self._policy.request(number)
 
@@ -206,7 +211,7 @@ class SuffixTree:
             self._text[node], self._from[node], self._end[node] = owner.text, start, self.depth
 
     def _remove(self, text: list[int], start: int) -> None:
-        """Take out one suffix, and what nothing else needs."""
+        """Remove one suffix, and the nodes that no other suffix needs."""
         node, depth, last = _TOP, 0, min(self.depth, len(text) - start)
         path = []
         while depth < last:
@@ -227,7 +232,7 @@ class SuffixTree:
             kids = list(self._kids[node].values())
             edge = self._edge(node)
             if len(kids) == 1 and self._count[kids[0]] == self._count[node]:
-                # Nothing branches off or ends here any more.
+                # No other suffix branches off or ends here.
                 (child,) = kids
                 above = self._parent[node]
                 self._parent[child], self._kids[above][edge[0]] = above, child
@@ -242,11 +247,14 @@ class SuffixTree:
             elif self._text[node] is text:
                 self._text[node], self._from[node] = edge, -self._begin[node]
 
-    # ---- what there is --------------------------------------------------------------------------
+    # ---- queries ---------------------------------------------------------------------------------
 
     def follow(self, points: Sequence[Point], token: int) -> list[Point]:
-        """The suffixes of a text that occur here once it is longer by a token: of those before it
-        the ones that go on with it, longest first, and the token itself."""
+        """Return the suffixes of a text that occur here after it grows by a token, longest first.
+
+        Args:
+            points: Suffixes that occurred before the token.
+        """
         parent, begin, end = self._parent, self._begin, self._end
         on: list[Point] = []
         for known, depth in (*points, (_TOP, 0)):
@@ -262,23 +270,23 @@ class SuffixTree:
         return on
 
     def source(self, point: Point) -> int | None:
-        """A closed sequence that a string stands in: the last one that it came with, where that is
-        still held; else another one, or None."""
+        """Return a closed sequence that contains a string, or None. It is the last one, unless that
+        was evicted."""
         number = self._newest[self._resolve(*point)]
         return number if number in self._sequences else None
 
     def count(self, point: Point) -> int:
-        """How often a string occurs."""
+        """Return the count of a string."""
         node = self._resolve(*point)
         return self._count_passing(node, point[1], self._find_stops())
 
     def path(self, point: Point, n: int, least: float) -> Found:
-        """The most frequent continuation of a string, token by token.
+        """Return the most frequent continuation of a string, token by token.
 
         Args:
-            n: most tokens.
-            least: probability of the path below which it ends. A token's is how many of the
-                occurrences before it go on with it.
+            n: Maximum number of tokens.
+            least: Minimum probability of the path. The probability of a token is its share of the
+                continuations.
         """
         node, depth = self._resolve(*point), point[1]
         stops = self._find_stops()
@@ -290,7 +298,7 @@ class SuffixTree:
             if token == _NONE:
                 break
             depth += 1
-            p = self._count_passing(node, depth, stops) / whole  # the shares before it cancel out
+            p = self._count_passing(node, depth, stops) / whole  # earlier shares cancel out
             if p < least:
                 break
             tokens.append(token)
@@ -298,8 +306,11 @@ class SuffixTree:
         return tokens, list(range(-1, len(tokens) - 1)), score
 
     def tree(self, point: Point, n: int, least: float, levels: int) -> Found:
-        """The likeliest continuations of a string, as a tree of at most n nodes and so many levels;
-        otherwise as `path`."""
+        """Return the most likely continuations of a string, as a tree of at most n nodes and
+        `levels` levels.
+
+        See `path` for `least`.
+        """
         stops = self._find_stops()
         tokens, parents, score = list[int](), list[int](), 0.0
         numbers, heap = count(), list[tuple[float, int, int, int, int, int]]()
@@ -307,7 +318,7 @@ class SuffixTree:
         whole = self._count_passing(home, point[1], stops)
 
         def offer(node: int, depth: int, parent: int, level: int) -> None:
-            """All that comes behind a node of the draft, `parent`, in the heap."""
+            """Add the children of the draft node `parent` to the heap."""
             if level > levels:
                 return
             ends = depth == self._end[node]
@@ -326,7 +337,7 @@ class SuffixTree:
         return tokens, parents, score
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SuffixTree:
-        """Runs copy what methods keep, and nothing in here needs the general way."""
+        """Copy faster than the generic deepcopy does."""
         twin = SuffixTree(self.depth, self._eviction)
         twin._policy = copy.deepcopy(self._policy)
         opened = [each.text for each in self._open]
@@ -350,13 +361,14 @@ class SuffixTree:
     # ---- nodes ----------------------------------------------------------------------------------
 
     def _resolve(self, node: int, depth: int) -> int:
-        """The node that a string ends on: nodes are cut after a point was told."""
+        """Return the node on which a string ends, after later splits."""
         while depth <= self._begin[node]:
             node = self._parent[node]
         return node
 
     def _next(self, node: int, depth: int) -> int:
-        """The token of a node's edge behind a string of that length; none behind the open text."""
+        """Return the token after the first `depth` tokens of a node's string, or `_NONE` at the end
+        of an open text."""
         text, at = self._text[node], self._from[node] + depth
         return text[at] if at < len(text) and depth < self._end[node] else _NONE
 
@@ -377,7 +389,8 @@ class SuffixTree:
         return self._stopped
 
     def _count_passing(self, node: int, depth: int, stops: dict[int, list[int]]) -> int:
-        """How often the first `depth` tokens of a node's string occur, of which one is its own."""
+        """Return the count of the first `depth` tokens of a node's string, which end on its
+        edge."""
         short = stops.get(node)
         return self._count[node] - (bisect_left(short, depth) if short else 0)
 
@@ -426,15 +439,18 @@ class SuffixTree:
         insort(owner.ends, (leaf, depth), key=lambda point: -point[1])
 
     def _add_leaf(self, grown: OpenSequence, parent: int, token: int, start: int) -> None:
-        """A child for the suffix that begins at `start`, open towards the end of the text."""
+        """Add a child for the suffix that starts at `start`. It grows with the text."""
         leaf = self._add_node(parent, self.depth, 0, grown.text, start)
         self._kids[parent][token] = leaf
         grown.leaves.append((start, leaf))
         self._enter(leaf, parent)
 
     def _split(self, node: int, depth: int, short: int) -> int:
-        """Cut a node's edge behind `depth` tokens; `short` of its strings end there or before.
-        Returns the upper half, which is a new node."""
+        """Split a node's edge after `depth` tokens, and return the upper half, which is a new node.
+
+        Args:
+            short: Number of its strings that end in the upper half.
+        """
         above, text, first = self._parent[node], self._text[node], self._from[node]
         upper = self._add_node(above, depth, self._count[node], text, first)
         self._kids[above][text[first + self._begin[node]]] = upper

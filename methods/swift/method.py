@@ -1,4 +1,4 @@
-"""SWIFT: on-the-fly self-speculative decoding by skipped layers.
+"""SWIFT: on-the-fly self-speculative decoding with skipped layers.
 
 Heming Xia, Yongqi Li, Jun Zhang, Cunxiao Du, Wenjie Li: SWIFT: On-the-Fly Self-Speculative Decoding
 for LLM Inference Acceleration, ICLR 2025, arXiv:2410.06916.
@@ -28,7 +28,7 @@ from specbench_cli.api import (
     host,
 )
 
-SIBLINGS = (  # of a token, by how sure the draft is: chosen ones, and drawn ones
+SIBLINGS = (  # (confidence, number of siblings): for chosen and for drawn tokens
     ((0.95, 3), (0.8, 5), (0.5, 8), (0.0, 10)),
     ((0.95, 1), (0.8, 3), (0.5, 5), (0.0, 10)),
 )
@@ -71,7 +71,7 @@ class Swift(Method):
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
     def start(self, session: Session) -> None:
-        """Take the best set so far; at first every second layer."""
+        """Use the best set so far. The first set skips every second layer."""
         params = self.params
         inner = list(product(range(1, session.target.n_layers - 1), SUBLAYERS))
         first = sorted(inner, key=lambda sublayer: sublayer[0] % 2 == 0)
@@ -81,7 +81,7 @@ class Swift(Method):
         self.part, self.score = session.partial(skip=self.search.best), -1.0
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Step 1."""
+        """Carry out step 1."""
         params, most = self.params, min(self.params.width, session.target.vocab_size)
         tokens, parents, distributions, node = list[Tensor](), list[int](), list[Tensor](), ROOT
         x = session.pending_tokens(session.state.length())
@@ -100,11 +100,11 @@ class Swift(Method):
         return session.tree(torch.cat(tokens) if tokens else (), tuple(parents), distributions)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Step 3."""
+        """Carry out step 3."""
         search = self.search
         if search.over or len(session.output()) <= self.params.window:
             return
-        if self.score < 0:  # of the best, on this text
+        if self.score < 0:  # score of the best set on this text
             self.score = self._score_set(session, self.part)
         if self.score < self.params.enough:
             chosen = search.propose(hash_key("swift", session.sampling.seed, len(search.tried)))
@@ -114,7 +114,8 @@ class Swift(Method):
                 self.part, self.score = part, score
 
     def _score_set(self, session: Session, part: Partial) -> float:
-        """How often a part of the target says what follows, over W tokens read in one forward."""
+        """Return the share of next tokens that the partial target predicts correctly, over W tokens
+        in one forward."""
         said = session.output()[: self.params.window + 1]
         rows = part.rescore(said[:-1], len(session.tokens()) - len(session.output()))
         rows = rows if session.sampling.draws else session.scores(rows, 1)

@@ -1,7 +1,6 @@
-"""Search for the best of all sets of one size, where a score is told for one set after another.
+"""Search for the best set of a fixed size, from the scores of sets tried one after another.
 
-SWIFT searches so for the sublayers that drafting can do without (Xia et al., ICLR 2025,
-arXiv:2410.06916).
+SWIFT uses it to choose the sublayers that drafting skips (Xia et al., ICLR 2025, arXiv:2410.06916).
 """
 
 from __future__ import annotations
@@ -29,14 +28,15 @@ class SearchParams(MethodParams):
 
 @dataclass
 class SetSearch(Generic[T]):
-    """The best set of some of several things, as far as sets were tried.
+    """Search for the best subset of some things.
 
     Attributes:
-        things: in an order.
-        best: the best set; at first the one to begin with. All sets are as large.
-        params: when it ends, and how often Bayesian optimisation proposes (Gaussian process, upper
-            confidence bound, over a number for each thing of which the largest are the set).
-        tried: each set with its score, and whether it was better than the best before.
+        things: The things, in a fixed order.
+        best: The best set so far, initially the given one. All sets have its size.
+        params: Parameters: when the search ends, and how often Bayesian optimisation proposes a
+            set. It uses a Gaussian process with an upper confidence bound over one number per
+            thing. The things with the largest numbers are the set.
+        tried: Each set with its score, and whether it was better than the best before.
     """
 
     things: Sequence[T]
@@ -46,26 +46,26 @@ class SetSearch(Generic[T]):
 
     def __post_init__(self) -> None:
         if not self.over:
-            importlib.import_module("bayes_opt")  # takes seconds, which no step is to pay
+            importlib.import_module("bayes_opt")  # import now: it takes seconds
 
     @property
     def over(self) -> bool:
-        """Whether enough sets were tried."""
+        """Return True if enough sets were tried."""
         lately = [better for *_, better in self.tried[-self.params.patience :]]
         worse = len(lately) == self.params.patience and not any(lately)
         return not self.best or len(self.tried) >= self.params.tries or worse
 
     def propose(self, key: int) -> list[T]:
-        """The set to try next; `key` decides where chance does."""
+        """Return the set to try next. `key` seeds random choices."""
         if self.tried and len(self.tried) % self.params.every == 0:
             return self.suggest()
         return self._of(random.Random(key).sample(range(len(self.things)), len(self.best)))
 
     def tell(self, chosen: list[T], score: float, beside: float) -> bool:
-        """Note a set's score; returns whether it is the best now.
+        """Record a set's score. Return True if it is the best now.
 
         Args:
-            beside: the score that the best one has where this one was scored.
+            beside: Score of the best set on the same text.
         """
         self.tried.append((chosen, score, score > beside))
         if score > beside:
@@ -73,7 +73,7 @@ class SetSearch(Generic[T]):
         return score > beside
 
     def suggest(self) -> list[T]:
-        """The set that the optimiser would try next."""
+        """Return the set that the optimiser would try next."""
         from bayes_opt import BayesianOptimization, acquisition
 
         names = [f"{at:04}" for at in range(len(self.things))]
@@ -86,7 +86,7 @@ class SetSearch(Generic[T]):
             allow_duplicate_points=True,
         )
         optimiser.set_gp_params(alpha=1e-2)
-        with redirect_stdout(None):  # it tells of every duplicate, whatever `verbose` says
+        with redirect_stdout(None):  # it prints every duplicate, whatever `verbose` is
             for chosen, score, _ in self.tried:
                 held = (float(thing in chosen) for thing in self.things)
                 optimiser.register(dict(zip(names, held, strict=True)), score)

@@ -58,7 +58,8 @@ Array = NDArray[Any]
 
 
 def is_adapter(folder: Path) -> bool:
-    """Return True if a folder contains an adapter or the layers of a draft, not a whole model."""
+    """Return True if a folder contains an adapter or the layers of a draft, not a complete
+    model."""
     return (folder / CONFIG).is_file() or is_draft(folder)
 
 
@@ -234,7 +235,7 @@ def _check_parts(folder: Path, parts: dict[str, Array], places: set[str], rank: 
 
 
 def _complete(folder: Path, base: Path, model: Path) -> None:
-    """Write a whole draft: its layers with the target's embeddings and output matrix."""
+    """Write a complete draft: its layers with the target's embeddings and output matrix."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file, save_file
 
@@ -294,7 +295,7 @@ def _mapped(
 
 
 def _read(matrix: Array) -> Array:
-    if matrix.dtype == np.uint16:  # bfloat16: the upper half of a float32
+    if matrix.dtype == np.uint16:  # bfloat16 is the upper half of a float32
         matrix = (matrix.astype(np.uint32) << 16).view(np.float32)
     return matrix.astype(np.float64)
 

@@ -18,7 +18,7 @@ UNITS = {"B": 1e9, "M": 1e6}
 
 
 class Alias(BaseModel):
-    """An entry. Exactly one of `same_as`, `folder` and `hub` gives the place of the checkpoint.
+    """Entry of aliases.yaml. Exactly one of `same_as`, `folder` and `hub` locates the checkpoint.
 
     The fields are explained at the top of aliases.yaml.
     """

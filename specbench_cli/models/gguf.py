@@ -173,7 +173,7 @@ def _write(path: Path, folder: Path) -> None:
 
 
 def _save(tensors: Iterator[tuple[str, Array]], folder: Path) -> None:
-    """Write tensors as safetensors, `SHARD` by `SHARD`. Raises OSError."""
+    """Write tensors as safetensors, with a new file after every `SHARD` bytes. Raises OSError."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 

@@ -158,8 +158,11 @@ def _sentence_piece(file: str, own: Mapping[str, Any]) -> Any:
 def _merges(
     tokens: Sequence[str], scores: Sequence[float], kinds: Sequence[int]
 ) -> list[tuple[str, str]]:
-    """The merges, best first, that SentencePiece derives from its pieces and their scores (Kudo and
-    Richardson, arXiv:1808.06226): it joins the neighbours whose joint piece scores best."""
+    """Return the merges, best first, that SentencePiece derives from its pieces and their scores.
+
+    SentencePiece joins the two neighbours whose joint piece has the best score (Kudo and
+    Richardson, arXiv:1808.06226).
+    """
     rank = {
         token: at
         for at, (token, kind) in enumerate(zip(tokens, kinds, strict=True))

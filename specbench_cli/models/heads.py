@@ -34,7 +34,7 @@ def resolve_head(
     """Find a module of a kind, and download it from the hub if necessary.
 
     Args:
-        source: `OWN`, a hub id (`org/name`), or a folder.
+        source: `AUTO`, a hub id (`org/name`), or a folder.
         in_target: whether the target's files may contain it.
         hint: hint of the error if there is none, for modules that are not heads.
 

@@ -16,12 +16,12 @@ EXCLUDED_FILES = ["*/*", "consolidated*"]
 
 
 class HubDownload(NamedTuple):
-    """A model to download from the hub.
+    """Model to download from the hub.
 
     Attributes:
-        hub_id, revision: place on the hub; revision None is the main branch.
-        size: download size as text.
-        gated: True if the licence must be accepted first.
+        hub_id, revision: Repository and revision on the hub. None is the main branch.
+        size: Download size as text.
+        gated: Whether the licence must be accepted first.
     """
 
     hub_id: str

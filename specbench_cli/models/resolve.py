@@ -33,17 +33,17 @@ ALTERNATIVE = "or run what is shipped: specbench run --target embedded"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint that is on this machine.
+    """Checkpoint on this machine.
 
     Attributes:
-        name: as the user gave it.
-        label: name to print and store: the alias, the hub id, or the name of the folder or file.
-        path: folder with config.json, *.safetensors and the tokenizer. It is never stored.
-        hub_id, revision: place on the hub; the revision is a commit.
-        draft: name of the default draft model.
-        heads: trained modules by kind: a hub id, or a folder next to aliases.yaml.
-        dtype: dtype in which it is published, if known.
-        template: chat template (Jinja) for a tokenizer without one.
+        name: Name as the user gave it.
+        label: Name to print and store: the alias, the hub id, or the name of the folder or file.
+        path: Folder with config.json, *.safetensors and the tokenizer. It is never stored.
+        hub_id, revision: Repository on the hub, and its commit.
+        draft: Name of the default draft model.
+        heads: Trained modules by kind: a hub id, or a folder next to aliases.yaml.
+        dtype: Published dtype, if known.
+        template: Chat template (Jinja) for a tokenizer without one.
         embedded: True for the models that are shipped with specbench.
         shape: True for a shape without weights, which are drawn at random.
     """
@@ -95,11 +95,11 @@ def describe(name: str) -> dict[str, Any]:
 
 
 def resolve(name: str) -> Checkpoint:
-    """Find a checkpoint, downloading it from the hub if need be.
+    """Find a checkpoint, and download it from the hub if necessary.
 
-    An alias comes first, then a folder or GGUF file, then a hub id (`org/name`), first in the
-    local hub cache. A GGUF file is dequantised into specbench's cache at first use, and a low-rank
-    fine-tuning (PEFT's files) added to its model there. `shape:NAME` is a model without weights.
+    An alias comes first, then a folder or GGUF file, then a hub id (`org/name`), first in the local
+    hub cache. A GGUF file is dequantised into specbench's cache at first use. A LoRA adapter
+    (PEFT's files) is merged with its base model there. `shape:NAME` is a model without weights.
 
     Raises:
         UsageError: the short name is unknown, the folder contains no checkpoint, or the kind of

@@ -29,7 +29,7 @@ CLASSES = {
 
 
 class ModelShape(BaseModel):
-    """An entry; the fields are explained at the top of shapes.yaml.
+    """Entry of shapes.yaml. The fields are explained at the top of that file.
 
     Sizes are numbers of values, not bytes. `vocab` is the width of the logits.
     """

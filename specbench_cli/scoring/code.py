@@ -258,11 +258,11 @@ class _Joined:
 
 def _readings_of(code: str) -> Iterator[str]:
     """Yield the possible readings of a block, the most likely one first."""
-    if _starts_indented(code):  # goes on inside the function: whatever is outside comes after it
+    if _starts_indented(code):  # it continues the function; everything outside comes after it
         yield _OUTSIDE.split(code, maxsplit=1)[0]
     yield code
     yield textwrap.dedent(code)
-    if definition := _DEFINITION.search(code):  # after some words
+    if definition := _DEFINITION.search(code):  # if it follows some words
         yield code[definition.start() :]
     yield textwrap.indent(textwrap.dedent(code), "    ")
 
@@ -274,18 +274,18 @@ def _starts_indented(code: str) -> bool:
 def _job(
     program: str, before: str, after: str, reference: str | None
 ) -> dict[str, str | list[str]]:
-    """Job of the tests' process.
+    """Return the job of the tests' process.
 
-    - program: the answer's.
-    - own: what the tests have of their own: what comes before them (HumanEval's helpers), and
-      modules of the standard library: `math.isclose` is not to be the answer's.
-    - stars, starred: the reference solution's lines `from math import *`, and the names that the
-      tests may take from these modules.
-    - asked: the names in the tests that stand for the answer's objects. Builtins and standard
-      modules are never among them, unless the task's function has such a name.
-    - given: the names that the tests' outermost lines bind and the answer may read (MBPP's set-up).
-    - tests: piece by piece where names are given, else as one.
-    - seed: random seed of the tests. It is the same for the reference and for every answer.
+    - program: Program of the answer.
+    - own: Code that belongs to the tests: the code before the answer (HumanEval's helpers), and
+      imports from the standard library. `math.isclose` must not be the answer's.
+    - stars: Lines `from math import *` of the reference solution.
+    - starred: Names that the tests may read from these modules.
+    - asked: Names in the tests that refer to the answer's objects. Builtins and standard modules
+      are never among them, unless the task's function has such a name.
+    - given: Names that the tests' outermost lines bind and the answer may read (MBPP's set-up).
+    - tests: Test code, split into statements if there are `given` names.
+    - seed: Random seed of the tests, the same for the reference and for every answer.
     """
     own = _own(before)
     said, kept = _bound(program), _bound(own)
@@ -316,7 +316,7 @@ def _job(
 
 
 def _asked(before: str, after: str, solution: Mapping[str, str]) -> set[str]:
-    """Return the names in the tests that stand for the answer's objects.
+    """Return the names in the tests that refer to the answer's objects.
 
     These are the names that the reference solution defines. If it defines nothing that the tests
     read, they are the names that neither the tests nor Python define.
@@ -334,7 +334,7 @@ def _is_special(name: str) -> bool:
 
 
 def _globals_read(program: str) -> set[str]:
-    """Return the global names that a program reads, in any scope."""
+    """Return the global names that a program reads in any scope."""
     found: set[str] = set()
     with suppress(*_UNPARSED):
         tables = [symtable.symtable(program, "answer", "exec")]
@@ -354,11 +354,11 @@ def _solution(before: str, reference: str | None) -> str:
 
 
 def _wanted_builtins(before: str, after: str, solution: Mapping[str, str]) -> set[str]:
-    """Return the builtins' names that the task asks the answer to define.
+    """Return the names of builtins that the task requires the answer to define.
 
     These are the names that the reference solution defines. If it defines nothing that the tests
-    read, the name is a builtin's only if the tests read one builtin and no other name that their
-    outermost lines do not bind.
+    read, the result is a builtin only if the tests read exactly one builtin, and no other name that
+    their outermost lines do not bind.
     """
     own = _own(before)
     used = _used(after) - _bound(own).keys()
@@ -486,7 +486,8 @@ def _bound(program: str) -> dict[str, str]:
 
 
 def _unparsed(line: ast.stmt) -> str:
-    """Return the source of a line; "" if it is nested too deeply or holds too large a number."""
+    """Return the source of a line, or "" if it is nested too deeply or contains too large a
+    number."""
     try:
         return ast.unparse(line)
     except (ValueError, RecursionError):
@@ -523,7 +524,7 @@ def _held(
             with suppress(subprocess.TimeoutExpired):
                 counts, said = keeper.communicate(json.dumps(job).encode(), timeout=TIMEOUT_S)
         finally:
-            os.close(ours)  # this kills what is still running
+            os.close(ours)  # this kills the processes that still run
     if keeper.returncode in (sandbox.PASSED, sandbox.FAILED):
         passed = keeper.returncode == sandbox.PASSED and counts
         return list(json.loads(counts)) if passed else None

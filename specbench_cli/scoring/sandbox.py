@@ -42,7 +42,7 @@ from itertools import islice
 from typing import Any, NoReturn, TextIO
 
 PASSED, FAILED, NO_SANDBOX = 86, 87, 88
-"""Exit codes of the keeper. With `NO_SANDBOX`, its standard error says what is not available."""
+"""Exit codes of the keeper. With `NO_SANDBOX`, its standard error names what is not available."""
 
 CPU_S = 10
 MEMORY_BYTES = 2 * 1024**3
@@ -50,7 +50,7 @@ FILE_BYTES = 1024**2
 FOLDER_BYTES = 16 * 1024**2
 OPEN_FILES = 64
 MAX_DRAWN = 100_000
-"""Values that are taken from an iterator which an answer returns."""
+"""Maximum number of values taken from an iterator that an answer returns."""
 
 _LIMITS = {
     resource.RLIMIT_CPU: CPU_S,
@@ -250,13 +250,14 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
     "setsockopt": (54, 208),
     "getsockopt": (55, 209),
 }
-"""System calls that are allowed, by name, as numbers on x86-64 and ARM64. All others fail.
+"""Allowed system calls by name, with their numbers on x86-64 and ARM64. All others fail.
 
-The kernel has no namespace for what the others reach: pages of libraries that other processes use
+The kernel has no namespace for what the others affect: library pages that other processes use
 (`vmsplice`, `splice`, `sendfile`, `mincore`), disks (`sync`, `fallocate`), memory and requests that
-no limit of a process counts (`memfd_create`, `shmget`, `timer_create`, `io_setup`), keys, tracing,
-observation, processes. Python's standard library works without them: `shutil` copies in another
-way."""
+no process limit counts (`memfd_create`, `shmget`, `timer_create`, `io_setup`), keys, tracing,
+monitoring and processes. Python's standard library works without them: `shutil` copies in another
+way.
+"""
 _PAIR_FLAGS = (0, 0x800, 0x80000, 0x80800)  # SOCK_NONBLOCK, SOCK_CLOEXEC
 _FAMILIES = (2, 10)
 """AF_INET and AF_INET6, which the network namespace isolates. It does not isolate AF_UNIX: such a
@@ -276,7 +277,7 @@ process never waits for its own locks; a lock on a library would make programs o
 _WITHOUT_EFFECT = frozenset({"fsync", "fdatasync", "msync", "fadvise64"})
 _DEVICE_COMMANDS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """The `ioctl` commands TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX and FIOCLEX. File systems
-have commands that write a whole disk's cache."""
+have commands that write the cache of an entire disk."""
 _MEMORY_ADVICE = (4, 8)
 """MADV_DONTNEED and MADV_FREE, which `malloc` uses. Other advice merges pages with those of other
 processes, or takes pages of libraries out of memory."""
@@ -306,7 +307,7 @@ def _identity(value: Any) -> Any:
 
 
 _DATA: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
-    # name: type, its parts, and how it is made of them
+    # name: type, function to split it, function to build it
     "list": (list, _identity, _identity),
     "tuple": (tuple, _identity, tuple),
     "dict": (dict, dict.items, dict),
@@ -338,7 +339,7 @@ def encode_value(value: Any, number: Callable[[Any], int], *, draw: bool = True)
 
 
 def decode_value(encoded: Any, find: Callable[[int], Any]) -> Any:
-    """The value that `written` told of; `find` gives the object of a number."""
+    """Return the value that `encode_value` encoded. `find` returns the object of a number."""
     if not isinstance(encoded, dict):
         return encoded
     ((name, inside),) = encoded.items()
@@ -407,7 +408,7 @@ def _serve_answer(calls: int, replies: int) -> None:  # noqa: C901  no globals t
             try:
                 value = commands[command](*(decode_value(encoded, find) for encoded in inputs))
                 reply = json.dumps({"value": encode_value(value, number)})
-            except BaseException as fault:  # of the answer's: SystemExit too
+            except BaseException as fault:  # the answer may raise SystemExit too
                 reply = json.dumps({"raised": _builtin_name(type(fault))})
             print(reply, file=replies_file, flush=True)
         os._exit(FAILED)
@@ -449,13 +450,14 @@ _EXCEPTIONS = {
         kind, StopIteration | StopAsyncIteration | GeneratorExit | BaseExceptionGroup
     )
 }
-"""The exceptions of an answer that the tests see as they are, by name.
+"""Exceptions of an answer that the tests see unchanged, by name.
 
 `StopIteration` and similar exceptions would end a loop over `map` without an error and skip the
-remaining assertions. They become a RuntimeError, as in a generator (PEP 479)."""
+remaining assertions. They become a RuntimeError, as in a generator (PEP 479).
+"""
 
 _DRAWN = "drawn"
-"""First word of a line with a value from an iterator of the tests."""
+"""First word of a line with a value from one of the tests' iterators."""
 
 _HOLDS = "assertion holds"
 """Name of the counting function in the tests' namespace. No program can contain this name."""
@@ -721,7 +723,7 @@ def _clone_into_namespaces() -> int:
     if child == 0:
         os.close(tell)
         if not os.read(mapped, 1):
-            os._exit(FAILED)  # the keeper says why
+            os._exit(FAILED)  # the keeper reports the reason
         return 0
     os.close(mapped)
     try:
@@ -788,7 +790,7 @@ _ALLOW, _KILL, _SUCCEED, _NOT_PERMITTED, _NO_SUCH_CALL = (
 
 
 def _load_argument(place: int) -> tuple[int, int, int, int]:
-    """Return the instruction to load the low half of an argument (the kernel reads an `int`)."""
+    """Return the instruction that loads the low half of an argument (the kernel reads an `int`)."""
     return (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * place)
 
 

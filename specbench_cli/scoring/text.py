@@ -1,4 +1,4 @@
-"""Text answers: exact match as a whole, by sentence or by line; and well-formed JSON."""
+"""Text answers: exact match of the full text, by sentence or by line, and well-formed JSON."""
 
 from __future__ import annotations
 

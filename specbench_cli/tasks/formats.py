@@ -15,17 +15,17 @@ from typing import IO, Any
 EXTENSIONS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt")
 """File extensions that rows can be read from, in any case."""
 GZIP_EXTENSION = ".gz"
-"""Extension of a compressed file, after one of `ENDINGS`."""
+"""Extension of a compressed file, after one of `EXTENSIONS`."""
 
 PROMPT = "prompt"
 """Column of a text that has no column name."""
 
 
 class UnreadableFile(Exception):
-    """A file does not have the format of its extension.
+    """Error for a file that does not have the format of its extension.
 
     Attributes:
-        place: line or row number of the error; None for the file as a whole.
+        place: Line or row number of the error. None for the complete file.
     """
 
     def __init__(self, why: str, place: int | None = None) -> None:
@@ -73,7 +73,7 @@ MAX_BYTES = 4 << 30
 
 
 def read_limited(file: IO[bytes] | gzip.GzipFile) -> bytes:
-    """Return the decompressed content. Raise OSError if it is larger than `MOST_BYTES`."""
+    """Return the decompressed content. Raise OSError if it is larger than `MAX_BYTES`."""
     data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise OSError(f"it holds more than {MAX_BYTES >> 20:,} MiB")

@@ -31,7 +31,7 @@ def resource_limits(seconds: float, extra_bytes: int) -> Iterator[None]:
         extra_bytes: memory in bytes that the code may allocate.
 
     Raises:
-        OutOfTime: the time limit is exceeded.
+        TimeLimitExceeded: the time limit is exceeded.
         MemoryError: the memory limit is exceeded.
     """
     with _memory(extra_bytes), limit_time(seconds, "", TimeLimitExceeded, _AGAIN_S, cpu=True):

@@ -31,14 +31,14 @@ SHIPPED = Path(datasets_cfg.__path__[0])
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A loaded and checked task.
+    """Loaded and checked task.
 
     Attributes:
-        sources: configuration of its files (name, checksum, url, hub id), without local paths.
-        sha256: checksum of the file; with several files, the checksum of their checksums.
-        max_new_tokens: default of the task, or None.
+        sources: Configuration of its files (name, checksum, url, hub id), without local paths.
+        sha256: Checksum of the file; with several files, the checksum of their checksums.
+        max_new_tokens: Default of the task, or None.
         embedded: "plumbing" if speedups of the embedded models are meaningless for this task.
-        samples: number of samples of each prompt; `questions` contains all samples.
+        samples: Number of samples of each prompt. `questions` contains all samples.
     """
 
     name: str

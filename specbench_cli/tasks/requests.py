@@ -57,7 +57,7 @@ def parse_request(row: Mapping[str, Any]) -> ChatRequest:
     """Return the request of a row with `messages`.
 
     Raises:
-        ValueError: the request is not supported; the message says why.
+        ValueError: the request is not supported. The message contains the reason.
     """
     if row.get("tools") or row.get("functions"):
         raise ValueError(

@@ -24,7 +24,7 @@ COLUMNS: Mapping[Column, tuple[str, ...]] = {
     "cluster": ("cluster",),
     "reference": ("reference",),
 }
-"""Default names of each column, unless `fields` in the YAML gives another."""
+"""Default names of each column. `fields` in the YAML overrides them."""
 
 JSON_HINT = (
     'each row is a JSON object with "turns" (a list of texts), "prompt" or "question" (a text), '
@@ -50,7 +50,7 @@ def format_hint(name: str) -> str:
 
 
 class RowError(Exception):
-    """A row is malformed."""
+    """Error for a malformed row."""
 
 
 def read_questions(

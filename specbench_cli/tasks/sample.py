@@ -1,4 +1,4 @@
-"""A balanced, seeded sample of questions."""
+"""Balanced, seeded sample of questions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def _split(
 
 
 def _shares(supply: Mapping[str, int], limit: int, seed: int) -> dict[str, int]:
-    """Distribute `limit` places over groups, one at a time by turns, as far as each group has."""
+    """Distribute `limit` places over groups in turns, one at a time, until a group has no more
+    questions."""
     shares = dict.fromkeys(sorted(supply, key=lambda name: _rank(seed, name)), 0)
     left = min(limit, sum(supply.values()))
     while left:

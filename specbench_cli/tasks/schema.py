@@ -30,21 +30,21 @@ Scorer = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question of a task, all its turns.
+    """Question of a task, with all its turns.
 
     Attributes:
-        prompt_id: unique id "<task>/<id>", with "/<sample>" appended if there are several samples.
+        prompt_id: Unique id "<task>/<id>", with "/<sample>" appended if there are several samples.
             Random numbers are keyed by it, so samples are independent.
-        cluster: id of a group of dependent questions (the template of a generated task, all samples
+        cluster: Id of a group of dependent questions (the template of a generated task, all samples
             of a prompt); otherwise the prompt_id.
-        family, category: stratum of the question; `category` is the word of the dataset.
-        turns: messages of the user by turn.
-        reference: reference answers, if any (one per turn, or one).
-        scorer: scorer of the answers, or None.
-        program: code before and after an answer that is tested by running it.
-        sample: number of the sample from 1; 0 if there is only one.
-        before: messages before the first turn, in recorded traffic.
-        max_new_tokens: maximum number of new tokens of this question, or None.
+        family, category: Stratum of the question. `category` is the dataset's own name.
+        turns: Messages of the user by turn.
+        reference: Reference answers, if any (one per turn, or one).
+        scorer: Scorer of the answers, or None.
+        program: Code before and after an answer that is tested by running it.
+        sample: Number of the sample from 1; 0 if there is only one.
+        before: Messages before the first turn, in recorded traffic.
+        max_new_tokens: Maximum number of new tokens of this question, or None.
     """
 
     prompt_id: str

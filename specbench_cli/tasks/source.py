@@ -1,4 +1,4 @@
-"""Search of a dataset's file: next to its YAML, in $SPECBENCH_DATA, in the cache, or by download.
+"""Lookup of a dataset's file: next to its YAML, in $SPECBENCH_DATA, in the cache, or by download.
 
 The returned content always has the configured checksum.
 """
@@ -31,7 +31,7 @@ ALTERNATIVE = "or use a task without download: specbench run --task mini"
 
 
 class _Unreachable(Exception):
-    """A download failed."""
+    """Error for a failed download."""
 
 
 def create_once(folder: Path, write: Callable[[Path], None]) -> Path:
@@ -102,7 +102,11 @@ def read_source(task: str, source: DatasetSource, folder: Path, obtain: str = ""
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a user's file, decompressed if gzipped. Raise Unreadable if damaged."""
+    """Return the content of a user's file, decompressed if gzipped.
+
+    Raises:
+        UnreadableFile: the file is damaged.
+    """
     try:
         return _uncompressed(path.read_bytes())
     except (OSError, EOFError, zlib.error) as fault:
