@@ -46,7 +46,7 @@ def provide_rates(plan: Plan, bench: Bench, run_dir: RunDir, view: RunView) -> P
                 rates[label] = _measure_rate(plan, bench, by_label[label])
             except Exception as failure:  # the method will fail in the run too, and report it
                 view.note(f"no random control of {label}: {describe_failure(failure)}")
-    rest = plan.without({control for control, like in sources.items() if like not in rates})
+    rest = plan.drop_methods({control for control, like in sources.items() if like not in rates})
     rest = replace(
         rest, method_runs=tuple(_with_rate(method_run, rates) for method_run in rest.method_runs)
     )
@@ -58,8 +58,8 @@ def _with_rate(method_run: MethodRun, rates: dict[str, float]) -> MethodRun:
     like = get_acceptance_source(method_run.method)
     if like is None:
         return method_run
-    passed = {**method_run.passed, "rate": rates[like]}
-    return replace(method_run, passed=passed)
+    passed = {**method_run.user_params, "rate": rates[like]}
+    return replace(method_run, user_params=passed)
 
 
 def _measure_rate(plan: Plan, bench: Bench, method_run: MethodRun) -> float:
@@ -72,7 +72,7 @@ def _measure_rate(plan: Plan, bench: Bench, method_run: MethodRun) -> float:
     by_step = isinstance(method_run.method.params, SegmentParams)
     passed = judged = 0
     for question in plan.questions[:: -(-len(plan.questions) // MAX_QUESTIONS)]:
-        ids, budget = bench.prompt(question), plan.budget(question)
+        ids, budget = bench.prompt(question), plan.max_new_tokens(question)
         workspace.reserve(len(ids) + budget)
         request = bench.request(question.prompt_id, 1, ids, bench.stop(budget))
         session = Session(workspace, request, plan.sampling, memory=memory)

@@ -311,7 +311,7 @@ class Repeat:
             key = prompt.prompt_id, prompt.turn, method_run.label, number
             if method_run.label in self._dropped or key in self._answers.done:
                 continue
-            stop = self._bench.stop(self._plan.budget(question))
+            stop = self._bench.stop(self._plan.max_new_tokens(question))
             replays = self._plan.config.verify == REPLAY and not method_run.method.peer
             cell = Measurement(
                 method_run,
@@ -341,7 +341,7 @@ class Repeat:
     ) -> list[list[int] | None]:
         """Measure the missing outputs of one batch of prompts. Return vanilla's outputs."""
         requests = [
-            self._bench.request_for(prompt, self._plan.budget(question))
+            self._bench.request_for(prompt, self._plan.max_new_tokens(question))
             for question, prompt in asked
         ]
         turns = [

@@ -223,7 +223,7 @@ def brief(reading: Reading) -> str:
             proof=text.proof(reading.summary),
         )
     )
-    return output.plain(rendered)
+    return output.escape_hidden(rendered)
 
 
 def heading(reading: Reading) -> str:
