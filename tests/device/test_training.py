@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from methods._heads.module import heads
+from methods._heads.module import get_head_classes
 from specbench_cli.engine.models.load import module_in
 from specbench_cli.training import replies
 from specbench_cli.training.heads import losses
@@ -91,7 +91,7 @@ def first_loss(place, device, kind, room):
     """A new head's loss on a batch of kept rows, which are on a device that has room for them."""
     target = module_in(place, device, torch.float32)
     config = target.config
-    schedule = replace(HeadSchedule.own(heads()[kind], "tiny", 16), says=40)
+    schedule = replace(HeadSchedule.own(get_head_classes()[kind], "tiny", 16), says=40)
     answers = [token % config.vocab_size for token in range(300)]
     head = build(
         schedule, config, 0, answers, lambda taps: torch.ones(len(taps) * config.hidden_size)

@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from methods._heads.files import HeadShape
-from methods._heads.module import heads
+from methods._heads.module import get_head_classes
 from methods._heads.slots import HeadInput, PastKeyValues
 from methods.chimera.head import ChimeraHead
 from methods.eagle.head import EagleHead
@@ -381,7 +381,7 @@ def test_a_head_begins_as_the_best_linear_guess_of_the_targets_next_row(
         rows = read_target(target, ids[None], (-1,)).normed[0]
         texts.append((ids, rows, rows))
     shape = HeadShape(16, 24, 2, 2, 8)
-    head = heads()[kind](shape, {}, ("fc.bias",) if kind == "eagle" else ())
+    head = get_head_classes()[kind](shape, {}, ("fc.bias",) if kind == "eagle" else ())
     head.init_weights(0.2)
     begin_linear(head, target, texts)
     reads, wanted = [], []
@@ -435,7 +435,7 @@ def test_a_head_for_it_says_a_part_of_the_vocabulary_whether_stopped_or_not(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     for out in (whole, parts):
         shutil.copytree(answered, out)
-    plan = trainer(whole, folder).schedule(heads()[kind])
+    plan = trainer(whole, folder).schedule(get_head_classes()[kind])
     stages = tuple(replace(stage, steps=4, sequences=1, length=400) for stage in plan.stages)
     assert isinstance(plan, HeadSchedule)
     plan = replace(plan, stages=stages, warmup_steps=1, says=100)
@@ -528,7 +528,7 @@ def test_a_target_of_another_kind_is_refused(folder: Path, tmp_path: Path) -> No
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "model_type": "phi3"}))
     with pytest.raises(UsageError, match="this target is a phi3"):
-        trainer(tmp_path / "out", other).schedule(heads()["eagle"])
+        trainer(tmp_path / "out", other).schedule(get_head_classes()["eagle"])
 
 
 def test_the_commands_train_for_it(

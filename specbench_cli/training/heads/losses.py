@@ -122,7 +122,9 @@ def unroll(
         weight = weight[head.says]
     following = torch.cat([ids[:, 1:], ids[:, -1:]], 1)
     places = read.chats.positions
-    out = head(HeadInput(embed(following), head.read(read.features), places, past, slots))
+    out = head(
+        HeadInput(embed(following), head.project_features(read.features), places, past, slots)
+    )
     steps = min(steps, head.levels or steps)
     for step in range(steps):
         inside, valid = placed(starts, slots, step)
@@ -312,10 +314,10 @@ def head_loss(
             with torch.no_grad():
                 if kept is None:
                     read = read_target(target, ids, head.taps, batch.starts)
-                    said = None if aim.text else what_is_said(target, read.normed, says)
+                    said = None if aim.text_labels else what_is_said(target, read.normed, says)
                 else:
                     read = kept.read(batch)
-                    said = None if aim.text else kept.said(batch, read.normed, says)
+                    said = None if aim.text_labels else kept.said(batch, read.normed, says)
             if noise is not None:
                 read = read._replace(features=read.features + noise)
             weights = within(batch, read.chats)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from methods._heads.module import DraftHead, ParallelHead, heads
+from methods._heads.module import DraftHead, ParallelHead, get_head_classes
 from methods._heads.recipe import Objective
 from specbench_cli import files
 from specbench_cli.engine.models.checkpoint import ConfigFacts, config_facts, read_tokenizer
@@ -192,7 +192,7 @@ class HeadTrainer:
         """
         folder = self._claimed(schedule, "levels" if loss == "ttt" else loss)
         head, levels = build_stateless(kind, self._model, self.seed)
-        aim = Objective(levels, kind.decay, text=loss == "paper")
+        aim = Objective(levels, kind.decay, text_labels=loss == "paper")
         result = self._fit(head, schedule, aim, folder)
         with files.staging_folder(self.out / schedule.name, overwrite=None) as staging:
             head.half().save(staging, **self._facts, loss=loss)
@@ -364,7 +364,7 @@ class HeadTrainer:
         if isinstance(encode, TemplateEncoder):
             problems = self.gsm8k[:-KEPT_BACK]
             asks = own_asks(encode, problems, self.seed, self.n_replies)
-            kind = heads().get(self.keeps)
+            kind = get_head_classes().get(self.keeps)
             taps = (NORMED,) if kind is None else kind.choose_layers(self._known.n_layers)
             rows = self._rows(taps)
             return self._replies("replies", asks, rows)
