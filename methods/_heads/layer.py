@@ -38,7 +38,7 @@ class HeadStack(FusedStack, Head, Artifact):
 
     Args:
         shape, rotary: Sizes and rotary embedding of the layers.
-        taps: Captured layers; see `Head`.
+        captured_layers: See `Head`.
 
     Attributes:
         module: Class of the torch module that is fused, also an `Artifact`.
@@ -50,11 +50,11 @@ class HeadStack(FusedStack, Head, Artifact):
     _end: Tensor | None = None  # the norm of what leaves the last layer, if there is one
 
     def __init__(
-        self, shape: HeadShape, rotary: nn.Module, target: Decoder, taps: tuple[int, ...]
+        self, shape: HeadShape, rotary: nn.Module, target: Decoder, captured_layers: tuple[int, ...]
     ) -> None:
         device, dtype = target.device, target.dtype
         super().__init__(shape, rotary, name=self.kind, device=device, dtype=dtype)
-        self.target, self.taps = target, taps
+        self.target, self.captured_layers = target, captured_layers
         self.vocab_size, self.max_positions = target.vocab_size, target.max_positions
 
     @classmethod
@@ -115,7 +115,7 @@ class LayerHead(HeadStack):
 
     def __init__(self, module: DraftHead, target: Decoder) -> None:
         shape, own = module.shape, module.layer
-        super().__init__(shape, own.self_attn.rotary, target, module.taps)
+        super().__init__(shape, own.self_attn.rotary, target, module.captured_layers)
         self.levels = module.levels
         read = self._reader(shape, module.state_dict())
         normed = own.input_layernorm is not None

@@ -60,8 +60,8 @@ class DraftHead(nn.Module, ABC):
         layouts: Checkpoint layouts. Training writes the first.
         config: Entries of config.json that training writes besides the sizes.
         recipe: Training recipe.
-        taps: Target layers whose outputs the head reads side by side (aux hidden states), or
-            `NORMED`.
+        captured_layers: Target layers whose outputs the head reads side by side (aux hidden
+            states), or `NORMED`.
         hidden_first: Whether `fc` reads the features before the embedding.
         levels: Maximum number of draft steps. None: no limit.
         says: Target ids that the head can draft. None: all.
@@ -77,7 +77,7 @@ class DraftHead(nn.Module, ABC):
     lm_head: nn.Linear | None
     embed_tokens: nn.Embedding | None
     vocabulary: HeadVocabulary | None = None
-    taps: tuple[int, ...] = (NORMED,)
+    captured_layers: tuple[int, ...] = (NORMED,)
     hidden_first: bool = False
     levels: int | None = None
     says: Tensor | None
@@ -114,7 +114,7 @@ class DraftHead(nn.Module, ABC):
     @classmethod
     def choose_layers(cls, _n_layers: int) -> tuple[int, ...]:
         """Return the captured layers of a new head, for a target with `_n_layers` layers."""
-        return cls.taps
+        return cls.captured_layers
 
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
@@ -269,12 +269,12 @@ class ParallelHead(nn.Module, ABC):
     """Head in training that drafts all tokens in one forward.
 
     Attributes:
-        kind, recipe, taps: See `DraftHead`.
+        kind, recipe, captured_layers: See `DraftHead`.
     """
 
     kind: ClassVar[str]
     recipe: ClassVar[HeadRecipe]
-    taps: tuple[int, ...] = (NORMED,)
+    captured_layers: tuple[int, ...] = (NORMED,)
 
     @classmethod
     @abstractmethod

@@ -81,7 +81,7 @@ class UnfusedHead(Head, Artifact):
 
     def __init__(self, module: TwoStepHead, target: Decoder) -> None:
         self.head = module.to(target.device, target.dtype).requires_grad_(False).eval()
-        self.target, self.name, self.taps = target, self.kind, module.taps
+        self.target, self.name, self.captured_layers = target, self.kind, module.captured_layers
         self.device, self.dtype = target.device, target.dtype
         self.vocab_size, self.hidden_size = target.vocab_size, target.hidden_size
         self.max_positions = target.max_positions
@@ -140,7 +140,7 @@ class UnfusedHead(Head, Artifact):
         assert isinstance(state, KVState)
         self.ran += 1
         embedded = self.target.embed(x.ids)
-        if x.rows.shape[-1] == self.hidden_size * len(self.taps):
+        if x.rows.shape[-1] == self.hidden_size * len(self.captured_layers):
             n, first = x.ids.shape[1], state.length()
             self._write(state, embedded, x.rows)
             n_logits = n if logits_at == "all" else 1

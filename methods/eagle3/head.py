@@ -73,14 +73,14 @@ class Eagle3(JoinedHead):
         rope: Mapping[str, Any],
         has: Collection[str] = (),
         *,
-        taps: tuple[int, ...],
+        captured_layers: tuple[int, ...],
         reads: int,
         own: HeadVocabulary,
         size: Tensor | None = None,
         norm_first: bool = False,
     ) -> None:
         super().__init__(shape, rope, own=own)
-        self.taps, self.norm_first = taps, norm_first
+        self.captured_layers, self.norm_first = captured_layers, norm_first
         self.fc = nn.Linear(reads, shape.hidden_size, bias="fc.bias" in has)
         self.layer = LlamaLayer(2 * shape.hidden_size, shape, rope, has, normed=False)
         self.enorm, self.hnorm, self.norm = (self.new_norm() for _ in range(3))
@@ -100,12 +100,14 @@ class Eagle3(JoinedHead):
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
         """Return an untrained head, scaled for the target's hidden states."""
-        taps, own = (
+        captured_layers, own = (
             cls.choose_layers(target.n_layers),
             target.choose_vocabulary(cls.recipe.draft_vocab_size),
         )
-        size = target.row_scale(taps)
-        return cls(shape, rope, taps=taps, reads=len(size), own=own, size=size)
+        size = target.row_scale(captured_layers)
+        return cls(
+            shape, rope, captured_layers=captured_layers, reads=len(size), own=own, size=size
+        )
 
     def init_weights(self, std: float) -> None:
         """Draw weights that preserve the magnitude of their input.
@@ -122,10 +124,16 @@ class Eagle3(JoinedHead):
     @classmethod
     def new_small(cls, shape: HeadShape, target: Decoder) -> Self:
         """Return a head that can draft every second id, and the first two."""
-        taps, ids = official_layers(target.n_layers), target.vocab_size
+        captured_layers, ids = official_layers(target.n_layers), target.vocab_size
         says = torch.tensor([0, 1, *range(2, ids, 2)], device="cpu")
         own = HeadVocabulary(ids, says, has_output_matrix=True)
-        return cls(shape, {}, taps=taps, reads=len(taps) * shape.hidden_size, own=own)
+        return cls(
+            shape,
+            {},
+            captured_layers=captured_layers,
+            reads=len(captured_layers) * shape.hidden_size,
+            own=own,
+        )
 
     @classmethod
     def init_args(cls, files: LoadedHead, target: Decoder) -> dict[str, Any]:
@@ -135,12 +143,17 @@ class Eagle3(JoinedHead):
         if found != (d, wide) or wide == d:
             needs = f"this target's rows of {target.hidden_size}, three at a time, need {[d, wide]}"
             raise head_mismatch(files, f"fc is {list(found)}; {needs}")
-        own, taps = (
+        own, captured_layers = (
             HeadVocabulary.from_files(files, target),
             files.find_captured_layers(target.n_layers),
         )
         norm_first = bool(files.config.get("norm_before_residual", False))
-        return {"taps": taps, "reads": wide, "own": own, "norm_first": norm_first}
+        return {
+            "captured_layers": captured_layers,
+            "reads": wide,
+            "own": own,
+            "norm_first": norm_first,
+        }
 
     def project_features(self, features: Tensor) -> Tensor:
         """Join the hidden states of three layers."""

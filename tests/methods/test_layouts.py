@@ -178,7 +178,7 @@ def written(folder, tensors, config):
 
 
 def logits(head):
-    width = sum(head.target.hidden_size for _ in head.taps)
+    width = sum(head.target.hidden_size for _ in head.captured_layers)
     rows = torch.randn(1, 5, width, generator=torch.Generator().manual_seed(3))
     return head.forward(Features(ID, rows), head.new_state(8), logits_at="all").logits
 
@@ -190,7 +190,10 @@ def test_equal_weights_in_every_layout_make_the_same_head(tmp_path, target, made
     loaded = kind.load(folder, {"target": target})
     plain = kind.from_files(made[kind], target)
     torch.testing.assert_close(logits(loaded), logits(plain), rtol=1e-5, atol=1e-5)
-    assert (loaded.taps, loaded.weight_bytes) == (plain.taps, plain.weight_bytes)
+    assert (loaded.captured_layers, loaded.weight_bytes) == (
+        plain.captured_layers,
+        plain.weight_bytes,
+    )
 
 
 @LAYOUTS

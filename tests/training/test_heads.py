@@ -73,7 +73,7 @@ def new(kind: str, target: LlamaConfig, mlp: int, n_layers: int, says: Tensor) -
         n_layers,
         target.vocab_size,
         lambda n: says if n else torch.arange(target.vocab_size),
-        lambda taps: torch.full((len(taps) * target.hidden_size,), 4.0),
+        lambda captured_layers: torch.full((len(captured_layers) * target.hidden_size,), 4.0),
     )
     shape = head_build.shape_of(config)
     return get_head_classes()[kind].new(shape, {"rope_parameters": config.rope_parameters}, taught)
@@ -112,7 +112,7 @@ def drafted(
     if slots is None:
         slots = torch.arange(ids.shape[1])[None]
     with torch.no_grad():
-        read = read_target(target, ids, head.taps, starts_of(ids))
+        read = read_target(target, ids, head.captured_layers, starts_of(ids))
         return [step.logits for step in unroll(head, target, ids, read, slots, steps)]
 
 
@@ -125,7 +125,7 @@ def chain_of_one_slot(
     the target's up to `slot` and the head's own after it.
     """
     with torch.no_grad():
-        read = read_target(target, ids, head.taps, starts_of(ids))
+        read = read_target(target, ids, head.captured_layers, starts_of(ids))
         known = head.project_features(read.features)[:, : slot + 1]
         rows = []
         for step in range(steps):
@@ -172,7 +172,7 @@ def test_the_first_step_is_a_plain_teacher_forced_pass(
 ) -> None:
     head, ids = make(kind), text(chats=(LENGTH,))[:, :-1]
     with torch.no_grad():
-        read = read_target(target, ids, head.taps, starts_of(ids))
+        read = read_target(target, ids, head.captured_layers, starts_of(ids))
         following = torch.cat([ids[:, 1:], ids[:, -1:]], 1)
         out = dense(
             head, target.model.embed_tokens(following), head.project_features(read.features)
@@ -305,15 +305,19 @@ def test_the_most_frequent_tokens_are_kept_in_the_order_of_their_ids() -> None:
 
 
 @pytest.mark.parametrize("n_layers", [1, 2, 3, 5, 8, 15])
-def test_of_few_layers_the_last_is_the_highest_tap(n_layers: int, target: LlamaForCausalLM) -> None:
-    found = new("eagle3", target.config, 24, n_layers, SAYS).taps
+def test_of_few_layers_the_last_is_the_highest_captured_layer(
+    n_layers: int, target: LlamaForCausalLM
+) -> None:
+    found = new("eagle3", target.config, 24, n_layers, SAYS).captured_layers
     assert found[-1] == n_layers - 1
-    assert all(0 <= tap < n_layers for tap in found)
+    assert all(0 <= layer < n_layers for layer in found)
 
 
-def test_of_many_layers_the_taps_are_the_official_codes(target: LlamaForCausalLM) -> None:
-    assert new("eagle3", target.config, 24, 32, SAYS).taps == (1, 15, 28)
-    assert new("eagle3", target.config, 24, 16, SAYS).taps == (1, 7, 12)
+def test_of_many_layers_the_captured_layers_are_the_official_codes(
+    target: LlamaForCausalLM,
+) -> None:
+    assert new("eagle3", target.config, 24, 32, SAYS).captured_layers == (1, 15, 28)
+    assert new("eagle3", target.config, 24, 16, SAYS).captured_layers == (1, 7, 12)
 
 
 LAYER = {
@@ -370,7 +374,11 @@ def test_a_file_has_the_published_names_and_shapes_in_fp16(
     config = json.loads((tmp_path / "config.json").read_text())
     assert {name: tuple(value.shape) for name, value in stored.items()} == NAMES[kind]
     assert all(v.dtype == torch.float16 for n, v in stored.items() if n not in ("d2t", "t2d"))
-    assert config["specbench"] == {"kind": kind, "target_sha256": "ab", "taps": list(head.taps)}
+    assert config["specbench"] == {
+        "kind": kind,
+        "target_sha256": "ab",
+        "taps": list(head.captured_layers),
+    }
     assert config["num_hidden_layers"] == 1
     assert config.get("draft_vocab_size") == (len(SAYS) if kind == "eagle3" else None)
 
@@ -421,7 +429,7 @@ def test_biases_norms_of_heads_and_shared_keys_are_trained_as_they_are_drafted_w
         drawn[f"layer.self_attn.{name}.bias"] = torch.randn(size[0], generator=seed)
     for name in ("q_norm", "k_norm"):
         drawn[f"layer.self_attn.{name}.weight"] = 0.5 + torch.rand(6, generator=seed)
-    config = {"specbench": {"taps": list(plain.taps)}}
+    config = {"specbench": {"taps": list(plain.captured_layers)}}
     files = replace(plain.as_loaded(), tensors=drawn, shape=shape, config=config)
     target.save_pretrained(tmp_path / "target")
     decoder = load_decoder(tmp_path / "target", name="target")
@@ -434,9 +442,12 @@ def follow(
 ) -> None:
     """A head's fused form drafts, from a slot on, what training unrolls."""
     decoder = drafts.target
-    layers = tuple(tap for tap in drafts.taps if tap != NORMED)
-    read = decoder.forward(Tokens(ids), decoder.new_state(LENGTH), taps=layers)
-    rows, state = features(read, drafts.taps, decoder)[None, : slot + 1], drafts.new_state(LENGTH)
+    layers = tuple(at for at in drafts.captured_layers if at != NORMED)
+    read = decoder.forward(Tokens(ids), decoder.new_state(LENGTH), captured_layers=layers)
+    rows, state = (
+        features(read, drafts.captured_layers, decoder)[None, : slot + 1],
+        drafts.new_state(LENGTH),
+    )
     tokens = ids[:, 1 : slot + 2]
     says = torch.arange(VOCABULARY) if head.says is None else head.says
     for expected in drafted(head, target, ids, 4, torch.tensor([[slot]])):

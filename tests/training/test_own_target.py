@@ -63,7 +63,7 @@ TEMPLATE = (
 )
 PROBLEMS = [[(f"What is {n} plus {n}?", str(2 * n))] for n in range(120)]
 CPU = torch.device("cpu")
-TAPS = (1, 4, 7)
+CAPTURED_LAYERS = (1, 4, 7)
 
 
 class Killed(Exception):
@@ -300,7 +300,7 @@ def test_two_processes_do_not_write_the_same_replies(
 def seen(folder: Path, asks: list[Ask], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Replies made while rows of three layers were kept."""
     place = tmp_path_factory.mktemp("seen")
-    sample(folder, asks, place / "replies.jsonl", RowFiles(place, TAPS, 16))
+    sample(folder, asks, place / "replies.jsonl", RowFiles(place, CAPTURED_LAYERS, 16))
     return place
 
 
@@ -309,11 +309,11 @@ def test_rows_kept_while_replies_are_made_are_the_targets(
 ) -> None:
     given = written(seen / "replies.jsonl")
     assert replies_of(seen / "replies.jsonl") == replies_of(made)
-    rows, best = RowFiles(seen, TAPS, 16).held()
+    rows, best = RowFiles(seen, CAPTURED_LAYERS, 16).held()
     assert len(rows) == len(best) == sum(reply.size for reply in given)
     for reply in given:
         ids = torch.tensor([[*reply.prompt, *reply.answer]])
-        read = read_target(target, ids, TAPS)
+        read = read_target(target, ids, CAPTURED_LAYERS)
         true = torch.cat([read.features, read.normed], -1)[0, :-1]
         span = slice(reply.first, reply.first + reply.size - 1)  # the last token is not fed
         torch.testing.assert_close(torch.tensor(rows[span]).float(), true, atol=1e-4, rtol=1e-3)
@@ -331,17 +331,17 @@ def test_rows_of_a_killed_run_stay_beside_their_replies(
     file.write_bytes(file.read_bytes()[:-9])  # rows of a reply that is not whole
     if cut == 2:  # and rows that lack
         rows.write_bytes(rows.read_bytes()[:5000])
-    sample(folder, asks, file, RowFiles(tmp_path, TAPS, 16))
-    ours, theirs = (RowFiles(place, TAPS, 16).held()[0] for place in (tmp_path, seen))
+    sample(folder, asks, file, RowFiles(tmp_path, CAPTURED_LAYERS, 16))
+    ours, theirs = (RowFiles(place, CAPTURED_LAYERS, 16).held()[0] for place in (tmp_path, seen))
     pairs = zip(placed(tmp_path), placed(seen), strict=True)
     for (at, n), (there, _) in pairs:
         mine, others = ours[at : at + n], theirs[there : there + n]
         torch.testing.assert_close(torch.tensor(mine), torch.tensor(others), atol=2e-3, rtol=2e-3)
 
 
-@pytest.mark.parametrize("taps", [(-1,), (1, 4, 7)])
+@pytest.mark.parametrize("captured_layers", [(-1,), (1, 4, 7)])
 def test_kept_rows_are_the_targets(
-    taps: tuple[int, ...],
+    captured_layers: tuple[int, ...],
     made: Path,
     target: LlamaForCausalLM,
     tmp_path: Path,
@@ -349,16 +349,16 @@ def test_kept_rows_are_the_targets(
 ) -> None:
     """In fp32, whatever the processor multiplies: what is left is the rounding of the file."""
     monkeypatch.setattr(head_losses, "autocast", lambda _: nullcontext())
-    given, files = written(made), RowFiles(tmp_path, taps, 16)
-    Kept(files, target, taps, given[:3])
+    given, files = written(made), RowFiles(tmp_path, captured_layers, 16)
+    Kept(files, target, captured_layers, given[:3])
     file = next(tmp_path.glob("*.f16"))
     file.write_bytes(file.read_bytes()[:-7])  # a run that was killed
     with files.alone(), pytest.raises(UsageError, match="another process"):
-        Kept(RowFiles(tmp_path, taps, 16), target, taps, given)
-    kept, says = Kept(files, target, taps, given), torch.arange(0, 280, 3)
+        Kept(RowFiles(tmp_path, captured_layers, 16), target, captured_layers, given)
+    kept, says = Kept(files, target, captured_layers, given), torch.arange(0, 280, 3)
     source = head_trainer.Replies(END, lambda: [reply.encoded() for reply in given])
     batch = source.batch(2, 128)
-    true = read_target(target, batch.inputs, taps, batch.starts)
+    true = read_target(target, batch.inputs, captured_layers, batch.starts)
     read, real = kept.read(batch), batch.weights > 0
     torch.testing.assert_close(read.features[real], true.features[real], atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(read.normed[real], true.normed[real], atol=2e-3, rtol=2e-3)

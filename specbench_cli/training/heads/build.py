@@ -134,7 +134,7 @@ def build(
 
     Args:
         answers: tokens that the target answered with; those that a head can say are counted there.
-        size: how large the target's rows are at such taps.
+        size: how large the target's rows are at such captured layers.
     """
     torch.manual_seed(seed)
     config, ids = head_config(target, schedule.mlp), target.vocab_size
@@ -160,8 +160,8 @@ def begin_linear(
     Ridge regression (Hoerl and Kennard, Technometrics 12, 1970, equation 2.1), on `LINEAR_TOKENS`.
 
     Args:
-        texts: ids [n], features [n, taps * width] and normed rows [n, width] of each; the last
-            ones of a text are not read.
+        texts: ids [n], features [n, captured layers * width] and normed rows [n, width] of each;
+            the last ones of a text are not read.
     """
     norm, sums, seen = target.model.norm.weight, list[Tensor](), 0
     for ids, features, normed in texts:
@@ -296,7 +296,7 @@ def export(head: DraftHead, config: LlamaConfig, folder: Path, facts: dict[str, 
         **head.file_config(),
         **told,
         "dtype": "float16",
-        "specbench": {**facts, "taps": list(head.taps)},
+        "specbench": {**facts, "taps": list(head.captured_layers)},
     }
     write_head(folder, tensors(head), words)
 

@@ -31,7 +31,7 @@ Drafter = DraftHead | FeatureHead | ParallelHead
 class Read(NamedTuple):
     """What the frozen target gives for ids [sequences, n].
 
-    features: rows of the tapped layers side by side; normed: those its output matrix reads.
+    features: rows of the captured layers side by side; normed: those its output matrix reads.
     """
 
     chats: Chats
@@ -66,7 +66,7 @@ class Step(NamedTuple):
 def read_target(
     target: LlamaForCausalLM,
     ids: Tensor,
-    taps: tuple[int, ...],
+    captured_layers: tuple[int, ...],
     starts: Tensor | None = None,
 ) -> Read:
     """The frozen target's rows; call it under autocast and no_grad. `starts` as of `Batch`."""
@@ -79,7 +79,7 @@ def read_target(
         rows = layer(rows, attention_mask=chats.mask, position_embeddings=rotary)
         leaving.append(rows)
     normed = body.norm(rows)
-    read = [normed if tap == NORMED else leaving[tap] for tap in taps]
+    read = [normed if at == NORMED else leaving[at] for at in captured_layers]
     return Read(chats, torch.cat(read, -1), normed)
 
 
@@ -229,7 +229,7 @@ class Kept:
 
     Args:
         files: what was kept while the replies were made; the rest is computed.
-        taps: those of the files.
+        captured_layers: those of the files.
         replies: the first of the file that they lie in.
     """
 
@@ -237,11 +237,15 @@ class Kept:
         self,
         files: RowFiles,
         target: LlamaForCausalLM,
-        taps: tuple[int, ...],
+        captured_layers: tuple[int, ...],
         replies: Sequence[Reply],
     ) -> None:
-        self._target, self._taps, self._width = target, taps, target.config.hidden_size
-        self._own = len(taps) * self._width
+        self._target, self._captured_layers, self._width = (
+            target,
+            captured_layers,
+            target.config.hidden_size,
+        )
+        self._own = len(captured_layers) * self._width
         files.follow(replies, self._read_reply)
         rows, best = files.held()
         last = max(replies, key=lambda reply: reply.first)
@@ -287,9 +291,11 @@ class Kept:
         target = self._target
         ids = torch.tensor([list(reply)], device=target.device)
         with autocast(ids.device):
-            read = read_target(target, ids, self._taps)
+            read = read_target(target, ids, self._captured_layers)
             best = target.lm_head(read.normed)[0].argmax(-1)
-        parts = [read.features] if self._taps == (NORMED,) else [read.features, read.normed]
+        parts = (
+            [read.features] if self._captured_layers == (NORMED,) else [read.features, read.normed]
+        )
         return KeptRows(torch.cat(parts, -1)[0].half(), best)
 
 
@@ -313,7 +319,7 @@ def head_loss(
         with autocast(ids.device):
             with torch.no_grad():
                 if kept is None:
-                    read = read_target(target, ids, head.taps, batch.starts)
+                    read = read_target(target, ids, head.captured_layers, batch.starts)
                     said = None if aim.text_labels else what_is_said(target, read.normed, says)
                 else:
                     read = kept.read(batch)
@@ -343,7 +349,7 @@ def head_loss(
 
     def drawn(batch: Batch) -> Tensor:
         batch = batch.to(device)
-        wide = len(head.taps) * target.config.hidden_size
+        wide = len(head.captured_layers) * target.config.hidden_size
         return step(batch, _noise(batch, wide, aim.noise) if aim.noise else None)
 
     return drawn
