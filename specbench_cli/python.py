@@ -88,7 +88,7 @@ def run(
         file,
         permission.permit_all if trust else permission.check,
     )
-    from specbench_cli.measure import run as measure_run
+    from specbench_cli.measure.run import measure_run, start_run
     from specbench_cli.plan.matrix import is_matrix
     from specbench_cli.report import outputs
     from specbench_cli.store.run_dir import RunDir, register_run
@@ -106,9 +106,9 @@ def run(
         # transformers warns on import in a notebook without ipywidgets. Its progress bar is never
         # drawn.
         warnings.filterwarnings("ignore", message="IProgress not found")
-        plan, run_dir = measure_run.start(run_config, sources, folder, view)
+        plan, run_dir = start_run(run_config, sources, folder, view)
         with show_resume_command(run_dir.path, view, is_repeat=False):
-            result = measure_run.run(plan, run_dir, view, fresh=True)
+            result = measure_run(plan, run_dir, view, fresh=True)
             found = Run(outputs.write_outputs(RunDir.open(result.run_dir)))
     register_run(run_dir.path)
     if result.noisy:

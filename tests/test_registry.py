@@ -99,7 +99,8 @@ def test_a_class_inherits_what_its_base_declares_but_for_name_and_aliases():
 
 
 def test_reading_the_registry_imports_no_torch():
-    code = "import sys; from specbench_cli import registry; registry.built_in_methods(); registry.papers('sps')"
+    code = "import sys; from specbench_cli import registry"
+    code += "; registry.built_in_methods(); registry.papers('sps')"
     code += "; assert not {'torch', 'methods.sps'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -21,7 +21,7 @@ from specbench_cli.measure.quiet import TIMES_VOID
 from specbench_cli.measure.repeat_process import TUNING
 
 if TYPE_CHECKING:
-    from specbench_cli.measure.view import RunProgress
+    from specbench_cli.measure.view import PromptProgress
     from specbench_cli.store.schema import Record
 
 BASELINE = "vanilla"
@@ -142,11 +142,11 @@ class ProgressDisplay:
         """Show a stage that is not a prompt."""
         self._stage = text
 
-    def prompt(self, progress: RunProgress) -> None:
+    def prompt(self, progress: PromptProgress) -> None:
         """Show that prompts were measured."""
         self._stage = format_progress(self.add_report_time(progress))
 
-    def add_report_time(self, progress: RunProgress) -> RunProgress:
+    def add_report_time(self, progress: PromptProgress) -> PromptProgress:
         """Add the time for the report to the ETA. A tuning has no report."""
         if progress.left_s is None or progress.part == TUNING:
             return progress
@@ -164,7 +164,7 @@ class ProgressDisplay:
         self._n_done += 1
         self.speedups = self._live_speedups.add(record)
 
-    def handed_over(self) -> None:
+    def hand_over(self) -> None:
         """Pause the display while another process continues the run and shows its own."""
 
     def note(self, text: str) -> None:
@@ -184,7 +184,7 @@ class ProgressDisplay:
         return "  ".join(filter(None, [self._window, *speedups, more]))
 
 
-def format_progress(progress: RunProgress) -> str:
+def format_progress(progress: PromptProgress) -> str:
     """Return the current prompt and the ETA."""
     part, prompt, prompts, left_s = progress
     place = f"prompt {prompt} of {prompts} done" if prompt else f"prompt 1 of {prompts}"
@@ -260,7 +260,7 @@ class BarDisplay(ProgressDisplay):
             self._bar.start()  # another process may have used the terminal
         self._draw()
 
-    def prompt(self, progress: RunProgress) -> None:
+    def prompt(self, progress: PromptProgress) -> None:
         """Show the progress."""
         super().prompt(progress)
         self._draw()
@@ -281,7 +281,7 @@ class BarDisplay(ProgressDisplay):
             said = output.escape_hidden(self._stage)
             self._bar.update(self._task, completed=self._done, description=said, refresh=True)
 
-    def handed_over(self) -> None:
+    def hand_over(self) -> None:
         """Remove the bar, so that the other process can show its own. It completes all outputs."""
         self._bar.stop()
         self._done = self._n_outputs
@@ -325,7 +325,7 @@ class LogDisplay(ProgressDisplay):
         super().stage(text)
         self._line(text)
 
-    def prompt(self, progress: RunProgress) -> None:
+    def prompt(self, progress: PromptProgress) -> None:
         """Print the progress, at most every `LOG_INTERVAL_S` for the same prompt."""
         super().prompt(progress)
         now = self._clock()
@@ -356,7 +356,7 @@ class JsonDisplay(ProgressDisplay):
         """Print {"event": "stage", ...}."""
         output.json_line({"event": "stage", "stage": text})
 
-    def prompt(self, progress: RunProgress) -> None:
+    def prompt(self, progress: PromptProgress) -> None:
         """Print {"event": "prompt", ...}."""
         output.json_line({"event": "prompt", **self.add_report_time(progress)._asdict()})
 

@@ -68,9 +68,9 @@ def read_settings(
 
 def _inspect_plugin(plugin: str) -> None:
     """Import a plug-in in a separate process first. Raise UsageError if it is not usable."""
-    from specbench_cli.measure.isolation.plugin_process import vet
+    from specbench_cli.measure.isolation.plugin_process import check_plugin_import
 
-    vet(plugin)
+    check_plugin_import(plugin)
 
 
 def measure_missing(
@@ -84,16 +84,16 @@ def measure_missing(
     only_pass: int | None = None,
     fresh: bool,
 ) -> RunResult:
-    """Measure the missing outputs of a run (`measure_run.run`).
+    """Measure the missing outputs of a run (see `measure.run.measure_run`).
 
     Args:
         place: Path under which the run is registered: its folder or its matrix.
     """
-    from specbench_cli.measure import run as measure_run
+    from specbench_cli.measure.run import measure_run
     from specbench_cli.store.run_dir import RunDir, register_run
 
     try:
-        return measure_run.run(
+        return measure_run(
             plan,
             run_dir,
             view,
@@ -122,14 +122,14 @@ def write_report(folder: Path, view: RunView) -> Reading:
 
 def create_matrix(config: RunConfig, sources: Mapping[str, str], out: Path | None) -> Path:
     """Create the folder of a matrix and return it. Each of its runs is checked first."""
-    from specbench_cli.measure.planning import dry
+    from specbench_cli.measure.planning import plan_dry_run
     from specbench_cli.plan.matrix import expand_matrix
     from specbench_cli.store import matrix
     from specbench_cli.store.run_dir import new_path
 
     runs = expand_matrix(config)
     for each in runs.values():
-        dry(each)  # report missing assets before any run starts
+        plan_dry_run(each)  # report missing assets before any run starts
     path = out or new_path("matrix", config.model_dump(mode="json"))
     order = {name: each.model_dump_json() for name, each in runs.items()}
     matrix.create(path, matrix.MatrixOrder(order, sources))
@@ -143,7 +143,7 @@ def measure_matrix(
 ) -> tuple[list[RunResult], Reading]:
     """Measure the missing outputs of a matrix, run by run, and read all runs as one."""
     from specbench_cli.config.run import RunConfig
-    from specbench_cli.measure import run as measure_run
+    from specbench_cli.measure.run import resume_run, start_run
     from specbench_cli.report import outputs
     from specbench_cli.report.reading import read_matrix
     from specbench_cli.store import matrix
@@ -159,9 +159,9 @@ def measure_matrix(
                 config = RunConfig.model_validate_json(order.runs[path.name])
                 place = matrix.order_file(folder)
                 permission.check(permission.collect_requests(config, place), str(place))
-                plan, run_dir = measure_run.start(config, order.sources, path, view)
+                plan, run_dir = start_run(config, order.sources, path, view)
             else:
-                plan, run_dir = measure_run.resume_run(path, view, force=force)
+                plan, run_dir = resume_run(path, view, force=force)
             result = measure_missing(plan, run_dir, view, folder, force, in_turn, fresh=fresh)
             results.append(result)
             if plan is not None:

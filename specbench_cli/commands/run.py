@@ -125,12 +125,12 @@ def _compose(given: dict[str, Any], invocation: RunInvocation) -> tuple[RunConfi
 
 def _print_plan(config: RunConfig, view: ProgressDisplay) -> ExitCode:
     """Print the plan of a run, or of each run in a matrix."""
-    from specbench_cli.measure.planning import dry
+    from specbench_cli.measure.planning import plan_dry_run
     from specbench_cli.plan.matrix import expand_matrix, is_matrix
     from specbench_cli.plan.power import estimate_power
 
     for each in expand_matrix(config).values() if is_matrix(config) else [config]:
-        first, facts = dry(each)
+        first, facts = plan_dry_run(each)
         view.planned({**facts, "detects": estimate_power(first)})
     return ExitCode.OK
 
@@ -145,7 +145,7 @@ def _measure(
     Raises:
         typer.Exit: this process measured one repeat; the parent process reads the exit code.
     """
-    from specbench_cli.measure import run as measure_run
+    from specbench_cli.measure.run import permissions_to_resume, resume_run, start_run
     from specbench_cli.plan.matrix import is_matrix
     from specbench_cli.store import matrix
     from specbench_cli.store.run_dir import find_run
@@ -156,16 +156,16 @@ def _measure(
         config, sources = settings
         if is_matrix(config):
             return _measure_matrix(create_matrix(config, sources, invocation.out), invocation, view)
-        plan, run_dir = measure_run.start(config, sources, invocation.out, view)
+        plan, run_dir = start_run(config, sources, invocation.out, view)
     else:
         folder = find_run(str(invocation.resume))
         if not is_repeat:
             permission_check(invocation.trust)(
-                measure_run.permissions_to_resume(folder, invocation.force), str(folder)
+                permissions_to_resume(folder, invocation.force), str(folder)
             )
         if matrix.is_matrix(folder):
             return _measure_matrix(folder, invocation, view)
-        plan, run_dir = measure_run.resume_run(folder, view, part=is_repeat, force=invocation.force)
+        plan, run_dir = resume_run(folder, view, part=is_repeat, force=invocation.force)
     place = run_dir.path
     with show_resume_command(place, view, is_repeat):
         made = measure_missing(

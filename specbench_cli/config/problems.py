@@ -48,7 +48,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def join_names(known: Iterable[str]) -> str:
-    """Return names separated by commas for an error, at most `_MAX_NAMES` and a count of the rest."""
+    """Return names separated by commas, for an error. After `_MAX_NAMES`, count the others."""
     names = list(known)
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES + 1 else ""
     return ", ".join(map(shorten, names[:_MAX_NAMES] if more else names)) + more

@@ -144,7 +144,7 @@ class MethodRun:
 
 
 def get_acceptance_source(method: Method) -> str | None:
-    """Return the label of the method whose acceptance rate is used; see `MethodRun.acceptance_source`."""
+    """Return the label of the method whose acceptance rate a random control uses, or None."""
     like: str | None = getattr(method.params, "like", None)
     return like
 

@@ -29,8 +29,8 @@ def made(tmp_path_factory):
     config = RunConfig(
         methods=["vanilla", "pld"], limit=1, max_new_tokens=8, allow_noise=True, judge="sample"
     )
-    plan, run_dir = execute.start(config, {}, folder, ProgressDisplay())
-    execute.run(plan, run_dir, ProgressDisplay(), fresh=True)
+    plan, run_dir = execute.start_run(config, {}, folder, ProgressDisplay())
+    execute.measure_run(plan, run_dir, ProgressDisplay(), fresh=True)
     return folder
 
 
