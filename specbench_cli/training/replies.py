@@ -98,8 +98,8 @@ class TrainingReply(NamedTuple):
 class TargetRows(NamedTuple):
     """A target's rows over some tokens.
 
-    rows: fp16 [n, those of the taps side by side and the normed ones]. best: [n], the likeliest
-    next tokens.
+    rows: fp16 [n, those of the captured layers side by side and the normed ones]. best: [n], the
+    likeliest next tokens.
     """
 
     rows: Tensor
@@ -112,15 +112,15 @@ class HiddenStateFiles:
 
     Args:
         folder: where they lie.
-        taps: the layers whose outgoing rows are kept; `NORMED` ones, which the target's output
-            matrix reads, are in any case.
+        captured_layers: the layers whose outgoing rows are kept; `NORMED` ones, which the target's
+            output matrix reads, are in any case.
         width: numbers of one row.
     """
 
     def __init__(self, folder: Path, captured_layers: Sequence[int], width: int) -> None:
-        self.captured_layers = tuple(tap for tap in captured_layers if tap != NORMED)
+        self.captured_layers = tuple(layer for layer in captured_layers if layer != NORMED)
         self.width = (len(self.captured_layers) + 1) * width
-        name = "features" + "".join(f"-{tap}" for tap in self.captured_layers)
+        name = "features" + "".join(f"-{layer}" for layer in self.captured_layers)
         self._rows, self._best = folder / f"{name}.f16", folder / f"{name}.best.i32"
         self._mine = False
 
@@ -280,8 +280,10 @@ def sample_replies(
                 )
                 rows.truncate(first)
             lacking = [(number, ask) for number, ask in enumerate(prompts) if number not in done]
-            taps = None if rows is None else rows.captured_layers
-            for number, reply, kept in _generate_replies(decoder, lacking, ends, seed, taps):
+            captured_layers = None if rows is None else rows.captured_layers
+            for number, reply, kept in _generate_replies(
+                decoder, lacking, ends, seed, captured_layers
+            ):
                 done[number] = reply._replace(first_row=first)
                 if reply.answer:
                     first += reply.size
@@ -379,14 +381,16 @@ def _generate_replies(
     asks: Sequence[tuple[int, ReplyPrompt]],
     ends: Collection[int],
     seed: int,
-    taps: tuple[int, ...] | None = None,
+    captured_layers: tuple[int, ...] | None = None,
 ) -> Iterator[tuple[int, TrainingReply, TargetRows | None]]:
-    """The replies, each as soon as it is whole; the next ask takes its place. With `taps`, also
-    the target's rows over them: 0 for the last token, which was not fed."""
-    states = _new_states(target, taps, len(asks))
+    """Yield each reply as soon as it is complete; the next prompt takes its slot.
+
+    With `captured_layers`, also yield the target's rows over the reply. The row of the last token
+    is 0, because the target did not read it."""
+    states = _new_states(target, captured_layers, len(asks))
     free = list(range(len(states)))
-    begin, shared, first = _run_shared_prefix(target, [ask for _, ask in asks], taps)
-    held = None if taps is None else _RowBuffer(target, taps, len(states))
+    begin, shared, first = _run_shared_prefix(target, [ask for _, ask in asks], captured_layers)
+    held = None if captured_layers is None else _RowBuffer(target, captured_layers, len(states))
     waiting, live = iter(asks), dict[int, _GrowingReply]()
     while True:
         while free and (following := next(waiting, None)) is not None:
@@ -419,7 +423,7 @@ def _generate_replies(
             ModelInput(Tokens(ids), line.state)
             for ids, line in zip(fed[None].split(ns, 1), lines, strict=True)
         ]
-        outs = target.forward_batch(parts, taps=taps or ())
+        outs = target.forward_batch(parts, captured_layers=captured_layers or ())
         logits = torch.cat([out.logits for out in outs if out.logits is not None], 1)[0]
         best = logits.argmax(-1)
         if held is not None:
@@ -444,10 +448,10 @@ class _RowBuffer:
         lines: how many places there are.
     """
 
-    def __init__(self, target: Decoder, taps: tuple[int, ...], lines: int) -> None:
-        self._target, self._taps = target, taps
+    def __init__(self, target: Decoder, captured_layers: tuple[int, ...], lines: int) -> None:
+        self._target, self._captured_layers = target, captured_layers
         size, device = (lines, MAX_LENGTH), target.device
-        width = _get_row_width(target, taps)
+        width = _get_row_width(target, captured_layers)
         self._rows = torch.zeros(*size, width, dtype=torch.half, device=device)
         self._best = torch.zeros(size, dtype=torch.int64, device=device)
 
@@ -469,11 +473,15 @@ class _RowBuffer:
         Args:
             last: [sequences], what each one's last row says.
         """
-        device, tapped = self._target.device, self._taps
+        device, captured_layers = self._target.device, self._captured_layers
         hidden = torch.cat([out.hidden for out in outs], 1)
-        taps = {tap: torch.cat([out.aux_hidden_states[tap] for out in outs], 1) for tap in tapped}
+        aux_hidden_states = {
+            at: torch.cat([out.aux_hidden_states[at] for out in outs], 1) for at in captured_layers
+        }
         ends = [end - 1 for end in accumulate(ns)]
-        new = _compute_rows(self._target, tapped, ModelOutput(None, hidden, taps), ends, last)
+        new = _compute_rows(
+            self._target, captured_layers, ModelOutput(None, hidden, aux_hidden_states), ends, last
+        )
         owners = chain.from_iterable(map(repeat, places, ns))
         spans = (range(start, start + n) for start, n in zip(starts, ns, strict=True))
         where = [list(owners), list(chain.from_iterable(spans))]
@@ -488,14 +496,14 @@ class _RowBuffer:
         return TargetRows(rows, best)
 
 
-def _get_row_width(target: Decoder, taps: tuple[int, ...]) -> int:
+def _get_row_width(target: Decoder, captured_layers: tuple[int, ...]) -> int:
     """Numbers that are kept of a token."""
-    return (len(taps) + 1) * target.hidden_size
+    return (len(captured_layers) + 1) * target.hidden_size
 
 
 def _compute_rows(
     target: Decoder,
-    taps: tuple[int, ...],
+    captured_layers: tuple[int, ...],
     out: ModelOutput,
     known: Sequence[int] = (),
     says: Tensor | None = None,
@@ -506,7 +514,7 @@ def _compute_rows(
         known: rows of which it is known what they say, rising; says: [rows], that.
     """
     normed = target.norm(out.hidden[0])
-    rows = torch.cat([*(out.aux_hidden_states[tap][0] for tap in taps), normed], -1).half()
+    rows = torch.cat([*(out.aux_hidden_states[at][0] for at in captured_layers), normed], -1).half()
     if says is not None and len(known) == len(normed):
         return TargetRows(rows, says)
     asked = sorted(set(range(len(normed))).difference(known))
@@ -518,28 +526,32 @@ def _compute_rows(
 
 
 @torch.inference_mode()
-def _read_rows(target: Decoder, taps: tuple[int, ...], ids: Sequence[int]) -> TargetRows:
+def _read_rows(target: Decoder, captured_layers: tuple[int, ...], ids: Sequence[int]) -> TargetRows:
     """The rows over a text that is there."""
     read = Tokens(host.ids([ids], target.device))
     state = target.new_state(len(ids))
-    return _compute_rows(target, taps, target.forward(read, state, logits_at=None, taps=taps))
+    return _compute_rows(
+        target,
+        captured_layers,
+        target.forward(read, state, logits_at=None, captured_layers=captured_layers),
+    )
 
 
-def _choose_batch_size(target: Decoder, taps: tuple[int, ...] | None) -> int:
+def _choose_batch_size(target: Decoder, captured_layers: tuple[int, ...] | None) -> int:
     """How many sequences are decoded together; what each is given does not depend on it."""
     if host.is_on_host(target.device):
         return BATCH_SIZE
     bytes_each = target.new_state(MAX_LENGTH).nbytes
-    if taps is not None:
-        bytes_each += MAX_LENGTH * (2 * _get_row_width(target, taps) + 8)
+    if captured_layers is not None:
+        bytes_each += MAX_LENGTH * (2 * _get_row_width(target, captured_layers) + 8)
     free, _ = torch.cuda.mem_get_info(target.device)
     return max(1, min(DEVICE_BATCH_SIZE, int(MEMORY_SHARE * free) // max(1, bytes_each)))
 
 
-def _new_states(target: Decoder, taps: tuple[int, ...] | None, most: int) -> list[State]:
+def _new_states(target: Decoder, captured_layers: tuple[int, ...] | None, most: int) -> list[State]:
     """Room for `_at_once` sequences, or for the `most` that there are, in one piece of memory where
     a decoder's states can."""
-    lines = min(_choose_batch_size(target, taps), most)
+    lines = min(_choose_batch_size(target, captured_layers), most)
     pool = target.new_state(MAX_LENGTH, lines)
     if isinstance(pool, KVState):
         return [pool.line(place) for place in range(lines)]
@@ -547,7 +559,7 @@ def _new_states(target: Decoder, taps: tuple[int, ...] | None, most: int) -> lis
 
 
 def _run_shared_prefix(
-    target: Decoder, asks: Sequence[ReplyPrompt], taps: tuple[int, ...] | None
+    target: Decoder, asks: Sequence[ReplyPrompt], captured_layers: tuple[int, ...] | None
 ) -> tuple[KVState | None, int, TargetRows | None]:
     """What all asks begin with (a template's system prompt), read once; how many rows, and what is
     kept of them."""
@@ -557,8 +569,12 @@ def _run_shared_prefix(
     if not shared or not isinstance(state, KVState):
         return None, 0, None
     ids = host.ids([asks[0].ids[:shared]], target.device)
-    out = target.forward(Tokens(ids), state, logits_at=None, taps=taps or ())
-    return state, shared, None if taps is None else _compute_rows(target, taps, out)
+    out = target.forward(Tokens(ids), state, logits_at=None, captured_layers=captured_layers or ())
+    return (
+        state,
+        shared,
+        None if captured_layers is None else _compute_rows(target, captured_layers, out),
+    )
 
 
 def _choose_tokens(logits: Tensor, best: Tensor, lines: Sequence[_GrowingReply]) -> list[int]:

@@ -61,7 +61,7 @@ def stirred(model: LlamaForCausalLM, rank: int = 2) -> dict[str, tuned.LowRankUp
 def test_the_loss_is_that_of_every_token_and_of_every_mask(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuned, "GROUPS", 3)
+    monkeypatch.setattr(tuned, "N_MASK_GROUPS", 3)
     model = load_model(folder, CPU)
     head = MaskToken(TorchTarget(model), levels=2)
     ids = torch.randint(5, 4096, (1, 21), generator=torch.Generator().manual_seed(0))

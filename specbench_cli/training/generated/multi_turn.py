@@ -182,8 +182,8 @@ def invitation(d: Draw) -> FilledTemplate:
         {**gaps, "day": day, "hour": hour},
         [
             f"Dear {guest},\nI would like to invite you to {with_article(event)} in {town}. "
-            f"It takes place on {day} and begins at {hour} in the evening. Please tell me soon whether you can "
-            f"come.\nYours, {host}",
+            f"It takes place on {day} and begins at {hour} in the evening. "
+            f"Please tell me soon whether you can come.\nYours, {host}",
             f"What: {event}\nWhere: {town}\nWhen: {day} at {hour}\nWho: {host} and {guest}",
         ],
     )

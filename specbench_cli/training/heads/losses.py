@@ -36,7 +36,7 @@ Drafter = DraftHead | FeatureHead | ParallelHead
 class TargetOutput(NamedTuple):
     """What the frozen target gives for ids [sequences, n].
 
-    features: rows of the tapped layers side by side; normed: those its output matrix reads.
+    features: rows of the captured layers side by side; normed: those its output matrix reads.
     """
 
     chat_mask: ChatMask
@@ -84,7 +84,7 @@ def run_target(
         rows = layer(rows, attention_mask=chats.mask, position_embeddings=rotary)
         leaving.append(rows)
     normed = body.norm(rows)
-    read = [normed if tap == NORMED else leaving[tap] for tap in captured_layers]
+    read = [normed if layer == NORMED else leaving[layer] for layer in captured_layers]
     return TargetOutput(chats, torch.cat(read, -1), normed)
 
 
@@ -129,7 +129,11 @@ def unroll(
         weight = weight[head.says]
     following = torch.cat([ids[:, 1:], ids[:, -1:]], 1)
     places = target_output.chat_mask.positions
-    out = head(HeadInput(embed(following), head.read(target_output.features), places, past, slots))
+    out = head(
+        HeadInput(
+            embed(following), head.project_features(target_output.features), places, past, slots
+        )
+    )
     steps = min(steps, head.levels or steps)
     for step in range(steps):
         inside, valid = get_step_positions(starts, slots, step)
@@ -242,7 +246,7 @@ class CachedTargetOutput:
 
     Args:
         files: what was kept while the replies were made; the rest is computed.
-        taps: those of the files.
+        captured_layers: those of the files.
         replies: the first of the file that they lie in.
     """
 
@@ -253,7 +257,11 @@ class CachedTargetOutput:
         captured_layers: tuple[int, ...],
         replies: Sequence[TrainingReply],
     ) -> None:
-        self._target, self._taps, self._width = target, captured_layers, target.config.hidden_size
+        self._target, self._captured_layers, self._width = (
+            target,
+            captured_layers,
+            target.config.hidden_size,
+        )
         self._own = len(captured_layers) * self._width
         files.complete(replies, self._read_reply)
         rows, best = files.open_arrays()
@@ -304,9 +312,11 @@ class CachedTargetOutput:
         target = self._target
         ids = torch.tensor([list(reply)], device=target.device)
         with autocast(ids.device):
-            read = run_target(target, ids, self._taps)
+            read = run_target(target, ids, self._captured_layers)
             best = target.lm_head(read.normed)[0].argmax(-1)
-        parts = [read.features] if self._taps == (NORMED,) else [read.features, read.normed]
+        parts = (
+            [read.features] if self._captured_layers == (NORMED,) else [read.features, read.normed]
+        )
         return TargetRows(torch.cat(parts, -1)[0].half(), best)
 
 
@@ -330,11 +340,15 @@ def head_loss(
         with autocast(ids.device):
             with torch.no_grad():
                 if cached is None:
-                    read = run_target(target, ids, head.taps, batch.starts)
-                    said = None if objective.text else predict_target(target, read.normed, says)
+                    read = run_target(target, ids, head.captured_layers, batch.starts)
+                    said = (
+                        None if objective.text_labels else predict_target(target, read.normed, says)
+                    )
                 else:
                     read = cached.get_output(batch)
-                    said = None if objective.text else cached.predict(batch, read.normed, says)
+                    said = (
+                        None if objective.text_labels else cached.predict(batch, read.normed, says)
+                    )
             if noise is not None:
                 read = read._replace(features=read.features + noise)
             weights = get_next_token_weights(batch, read.chat_mask)
@@ -360,7 +374,7 @@ def head_loss(
 
     def drawn(batch: TrainingBatch) -> Tensor:
         batch = batch.to_device(device)
-        wide = len(head.taps) * target.config.hidden_size
+        wide = len(head.captured_layers) * target.config.hidden_size
         return step(batch, _noise(batch, wide, objective.noise) if objective.noise else None)
 
     return drawn

@@ -102,7 +102,7 @@ def _count_correct_drafts(
     slots = torch.arange(longest, device=ids.device).expand(len(group), -1)
     says = get_draft_ids(head)
     with autocast(ids.device):
-        read = run_target(target, ids, head.taps)
+        read = run_target(target, ids, head.captured_layers)
         following = torch.cat([ids[:, 1:], ids[:, -1:]], 1)
         reach = torch.zeros_like(ids)
         alive = torch.ones_like(ids, dtype=torch.bool)

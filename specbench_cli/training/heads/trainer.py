@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from methods._heads.module import DraftHead, ParallelHead, heads
+from methods._heads.module import DraftHead, ParallelHead, get_head_classes
 from methods._heads.recipe import Objective
 from specbench_cli import files
 from specbench_cli.engine.models.checkpoint import ConfigFacts, config_facts, read_tokenizer
@@ -110,8 +110,8 @@ class HeadTrainer:
         template: a chat template for a tokenizer that has none.
         draft: gives the folder of the target's draft model, which some heads are adapted from.
         source: the target as `--target` takes it; else its folder.
-        keeps: the kind of head whose taps are kept while replies are made; of others the rows that
-            the output matrix reads.
+        keeps: the kind of head whose captured layers are kept while replies are made; of others the
+            rows that the output matrix reads.
     """
 
     out: Path
@@ -196,7 +196,7 @@ class HeadTrainer:
         """
         folder = self._claim_folder(schedule, "levels" if loss == "ttt" else loss)
         head, levels = build_stateless_head(kind, self._target_model, self.seed)
-        aim = Objective(levels, kind.decay, text=loss == "paper")
+        aim = Objective(levels, kind.decay, text_labels=loss == "paper")
         result = self._fit_head(head, schedule, aim, folder)
         with files.staging_folder(self.out / schedule.name, overwrite=None) as staging:
             head.half().save(staging, **self._target_facts, loss=loss)
@@ -253,7 +253,7 @@ class HeadTrainer:
         self, head: Drafter, schedule: Schedule, aim: Objective, folder: Path
     ) -> HeadResult:
         """Train a head, and round it to what its file will hold."""
-        kept = self._cache_target(head.taps)
+        kept = self._cache_target(head.captured_layers)
         if (
             kept is not None
             and isinstance(head, DraftHead)
@@ -267,7 +267,7 @@ class HeadTrainer:
             head, schedule, head_loss(head, self._target_model, aim, fast, kept), folder, head
         )
 
-    def _cache_target(self, taps: tuple[int, ...]) -> CachedTargetOutput | None:
+    def _cache_target(self, captured_layers: tuple[int, ...]) -> CachedTargetOutput | None:
         """The target's rows over the replies to train on; those of a target of the embedded family
         are computed anew each time."""
         if self.is_embedded:
@@ -276,7 +276,9 @@ class HeadTrainer:
         lines = [
             each for each in load_replies(self._reply_file("replies")) if each.first_row <= last
         ]
-        return CachedTargetOutput(self._hidden_state_files(taps), self._target_model, taps, lines)
+        return CachedTargetOutput(
+            self._hidden_state_files(captured_layers), self._target_model, captured_layers, lines
+        )
 
     def _train_module(
         self, head: Drafter, schedule: Schedule, step: Loss, folder: Path, learns: nn.Module
@@ -315,11 +317,11 @@ class HeadTrainer:
         return HeadResult(result.curve, result.seconds, log.read(), numbers)
 
     @torch.no_grad()
-    def _measure_row_scale(self, taps: tuple[int, ...]) -> Tensor:
-        """The root mean square of the target's rows at each tap, to the nearest power of two."""
+    def _measure_row_scale(self, captured_layers: tuple[int, ...]) -> Tensor:
+        """The root mean square of the target's rows at each layer, to the nearest power of two."""
         ids = torch.tensor([self._training_replies[0].ids], device=self.device)
-        rows = run_target(self._target_model, ids, taps).features[0].float()
-        parts = rows.view(len(rows), len(taps), -1)
+        rows = run_target(self._target_model, ids, captured_layers).features[0].float()
+        parts = rows.view(len(rows), len(captured_layers), -1)
         sizes = parts.square().mean((0, 2)).sqrt().log2().round().exp2()
         return sizes.repeat_interleave(parts.shape[-1]).cpu()
 
@@ -376,9 +378,11 @@ class HeadTrainer:
         if isinstance(encode, TemplateEncoder):
             problems = self.gsm8k[:-N_HELD_OUT_PROBLEMS]
             asks = make_magpie_prompts(encode, problems, self.seed, self.n_replies)
-            kind = heads().get(self.cached_kind)
-            taps = (NORMED,) if kind is None else kind.choose_layers(self._config_facts.n_layers)
-            rows = self._hidden_state_files(taps)
+            kind = get_head_classes().get(self.cached_kind)
+            captured_layers = (
+                (NORMED,) if kind is None else kind.choose_layers(self._config_facts.n_layers)
+            )
+            rows = self._hidden_state_files(captured_layers)
             return self._sample_replies("replies", asks, rows)
         sampled = choose_reply_chats(self.gsm8k, self.seed + 1, self.n_replies)
         greedy = choose_reply_chats(self.gsm8k, self.seed + GREEDY_SEED, self.n_replies)
@@ -432,9 +436,9 @@ class HeadTrainer:
     def _reply_file(self, name: str) -> Path:
         return self.out / WORK / f"{name}.jsonl"
 
-    def _hidden_state_files(self, taps: tuple[int, ...]) -> HiddenStateFiles:
-        """Where the target's rows at these taps over the replies are kept."""
-        return HiddenStateFiles(self.out / WORK, taps, self._config_facts.hidden_size)
+    def _hidden_state_files(self, captured_layers: tuple[int, ...]) -> HiddenStateFiles:
+        """Where the target's rows at these captured_layers over the replies are kept."""
+        return HiddenStateFiles(self.out / WORK, captured_layers, self._config_facts.hidden_size)
 
 
 def _answer_tokens(chat: EncodedChat) -> Iterator[int]:
