@@ -40,15 +40,15 @@ def specdec(options: AcceptanceOptions) -> None:
             shared.choose_device(options.device),
             n_replies=options.replies or N_REPLIES,
             report=report,
-            counts=report.count,
+            progress=report.count,
             label=models.label,
             template=models.template,
             draft=lambda: drafts.path,
             labels=options.labels,
-            drafts=drafts.label,
+            draft_label=drafts.label,
         )
-        trainer = trainer.smoke() if options.smoke else trainer
-        own = trainer.recipe(ACCEPTANCE)
+        trainer = trainer.for_smoke_test() if options.smoke else trainer
+        own = trainer.rename_recipe(ACCEPTANCE)
         (recipe,) = shared.prepare_recipes(
             (own,), options.steps_scale, options.smoke, options.out, options.resume
         )

@@ -36,7 +36,7 @@ def rest(options: DatastoreOptions) -> None:
             if options.smoke:
                 raise UsageError("--smoke and --text do not go together", "leave one of them out")
             maker = DatastoreMaker(out, folder, lambda done: report.count("texts", done, None))
-            made = maker.of_texts(options.text, fresh=fresh)
+            made = maker.make_from_texts(options.text, fresh=fresh)
         else:
             problems: list[Chat] = [] if options.smoke else load_gsm8k(options.data)
             n, place = (
@@ -44,5 +44,5 @@ def rest(options: DatastoreOptions) -> None:
                 shared.choose_device(options.device),
             )
             maker = DatastoreMaker(out, folder, lambda done: report.count("replies", done, n))
-            made = maker.of_replies(problems, n, options.seed, place, fresh=fresh)
+            made = maker.make_from_replies(problems, n, options.seed, place, fresh=fresh)
     output.data(str(made))

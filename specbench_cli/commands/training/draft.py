@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from specbench_cli.config.train import DraftOptions
     from specbench_cli.models.resolve import Checkpoint
-    from specbench_cli.training.align import Aligned, Aligner, AlignResult, Said
+    from specbench_cli.training.align import Aligner, AlignEstimate, AlignResult, EstimatePairs
     from specbench_cli.training.corpus import Chat
 
 
@@ -37,7 +37,7 @@ def draft(options: DraftOptions) -> None:
     """
     from specbench_cli.models import resolve
     from specbench_cli.report.figures.training import draw_alignment
-    from specbench_cli.training.align import loss_row
+    from specbench_cli.training.align import make_loss_row
     from specbench_cli.training.corpus import load_gsm8k
 
     shared.check_outputs(options.out, TABLE, DRAWN)
@@ -45,15 +45,17 @@ def draft(options: DraftOptions) -> None:
     target, place = resolve(options.target), shared.choose_device(options.device)
     problems = [] if options.smoke else load_gsm8k(options.data)
     rows: list[dict[str, object]] = []
-    results: dict[str, Said] = {}
+    results: dict[str, EstimatePairs] = {}
     for loss in dict.fromkeys(each.value for each in options.loss):
         name = _name(loss, options)
-        pairs: list[tuple[Aligned, Aligned]] = []
+        pairs: list[tuple[AlignEstimate, AlignEstimate]] = []
         for seed in range(options.seeds):
             result = _align(name, loss, seed, options, target, place, problems)
             pairs.append((result.mat[0], result.mat[-1]))
         results[name] = pairs
-        rows.append(loss_row(name, result.curve[-1].tokens, pairs, next(iter(results.values()))))
+        rows.append(
+            make_loss_row(name, result.curve[-1].tokens, pairs, next(iter(results.values())))
+        )
     text = json.dumps(rows, indent=1) + "\n"
     files.write_listed(options.out / TABLE, text)
     if len(results) > 1:
@@ -94,13 +96,13 @@ def _align(
     problems: list[Chat],
 ) -> AlignResult:
     """Align one draft by a loss, and write its training curve."""
-    from specbench_cli.training.align import alignment
+    from specbench_cli.training.align import make_alignment
 
     folder = options.out / f"seed-{seed}"
     files.check_no_link(folder)
     with shared.show_bars() as report:
         trainer = _trainer(folder, seed, options, target, place, problems, report)
-        plan = alignment(
+        plan = make_alignment(
             name, loss, options.teacher_samples, options.temperature, options.steps, trainer.length
         )
         (plan,) = shared.prepare_recipes(
@@ -134,7 +136,7 @@ def _trainer(
         place,
         n_replies=options.replies or N_REPLIES,
         report=report,
-        counts=report.count,
+        progress=report.count,
         label=target.label,
         template=target.template,
         draft=None if own is None else lambda: resolve(own).path,
@@ -144,4 +146,4 @@ def _trainer(
         begin=options.begin or "first",
         vocabulary=options.vocabulary,
     )
-    return trainer.smoke() if options.smoke else trainer
+    return trainer.for_smoke_test() if options.smoke else trainer

@@ -13,7 +13,7 @@ from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from specbench_cli.config.train import HeadOptions, MethodHeadOptions, RepliesOptions
-    from specbench_cli.training.heads.trainer import HeadResult, HeadTrainer, Kind, Progress
+    from specbench_cli.training.heads.trainer import HeadResult, HeadTrainer, Kind, ProgressCallback
     from specbench_cli.training.loop import Report, Schedule
 
 
@@ -24,7 +24,7 @@ PROGRESS_INTERVAL_S = 60
 def make_trainer(
     options: HeadOptions | RepliesOptions,
     report: Report,
-    counts: Progress,
+    counts: ProgressCallback,
     head_kind: str = "eagle",
 ) -> HeadTrainer:
     """Return the trainer of heads for a target.
@@ -48,14 +48,14 @@ def make_trainer(
         place,
         n_replies=options.replies or N_REPLIES,
         report=report,
-        counts=counts,
+        progress=counts,
         label=found.label,
         template=found.template,
         source=None if Path(options.target).exists() else found.label,
         draft=None if (draft := found.draft) is None else lambda: resolve(draft).path,
-        keeps=head_kind,
+        cached_kind=head_kind,
     )
-    return trainer.smoke() if options.smoke else trainer
+    return trainer.for_smoke_test() if options.smoke else trainer
 
 
 @parsed_command("specbench_cli.config.train:RepliesOptions")
@@ -80,7 +80,7 @@ def replies(options: RepliesOptions) -> None:
             output.note(f"{name}: {done} of {of} after {now - started:.0f} s")
 
     trainer = make_trainer(options, lambda _name, _point: None, progress, options.head)
-    chats = trainer.replies()
+    chats = trainer.make_replies()
     n_tokens = sum(chat.weights.count(1.0) for chat in chats)
     output.note(f"{len(chats)} replies, {n_tokens} tokens of answers")
 
@@ -140,7 +140,7 @@ def _make_command(name: str, what: str, more: str) -> Callable[[], None]:
         with shared.show_bars() as report:
             trainer = make_trainer(options, report, report.count, name)
             kind = resolve_kind(name)
-            train_head(trainer, kind, trainer.schedule(kind), options)
+            train_head(trainer, kind, trainer.get_schedule(kind), options)
 
     command.__name__ = name
     command.__doc__ = f"""Train {what}.
@@ -221,4 +221,4 @@ def train_method_head(options: MethodHeadOptions) -> None:
     kind = resolve_kind(options.method or names[0])
     with shared.show_bars() as report:
         trainer = make_trainer(options, report, report.count)
-        train_head(trainer, kind, trainer.schedule(kind, ours=False), options)
+        train_head(trainer, kind, trainer.get_schedule(kind, prefixed=False), options)
