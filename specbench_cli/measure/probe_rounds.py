@@ -387,7 +387,7 @@ class ProbeRound:
     ) -> DraftProbe | StatelessHeadProbe:
         features = None
         if isinstance(model, Head | FeatureHead):
-            width = len(model.taps) * self._target.hidden_size
+            width = len(model.captured_layers) * self._target.hidden_size
             shape = (1, self._ids.shape[1], width)
             features = torch.zeros(shape, dtype=self._target.dtype, device=self._device)
             if isinstance(model, FeatureHead):
