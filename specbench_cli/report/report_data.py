@@ -124,7 +124,7 @@ def read_matrix(path: Path, *, force: bool = False) -> ReportData:
     """Read the started runs of a matrix as one.
 
     Raises:
-        UsageError: No run was started, or they differ in more than models (`read_together`).
+        UsageError: No run was started, or they differ in more than models (`read_runs`).
     """
     runs = [RunDir.open(each) for each in members(path) if RunDir.holds_run(each)]
     if not runs:

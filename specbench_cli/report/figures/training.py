@@ -13,7 +13,7 @@ from specbench_cli.report.figures.drawing import plots, style
 
 if TYPE_CHECKING:
     from specbench_cli.training.acceptance import Bin
-    from specbench_cli.training.align import Said
+    from specbench_cli.training.align import EstimatePairs
 
 
 def draw_curves(facts: Mapping[str, dict[str, Any]], path: Path) -> None:
@@ -50,9 +50,9 @@ def draw_calibration(bins: Sequence[Bin], rejection_weight: float, path: Path) -
     _write(path, [plots.Panel(marks, x, y, height=3.0)])
 
 
-def draw_alignment(worth: Mapping[str, Said], path: Path) -> None:
+def draw_alignment(worth: Mapping[str, EstimatePairs], path: Path) -> None:
     """Draw alpha and MAT by loss: each seed, the mean with its interval, and the value before."""
-    from specbench_cli.training.align import FIGURES, half_width
+    from specbench_cli.training.align import FIGURES, compute_half_width
 
     stacks, names = [], {float(at): name for at, name in enumerate(worth)}
     for figure in FIGURES[:2]:
@@ -62,7 +62,7 @@ def draw_alignment(worth: Mapping[str, Said], path: Path) -> None:
         ]
         for at, said in enumerate(worth.values()):
             after = [getattr(end, figure) for _, end in said]
-            middle, half = mean(after), half_width(after)
+            middle, half = mean(after), compute_half_width(after)
             ends = () if half is None else (middle - half, middle + half)
             seeds = [plots.PlotPoint(at, value) for value in after]
             marks.append(plots.PlotSeries(seeds, style.Look(style.BAND, line="", size=2.4)))
