@@ -173,8 +173,9 @@ PUBLISHED = Papers(
 @pytest.fixture
 def everything(reading, monkeypatch):
     """A report in which every part has something to show: a sweep, claims, other formulas."""
+    published = {"sps": [PUBLISHED]}
     for module in (claims, references):
-        monkeypatch.setattr(module, "find_papers", lambda name: [PUBLISHED] if name == "sps" else [])
+        monkeypatch.setattr(module, "find_papers", lambda name: published.get(name, []))
     sweep = {
         "sweep": {"sps": {"length": [5]}},
         "methods": [{"label": label, "name": label, "params": {}} for label in ("vanilla", "sps")],
