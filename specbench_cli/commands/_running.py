@@ -84,7 +84,7 @@ def measure_missing(
     only_pass: int | None = None,
     fresh: bool,
 ) -> RunResult:
-    """Measure the missing outputs of a run (see `measure.run.measure_run`).
+    """Measure the missing outputs of a run (see `measure.measure_run.measure_run`).
 
     Args:
         place: Path under which the run is registered: its folder or its matrix.
