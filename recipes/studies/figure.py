@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite, log10
 
-from recipes.studies.laws import Law
+from recipes.studies.laws import ScalingLaw
 from recipes.studies.numbers import short
 from recipes.studies.points import FIGURES, SIZES
 from specbench_cli.report.figures.drawing import plots, style
@@ -20,7 +20,7 @@ _ASIDE, _MARGIN = 1.05, 1.15
 """Factors: a prediction stands beside what it is of, and the axes go on beyond the sizes."""
 
 
-def draw(laws: Sequence[Law]) -> plots.Figure:
+def draw(laws: Sequence[ScalingLaw]) -> plots.Figure:
     """Return the figure, two columns of a journal wide."""
     looks = {
         where: style.look(at) for at, where in enumerate(dict.fromkeys(law.where for law in laws))
@@ -36,7 +36,7 @@ def draw(laws: Sequence[Law]) -> plots.Figure:
 
 
 def _panels(
-    laws: Sequence[Law], figure: str, size: str, looks: Mapping[str, style.Look]
+    laws: Sequence[ScalingLaw], figure: str, size: str, looks: Mapping[str, style.Look]
 ) -> list[plots.Panel]:
     """Return the panel of a figure's laws, and below it that of their residuals."""
     seen = sorted({x for law in laws for x, _ in law.points})
@@ -57,20 +57,20 @@ def _panels(
     ]
 
 
-def _at(law: Law, size: float) -> float:
+def _at(law: ScalingLaw, size: float) -> float:
     """Return the value of a law at a size."""
     return law.fit.a.value + law.fit.b.value * log10(size)
 
 
-def _law(law: Law, look: style.Look) -> Iterator[plots.Series]:
+def _law(law: ScalingLaw, look: style.Look) -> Iterator[plots.Series]:
     """Yield a law's line, its points, and the prediction of the held-out point."""
     ends = [plots.Point(at, _at(law, at)) for at in (law.fit.smallest, law.fit.largest)]
     yield plots.Series(ends, replace(look, marker=""))
     points = [plots.Point(x, y) for x, y in law.points]
     yield plots.Series(points, replace(look, line="", size=3), law.where or "all")
-    if law.held is not None:
-        said = law.held.predicted
+    if law.held_out is not None:
+        said = law.held_out.predicted
         known = isfinite(said.low) and isfinite(said.high)
         interval = (said.low, said.high) if known else ()
-        point = plots.Point(law.held.size * _ASIDE, said.value, *interval)
+        point = plots.Point(law.held_out.size * _ASIDE, said.value, *interval)
         yield plots.Series([point], replace(look, face="white", line=""))

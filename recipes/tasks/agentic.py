@@ -48,13 +48,13 @@ COLLECT = (
 MISREAD = "Check: the tool misread a passage. It is {passage}\nWrite all lines again, corrected."
 
 
-class Subject(NamedTuple):
+class LookupSubject(NamedTuple):
     """A kind of thing to look up: its passage, and the facts that are asked for."""
 
     kind: str
     name: Callable[[Draw], str]
     passage: str
-    asked: Mapping[str, Callable[[Draw], Any]]
+    facts: Mapping[str, Callable[[Draw], Any]]
 
 
 def _year(d: Draw) -> int:
@@ -62,31 +62,31 @@ def _year(d: Draw) -> int:
 
 
 SUBJECTS = (
-    Subject(
+    LookupSubject(
         "museum",
         lambda d: f"{d.word(TOWNS)} Museum of {cap(d.word(EXHIBITS))}",
         "The {name} was opened in {year} by {founder}, and entry is free.",
         {"founder": person, "year": _year},
     ),
-    Subject(
+    LookupSubject(
         "bridge",
         lambda d: f"{d.word(TOWNS)} Bridge",
         "The {name} is made of {material} and was finished in {year}, after two storms.",
         {"material": lambda d: d.word(MATERIALS), "year": _year},
     ),
-    Subject(
+    LookupSubject(
         "festival",
         lambda d: f"{d.word(TOWNS)} Festival of {cap(d.word(FESTIVAL_THINGS))}",
         "The {name} is held in {month} and lasts {days} days, whatever the weather.",
         {"month": lambda d: d.word(MONTHS), "days": lambda d: d.number(2, 9)},
     ),
-    Subject(
+    LookupSubject(
         "company",
         lambda d: d.word(COMPANIES),
         "The company {name} is in {town}, and every {product} that it makes is tested twice.",
         {"town": lambda d: d.word(TOWNS), "product": lambda d: d.word(PRODUCTS)},
     ),
-    Subject(
+    LookupSubject(
         "team",
         lambda d: f"{d.word(TOWNS)} {d.word(TEAMS)}",
         "The {name} have won {titles} titles under {coach}, who never played for them.",
@@ -95,14 +95,14 @@ SUBJECTS = (
 )
 
 
-def _collect(d: Draw, subject: Subject) -> Turns:
+def _collect(d: Draw, subject: LookupSubject) -> Turns:
     """Two searches, the facts from three passages, one fact corrected, all of it again."""
     names: list[str] = []
     while len(names) < 3:
         name = subject.name(d)
         if name not in names:
             names.append(name)
-    facts = [{key: draw(d) for key, draw in subject.asked.items()} for _ in names]
+    facts = [{key: draw(d) for key, draw in subject.facts.items()} for _ in names]
     place = d.rng.sample(range(3), 3)  # of each name's passage; nobody asked for the third name
 
     def passage(at: int) -> str:
@@ -112,14 +112,14 @@ def _collect(d: Draw, subject: Subject) -> Turns:
         found = ({"name": names[at], **facts[at], "passage": place[at] + 1} for at in (0, 1))
         return "\n".join("; ".join(f"{k}: {v}" for k, v in each.items()) for each in found)
 
-    one, other = subject.asked
+    one, other = subject.facts
     task = f"Find {one} and {other} of {names[0]} and of {names[1]}."
     turns = [
         (COLLECT.format(task=task), "\n".join(f"search({name})" for name in names[:2])),
         (OUTPUT.format(lines="\n".join(sorted(map(passage, range(3))))), lines()),
     ]
     wrong = d.number(0, 1)
-    facts[wrong] = {**facts[wrong], other: _another(d, subject.asked[other], [facts[wrong][other]])}
+    facts[wrong] = {**facts[wrong], other: _another(d, subject.facts[other], [facts[wrong][other]])}
     return [*turns, (MISREAD.format(passage=passage(wrong)), lines()), (AGAIN, lines())]
 
 

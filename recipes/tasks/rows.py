@@ -12,7 +12,7 @@ from specbench_cli.training.generated.rows import Row, stream
 from specbench_cli.training.generated.template import FAMILIES, TEMPLATES, Draw
 
 
-def mini_rows(seed: int = 0, per_family: int = 80, apart_from: Iterable[Row] = ()) -> list[Row]:
+def mini_rows(seed: int = 0, per_family: int = 80, exclude: Iterable[Row] = ()) -> list[Row]:
     """The task `mini`: `per_family` different rows of each family, families in order.
 
     Args:
@@ -21,7 +21,7 @@ def mini_rows(seed: int = 0, per_family: int = 80, apart_from: Iterable[Row] = (
     Raises UsageError where the lexicons cannot give that many different first turns.
     """
     kept: dict[str, list[Row]] = {family: [] for family in FAMILIES}
-    seen = {known["turns"][0] for known in apart_from}
+    seen = {known["turns"][0] for known in exclude}
     limit = 10 * per_family * len(FAMILIES)
     for candidate in stream(seed, "mini"):
         rows = kept[candidate["family"]]
@@ -42,7 +42,7 @@ def mini_rows(seed: int = 0, per_family: int = 80, apart_from: Iterable[Row] = (
 
 def best_of_n_rows() -> list[Row]:
     """The task `best-of-n`: rows like `mini`'s, and none of them; its card has each asked often."""
-    return mini_rows(seed=1, per_family=8, apart_from=mini_rows())
+    return mini_rows(seed=1, per_family=8, exclude=mini_rows())
 
 
 def workflow_rows(workflows: Sequence[Workflow], per_category: int, seed: int = 0) -> list[Row]:

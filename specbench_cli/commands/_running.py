@@ -126,9 +126,9 @@ def create_matrix(asked: RunConfig, sources: Mapping[str, str], out: Path | None
         dry(each)  # report missing assets before any run starts
     path = out or new_path("matrix", asked.model_dump(mode="json"))
     order = {name: each.model_dump_json() for name, each in runs.items()}
-    matrix.create(path, matrix.MatrixOrder(order, sources))
+    matrix.create(path, matrix.MatrixConfig(order, sources))
     for each in runs.values():
-        permission.permit(permission.requests(each, matrix.order_file(path)))
+        permission.permit(permission.requests(each, matrix.resume_file(path)))
     return path
 
 
@@ -143,15 +143,15 @@ def measure_matrix(
     from specbench_cli.store import matrix
     from specbench_cli.store.run_dir import RunDir
 
-    order = matrix.read_order(whole)
+    order = matrix.read_config(whole)
     results: list[RunResult] = []
     try:
-        for path in matrix.members(whole):
+        for path in matrix.run_folders(whole):
             plan: Plan | None
             fresh = not RunDir.holds_run(path)
             if fresh and order is not None:
                 config = RunConfig.model_validate_json(order.runs[path.name])
-                place = matrix.order_file(whole)
+                place = matrix.resume_file(whole)
                 permission.check(permission.requests(config, place), str(place))
                 plan, run_dir = execute.start(config, order.sources, path, view)
             else:

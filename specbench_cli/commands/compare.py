@@ -71,7 +71,7 @@ def _compare(asked: CompareOptions) -> ExitCode:
 
     let_pass, closing = parse_tolerance(asked.tolerance), parse_fail_on(asked.fail_on)
     from specbench_cli.comparison.compare import compare as put_together
-    from specbench_cli.comparison.reading import load_side
+    from specbench_cli.comparison.side_sources import load_side
 
     failed, (first, second) = False, asked.sides
     for name, pair in _pairs(first, second).items():
@@ -137,11 +137,11 @@ def _pairs(base: str, new: str) -> dict[str, tuple[str, str]]:
     Raises:
         UsageError: Only one side is a matrix, or they share no target.
     """
-    from specbench_cli.store.matrix import is_matrix, members
+    from specbench_cli.store.matrix import is_matrix, run_folders
     from specbench_cli.store.run_dir import find_run
 
     sides = [find_run(each) for each in (base, new)]
-    held = [{run.name: str(run) for run in members(path)} for path in sides if is_matrix(path)]
+    held = [{run.name: str(run) for run in run_folders(path)} for path in sides if is_matrix(path)]
     if not held:
         return {"": (base, new)}
     shared = [name for name in held[0] if name in held[-1]]
@@ -193,7 +193,7 @@ def _document(content: dict[str, Any]) -> str:
 def _save(name: str, runs: list[str]) -> ExitCode:
     """Save runs as a baseline of this machine."""
     from specbench_cli.comparison.baselines.baseline import save
-    from specbench_cli.comparison.reading import find_run_folders
+    from specbench_cli.comparison.side_sources import find_run_folders
     from specbench_cli.store.run_dir import find_run
 
     if not runs:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from specbench_cli.errors import UsageError
 from specbench_cli.report.spec_bench.files import Imported
 from specbench_cli.store.jsonl import pause_garbage_collection
-from specbench_cli.store.matrix import members
-from specbench_cli.store.recorded import no_output_error
+from specbench_cli.store.matrix import run_folders
+from specbench_cli.store.record_queries import no_output_error
 from specbench_cli.store.run_dir import RunDir, find_latest, list_runs
 from specbench_cli.store.schema import BASELINE, Record
 from specbench_cli.summary import formats
@@ -126,7 +126,7 @@ def read_matrix(path: Path, *, force: bool = False) -> Reading:
     Raises:
         UsageError: No run was started, or they differ in more than models (`read_together`).
     """
-    runs = [RunDir.open(each) for each in members(path) if RunDir.holds_run(each)]
+    runs = [RunDir.open(each) for each in run_folders(path) if RunDir.holds_run(each)]
     if not runs:
         raise UsageError(f"{path}: none of its runs was begun", f"specbench run --resume {path}")
     return read_together(runs, force=force, targets=True)
@@ -201,7 +201,7 @@ class _Light:
         records: list[Record] = []
         vanilla: dict[tuple[str, int], bytes] = {}
         parallel = False
-        for record, seal, several in run.each(_lightened):
+        for record, seal, several in run.map_records(_lightened):
             if seal is not None:
                 vanilla.setdefault((record.prompt_id, record.turn), seal)
             parallel = parallel or several

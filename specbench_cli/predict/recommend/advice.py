@@ -15,8 +15,8 @@ from specbench_cli.models.resolve import Checkpoint, resolve
 from specbench_cli.plan.plan import AUTO
 from specbench_cli.predict.recommend.engines import ServedModels, launch_commands
 from specbench_cli.predict.recommend.journal import Journal
-from specbench_cli.predict.recommend.modelled import ModelledSpeedups, model_speedups
 from specbench_cli.predict.recommend.search import SearchResult
+from specbench_cli.predict.recommend.speedup_model import ModelledSpeedups, model_speedups
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import LOSSLESS
 from specbench_cli.summary.metrics import MethodSummary
@@ -66,10 +66,10 @@ def advise(
         },
         "search": [
             {**asdict(trial), "method": journal.choice(label).name}
-            for label, trial in outcome.found.trials.items()
+            for label, trial in outcome.best.trials.items()
         ],
-        "rounds": outcome.found.rounds,
-        "untried": outcome.found.untried,
+        "rounds": outcome.best.rounds,
+        "untried": outcome.best.untried,
         "left_out": journal.left_out,
         "modelled": asdict(modelled),
         "command": None if shown is None else _command(journal, shown),
@@ -108,7 +108,7 @@ def _explain(
         return "on held-out prompts all of its interval is above 1"
     lossless = [each for each in confirmed if each["lossless"]]
     if not lossless:
-        faults = {trial.out for trial in outcome.found.trials.values() if trial.out is not None}
+        faults = {trial.out for trial in outcome.best.trials.values() if trial.out is not None}
         return "; ".join([NOTHING, *sorted(faults)][:4])
     found = lossless[0]
     if found["broken"]:
@@ -143,7 +143,7 @@ def _lines(
     the search that the engine has and that was faster than vanilla.
     """
     others = sorted(
-        outcome.found.trials.values(), key=lambda each: (-each.rounds, -(each.ratio or 0))
+        outcome.best.trials.values(), key=lambda each: (-each.rounds, -(each.ratio or 0))
     )
     ranked = [shown["label"]] + [
         trial.label

@@ -21,7 +21,7 @@ from methods import pearl
 from methods.pearl import Pearl, PearlParams
 from specbench_cli import registry
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.models.table import pair
+from specbench_cli.audit.models.table import make_table_pair
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.request import Request
@@ -45,7 +45,7 @@ if HERE not in sys.path:
 from slow_tables import Echo, SlowTable, no_table  # noqa: E402
 
 NAP = 0.002
-TABLES = pair("near", 5)
+TABLES = make_table_pair("near", 5)
 RULES = {
     "greedy": Sampling(),
     "coupled": Sampling("coupled", 0.9, seed=1),
