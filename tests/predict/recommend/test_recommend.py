@@ -310,9 +310,9 @@ class TestRounds:
         limits = []
         fits = TimeEstimates.max_prompts
         monkeypatch.setattr(
-            TimeEstimates, "fits", lambda pace, rows, s: min(2, fits(pace, rows, s))
+            TimeEstimates, "max_prompts", lambda pace, rows, s: min(2, fits(pace, rows, s))
         )
-        monkeypatch.setattr(TimeEstimates, "confirmation", lambda *_: (2, 60.0))
+        monkeypatch.setattr(TimeEstimates, "plan_confirmation", lambda *_: (2, 60.0))
         monkeypatch.setattr(search, "MIN_HELD_OUT", 4)
         monkeypatch.setattr(search, "MAX_SETTINGS", 2)
         monkeypatch.setattr("specbench_cli.measure.warm_up.WARM_UP_ROUNDS", 1)
