@@ -208,7 +208,7 @@ def dflash_module(head: DFlash) -> Any:
         layer_types=["full_attention"] * head.shape.num_hidden_layers,
         block_size=head.block,
         mask_token_id=head.mask,
-        target_layer_ids=list(head.taps),
+        target_layer_ids=list(head.captured_layers),
     )
     with torch.device("meta"):
         module: Any = MuseGlimmerAssistantModel(config)

@@ -39,6 +39,12 @@ def current_params(params: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def current_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keyword arguments of a forward by their current names. Warn of a former one."""
+    warn_renamed("forward(taps=...)", "captured_layers=...", 4)
+    return {"captured_layers" if key == "taps" else key: value for key, value in options.items()}
+
+
 T = TypeVar("T")
 
 
@@ -60,6 +66,10 @@ class FormerMember:
     def __get__(self, instance: object, owner: type) -> Any:
         warn_renamed(self._former, self.current)
         return getattr(owner if instance is None else instance, self.current)
+
+    def __set__(self, instance: object, value: Any) -> None:
+        warn_renamed(self._former, self.current)
+        setattr(instance, self.current, value)
 
 
 def renamed_members(**new_names: str) -> Callable[[type[T]], type[T]]:

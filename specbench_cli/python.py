@@ -106,9 +106,9 @@ def run(
         # transformers warns on import in a notebook without ipywidgets. Its progress bar is never
         # drawn.
         warnings.filterwarnings("ignore", message="IProgress not found")
-        plan, run_dir = execute.start(asked, sources, folder, view)
+        plan, run_dir = execute.start_run(asked, sources, folder, view)
         with show_resume_command(run_dir.path, view, part=False):
-            result = execute.run(plan, run_dir, view, fresh=True)
+            result = execute.measure_run(plan, run_dir, view, fresh=True)
             found = Run(outputs.write_outputs(RunDir.open(result.run_dir)))
     register_run(run_dir.path)
     if result.noisy:

@@ -1,6 +1,7 @@
 """Names of before December 2026 that plug-ins, runs, baselines and certificates still use."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -68,7 +69,7 @@ def test_functions_of_host_keep_their_former_names():
         *(api.SegmentParams, api.SegmentRule, api.Segments, api.Session, api.Topics),
         *(LookAheadRows, PausedForward, Transcript, Vocabulary),
         *(api.Decoder, api.DraftSession, api.Drafter, api.Growth, api.Length, api.Metered),
-        *(api.SuffixArray, api.TreeTemplate, api.Worker),
+        *(api.SuffixArray, api.TreeTemplate, api.Worker, api.Head, api.FeatureHead, api.ModelInput),
     ],
 )
 def test_members_of_classes_keep_their_former_names(cls):
@@ -89,6 +90,16 @@ def test_an_instance_has_its_members_by_their_former_names():
     out = api.ModelOutput(None, torch.zeros(1, 1, 1), {3: IDS})
     with pytest.warns(DeprecationWarning, match="`ModelOutput.taps` is now `aux_hidden_states`"):
         assert out.taps == {3: IDS}
+
+
+def test_a_head_sets_its_captured_layers_by_the_former_name():
+    with pytest.warns(DeprecationWarning, match="`FeatureHead.taps` is now `captured_layers`"):
+        Last = type("Last", (api.FeatureHead,), {"kind": "last", "taps": (2,)})
+    assert Last.captured_layers == (2,)
+    head = Last(SimpleNamespace(vocab_size=4))
+    with pytest.warns(DeprecationWarning, match="`FeatureHead.taps` is now `captured_layers`"):
+        head.taps = (0, 1)
+    assert head.captured_layers == (0, 1)
 
 
 def test_a_plug_in_overrides_members_by_their_former_names():

@@ -60,7 +60,7 @@ class LoadedHead:
     hidden_first: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)
 
-    def captured_layers(self, n_layers: int) -> tuple[int, ...]:
+    def find_captured_layers(self, n_layers: int) -> tuple[int, ...]:
         """Return the target layers whose output an EAGLE-3 or DFlash head reads.
 
         specbench, SpecForge and z-lab number the layers by their output. vLLM, whose numbers
@@ -76,14 +76,15 @@ class LoadedHead:
         leaving = leaving or (config.get("dflash_config") or config).get("target_layer_ids")
         if leaving is None and config.get(ids):
             leaving = [layer - 1 for layer in config[ids]]
-        taps = tuple(leaving or official_layers(n_layers))
-        if not all(0 <= tap < n_layers for tap in taps):
+        captured_layers = tuple(leaving or official_layers(n_layers))
+        if not all(0 <= layer < n_layers for layer in captured_layers):
             raise EnvironmentFault(
-                f"{self.source} reads rows that leave the layers {list(taps)} (counted from 0);"
+                f"{self.source} reads rows that leave the layers {list(captured_layers)} (counted"
+                " from 0);"
                 f" the target has {n_layers}",
                 "specbench list models",
             )
-        return taps
+        return captured_layers
 
     def check_supported(
         self,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from methods._heads.files import HeadShape, LoadedHead, read_head
-from methods._heads.module import DraftHead, HeadOutput, PrefixHead, heads
+from methods._heads.module import DraftHead, HeadOutput, PrefixHead, get_head_classes
 from specbench_cli.api import (
     Artifact,
     Decoder,
@@ -38,7 +38,7 @@ class HeadStack(FusedStack, Head, Artifact):
 
     Args:
         shape, rotary: Sizes and rotary embedding of the layers.
-        taps: Captured layers; see `Head`.
+        captured_layers: See `Head`.
 
     Attributes:
         module: Class of the torch module that is fused, also an `Artifact`.
@@ -50,11 +50,11 @@ class HeadStack(FusedStack, Head, Artifact):
     _end: Tensor | None = None  # the norm of what leaves the last layer, if there is one
 
     def __init__(
-        self, shape: HeadShape, rotary: nn.Module, target: Decoder, taps: tuple[int, ...]
+        self, shape: HeadShape, rotary: nn.Module, target: Decoder, captured_layers: tuple[int, ...]
     ) -> None:
         device, dtype = target.device, target.dtype
         super().__init__(shape, rotary, name=self.kind, device=device, dtype=dtype)
-        self.target, self.taps = target, taps
+        self.target, self.captured_layers = target, captured_layers
         self.vocab_size, self.max_positions = target.vocab_size, target.max_positions
 
     @classmethod
@@ -115,7 +115,7 @@ class LayerHead(HeadStack):
 
     def __init__(self, module: DraftHead, target: Decoder) -> None:
         shape, own = module.shape, module.layer
-        super().__init__(shape, own.self_attn.rotary, target, module.taps)
+        super().__init__(shape, own.self_attn.rotary, target, module.captured_layers)
         self.levels = module.levels
         read = self._reader(shape, module.state_dict())
         normed = own.input_layernorm is not None
@@ -129,23 +129,23 @@ class LayerHead(HeadStack):
         self._read_vocabulary(read, module)
 
     @classmethod
-    def of(cls, files: LoadedHead, target: Decoder) -> Self:
+    def from_files(cls, files: LoadedHead, target: Decoder) -> Self:
         """Return the head of these files.
 
         Raises:
             EnvironmentFault: The head does not match the target.
         """
-        return cls(cls.module.of(files, target), target)
+        return cls(cls.module.from_files(files, target), target)
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
         """Load the head in a folder, in any layout; see `Artifact.load`."""
         own, target = cls.module, decoders["target"]
-        known = (own, *(head for head in heads().values() if head is not own))
+        known = (own, *(head for head in get_head_classes().values() if head is not own))
         layouts = [each for head in known for each in head.layouts]
         files = read_head(folder, cls.kind, layouts, target)
         files.check_target(target)
-        return cls.of(files, target)
+        return cls.from_files(files, target)
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:

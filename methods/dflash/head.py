@@ -47,29 +47,35 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
     """DFlash's head as a torch module.
 
     Args:
-        taps: Target layers whose outputs the head reads.
+        captured_layers: Target layers whose outputs the head reads.
         block: Size of a block, including the last committed token.
         mask: Token id of the other positions.
     """
 
     kind: ClassVar[str] = "dflash"
     recipe: ClassVar[HeadRecipe] = HeadRecipe(
-        corpus=0, replies=240, losses=parallel_losses(7), mlp=384, peak_lr=3e-3
+        corpus_updates=0, reply_updates=240, losses=parallel_losses(7), mlp=384, peak_lr=3e-3
     )
 
     def __init__(
         self,
         shape: HeadShape,
         rope: Mapping[str, Any],
-        taps: tuple[int, ...],
+        captured_layers: tuple[int, ...],
         block: int,
         mask: int,
         has: Collection[str] = NORMS,
     ) -> None:
         super().__init__()
-        self.shape, self.rope, self.taps, self.block, self.mask = shape, rope, taps, block, mask
+        self.shape, self.rope, self.captured_layers, self.block, self.mask = (
+            shape,
+            rope,
+            captured_layers,
+            block,
+            mask,
+        )
         d, eps = shape.hidden_size, shape.rms_norm_eps
-        self.fc = nn.Linear(len(taps) * d, d, bias=False)
+        self.fc = nn.Linear(len(captured_layers) * d, d, bias=False)
         layers = (
             LlamaLayer(d, shape, rope, has, normed=True) for _ in range(shape.num_hidden_layers)
         )
@@ -86,15 +92,18 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
         n, heads, d = target.num_hidden_layers, target.num_attention_heads, target.hidden_size
         eps, most = target.rms_norm_eps, target.max_position_embeddings
         shape = HeadShape(d, cls.recipe.mlp, heads, heads, d // heads, eps, most, 2)
-        taps, block = (min(1, n - 1), n // 2, max(0, n - 2)), cls.recipe.losses["ttt"].steps + 1
+        captured_layers, block = (
+            (min(1, n - 1), n // 2, max(0, n - 2)),
+            cls.recipe.losses["ttt"].steps + 1,
+        )
         rope = {"rope_parameters": target.rope_parameters}
         mask = target.eos_token_id if target.pad_token_id is None else target.pad_token_id
-        return cls(shape, rope, taps, block, mask)
+        return cls(shape, rope, captured_layers, block, mask)
 
     def file_config(self) -> dict[str, Any]:
         """Return the content of config.json in z-lab's format."""
         sizes = {name: getattr(self.shape, name) for name in HeadShape.__dataclass_fields__}
-        read = {"mask_token_id": self.mask, "target_layer_ids": list(self.taps)}
+        read = {"mask_token_id": self.mask, "target_layer_ids": list(self.captured_layers)}
         more = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "hidden_act": "silu"}
         return {**sizes, **self.rope, **more, "block_size": self.block, "dflash_config": read}
 
@@ -131,7 +140,14 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
             what = f"block_size is {block!r}; a block has 2 to {target.max_positions} places"
             raise head_mismatch(files, what)
         has = [name.removeprefix("layers.0.") for name in files.tensors]
-        facts = files.shape, files.rope, files.captured_layers(target.n_layers), block, mask, has
+        facts = (
+            files.shape,
+            files.rope,
+            files.find_captured_layers(target.n_layers),
+            block,
+            mask,
+            has,
+        )
         made = load_module(lambda: cls(*facts), files, cls.kind).requires_grad_(False).eval()
         return made.to(target.device, target.dtype)
 
@@ -161,7 +177,9 @@ class DFlashHead(HeadStack):
     parallel: ClassVar[bool] = True
 
     def __init__(self, module: DFlash, target: Decoder) -> None:
-        super().__init__(module.shape, make_rotary(module.shape, module.rope), target, module.taps)
+        super().__init__(
+            module.shape, make_rotary(module.shape, module.rope), target, module.captured_layers
+        )
         self.block, self.mask = module.block, module.mask
         read = self._reader(module.shape, module.state_dict())
         self.layers = [read.layer(f"layers.{at}.") for at in self._all_layers]

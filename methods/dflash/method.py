@@ -66,7 +66,7 @@ class DFlash(Method):
     def start(self, session: Session) -> None:
         """Capture the hidden states that the head reads."""
         self.head = head = session.artifact(*self.artifacts())
-        session.capture_layers(head.taps)
+        session.capture_layers(head.captured_layers)
         self.state = session.new_state(head)
         self.masks = torch.full((1, head.block - 1), head.mask, device=session.device)
 

@@ -71,7 +71,7 @@ class Hydra(Method):
     def start(self, session: Session) -> None:
         """Choose the tree, reserve its space, and capture the hidden states that the heads read."""
         heads = session.artifact(*self.artifacts())
-        session.capture_layers(heads.taps)
+        session.capture_layers(heads.captured_layers)
         width, depth = min(self.params.width, session.target.vocab_size), heads.sizes["levels"]
         self.tree = static_tree(self.params.tree, self.params.nodes, depth, width)
         session.reserve(len(self.tree.nodes))

@@ -72,7 +72,7 @@ class HydraPlus(Method):
     def start(self, session: Session) -> None:
         """Choose the tree, reserve its space, and capture the hidden states that the head reads."""
         head, params = session.artifact(*self.artifacts()), self.params
-        session.capture_layers(head.taps)
+        session.capture_layers(head.captured_layers)
         width = min(params.width, session.target.vocab_size)
         depth = min(params.depth, head.levels or params.depth)
         self.tree = static_tree(params.tree, params.nodes, depth, width)

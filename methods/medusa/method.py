@@ -64,7 +64,7 @@ class Medusa(Method):
     def start(self, session: Session) -> None:
         """Choose the tree, reserve its space, and capture the hidden states that the heads read."""
         self.heads = session.artifact(*self.artifacts())
-        session.capture_layers(self.heads.taps)
+        session.capture_layers(self.heads.captured_layers)
         nodes, authors = self.params.nodes, len(MC_SIM_7B_63)
         name = "mc_sim_7b_63" if nodes == authors else self.params.tree
         self.tree = static_tree(name, nodes, self.heads.sizes["levels"])

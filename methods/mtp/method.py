@@ -73,7 +73,7 @@ class Mtp(Method):
     def start(self, session: Session) -> None:
         """Capture the hidden states that the layer reads."""
         head = session.artifact(*self.artifacts())
-        session.capture_layers(head.taps)
+        session.capture_layers(head.captured_layers)
         fed = self.params.levels - 1
         self.levels = Levels(session, head, session.new_state(head, slack=fed))
         self.length = create_length_rule(self.params, session, model=head)

@@ -64,7 +64,7 @@ class PEagle(Method):
     def start(self, session: Session) -> None:
         """Capture the hidden states that the head reads."""
         self.head = session.artifact(*self.artifacts())
-        session.capture_layers(self.head.taps)
+        session.capture_layers(self.head.captured_layers)
         self.state = session.new_state(self.head, slack=self.params.length)
         shape = 1, self.params.length - 1
         self.masks = torch.full(shape, self.head.mask, device=session.device)

@@ -42,10 +42,10 @@ def _panels(
     seen = sorted({x for law in laws for x, _ in law.points})
     low, high = seen[0] / _MARGIN, seen[-1] * _MARGIN
     x = plots.Axis("", low, high, ticks={at: short(at) for at in seen}, log=True)
-    lines = [mark for law in laws for mark in _law(law, looks[law.where])]
+    lines = [mark for law in laws for mark in _line_series(law, looks[law.where])]
     off = [
         plots.Series(
-            [plots.Point(size, y - _at(law, size)) for size, y in law.points],
+            [plots.Point(size, y - _value_at(law, size)) for size, y in law.points],
             replace(looks[law.where], line="", size=3),
         )
         for law in laws
@@ -57,14 +57,14 @@ def _panels(
     ]
 
 
-def _at(law: ScalingLaw, size: float) -> float:
+def _value_at(law: ScalingLaw, size: float) -> float:
     """Return the value of a law at a size."""
     return law.fit.a.value + law.fit.b.value * log10(size)
 
 
-def _law(law: ScalingLaw, look: style.Look) -> Iterator[plots.Series]:
+def _line_series(law: ScalingLaw, look: style.Look) -> Iterator[plots.Series]:
     """Yield a law's line, its points, and the prediction of the held-out point."""
-    ends = [plots.Point(at, _at(law, at)) for at in (law.fit.smallest, law.fit.largest)]
+    ends = [plots.Point(at, _value_at(law, at)) for at in (law.fit.smallest, law.fit.largest)]
     yield plots.Series(ends, replace(look, marker=""))
     points = [plots.Point(x, y) for x, y in law.points]
     yield plots.Series(points, replace(look, line="", size=3), law.where or "all")

@@ -85,7 +85,7 @@ def fit_scaling_laws(points: Sequence[ScalingPoint]) -> list[ScalingLaw]:
             for key, pairs in lines.items():
                 if len({size for size, _ in pairs}) > 1:
                     where = ", ".join(f"{what} {value}" for what, value in key if what in told)
-                    found.append(_law(figure, along, where, sorted(pairs)))
+                    found.append(_fit_line(figure, along, where, sorted(pairs)))
     if not found:
         raise UsageError(
             f"no two of {len(points)} points differ in one size alone: {', '.join(SIZES)}",
@@ -104,11 +104,11 @@ def _differing(points: Sequence[ScalingPoint]) -> set[str]:
     return {what for what, own in values.items() if len(own) > 1}
 
 
-def _law(figure: str, along: str, where: str, pairs: Pairs) -> ScalingLaw:
-    return ScalingLaw(figure, along, where, pairs, fit_loglinear(pairs), _held(pairs))
+def _fit_line(figure: str, along: str, where: str, pairs: Pairs) -> ScalingLaw:
+    return ScalingLaw(figure, along, where, pairs, fit_loglinear(pairs), _predict_held_out(pairs))
 
 
-def _held(pairs: Pairs) -> HeldOutPoint | None:
+def _predict_held_out(pairs: Pairs) -> HeldOutPoint | None:
     """The largest size by the others."""
     largest = pairs[-1][0]
     rest = [pair for pair in pairs if pair[0] < largest]

@@ -57,7 +57,7 @@ class LookupSubject(NamedTuple):
     facts: Mapping[str, Callable[[Draw], Any]]
 
 
-def _year(d: Draw) -> int:
+def _draw_year(d: Draw) -> int:
     return d.number(1800, 1990)
 
 
@@ -66,13 +66,13 @@ SUBJECTS = (
         "museum",
         lambda d: f"{d.word(TOWNS)} Museum of {cap(d.word(EXHIBITS))}",
         "The {name} was opened in {year} by {founder}, and entry is free.",
-        {"founder": person, "year": _year},
+        {"founder": person, "year": _draw_year},
     ),
     LookupSubject(
         "bridge",
         lambda d: f"{d.word(TOWNS)} Bridge",
         "The {name} is made of {material} and was finished in {year}, after two storms.",
-        {"material": lambda d: d.word(MATERIALS), "year": _year},
+        {"material": lambda d: d.word(MATERIALS), "year": _draw_year},
     ),
     LookupSubject(
         "festival",
@@ -95,7 +95,7 @@ SUBJECTS = (
 )
 
 
-def _collect(d: Draw, subject: LookupSubject) -> Turns:
+def _write_documents(d: Draw, subject: LookupSubject) -> Turns:
     """Two searches, the facts from three passages, one fact corrected, all of it again."""
     names: list[str] = []
     while len(names) < 3:
@@ -119,11 +119,14 @@ def _collect(d: Draw, subject: LookupSubject) -> Turns:
         (OUTPUT.format(lines="\n".join(sorted(map(passage, range(3))))), lines()),
     ]
     wrong = d.number(0, 1)
-    facts[wrong] = {**facts[wrong], other: _another(d, subject.facts[other], [facts[wrong][other]])}
+    facts[wrong] = {
+        **facts[wrong],
+        other: _draw_other(d, subject.facts[other], [facts[wrong][other]]),
+    }
     return [*turns, (MISREAD.format(passage=passage(wrong)), lines()), (AGAIN, lines())]
 
 
-def _another(d: Draw, draw: Callable[[Draw], Any], but: Sequence[Any]) -> Any:
+def _draw_other(d: Draw, draw: Callable[[Draw], Any], but: Sequence[Any]) -> Any:
     """A draw that is none of `but`."""
     while (found := draw(d)) in but:
         pass
@@ -149,7 +152,7 @@ QUERIES = {
 """Selected column, column that decides which rows count -> question."""
 
 
-def _count(d: Draw, query: tuple[str, str]) -> Turns:
+def _write_orders(d: Draw, query: tuple[str, str]) -> Turns:
     """A selection, the rows that count and their sum, with more rows, without one of them."""
     selected, counted = query
     words = {"buyer": d.words(NAMES, 4), "town": d.words(TOWNS, 4), "item": d.words(ITEMS, 4)}
@@ -198,12 +201,12 @@ STEPS: Mapping[str, Callable[[Draw], str]] = {
 }
 
 
-def _carry_out(d: Draw, fails: str) -> Turns:
+def _write_plan(d: Draw, fails: str) -> Turns:
     """A plan, the same with one step replaced, with more steps done, with all done."""
     kinds = d.rng.sample([*STEPS], len(STEPS))
     steps = [STEPS[kind](d) for kind in kinds]
     at = kinds.index(fails)
-    instead = _another(d, STEPS[fails], [steps[at]])
+    instead = _draw_other(d, STEPS[fails], [steps[at]])
 
     def lines(done: Sequence[int]) -> str:
         return "\n".join(f"[{'done' if i in done else 'open'}] {s}" for i, s in enumerate(steps))
@@ -230,7 +233,7 @@ HELD_OUT, HALF_B = 1, 1
 """The wording and the half of the lexicons whose combination no model was trained on."""
 
 
-def _research(d: Draw, about: Callable[[Draw], rag.Fact]) -> Turns:
+def _write_research(d: Draw, about: Callable[[Draw], rag.Fact]) -> Turns:
     """Questions on the passages found so far: each of two, a third one, the first again."""
     d = Draw(d.rng, HALF_B)
     others = [write for write in rag.SUBJECTS if write is not about]
@@ -249,7 +252,7 @@ LONGEST_ARTICLE = 450
 """Characters; what an article has beyond it are remarks that belong in no summary."""
 
 
-def _revision(d: Draw, write: Skill) -> Turns:
+def _write_revision(d: Draw, write: Skill) -> Turns:
     """An article, then the same with a number corrected, and with another one corrected."""
     d = Draw(d.rng, HALF_B)
     text, numbers = "", list[str]()
@@ -264,15 +267,18 @@ def _revision(d: Draw, write: Skill) -> Turns:
         at = d.rng.randrange(len(numbers))
         old = re.compile(rf"\b{numbers[at]}\b")
         inside = re.findall(r"\d+", text)
-        numbers[at] = _another(d, lambda d: str(d.number(2, 99)), inside)
+        numbers[at] = _draw_other(d, lambda d: str(d.number(2, 99)), inside)
         text, summary = (old.sub(numbers[at], each) for each in (text, summary))
     return turns
 
 
 WORKFLOWS = (
-    *(Workflow("rag", "research", f.__name__, partial(_research, about=f)) for f in rag.SUBJECTS),
     *(
-        Workflow("summarization", "revision", f.__name__, partial(_revision, write=f))
+        Workflow("rag", "research", f.__name__, partial(_write_research, about=f))
+        for f in rag.SUBJECTS
+    ),
+    *(
+        Workflow("summarization", "revision", f.__name__, partial(_write_revision, write=f))
         for f in (
             summarization.council,
             summarization.storm,
@@ -284,9 +290,12 @@ WORKFLOWS = (
         )
     ),
     *(
-        Workflow("multi_turn", "documents", each.kind, partial(_collect, subject=each))
+        Workflow("multi_turn", "documents", each.kind, partial(_write_documents, subject=each))
         for each in SUBJECTS
     ),
-    *(Workflow("multi_turn", "orders", "_".join(q), partial(_count, query=q)) for q in QUERIES),
-    *(Workflow("multi_turn", "plan", fails, partial(_carry_out, fails=fails)) for fails in STEPS),
+    *(
+        Workflow("multi_turn", "orders", "_".join(q), partial(_write_orders, query=q))
+        for q in QUERIES
+    ),
+    *(Workflow("multi_turn", "plan", fails, partial(_write_plan, fails=fails)) for fails in STEPS),
 )

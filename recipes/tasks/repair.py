@@ -160,7 +160,7 @@ def word_count(d: Draw) -> Snippet:
     )
 
 
-def _loop(d: Draw, write: Callable[[Draw], Snippet]) -> Turns:
+def _write_snippet(d: Draw, write: Callable[[Draw], Snippet]) -> Turns:
     """Three faults, met and mended one after another."""
     lines, possible = write(d)
     faults = [possible[at] for at in sorted(d.rng.sample(range(len(possible)), 3))]
@@ -237,7 +237,7 @@ TOGETHER = (
 )
 
 
-def _manual(d: Draw, command: str) -> Turns:
+def _write_manual(d: Draw, command: str) -> Turns:
     """All options of a manual, those that exclude each other, those that need each other."""
     options = d.words(OPTIONS, 8)
     first, second, third, fourth, *others = d.rng.sample(options, len(options))
@@ -262,9 +262,12 @@ def _manual(d: Draw, command: str) -> Turns:
 
 SNIPPETS = (receipt, short_names, stock, distance, average, word_count)
 WORKFLOWS = (
-    *(Workflow("code", "snippet", each.__name__, partial(_loop, write=each)) for each in SNIPPETS),
     *(
-        Workflow("multi_turn", "manual", command, partial(_manual, command=command))
+        Workflow("code", "snippet", each.__name__, partial(_write_snippet, write=each))
+        for each in SNIPPETS
+    ),
+    *(
+        Workflow("multi_turn", "manual", command, partial(_write_manual, command=command))
         for command in COMMANDS
     ),
 )

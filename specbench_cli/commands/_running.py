@@ -62,9 +62,9 @@ def read_settings(
 
 def _vet(plugin: str) -> None:
     """Import a plug-in in a separate process first. Raise UsageError if it is not usable."""
-    from specbench_cli.measure.isolation.plugin_process import vet
+    from specbench_cli.measure.isolation.plugin_process import check_plugin_import
 
-    vet(plugin)
+    check_plugin_import(plugin)
 
 
 def measure_missing(
@@ -87,7 +87,7 @@ def measure_missing(
     from specbench_cli.store.run_dir import RunDir, register_run
 
     try:
-        return execute.run(
+        return execute.measure_run(
             plan,
             run_dir,
             view,
@@ -116,14 +116,14 @@ def write_report(folder: Path, view: RunView) -> Reading:
 
 def create_matrix(asked: RunConfig, sources: Mapping[str, str], out: Path | None) -> Path:
     """Create the folder of a matrix and return it. Each of its runs is checked first."""
-    from specbench_cli.measure.planning import dry
+    from specbench_cli.measure.planning import plan_dry_run
     from specbench_cli.plan.matrix import pairs
     from specbench_cli.store import matrix
     from specbench_cli.store.run_dir import new_path
 
     runs = pairs(asked)
     for each in runs.values():
-        dry(each)  # report missing assets before any run starts
+        plan_dry_run(each)  # report missing assets before any run starts
     path = out or new_path("matrix", asked.model_dump(mode="json"))
     order = {name: each.model_dump_json() for name, each in runs.items()}
     matrix.create(path, matrix.MatrixConfig(order, sources))
@@ -153,7 +153,7 @@ def measure_matrix(
                 config = RunConfig.model_validate_json(order.runs[path.name])
                 place = matrix.resume_file(whole)
                 permission.check(permission.requests(config, place), str(place))
-                plan, run_dir = execute.start(config, order.sources, path, view)
+                plan, run_dir = execute.start_run(config, order.sources, path, view)
             else:
                 plan, run_dir = execute.resume_run(path, view, force=force)
             made = measure_missing(plan, run_dir, view, whole, force, in_turn, fresh=fresh)

@@ -125,12 +125,12 @@ def _compose(given: dict[str, Any], how: RunInvocation) -> tuple[RunConfig, dict
 
 def _print_plan(asked: RunConfig, view: RunProgress) -> ExitCode:
     """Print the plan of a run, or of each run in a matrix."""
-    from specbench_cli.measure.planning import dry
+    from specbench_cli.measure.planning import plan_dry_run
     from specbench_cli.plan.matrix import is_matrix, pairs
     from specbench_cli.plan.power import estimate_power
 
     for each in pairs(asked).values() if is_matrix(asked) else [asked]:
-        first, facts = dry(each)
+        first, facts = plan_dry_run(each)
         view.planned({**facts, "detects": estimate_power(first)})
     return ExitCode.OK
 
@@ -154,7 +154,7 @@ def _measure(
         asked, sources = settings
         if is_matrix(asked):
             return _measure_matrix(create_matrix(asked, sources, how.out), how, view)
-        plan, run_dir = execute.start(asked, sources, how.out, view)
+        plan, run_dir = execute.start_run(asked, sources, how.out, view)
     else:
         begun = find_run(str(how.resume))
         if not part:

@@ -220,7 +220,8 @@ class Batch:
         parts |= {session: session.harness.scoring.prompt_input(n) for session, n in prompts}
         order = sorted(parts, key=self._slot_of.__getitem__)
         outs = self._target.forward_batch(
-            [parts[session] for session in order], taps=order[0].harness.scoring.captured_layers
+            [parts[session] for session in order],
+            captured_layers=order[0].harness.scoring.captured_layers,
         )
         output_of = dict(zip(order, outs, strict=True))
         for session, n in prompts:

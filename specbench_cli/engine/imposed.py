@@ -49,11 +49,11 @@ class _ImposedAcceptance(Decoder):
 
     @torch.inference_mode()
     def forward_batch(
-        self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()
+        self, parts: Sequence[ModelInput], *, captured_layers: Sequence[int] = ()
     ) -> list[ModelOutput]:
         """See `Decoder`."""
         begin = [part.state.position() for part in parts]
-        outs = super().forward_batch(parts, taps=taps)
+        outs = super().forward_batch(parts, captured_layers=captured_layers)
         for part, at, out in zip(parts, begin, outs, strict=True):
             if out.logits is not None:
                 rows = torch.arange(part.shape[1], device=self.device)

@@ -44,8 +44,8 @@ class LookAheadRows:
         discarded."""
         x, state = model_input.x, model_input.state
         assert isinstance(x, Tokens)
-        captured = {*model_input.taps, *self._head.taps}
-        out = self._target.execute(model_input._replace(taps=sorted(captured)))
+        captured = {*model_input.captured_layers, *self._head.captured_layers}
+        out = self._target.execute(model_input._replace(captured_layers=sorted(captured)))
         last = x.ids[0, -1:]
         rows = (
             out.aux_hidden_states[self._layer - 1][0, -1:]
@@ -78,11 +78,11 @@ class LookAheadRows:
         assert isinstance(x, Tokens)
         assert positions is not None
         assert mask is not None
-        n, layer, taps = x.ids.shape[1], self._layer, model_input.taps
+        n, layer, captured_layers = x.ids.shape[1], self._layer, model_input.captured_layers
         if layer:
-            early = [at for at in taps if at < layer]
+            early = [at for at in captured_layers if at < layer]
             first = self._target.execute(
-                model_input._replace(layers=(0, layer), logits_at=None, taps=early)
+                model_input._replace(layers=(0, layer), logits_at=None, captured_layers=early)
             )
             rows, lower_states = first.hidden, dict(first.aux_hidden_states)
         else:
@@ -96,7 +96,7 @@ class LookAheadRows:
                 mask=visibility,
                 logits_at="all",
                 layers=self._upper_layers,
-                taps=[at for at in taps if at >= layer],
+                captured_layers=[at for at in captured_layers if at >= layer],
             )
         )
         logits = cast(Tensor, out.logits)

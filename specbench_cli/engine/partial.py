@@ -95,8 +95,8 @@ class Partial(Metered):
             return super().execute(model_input, role=role, early=early)
         begun = self._scoring.begin_partial(self._pending)
         if begun is not None:
-            taps = [at for at in self._scoring.captured_layers if at < begun.end_layer]
-            model_input = model_input._replace(taps=taps)
+            captured_layers = [at for at in self._scoring.captured_layers if at < begun.end_layer]
+            model_input = model_input._replace(captured_layers=captured_layers)
         out = super().execute(model_input, role=role, early=early)
         usual = model_input.mask is None and model_input.positions is None
         if begun is not None and isinstance(x, Tokens) and usual:
@@ -129,7 +129,7 @@ class Partial(Metered):
         return out.rows
 
     def forward_batch(
-        self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()
+        self, parts: Sequence[ModelInput], *, captured_layers: Sequence[int] = ()
     ) -> list[ModelOutput]:
         """Raise MethodFault: a part of the target drafts for one sequence at a time."""
         raise MethodFault(

@@ -30,7 +30,7 @@ class PausedForward:
 
     Args:
         state: State of the target. Only layers that have run hold the new rows.
-        taps: Layers whose output is captured.
+        captured_layers: Layers whose output is captured.
         over: Called at the end with the output of the whole forward, or None after an early exit.
 
     Attributes:
@@ -45,10 +45,10 @@ class PausedForward:
         self,
         target: Metered,
         state: State,
-        taps: Sequence[int] = (),
+        captured_layers: Sequence[int] = (),
         over: Callable[[ModelOutput | None], None] = lambda _: None,
     ) -> None:
-        self._target, self._state, self._taps = target, state, taps
+        self._target, self._state, self._captured_layers = target, state, captured_layers
         self.layer, self._on_end = 0, over
         self._early_logits: Tensor | None = None
         self._last: int = target.n_layers
@@ -76,8 +76,11 @@ class PausedForward:
         self._check(layer)
         have = self._state.length
         common_end = next((at for at in range(1, layer) if have(0, at) != have()), layer)
-        taps = [at for at in self._taps if at < common_end]
-        first, early = self._input._replace(taps=taps), early and common_end == layer
+        captured_layers = [at for at in self._captured_layers if at < common_end]
+        first, early = (
+            self._input._replace(captured_layers=captured_layers),
+            early and common_end == layer,
+        )
         if common_end == self._last:
             early = False  # the logits are those of the whole forward
         else:
@@ -99,7 +102,7 @@ class PausedForward:
                     x=Hidden(self._last_output.hidden),
                     positions=self._positions_at(span[0]),
                     layers=(span[0], span[-1] + 1),
-                    taps=[at for at in self._taps if at in span],
+                    captured_layers=[at for at in self._captured_layers if at in span],
                     logits_at="all" if span[-1] + 1 == self._last else None,
                 )
             )

@@ -243,7 +243,7 @@ class Scoring:
         if draft is not None and not self.state.by_row:
             return self.store_output(
                 self.target.execute(
-                    self._input_after_root(x, draft)._replace(taps=self.captured_layers)
+                    self._input_after_root(x, draft)._replace(captured_layers=self.captured_layers)
                 )
             )
         is_chain = draft is None or draft.parents is None
@@ -264,14 +264,14 @@ class Scoring:
     def _resume(self, pending: PendingScore, x: Tokens) -> Tensor:
         """Continue from a part's rows. Return the logits [n, V] of all rows of x."""
         outputs, pending_ids = pending.outputs, x.ids[:, pending.num_rows :]
-        taps = [at for at in self.captured_layers if at < pending.end_layer]
+        captured_layers = [at for at in self.captured_layers if at < pending.end_layer]
         if pending_ids.shape[1]:
             first = ModelInput(
                 Tokens(pending_ids),
                 self.state,
                 logits_at=None,
                 layers=(0, pending.end_layer),
-                taps=taps,
+                captured_layers=captured_layers,
             )
             outputs = [*outputs, self.target.execute(first)]
         upper_input = ModelInput(
@@ -279,11 +279,12 @@ class Scoring:
             self.state,
             logits_at="all",
             layers=(pending.end_layer, self.target.n_layers),
-            taps=[at for at in self.captured_layers if at >= pending.end_layer],
+            captured_layers=[at for at in self.captured_layers if at >= pending.end_layer],
         )
         out = self.target.execute(upper_input)
         lower_states = {
-            at: torch.cat([each.aux_hidden_states[at] for each in outputs], 1) for at in taps
+            at: torch.cat([each.aux_hidden_states[at] for each in outputs], 1)
+            for at in captured_layers
         }
         return self.store_output(
             ModelOutput(out.logits, out.hidden, lower_states | dict(out.aux_hidden_states))
@@ -314,7 +315,9 @@ class Scoring:
         self._num_reread = committed - 1
         if not draft.nodes:
             return ModelInput(x, self.state, place=self._place)
-        root = ModelInput(Tokens(x.ids[:, :committed]), self.state, taps=self.captured_layers)
+        root = ModelInput(
+            Tokens(x.ids[:, :committed]), self.state, captured_layers=self.captured_layers
+        )
         self._root_output = self.target.execute(root)
         return ModelInput(
             Tokens(x.ids[:, committed:]), self.state, logits_at="all", place=self._place
@@ -368,7 +371,13 @@ class Scoring:
         """Return the input of a forward over the root and a draft, or over the prompt."""
         positions, mask = (None, None) if draft is None else self._shape(draft)
         return ModelInput(
-            x, self.state, positions, mask, logits_at, self._place, taps=self.captured_layers
+            x,
+            self.state,
+            positions,
+            mask,
+            logits_at,
+            self._place,
+            captured_layers=self.captured_layers,
         )
 
     def _shape(self, draft: Draft) -> tuple[Tensor | None, Tensor | None]:

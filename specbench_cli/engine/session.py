@@ -255,10 +255,10 @@ class Session(DraftBuilder):
             weakened.set_state(self._allocate_state(self.target.decoder, nodes))
         return beside
 
-    def capture_layers(self, taps: Sequence[int]) -> None:
-        """Let the target's forwards store the features of a head (`Head.taps`). Call it before
-        prefill."""
-        self._scoring.capture_layers(taps)
+    def capture_layers(self, captured_layers: Sequence[int]) -> None:
+        """Let the target's forwards store the features of a head (`Head.captured_layers`). Call it
+        before prefill."""
+        self._scoring.capture_layers(captured_layers)
 
     def pending_features(self, length: int) -> Features:
         """Return the head's pending input: committed tokens with the target's features.

@@ -73,11 +73,11 @@ class PricedDecoder(Decoder):
         return self._decoder.run(model_input)
 
     def forward_batch(
-        self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()
+        self, parts: Sequence[ModelInput], *, captured_layers: Sequence[int] = ()
     ) -> list[ModelOutput]:
         """See `Decoder`."""
         self._spend([(part, part.prompt or not part.state.length()) for part in parts])
-        return self._decoder.forward_batch(parts, taps=taps)
+        return self._decoder.forward_batch(parts, captured_layers=captured_layers)
 
     def _spend(self, parts: Sequence[tuple[ModelInput, bool]]) -> None:
         rows = [SequenceRows(part.shape[1], part.state.length(), prompt) for part, prompt in parts]

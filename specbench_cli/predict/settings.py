@@ -211,8 +211,8 @@ def _choose_row(rows: Mapping[str, Sequence[Record]], method: str, row: str | No
             "name the recorded row with --row, and its method's parameter with --sweep",
         )
 
-    def tested(label: str) -> int:
+    def count_tested(label: str) -> int:
         origins = [record.origin or () for record in named[label]]
         return sum(word in ("accepted", "recovered") for own in origins for word in own)
 
-    return max(named, key=tested)
+    return max(named, key=count_tested)

@@ -136,8 +136,8 @@ class RunDir:
         path: the folder.
         manifest: content of `manifest.json`.
         lock: the lock that gives this process the exclusive right to write here.
-        resume_config: content of `RESUME_FILE`. If another program removed the file, an interrupted run
-            writes it again. None disables this.
+        resume_config: content of `RESUME_FILE`. If another program removed the file, an
+            interrupted run writes it again. None disables this.
     """
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:

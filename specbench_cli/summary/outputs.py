@@ -10,7 +10,7 @@ from itertools import chain
 
 import numpy as np
 
-from specbench_cli.judge.broken import NearTieCounts, surprise
+from specbench_cli.judge.broken import NearTieCounts, compute_likelihood_deviation
 from specbench_cli.store.schema import BASELINE, LOSSLESS, Record, Steps
 from specbench_cli.summary.evidence import Evidence
 from specbench_cli.summary.speedups import Speedup
@@ -131,7 +131,7 @@ class MethodOutputs:
     @cached_property
     def deviation(self) -> tuple[float | None, float | None]:
         """Deviation of drawn outputs from the target's distribution, and its probability."""
-        return surprise(self.records) or (None, None)
+        return compute_likelihood_deviation(self.records) or (None, None)
 
     def reference_read(self) -> int:
         """Count vanilla's outputs that were compared with transformers' own module."""

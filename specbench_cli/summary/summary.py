@@ -27,7 +27,7 @@ from typing import Any
 
 from specbench_cli.config.run import MOST_METHODS
 from specbench_cli.errors import UsageError
-from specbench_cli.judge.broken import broken, near_ties
+from specbench_cli.judge.broken import count_near_ties, find_broken_methods
 from specbench_cli.stats.bootstrap import RESAMPLES
 from specbench_cli.store.schema import BASELINE, LOSSLESS, Record
 from specbench_cli.summary.evidence import Evidence, compare, score_difference
@@ -103,7 +103,7 @@ def summarise(
             f"there are {labels} methods, and a table compares {MOST_METHODS} at most",
             "report fewer runs together, or run fewer methods",
         )
-    whys = broken(light, manifest)
+    whys = find_broken_methods(light, manifest)
     rows, overall = _rows(light, manifest, whys, resamples, evident=True)
     order = {row.label: place for place, row in enumerate(rows)}
     families = dict[str, tuple[MethodSummary, ...]]()
@@ -167,7 +167,7 @@ def _rows(
                 wall=wall[bases[label]].of[label],
                 decoding=decoding[bases[label]].of[label],
                 broken_why=whys.get(label),
-                ties=near_ties(own, manifest),
+                ties=count_near_ties(own, manifest),
                 evidence=_evidence(baseline, own, evident) if label != BASELINE else Evidence(),
                 upper_bound=label in bounds,
                 accept_rule=told.get(label, {}).get("accept"),

@@ -98,8 +98,8 @@ class Reply(NamedTuple):
 class KeptRows(NamedTuple):
     """A target's rows over some tokens.
 
-    rows: fp16 [n, those of the taps side by side and the normed ones]. best: [n], the likeliest
-    next tokens.
+    rows: fp16 [n, those of the captured layers side by side and the normed ones]. best: [n], the
+    likeliest next tokens.
     """
 
     rows: Tensor
@@ -112,15 +112,15 @@ class RowFiles:
 
     Args:
         folder: where they lie.
-        taps: the layers whose outgoing rows are kept; `NORMED` ones, which the target's output
-            matrix reads, are in any case.
+        captured_layers: the layers whose outgoing rows are kept; `NORMED` ones, which the target's
+            output matrix reads, are in any case.
         width: numbers of one row.
     """
 
-    def __init__(self, folder: Path, taps: Sequence[int], width: int) -> None:
-        self.taps = tuple(tap for tap in taps if tap != NORMED)
-        self.width = (len(self.taps) + 1) * width
-        name = "features" + "".join(f"-{tap}" for tap in self.taps)
+    def __init__(self, folder: Path, captured_layers: Sequence[int], width: int) -> None:
+        self.captured_layers = tuple(at for at in captured_layers if at != NORMED)
+        self.width = (len(self.captured_layers) + 1) * width
+        name = "features" + "".join(f"-{at}" for at in self.captured_layers)
         self._rows, self._best = folder / f"{name}.f16", folder / f"{name}.best.i32"
         self._mine = False
 
@@ -267,11 +267,11 @@ def sample_replies(
             done, decoder = _read(file), target()
             first = sum(reply.size for reply in done.values() if reply.answer)
             if rows is not None:
-                rows.follow(written(file), partial(_read_rows, decoder, rows.taps))
+                rows.follow(written(file), partial(_read_rows, decoder, rows.captured_layers))
                 rows.cut(first)
             lacking = [(number, ask) for number, ask in enumerate(asks) if number not in done]
-            taps = None if rows is None else rows.taps
-            for number, reply, kept in _replies(decoder, lacking, ends, seed, taps):
+            captured_layers = None if rows is None else rows.captured_layers
+            for number, reply, kept in _replies(decoder, lacking, ends, seed, captured_layers):
                 done[number] = reply._replace(first=first)
                 if reply.answer:
                     first += reply.size
@@ -369,14 +369,14 @@ def _replies(
     asks: Sequence[tuple[int, Ask]],
     ends: Collection[int],
     seed: int,
-    taps: tuple[int, ...] | None = None,
+    captured_layers: tuple[int, ...] | None = None,
 ) -> Iterator[tuple[int, Reply, KeptRows | None]]:
-    """The replies, each as soon as it is whole; the next ask takes its place. With `taps`, also
-    the target's rows over them: 0 for the last token, which was not fed."""
-    states = _states(target, taps, len(asks))
+    """The replies, each as soon as it is whole; the next ask takes its place. With
+    `captured_layers`, also the target's rows over them: 0 for the last token, which was not fed."""
+    states = _states(target, captured_layers, len(asks))
     free = list(range(len(states)))
-    begin, shared, first = _beginning(target, [ask for _, ask in asks], taps)
-    held = None if taps is None else _Held(target, taps, len(states))
+    begin, shared, first = _beginning(target, [ask for _, ask in asks], captured_layers)
+    held = None if captured_layers is None else _Held(target, captured_layers, len(states))
     waiting, live = iter(asks), dict[int, _Line]()
     while True:
         while free and (following := next(waiting, None)) is not None:
@@ -409,7 +409,7 @@ def _replies(
             ModelInput(Tokens(ids), line.state)
             for ids, line in zip(fed[None].split(ns, 1), lines, strict=True)
         ]
-        outs = target.forward_batch(parts, taps=taps or ())
+        outs = target.forward_batch(parts, captured_layers=captured_layers or ())
         logits = torch.cat([out.logits for out in outs if out.logits is not None], 1)[0]
         best = logits.argmax(-1)
         if held is not None:
@@ -432,10 +432,10 @@ class _Held:
         lines: how many places there are.
     """
 
-    def __init__(self, target: Decoder, taps: tuple[int, ...], lines: int) -> None:
-        self._target, self._taps = target, taps
+    def __init__(self, target: Decoder, captured_layers: tuple[int, ...], lines: int) -> None:
+        self._target, self._captured_layers = target, captured_layers
         size, device = (lines, LONGEST), target.device
-        width = _width(target, taps)
+        width = _width(target, captured_layers)
         self._rows = torch.zeros(*size, width, dtype=torch.half, device=device)
         self._best = torch.zeros(size, dtype=torch.int64, device=device)
 
@@ -457,11 +457,15 @@ class _Held:
         Args:
             last: [sequences], what each one's last row says.
         """
-        device, tapped = self._target.device, self._taps
+        device, captured_layers = self._target.device, self._captured_layers
         hidden = torch.cat([out.hidden for out in outs], 1)
-        taps = {tap: torch.cat([out.aux_hidden_states[tap] for out in outs], 1) for tap in tapped}
+        aux_hidden_states = {
+            at: torch.cat([out.aux_hidden_states[at] for out in outs], 1) for at in captured_layers
+        }
         ends = [end - 1 for end in accumulate(ns)]
-        new = _kept(self._target, tapped, ModelOutput(None, hidden, taps), ends, last)
+        new = _kept(
+            self._target, captured_layers, ModelOutput(None, hidden, aux_hidden_states), ends, last
+        )
         owners = chain.from_iterable(map(repeat, places, ns))
         spans = (range(start, start + n) for start, n in zip(starts, ns, strict=True))
         where = [list(owners), list(chain.from_iterable(spans))]
@@ -476,14 +480,14 @@ class _Held:
         return KeptRows(rows, best)
 
 
-def _width(target: Decoder, taps: tuple[int, ...]) -> int:
+def _width(target: Decoder, captured_layers: tuple[int, ...]) -> int:
     """Numbers that are kept of a token."""
-    return (len(taps) + 1) * target.hidden_size
+    return (len(captured_layers) + 1) * target.hidden_size
 
 
 def _kept(
     target: Decoder,
-    taps: tuple[int, ...],
+    captured_layers: tuple[int, ...],
     out: ModelOutput,
     known: Sequence[int] = (),
     says: Tensor | None = None,
@@ -494,7 +498,7 @@ def _kept(
         known: rows of which it is known what they say, rising; says: [rows], that.
     """
     normed = target.norm(out.hidden[0])
-    rows = torch.cat([*(out.aux_hidden_states[tap][0] for tap in taps), normed], -1).half()
+    rows = torch.cat([*(out.aux_hidden_states[at][0] for at in captured_layers), normed], -1).half()
     if says is not None and len(known) == len(normed):
         return KeptRows(rows, says)
     asked = sorted(set(range(len(normed))).difference(known))
@@ -506,28 +510,32 @@ def _kept(
 
 
 @torch.inference_mode()
-def _read_rows(target: Decoder, taps: tuple[int, ...], ids: Sequence[int]) -> KeptRows:
+def _read_rows(target: Decoder, captured_layers: tuple[int, ...], ids: Sequence[int]) -> KeptRows:
     """The rows over a text that is there."""
     read = Tokens(host.ids([ids], target.device))
     state = target.new_state(len(ids))
-    return _kept(target, taps, target.forward(read, state, logits_at=None, taps=taps))
+    return _kept(
+        target,
+        captured_layers,
+        target.forward(read, state, logits_at=None, captured_layers=captured_layers),
+    )
 
 
-def _at_once(target: Decoder, taps: tuple[int, ...] | None) -> int:
+def _at_once(target: Decoder, captured_layers: tuple[int, ...] | None) -> int:
     """How many sequences are decoded together; what each is given does not depend on it."""
     if host.is_on_host(target.device):
         return AT_ONCE
     bytes_each = target.new_state(LONGEST).nbytes
-    if taps is not None:
-        bytes_each += LONGEST * (2 * _width(target, taps) + 8)
+    if captured_layers is not None:
+        bytes_each += LONGEST * (2 * _width(target, captured_layers) + 8)
     free, _ = torch.cuda.mem_get_info(target.device)
     return max(1, min(AT_ONCE_FAR, int(ROOM * free) // max(1, bytes_each)))
 
 
-def _states(target: Decoder, taps: tuple[int, ...] | None, most: int) -> list[State]:
+def _states(target: Decoder, captured_layers: tuple[int, ...] | None, most: int) -> list[State]:
     """Room for `_at_once` sequences, or for the `most` that there are, in one piece of memory where
     a decoder's states can."""
-    lines = min(_at_once(target, taps), most)
+    lines = min(_at_once(target, captured_layers), most)
     pool = target.new_state(LONGEST, lines)
     if isinstance(pool, KVState):
         return [pool.line(place) for place in range(lines)]
@@ -535,7 +543,7 @@ def _states(target: Decoder, taps: tuple[int, ...] | None, most: int) -> list[St
 
 
 def _beginning(
-    target: Decoder, asks: Sequence[Ask], taps: tuple[int, ...] | None
+    target: Decoder, asks: Sequence[Ask], captured_layers: tuple[int, ...] | None
 ) -> tuple[KVState | None, int, KeptRows | None]:
     """What all asks begin with (a template's system prompt), read once; how many rows, and what is
     kept of them."""
@@ -545,8 +553,8 @@ def _beginning(
     if not shared or not isinstance(state, KVState):
         return None, 0, None
     ids = host.ids([asks[0].ids[:shared]], target.device)
-    out = target.forward(Tokens(ids), state, logits_at=None, taps=taps or ())
-    return state, shared, None if taps is None else _kept(target, taps, out)
+    out = target.forward(Tokens(ids), state, logits_at=None, captured_layers=captured_layers or ())
+    return state, shared, None if captured_layers is None else _kept(target, captured_layers, out)
 
 
 def _chosen(logits: Tensor, best: Tensor, lines: Sequence[_Line]) -> list[int]:

@@ -96,7 +96,7 @@ class Sequential(Linear):
 
     def start(self, session):
         self.head = session.artifact(*self.artifacts())
-        session.capture_layers(self.head.taps)
+        session.capture_layers(self.head.captured_layers)
 
     def propose(self, session, limit):
         rows = session.features()

@@ -29,8 +29,8 @@ def decode(tmp_path_factory):
              "max_new_tokens": 40, "isolation": "none", "allow_noise": True, "threads": 1, **config}
         )  # fmt: skip
         view, folder = Silent(), tmp_path_factory.mktemp("runs") / "run"
-        plan, run_dir = execute.start(checked, {}, folder, view)
-        return RunDir.open(execute.run(plan, run_dir, view).run_dir)
+        plan, run_dir = execute.start_run(checked, {}, folder, view)
+        return RunDir.open(execute.measure_run(plan, run_dir, view).run_dir)
 
     return run
 

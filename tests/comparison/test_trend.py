@@ -222,7 +222,9 @@ def test_thirteen_rows_take_two_pages(tmp_path, monkeypatch):
         cells = {k: c for side in own for k, c in side.outputs.items()}
         rows = {k: r for side in own for k, r in side.rows.items()}
         sides.append(
-            dataclasses.replace(own[0], outputs=cells, rows=rows, processes=(tuple(cells.values()),))
+            dataclasses.replace(
+                own[0], outputs=cells, rows=rows, processes=(tuple(cells.values()),)
+            )
         )
     monkeypatch.setattr(figure.style, "write", lambda drawn, _, name: [(name, len(drawn.axes))])
     assert figure.write(trend.find_trends(sides), tmp_path)[:2] == [

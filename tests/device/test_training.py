@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from methods._heads.module import heads
+from methods._heads.module import get_head_classes
 from specbench_cli.engine.models.load import module_in
 from specbench_cli.training import replies
 from specbench_cli.training.heads import losses
@@ -19,7 +19,7 @@ from specbench_cli.training.replies import Ask, Replies, Reply
 CPU, FAR = torch.device("cpu"), torch.device("cuda", 0)
 END = 0
 THEN = (3, 9, 11)
-TAPS = (0,)
+CAPTURED_LAYERS = (0,)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_replies_and_rows_are_made_there_as_here_with_a_wait_a_step(far, asks, m
     here = far.workspace(CPU).decoders["target"]
     due = {
         number: (reply, kept)
-        for number, reply, kept in replies._replies(here, asks, {END}, 0, TAPS)
+        for number, reply, kept in replies._replies(here, asks, {END}, 0, CAPTURED_LAYERS)
     }
     there = far.workspace(FAR).decoders["target"]
     apart, spread = there._planner._apart, []
@@ -54,7 +54,7 @@ def test_replies_and_rows_are_made_there_as_here_with_a_wait_a_step(far, asks, m
     monkeypatch.setattr(there._planner, "_apart", over_gaps)
     found, waits, ran = {}, len(far.waited), there.ran
     with far.on(FAR):
-        for number, reply, kept in replies._replies(there, asks, {END}, 0, TAPS):
+        for number, reply, kept in replies._replies(there, asks, {END}, 0, CAPTURED_LAYERS):
             rows = None if kept is None else (kept.rows.shadow.clone(), kept.best.shadow.clone())
             found[number] = reply, rows
     assert found.keys() == due.keys()
@@ -91,14 +91,18 @@ def first_loss(place, device, kind, room):
     """A new head's loss on a batch of kept rows, which are on a device that has room for them."""
     target = module_in(place, device, torch.float32)
     config = target.config
-    schedule = replace(HeadSchedule.own(heads()[kind], "tiny", 16), says=40)
+    schedule = replace(HeadSchedule.own(get_head_classes()[kind], "tiny", 16), says=40)
     answers = [token % config.vocab_size for token in range(300)]
     head = build(
-        schedule, config, 0, answers, lambda taps: torch.ones(len(taps) * config.hidden_size)
+        schedule,
+        config,
+        0,
+        answers,
+        lambda captured_layers: torch.ones(len(captured_layers) * config.hidden_size),
     ).to(device)
     given = [Reply([1, 2, 3], [*range(4, 24)], 23 * at) for at in range(8)]
-    width = config.hidden_size * (1 if kind == "eagle" else len(head.taps) + 1)
-    kept = Kept(Files(8 * 23, width, 96), target, head.taps, given)
+    width = config.hidden_size * (1 if kind == "eagle" else len(head.captured_layers) + 1)
+    kept = Kept(Files(8 * 23, width, 96), target, head.captured_layers, given)
     assert isinstance(kept._rows, torch.Tensor) == (device == FAR and room)
     step = head_loss(head, target, head.recipe.losses["ttt"], False, kept)
     source = Replies(0, lambda: [reply.encoded() for reply in given])

@@ -65,7 +65,7 @@ def test_ragged_forward_gives_every_sequence_what_it_gets_alone(shapes, pooled):
             how = {"positions": depths, "mask": TREE}
         x = Tokens(ids(new or 4, 50 + at))
         parts.append(ModelInput(x, together[at], logits_at="all" if at % 2 else "last", **how))
-    outs = target.forward_batch(parts, taps=(0,))
+    outs = target.forward_batch(parts, captured_layers=(0,))
     for part, out, state in zip(parts, outs, alone, strict=True):
         due = target.forward(
             part.x,
@@ -73,7 +73,7 @@ def test_ragged_forward_gives_every_sequence_what_it_gets_alone(shapes, pooled):
             positions=part.positions,
             mask=part.mask,
             logits_at=part.logits_at,
-            taps=(0,),
+            captured_layers=(0,),
         )
         assert torch.allclose(out.logits, due.logits, atol=ATOL * 10)
         assert torch.allclose(out.hidden, due.hidden, atol=ATOL * 10)

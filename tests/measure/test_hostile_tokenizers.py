@@ -14,7 +14,7 @@ from specbench_cli import app
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
 from specbench_cli.engine.models.checkpoint import config_facts, read_tokenizer
 from specbench_cli.errors import EnvironmentFault, PromptError
-from specbench_cli.measure.bench import tokenizer_of
+from specbench_cli.measure.bench import load_tokenizer
 from specbench_cli.models.resolve import Checkpoint, resolve
 from specbench_cli.report import tokens as viewer
 from specbench_cli.tasks import render_prompt, template
@@ -128,7 +128,7 @@ def loaded(folder):
 
     def load(damage):
         damage(folder)
-        return tokenizer_of(Checkpoint(str(folder), "hostile", folder))
+        return load_tokenizer(Checkpoint(str(folder), "hostile", folder))
 
     return load
 

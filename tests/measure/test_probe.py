@@ -31,7 +31,7 @@ from specbench_cli.measure.probe import (
     _scale_host_cost,
     _trimmed_mean,
 )
-from specbench_cli.measure.probe_rounds import NEW_TOKENS, PROMPT
+from specbench_cli.measure.probe_rounds import NEW_TOKENS, PROMPT_LENGTH
 from specbench_cli.measure.quiet import MeasurementWindows
 
 STEP, DRAFT, NODE = 30_000, 2_000, 700
@@ -99,11 +99,11 @@ class Timed(Decoder):
 class TimedTogether(Timed):
     """Further sequences of a forward add `BESIDE` ns to what one over as many rows takes."""
 
-    def forward_batch(self, parts, *, taps=()):
+    def forward_batch(self, parts, *, captured_layers=()):
         began = self._clock.now
         outs = super().forward_batch(parts)
         rows = sum(part.x.ids.shape[1] for part in parts)
-        context = PROMPT + NEW_TOKENS // 2
+        context = PROMPT_LENGTH + NEW_TOKENS // 2
         self._clock.now = began + self._cost(rows, context) + BESIDE * (len(parts) - 1)
         return outs
 
@@ -111,20 +111,20 @@ class TimedTogether(Timed):
 class TimedHead(Timed, Head):
     """The same, and looks at what it is fed: `WIDTH` numbers beside a token."""
 
-    taps = (0, NORMED)
+    captured_layers = (0, NORMED)
 
     def forward(self, x, state, **rest):
         assert isinstance(x, Features)
         assert x.rows.shape[:2] == x.ids.shape
         own = state.length() > 0 and x.rows.shape[-1] == self.hidden_size
-        assert own or x.rows.shape[-1] == len(self.taps) * 1
+        assert own or x.rows.shape[-1] == len(self.captured_layers) * 1
         return super().forward(x, state, **rest)
 
 
 class TimedRows(FeatureHead):
     """A head without a state; `more` ns for each row."""
 
-    kind, taps = "rows", (0, NORMED)
+    kind, captured_layers = "rows", (0, NORMED)
 
     def __init__(self, target, clock, more):
         super().__init__(target)

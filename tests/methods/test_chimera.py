@@ -25,7 +25,9 @@ def by_definition(head, target, text, path):
     """Logits behind a path drafted after a text: the layer over [H ; z], nothing kept."""
     module, n = head.head, len(text) - 1
     with torch.no_grad():
-        out = target.forward(Tokens(torch.tensor([text[:-1]])), target.new_state(n), taps=())
+        out = target.forward(
+            Tokens(torch.tensor([text[:-1]])), target.new_state(n), captured_layers=()
+        )
         h = features(out, (-1,), target)
         ids = [*text, *path]
         zs = []
@@ -101,7 +103,9 @@ def test_a_chat_packed_behind_another_reads_nothing_of_it(family, head):
 def new(family):
     """One as training begins with it."""
     schedule, config = head_build.SCHEDULES["chimera"], family.modules["target"].config
-    return head_build.build(schedule, config, 0, [], lambda taps: torch.ones(len(taps) * 32))
+    return head_build.build(
+        schedule, config, 0, [], lambda captured_layers: torch.ones(len(captured_layers) * 32)
+    )
 
 
 def test_a_new_one_says_the_targets_own_next_token_whatever_is_drafted(new):

@@ -241,9 +241,9 @@ def read(session, decoder, rows):
     if not isinstance(decoder, Head):
         return x
     target = session.target.decoder
-    layers = [tap for tap in decoder.taps if tap != NORMED]
-    out = target.forward(Tokens(ids[:, :rows]), target.new_state(rows), taps=layers)
-    return Features(x.ids, features(out, decoder.taps, target)[None])
+    layers = [at for at in decoder.captured_layers if at != NORMED]
+    out = target.forward(Tokens(ids[:, :rows]), target.new_state(rows), captured_layers=layers)
+    return Features(x.ids, features(out, decoder.captured_layers, target)[None])
 
 
 def last_row(x):

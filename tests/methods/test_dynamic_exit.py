@@ -147,9 +147,9 @@ def test_a_model_of_one_layer_has_no_exit_and_is_decoded_plainly():
 
 
 def test_exits_of_tables_say_what_their_first_layer_says():
-    """What `tap` keeps of a table's layers is each layer's own."""
+    """What `capture_layers` keeps of a table's layers is each layer's own."""
     table = random_table(4, 1)
     decoder, ids = TableDecoder("target", table, make_exit_table(table)), torch.tensor([[1, 0, 2]])
-    out = decoder.forward(Tokens(ids), decoder.new_state(4), taps=(0, 1))
+    out = decoder.forward(Tokens(ids), decoder.new_state(4), captured_layers=(0, 1))
     assert torch.equal(out.aux_hidden_states[0][0], make_exit_table(table)[[0, 1, 0], [1, 0, 2]])
     assert torch.equal(out.aux_hidden_states[1][0], table[[0, 1, 0], [1, 0, 2]])

@@ -222,7 +222,7 @@ class Oracle(Head):
     """
 
     name = "oracle"
-    taps = (NORMED,)
+    captured_layers = (NORMED,)
     weight_bytes = 0
 
     def __init__(self, target, first_token, sharp):

@@ -102,7 +102,7 @@ def test_training_sends_the_same_rows_as_decoding(family, head):
     own = stirred(TorchTarget(module))
     with torch.no_grad():
         text = torch.tensor([ids])
-        read = read_target(module, text, own.taps)
+        read = read_target(module, text, own.captured_layers)
         slots = torch.tensor([[2, len(ids) - 3]])
         steps = list(unroll(own, module, text, read, slots, 5))
         assert len(steps) == 3

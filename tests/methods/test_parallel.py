@@ -189,8 +189,10 @@ def z_lab(folder, target, **words):
 
 
 def rows_of(target, head, n):
-    out = target.forward(Tokens(TEXT[:, :n]), target.new_state(32), taps=head.taps)
-    return features(out, head.taps, target)
+    out = target.forward(
+        Tokens(TEXT[:, :n]), target.new_state(32), captured_layers=head.captured_layers
+    )
+    return features(out, head.captured_layers, target)
 
 
 @torch.no_grad()
@@ -201,7 +203,7 @@ def test_a_published_dflash_head_says_what_transformers_drafter_says(tmp_path, t
     z_lab(tmp_path, target)
     head = DFlashHead.load(tmp_path, {"target": target})
     oracle = dflash_module(DFlash.load(tmp_path, {"target": target}))
-    assert (head.block, head.mask, head.taps) == (5, MASK, (0, 0))
+    assert (head.block, head.mask, head.captured_layers) == (5, MASK, (0, 0))
     state, seen = head.new_state(32), 0
     for n in (8, 11):
         masks = torch.full((1, 4), MASK)
@@ -302,7 +304,7 @@ def test_dflash_in_training_says_what_it_says_in_decoding(tmp_path, family, targ
     module = DFlash.load(tmp_path, {"target": target})
     head = DFlashHead(module, target)
     oracle = family.modules["target"]
-    read = read_target(oracle, TEXT, module.taps)
+    read = read_target(oracle, TEXT, module.captured_layers)
     steps = [logits for logits, _ in module.draft(oracle, TEXT, read, SLOTS, 4)]
     for at, slot in enumerate(SLOTS[0].tolist()):
         n = slot + 1
@@ -375,7 +377,7 @@ def test_p_eagles_one_forward_is_eagle3s_head_fed_masks_one_by_one(target, paral
 @torch.no_grad()
 def test_p_eagle_in_training_says_what_it_says_in_decoding(family, target, parallel_eagle):
     head, oracle = PEagleHead(parallel_eagle, target), family.modules["target"]
-    read = read_target(oracle, TEXT, head.taps)
+    read = read_target(oracle, TEXT, head.captured_layers)
     steps = [step.logits for step in unroll(parallel_eagle, oracle, TEXT, read, SLOTS, 4)]
     for at, slot in enumerate(SLOTS[0].tolist()):
         n = slot + 1

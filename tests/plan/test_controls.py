@@ -30,8 +30,8 @@ def finished(tmp_path_factory):
     """A run of a lossy row with what it brings."""
     folder, view = tmp_path_factory.mktemp("runs") / "run", Silent()
     row = {"name": "typical", "params": {"epsilon": 0.001, "delta": 1.0}}
-    plan, run_dir = execute.start(config_of(row), {}, folder, view)
-    return RunDir.open(execute.run(plan, run_dir, view).run_dir)
+    plan, run_dir = execute.start_run(config_of(row), {}, folder, view)
+    return RunDir.open(execute.measure_run(plan, run_dir, view).run_dir)
 
 
 def labels(config):
@@ -117,8 +117,8 @@ def stepped(tmp_path_factory):
     """A run of rules over steps with what they bring."""
     folder, view = tmp_path_factory.mktemp("runs") / "run", Silent()
     rows = [{"name": name, "params": params} for name, params in STEPS.items()]
-    plan, run_dir = execute.start(config_of(*rows, tasks=["chains"]), {}, folder, view)
-    return RunDir.open(execute.run(plan, run_dir, view).run_dir)
+    plan, run_dir = execute.start_run(config_of(*rows, tasks=["chains"]), {}, folder, view)
+    return RunDir.open(execute.measure_run(plan, run_dir, view).run_dir)
 
 
 @pytest.mark.parametrize("name", ["specreason", "atts"])
@@ -222,4 +222,6 @@ def test_lossy_rows_have_a_table_of_their_own_with_what_they_cost(finished):
 def test_a_rate_that_cannot_be_measured_is_refused(like, given, why, tmp_path):
     control = {"name": "random-accept", "params": {"like": like}}
     with pytest.raises(UsageError, match=f"random-accept is to let as many pass as.*{why}"):
-        execute.start(config_of("sps", "typical", control, **given), {}, tmp_path / "r", Silent())
+        execute.start_run(
+            config_of("sps", "typical", control, **given), {}, tmp_path / "r", Silent()
+        )

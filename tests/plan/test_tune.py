@@ -162,8 +162,8 @@ def tuned(folder, view, **settings):
         plan, run_dir = execute.resume_run(folder, view)
     else:
         config = RunConfig.model_validate({**SETTINGS, **settings})
-        plan, run_dir = execute.start(config, {}, folder, view)
-    assert execute.run(plan, run_dir, view).exit_code == ExitCode.OK
+        plan, run_dir = execute.start_run(config, {}, folder, view)
+    assert execute.measure_run(plan, run_dir, view).exit_code == ExitCode.OK
     return RunDir.open(folder)
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from methods._heads.module import ParallelHead, heads, parallel_heads
+from methods._heads.module import ParallelHead, get_head_classes, get_parallel_head_classes
 from recipes.embedded import family
 from specbench_cli import registry
 from specbench_cli.app import with_all_options
@@ -159,7 +159,9 @@ def test_a_killed_and_resumed_training_equals_one_without_a_stop(
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-@pytest.mark.parametrize("kind", parallel_heads().values(), ids=parallel_heads())
+@pytest.mark.parametrize(
+    "kind", get_parallel_head_classes().values(), ids=get_parallel_head_classes()
+)
 def test_a_parallel_drafter_goes_on_where_it_was_killed_and_is_what_decoding_loads(
     kind: type[ParallelHead], tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,7 +209,7 @@ def test_replies_are_made_once_for_all_heads(trained: Path) -> None:
 def test_wider_updates_are_fewer_and_read_as_many_tokens(
     tokens: int | None, tmp_path: Path
 ) -> None:
-    whole = HeadSchedule.own(heads()["eagle3"], "smollm2", 1536)
+    whole = HeadSchedule.own(get_head_classes()["eagle3"], "smollm2", 1536)
     (plain,) = recipes((whole,), 1.0, False, tmp_path, True, tokens)
     (wide,) = recipes((whole,), 1.0, False, tmp_path, True, tokens, 16, 4e-3)
     assert (plain.stages[0].sequences, wide.stages[0].sequences) == (4, 16)
@@ -218,4 +220,6 @@ def test_wider_updates_are_fewer_and_read_as_many_tokens(
 
 
 def test_every_named_loss_is_an_option_and_knows_every_kind() -> None:
-    assert all(set(get_args(HeadLoss)) == set(kind.recipe.losses) for kind in heads().values())
+    assert all(
+        set(get_args(HeadLoss)) == set(kind.recipe.losses) for kind in get_head_classes().values()
+    )

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from methods._heads.layer import LayerHead
-from methods._heads.module import DraftHead, HeadOutput, heads
+from methods._heads.module import DraftHead, HeadOutput, get_head_classes
 from methods._heads.recipe import Objective, TargetStatistics
 from methods.eagle.head import EagleHead
 from methods.eagle3.head import Eagle3Head
@@ -73,10 +73,10 @@ def new(kind: str, target: LlamaConfig, mlp: int, n_layers: int, says: Tensor) -
         n_layers,
         target.vocab_size,
         lambda n: says if n else torch.arange(target.vocab_size),
-        lambda taps: torch.full((len(taps) * target.hidden_size,), 4.0),
+        lambda captured_layers: torch.full((len(captured_layers) * target.hidden_size,), 4.0),
     )
     shape = head_build.shape_of(config)
-    return heads()[kind].new(shape, {"rope_parameters": config.rope_parameters}, taught)
+    return get_head_classes()[kind].new(shape, {"rope_parameters": config.rope_parameters}, taught)
 
 
 def text(seed: int = 0, chats: tuple[int, ...] = (11, 13)) -> Tensor:
@@ -112,7 +112,7 @@ def drafted(
     if slots is None:
         slots = torch.arange(ids.shape[1])[None]
     with torch.no_grad():
-        read = read_target(target, ids, head.taps, starts_of(ids))
+        read = read_target(target, ids, head.captured_layers, starts_of(ids))
         return [step.logits for step in unroll(head, target, ids, read, slots, steps)]
 
 
@@ -125,8 +125,8 @@ def chain_of_one_slot(
     the target's up to `slot` and the head's own after it.
     """
     with torch.no_grad():
-        read = read_target(target, ids, head.taps, starts_of(ids))
-        known = head.read(read.features)[:, : slot + 1]
+        read = read_target(target, ids, head.captured_layers, starts_of(ids))
+        known = head.project_features(read.features)[:, : slot + 1]
         rows = []
         for step in range(steps):
             n = slot + 1 + step
@@ -151,7 +151,7 @@ def dense(head: DraftHead, tokens: Tensor, features: Tensor) -> HeadOutput:
     seen = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
     residual = residual + attention.o_proj(seen.transpose(1, 2).flatten(2))
     residual = residual + layer.mlp(layer.post_attention_layernorm(residual))
-    return head.out(residual)
+    return head.make_output(residual)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -172,9 +172,11 @@ def test_the_first_step_is_a_plain_teacher_forced_pass(
 ) -> None:
     head, ids = make(kind), text(chats=(LENGTH,))[:, :-1]
     with torch.no_grad():
-        read = read_target(target, ids, head.taps, starts_of(ids))
+        read = read_target(target, ids, head.captured_layers, starts_of(ids))
         following = torch.cat([ids[:, 1:], ids[:, -1:]], 1)
-        out = dense(head, target.model.embed_tokens(following), head.read(read.features))
+        out = dense(
+            head, target.model.embed_tokens(following), head.project_features(read.features)
+        )
     weight = target.lm_head.weight if head.says is None else target.lm_head.weight[head.says]
     torch.testing.assert_close(
         drafted(head, target, ids, 1)[0], out.normed @ weight.T, atol=1e-4, rtol=1e-4
@@ -222,7 +224,7 @@ def test_a_slot_reads_the_token_after_its_features_and_none_later(
 def test_labels_that_weigh_nothing_do_not_move_the_loss(
     name: str, kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
-    head, aim = make(kind), replace(heads()[kind].recipe.losses[name], noise=0.0)
+    head, aim = make(kind), replace(get_head_classes()[kind].recipe.losses[name], noise=0.0)
     loss, given = head_loss(head, target, aim, fast=False), batch()
     weights = given.weights.clone()
     weights[:, 20:] = 0.0
@@ -251,7 +253,7 @@ def test_a_slot_whose_target_the_head_cannot_say_is_masked(
 def test_noise_is_drawn_from_the_batch_and_moves_the_loss(
     make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
-    head, aim = make("eagle"), heads()["eagle"].recipe.losses["paper"]
+    head, aim = make("eagle"), get_head_classes()["eagle"].recipe.losses["paper"]
     noisy, plain = (head_loss(head, target, a, False) for a in (aim, replace(aim, noise=0.0)))
     assert noisy(batch()).item() == noisy(batch()).item() != plain(batch()).item()
 
@@ -262,7 +264,7 @@ def test_only_the_head_learns(
 ) -> None:
     head = make(kind)
     torch.autograd.backward(
-        head_loss(head, target, heads()[kind].recipe.losses["ttt"], fast=False)(batch())
+        head_loss(head, target, get_head_classes()[kind].recipe.losses["ttt"], fast=False)(batch())
     )
     assert all(p.grad is not None for p in head.parameters())
     assert all(p.grad is None for p in target.parameters())
@@ -303,15 +305,19 @@ def test_the_most_frequent_tokens_are_kept_in_the_order_of_their_ids() -> None:
 
 
 @pytest.mark.parametrize("n_layers", [1, 2, 3, 5, 8, 15])
-def test_of_few_layers_the_last_is_the_highest_tap(n_layers: int, target: LlamaForCausalLM) -> None:
-    found = new("eagle3", target.config, 24, n_layers, SAYS).taps
+def test_of_few_layers_the_last_is_the_highest_captured_layer(
+    n_layers: int, target: LlamaForCausalLM
+) -> None:
+    found = new("eagle3", target.config, 24, n_layers, SAYS).captured_layers
     assert found[-1] == n_layers - 1
-    assert all(0 <= tap < n_layers for tap in found)
+    assert all(0 <= layer < n_layers for layer in found)
 
 
-def test_of_many_layers_the_taps_are_the_official_codes(target: LlamaForCausalLM) -> None:
-    assert new("eagle3", target.config, 24, 32, SAYS).taps == (1, 15, 28)
-    assert new("eagle3", target.config, 24, 16, SAYS).taps == (1, 7, 12)
+def test_of_many_layers_the_captured_layers_are_the_official_codes(
+    target: LlamaForCausalLM,
+) -> None:
+    assert new("eagle3", target.config, 24, 32, SAYS).captured_layers == (1, 15, 28)
+    assert new("eagle3", target.config, 24, 16, SAYS).captured_layers == (1, 7, 12)
 
 
 LAYER = {
@@ -368,7 +374,11 @@ def test_a_file_has_the_published_names_and_shapes_in_fp16(
     config = json.loads((tmp_path / "config.json").read_text())
     assert {name: tuple(value.shape) for name, value in stored.items()} == NAMES[kind]
     assert all(v.dtype == torch.float16 for n, v in stored.items() if n not in ("d2t", "t2d"))
-    assert config["specbench"] == {"kind": kind, "target_sha256": "ab", "taps": list(head.taps)}
+    assert config["specbench"] == {
+        "kind": kind,
+        "target_sha256": "ab",
+        "taps": list(head.captured_layers),
+    }
     assert config["num_hidden_layers"] == 1
     assert config.get("draft_vocab_size") == (len(SAYS) if kind == "eagle3" else None)
 
@@ -376,7 +386,7 @@ def test_a_file_has_the_published_names_and_shapes_in_fp16(
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 def test_a_shipped_head_stays_below_two_megabytes(schedule: HeadSchedule) -> None:
     wide = LlamaConfig(vocab_size=4096, hidden_size=256, num_attention_heads=4)
-    says = torch.arange(heads()[schedule.kind].recipe.draft_vocab_size or 0)
+    says = torch.arange(get_head_classes()[schedule.kind].recipe.draft_vocab_size or 0)
     head = new(schedule.kind, wide, schedule.mlp, 8, says)
     size = sum(t.numel() * t.element_size() for t in head_build.tensors(head).values())
     assert size < 1_990_000
@@ -419,11 +429,11 @@ def test_biases_norms_of_heads_and_shared_keys_are_trained_as_they_are_drafted_w
         drawn[f"layer.self_attn.{name}.bias"] = torch.randn(size[0], generator=seed)
     for name in ("q_norm", "k_norm"):
         drawn[f"layer.self_attn.{name}.weight"] = 0.5 + torch.rand(6, generator=seed)
-    config = {"specbench": {"taps": list(plain.taps)}}
+    config = {"specbench": {"taps": list(plain.captured_layers)}}
     files = replace(plain.as_loaded(), tensors=drawn, shape=shape, config=config)
     target.save_pretrained(tmp_path / "target")
     decoder = load_decoder(tmp_path / "target", name="target")
-    head = heads()[kind].of(files, decoder)
+    head = get_head_classes()[kind].from_files(files, decoder)
     follow(head, target, DRAFTS[kind](head, decoder), text(chats=(LENGTH,))[:, :-1], 9)
 
 
@@ -432,9 +442,12 @@ def follow(
 ) -> None:
     """A head's fused form drafts, from a slot on, what training unrolls."""
     decoder = drafts.target
-    layers = tuple(tap for tap in drafts.taps if tap != NORMED)
-    read = decoder.forward(Tokens(ids), decoder.new_state(LENGTH), taps=layers)
-    rows, state = features(read, drafts.taps, decoder)[None, : slot + 1], drafts.new_state(LENGTH)
+    layers = tuple(at for at in drafts.captured_layers if at != NORMED)
+    read = decoder.forward(Tokens(ids), decoder.new_state(LENGTH), captured_layers=layers)
+    rows, state = (
+        features(read, drafts.captured_layers, decoder)[None, : slot + 1],
+        drafts.new_state(LENGTH),
+    )
     tokens = ids[:, 1 : slot + 2]
     says = torch.arange(VOCABULARY) if head.says is None else head.says
     for expected in drafted(head, target, ids, 4, torch.tensor([[slot]])):

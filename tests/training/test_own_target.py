@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from methods._heads.files import HeadShape
-from methods._heads.module import heads
+from methods._heads.module import get_head_classes
 from methods._heads.slots import HeadInput, PastKeyValues
 from methods.chimera.head import ChimeraHead
 from methods.eagle.head import EagleHead
@@ -63,7 +63,7 @@ TEMPLATE = (
 )
 PROBLEMS = [[(f"What is {n} plus {n}?", str(2 * n))] for n in range(120)]
 CPU = torch.device("cpu")
-TAPS = (1, 4, 7)
+CAPTURED_LAYERS = (1, 4, 7)
 
 
 class Killed(Exception):
@@ -300,7 +300,7 @@ def test_two_processes_do_not_write_the_same_replies(
 def seen(folder: Path, asks: list[Ask], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Replies made while rows of three layers were kept."""
     place = tmp_path_factory.mktemp("seen")
-    sample(folder, asks, place / "replies.jsonl", RowFiles(place, TAPS, 16))
+    sample(folder, asks, place / "replies.jsonl", RowFiles(place, CAPTURED_LAYERS, 16))
     return place
 
 
@@ -309,11 +309,11 @@ def test_rows_kept_while_replies_are_made_are_the_targets(
 ) -> None:
     given = written(seen / "replies.jsonl")
     assert replies_of(seen / "replies.jsonl") == replies_of(made)
-    rows, best = RowFiles(seen, TAPS, 16).held()
+    rows, best = RowFiles(seen, CAPTURED_LAYERS, 16).held()
     assert len(rows) == len(best) == sum(reply.size for reply in given)
     for reply in given:
         ids = torch.tensor([[*reply.prompt, *reply.answer]])
-        read = read_target(target, ids, TAPS)
+        read = read_target(target, ids, CAPTURED_LAYERS)
         true = torch.cat([read.features, read.normed], -1)[0, :-1]
         span = slice(reply.first, reply.first + reply.size - 1)  # the last token is not fed
         torch.testing.assert_close(torch.tensor(rows[span]).float(), true, atol=1e-4, rtol=1e-3)
@@ -331,17 +331,17 @@ def test_rows_of_a_killed_run_stay_beside_their_replies(
     file.write_bytes(file.read_bytes()[:-9])  # rows of a reply that is not whole
     if cut == 2:  # and rows that lack
         rows.write_bytes(rows.read_bytes()[:5000])
-    sample(folder, asks, file, RowFiles(tmp_path, TAPS, 16))
-    ours, theirs = (RowFiles(place, TAPS, 16).held()[0] for place in (tmp_path, seen))
+    sample(folder, asks, file, RowFiles(tmp_path, CAPTURED_LAYERS, 16))
+    ours, theirs = (RowFiles(place, CAPTURED_LAYERS, 16).held()[0] for place in (tmp_path, seen))
     pairs = zip(placed(tmp_path), placed(seen), strict=True)
     for (at, n), (there, _) in pairs:
         mine, others = ours[at : at + n], theirs[there : there + n]
         torch.testing.assert_close(torch.tensor(mine), torch.tensor(others), atol=2e-3, rtol=2e-3)
 
 
-@pytest.mark.parametrize("taps", [(-1,), (1, 4, 7)])
+@pytest.mark.parametrize("captured_layers", [(-1,), (1, 4, 7)])
 def test_kept_rows_are_the_targets(
-    taps: tuple[int, ...],
+    captured_layers: tuple[int, ...],
     made: Path,
     target: LlamaForCausalLM,
     tmp_path: Path,
@@ -349,16 +349,16 @@ def test_kept_rows_are_the_targets(
 ) -> None:
     """In fp32, whatever the processor multiplies: what is left is the rounding of the file."""
     monkeypatch.setattr(head_losses, "autocast", lambda _: nullcontext())
-    given, files = written(made), RowFiles(tmp_path, taps, 16)
-    Kept(files, target, taps, given[:3])
+    given, files = written(made), RowFiles(tmp_path, captured_layers, 16)
+    Kept(files, target, captured_layers, given[:3])
     file = next(tmp_path.glob("*.f16"))
     file.write_bytes(file.read_bytes()[:-7])  # a run that was killed
     with files.alone(), pytest.raises(UsageError, match="another process"):
-        Kept(RowFiles(tmp_path, taps, 16), target, taps, given)
-    kept, says = Kept(files, target, taps, given), torch.arange(0, 280, 3)
+        Kept(RowFiles(tmp_path, captured_layers, 16), target, captured_layers, given)
+    kept, says = Kept(files, target, captured_layers, given), torch.arange(0, 280, 3)
     source = head_trainer.Replies(END, lambda: [reply.encoded() for reply in given])
     batch = source.batch(2, 128)
-    true = read_target(target, batch.inputs, taps, batch.starts)
+    true = read_target(target, batch.inputs, captured_layers, batch.starts)
     read, real = kept.read(batch), batch.weights > 0
     torch.testing.assert_close(read.features[real], true.features[real], atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(read.normed[real], true.normed[real], atol=2e-3, rtol=2e-3)
@@ -381,7 +381,7 @@ def test_a_head_begins_as_the_best_linear_guess_of_the_targets_next_row(
         rows = read_target(target, ids[None], (-1,)).normed[0]
         texts.append((ids, rows, rows))
     shape = HeadShape(16, 24, 2, 2, 8)
-    head = heads()[kind](shape, {}, ("fc.bias",) if kind == "eagle" else ())
+    head = get_head_classes()[kind](shape, {}, ("fc.bias",) if kind == "eagle" else ())
     head.init_weights(0.2)
     begin_linear(head, target, texts)
     reads, wanted = [], []
@@ -435,7 +435,7 @@ def test_a_head_for_it_says_a_part_of_the_vocabulary_whether_stopped_or_not(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     for out in (whole, parts):
         shutil.copytree(answered, out)
-    plan = trainer(whole, folder).schedule(heads()[kind])
+    plan = trainer(whole, folder).schedule(get_head_classes()[kind])
     stages = tuple(replace(stage, steps=4, sequences=1, length=400) for stage in plan.stages)
     assert isinstance(plan, HeadSchedule)
     plan = replace(plan, stages=stages, warmup_steps=1, says=100)
@@ -528,7 +528,7 @@ def test_a_target_of_another_kind_is_refused(folder: Path, tmp_path: Path) -> No
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "model_type": "phi3"}))
     with pytest.raises(UsageError, match="this target is a phi3"):
-        trainer(tmp_path / "out", other).schedule(heads()["eagle"])
+        trainer(tmp_path / "out", other).schedule(get_head_classes()["eagle"])
 
 
 def test_the_commands_train_for_it(

@@ -48,7 +48,7 @@ class Lines(FeatureHead):
     """A linear map a level, over two of the target's layers."""
 
     kind = "lines"
-    taps = (1, -1)
+    captured_layers = (1, -1)
 
     def __init__(self, target: Decoder, levels: int = 3) -> None:
         super().__init__(target, levels=levels)
@@ -96,7 +96,7 @@ def test_a_level_is_about_the_token_as_far_behind_the_next(target: LlamaForCausa
     head, ids = Lines(TorchTarget(target)), text()[:, :-1]
     slots = torch.tensor([[2, 9, 15]])
     with torch.no_grad():
-        read = read_target(target, ids, head.taps, torch.tensor([[0] * 11 + [11] * 13]))
+        read = read_target(target, ids, head.captured_layers, torch.tensor([[0] * 11 + [11] * 13]))
         said = head(read.features[0, slots[0]])
         steps = list(unroll(head, target, ids, read, slots, 3))
     assert len(steps) == 3
@@ -119,7 +119,7 @@ def test_the_loss_is_the_cross_entropy_to_the_targets_distributions(
     batch = Batch(ids[:, :-1], ids[:, 1:], weights)
     loss = head_loss(head, target, Objective(steps=3, decay=0.5), fast=False)(batch)
     with torch.no_grad(), autocast(ids.device):
-        read = read_target(target, batch.inputs, head.taps, batch.starts)
+        read = read_target(target, batch.inputs, head.captured_layers, batch.starts)
         wanted = target.lm_head(read.normed).float()[0].softmax(-1)
         said = head(read.features[0]).float().log_softmax(-1)
     total = 0.0

@@ -159,9 +159,11 @@ def _cache_error(
 
 def _features(target: Decoder, head: Head, ids: Tensor) -> Tensor:
     """Return the features that a head reads from the target for ids [1, n], recomputed."""
-    layers = tuple(tap for tap in head.taps if tap != NORMED)
-    out = target.forward(Tokens(ids), target.new_state(ids.shape[1]), logits_at=None, taps=layers)
-    return features(out, head.taps, target)[None]
+    layers = tuple(at for at in head.captured_layers if at != NORMED)
+    out = target.forward(
+        Tokens(ids), target.new_state(ids.shape[1]), logits_at=None, captured_layers=layers
+    )
+    return features(out, head.captured_layers, target)[None]
 
 
 def _relative_difference(ours: Tensor, due: Tensor) -> float:

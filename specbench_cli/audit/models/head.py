@@ -36,7 +36,7 @@ class TableHead(TableDecoder, Head):
     """
 
     reads = Features
-    taps = (NORMED,)
+    captured_layers = (NORMED,)
 
     def __init__(self, table: Tensor, target: Tensor) -> None:
         super().__init__("head", table)

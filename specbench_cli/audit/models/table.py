@@ -184,10 +184,10 @@ class TableDecoder(Decoder):
         """See `Decoder`. Only one sequence at a time."""
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         positions, mask, layers = model_input.positions, model_input.mask, model_input.layers
-        skip, taps = model_input.skip, model_input.taps
+        skip, captured_layers = model_input.skip, model_input.captured_layers
         low, high = layers or (0, self.n_layers)
         if isinstance(x, Hidden) and not low and high == self.n_layers and positions is not None:
-            return self._forward_embeddings(x.rows[0], state, positions[0], mask, taps)
+            return self._forward_embeddings(x.rows[0], state, positions[0], mask, captured_layers)
         self.ran += 1
         reads = Hidden if low else self.reads
         if not isinstance(x, reads) or not isinstance(state, TableState):
@@ -222,17 +222,17 @@ class TableDecoder(Decoder):
         else:
             before, last = self._apply_skips(before, last, over, run, low, spoken[-1])
             hidden = _rows(self.layers[spoken[-1]], before, last)[None]
-        tapped = {
+        captured = {
             at: hidden if at == high - 1 else _rows(self.layers[at], before, last)[None]
-            for at in taps
+            for at in captured_layers
         }
         if beyond is not None:
             hidden = torch.cat((hidden, beyond[None]), 1)
         if logits_at is None or high < self.n_layers:
-            return ModelOutput(None, hidden, tapped)
+            return ModelOutput(None, hidden, captured)
         if isinstance(logits_at, Tensor):
-            return ModelOutput(hidden[:, logits_at], hidden, tapped)
-        return ModelOutput(hidden[:, -1:] if logits_at == "last" else hidden, hidden, tapped)
+            return ModelOutput(hidden[:, logits_at], hidden, captured)
+        return ModelOutput(hidden[:, -1:] if logits_at == "last" else hidden, hidden, captured)
 
     def _append(
         self, model_input: ModelInput, state: TableState, start: int, low: int, run: Sequence[int]
@@ -276,12 +276,12 @@ class TableDecoder(Decoder):
         state: State,
         positions: Tensor,
         mask: Tensor | None,
-        taps: Sequence[int],
+        captured_layers: Sequence[int],
     ) -> ModelOutput:
         """Run a whole forward over embeddings [n, V], followed by look-ahead rows."""
         assert isinstance(state, TableState)
         n = int((rows >= 0).all(-1).sum())
-        hidden, tapped = rows[:0], dict[int, Tensor]()
+        hidden, captured = rows[:0], dict[int, Tensor]()
         self.ran += not n
         if n:
             assert mask is not None
@@ -293,9 +293,9 @@ class TableDecoder(Decoder):
                 state,
                 positions=positions[None, :n],
                 mask=mask[:n, :n],
-                taps=taps,
+                captured_layers=captured_layers,
             )
-            hidden, tapped = out.hidden[0], dict(out.aux_hidden_states)
+            hidden, captured = out.hidden[0], dict(out.aux_hidden_states)
         nodes = range(len(state.rows) - max(1, n), len(state.rows))
         each = (len(rows) - n) // len(nodes)
         ways = [
@@ -308,7 +308,7 @@ class TableDecoder(Decoder):
             for at in nodes
         ]
         whole = torch.cat((hidden, _look_ahead_rows(torch.cat(ways), mask, positions, state)))[None]
-        return ModelOutput(whole, whole, tapped)
+        return ModelOutput(whole, whole, captured)
 
     def embed(self, ids: Tensor) -> Tensor:
         """See `Decoder`."""

@@ -181,11 +181,11 @@ def resolve_kind(name: str) -> Kind:
         UsageError: The name is unknown, or the method has no head that can be trained here.
     """
     from methods._heads.layer import LayerHead
-    from methods._heads.module import heads, parallel_heads
+    from methods._heads.module import get_head_classes, get_parallel_head_classes
     from specbench_cli import registry
     from specbench_cli.engine.models.head import FeatureHead
 
-    known: dict[str, Kind] = {**heads(), **parallel_heads()}
+    known: dict[str, Kind] = {**get_head_classes(), **get_parallel_head_classes()}
     if name in known:
         return known[name]
     named = registry.resolve(name)

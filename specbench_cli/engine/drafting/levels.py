@@ -63,7 +63,7 @@ class Levels:
         """
         session.reserve(nodes)
         head = session.artifact(artifact)
-        session.capture_layers(head.taps)
+        session.capture_layers(head.captured_layers)
         return cls(session, head, session.new_state(head, slack=nodes if fed is None else fed))
 
     @classmethod

@@ -71,6 +71,7 @@ class State(Protocol):
         """Bytes preallocated."""
 
 
+@renamed_members(taps="captured_layers")
 class ModelInput(NamedTuple):
     """The input of one forward, or one sequence's share of a forward over several.
 
@@ -89,7 +90,7 @@ class ModelInput(NamedTuple):
         seqs: Sequences of `state` that the lines belong to. None means 0..b-1.
         layers: Half-open range of layers to run. None means all.
         skip: Layers and sublayers that are skipped.
-        taps: Layers whose outgoing rows are captured.
+        captured_layers: Layers whose output is captured.
     """
 
     x: Input
@@ -102,7 +103,7 @@ class ModelInput(NamedTuple):
     seqs: Sequence[int] | None = None
     layers: tuple[int, int] | None = None
     skip: Skip = frozenset()
-    taps: Sequence[int] = ()
+    captured_layers: Sequence[int] = ()
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -118,7 +119,7 @@ class ModelInput(NamedTuple):
     @property
     def options(self) -> dict[str, Any]:
         """The keyword arguments of `Decoder.forward` that are not left at their defaults."""
-        names = ("seqs", "positions", "mask", "layers", "skip", "logits_at", "taps")
+        names = ("seqs", "positions", "mask", "layers", "skip", "logits_at", "captured_layers")
         defaults = self._field_defaults
         given = {name: getattr(self, name) for name in names}
         return {name: value for name, value in given.items() if value is not defaults[name]}
@@ -194,7 +195,7 @@ class Decoder(ABC):
         layers: tuple[int, int] | None = None,
         skip: Skip = frozenset(),
         logits_at: LogitsAt = "last",
-        taps: Sequence[int] = (),
+        captured_layers: Sequence[int] = (),
     ) -> ModelOutput:
         """Append the rows of `x` to `state` and run them through the layers; see `ModelInput`.
 
@@ -212,7 +213,7 @@ class Decoder(ABC):
                 seqs=seqs,
                 layers=layers,
                 skip=skip,
-                taps=taps,
+                captured_layers=captured_layers,
             )
         )
 
@@ -244,7 +245,7 @@ class Decoder(ABC):
         return 0
 
     def forward_batch(
-        self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()
+        self, parts: Sequence[ModelInput], *, captured_layers: Sequence[int] = ()
     ) -> list[ModelOutput]:
         """Run one forward over new rows of several sequences.
 
@@ -255,7 +256,10 @@ class Decoder(ABC):
             The output of `forward` for each part.
         """
         ran = self.ran + 1
-        outs = [self.run(part._replace(taps=taps) if taps else part) for part in parts]
+        outs = [
+            self.run(part._replace(captured_layers=captured_layers) if captured_layers else part)
+            for part in parts
+        ]
         self.ran = ran
         return outs
 

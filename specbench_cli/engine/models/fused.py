@@ -203,7 +203,11 @@ class FusedStack(Decoder):
         """See `Decoder.execute`."""
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         positions, mask, seqs = model_input.positions, model_input.mask, model_input.seqs
-        layers, skip, taps = model_input.layers, model_input.skip, model_input.taps
+        layers, skip, captured_layers = (
+            model_input.layers,
+            model_input.skip,
+            model_input.captured_layers,
+        )
         assert isinstance(state, KVState)
         self.ran += 1
         if self._recorder is not None and not layers and not skip and not seqs:
@@ -220,19 +224,21 @@ class FusedStack(Decoder):
         else:
             run = [at for at in span if (at, "attention") not in over]
             plan = self._planner.plan_masked(state, lines, run, n, mask, positions)
-        h, tapped = self._run_layers(plan, span, h, taps, over)
+        h, captured = self._run_layers(plan, span, h, captured_layers, over)
         if plan.assumes_finite and not math.isfinite(h.sum()):
             plan = self._planner.plan_masked(
                 state, lines, run, n, mask, positions, replace_nonfinite=True
             )
-            h, tapped = self._run_layers(plan, span, self._enter(x, layers)[0], taps, over)
+            h, captured = self._run_layers(
+                plan, span, self._enter(x, layers)[0], captured_layers, over
+            )
         for seq in lines:
             state.extend(seq, run, n)
         logits = None
         if logits_at is not None and (not layers or layers[1] == self.n_layers):
             logits = self._logits(h, b, logits_at, plan.scratch)
         return ModelOutput(
-            logits, h.view(b, n, -1), {at: rows.view(b, n, -1) for at, rows in tapped}
+            logits, h.view(b, n, -1), {at: rows.view(b, n, -1) for at, rows in captured}
         )
 
     def _replay(
@@ -264,29 +270,33 @@ class FusedStack(Decoder):
             try:
                 plan = self._planner.plan_recorded(rows, buffers, scratch, seen, kernels)
                 h = self._enter(buffers.x, None)[0]
-                h, tapped = self._run_layers(plan, self._all_layers, h, shape.taps)
+                h, captured = self._run_layers(plan, self._all_layers, h, shape.captured_layers)
                 logits = None if at is None else self._logits(h, 1, at, scratch)
             finally:
                 self._kernels = usual
-            return ModelOutput(logits, h[None], {tap: left[None] for tap, left in tapped})
+            return ModelOutput(logits, h[None], {at: left[None] for at, left in captured})
 
         return body
 
     @torch.inference_mode()
     def forward_batch(
-        self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()
+        self, parts: Sequence[ModelInput], *, captured_layers: Sequence[int] = ()
     ) -> list[ModelOutput]:
         """See `Decoder.forward_batch`. The weights are read once for all rows."""
         if len(parts) == 1:
-            return super().forward_batch(parts, taps=taps)
+            return super().forward_batch(parts, captured_layers=captured_layers)
         self.ran += 1
         ns = [part.shape[1] for part in parts]
         x = _join_inputs([part.x for part in parts])
         plan = self._planner.plan_batch(parts, self._all_layers)
-        h, tapped = self._run_layers(plan, self._all_layers, self._enter(x, None)[0], taps)
+        h, captured = self._run_layers(
+            plan, self._all_layers, self._enter(x, None)[0], captured_layers
+        )
         if plan.assumes_finite and not math.isfinite(h.sum()):
             plan = self._planner.plan_batch(parts, self._all_layers, replace_nonfinite=True)
-            h, tapped = self._run_layers(plan, self._all_layers, self._enter(x, None)[0], taps)
+            h, captured = self._run_layers(
+                plan, self._all_layers, self._enter(x, None)[0], captured_layers
+            )
         for part, n in zip(parts, ns, strict=True):
             cast(KVState, part.state).extend(0, self._all_layers, n)
         # Rows that get logits: the last row of a part, or all of its rows.
@@ -303,7 +313,7 @@ class FusedStack(Decoder):
             logits = self._logits(h, 1, "all" if index is None else index, plan.scratch)
         # With hundreds of parts, a torch call for each would take as long as the forward.
         hidden = h[None].split(ns, 1)
-        taken = {at: left[None].split(ns, 1) for at, left in tapped}
+        taken = {at: left[None].split(ns, 1) for at, left in captured}
         said = () if logits is None else logits.split([len(own) for own in wanted], 1)
         return [
             ModelOutput(
@@ -319,21 +329,21 @@ class FusedStack(Decoder):
         plan: ForwardPlan,
         span: Sequence[int],
         h: Tensor,
-        taps: Sequence[int],
+        captured_layers: Sequence[int],
         over: frozenset[Sublayer] = NO_SUBLAYERS,
     ) -> tuple[Tensor, list[tuple[int, Tensor]]]:
         """Run rows [b n, hidden] through the layers `span`, without the sublayers `over`.
 
-        Return the output rows, and the rows that leave each layer in `taps`.
+        Return the output rows, and the rows that leave each layer in `captured_layers`.
         """
-        tapped, views = [], iter(plan.views)
+        captured, views = [], iter(plan.views)
         for at in span:
             seen = next(views) if not over or (at, "attention") not in over else None
             mlp = not over or (at, "mlp") not in over
             h = self._run_layer(self._stack[at], h, plan, seen, mlp)
-            if at in taps:
-                tapped.append((at, h.clone()))  # the next layer adds to h
-        return h, tapped
+            if at in captured_layers:
+                captured.append((at, h.clone()))  # the next layer adds to h
+        return h, captured
 
     def _run_layer(
         self,

@@ -24,6 +24,7 @@ from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.types import ModelOutput
 from specbench_cli.errors import EnvironmentFault, MethodFault
+from specbench_cli.former_names import renamed_members
 
 NORMED = -1
 """Pseudo layer number: the hidden states after the final norm, which the output matrix reads."""
@@ -32,6 +33,7 @@ MAX_LEVELS = 64
 """Maximum number of levels of a head."""
 
 
+@renamed_members(taps="captured_layers")
 class Head(Decoder):
     """A draft head with a state, whose forward takes `Features` and returns logits over target ids.
 
@@ -39,7 +41,7 @@ class Head(Decoder):
     target's features at the next draft level.
 
     Attributes:
-        taps: Captured layers of the target whose hidden states are concatenated, or `NORMED`.
+        captured_layers: Layers of the target whose hidden states are concatenated, or `NORMED`.
         levels: Maximum number of draft levels. None is unlimited.
         together: Number of draft tokens that a forward reads together. It predicts the same number
             of tokens after them.
@@ -51,7 +53,7 @@ class Head(Decoder):
             (P-EAGLE, Hui et al., arXiv:2602.01469).
     """
 
-    taps: tuple[int, ...]
+    captured_layers: tuple[int, ...]
     levels: int | None = None
     parallel: ClassVar[bool] = False
     own_place: ClassVar[bool] = True
@@ -64,7 +66,7 @@ class FeatureCache:
 
     Args:
         target: The target model.
-        taps: See `Head`.
+        captured_layers: See `Head`.
 
     Attributes:
         layers: Captured layers of the target.
@@ -72,9 +74,9 @@ class FeatureCache:
             before the first forward.
     """
 
-    def __init__(self, target: Decoder, taps: Sequence[int]) -> None:
-        self._target, self._taps = target, tuple(taps)
-        self.layers = tuple(tap for tap in self._taps if tap != NORMED)
+    def __init__(self, target: Decoder, captured_layers: Sequence[int]) -> None:
+        self._target, self._captured_layers = target, tuple(captured_layers)
+        self.layers = tuple(at for at in self._captured_layers if at != NORMED)
         self.latest: Tensor | None = None
         self._unread_rows: list[Tensor] = []
         self._newest: Tensor | None = None  # the rows kept last, read or not
@@ -82,7 +84,7 @@ class FeatureCache:
 
     def write(self, out: ModelOutput) -> None:
         """Store the features [n, width] of a forward's rows."""
-        self.latest = features(out, self._taps, self._target)
+        self.latest = features(out, self._captured_layers, self._target)
 
     def keep(self, path: Sequence[int]) -> None:
         """Keep the features at `path`, of the rows of the last forward."""
@@ -127,11 +129,11 @@ class FeatureCache:
         return self._newest[-n:]
 
 
-def features(out: ModelOutput, taps: Sequence[int], target: Decoder) -> Tensor:
+def features(out: ModelOutput, captured_layers: Sequence[int], target: Decoder) -> Tensor:
     """Return the features [n, width] of a target forward over one sequence."""
     parts = [
-        target.norm(out.hidden[0]) if tap == NORMED else out.aux_hidden_states[tap][0]
-        for tap in taps
+        target.norm(out.hidden[0]) if at == NORMED else out.aux_hidden_states[at][0]
+        for at in captured_layers
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
@@ -139,6 +141,7 @@ def features(out: ModelOutput, taps: Sequence[int], target: Decoder) -> Tensor:
 # ---- heads without a state ----------------------------------------------------------------------
 
 
+@renamed_members(taps="captured_layers")
 class FeatureHead(nn.Module, Artifact):
     """A draft head without a state, which predicts several next tokens from one row of features.
 
@@ -156,7 +159,7 @@ class FeatureHead(nn.Module, Artifact):
         sizes: Further arguments of the subclass, stored in config.json.
 
     Attributes:
-        taps: Captured layers of the target whose hidden states are concatenated, or `NORMED`.
+        captured_layers: Layers of the target whose hidden states are concatenated, or `NORMED`.
         width: Width of a feature row.
         ran: Number of calls; see `Decoder`.
         peak_lr: Maximum learning rate of `specbench train head`.
@@ -165,7 +168,7 @@ class FeatureHead(nn.Module, Artifact):
             `__init__`.
     """
 
-    taps: tuple[int, ...] = (NORMED,)
+    captured_layers: tuple[int, ...] = (NORMED,)
     peak_lr: ClassVar[float] = 1e-3
     decay: ClassVar[float] = 0.8
     trained: ClassVar[Mapping[str, Any]] = {}
@@ -193,7 +196,7 @@ class FeatureHead(nn.Module, Artifact):
     @property
     def width(self) -> int:
         """Width of a feature row."""
-        return len(self.taps) * self.target.hidden_size
+        return len(self.captured_layers) * self.target.hidden_size
 
     @property
     def weight_bytes(self) -> int:  # type: ignore[override]
@@ -332,8 +335,8 @@ class LookAhead(FeatureHead):
         updates: Training steps on the corpus and on replies.
         sequences: Sequences of 512 tokens per step. The number is small, because the rows pass
             through the target.
-        taps: The layer whose output `forward` reads. It is unused if `layer` is 0, which reads
-            embeddings.
+        captured_layers: The layer whose output `forward` reads. It is unused if `layer` is 0, which
+            reads embeddings.
 
     Raises:
         MethodFault: The target has no such layer.
@@ -352,7 +355,7 @@ class LookAhead(FeatureHead):
                 f"choose one of 0 to {target.n_layers - 1}",
             )
         super().__init__(target, levels=levels, layer=layer, **sizes)
-        self.layer, self.taps = layer, (max(0, layer - 1),)
+        self.layer, self.captured_layers = layer, (max(0, layer - 1),)
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return the extra rows [n, levels, hidden] that enter layer `layer`.

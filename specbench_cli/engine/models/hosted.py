@@ -193,7 +193,11 @@ class ChainDecoder(TransformersModuleDecoder):
         """
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         positions, mask, seqs = model_input.positions, model_input.mask, model_input.seqs
-        layers, skip, taps = model_input.layers, model_input.skip, model_input.taps
+        layers, skip, captured_layers = (
+            model_input.layers,
+            model_input.skip,
+            model_input.captured_layers,
+        )
         self.ran += 1
         if not isinstance(x, Tokens):
             raise ValueError(f"{self.name} reads tokens alone, not {type(x).__name__}")
@@ -205,7 +209,7 @@ class ChainDecoder(TransformersModuleDecoder):
                 " transformers' module, layers and all",
                 "choose a method that leaves the target's layers together: sps, pld",
             )
-        wanted = {self.n_layers - 1, *taps}
+        wanted = {self.n_layers - 1, *captured_layers}
         lines = range(len(x.ids)) if seqs is None else seqs
         found = [
             self._forward_sequence(ids, state, seq, logits_at, wanted)
@@ -216,7 +220,7 @@ class ChainDecoder(TransformersModuleDecoder):
         return ModelOutput(
             torch.cat(logits) if logits else None,
             left[self.n_layers - 1],
-            {at: left[at] for at in taps},
+            {at: left[at] for at in captured_layers},
         )
 
     @abstractmethod
@@ -293,7 +297,11 @@ class TransformersDecoder(TransformersModuleDecoder):
         """
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         positions, mask, seqs = model_input.positions, model_input.mask, model_input.seqs
-        layers, skip, taps = model_input.layers, model_input.skip, model_input.taps
+        layers, skip, captured_layers = (
+            model_input.layers,
+            model_input.skip,
+            model_input.captured_layers,
+        )
         assert isinstance(state, TransformersState)
         self.ran += 1
         if isinstance(x, Features):
@@ -340,10 +348,10 @@ class TransformersDecoder(TransformersModuleDecoder):
         if high < self.n_layers:
             logits_at = None
         with self._replace_layers(low, high, rows, over):
-            left, logits = self._run(inputs, logits_at, {high - 1, *taps}, n)
+            left, logits = self._run(inputs, logits_at, {high - 1, *captured_layers}, n)
         for seq in lines:
             state.extend(seq, run, n)
-        return ModelOutput(logits, left[high - 1], {at: left[at] for at in taps})
+        return ModelOutput(logits, left[high - 1], {at: left[at] for at in captured_layers})
 
     @contextmanager
     def _replace_layers(

@@ -15,7 +15,7 @@ from specbench_cli.engine import host
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, ModelInput, State
 from specbench_cli.engine.models.head import FeatureHead, LevelOutput
 from specbench_cli.engine.types import Forward, Input, ModelOutput, Role, SentMessage, Skip
-from specbench_cli.former_names import renamed_members
+from specbench_cli.former_names import current_options, renamed_members
 
 
 class HostClock:
@@ -235,6 +235,8 @@ class Metered:
         **options: Any,
     ) -> ModelOutput:
         """Run `Decoder.forward` and record it. The keyword arguments are those of `execute`."""
+        if "taps" in options:
+            options = current_options(options)
         return self.execute(ModelInput(x, state, **options), role=role, early=early)
 
     def execute(
@@ -332,7 +334,7 @@ class Metered:
         return self._shares[kind]
 
     def forward_batch(
-        self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()
+        self, parts: Sequence[ModelInput], *, captured_layers: Sequence[int] = ()
     ) -> list[ModelOutput]:
         """Run `Decoder.forward_batch` and record it as one forward.
 
@@ -346,7 +348,7 @@ class Metered:
         reading = frozenset(part.place for part in parts if part.prompt)
         prefill = not any(begun) or len(reading) == len(parts)
         t0 = self._mark()
-        outs = self.decoder.forward_batch(parts, taps=taps)
+        outs = self.decoder.forward_batch(parts, captured_layers=captured_layers)
         t1 = self._mark()
         if self._role == "draft":
             for part, out in zip(parts, outs, strict=True):

@@ -43,7 +43,9 @@ def advise(
         UsageError: as `modelled.model_speedups`.
     """
     rows = {row.label: row for row in summary.rows} if summary is not None else {}
-    confirmed = [_confirmed(journal, rows[label]) for label in outcome.confirmed if label in rows]
+    confirmed = [
+        _confirmed_result(journal, rows[label]) for label in outcome.confirmed if label in rows
+    ]
     best = next((each for each in confirmed if each["lossless"] and each["pays"]), None)
     lossy = next((each for each in confirmed if not each["lossless"] and each["pays"]), None)
     chosen = [each for each in (best, lossy) if each is not None]
@@ -77,11 +79,11 @@ def advise(
     }
 
 
-def _confirmed(journal: Journal, row: MethodSummary) -> dict[str, Any]:
+def _confirmed_result(journal: Journal, row: MethodSummary) -> dict[str, Any]:
     """Return a method's results on held-out prompts. It pays if its whole interval is above 1."""
     sound = not row.broken and row.speedup_low is not None
 
-    def same(*metrics: str) -> dict[str, Any]:
+    def copy_metrics(*metrics: str) -> dict[str, Any]:
         return {name: getattr(row, name) for name in metrics}
 
     return {
@@ -89,14 +91,16 @@ def _confirmed(journal: Journal, row: MethodSummary) -> dict[str, Any]:
         "method": row.method,
         "set": dict(journal.choice(row.label).params),
         "params": dict(row.params),
-        **same("lossless", "guarantee", "speedup", "speedup_low", "speedup_high", "speedup_note"),
+        **copy_metrics(
+            "lossless", "guarantee", "speedup", "speedup_low", "speedup_high", "speedup_note"
+        ),
         "broken": row.broken_why,
         "pays": sound and (row.speedup_low or 0.0) > 1.0,
-        **same("mat", "tokens_per_s", "identical", "near_tie", "mismatch", "unchecked"),
+        **copy_metrics("mat", "tokens_per_s", "identical", "near_tie", "mismatch", "unchecked"),
         "prompts": row.n_prompts,
         "outputs": row.n_outputs,
-        **same("mismatch_bound"),
-        **same("score_difference", "score_difference_low", "score_difference_high"),
+        **copy_metrics("mismatch_bound"),
+        **copy_metrics("score_difference", "score_difference_low", "score_difference_high"),
     }
 
 

@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from methods._heads.files import HeadShape
 from methods._heads.layouts import to_stored_names
-from methods._heads.module import DraftHead, ParallelHead, heads
+from methods._heads.module import DraftHead, ParallelHead, get_head_classes
 from methods._heads.recipe import HeadRecipe, TargetStatistics
 from specbench_cli import files
 from specbench_cli.engine.models.decoder import Decoder, ModelInput, State
@@ -58,11 +58,11 @@ class HeadSchedule(Schedule):
             kind=head.kind,
             mlp=recipe.mlp,
             stages=(
-                StagePlan(recipe.corpus, recipe.sequences, 512, "target", "corpus"),
-                StagePlan(recipe.replies, recipe.sequences, 512, "target", "replies"),
+                StagePlan(recipe.corpus_updates, recipe.sequences, 512, "target", "corpus"),
+                StagePlan(recipe.reply_updates, recipe.sequences, 512, "target", "replies"),
             ),
             peak_lr=recipe.peak_lr,
-            warmup_steps=min(100, (recipe.corpus + recipe.replies) // 10),
+            warmup_steps=min(100, (recipe.corpus_updates + recipe.reply_updates) // 10),
         )
 
     @classmethod
@@ -114,13 +114,13 @@ def schedule_of_parallel(kind: type[ParallelHead], label: str, *, of_family: boo
         label: the target's name, which the drafter's begins with.
     """
     recipe = kind.recipe
-    stage = StagePlan(recipe.replies, 4, 256, "target", "replies")
+    stage = StagePlan(recipe.reply_updates, 4, 256, "target", "replies")
     if not of_family:
         stage = StagePlan(OWN_STEPS, 4, 512, "target", "replies")
     return Schedule(name=f"{label}-{kind.kind}", stages=(stage,), peak_lr=recipe.peak_lr)
 
 
-SCHEDULES = {kind: HeadSchedule.of(head) for kind, head in heads().items()}
+SCHEDULES = {kind: HeadSchedule.of(head) for kind, head in get_head_classes().items()}
 
 
 def build(
@@ -134,7 +134,7 @@ def build(
 
     Args:
         answers: tokens that the target answered with; those that a head can say are counted there.
-        size: how large the target's rows are at such taps.
+        size: how large the target's rows are at such captured layers.
     """
     torch.manual_seed(seed)
     config, ids = head_config(target, schedule.mlp), target.vocab_size
@@ -145,7 +145,7 @@ def build(
         row_scale=size,
     )
     rope = {"rope_parameters": config.rope_parameters}
-    head = heads()[schedule.kind].new(shape_of(config), rope, taught)
+    head = get_head_classes()[schedule.kind].new(shape_of(config), rope, taught)
     head.init_weights(target.initializer_range)
     return head
 
@@ -160,8 +160,8 @@ def begin_linear(
     Ridge regression (Hoerl and Kennard, Technometrics 12, 1970, equation 2.1), on `LINEAR_TOKENS`.
 
     Args:
-        texts: ids [n], features [n, taps * width] and normed rows [n, width] of each; the last
-            ones of a text are not read.
+        texts: ids [n], features [n, captured layers * width] and normed rows [n, width] of each;
+            the last ones of a text are not read.
     """
     norm, sums, seen = target.model.norm.weight, list[Tensor](), 0
     for ids, features, normed in texts:
@@ -296,7 +296,7 @@ def export(head: DraftHead, config: LlamaConfig, folder: Path, facts: dict[str, 
         **head.file_config(),
         **told,
         "dtype": "float16",
-        "specbench": {**facts, "taps": list(head.taps)},
+        "specbench": {**facts, "taps": list(head.captured_layers)},
     }
     write_head(folder, tensors(head), words)
 

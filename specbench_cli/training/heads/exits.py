@@ -45,7 +45,7 @@ def read(
         text = [*prompt, *finished(workspace, prompt, (), ends)]
         x = Tokens(torch.tensor([text[:-1]], device=target.device))
         n = x.ids.shape[1]
-        out = target.forward(x, target.new_state(n), logits_at="all", taps=layers)
+        out = target.forward(x, target.new_state(n), logits_at="all", captured_layers=layers)
         guess = draft.forward(x, draft.new_state(n), logits_at="all").rows[len(prompt) :]
         ids = guess.topk(min(TOP, guess.shape[-1])).indices  # the first token is prefill's
         own = out.rows[len(prompt) :].argmax(-1)

@@ -31,7 +31,7 @@ Drafter = DraftHead | FeatureHead | ParallelHead
 class Read(NamedTuple):
     """What the frozen target gives for ids [sequences, n].
 
-    features: rows of the tapped layers side by side; normed: those its output matrix reads.
+    features: rows of the captured layers side by side; normed: those its output matrix reads.
     """
 
     chats: Chats
@@ -66,7 +66,7 @@ class Step(NamedTuple):
 def read_target(
     target: LlamaForCausalLM,
     ids: Tensor,
-    taps: tuple[int, ...],
+    captured_layers: tuple[int, ...],
     starts: Tensor | None = None,
 ) -> Read:
     """The frozen target's rows; call it under autocast and no_grad. `starts` as of `Batch`."""
@@ -79,7 +79,7 @@ def read_target(
         rows = layer(rows, attention_mask=chats.mask, position_embeddings=rotary)
         leaving.append(rows)
     normed = body.norm(rows)
-    read = [normed if tap == NORMED else leaving[tap] for tap in taps]
+    read = [normed if at == NORMED else leaving[at] for at in captured_layers]
     return Read(chats, torch.cat(read, -1), normed)
 
 
@@ -122,7 +122,9 @@ def unroll(
         weight = weight[head.says]
     following = torch.cat([ids[:, 1:], ids[:, -1:]], 1)
     places = read.chats.positions
-    out = head(HeadInput(embed(following), head.read(read.features), places, past, slots))
+    out = head(
+        HeadInput(embed(following), head.project_features(read.features), places, past, slots)
+    )
     steps = min(steps, head.levels or steps)
     for step in range(steps):
         inside, valid = placed(starts, slots, step)
@@ -227,7 +229,7 @@ class Kept:
 
     Args:
         files: what was kept while the replies were made; the rest is computed.
-        taps: those of the files.
+        captured_layers: those of the files.
         replies: the first of the file that they lie in.
     """
 
@@ -235,11 +237,15 @@ class Kept:
         self,
         files: RowFiles,
         target: LlamaForCausalLM,
-        taps: tuple[int, ...],
+        captured_layers: tuple[int, ...],
         replies: Sequence[Reply],
     ) -> None:
-        self._target, self._taps, self._width = target, taps, target.config.hidden_size
-        self._own = len(taps) * self._width
+        self._target, self._captured_layers, self._width = (
+            target,
+            captured_layers,
+            target.config.hidden_size,
+        )
+        self._own = len(captured_layers) * self._width
         files.follow(replies, self._read_reply)
         rows, best = files.held()
         last = max(replies, key=lambda reply: reply.first)
@@ -285,9 +291,11 @@ class Kept:
         target = self._target
         ids = torch.tensor([list(reply)], device=target.device)
         with autocast(ids.device):
-            read = read_target(target, ids, self._taps)
+            read = read_target(target, ids, self._captured_layers)
             best = target.lm_head(read.normed)[0].argmax(-1)
-        parts = [read.features] if self._taps == (NORMED,) else [read.features, read.normed]
+        parts = (
+            [read.features] if self._captured_layers == (NORMED,) else [read.features, read.normed]
+        )
         return KeptRows(torch.cat(parts, -1)[0].half(), best)
 
 
@@ -311,11 +319,11 @@ def head_loss(
         with autocast(ids.device):
             with torch.no_grad():
                 if kept is None:
-                    read = read_target(target, ids, head.taps, batch.starts)
-                    said = None if aim.text else what_is_said(target, read.normed, says)
+                    read = read_target(target, ids, head.captured_layers, batch.starts)
+                    said = None if aim.text_labels else what_is_said(target, read.normed, says)
                 else:
                     read = kept.read(batch)
-                    said = None if aim.text else kept.said(batch, read.normed, says)
+                    said = None if aim.text_labels else kept.said(batch, read.normed, says)
             if noise is not None:
                 read = read._replace(features=read.features + noise)
             weights = within(batch, read.chats)
@@ -341,7 +349,7 @@ def head_loss(
 
     def drawn(batch: Batch) -> Tensor:
         batch = batch.to(device)
-        wide = len(head.taps) * target.config.hidden_size
+        wide = len(head.captured_layers) * target.config.hidden_size
         return step(batch, _noise(batch, wide, aim.noise) if aim.noise else None)
 
     return drawn

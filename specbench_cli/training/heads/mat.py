@@ -98,7 +98,7 @@ def _reach(
     slots = torch.arange(longest, device=ids.device).expand(len(group), -1)
     says = message_of(head)
     with autocast(ids.device):
-        read = read_target(target, ids, head.taps)
+        read = read_target(target, ids, head.captured_layers)
         following = torch.cat([ids[:, 1:], ids[:, -1:]], 1)
         reach = torch.zeros_like(ids)
         alive = torch.ones_like(ids, dtype=torch.bool)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from methods._heads.module import DraftHead, ParallelHead, heads
+from methods._heads.module import DraftHead, ParallelHead, get_head_classes
 from methods._heads.recipe import Objective
 from specbench_cli import files
 from specbench_cli.engine.models.checkpoint import ConfigFacts, config_facts, read_tokenizer
@@ -110,8 +110,8 @@ class HeadTrainer:
         template: a chat template for a tokenizer that has none.
         draft: gives the folder of the target's draft model, which some heads are adapted from.
         source: the target as `--target` takes it; else its folder.
-        keeps: the kind of head whose taps are kept while replies are made; of others the rows that
-            the output matrix reads.
+        keeps: the kind of head whose captured layers are kept while replies are made; of others the
+            rows that the output matrix reads.
     """
 
     out: Path
@@ -192,7 +192,7 @@ class HeadTrainer:
         """
         folder = self._claimed(schedule, "levels" if loss == "ttt" else loss)
         head, levels = build_stateless(kind, self._model, self.seed)
-        aim = Objective(levels, kind.decay, text=loss == "paper")
+        aim = Objective(levels, kind.decay, text_labels=loss == "paper")
         result = self._fit(head, schedule, aim, folder)
         with files.staging_folder(self.out / schedule.name, overwrite=None) as staging:
             head.half().save(staging, **self._facts, loss=loss)
@@ -245,7 +245,7 @@ class HeadTrainer:
 
     def _fit(self, head: Drafter, schedule: Schedule, aim: Objective, folder: Path) -> HeadResult:
         """Train a head, and round it to what its file will hold."""
-        kept = self._kept(head.taps)
+        kept = self._kept(head.captured_layers)
         if (
             kept is not None
             and isinstance(head, DraftHead)
@@ -257,14 +257,14 @@ class HeadTrainer:
             head, schedule, head_loss(head, self._model, aim, fast, kept), folder, head
         )
 
-    def _kept(self, taps: tuple[int, ...]) -> Kept | None:
+    def _kept(self, captured_layers: tuple[int, ...]) -> Kept | None:
         """The target's rows over the replies to train on; those of a target of the embedded family
         are computed anew each time."""
         if self.of_family:
             return None
         last = max(reply.first for reply in self._trained_on)
         lines = [each for each in written(self._file("replies")) if each.first <= last]
-        return Kept(self._rows(taps), self._model, taps, lines)
+        return Kept(self._rows(captured_layers), self._model, captured_layers, lines)
 
     def _run(
         self, head: Drafter, schedule: Schedule, step: Loss, folder: Path, learns: nn.Module
@@ -303,11 +303,12 @@ class HeadTrainer:
         return HeadResult(result.curve, result.seconds, log.read(), numbers)
 
     @torch.no_grad()
-    def _size(self, taps: tuple[int, ...]) -> Tensor:
-        """The root mean square of the target's rows at each tap, to the nearest power of two."""
+    def _size(self, captured_layers: tuple[int, ...]) -> Tensor:
+        """The root mean square of the target's rows at each captured layer, to the nearest power of
+        two."""
         ids = torch.tensor([self._trained_on[0].ids], device=self.device)
-        rows = read_target(self._model, ids, taps).features[0].float()
-        parts = rows.view(len(rows), len(taps), -1)
+        rows = read_target(self._model, ids, captured_layers).features[0].float()
+        parts = rows.view(len(rows), len(captured_layers), -1)
         sizes = parts.square().mean((0, 2)).sqrt().log2().round().exp2()
         return sizes.repeat_interleave(parts.shape[-1]).cpu()
 
@@ -364,9 +365,11 @@ class HeadTrainer:
         if isinstance(encode, TemplateEncoder):
             problems = self.gsm8k[:-KEPT_BACK]
             asks = own_asks(encode, problems, self.seed, self.n_replies)
-            kind = heads().get(self.keeps)
-            taps = (NORMED,) if kind is None else kind.choose_layers(self._known.n_layers)
-            rows = self._rows(taps)
+            kind = get_head_classes().get(self.keeps)
+            captured_layers = (
+                (NORMED,) if kind is None else kind.choose_layers(self._known.n_layers)
+            )
+            rows = self._rows(captured_layers)
             return self._replies("replies", asks, rows)
         sampled = reply_chats(self.gsm8k, self.seed + 1, self.n_replies)
         greedy = reply_chats(self.gsm8k, self.seed + GREEDY_SEED, self.n_replies)
@@ -418,9 +421,9 @@ class HeadTrainer:
     def _file(self, name: str) -> Path:
         return self.out / WORK / f"{name}.jsonl"
 
-    def _rows(self, taps: tuple[int, ...]) -> RowFiles:
-        """Where the target's rows at these taps over the replies are kept."""
-        return RowFiles(self.out / WORK, taps, self._known.hidden_size)
+    def _rows(self, captured_layers: tuple[int, ...]) -> RowFiles:
+        """Where the target's rows at these captured layers over the replies are kept."""
+        return RowFiles(self.out / WORK, captured_layers, self._known.hidden_size)
 
 
 def _said(chat: Encoded) -> Iterator[int]:

@@ -32,7 +32,7 @@ class Linear(Method):
 
     def start(self, session):
         self.head = session.artifact(*self.artifacts())
-        session.capture_layers(self.head.taps)
+        session.capture_layers(self.head.captured_layers)
         self.tree = best_tree(self.params.nodes, depth=self.head.sizes["levels"])
         session.reserve(len(self.tree.nodes))
 

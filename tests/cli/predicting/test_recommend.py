@@ -33,7 +33,9 @@ def run(capsys, tmp_path, monkeypatch):
 def few(monkeypatch):
     """No round is longer than three prompts, however fast the machine is."""
     fits = TimeEstimates.max_prompts
-    monkeypatch.setattr(TimeEstimates, "max_prompts", lambda pace, rows, s: min(3, fits(pace, rows, s)))
+    monkeypatch.setattr(
+        TimeEstimates, "max_prompts", lambda pace, rows, s: min(3, fits(pace, rows, s))
+    )
     monkeypatch.setattr(TimeEstimates, "plan_confirmation", lambda *_: (3, 60.0))
     monkeypatch.setattr(search, "MAX_SETTINGS", 2)
     monkeypatch.setattr(search, "MIN_HELD_OUT", 3)

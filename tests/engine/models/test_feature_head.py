@@ -45,7 +45,7 @@ def target(tiny_checkpoint):
     return load_decoder(tiny_checkpoint("llama"), name="target")
 
 
-def tapped(open_session, table, **rest):
+def open_capturing(open_session, table, **rest):
     session = open_session(table, prompt=(3, 1, 4), **rest)
     session.reserve(8)
     session.capture_layers((NORMED,))
@@ -56,13 +56,13 @@ def tapped(open_session, table, **rest):
 
 
 def test_after_prefill_it_reads_the_features_of_the_prompts_last_token(open_session, table):
-    session = tapped(open_session, table)
+    session = open_capturing(open_session, table)
     session.prefill()
     assert session.features().equal(table[1, 4][None])
 
 
 def test_after_a_tree_it_reads_those_of_the_token_that_chose_the_last(open_session, table):
-    session = tapped(open_session, table)
+    session = open_capturing(open_session, table)
     session.prefill()
     root = session.tokens()[-1]
     right = int(table[4, root].argmax())
@@ -83,13 +83,13 @@ def test_features_are_kept_where_they_are_asked_for_and_there_is_a_text(open_ses
     session.prefill()
     with pytest.raises(MethodFault, match=r"session\.capture_layers"):
         session.features()
-    session = tapped(open_session, table)
+    session = open_capturing(open_session, table)
     with pytest.raises(MethodFault, match="before the prefill"):
         session.features()
 
 
 def test_features_that_nobody_reads_are_let_go_and_said_to_be(open_session, table):
-    session = tapped(open_session, table)
+    session = open_capturing(open_session, table)
     session.prefill()
     session.features()
     with pytest.raises(MethodFault, match="let go"):
@@ -97,7 +97,7 @@ def test_features_that_nobody_reads_are_let_go_and_said_to_be(open_session, tabl
 
 
 def test_beside_a_head_with_a_state_all_are_kept(open_session, table):
-    session = tapped(open_session, table)
+    session = open_capturing(open_session, table)
     session.prefill()
     assert session.pending_features(0).rows.shape[1] == 3
     session.features()
@@ -182,7 +182,11 @@ def test_every_call_is_a_draft_forward(target):
     rows = torch.randn(2, 64)
     assert torch.equal(metered(rows), head(rows))
     assert torch.equal(metered.forward(rows[:1]), head(rows[:1]))
-    assert (metered.name, metered.taps, metered.sizes) == ("lines", (NORMED,), {"levels": 3})
+    assert (metered.name, metered.captured_layers, metered.sizes) == (
+        "lines",
+        (NORMED,),
+        {"levels": 3},
+    )
     seen = [(f.model, f.role, f.batch, f.n_tokens, f.layers) for f in meter.forwards]
     assert seen == [("lines", "draft", 1, 2, (0, 1)), ("lines", "draft", 1, 1, (0, 1))]
     assert all(f.t0_ns <= f.t1_ns for f in meter.forwards)
@@ -205,7 +209,7 @@ def test_a_session_hands_it_out_behind_its_meter(open_session, table):
 
 
 def test_a_template_is_filled_with_the_best_tokens_of_each_level(open_session, table):
-    session = tapped(open_session, table)
+    session = open_capturing(open_session, table)
     session.prefill()
     logits = torch.tensor([[0.0, 4, 3, 2, 1], [5, 1, 2, 3, 4.0]])
     draft = fill_from(tree_of_choices([(0,), (1,), (0, 0), (0, 1), (1, 0)]), logits, session)
@@ -216,7 +220,7 @@ def test_a_template_is_filled_with_the_best_tokens_of_each_level(open_session, t
 @pytest.mark.parametrize("rule", ["greedy", "coupled", "rejection"])
 def test_the_order_is_that_of_what_the_session_decides_by(open_session, table, rule):
     sampling = Sampling() if rule == "greedy" else Sampling(rule, 0.7, seed=3)
-    session = tapped(open_session, table, sampling=sampling)
+    session = open_capturing(open_session, table, sampling=sampling)
     session.prefill()
     logits = table[0, :2].float()
     draft = fill_from(tree_of_widths((2, 2)), logits, session)
@@ -228,12 +232,12 @@ def test_the_order_is_that_of_what_the_session_decides_by(open_session, table, r
     ("rows", "budget", "nodes"), [(3, 8, 2 + 4 + 8), (2, 8, 2 + 4), (3, 3, 2), (3, 2, 0)]
 )
 def test_no_deeper_than_there_are_rows_and_budget(open_session, table, rows, budget, nodes):
-    session = tapped(open_session, table, budget=budget)
+    session = open_capturing(open_session, table, budget=budget)
     session.prefill()
     assert fill_from(tree_of_widths((2, 2, 2)), table[0, :rows], session).nodes == nodes
 
 
 def test_no_wider_than_the_vocabulary(open_session, table):
-    session = tapped(open_session, table)
+    session = open_capturing(open_session, table)
     session.prefill()
     assert fill_from(tree_of_widths((V + 2,)), table[0, :1], session).nodes == V

@@ -298,7 +298,9 @@ def test_sublayers_that_are_passed_over_are_as_if_they_were_not_there(
     state.commit(0, range(max(state.length(0, at) for at in range(3))))
     logits(decoder, 196 - ids[:, 17:20], state, **how)  # rejected
     state.rollback(0, 17)
-    out = decoder.forward(Tokens(ids[:, 17:]), state, logits_at="all", taps=(0, 1, 2), **how)
+    out = decoder.forward(
+        Tokens(ids[:, 17:]), state, logits_at="all", captured_layers=(0, 1, 2), **how
+    )
     assert apart(torch.cat([*found, out.logits], 1), expected) <= CLOSE
     for at in range(3):
         assert apart(out.aux_hidden_states[at], left[at][:, 17:]) <= CLOSE
@@ -346,9 +348,9 @@ def test_a_share_is_that_of_the_bytes_that_are_read(tiny_checkpoint: Maker) -> N
     assert decoder.share(skip=skip) == pytest.approx(read / whole)
 
 
-def test_taps_and_hidden_are_the_rows_that_leave_layers(tiny_checkpoint: Maker) -> None:
+def test_captured_layers_and_hidden_are_the_rows_that_leave_layers(tiny_checkpoint: Maker) -> None:
     decoder, ids = decoder_of(tiny_checkpoint, "qwen3"), some_ids(12)
-    out = decoder.forward(Tokens(ids), decoder.new_state(20), taps=(0, 1, 2))
+    out = decoder.forward(Tokens(ids), decoder.new_state(20), captured_layers=(0, 1, 2))
     with torch.no_grad():
         expected = module_of(decoder)(input_ids=ids, output_hidden_states=True).hidden_states
     assert apart(out.aux_hidden_states[0], expected[1]) <= CLOSE
@@ -372,7 +374,7 @@ def test_logits_come_for_the_rows_asked_for(tiny_checkpoint: Maker) -> None:
 def test_results_of_a_forward_survive_the_next_one(tiny_checkpoint: Maker) -> None:
     decoder, ids = decoder_of(tiny_checkpoint, "llama"), some_ids(12)
     state = decoder.new_state(20)
-    out = decoder.forward(Tokens(ids[:, :4]), state, logits_at="all", taps=(0,))
+    out = decoder.forward(Tokens(ids[:, :4]), state, logits_at="all", captured_layers=(0,))
     kept = [out.logits, out.hidden, out.aux_hidden_states[0]]
     copies = [tensor.clone() for tensor in kept]
     logits(decoder, ids[:, 4:8], state)

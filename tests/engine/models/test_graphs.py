@@ -77,7 +77,7 @@ def test_a_text_in_blocks_across_several_recordings_is_what_it_is_without(pair):
     ):
         if pair[0][1].length() + n > 75:
             break
-        both(pair, n, seed=seed, logits_at=at, taps=(0,) if n == 3 else ())
+        both(pair, n, seed=seed, logits_at=at, captured_layers=(0,) if n == 3 else ())
         commit(pair, range(n))
     same_rows(pair)
     assert pair[0][0].recorded > 0

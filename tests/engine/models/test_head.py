@@ -96,9 +96,11 @@ def test_embedded_ids_are_what_enters_the_first_layer(tiny_checkpoint: Maker, ho
     torch.testing.assert_close(decoder.embed(ids), own)
 
 
-def test_several_taps_lie_side_by_side(tiny_checkpoint: Maker) -> None:
+def test_several_captured_layers_lie_side_by_side(tiny_checkpoint: Maker) -> None:
     decoder = load_decoder(tiny_checkpoint("llama"), name="target")
-    out = decoder.forward(Tokens(torch.arange(4)[None]), decoder.new_state(4), taps=(0, 1))
+    out = decoder.forward(
+        Tokens(torch.arange(4)[None]), decoder.new_state(4), captured_layers=(0, 1)
+    )
     rows = features(out, (1, 0), decoder)
     assert rows.equal(torch.cat((out.aux_hidden_states[1][0], out.aux_hidden_states[0][0]), -1))
 

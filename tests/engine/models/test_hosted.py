@@ -72,12 +72,14 @@ def test_tree_rows_equal_plain_sequences(tiny_checkpoint: Maker, case: str) -> N
     check_tree_rows(decoder_of(tiny_checkpoint, case))
 
 
-def test_taps_hidden_and_chosen_rows(tiny_checkpoint: Maker) -> None:
+def test_captured_layers_hidden_and_chosen_rows(tiny_checkpoint: Maker) -> None:
     decoder, ids = decoder_of(tiny_checkpoint, "olmo2"), some_ids(12)
     with torch.no_grad():
         own = decoder.module(input_ids=ids, output_hidden_states=True)
     rows = torch.tensor([3, 7])
-    out = decoder.forward(Tokens(ids), decoder.new_state(12), taps=(0, 1), logits_at=rows)
+    out = decoder.forward(
+        Tokens(ids), decoder.new_state(12), captured_layers=(0, 1), logits_at=rows
+    )
     assert apart(out.logits, own.logits[:, rows]) <= CLOSE
     assert apart(out.aux_hidden_states[0], own.hidden_states[1]) <= CLOSE
     assert apart(out.aux_hidden_states[1], own.hidden_states[2]) <= CLOSE

@@ -98,16 +98,18 @@ def test_exit_at_the_last_layer_is_the_whole_forward_at_once(tiny_checkpoint: Ma
     assert [forward.layers for forward in target._meter.forwards] == [(0, target.n_layers)]
 
 
-def test_halves_are_metered_by_their_layers_and_taps_come_from_both(
+def test_halves_are_metered_by_their_layers_and_captured_layers_come_from_both(
     tiny_checkpoint: Maker,
 ) -> None:
     target = metered(tiny_checkpoint, "llama", hosted=False)
-    n, taps = target.n_layers, range(target.n_layers)
-    whole = target.forward(Tokens(some_ids(9)), target.new_state(9), taps=taps)
-    halves = PausedForward(target, target.new_state(9), taps)
+    n, captured_layers = target.n_layers, range(target.n_layers)
+    whole = target.forward(
+        Tokens(some_ids(9)), target.new_state(9), captured_layers=captured_layers
+    )
+    halves = PausedForward(target, target.new_state(9), captured_layers)
     halves.begin(Tokens(some_ids(9)), 1)
     found = halves.end().aux_hidden_states
-    assert all(torch.equal(found[at], whole.aux_hidden_states[at]) for at in taps)
+    assert all(torch.equal(found[at], whole.aux_hidden_states[at]) for at in captured_layers)
     forwards: Any = target._meter.forwards[1:]
     assert [f.layers for f in forwards] == [(0, 1), (1, n)]
     assert [f.n_tokens for f in forwards] == [9, 9]

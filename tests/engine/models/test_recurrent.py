@@ -149,12 +149,16 @@ def test_lines_of_one_forward_are_sequences_of_their_own(decoder: RecurrentDecod
     check_two_sequences(decoder, 4)
 
 
-def test_taps_and_chosen_rows_are_those_of_all_at_once(decoder: RecurrentDecoder) -> None:
+def test_captured_layers_and_chosen_rows_are_those_of_all_at_once(
+    decoder: RecurrentDecoder,
+) -> None:
     ids, rows = some_ids(9), torch.tensor([1, 3])
     state = decoder.new_state(9)
     decoder.forward(Tokens(ids[:, :5]), state, logits_at=None)
-    out = decoder.forward(Tokens(ids[:, 5:]), state, logits_at=rows, taps=(0,))
-    whole = decoder.forward(Tokens(ids), decoder.new_state(9), logits_at="all", taps=(0,))
+    out = decoder.forward(Tokens(ids[:, 5:]), state, logits_at=rows, captured_layers=(0,))
+    whole = decoder.forward(
+        Tokens(ids), decoder.new_state(9), logits_at="all", captured_layers=(0,)
+    )
     assert apart(out.logits, whole.logits[:, [6, 8]]) <= CLOSE
     assert apart(out.aux_hidden_states[0], whole.aux_hidden_states[0][:, 5:]) <= CLOSE
     assert apart(out.hidden, whole.hidden[:, 5:]) <= CLOSE

@@ -312,12 +312,12 @@ from functools import partial
 import torch
 from methods.pearl import Pearl, PearlParams
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.models.table import TableDecoder, pair
+from specbench_cli.audit.models.table import TableDecoder, make_table_pair
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workers.process import ProcessTransport
 
 if __name__ == "__main__":
-    case = Case("near", pair("near", 5), Sampling(), budget=1000)
+    case = Case("near", make_table_pair("near", 5), Sampling(), budget=1000)
     workspace, transport = case.create_workspace(), ProcessTransport()
     workspace.transport = transport
     workspace.decoder_factories = {{"draft": partial(TableDecoder, "draft", case.tables[1])}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specbench_cli.errors import UsageError
-from specbench_cli.measure.view import RunProgress
+from specbench_cli.measure.view import PromptProgress
 from specbench_cli.plan import plan
 from specbench_cli.report.outputs import write_outputs
 from specbench_cli.report.reading import read_together
@@ -90,7 +90,7 @@ def test_several_rates_are_a_pass_each_of_one_process(specbench):
     assert {process_number(number) for number in by_load.values()} == {1}
     slow, fast = load_rows(outcome.records)
     assert fast.offered == pytest.approx(2 * slow.offered)
-    parts = [each.part for each in outcome.log.said if isinstance(each, RunProgress)]
+    parts = [each.part for each in outcome.log.said if isinstance(each, PromptProgress)]
     assert dict.fromkeys(parts) == dict.fromkeys(["load poisson:40", "load poisson:80"])
     reading = write_outputs(RunDir.open(outcome.path))
     assert reading.summary.passes == 1

@@ -11,7 +11,7 @@ import torch
 
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
-from specbench_cli.measure.bench import tokenizer_of
+from specbench_cli.measure.bench import load_tokenizer
 from specbench_cli.models import resolve
 from specbench_cli.plan import grammar as source
 from specbench_cli.plan.grammar import Grammar
@@ -42,7 +42,7 @@ def person(tmp_path):
 
 
 def texts(outcome, label="vanilla"):
-    tokenizer = tokenizer_of(resolve("embedded-7m"))
+    tokenizer = load_tokenizer(resolve("embedded-7m"))
     return {
         record.prompt_id: tokenizer.decode(record.output_ids, skip_special_tokens=True)
         for record in outcome.by_label(label)
@@ -77,7 +77,7 @@ def test_vanilla_is_the_librarys_mask_in_a_loop_of_transformers(specbench, perso
     outcome = specbench(grammar=person, tasks=["json"], limit=2, max_new_tokens=48)
     checkpoint = resolve("embedded-7m")
     module = module_of(load_decoder(checkpoint.path, name="target"))
-    tokenizer = tokenizer_of(checkpoint)
+    tokenizer = load_tokenizer(checkpoint)
     words = llguidance.hf.from_tokenizer(tokenizer)
     asked = {prompt.prompt_id: prompt.ids for prompt in outcome.prompts}
     for record in outcome.by_label("vanilla"):

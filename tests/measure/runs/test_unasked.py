@@ -168,7 +168,7 @@ def test_candidates_are_not_dropped_for_a_prompt_error(specbench, target, task):
 def test_answer_that_the_tokenizer_cannot_decode_has_no_score_and_ends_no_run(
     specbench, target, tmp_path, monkeypatch
 ):
-    def tokenizer_of(checkpoint, load=bench.tokenizer_of):
+    def tokenizer_of(checkpoint, load=bench.load_tokenizer):
         def decode(ids, **_):
             raise IndexError("piece id is out of range")
 
@@ -176,7 +176,7 @@ def test_answer_that_the_tokenizer_cannot_decode_has_no_score_and_ends_no_run(
         made.decode = decode
         return made
 
-    monkeypatch.setattr(bench, "tokenizer_of", tokenizer_of)
+    monkeypatch.setattr(bench, "load_tokenizer", tokenizer_of)
     (tmp_path / "rows.jsonl").write_text('{"turns": ["A fruit?", "More?"], "reference": "a"}\n')
     file = tmp_path / "mine.yaml"
     file.write_text("name: mine\nversion: '1'\nsource: {file: rows.jsonl}\nscorer: exact_match\n")

@@ -259,7 +259,7 @@ class Copies:
 
     def records(self, prompt_ids=None):
         found = self._copied(list(self.run.records()))
-        return (each for each in found if of is None or each.prompt_id in of)
+        return (each for each in found if prompt_ids is None or each.prompt_id in prompt_ids)
 
     def prompts(self):
         return self._copied(list(self.run.prompts()))

@@ -37,7 +37,7 @@ class GraphKey(NamedTuple):
         n: Number of new rows.
         width: Width of the features of each id. 0 means ids only.
         logits: Number of rows selected by an index tensor, else "last", "all" or None.
-        taps: Captured layers.
+        captured_layers: Layers whose output is captured.
         mask_width: Columns of the mask. 0 is causal.
         has_positions: Whether the positions are explicit.
     """
@@ -45,7 +45,7 @@ class GraphKey(NamedTuple):
     n: int
     width: int
     logits: str | int | None
-    taps: tuple[int, ...]
+    captured_layers: tuple[int, ...]
     mask_width: int
     has_positions: bool
 
@@ -59,7 +59,7 @@ class GraphKey(NamedTuple):
             n=x.ids.shape[1],
             width=x.rows.shape[-1] if isinstance(x, Features) else 0,
             logits=len(logits_at) if isinstance(logits_at, Tensor) else logits_at,
-            taps=tuple(model_input.taps),
+            captured_layers=tuple(model_input.captured_layers),
             mask_width=0 if mask is None else mask.shape[1],
             has_positions=model_input.positions is not None,
         )
