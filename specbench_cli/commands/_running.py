@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from specbench_cli.measure.result import RunResult
     from specbench_cli.measure.view import RunView
     from specbench_cli.plan.plan import Plan
-    from specbench_cli.report.reading import Reading
+    from specbench_cli.report.report_data import ReportData
     from specbench_cli.store.run_dir import RunDir
 
 NOISE = (
@@ -105,7 +105,7 @@ def measure_missing(
             register_run(place)
 
 
-def write_report(folder: Path, view: RunView) -> Reading:
+def write_report(folder: Path, view: RunView) -> ReportData:
     """Write the final files of a run."""
     from specbench_cli.report import outputs
     from specbench_cli.store.run_dir import RunDir
@@ -134,12 +134,12 @@ def create_matrix(asked: RunConfig, sources: Mapping[str, str], out: Path | None
 
 def measure_matrix(
     whole: Path, view: RunView, force: bool, in_turn: Path | None
-) -> tuple[list[RunResult], Reading]:
+) -> tuple[list[RunResult], ReportData]:
     """Measure the missing outputs of a matrix, run by run, and read all runs as one."""
     from specbench_cli.config.run import RunConfig
     from specbench_cli.measure import run as execute
     from specbench_cli.report import outputs
-    from specbench_cli.report.reading import read_matrix
+    from specbench_cli.report.report_data import read_matrix
     from specbench_cli.store import matrix
     from specbench_cli.store.run_dir import RunDir
 

@@ -376,7 +376,7 @@ def test_shares_and_equivalents_are_those_counted_by_hand(self_draft, tmp_path):
     own = [record for record in records if record.label == "keep False"]
     work = sum(r.target_equivalents for r in own) / sum(r.n_tokens for r in own)
     assert found["keep False"].work == pytest.approx(work)
-    printed = run_text(summary, Facts.of(run.manifest))
+    printed = run_text(summary, Facts.from_manifest(run.manifest))
     assert "accepted work tok/s" in " ".join(printed.split())
     assert f" {work:.2f} " in printed
     assert " work: target forwards a token, parts of one" in printed

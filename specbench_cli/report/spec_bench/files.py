@@ -52,7 +52,7 @@ class AnswerFile:
     answers: Sequence[Answer]
 
 
-class Imported:
+class ImportedAnswers:
     """Answer files as a run. See `report.source.Source`. The first file is vanilla's.
 
     Attributes:

@@ -15,7 +15,7 @@ from specbench_cli.measure.bench import load_tokenizer
 from specbench_cli.models import resolve
 from specbench_cli.plan import grammar as source
 from specbench_cli.plan.grammar import Grammar
-from specbench_cli.report.reading import read
+from specbench_cli.report.report_data import read_report_data
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.summary import text
 
@@ -65,7 +65,7 @@ def test_methods_give_constrained_vanillas_ids_and_all_that_is_complete_is_valid
 def test_what_the_budget_cuts_is_said_and_is_not_counted_as_valid(specbench, person):
     outcome = specbench("pld", grammar=person, tasks=["json"], limit=2, max_new_tokens=5)
     assert {(r.finish, r.valid) for r in outcome.records} == {("length", None)}
-    reading = read(RunDir.open(outcome.path))
+    reading = read_report_data(RunDir.open(outcome.path))
     (line,) = text.grammar(reading.summary, reading.facts)
     assert (
         line == "under grammar person.json: each row: 0 of 2 outputs complete; 2 cut by the budget"

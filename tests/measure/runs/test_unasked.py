@@ -13,7 +13,7 @@ from specbench_cli.plan import tune
 from specbench_cli.predict.recommend import halving
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.summary.pairing import total_time
-from specbench_cli.summary.speedups import speedups
+from specbench_cli.summary.speedups import compute_speedups
 
 LONG = "The boats lay by the pier, and the harbour was quiet in the early morning. " * 6
 REFUSING = (
@@ -109,7 +109,7 @@ def test_only_the_turn_with_a_prompt_error_fails(
     assert sum("the run continues without this turn" in note for note in outcome.log.notes) == 1
     cells = {label: outcome.by_label(label) for label in ("vanilla", "pld")}
     # A fifth of the turns failed, but these do not count as failures of the method.
-    assert speedups(cells, total_time, 100).of["pld"].ratio
+    assert compute_speedups(cells, total_time, 100).by_label["pld"].ratio
 
 
 @pytest.mark.parametrize("after", [1, 5, 9, 11])
