@@ -284,7 +284,7 @@ def main() -> int:
             load_decoder=cache(bench.load_decoder),
             config_facts=cache(bench.config_facts),
             module_of=cache(bench.module_of),
-            tokenizer_of=load_once(bench.load_tokenizer),
+            load_tokenizer=load_once(bench.load_tokenizer),
         ),
         patch.object(outputs, "write_figures", lambda *_, **__: []),
         patch.object(
