@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from specbench_cli import registry
-from specbench_cli.audit.models.tiny import nominal_cost, tiny_models
+from specbench_cli.audit.models.tiny import create_tiny_models, nominal_cost
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
@@ -40,7 +40,7 @@ def price(work):
 def requests():
     """Eight, of prompts of 2 to 80 tokens; every other one ends at a token in the middle of what
     vanilla says."""
-    models, vanilla = tiny_models(), registry.load("vanilla")()
+    models, vanilla = create_tiny_models(), registry.load("vanilla")()
     found = []
     for at, budget in enumerate((24, 1, 9, 17, 2, 24, 13, 5)):
         prompt = models.prompts[2 * at] * (1 + 2 * (at % 3))
@@ -56,7 +56,7 @@ def requests():
 
 def measured(method, size, chunk):
     """The real driver over real models, on a clock that the table moves."""
-    tiny, clock = tiny_models().workspace, SimulatedClock()
+    tiny, clock = create_tiny_models().workspace, SimulatedClock()
     decoders = {name: PricedDecoder(model, clock, price) for name, model in tiny.decoders.items()}
     workspace = Workspace(decoders, tiny.capacity, costs=nominal_cost)
     return run_batch(

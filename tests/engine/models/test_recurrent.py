@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from torch import Tensor
 
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.models.table import pair
+from specbench_cli.audit.models.table import make_table_pair
 from specbench_cli.engine.models.chains import RecurrentDecoder
 from specbench_cli.engine.models.decoder import ChainsOnly
 from specbench_cli.engine.models.load import load_decoder
@@ -219,7 +219,9 @@ def test_memory_is_that_of_the_stops_kept(tiny_checkpoint: Maker) -> None:
 
 
 def opened(**rest: object):
-    case = Case("equal", pair("equal", 5), Sampling(), budget=12, recurrent=frozenset({"target"}))
+    case = Case(
+        "equal", make_table_pair("equal", 5), Sampling(), budget=12, recurrent=frozenset({"target"})
+    )
     session = case.open(**rest)
     session.prefill()
     session.harness.forwards()
@@ -228,7 +230,7 @@ def opened(**rest: object):
 
 def due(session, n: int) -> list[int]:
     """What the target says next."""
-    other = Case("equal", pair("equal", 5), Sampling(), budget=12).open()
+    other = Case("equal", make_table_pair("equal", 5), Sampling(), budget=12).open()
     other.prefill()
     while len(other.output()) < len(session.output()) + n:
         draft = other.chain(())
@@ -256,7 +258,7 @@ def test_a_step_takes_a_forward_to_the_root_and_one_over_the_draft() -> None:
 
 
 def test_logits_do_not_tell_a_recurrent_target_from_another() -> None:
-    plain = Case("equal", pair("equal", 5), Sampling(), budget=12).open()
+    plain = Case("equal", make_table_pair("equal", 5), Sampling(), budget=12).open()
     plain.prefill()
     session = opened()
     for ids in ([0, 1, 2], [3], [], [1, 1]):
