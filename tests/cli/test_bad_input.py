@@ -572,7 +572,7 @@ def test_disk_that_is_full_keeps_what_was_written(run, begun, monkeypatch):
 
 
 def test_noisy_machine_is_exit_3_says_why_and_keeps_the_answers(run, monkeypatch):
-    monkeypatch.setattr(NoiseMeter, "full", lambda self: True)
+    monkeypatch.setattr(NoiseMeter, "is_full", lambda self: True)
     monkeypatch.setattr(NoiseMeter, "close", lambda self: 0.5)
     code, _, err = run(f"run -t own.jsonl {SMALL}")
     message, hint = told(err)
