@@ -282,8 +282,8 @@ def main() -> int:
         patch.multiple(
             bench,
             load_decoder=cache(bench.load_decoder),
-            config_facts=cache(bench.config_facts),
-            module_of=cache(bench.module_of),
+            read_checkpoint_facts=cache(bench.read_checkpoint_facts),
+            get_module=cache(bench.get_module),
             tokenizer_of=load_once(bench.tokenizer_of),
         ),
         patch.object(outputs, "write_figures", lambda *_, **__: []),

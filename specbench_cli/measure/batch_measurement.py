@@ -70,7 +70,7 @@ class BatchMeasurement:
                 ):
                     steps, extra, told = counted[step.seq]
                     count_step(steps, extra, step)
-                    told.append(ReportedStep.of(step))
+                    told.append(ReportedStep.from_step(step))
                 watch.end()
         except BaseException as failure:  # an error of a method fails its outputs, not the run
             watch.end()

@@ -17,20 +17,20 @@ import torch
 from safetensors import SafetensorError
 
 from specbench_cli.engine.drafting.vocabulary import Translation, Vocabulary
-from specbench_cli.engine.imposed import impose
+from specbench_cli.engine.imposed_acceptance import impose_acceptance
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.artifact import ArtifactSpec
 from specbench_cli.engine.models.checkpoint import (
-    ConfigFacts,
+    CheckpointFacts,
     Weights,
-    config_facts,
+    read_checkpoint_facts,
     read_tokenizer,
 )
 from specbench_cli.engine.models.cuda.graphs import CudaGraphs
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.fused import FusedStack
 from specbench_cli.engine.models.head import FeatureHead
-from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.engine.models.load import get_module, load_decoder
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.processor import LogitsProcessor
@@ -92,8 +92,9 @@ class Bench:
         if config.threads:
             torch.set_num_threads(config.threads)
         checkpoints = plan.checkpoints
-        self.facts: dict[str, ConfigFacts] = {
-            role: readable(config_facts, checkpoint) for role, checkpoint in checkpoints.items()
+        self.facts: dict[str, CheckpointFacts] = {
+            role: readable(read_checkpoint_facts, checkpoint)
+            for role, checkpoint in checkpoints.items()
         }
         self.tokenizer = tokenizer_of(plan.target)
         self.processor = self._grammar_processor()
@@ -108,7 +109,7 @@ class Bench:
         self.context = min(decoder.max_positions for decoder in decoders.values())
         # Build modules on demand: it takes seconds, and only peers and near-ties need them.
         self.module = cache(
-            lambda role: readable(lambda _: module_of(decoders[role]), checkpoints[role])
+            lambda role: readable(lambda _: get_module(decoders[role]), checkpoints[role])
         )
         self._heads: dict[ArtifactSpec, HeadFiles] = {}
         self.workspace = Workspace(decoders, 0, self.module, self.tokenizer, self._load_artifact)
@@ -303,7 +304,7 @@ class Bench:
         self, prompt_id: str, turn: int, ids: Sequence[int], stop: StopRule, topic: str = ""
     ) -> Request:
         """Return a request in the form that the target reads."""
-        return Request.of(self.workspace.decoders["target"], prompt_id, turn, ids, stop, topic)
+        return Request.create(self.workspace.decoders["target"], prompt_id, turn, ids, stop, topic)
 
     def request_for(self, prompt: Prompt, budget: int) -> Request:
         """Return the request of a prompt, with room for it and its output."""
@@ -468,7 +469,7 @@ def loaded(
     decoder.input_vocab_size = input_vocab_size
     if graphs:
         recorded(decoder)
-    return decoder if imposed is None else impose(decoder, *imposed)
+    return decoder if imposed is None else impose_acceptance(decoder, *imposed)
 
 
 def recorded(model: Any) -> None:
@@ -515,7 +516,7 @@ def readable(read: Callable[[Path], _T], checkpoint: Checkpoint | HeadFiles) -> 
 
 
 def check_memory(
-    held: Sequence[tuple[str, ConfigFacts]],
+    held: Sequence[tuple[str, CheckpointFacts]],
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:

@@ -538,7 +538,7 @@ def _states(target: Decoder, captured_layers: tuple[int, ...] | None, most: int)
     lines = min(_at_once(target, captured_layers), most)
     pool = target.new_state(LONGEST, lines)
     if isinstance(pool, KVState):
-        return [pool.line(place) for place in range(lines)]
+        return [pool.sequence_state(place) for place in range(lines)]
     return [target.new_state(LONGEST) for _ in range(lines)]
 
 

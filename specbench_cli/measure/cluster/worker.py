@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from specbench_cli.config.run import RunConfig
-from specbench_cli.engine.models.checkpoint import Weights, config_facts
+from specbench_cli.engine.models.checkpoint import Weights, read_checkpoint_facts
 from specbench_cli.measure.bench import Bench, readable
 from specbench_cli.measure.isolation.plugin_methods import PluginMethods
 from specbench_cli.measure.isolation.plugin_process import check_plugins, end_plugin_processes
@@ -204,7 +204,10 @@ class WorkerProgress:
 
 def shared_facts(plan: Plan) -> dict[str, str]:
     """Return the facts that driver and workers must share: `program`, and the weights."""
-    models = {each.label: readable(config_facts, each).sha256 for each in plan.checkpoints.values()}
+    models = {
+        each.label: readable(read_checkpoint_facts, each).sha256
+        for each in plan.checkpoints.values()
+    }
     heads = {}
     for wanted in (
         wanted for method_run in plan.method_runs for wanted in method_run.method.artifacts()

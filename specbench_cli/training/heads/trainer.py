@@ -18,7 +18,11 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from methods._heads.module import DraftHead, ParallelHead, heads
 from methods._heads.recipe import Objective
 from specbench_cli import files
-from specbench_cli.engine.models.checkpoint import ConfigFacts, config_facts, read_tokenizer
+from specbench_cli.engine.models.checkpoint import (
+    CheckpointFacts,
+    read_checkpoint_facts,
+    read_tokenizer,
+)
 from specbench_cli.engine.models.head import NORMED, FeatureHead, LookAhead
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
@@ -329,8 +333,8 @@ class HeadTrainer:
         return read(self.target, self.device)
 
     @cached_property
-    def _known(self) -> ConfigFacts:
-        return config_facts(self.target)
+    def _known(self) -> CheckpointFacts:
+        return read_checkpoint_facts(self.target)
 
     @cached_property
     def _sha(self) -> str:
