@@ -97,13 +97,13 @@ class Cdsl(Method):
             ahead = lacks and (not outcome.path or gained < params.margin)  # 2.
             if ahead:
                 by = (session.partial(), session.state) if alone else (model, state)
-                token, falls = self.looked_ahead(session, rows[:1], *by), draft.nodes > 0  # 3.
+                token, falls = self.look_ahead(session, rows[:1], *by), draft.nodes > 0  # 3.
                 outcome = Outcome((), (token,), ("recovered" if falls else "plain",), int(falls))
             committed = session.commit(outcome)
             state.rollback(0, min(state.length(), len(session.tokens()) - 1))
             yield session.step(draft, committed, lookaheads=int(ahead))
 
-    def looked_ahead(self, session: Session, rows: Tensor, model: Metered, state: State) -> int:
+    def look_ahead(self, session: Session, rows: Tensor, model: Metered, state: State) -> int:
         """Carry out step 3: return the token with the best lookahead."""
         ids, logs = session.candidates(rows, min(self.params.width, session.target.vocab_size))
         ways = list[Tensor]()

@@ -94,13 +94,15 @@ class Del(Method):
         x = session.pending_tokens(session.state.length())
         while len(picks) < min(length, limit):
             out = self.parts[at].forward(x, session.state)
-            if self.params.stop and host.number(out.rows.softmax(-1).max()) < self._least(at):
+            if self.params.stop and host.number(out.rows.softmax(-1).max()) < self._stop_threshold(
+                at
+            ):
                 break
             picks.append(session.pick(out, len(picks)))
             x = Tokens(picks[-1][0][None])
         return session.chain_of_picks(picks)
 
-    def _least(self, at: int) -> float:
+    def _stop_threshold(self, at: int) -> float:
         stood, fell = self.stood[at], self.n - self.stood[at]
         return (self.sure[at] / max(stood, 1e-9) + self.unsure[at] / max(fell, 1e-9)) / 2
 

@@ -91,11 +91,11 @@ class S2d(DraftModelMethod):
         """Carry out steps 1 to 3."""
         x, picks = session.pending_tokens(self.state.length()), list[Pick]()
         while len(picks) < min(limit, self.params.length):
-            picks.append(session.pick(self._sure(x), len(picks)))
+            picks.append(session.pick(self._run_until_confident(x), len(picks)))
             x = Tokens(picks[-1][0][None])
         return session.chain_of_picks(picks)
 
-    def _sure(self, x: Input) -> ModelOutput:
+    def _run_until_confident(self, x: Input) -> ModelOutput:
         """Carry out step 2, and return the output of the first sub-model that is confident
         enough."""
         for span, waiting in zip(self.spans, self.waiting, strict=False):

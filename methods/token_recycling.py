@@ -81,8 +81,8 @@ class TokenRecycling(Method):
         self.known = [above]  # the tokens of the root and all nodes
         for level in shape.levels():
             tokens = level.select_tokens(self.next.index_select(0, above))
-            self.known.append(_sent(tokens, session))
-            above = _sent(level.select_fed(tokens), session)
+            self.known.append(_to_ids(tokens, session))
+            above = _to_ids(level.select_fed(tokens), session)
         return session.tree(torch.cat(self.known[1:] or [above[:0]]), shape.parents)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
@@ -96,5 +96,5 @@ class TokenRecycling(Method):
         self.next.index_copy_(0, known, best.index_select(0, last))
 
 
-def _sent(tokens: list[int] | Tensor, session: Session) -> Tensor:
+def _to_ids(tokens: list[int] | Tensor, session: Session) -> Tensor:
     return tokens if isinstance(tokens, Tensor) else host.ids(tokens, session.device)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas
 
     from specbench_cli.comparison.outcome import Comparison
-    from specbench_cli.report.reading import Reading
+    from specbench_cli.report.report_data import ReportData
 
 Named = str | os.PathLike[str]
 """A name or a path."""
@@ -106,9 +106,9 @@ def run(
         # transformers warns on import in a notebook without ipywidgets. Its progress bar is never
         # drawn.
         warnings.filterwarnings("ignore", message="IProgress not found")
-        plan, run_dir = execute.start(asked, sources, folder, view)
+        plan, run_dir = execute.start_run(asked, sources, folder, view)
         with show_resume_command(run_dir.path, view, part=False):
-            result = execute.run(plan, run_dir, view, fresh=True)
+            result = execute.measure_run(plan, run_dir, view, fresh=True)
             found = Run(outputs.write_outputs(RunDir.open(result.run_dir)))
     register_run(run_dir.path)
     if result.noisy:
@@ -125,10 +125,10 @@ def load(run: Named = "last") -> Run:
     Raises:
         UsageError: There is no run, or its files are damaged.
     """
-    from specbench_cli.report.reading import read
+    from specbench_cli.report.report_data import read_report_data
     from specbench_cli.store.run_dir import RunDir, find_run
 
-    return Run(read(RunDir.open(find_run(_to_name("load(): run", run)))))
+    return Run(read_report_data(RunDir.open(find_run(_to_name("load(): run", run)))))
 
 
 def compare(
@@ -182,7 +182,7 @@ def methods() -> pandas.DataFrame:
 class Run:
     """A finished run: its records and results. `run` and `load` return it."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: ReportData) -> None:
         self._reading = reading
 
     def __repr__(self) -> str:

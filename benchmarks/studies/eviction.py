@@ -34,9 +34,9 @@ def count_misses(
     """
     n_misses = 0
     for at, page in enumerate(trace):
-        if page not in policy.held:
+        if page not in policy.predictions:
             n_misses += 1
-            if len(policy.held) == k:
+            if len(policy.predictions) == k:
                 policy.evict()
         policy.request(page, bits[at] if bits else None)
     return n_misses

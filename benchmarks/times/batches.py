@@ -91,11 +91,11 @@ def main() -> None:
     bench = Bench(plan)
     requests = []
     for question in plan.questions:
-        ids = bench.prompt(question)
+        ids = bench.encode_prompt(question)
         if len(ids) > args.longest:
             continue
         bench.workspace.reserve(len(ids) + args.tokens)
-        stop = bench.stop(args.tokens) if args.ids else StopRule(frozenset(), args.tokens)
+        stop = bench.stop_rule(args.tokens) if args.ids else StopRule(frozenset(), args.tokens)
         requests.append(Request(question.prompt_id, 1, tuple(ids), stop))
     if not args.ids:
         del requests[len(requests) // max(SIZES) * max(SIZES) :]

@@ -60,7 +60,7 @@ class LoadedHead:
     hidden_first: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)
 
-    def captured_layers(self, n_layers: int) -> tuple[int, ...]:
+    def find_captured_layers(self, n_layers: int) -> tuple[int, ...]:
         """Return the target layers whose output an EAGLE-3 or DFlash head reads.
 
         specbench, SpecForge and z-lab number the layers by their output. vLLM, whose numbers

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from methods._heads.files import HeadShape, LoadedHead, read_head
-from methods._heads.module import DraftHead, HeadOutput, PrefixHead, heads
+from methods._heads.module import DraftHead, HeadOutput, PrefixHead, get_head_classes
 from specbench_cli.api import (
     Artifact,
     Decoder,
@@ -129,23 +129,23 @@ class LayerHead(HeadStack):
         self._read_vocabulary(read, module)
 
     @classmethod
-    def of(cls, files: LoadedHead, target: Decoder) -> Self:
+    def from_files(cls, files: LoadedHead, target: Decoder) -> Self:
         """Return the head of these files.
 
         Raises:
             EnvironmentFault: The head does not match the target.
         """
-        return cls(cls.module.of(files, target), target)
+        return cls(cls.module.from_files(files, target), target)
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
         """Load the head in a folder, in any layout; see `Artifact.load`."""
         own, target = cls.module, decoders["target"]
-        known = (own, *(head for head in heads().values() if head is not own))
+        known = (own, *(head for head in get_head_classes().values() if head is not own))
         layouts = [each for head in known for each in head.layouts]
         files = read_head(folder, cls.kind, layouts, target)
         files.check_target(target)
-        return cls.of(files, target)
+        return cls.from_files(files, target)
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:

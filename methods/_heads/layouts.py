@@ -50,22 +50,22 @@ class Layout:
 
     kind: str
     name: str
-    mark: str
+    pattern: str
     renames: Mapping[str, str]
-    lacks: str = ""
+    excludes: str = ""
     in_target: bool = False
     hidden_first: bool = False
-    centred: bool = False
-    needs: tuple[str, ...] = ("fc.weight",)
+    norms_minus_one: bool = False
+    required: tuple[str, ...] = ("fc.weight",)
 
 
-OWN = {name: name for name in ("fc.", "norm.", "lm_head.", "embed_tokens.", "d2t", "t2d")}
+SAME_NAMES = {name: name for name in ("fc.", "norm.", "lm_head.", "embed_tokens.", "d2t", "t2d")}
 """Tensors that have the same name in other projects."""
 
-COPIES = {"embed_tokens.": DROPPED, "lm_head.": DROPPED}
+TARGET_COPIES = {"embed_tokens.": DROPPED, "lm_head.": DROPPED}
 """Matrices of the target, of which many checkpoints contain a copy."""
 
-CUT = {"d2t": "d2t", "t2d": "t2d"}
+DRAFT_VOCABULARY = {"d2t": "d2t", "t2d": "t2d"}
 """Draft vocabulary of a head that uses the target's output matrix."""
 
 
@@ -105,8 +105,8 @@ def find_layout(
 ) -> tuple[Layout, str]:
     """Return the layout, and the text that its `mark` matched."""
     for layout in layouts:
-        found = [match for name in names if (match := re.fullmatch(layout.mark, name))]
-        if found and not any(re.fullmatch(layout.lacks, name) for name in names):
+        found = [match for name in names if (match := re.fullmatch(layout.pattern, name))]
+        if found and not any(re.fullmatch(layout.excludes, name) for name in names):
             return layout, min(("".join(match.groups()) for match in found), key=_number)
     shown = ", ".join(sorted(names)[:6])
     raise EnvironmentFault(
@@ -142,10 +142,10 @@ def rename_tensors(
         ours = renames[theirs] + name[len(theirs) :]
         if ours.startswith("layer.") and not _in_layer(ours.removeprefix("layer.")):
             raise _unknown_tensor(folder, layout, name)
-        less_one = layout.centred and ours.endswith("norm.weight")
+        less_one = layout.norms_minus_one and ours.endswith("norm.weight")
         tensors[ours] = weights[name].float() + 1.0 if less_one else weights[name]
     missing = [f"layer.{name}.weight" for name in _WEIGHTS if f"layer.{name}.weight" not in tensors]
-    missing += [name for name in layout.needs if name not in tensors]
+    missing += [name for name in layout.required if name not in tensors]
     if missing:
         raise EnvironmentFault(
             f"{folder}: {layout.name} without {', '.join(missing)}", "specbench list methods"

@@ -103,7 +103,7 @@ class DraftHead(nn.Module, ABC):
     def build(self, has: Collection[str]) -> None:
         """Create the modules that need only the shape and `has`."""
 
-    def read(self, features: Tensor) -> Tensor:
+    def project_features(self, features: Tensor) -> Tensor:
         """Return the input of the first step for the target's features [..., layers * width]."""
         return features
 
@@ -119,7 +119,7 @@ class DraftHead(nn.Module, ABC):
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
         """Return an untrained head with torch's default weights."""
-        return cls(shape, rope, own=target.vocabulary(cls.recipe.draft_vocab_size))
+        return cls(shape, rope, own=target.choose_vocabulary(cls.recipe.draft_vocab_size))
 
     def init_weights(self, std: float) -> None:
         """Draw the initial weights. `std` is the standard deviation of the target's own."""
@@ -159,10 +159,10 @@ class DraftHead(nn.Module, ABC):
             raise head_mismatch(
                 files, f"fc is {list(found)}; this target's rows of {due} need {[due, 2 * due]}"
             )
-        return {"own": HeadVocabulary.of(files, target)}
+        return {"own": HeadVocabulary.from_files(files, target)}
 
     @classmethod
-    def small(cls, shape: HeadShape, target: Decoder) -> Self:
+    def new_small(cls, shape: HeadShape, target: Decoder) -> Self:
         """Return a head of this shape for audits. The caller draws its weights."""
         return cls(shape, {})
 
@@ -171,18 +171,18 @@ class DraftHead(nn.Module, ABC):
     def set_vocabulary(self, own: HeadVocabulary) -> None:
         """Use a draft vocabulary, or embedding and output matrices of the head's own."""
         self.vocabulary, self.says, width = own, own.ids, self.shape.hidden_size
-        if own.matrix:
+        if own.has_output_matrix:
             n = own.size if own.ids is None else len(own.ids)
             self.lm_head = nn.Linear(width, n, bias=False)
-        if own.embeds is not None:
-            self.embed_tokens = nn.Embedding(own.embeds, width)
+        if own.embedding_rows is not None:
+            self.embed_tokens = nn.Embedding(own.embedding_rows, width)
 
     def new_norm(self) -> RmsNorm:
         """Return a norm of the head's width."""
         return RmsNorm(self.shape.hidden_size, self.shape.rms_norm_eps)
 
     @classmethod
-    def of(cls, files: LoadedHead, target: Decoder) -> Self:
+    def from_files(cls, files: LoadedHead, target: Decoder) -> Self:
         """Return the head of these files.
 
         Raises:
@@ -214,7 +214,7 @@ class DraftHead(nn.Module, ABC):
         """Return a random head as wide as the target, with one narrow attention head."""
         width, generator = target.hidden_size, torch.Generator().manual_seed(seed)
         with torch.device("meta"):
-            head = cls.small(HeadShape(width, 2 * width, 1, 1, RANDOM_HEAD_DIM), target)
+            head = cls.new_small(HeadShape(width, 2 * width, 1, 1, RANDOM_HEAD_DIM), target)
         named = sorted(head.state_dict().items(), key=lambda item: not item[0].startswith("layer."))
         drawn = {
             name: torch.ones(part.shape) if part.dim() == 1 else _random_matrix(part, generator)
@@ -247,13 +247,13 @@ class JoinedHead(DraftHead):
         """Return the attention input and the residual stream, each [sequences, n, width]."""
 
     @abstractmethod
-    def out(self, rows: Tensor) -> HeadOutput:
+    def make_output(self, rows: Tensor) -> HeadOutput:
         """Return the rows to feed back and the rows for the output matrix, from the layer's
         output."""
 
     def forward(self, x: HeadInput) -> HeadOutput:
         """See `DraftHead.forward`."""
-        layer, places, past = self.layer, x.places, x.past
+        layer, places, past = self.layer, x.positions, x.past
         rows, residual = self.join(x.embedded, x.features)
         key_values = layer.self_attn.project_kv(rows, places)
         if x.slots is None:
@@ -262,7 +262,7 @@ class JoinedHead(DraftHead):
             past.text = key_values
             rows, residual = gather_slots(rows, x.slots), gather_slots(residual, x.slots)
             places = places.gather(1, x.slots)
-        return self.out(layer.add_residuals(residual, layer.self_attn(rows, places, past)))
+        return self.make_output(layer.add_residuals(residual, layer.self_attn(rows, places, past)))
 
 
 class ParallelHead(nn.Module, ABC):
@@ -386,7 +386,7 @@ class PrefixHead(JoinedHead):
         assert self.layer.input_layernorm is not None
         return self.layer.input_layernorm(features), features
 
-    def out(self, rows: Tensor) -> HeadOutput:
+    def make_output(self, rows: Tensor) -> HeadOutput:
         """Return the normed rows."""
         normed = self.norm(rows)
         return HeadOutput(normed, normed)
@@ -405,13 +405,13 @@ def _random_matrix(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 @cache
-def heads() -> Mapping[str, type[DraftHead]]:
+def get_head_classes() -> Mapping[str, type[DraftHead]]:
     """Return the heads of all methods, by kind. A `head.py` that defines one needs no entry."""
     return {kind.kind: kind for kind in _find_head_classes() if issubclass(kind, DraftHead)}
 
 
 @cache
-def parallel_heads() -> Mapping[str, type[ParallelHead]]:
+def get_parallel_head_classes() -> Mapping[str, type[ParallelHead]]:
     """Return the heads that draft all tokens in one forward, by kind."""
     return {kind.kind: kind for kind in _find_head_classes() if issubclass(kind, ParallelHead)}
 

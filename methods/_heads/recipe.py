@@ -28,7 +28,7 @@ class Objective:
     ce: float = 1.0
     feature: float = 0.0
     noise: float = 0.0
-    text: bool = False
+    text_labels: bool = False
 
 
 def parallel_losses(steps: int) -> dict[str, Objective]:
@@ -36,7 +36,7 @@ def parallel_losses(steps: int) -> dict[str, Objective]:
 
     The `paper` loss uses the text as labels, and `ttt` the target's distribution.
     """
-    return {"paper": Objective(steps, text=True), "ttt": Objective(steps)}
+    return {"paper": Objective(steps, text_labels=True), "ttt": Objective(steps)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +57,8 @@ class HeadRecipe:
         peak_lr: Peak learning rate.
     """
 
-    corpus: int
-    replies: int
+    corpus_updates: int
+    reply_updates: int
     sequences: int = 4
     losses: Mapping[str, Objective]
     mlp: int = 704
@@ -82,7 +82,7 @@ class TargetStatistics:
     frequent_ids: Callable[[int | None], Tensor]
     row_scale: Callable[[tuple[int, ...]], Tensor]
 
-    def vocabulary(self, n: int | None) -> HeadVocabulary:
+    def choose_vocabulary(self, n: int | None) -> HeadVocabulary:
         """Return the draft vocabulary of the n most frequent ids."""
         ids = self.frequent_ids(n)
         return HeadVocabulary(self.vocab_size, None if len(ids) == self.vocab_size else ids)

@@ -44,7 +44,7 @@ class HeadInput(NamedTuple):
 
     embedded: Tensor
     features: Tensor
-    places: Tensor
+    positions: Tensor
     past: PastKeyValues
     slots: Tensor | None = None
 
@@ -77,7 +77,7 @@ class Attention(nn.Module):
     """
 
     def __init__(
-        self, reads: int, shape: HeadShape, rope: Mapping[str, Any], has: Collection[str]
+        self, input_width: int, shape: HeadShape, rope: Mapping[str, Any], has: Collection[str]
     ) -> None:
         super().__init__()
         self._head_dim = shape.head_dim
@@ -90,8 +90,8 @@ class Attention(nn.Module):
             shape.num_attention_heads * self._head_dim,
             shape.num_key_value_heads * self._head_dim,
         )
-        self.q_proj, self.k_proj = linear("q", reads, q), linear("k", reads, kv)
-        self.v_proj, self.o_proj = linear("v", reads, kv), linear("o", q, shape.hidden_size)
+        self.q_proj, self.k_proj = linear("q", input_width, q), linear("k", input_width, kv)
+        self.v_proj, self.o_proj = linear("v", input_width, kv), linear("o", q, shape.hidden_size)
         self.q_norm, self.k_norm = (
             RmsNorm(self._head_dim, shape.rms_norm_eps)
             if f"self_attn.{part}_norm.weight" in has
@@ -162,7 +162,7 @@ class LlamaLayer(nn.Module):
 
     def __init__(
         self,
-        reads: int,
+        input_width: int,
         shape: HeadShape,
         rope: Mapping[str, Any],
         has: Iterable[str],
@@ -171,7 +171,7 @@ class LlamaLayer(nn.Module):
     ) -> None:
         super().__init__()
         own = {name.removeprefix("layer.") for name in has}
-        self.self_attn = Attention(reads, shape, rope, own)
+        self.self_attn = Attention(input_width, shape, rope, own)
         self.mlp = Mlp(shape)
         self.post_attention_layernorm = RmsNorm(shape.hidden_size, shape.rms_norm_eps)
         self.input_layernorm = RmsNorm(shape.hidden_size, shape.rms_norm_eps) if normed else None

@@ -40,7 +40,9 @@ class TwoStepHead(DraftHead):
     lookback: ClassVar[int]
 
     @abstractmethod
-    def context(self, embedded: Tensor, features: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    def project_context(
+        self, embedded: Tensor, features: Tensor, places: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return keys and values of a text's rows [sequences, n, width] at their positions."""
 
     @abstractmethod
@@ -55,7 +57,7 @@ class TwoStepHead(DraftHead):
         """See `DraftHead.forward`."""
         if x.slots is None:
             return self.draft_next(x)
-        x.past.text = self.context(x.embedded, x.features, x.places)
+        x.past.text = self.project_context(x.embedded, x.features, x.positions)
         return self.draft_first(x)
 
 
@@ -101,16 +103,16 @@ class UnfusedHead(Head, Artifact):
         target = decoders["target"]
         files = read_head(folder, cls.kind, cls.module.layouts)
         files.check_target(target)
-        return cls.of(files, target)
+        return cls.from_files(files, target)
 
     @classmethod
-    def of(cls, files: LoadedHead, target: Decoder) -> Self:
+    def from_files(cls, files: LoadedHead, target: Decoder) -> Self:
         """Return the head of these files.
 
         Raises:
             EnvironmentFault: The head does not match the target.
         """
-        return cls(cls.module.of(files, target), target)
+        return cls(cls.module.from_files(files, target), target)
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
@@ -169,7 +171,7 @@ class UnfusedHead(Head, Artifact):
         new = slice(first, first + n)
         state.keys(1)[:, :, new], state.values(1)[:, :, new] = embedded[:, None], features[:, None]
         state.extend(0, range(2), n)
-        keys, values = self.head.context(*self._read(state, first))
+        keys, values = self.head.project_context(*self._read(state, first))
         state.keys(0)[:, :, new], state.values(0)[:, :, new] = keys[:, :, -n:], values[:, :, -n:]
 
     def _read(self, state: KVState, since: int) -> tuple[Tensor, Tensor, Tensor]:

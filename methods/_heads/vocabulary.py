@@ -25,11 +25,11 @@ class HeadVocabulary:
 
     size: int
     ids: Tensor | None = None
-    embeds: int | None = None
-    matrix: bool = False
+    embedding_rows: int | None = None
+    has_output_matrix: bool = False
 
     @classmethod
-    def of(cls, files: LoadedHead, target: Decoder) -> Self:
+    def from_files(cls, files: LoadedHead, target: Decoder) -> Self:
         """Return the draft vocabulary of a loaded head.
 
         Raises:

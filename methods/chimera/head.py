@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from methods._heads.files import LoadedHead
-from methods._heads.layouts import CUT, Layout
+from methods._heads.layouts import DRAFT_VOCABULARY, Layout
 from methods._heads.module import HeadOutput
 from methods._heads.recipe import HeadRecipe, Objective
 from methods._heads.slots import HeadInput, LlamaLayer, PastKeyValues, gather_slots
@@ -45,7 +45,7 @@ class Chimera(TwoStepHead):
             kind,
             "Chimera (specbench)",
             r"heads\.0\.weight",
-            CUT
+            DRAFT_VOCABULARY
             | {
                 "trigram.0.": "fc.",
                 "trigram.1.": "last.",
@@ -59,11 +59,14 @@ class Chimera(TwoStepHead):
     lookback: ClassVar[int] = 2
     levels = LEVELS
     recipe: ClassVar[HeadRecipe] = HeadRecipe(
-        corpus=20,
-        replies=80,
+        corpus_updates=20,
+        reply_updates=80,
         sequences=2,
         mlp=96,
-        losses={"paper": Objective(steps=LEVELS, decay=1.0, text=True), "ttt": Objective(LEVELS)},
+        losses={
+            "paper": Objective(steps=LEVELS, decay=1.0, text_labels=True),
+            "ttt": Objective(LEVELS),
+        },
     )
 
     def build(self, has: Collection[str]) -> None:
@@ -84,13 +87,15 @@ class Chimera(TwoStepHead):
     @classmethod
     def init_args(cls, files: LoadedHead, target: Decoder) -> dict[str, Any]:
         """Return the draft vocabulary. All sizes follow from the tensors."""
-        return {"own": HeadVocabulary.of(files, target)}
+        return {"own": HeadVocabulary.from_files(files, target)}
 
-    def context(self, embedded: Tensor, features: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    def project_context(
+        self, embedded: Tensor, features: Tensor, places: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return keys and values of H [sequences, n, width] at their positions."""
         return self.layer.self_attn.project_kv(self._normed(features), places)
 
-    def trigrams(self, embedded: Tensor, places: Tensor) -> Tensor:
+    def concatenate_trigrams(self, embedded: Tensor, places: Tensor) -> Tensor:
         """Return the last three embeddings at each of n positions, [sequences, n, 3 width].
 
         Before the start of the text the first embedding is repeated.
@@ -100,7 +105,7 @@ class Chimera(TwoStepHead):
         before = [gather_slots(embedded, back) for back in backs]
         return torch.cat((*before, embedded), -1)
 
-    def say(
+    def draft_from_trigrams(
         self, grams: Tensor, features: Tensor, places: Tensor, past: PastKeyValues
     ) -> HeadOutput:
         """Draft the next tokens after slots whose last three embeddings are `grams`.
@@ -124,15 +129,15 @@ class Chimera(TwoStepHead):
     def draft_first(self, x: HeadInput) -> HeadOutput:
         """See `TwoStepHead`. `HeadOutput.hidden` is H_n and the last two embeddings."""
         assert x.slots is not None
-        grams = gather_slots(self.trigrams(x.embedded, x.places), x.slots)
-        places = x.places.gather(1, x.slots) + 1
-        return self.say(grams, gather_slots(x.features, x.slots), places, x.past)
+        grams = gather_slots(self.concatenate_trigrams(x.embedded, x.positions), x.slots)
+        places = x.positions.gather(1, x.slots) + 1
+        return self.draft_from_trigrams(grams, gather_slots(x.features, x.slots), places, x.past)
 
     def draft_next(self, x: HeadInput) -> HeadOutput:
         """See `TwoStepHead`."""
         width = x.embedded.shape[-1]
         grams = torch.cat((x.features[..., width:], x.embedded), -1)
-        return self.say(grams, x.features[..., :width], x.places + 1, x.past)
+        return self.draft_from_trigrams(grams, x.features[..., :width], x.positions + 1, x.past)
 
     def _normed(self, rows: Tensor) -> Tensor:
         assert self.layer.input_layernorm is not None

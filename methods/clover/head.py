@@ -45,14 +45,14 @@ class Clover(PrefixHead):
             r"augment\.self_attn\.q_proj\.weight",
             {"augment.": "layer."}
             | {f"{own}.": f"{own}." for own in ("norm", "before", "q", "k", "v", "o", "after")},
-            needs=("norm.weight", "o.weight"),
+            required=("norm.weight", "o.weight"),
         ),
     )
     config: ClassVar[Mapping[str, Any]] = {"architectures": ["Clover"]}
     recipe: ClassVar[HeadRecipe] = HeadRecipe(
-        corpus=500,
-        replies=500,
-        losses={"paper": Objective(4, decay=1.0, text=True), "ttt": Objective(4)},
+        corpus_updates=500,
+        reply_updates=500,
+        losses={"paper": Objective(4, decay=1.0, text_labels=True), "ttt": Objective(4)},
         mlp=384,
     )
 

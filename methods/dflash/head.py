@@ -54,7 +54,7 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
 
     kind: ClassVar[str] = "dflash"
     recipe: ClassVar[HeadRecipe] = HeadRecipe(
-        corpus=0, replies=240, losses=parallel_losses(7), mlp=384, peak_lr=3e-3
+        corpus_updates=0, reply_updates=240, losses=parallel_losses(7), mlp=384, peak_lr=3e-3
     )
 
     def __init__(
@@ -140,7 +140,14 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
             what = f"block_size is {block!r}; a block has 2 to {target.max_positions} places"
             raise head_mismatch(files, what)
         has = [name.removeprefix("layers.0.") for name in files.tensors]
-        facts = files.shape, files.rope, files.captured_layers(target.n_layers), block, mask, has
+        facts = (
+            files.shape,
+            files.rope,
+            files.find_captured_layers(target.n_layers),
+            block,
+            mask,
+            has,
+        )
         made = load_module(lambda: cls(*facts), files, cls.kind).requires_grad_(False).eval()
         return made.to(target.device, target.dtype)
 

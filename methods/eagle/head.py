@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from methods._heads.files import HeadShape
 from methods._heads.layer import LayerHead
-from methods._heads.layouts import COPIES, CUT, Layout
+from methods._heads.layouts import DRAFT_VOCABULARY, TARGET_COPIES, Layout
 from methods._heads.module import DraftHead, HeadOutput, JoinedHead
 from methods._heads.recipe import HeadRecipe, Objective, TargetStatistics
 from methods._heads.slots import LlamaLayer
@@ -34,20 +34,20 @@ class Eagle(JoinedHead):
             kind,
             "EAGLE-1 and EAGLE-2 (SafeAILab)",
             r"layers\.0\.self_attn\.q_proj\.weight",
-            COPIES | CUT | {"fc.": "fc.", "layers.0.": "layer."},
-            lacks=r"layers\.0\.hidden_norm\.weight",
+            TARGET_COPIES | DRAFT_VOCABULARY | {"fc.": "fc.", "layers.0.": "layer."},
+            excludes=r"layers\.0\.hidden_norm\.weight",
         ),
         Layout(
             kind,
             "EAGLE (speculators)",
             r"fusion_fc\.weight",
-            COPIES | {"fusion_fc.": "fc.", "transformer.": "layer."},
+            TARGET_COPIES | {"fusion_fc.": "fc.", "transformer.": "layer."},
         ),
     )
     config: ClassVar[Mapping[str, Any]] = {"architectures": ["LlamaForCausalLM"], "bias": True}
     recipe: ClassVar[HeadRecipe] = HeadRecipe(
-        corpus=700,
-        replies=700,
+        corpus_updates=700,
+        reply_updates=700,
         losses={
             "paper": Objective(steps=1, ce=0.1, feature=1.0, noise=0.2),
             "ttt": Objective(steps=4, feature=0.1),
@@ -63,7 +63,7 @@ class Eagle(JoinedHead):
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
         """Return an untrained head with a bias."""
-        return cls(shape, rope, ("fc.bias",), target.vocabulary(cls.recipe.draft_vocab_size))
+        return cls(shape, rope, ("fc.bias",), target.choose_vocabulary(cls.recipe.draft_vocab_size))
 
     def linear_input(self, embedded: Tensor, features: Tensor) -> Tensor:
         """Return the input of `fc`, and ones for its bias."""
@@ -79,7 +79,7 @@ class Eagle(JoinedHead):
         joined = self.fc(torch.cat([embedded, features], -1))
         return joined, joined
 
-    def out(self, rows: Tensor) -> HeadOutput:
+    def make_output(self, rows: Tensor) -> HeadOutput:
         """Return the rows unchanged."""
         return HeadOutput(rows, rows)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from methods._heads.files import HeadShape, LoadedHead, head_mismatch, official_layers
 from methods._heads.layer import LayerHead
-from methods._heads.layouts import DROPPED, OWN, Layout, add_prefix
+from methods._heads.layouts import DROPPED, SAME_NAMES, Layout, add_prefix
 from methods._heads.module import DraftHead, HeadOutput, JoinedHead
 from methods._heads.recipe import HeadRecipe, Objective, TargetStatistics
 from methods._heads.slots import LlamaLayer, RmsNorm
@@ -28,7 +28,7 @@ from methods._heads.vocabulary import HeadVocabulary
 from specbench_cli.api import Decoder, LayerReader, LayerWeights, Scratch
 
 _WRITERS = {"EAGLE-3 (SafeAILab, SpecForge)": "midlayer.", "EAGLE-3 (speculators)": "layers.0."}
-_AROUND = OWN | {"input_norm.": "fc_norm.", "verifier_": DROPPED}
+_AROUND = SAME_NAMES | {"input_norm.": "fc_norm.", "verifier_": DROPPED}
 _LAYER = {"input_layernorm.": "enorm.", "hidden_norm.": "hnorm.", "": "layer."}
 
 
@@ -53,14 +53,14 @@ class Eagle3(JoinedHead):
             name,
             re.escape(f"{at}hidden_norm.weight"),
             _AROUND | add_prefix(at, _LAYER),
-            lacks="mask_hidden",
+            excludes="mask_hidden",
         )
         for name, at in _WRITERS.items()
     )
     config: ClassVar[Mapping[str, Any]] = {"architectures": ["LlamaForCausalLMEagle3"]}
     recipe: ClassVar[HeadRecipe] = HeadRecipe(
-        corpus=1000,
-        replies=1000,
+        corpus_updates=1000,
+        reply_updates=1000,
         losses={"paper": Objective(steps=7), "ttt": Objective(steps=5)},
         mlp=384,
         draft_vocab_size=2048,
@@ -102,7 +102,7 @@ class Eagle3(JoinedHead):
         """Return an untrained head, scaled for the target's hidden states."""
         captured_layers, own = (
             cls.choose_layers(target.n_layers),
-            target.vocabulary(cls.recipe.draft_vocab_size),
+            target.choose_vocabulary(cls.recipe.draft_vocab_size),
         )
         size = target.row_scale(captured_layers)
         return cls(
@@ -122,11 +122,11 @@ class Eagle3(JoinedHead):
         attention.q_proj.load_state_dict(attention.k_proj.state_dict())
 
     @classmethod
-    def small(cls, shape: HeadShape, target: Decoder) -> Self:
+    def new_small(cls, shape: HeadShape, target: Decoder) -> Self:
         """Return a head that can draft every second id, and the first two."""
         captured_layers, ids = official_layers(target.n_layers), target.vocab_size
         says = torch.tensor([0, 1, *range(2, ids, 2)], device="cpu")
-        own = HeadVocabulary(ids, says, matrix=True)
+        own = HeadVocabulary(ids, says, has_output_matrix=True)
         return cls(
             shape,
             {},
@@ -144,8 +144,8 @@ class Eagle3(JoinedHead):
             needs = f"this target's rows of {target.hidden_size}, three at a time, need {[d, wide]}"
             raise head_mismatch(files, f"fc is {list(found)}; {needs}")
         own, captured_layers = (
-            HeadVocabulary.of(files, target),
-            files.captured_layers(target.n_layers),
+            HeadVocabulary.from_files(files, target),
+            files.find_captured_layers(target.n_layers),
         )
         norm_first = bool(files.config.get("norm_before_residual", False))
         return {
@@ -155,7 +155,7 @@ class Eagle3(JoinedHead):
             "norm_first": norm_first,
         }
 
-    def read(self, features: Tensor) -> Tensor:
+    def project_features(self, features: Tensor) -> Tensor:
         """Join the hidden states of three layers."""
         if self.fc_norm is not None:
             features = self.fc_norm(features)
@@ -168,7 +168,7 @@ class Eagle3(JoinedHead):
         rows = torch.cat([self.enorm(embedded), normed], -1)
         return rows, normed if self.norm_first else features
 
-    def out(self, rows: Tensor) -> HeadOutput:
+    def make_output(self, rows: Tensor) -> HeadOutput:
         """Return the rows unchanged to feed back, and normed for the output matrix."""
         return HeadOutput(rows, self.norm(rows))
 

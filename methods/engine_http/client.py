@@ -42,7 +42,7 @@ def normalize_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-class _Bounded(httpx2.SyncByteStream):
+class SizeLimitedStream(httpx2.SyncByteStream):
     """Byte stream of a reply that counts all bytes: events, comments and line ends.
 
     Args:
@@ -99,7 +99,9 @@ class HttpClient:
         with self._open("GET", path) as reply:
             return self._text(reply) if reply.status_code == 200 else None
 
-    def events(self, path: str, body: dict[str, Any], kind: type[_Event]) -> Iterator[_Event]:
+    def stream_events(
+        self, path: str, body: dict[str, Any], kind: type[_Event]
+    ) -> Iterator[_Event]:
         """Yield the events that the server streams in reply to a request.
 
         Raises:
@@ -108,7 +110,7 @@ class HttpClient:
         """
         with self._open("POST", path, body) as reply:
             if reply.status_code != 200:
-                raise self.fault(f"refuses {path}: {reply.status_code} {self._text(reply)}")
+                raise self.make_fault(f"refuses {path}: {reply.status_code} {self._text(reply)}")
             for event in httpx2.EventSource(reply, max_event_size=MAX_EVENT_BYTES):
                 if event.data.strip() != "[DONE]":  # reading to the end keeps the connection usable
                     yield self.parse(event.data, kind)
@@ -118,20 +120,20 @@ class HttpClient:
         try:
             return kind.model_validate_json(text)
         except ValidationError:
-            raise self.fault(f"answers nonsense: {self._quote(text)}") from None
+            raise self.make_fault(f"answers nonsense: {self._quote(text)}") from None
 
-    def fault(self, what: str, hint: str | None = None) -> EnvironmentFault:
+    def make_fault(self, what: str, hint: str | None = None) -> EnvironmentFault:
         """Return an error that names the server, with a hint how to fix it."""
         found = self._quote(what, 3 * _SHOWN)
         return EnvironmentFault(f"the server at {self._url} {found}", hint or self._default_hint)
 
-    def option(self, param: str, value: str) -> str:
+    def format_option(self, param: str, value: str) -> str:
         """Return the command-line option that sets a parameter of the method."""
         return f"--set {self._name}.{param}={value}"
 
     @property
     def _default_hint(self) -> str:
-        return f"look at its log, or {self.option('url', 'URL')} for another"
+        return f"look at the server's log, or use another: {self.format_option('url', 'URL')}"
 
     @contextmanager
     def _open(self, verb: str, path: str, body: Any = None) -> Iterator[httpx2.Response]:
@@ -139,25 +141,25 @@ class HttpClient:
         try:
             with self._client.stream(verb, f"{self._url}/{path}", json=body) as reply:
                 if reply.is_redirect:
-                    raise self.fault(
+                    raise self.make_fault(
                         f"sends on to {reply.headers.get('location')}: no redirect is followed",
-                        f"{self.option('url', 'URL')} with the address itself, if you trust it",
+                        f"to send requests there, use {self.format_option('url', 'URL')}",
                     )
                 if packed := reply.headers.get("content-encoding"):
-                    raise self.fault(f"sends its answer as {packed}, which was not asked for")
+                    raise self.make_fault(f"sends its answer as {packed}, which was not asked for")
                 assert isinstance(reply.stream, httpx2.SyncByteStream)
-                reply.stream = _Bounded(reply.stream, self.fault)
+                reply.stream = SizeLimitedStream(reply.stream, self.make_fault)
                 yield reply
         except httpx2.TimeoutException:
-            raise self.fault(
+            raise self.make_fault(
                 f"said nothing for {self._timeout:g} s",
-                f"{self._default_hint}, or {self.option('timeout', 'SECONDS')} for a slow one",
+                f"{self._default_hint}, or wait longer: {self.format_option('timeout', 'SECONDS')}",
             ) from None
         except httpx2.ConnectError as error:
-            hint = f"start it, or {self.option('url', 'URL')} for another"
-            raise self.fault(f"cannot be reached: {error}", hint) from None
+            hint = f"start it, or use another: {self.format_option('url', 'URL')}"
+            raise self.make_fault(f"cannot be reached: {error}", hint) from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise self.fault(f"broke off: {str(error) or type(error).__name__}") from None
+            raise self.make_fault(f"broke off: {str(error) or type(error).__name__}") from None
 
     def _text(self, reply: httpx2.Response) -> str:
         return reply.read().decode("utf-8", "replace")
@@ -170,7 +172,7 @@ class HttpClient:
         shown = "".join(each if each.isprintable() else "?" for each in line[:most])
         return shown + "..." * (len(line) > most)
 
-    def processes(self) -> Sequence[int]:
+    def find_processes(self) -> Sequence[int]:
         """Return the ids of processes that listen at the server's port, if it runs on this
         machine."""
         parts = urlsplit(self._url)

@@ -62,7 +62,7 @@ class HttpVanilla(Method):
 
     def processes(self) -> Sequence[int]:
         """Return the ids of the server's processes, if it runs on this machine."""
-        return self._client.processes()
+        return self._client.find_processes()
 
     def generate(self, session: Session) -> Iterator[Step]:
         """Decode the request with one HTTP request. Servers report no steps."""
@@ -70,8 +70,8 @@ class HttpVanilla(Method):
         kind, model = self._server.kind, self._server.model
         request = build_request(session, self.name, model=model, text=not kind.uses_token_ids)
         reply = self._server.complete(request, session.now_ns)
-        ids = read_output(session, reply, self._client.fault)
-        self._server.count(reply)
+        ids = read_output(session, reply, self._client.make_fault)
+        self._server.add_draft_counts(reply)
         report_output(session, reply, ids)
         self.check_drafted(reply.drafted or 0)
         if reply.text and not reply.ids:
@@ -81,7 +81,7 @@ class HttpVanilla(Method):
     def check_drafted(self, drafted: int) -> None:
         """Raise EnvironmentFault if the server drafted tokens, because a baseline must not."""
         if drafted:
-            raise self._client.fault(
+            raise self._client.make_fault(
                 f"drafted {drafted} tokens: it does not decode plainly",
                 f"start one without speculation for {self.name}, and add engine:http for this one",
             )

@@ -200,7 +200,7 @@ class VllmServer(OpenAiServer):
             if name in self.counters:
                 count = _number(rest.rpartition("}")[2])
                 if not 0 <= count < MAX_COUNT:
-                    raise client.fault(f"has a counter that is no number of tokens: {line}")
+                    raise client.make_fault(f"has a counter that is no number of tokens: {line}")
                 sums[name] = sums.get(name, 0.0) + count
         drafted, accepted = (sums.get(name) for name in self.counters)
         return None if drafted is None or accepted is None else (int(drafted), int(accepted))
@@ -297,9 +297,9 @@ class InferenceServer:
         page = client.read("v1/models")
         found = [] if page is None else client.parse(page, ModelList).data
         if model is None and len(found) > 1:
-            raise client.fault(
+            raise client.make_fault(
                 f"has several models: {', '.join(each.id for each in found)}",
-                client.option("model", "ID"),
+                client.format_option("model", "ID"),
             )
         self.model = model or next((each.id for each in found), None)
         owners = {each.owned_by for each in found}
@@ -310,19 +310,19 @@ class InferenceServer:
     def complete(self, request: CompletionRequest, now_ns: Callable[[], int]) -> CompletionReply:
         """Complete a prompt. Raise EnvironmentFault if the server fails."""
         reply, client = CompletionReply(), self._client
-        for event in client.events(self.kind.path, self.kind.body(request), self.kind.event):
+        for event in client.stream_events(self.kind.path, self.kind.body(request), self.kind.event):
             if event.error is not None:
-                raise client.fault(f"gave up: {event.error}")
+                raise client.make_fault(f"gave up: {event.error}")
             before = reply.progress
             event.add(reply)
             if reply.progress != before:
                 reply.last_ns = now_ns()
                 reply.first_ns = reply.first_ns or reply.last_ns
             if len(reply.ids) > request.budget:
-                raise client.fault(f"made more than the {request.budget} tokens asked for")
+                raise client.make_fault(f"made more than the {request.budget} tokens asked for")
         return reply
 
-    def count(self, reply: CompletionReply) -> None:
+    def add_draft_counts(self, reply: CompletionReply) -> None:
         """Add the draft counts that only the server's totals show. This takes one request."""
         before, self._totals = self._totals, self.kind.read_totals(self._client)
         if before is not None and self._totals is not None:

@@ -90,7 +90,7 @@ def load_model(session: PeerSession, role: str, *, ahead: int = 0, **more: Any) 
     )
 
 
-def lookup(ngram: int, length: int) -> CountingDrafter:
+def make_lookup_drafter(ngram: int, length: int) -> CountingDrafter:
     """Return the binding's prompt lookup."""
     own = import_module("llama_cpp.llama_speculative").LlamaPromptLookupDecoding
     return CountingDrafter(own(max_ngram_size=ngram, num_pred_tokens=length))

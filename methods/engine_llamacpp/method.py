@@ -45,7 +45,7 @@ class LlamaCpp(Method):
         """Raise EnvironmentFault if the package is not installed."""
         check_installed(self.name, "llama_cpp", "llama-cpp-python", "llamacpp")
 
-    def engine(self, session: PeerSession) -> binding.LlamaCppEngine:
+    def create_engine(self, session: PeerSession) -> binding.LlamaCppEngine:
         """Return a new engine. It is created once per method."""
         return binding.LlamaCppEngine(
             binding.load_model(session, "target", flash_attn=self.params.flash)
@@ -58,7 +58,7 @@ class LlamaCpp(Method):
         if session.sampling.draws:
             raise MethodFault(f"{self.name} decodes greedily alone", "--temperature 0")
         if self._engine is None:
-            self._engine = self.engine(session)
+            self._engine = self.create_engine(session)
         reply = binding.decode(self._engine, session)
         report_output(session, reply, reply.ids)
         yield from ()
@@ -77,7 +77,7 @@ class LlamaCppDraft(LlamaCpp):
     Params: ClassVar[type[MethodParams]] = LlamaCppDraftParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
 
-    def engine(self, session: PeerSession) -> binding.LlamaCppEngine:
+    def create_engine(self, session: PeerSession) -> binding.LlamaCppEngine:
         """Return an engine with the run's draft, as the binding's `draft_model`."""
         flash, length = self.params.flash, self.params.length
         draft = binding.load_model(session, "draft", ahead=length, flash_attn=flash)
@@ -101,9 +101,9 @@ class LlamaCppLookup(LlamaCpp):
     name: ClassVar[str] = "engine:llama.cpp-lookup"
     Params: ClassVar[type[MethodParams]] = LlamaCppLookupParams
 
-    def engine(self, session: PeerSession) -> binding.LlamaCppEngine:
+    def create_engine(self, session: PeerSession) -> binding.LlamaCppEngine:
         """Return an engine with prompt lookup."""
-        drafting = binding.lookup(self.params.ngram, self.params.length)
+        drafting = binding.make_lookup_drafter(self.params.ngram, self.params.length)
         target = binding.load_model(
             *(session, "target"),
             ahead=self.params.length,

@@ -46,11 +46,11 @@ class OpenVino(Method):
         """Raise EnvironmentFault if the package is not installed."""
         check_installed(self.name, "openvino_genai", "OpenVINO GenAI", "openvino")
 
-    def pipeline(self, session: PeerSession) -> Any:
+    def create_pipeline(self, session: PeerSession) -> Any:
         """Return a new pipeline. It is created once per method."""
         chosen = self.params.attention
         more = {} if chosen is None else {"ATTENTION_BACKEND": chosen}
-        return pipeline.pipeline(session.tokenizer, session.module("target"), **more)
+        return pipeline.create_pipeline(session.tokenizer, session.module("target"), **more)
 
     def options(self) -> dict[str, Any]:
         """Return further generation settings of this method."""
@@ -63,7 +63,7 @@ class OpenVino(Method):
         if session.sampling.draws:
             raise MethodFault(f"{self.name} decodes greedily alone", "--temperature 0")
         if self._pipeline is None:
-            self._pipeline = self.pipeline(session)
+            self._pipeline = self.create_pipeline(session)
         reply = pipeline.decode(self._pipeline, session, **self.options())
         report_output(session, reply, reply.ids)
         yield from ()
@@ -82,9 +82,9 @@ class OpenVinoDraft(OpenVino):
     Params: ClassVar[type[MethodParams]] = OpenVinoDraftParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
 
-    def pipeline(self, session: PeerSession) -> Any:
+    def create_pipeline(self, session: PeerSession) -> Any:
         """Return a pipeline with the run's draft."""
-        return pipeline.pipeline(
+        return pipeline.create_pipeline(
             session.tokenizer, session.module("target"), session.module("draft")
         )
 
@@ -106,9 +106,11 @@ class OpenVinoLookup(OpenVino):
     name: ClassVar[str] = "engine:openvino-lookup"
     Params: ClassVar[type[MethodParams]] = OpenVinoLookupParams
 
-    def pipeline(self, session: PeerSession) -> Any:
+    def create_pipeline(self, session: PeerSession) -> Any:
         """Return a pipeline with prompt lookup."""
-        return pipeline.pipeline(session.tokenizer, session.module("target"), prompt_lookup=True)
+        return pipeline.create_pipeline(
+            session.tokenizer, session.module("target"), prompt_lookup=True
+        )
 
     def options(self) -> dict[str, Any]:
         """Return the draft length and the longest suffix."""

@@ -30,7 +30,7 @@ _TRACED = 2, 3
 """Number of tokens and of KV entries in the traced example. No other size has these values."""
 
 
-def pipeline(tokenizer: Any, module: Any, draft: Any = None, **properties: Any) -> Any:
+def create_pipeline(tokenizer: Any, module: Any, draft: Any = None, **properties: Any) -> Any:
     """Return GenAI's pipeline for a transformers module, on the CPU, with as many threads as torch.
 
     Args:

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from methods._heads.layouts import CUT, Layout
+from methods._heads.layouts import DRAFT_VOCABULARY, Layout
 from methods._heads.module import HeadOutput
 from methods._heads.recipe import HeadRecipe, Objective
 from methods._heads.slots import HeadInput, LlamaLayer, PastKeyValues, gather_slots
@@ -48,15 +48,16 @@ class Falcon(TwoStepHead):
             kind,
             "Falcon (specbench)",
             r"lstm\.0\.weight_ih",
-            CUT | {"fc.": "fc.", "lstm.": "lstm.", "up.": "up.", "layers.0.": "layer."},
+            DRAFT_VOCABULARY
+            | {"fc.": "fc.", "lstm.": "lstm.", "up.": "up.", "layers.0.": "layer."},
         ),
     )
     config: ClassVar[Mapping[str, Any]] = {"architectures": ["FalconHead"]}
     hidden_widths: ClassVar[int] = BLOCK + 2 * (BLOCK - 1)
     lookback: ClassVar[int] = 2 * (BLOCK - 1)
     recipe: ClassVar[HeadRecipe] = HeadRecipe(
-        corpus=20,
-        replies=80,
+        corpus_updates=20,
+        reply_updates=80,
         sequences=2,
         mlp=256,
         losses={
@@ -73,7 +74,7 @@ class Falcon(TwoStepHead):
         self.up = nn.Linear(INNER, width, bias=False)
         self.layer = LlamaLayer(width, self.shape, self.rope, has, normed=False)
 
-    def rows(self, windows: Tensor) -> Tensor:
+    def encode_pairs(self, windows: Tensor) -> Tensor:
         """Return the layer's input [..., width] from the last k pairs [..., k, 2 width] at each
         position."""
         steps = list(windows.flatten(0, -3).unbind(1))
@@ -85,21 +86,23 @@ class Falcon(TwoStepHead):
         rows: Tensor = self.fc(windows[..., -1, :])
         return rows.add(self.up(steps[-1]).unflatten(0, windows.shape[:-2]))
 
-    def text(self, pairs: Tensor, places: Tensor) -> Tensor:
+    def encode_text(self, pairs: Tensor, places: Tensor) -> Tensor:
         """Return `rows` for a text's pairs [sequences, n, 2 width]. Before the start the first is
         repeated."""
         at = torch.arange(pairs.shape[1], device=pairs.device)
         ago = [places.clamp(max=back) for back in reversed(range(BLOCK))]
-        return self.rows(
+        return self.encode_pairs(
             torch.stack([gather_slots(pairs, (at - each).clamp(min=0)) for each in ago], 2)
         )
 
-    def context(self, embedded: Tensor, features: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    def project_context(
+        self, embedded: Tensor, features: Tensor, places: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return keys and values of a text."""
-        rows = self.text(torch.cat((embedded, features), -1), places)
+        rows = self.encode_text(torch.cat((embedded, features), -1), places)
         return self.layer.self_attn.project_kv(rows, places)
 
-    def block(self, rows: Tensor, places: Tensor, past: PastKeyValues) -> Tensor:
+    def run_block(self, rows: Tensor, places: Tensor, past: PastKeyValues) -> Tensor:
         """Run a pass and return the features of the next k positions, in the shape of `rows`.
 
         Args:
@@ -114,11 +117,11 @@ class Falcon(TwoStepHead):
     def run_first_block(self, x: HeadInput) -> Tensor:
         """Run the first pass after the `slots` of a text, and return its output."""
         assert x.slots is not None
-        pairs, places, slots = torch.cat((x.embedded, x.features), -1), x.places, x.slots
-        rows, at = self.text(pairs, places), places.gather(1, slots)
+        pairs, places, slots = torch.cat((x.embedded, x.features), -1), x.positions, x.slots
+        rows, at = self.encode_text(pairs, places), places.gather(1, slots)
         back = [at.clamp(max=ago) for ago in reversed(range(BLOCK))]
         of_block = torch.stack([gather_slots(rows, slots - ago) for ago in back], 2)
-        features = self.block(of_block, torch.stack([at - ago for ago in back], 2), x.past)
+        features = self.run_block(of_block, torch.stack([at - ago for ago in back], 2), x.past)
         tail = [gather_slots(pairs, slots - ago) for ago in back[1:]]
         return torch.cat((features.flatten(2), *tail), -1)
 
@@ -136,11 +139,11 @@ class Falcon(TwoStepHead):
         features = left[..., : BLOCK * width].unflatten(-1, (BLOCK, width))
         tail = left[..., BLOCK * width :].unflatten(-1, (BLOCK - 1, 2 * width))
         pairs = torch.cat((tail, torch.cat((embedded, features), -1)), 2)
-        rows = self.rows(pairs.unfold(2, BLOCK, 1).transpose(-1, -2))
+        rows = self.encode_pairs(pairs.unfold(2, BLOCK, 1).transpose(-1, -2))
         each = places[..., None] + torch.arange(1 - BLOCK, 1, device=left.device)
         for row, place in zip(rows.unbind(2), each.unbind(2), strict=True):
             past.own.append(self.layer.self_attn.project_kv(row, place))
-        made = self.block(rows, each, past)
+        made = self.run_block(rows, each, past)
         return torch.cat((made.flatten(2), pairs[:, :, 1 - BLOCK or BLOCK :].flatten(2)), -1)
 
     def draft_first(self, x: HeadInput) -> HeadOutput:
@@ -156,7 +159,7 @@ class Falcon(TwoStepHead):
         done = drafted.shape[2] % BLOCK
         if not done:
             left = self.run_next_block(
-                left[..., : self.hidden_widths * width], drafted, x.places, x.past
+                left[..., : self.hidden_widths * width], drafted, x.positions, x.past
             )
         return HeadOutput(left, left[..., done * width : (done + 1) * width])
 
@@ -178,7 +181,7 @@ class FalconHead(UnfusedHead):
         past, n, tokens = x.past, BLOCK, x.embedded.unflatten(1, (-1, BLOCK))
         mine = PastKeyValues(past.mask[:, :, ::BLOCK], past.text)
         mine.own += [(keys[:, :, ::BLOCK], values[:, :, ::BLOCK]) for keys, values in past.own]
-        rows, places = x.features[:, ::BLOCK], x.places[:, ::BLOCK] + BLOCK
+        rows, places = x.features[:, ::BLOCK], x.positions[:, ::BLOCK] + BLOCK
         left = self.head.run_next_block(rows, tokens, places, mine)
         past.own[:] = [(k.repeat_interleave(n, 2), v.repeat_interleave(n, 2)) for k, v in mine.own]
         return self._split_block(left)

@@ -55,7 +55,7 @@ class HydraPlus(PrefixHead):
                 "hydra_lm_head.": "outputs.",
                 "down.": "down.",
             },
-            needs=("norm.weight", "heads.0.1.linear.weight"),
+            required=("norm.weight", "heads.0.1.linear.weight"),
         ),
     )
     config: ClassVar[Mapping[str, Any]] = {
@@ -65,8 +65,8 @@ class HydraPlus(PrefixHead):
         "hydra_num_layers": _BLOCKS,
     }
     recipe: ClassVar[HeadRecipe] = HeadRecipe(
-        corpus=500,
-        replies=500,
+        corpus_updates=500,
+        reply_updates=500,
         losses={"paper": Objective(_LEVELS, decay=1.0), "ttt": Objective(_LEVELS)},
         mlp=64,
     )

@@ -94,16 +94,16 @@ class Judge(DraftModelMethod):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
     lossless_counterpart: ClassVar[str | None] = "sps"
     exact_params: ClassVar[Mapping[str, Any]] = {"threshold": 1.0}
-    judging: JudgeHead | None = None
+    judge_head: JudgeHead | None = None
 
     @property
     def accept(self) -> AcceptRule:
         """Accept rule of step 2, for tokens that the lossless rule rejects."""
-        return JudgeVerifier(self.params.threshold, self.judging)
+        return JudgeVerifier(self.params.threshold, self.judge_head)
 
     def start(self, session: Session) -> None:
         """Prefill the draft, and capture the hidden states that the judge reads."""
         (wanted,) = self.artifacts()
-        self.judging = session.artifact(wanted)
+        self.judge_head = session.artifact(wanted)
         session.capture_layers((NORMED,))
         super().start(session)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from methods._heads.files import HeadShape
 from methods._heads.layer import LayerHead
-from methods._heads.layouts import COPIES, CUT, DROPPED, Layout, add_prefix
+from methods._heads.layouts import DRAFT_VOCABULARY, DROPPED, TARGET_COPIES, Layout, add_prefix
 from methods._heads.module import DraftHead, HeadOutput, JoinedHead
 from methods._heads.recipe import HeadRecipe, Objective, TargetStatistics
 from methods._heads.slots import LlamaLayer
@@ -59,7 +59,7 @@ class Mtp(JoinedHead):
             kind,
             "MTP (MiMo)",
             r"model\.mtp_layers\.0\.input_proj\.weight",
-            CUT | add_prefix("model.mtp_layers.0.", _MIMO),
+            DRAFT_VOCABULARY | add_prefix("model.mtp_layers.0.", _MIMO),
             in_target=True,
             hidden_first=True,
         ),
@@ -67,7 +67,7 @@ class Mtp(JoinedHead):
             kind,
             "MTP (speculators)",
             r"mtp_layers\.0\.input_proj\.weight",
-            COPIES | {"verifier_": DROPPED} | add_prefix("mtp_layers.0.", _MIMO),
+            TARGET_COPIES | {"verifier_": DROPPED} | add_prefix("mtp_layers.0.", _MIMO),
         ),
         Layout(
             kind,
@@ -75,7 +75,7 @@ class Mtp(JoinedHead):
             r"mtp\.pre_fc_norm_hidden\.weight",
             add_prefix("mtp.", _QWEN),
             in_target=True,
-            centred=True,
+            norms_minus_one=True,
         ),
         Layout(
             kind,
@@ -90,9 +90,9 @@ class Mtp(JoinedHead):
         "num_nextn_predict_layers": 1,
     }
     recipe: ClassVar[HeadRecipe] = HeadRecipe(
-        corpus=500,
-        replies=500,
-        losses={"paper": Objective(steps=1, text=True), "ttt": Objective(steps=4)},
+        corpus_updates=500,
+        reply_updates=500,
+        losses={"paper": Objective(steps=1, text_labels=True), "ttt": Objective(steps=4)},
     )
 
     def build(self, has: Collection[str]) -> None:
@@ -106,7 +106,7 @@ class Mtp(JoinedHead):
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
         """Return an untrained head in the order of the first layout."""
-        head = cls(shape, rope, own=target.vocabulary(cls.recipe.draft_vocab_size))
+        head = cls(shape, rope, own=target.choose_vocabulary(cls.recipe.draft_vocab_size))
         head.hidden_first = cls.layouts[0].hidden_first
         return head
 
@@ -129,7 +129,7 @@ class Mtp(JoinedHead):
         assert self.layer.input_layernorm is not None
         return self.layer.input_layernorm(joined), joined
 
-    def out(self, rows: Tensor) -> HeadOutput:
+    def make_output(self, rows: Tensor) -> HeadOutput:
         """Return the normed rows, to feed back and for the output matrix."""
         normed = self.norm(rows)
         return HeadOutput(normed, normed)

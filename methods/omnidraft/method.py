@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from methods.omnidraft.runs import RunCache
+from methods.omnidraft.ngram_cache import NgramCache
 from specbench_cli.api import (
     Draft,
     Field,
@@ -68,8 +68,8 @@ class OmniDraft(Method):
         """Prefill the draft with the prompt in its own vocabulary."""
         self.model, self.text = session.draft(), Transcript(session, session.draft())
         self.words, self.drafted = self.text.translation, list[int]()
-        self.runs: RunCache = session.memory.setdefault("runs", RunCache(self.params.memory))
-        self.runs.read(session.tokens(), self.words.spell_in_draft)
+        self.runs: NgramCache = session.memory.setdefault("runs", NgramCache(self.params.memory))
+        self.runs.add_text(session.tokens(), self.words.spell_in_draft)
         if self.text.remaining > 0:
             self.model.forward(self.text.pending_tokens(), self.text.state, logits_at=None)
 
@@ -97,7 +97,7 @@ class OmniDraft(Method):
                 outs.append(self.model.forward(self._ids([w]), state))
             # 3. and 4.
             picks.append(session.pick(self._distribution(walk, outs), len(picks)))
-            run = self.runs.run(host.number(picks[-1][0]), self.words.spell_in_draft)
+            run = self.runs.find_ngram(host.number(picks[-1][0]), self.words.spell_in_draft)
             fed = next((at for at, w in enumerate(walk) if run[at : at + 1] != [w]), len(walk))
             state.rollback(0, begin + fed)
             self.drafted, x = [*self.drafted, *run], self._ids(run[fed:])
@@ -120,8 +120,8 @@ class OmniDraft(Method):
         )
         for w, before, behind in zip(walk, chances, chances[1:], strict=False):
             node, chance = node[w], chance * before[w]
-            longest = node.get(RunCache.END, longest)
-            ends, tokens = self.runs.ends(node)
+            longest = node.get(NgramCache.END, longest)
+            ends, tokens = self.runs.find_completions(node)
             taken = chance * behind[self._ids(ends).ids[0]]
             q[self._ids(tokens).ids[0]] = taken
             if longest is not None:
@@ -134,4 +134,4 @@ class OmniDraft(Method):
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Carry out step 1 of the next step, and step 6."""
         self.text.follow(session.tokens(), self.drafted)
-        self.runs.read(outcome.committed, self.words.spell_in_draft)
+        self.runs.add_text(outcome.committed, self.words.spell_in_draft)

@@ -47,7 +47,7 @@ class PardDraft(FusedDecoder, Artifact):
     mask: int
 
     @classmethod
-    def of(cls, config: Any, tensors: Mapping[str, Tensor], target: Decoder) -> Self:
+    def from_tensors(cls, config: Any, tensors: Mapping[str, Tensor], target: Decoder) -> Self:
         """Return the model of a transformers config, with the target's device and dtype."""
         rotary, device, dtype = RotaryEmbedding(config), target.device, target.dtype
         draft = cls(config, tensors, rotary, name=cls.kind, device=device, dtype=dtype)
@@ -65,7 +65,7 @@ class PardDraft(FusedDecoder, Artifact):
                 f" {mask!r}; needed are a Llama or Qwen and an id below {config.vocab_size}",
                 "give the folder of another: --set pard.head=DIR, or specbench train pard",
             )
-        return cls.of(config, _read(folder, config), target)
+        return cls.from_tensors(config, _read(folder, config), target)
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
@@ -83,7 +83,7 @@ class PardDraft(FusedDecoder, Artifact):
         )
         config.pard_token = target.vocab_size - 1
         module = randomize(AutoModelForCausalLM.from_config(config, trust_remote_code=False), seed)
-        return cls.of(config, module.state_dict(), target)
+        return cls.from_tensors(config, module.state_dict(), target)
 
 
 def _read(folder: Path, config: Any) -> dict[str, Tensor]:
@@ -112,7 +112,7 @@ class Pard(ParallelHead):
 
     kind: ClassVar[str] = PardDraft.kind
     recipe: ClassVar[HeadRecipe] = HeadRecipe(
-        corpus=0, replies=240, losses=parallel_losses(8), peak_lr=2e-3
+        corpus_updates=0, reply_updates=240, losses=parallel_losses(8), peak_lr=2e-3
     )
     keep: ClassVar[tuple[float, float]] = (0.7, 0.2)
     """The paper's conditional drop-token strategy: base and minimum of the share of positions.

@@ -49,17 +49,17 @@ class PEagle(Eagle3):
             each,
             kind="p-eagle",
             name=each.name.replace("EAGLE-3", "P-EAGLE"),
-            lacks="",
+            excludes="",
             renames={**each.renames, MASKED: MASKED},
-            needs=(*each.needs, MASKED),
+            required=(*each.required, MASKED),
         )
         for each in Eagle3.layouts
     )
     recipe: ClassVar[HeadRecipe] = HeadRecipe(
-        corpus=60,
-        replies=240,
+        corpus_updates=60,
+        reply_updates=240,
         sequences=2,
-        losses={"paper": Objective(steps=5, text=True), "ttt": Objective(steps=5)},
+        losses={"paper": Objective(steps=5, text_labels=True), "ttt": Objective(steps=5)},
         mlp=384,
         draft_vocab_size=2048,
     )
@@ -91,7 +91,7 @@ class PEagle(Eagle3):
     def forward(self, x: HeadInput) -> HeadOutput:
         """See `DraftHead.forward`. Later steps do not read the head's own output."""
         if x.slots is None:
-            x = x._replace(features=self.read(self.mask_hidden).expand_as(x.features))
+            x = x._replace(features=self.project_features(self.mask_hidden).expand_as(x.features))
         return super().forward(x)
 
 

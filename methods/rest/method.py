@@ -70,15 +70,15 @@ class Rest(Method):
     def propose(self, session: Session, limit: int) -> Draft:
         """Carry out steps 1 to 3."""
         params, text = self.params, session.tokens()
-        n = self._longest(text[-params.longest :])
+        n = self._find_longest_suffix(text[-params.longest :])
         depth = min(params.depth, limit)
         if n < params.shortest or not depth:
             return session.chain(())
         found = self.store.find(text[-n:])
         ways = self.store.continuations(found, n, depth, params.matches)
-        return session.tree(*heaviest(ways, self.store.end, params.nodes))
+        return session.tree(*select_heaviest(ways, self.store.end, params.nodes))
 
-    def _longest(self, text: Sequence[int]) -> int:
+    def _find_longest_suffix(self, text: Sequence[int]) -> int:
         """Return the length of the longest suffix that occurs (step 1). Its own suffixes occur too,
         so binary search works."""
         shortest = self.params.shortest
@@ -87,7 +87,7 @@ class Rest(Method):
         return shortest + known - 1
 
 
-def heaviest(ways: Ints, end: int, nodes: int) -> tuple[list[int], tuple[int, ...]]:
+def select_heaviest(ways: Ints, end: int, nodes: int) -> tuple[list[int], tuple[int, ...]]:
     """Return the tokens of the chosen nodes, and the index of each node's parent, -1 for the root
     (step 3).
 

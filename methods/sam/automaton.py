@@ -40,7 +40,7 @@ class SuffixAutomaton:
     def append(self, token: int) -> None:
         """Append a token to the text."""
         following, link, length = self._next, self._link, self._length
-        new = self._state({}, 0, length[self._last] + 1, len(self.text))
+        new = self._add_state({}, 0, length[self._last] + 1, len(self.text))
         self.text.append(token)
         at, self._last = self._last, new
         while at != _NONE and token not in following[at]:
@@ -51,7 +51,9 @@ class SuffixAutomaton:
         old = following[at][token]
         if length[old] > length[at] + 1:
             # Only the shorter strings of `old` end here too, so the state is split.
-            short = self._state(following[old].copy(), link[old], length[at] + 1, self._end[old])
+            short = self._add_state(
+                following[old].copy(), link[old], length[at] + 1, self._end[old]
+            )
             link[old] = short
             while at != _NONE and following[at].get(token) == old:
                 following[at][token] = short
@@ -74,7 +76,7 @@ class SuffixAutomaton:
             length = self._length[state]
         return self._next[state][token], length + 1
 
-    def after(self, match: Match, n: int, least: int = 0) -> Sequence[int]:
+    def get_continuation(self, match: Match, n: int, least: int = 0) -> Sequence[int]:
         """Return up to n tokens after the first occurrence of a match, within its text.
 
         Args:
@@ -104,7 +106,7 @@ class SuffixAutomaton:
             state = self._link[state]
         return state, length
 
-    def _state(self, following: dict[int, int], link: int, length: int, end: int) -> int:
+    def _add_state(self, following: dict[int, int], link: int, length: int, end: int) -> int:
         self._next.append(following)
         self._link.append(link)
         self._length.append(length)

@@ -121,8 +121,8 @@ class Sam(Method):
             most = min(params.length, int(params.factor * max(here, there)))
         if here >= there:
             least = most if self.requirements else 0
-            return session.chain(self.own.after(self.here, most, least=least)[:limit])
-        return session.chain(self.outputs.after(self.there, most)[:limit])
+            return session.chain(self.own.get_continuation(self.here, most, least=least)[:limit])
+        return session.chain(self.outputs.get_continuation(self.there, most)[:limit])
 
     def _draft_with_model(self, session: Session, n: int) -> Draft:
         """Draft a chain with the draft model, as in speculative sampling (step 2)."""

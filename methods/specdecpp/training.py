@@ -21,7 +21,7 @@ from transformers import LlamaForCausalLM
 
 Labels = Literal["sampled", "greedy"]
 
-AT_ONCE = 16
+BATCH_SIZE = 16
 
 
 class LabelledReply(NamedTuple):
@@ -92,8 +92,8 @@ def collect_rows(
     labels [n]."""
     random = torch.Generator().manual_seed(seed)
     rows, chances = [], []
-    for first in range(0, len(replies), AT_ONCE):
-        mixed = [mix(reply, mixing, random) for reply in replies[first : first + AT_ONCE]]
+    for first in range(0, len(replies), BATCH_SIZE):
+        mixed = [mix(reply, mixing, random) for reply in replies[first : first + BATCH_SIZE]]
         ids, told, counts = (
             pad_sequence(list(part), batch_first=True) for part in zip(*mixed, strict=True)
         )
@@ -127,8 +127,8 @@ def label(
         replies: Prompts and answers. Only the answers get labels.
     """
     random = torch.Generator(target.device).manual_seed(seed)
-    for first in range(0, len(replies), AT_ONCE):
-        group = replies[first : first + AT_ONCE]
+    for first in range(0, len(replies), BATCH_SIZE):
+        group = replies[first : first + BATCH_SIZE]
         texts = [torch.tensor([*prompt, *answer]) for prompt, answer in group]
         ids = pad_sequence(texts, batch_first=True).to(target.device)
         # The logits that predict a token are at the position before it.

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from methods.specee.predictors import ExitPredictors, choose_layers, seen
+from methods.specee.predictors import ExitPredictors, choose_layers, make_predictor_input
 from specbench_cli.api import (
     Artifact,
     Draft,
@@ -105,7 +105,7 @@ class SpecEE(Method):
         for layer in layers:
             halted = halted or session.begin_score(draft, layer, early=False)
             halted.run_to(layer)
-            features, local = seen(halted.early_logits_of(ids), local)
+            features, local = make_predictor_input(halted.early_logits_of(ids), local)
             if self._trusts(session, layer, features):
                 rows = halted.exit_logits()
                 scores = session.scores(rows, len(session.output())) if chosen else rows

@@ -22,7 +22,7 @@ TOP = 4
 """Number of candidates, as in the authors' code."""
 
 
-def seen(logits: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+def make_predictor_input(logits: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the input of a predictor [..., 3 k], and the local probabilities [..., k] for the next
     check.
 

@@ -17,7 +17,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from methods._heads.held_out import HELD_OUT, area_under_roc
 from methods.specee.method import SpecEEParams
-from methods.specee.predictors import ExitPredictors, choose_layers, seen
+from methods.specee.predictors import ExitPredictors, choose_layers, make_predictor_input
 
 WIDTH = 32
 """Size of the hidden layer. The authors use 512, for models of 32 layers and more."""
@@ -40,8 +40,8 @@ class EarlyLogits:
     """
 
     logits: Tensor
-    right: Tensor
-    taken: Tensor
+    correct: Tensor
+    is_candidate: Tensor
     question: Tensor
 
 
@@ -71,18 +71,22 @@ class PredictorQuality:
 # ---- layers to check ----------------------------------------------------------------------------
 
 
-def always(early_logits: EarlyLogits) -> tuple[int, ...]:
+def choose_offline_layers(early_logits: EarlyLogits) -> tuple[int, ...]:
     """Return the layers, counted from 1, at which most tokens could exit for the first time."""
-    could = early_logits.right & early_logits.taken
+    could = early_logits.correct & early_logits.is_candidate
     first = could[could.any(1)].int().argmax(1) + 1
     most = max(1, (could.shape[1] + 1) // SHARE)
     return tuple(sorted(layer for layer, _ in Counter(first.tolist()).most_common(most)))
 
 
-def schedule(early_logits: EarlyLogits, layers: Sequence[int]) -> list[list[int]]:
+def schedule_checks(early_logits: EarlyLogits, layers: Sequence[int]) -> list[list[int]]:
     """Return the layers that decoding would check for each token, if it takes the first correct
     exit."""
-    could, recent, last = early_logits.right & early_logits.taken, SpecEEParams().recent, -1
+    could, recent, last = (
+        early_logits.correct & early_logits.is_candidate,
+        SpecEEParams().recent,
+        -1,
+    )
     exits, found = deque[int](maxlen=recent), list[list[int]]()
     for each, question in zip(could.tolist(), early_logits.question.tolist(), strict=True):
         if question != last:
@@ -115,7 +119,7 @@ def collect_checks(early_logits: EarlyLogits, planned: Sequence[Sequence[int]]) 
     for token, looks in enumerate(planned):
         local = None
         for layer in looks:
-            read_there, local = seen(early_logits.logits[token, layer - 1], local)
+            read_there, local = make_predictor_input(early_logits.logits[token, layer - 1], local)
             tokens.append(token)
             layers.append(layer)
             features.append(read_there)
@@ -133,14 +137,14 @@ def fit(
     Raises:
         ValueError: No early layer ever predicts the target's own token.
     """
-    if not (early_logits.right & early_logits.taken).any():
+    if not (early_logits.correct & early_logits.is_candidate).any():
         raise ValueError("no layer but the last ever says the target's own token")
-    layers = always(early_logits)
-    looks = collect_checks(early_logits, schedule(early_logits, layers))
+    layers = choose_offline_layers(early_logits)
+    looks = collect_checks(early_logits, schedule_checks(early_logits, layers))
     held = (early_logits.question % HELD_OUT == 0)[looks.token]
-    right = early_logits.right[looks.token, looks.layer - 1]
+    right = early_logits.correct[looks.token, looks.layer - 1]
     parts = []
-    for layer in range(1, early_logits.right.shape[1] + 1):
+    for layer in range(1, early_logits.correct.shape[1] + 1):
         here = (looks.layer == layer) & ~held
         parts.append(_fit_perceptron(looks.features[here], right[here], seed + layer))
     stacked = map(torch.stack, zip(*parts, strict=True))
@@ -182,7 +186,7 @@ def _measure_quality(
     early_logits: EarlyLogits, made: ExitPredictors, looks: ExitChecks, held: Tensor, right: Tensor
 ) -> PredictorQuality:
     chances = torch.zeros(len(right))
-    for layer in range(1, early_logits.right.shape[1] + 1):
+    for layer in range(1, early_logits.correct.shape[1] + 1):
         here = looks.layer == layer
         if here.any():
             chances[here] = made(layer, looks.features[here])
@@ -192,12 +196,16 @@ def _measure_quality(
     tokens = int((early_logits.question % HELD_OUT == 0).sum())
     exits, agree, layers = (dict[float, float]() for _ in range(3))
     for threshold in THRESHOLDS:
-        leaves = held & (chances > threshold) & early_logits.taken[looks.token, looks.layer - 1]
+        leaves = (
+            held & (chances > threshold) & early_logits.is_candidate[looks.token, looks.layer - 1]
+        )
         first = dict[int, int]()  # first exit of each token
         for at in leaves.nonzero().flatten().tolist():
             first.setdefault(int(looks.token[at]), at)
         by = list(first.values())
-        ran = float(looks.layer[by].sum()) + (tokens - len(by)) * (early_logits.right.shape[1] + 1)
+        ran = float(looks.layer[by].sum()) + (tokens - len(by)) * (
+            early_logits.correct.shape[1] + 1
+        )
         exits[threshold] = len(by) / tokens
         agree[threshold] = float(right[by].double().mean()) if by else 1.0
         layers[threshold] = ran / tokens

@@ -17,7 +17,7 @@ from itertools import count, islice
 from typing import Any
 
 Context = tuple[int, ...]
-Ranked = Iterator[tuple[int, float]]
+RankedTokens = Iterator[tuple[int, float]]
 """Tokens with their probabilities, the most likely first."""
 
 
@@ -30,26 +30,30 @@ class Continuations:
         ranked: (-count, token), sorted: the most frequent first, ties by the lower id.
     """
 
-    __slots__ = ("of", "ranked", "total")
+    __slots__ = ("by_count", "counts", "total")
 
     def __init__(self) -> None:
         self.total = 0
-        self.of: dict[int, int] = {}
-        self.ranked: list[tuple[int, int]] = []
+        self.counts: dict[int, int] = {}
+        self.by_count: list[tuple[int, int]] = []
 
     def add(self, token: int) -> None:
         """Increase the count of a token."""
-        times = self.of.get(token, 0)
+        times = self.counts.get(token, 0)
         if times:
-            del self.ranked[bisect_left(self.ranked, (-times, token))]
-        insort(self.ranked, (-times - 1, token))
-        self.of[token] = times + 1
+            del self.by_count[bisect_left(self.by_count, (-times, token))]
+        insort(self.by_count, (-times - 1, token))
+        self.counts[token] = times + 1
         self.total += 1
 
     def copy(self) -> Continuations:
         """Return an independent copy."""
         twin = Continuations()
-        twin.total, twin.of, twin.ranked = self.total, self.of.copy(), self.ranked.copy()
+        twin.total, twin.counts, twin.by_count = (
+            self.total,
+            self.counts.copy(),
+            self.by_count.copy(),
+        )
         return twin
 
 
@@ -92,26 +96,26 @@ class KatzModel:
             if after is None:
                 break  # a longer context was not seen either
             d = self._discount(after)
-            unseen = sum(p for token, p in enumerate(distribution) if token not in after.of)
-            share = d * len(after.of) / after.total / unseen if unseen else 0.0
+            unseen = sum(p for token, p in enumerate(distribution) if token not in after.counts)
+            share = d * len(after.counts) / after.total / unseen if unseen else 0.0
             distribution = [p * share for p in distribution]
-            for token, times in after.of.items():
+            for token, times in after.counts.items():
                 distribution[token] = (times - d) / after.total
         return distribution
 
     def top(self, context: Sequence[int], k: int) -> list[tuple[int, float]]:
         """Return the k most likely tokens after a context, with their probabilities; see
         `ranked`."""
-        return list(islice(self.ranked(context), k))
+        return list(islice(self.rank_tokens(context), k))
 
-    def ranked(self, context: Sequence[int]) -> Ranked:
+    def rank_tokens(self, context: Sequence[int]) -> RankedTokens:
         """Yield all tokens after a context, the most likely first. The iterator is valid until the
         next `add`.
 
         Equally likely tokens are ordered by whether they were seen, then by id. The iterator is
         lazy: it usually reads only the counts of the longest context.
         """
-        return self._ranked(self._tail(context))
+        return self._rank_tokens(self._tail(context))
 
     def tree(
         self, context: Sequence[int], nodes: int, depth: int, least: float = 0.0
@@ -129,17 +133,19 @@ class KatzModel:
         # (-probability of the path, number, parent, token; the parent's probability, context and
         # further children, level). No node is more likely than its parent or the sibling before it,
         # so the heap always contains the next best one.
-        heap: list[tuple[float, int, int, int, float, Context, Ranked, int]] = []
+        heap: list[tuple[float, int, int, int, float, Context, RankedTokens, int]] = []
         numbers = count()
 
-        def offer(parent: int, above: float, after: Context, children: Ranked, level: int) -> None:
+        def offer(
+            parent: int, above: float, after: Context, children: RankedTokens, level: int
+        ) -> None:
             token, p = next(children, (-1, 0.0))
             if level <= depth and above * p > least:
                 entry = (-above * p, next(numbers), parent, token, above, after, children, level)
                 heappush(heap, entry)
 
         tail = self._tail(context)
-        offer(-1, 1.0, tail, self._ranked(tail), 1)
+        offer(-1, 1.0, tail, self._rank_tokens(tail), 1)
         while heap and len(tokens) < nodes:
             value, _, parent, token, above, after, children, level = heappop(heap)
             node = len(tokens)
@@ -147,7 +153,7 @@ class KatzModel:
             parents.append(parent)
             offer(parent, above, after, children, level)
             tail = self._tail((*after, token))
-            offer(node, -value, tail, self._ranked(tail), level + 1)
+            offer(node, -value, tail, self._rank_tokens(tail), level + 1)
         return tokens, tuple(parents)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KatzModel:
@@ -160,19 +166,19 @@ class KatzModel:
         return tuple(context[max(0, len(context) - self.order + 1) :])
 
     def _discount(self, after: Continuations) -> float:
-        return self.discount if len(after.of) < self.vocab_size else 0.0
+        return self.discount if len(after.counts) < self.vocab_size else 0.0
 
-    def _ranked(self, context: Context) -> Ranked:
+    def _rank_tokens(self, context: Context) -> RankedTokens:
         """Yield all tokens after a context of at most order - 1 tokens."""
         after = self._after.get(context)
         if after is None:
             yield from self._shorter(context)
             return
         d = self._discount(after)
-        most = d * len(after.of)  # probability of all unseen tokens, in counts
-        unseen: Ranked | None = None
+        most = d * len(after.counts)  # probability of all unseen tokens, in counts
+        unseen: RankedTokens | None = None
         best: tuple[int, float] | None = None
-        for negative, token in after.ranked:
+        for negative, token in after.by_count:
             left = -negative - d
             if unseen is None and left < most:
                 unseen = self._unseen(context, after)
@@ -188,23 +194,23 @@ class KatzModel:
             yield best
         yield from unseen
 
-    def _unseen(self, context: Context, after: Continuations) -> Ranked:
+    def _unseen(self, context: Context, after: Continuations) -> RankedTokens:
         """Yield the tokens that did not follow a context, with their share of the discount."""
-        if len(after.of) == self.vocab_size:
+        if len(after.counts) == self.vocab_size:
             return
         if context:  # `add` counts every suffix, so the shorter context has these counts too
             shorter = self._after[context[1:]]
             d = self._discount(shorter)
-            seen = sum(shorter.of[token] - d for token in after.of) / shorter.total
+            seen = sum(shorter.counts[token] - d for token in after.counts) / shorter.total
         else:
-            seen = len(after.of) / self.vocab_size
-        share = self._discount(after) * len(after.of) / after.total / (1 - seen)
+            seen = len(after.counts) / self.vocab_size
+        share = self._discount(after) * len(after.counts) / after.total / (1 - seen)
         for token, p in self._shorter(context):
-            if token not in after.of:
+            if token not in after.counts:
                 yield token, p * share
 
-    def _shorter(self, context: Context) -> Ranked:
+    def _shorter(self, context: Context) -> RankedTokens:
         """Yield all tokens as after the next shorter context, or uniformly after the empty one."""
         if context:
-            return self._ranked(context[1:])
+            return self._rank_tokens(context[1:])
         return ((token, 1 / self.vocab_size) for token in range(self.vocab_size))

@@ -23,7 +23,7 @@ class EvictionPolicy(ABC):
     """
 
     def __init__(self) -> None:
-        self.held: dict[int, bool] = {}
+        self.predictions: dict[int, bool] = {}
 
     def request(self, page: int, again: bool | None = None) -> None:
         """Record the request of a page. The page enters the memory if it is not there.
@@ -33,18 +33,18 @@ class EvictionPolicy(ABC):
                 policy evicts it (`DiscardBit`), or in the next phase (`PhaseBit`). None predicts
                 True for pages in memory and False for new ones.
         """
-        again = page in self.held if again is None else again
-        self.held.pop(page, None)
-        self.held[page] = again
+        again = page in self.predictions if again is None else again
+        self.predictions.pop(page, None)
+        self.predictions[page] = again
 
     def evict(self) -> int:
         """Evict a page and return it. The memory must not be empty."""
-        page = self.victim()
-        del self.held[page]
+        page = self.choose_victim()
+        del self.predictions[page]
         return page
 
     @abstractmethod
-    def victim(self) -> int:
+    def choose_victim(self) -> int:
         """Return the page to evict next."""
 
 
@@ -53,19 +53,19 @@ class Fifo(EvictionPolicy):
 
     def request(self, page: int, again: bool | None = None) -> None:
         """See `EvictionPolicy`. A page in memory keeps its place."""
-        self.held.setdefault(page, False)
+        self.predictions.setdefault(page, False)
 
-    def victim(self) -> int:
+    def choose_victim(self) -> int:
         """See `EvictionPolicy`."""
-        return next(iter(self.held))
+        return next(iter(self.predictions))
 
 
 class Lru(EvictionPolicy):
     """Evicts the least recently requested page."""
 
-    def victim(self) -> int:
+    def choose_victim(self) -> int:
         """See `EvictionPolicy`."""
-        return next(iter(self.held))
+        return next(iter(self.predictions))
 
 
 class Marking(EvictionPolicy):
@@ -80,13 +80,13 @@ class Marking(EvictionPolicy):
         self.marked: set[int] = set()
         self._chance = random.Random(0)
 
-    def unmarked(self) -> list[int]:
+    def find_unmarked(self) -> list[int]:
         """Return the pages without a mark, after clearing the marks if all have one."""
-        if self.held.keys() <= self.marked:
+        if self.predictions.keys() <= self.marked:
             self.marked.clear()
-        return [page for page in self.held if page not in self.marked]
+        return [page for page in self.predictions if page not in self.marked]
 
-    def drawn(self, pages: Collection[int]) -> int:
+    def draw_page(self, pages: Collection[int]) -> int:
         """Return one of the pages, at random."""
         return self._chance.choice(sorted(pages))
 
@@ -101,13 +101,13 @@ class DiscardBit(Marking):
     def request(self, page: int, again: bool | None = None) -> None:
         """See `EvictionPolicy`."""
         super().request(page, again)
-        (self.marked.add if self.held[page] else self.marked.discard)(page)
+        (self.marked.add if self.predictions[page] else self.marked.discard)(page)
 
-    def victim(self) -> int:
+    def choose_victim(self) -> int:
         """See `EvictionPolicy`."""
-        useless = (page for page, again in self.held.items() if not again)
+        useless = (page for page, again in self.predictions.items() if not again)
         page = next(useless, None)
-        return self.drawn(self.unmarked()) if page is None else page
+        return self.draw_page(self.find_unmarked()) if page is None else page
 
 
 class PhaseBit(Marking):
@@ -123,10 +123,10 @@ class PhaseBit(Marking):
         super().request(page, again)
         self.marked.add(page)
 
-    def victim(self) -> int:
+    def choose_victim(self) -> int:
         """See `EvictionPolicy`."""
-        pages = self.unmarked()
-        return self.drawn([page for page in pages if not self.held[page]] or pages)
+        pages = self.find_unmarked()
+        return self.draw_page([page for page in pages if not self.predictions[page]] or pages)
 
 
 EvictionName = Literal["fifo", "lru", "discard-bit", "phase-bit"]

@@ -90,19 +90,19 @@ class Suffix(Method):
         self._read(session)
         params, tokens, parents, best = self.params, list[int](), list[int](), 0.0
         self.source = None
-        among = self.matches + (self.output.ends if self.output else [])
-        for tree, matches in ((self.own, self.own.ends), (self.outputs, among)):
+        among = self.matches + (self.output.repeated if self.output else [])
+        for tree, matches in ((self.own, self.own.repeated), (self.outputs, among)):
             for match in matches:  # the longest first
                 most = min(int(params.factor * match[1] + params.offset + 1e-6), params.nodes)
                 if most <= best:  # no token scores more than 1, and shorter matches draft less
                     break
                 if params.shape == "chain":
-                    found = tree.path(match, min(most, limit), params.least)
+                    found = tree.find_path(match, min(most, limit), params.least)
                 else:
-                    found = tree.tree(match, most, params.least, limit)
+                    found = tree.find_tree(match, most, params.least, limit)
                 if found[2] > best:
                     tokens, parents, best = found
-                    self.source = tree.source(match)  # None for the text's own tree
+                    self.source = tree.find_sequence(match)  # None for the text's own tree
         if params.shape == "chain":
             return session.chain(tokens)
         return session.tree(tokens, tuple(parents))

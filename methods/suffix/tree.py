@@ -17,13 +17,13 @@ from typing import Any
 
 from methods.suffix.eviction import POLICIES, EvictionName
 
-Point = tuple[int, int]
+TreePosition = tuple[int, int]
 """String of the tree: the node on or above which it ends, and its length.
 
 If the node's edge is split later, the string is in the upper half. `SuffixTree` resolves this.
 """
 
-Found = tuple[list[int], list[int], float]
+Continuation = tuple[list[int], list[int], float]
 """Continuation of a point as a tree: tokens, parents as in `Draft`, and the expected number of
 accepted tokens.
 
@@ -45,7 +45,7 @@ class OpenSequence:
 
     def __init__(self, depth: int) -> None:
         self.text: list[int] = []
-        self.ends: list[Point] = []
+        self.repeated: list[TreePosition] = []
         self.leaves: deque[tuple[int, int]] = deque(maxlen=depth)
 
 
@@ -72,7 +72,7 @@ class SuffixTree:
     def __init__(self, depth: int, eviction: EvictionName = "fifo") -> None:
         self.depth, self._eviction = depth, eviction
         self._policy = POLICIES[eviction]()
-        self.held = self.evictions = 0
+        self.num_tokens = self.evictions = 0
         self._sequences: dict[int, list[int]] = {}  # the closed ones, by number
         self._number = 0
         self._open: list[OpenSequence] = []
@@ -91,26 +91,26 @@ class SuffixTree:
     # ---- adding and removing ---------------------------------------------------------------------
 
     @property
-    def ends(self) -> list[Point]:
+    def repeated(self) -> list[TreePosition]:
         """Suffixes of the default open sequence that also occur elsewhere, longest first."""
-        return self._first.ends
+        return self._first.repeated
 
     def open(self) -> OpenSequence:
         """Begin another open sequence and return it."""
         self._open.append(OpenSequence(self.depth))
         return self._open[-1]
 
-    def append(self, token: int, to: OpenSequence | None = None) -> None:
+    def append(self, token: int, sequence: OpenSequence | None = None) -> None:
         """Add a token to an open sequence (default: the one that is always open)."""
-        grown = to or self._first
+        grown = sequence or self._first
         text = grown.text
         place = len(text)
         text.append(token)
-        self.held += 1
+        self.num_tokens += 1
         self._stopped = None
         parent, begin, end, kids = self._parent, self._begin, self._end, self._kids
-        ends: list[Point] = []
-        due = [*grown.ends, (_TOP, 0)]
+        ends: list[TreePosition] = []
+        due = [*grown.repeated, (_TOP, 0)]
         for number, (known, depth) in enumerate(due):
             node = known
             while depth <= begin[node]:  # its edge was split
@@ -136,14 +136,14 @@ class SuffixTree:
                 continue
             if depth + 1 < self.depth:
                 ends.append((node, depth + 1))
-        grown.ends = ends
+        grown.repeated = ends
 
-    def close(self, which: OpenSequence | None = None) -> None:
+    def close(self, sequence: OpenSequence | None = None) -> None:
         """End an open sequence.
 
         The default is the sequence that is always open; a new one replaces it.
         """
-        ended = which or self._first
+        ended = sequence or self._first
         text = ended.text
         if text:
             self._close(ended)
@@ -160,7 +160,7 @@ class SuffixTree:
         self._stopped = None
         for start, node in ended.leaves:
             self._end[node] = min(self._end[node], len(text) - start)
-        for known, depth in reversed(ended.ends):  # a node marks where fewer suffixes continue
+        for known, depth in reversed(ended.repeated):  # a node marks where fewer suffixes continue
             node = self._resolve(known, depth)
             if depth < self._end[node]:
                 if self._is_exhausted(node, depth):  # another open text ends here too
@@ -169,7 +169,7 @@ class SuffixTree:
                 else:
                     self._split(node, depth, 1 + self._count_ending(node, depth, beside=ended))
         ended.leaves.clear()
-        ended.ends = []
+        ended.repeated = []
         for start in range(len(text)):  # a closed suffix ends at a node, so its path is complete
             node, depth, last = _TOP, 0, min(self.depth, len(text) - start)
             while depth < last:
@@ -182,15 +182,15 @@ class SuffixTree:
         if number in self._sequences:
             self._policy.request(number)
 
-    def evict(self, most: int) -> None:
+    def evict(self, max_tokens: int) -> None:
         """Evict closed sequences, chosen by the policy, until at most `most` tokens remain."""
         for each in self._open:  # eviction may remove the node that a point refers to
-            each.ends = [(self._resolve(*point), point[1]) for point in each.ends]
-        while self.held > most and self._sequences:
+            each.repeated = [(self._resolve(*point), point[1]) for point in each.repeated]
+        while self.num_tokens > max_tokens and self._sequences:
             text = self._sequences.pop(self._policy.evict())
             self.evictions += 1
             self._stopped = None
-            self.held -= len(text)
+            self.num_tokens -= len(text)
             for start in range(len(text)):
                 self._remove(text, start)
         self._grow_again()
@@ -199,14 +199,14 @@ class SuffixTree:
         """Turn ends inside edges that no other suffix passes through into growing leaves."""
         ending: dict[int, list[tuple[int, OpenSequence]]] = {}
         for each in self._open:
-            for node, depth in each.ends:
+            for node, depth in each.repeated:
                 ending.setdefault(node, []).append((depth, each))
         for node, found in ending.items():
             if self._kids[node] or self._count[node] > len(found):
                 continue
             depth, owner = max(found, key=lambda one: one[0])
             start = len(owner.text) - depth
-            owner.ends.remove((node, depth))
+            owner.repeated.remove((node, depth))
             owner.leaves = deque(sorted([*owner.leaves, (start, node)]), self.depth)
             self._text[node], self._from[node], self._end[node] = owner.text, start, self.depth
 
@@ -249,15 +249,15 @@ class SuffixTree:
 
     # ---- queries ---------------------------------------------------------------------------------
 
-    def follow(self, points: Sequence[Point], token: int) -> list[Point]:
+    def follow(self, positions: Sequence[TreePosition], token: int) -> list[TreePosition]:
         """Return the suffixes of a text that occur here after it grows by a token, longest first.
 
         Args:
             points: Suffixes that occurred before the token.
         """
         parent, begin, end = self._parent, self._begin, self._end
-        on: list[Point] = []
-        for known, depth in (*points, (_TOP, 0)):
+        on: list[TreePosition] = []
+        for known, depth in (*positions, (_TOP, 0)):
             node = known
             while depth <= begin[node]:
                 node = parent[node]
@@ -269,18 +269,18 @@ class SuffixTree:
                 on.append((node, depth + 1))
         return on
 
-    def source(self, point: Point) -> int | None:
+    def find_sequence(self, point: TreePosition) -> int | None:
         """Return a closed sequence that contains a string, or None. It is the last one, unless that
         was evicted."""
         number = self._newest[self._resolve(*point)]
         return number if number in self._sequences else None
 
-    def count(self, point: Point) -> int:
+    def count(self, point: TreePosition) -> int:
         """Return the count of a string."""
         node = self._resolve(*point)
         return self._count_passing(node, point[1], self._find_stops())
 
-    def path(self, point: Point, n: int, least: float) -> Found:
+    def find_path(self, point: TreePosition, n: int, least: float) -> Continuation:
         """Return the most frequent continuation of a string, token by token.
 
         Args:
@@ -305,7 +305,7 @@ class SuffixTree:
             score += p
         return tokens, list(range(-1, len(tokens) - 1)), score
 
-    def tree(self, point: Point, n: int, least: float, levels: int) -> Found:
+    def find_tree(self, point: TreePosition, n: int, least: float, levels: int) -> Continuation:
         """Return the most likely continuations of a string, as a tree of at most n nodes and
         `levels` levels.
 
@@ -342,12 +342,12 @@ class SuffixTree:
         twin._policy = copy.deepcopy(self._policy)
         opened = [each.text for each in self._open]
         texts = {id(text): text.copy() for text in (*self._sequences.values(), *opened)}
-        twin.held, twin.evictions = self.held, self.evictions
+        twin.num_tokens, twin.evictions = self.num_tokens, self.evictions
         twin._sequences = {at: texts[id(text)] for at, text in self._sequences.items()}
         twin._number, twin._open = self._number, []
         for each in self._open:
             copied = twin.open()
-            copied.text, copied.ends = texts[id(each.text)], each.ends.copy()
+            copied.text, copied.repeated = texts[id(each.text)], each.repeated.copy()
             copied.leaves = each.leaves.copy()
             if each is self._first:
                 twin._first = copied
@@ -380,7 +380,7 @@ class SuffixTree:
         """Return the sorted lengths of open suffixes that end inside an edge, by node."""
         if self._stopped is None:
             self._stopped = {}
-            for known, depth in (point for each in self._open for point in each.ends):
+            for known, depth in (point for each in self._open for point in each.repeated):
                 node = self._resolve(known, depth)
                 if depth < self._end[node]:
                     self._stopped.setdefault(node, []).append(depth)
@@ -429,14 +429,14 @@ class SuffixTree:
         Only suffixes of at most `depth` tokens count.
         """
         others = (each for each in self._open if each is not beside)
-        points = (point for each in others for point in each.ends if point[1] <= depth)
+        points = (point for each in others for point in each.repeated if point[1] <= depth)
         return sum(self._resolve(*point) == node for point in points)
 
     def _end_in_leaf(self, leaf: int, depth: int) -> None:
         """Turn a growing leaf of an open sequence into a suffix that ends at `depth` tokens."""
         owner = next(each for each in self._open if each.text is self._text[leaf])
         owner.leaves.remove((self._from[leaf], leaf))
-        insort(owner.ends, (leaf, depth), key=lambda point: -point[1])
+        insort(owner.repeated, (leaf, depth), key=lambda point: -point[1])
 
     def _add_leaf(self, grown: OpenSequence, parent: int, token: int, start: int) -> None:
         """Add a child for the suffix that starts at `start`. It grows with the text."""

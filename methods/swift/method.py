@@ -7,7 +7,7 @@ for LLM Inference Acceleration, ICLR 2025, arXiv:2410.06916.
 from __future__ import annotations
 
 from itertools import product
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ class Swift(Method):
         inner = list(product(range(1, session.target.n_layers - 1), SUBLAYERS))
         first = sorted(inner, key=lambda sublayer: sublayer[0] % 2 == 0)
         new = SetSearch(inner, first[: int(params.skip * len(inner))], params)
-        self.search = session.memory.setdefault("found", new)
+        self.search: SetSearch[Any] = session.memory.setdefault("found", new)
         session.reserve(max(params.depth * params.width, params.window))
         self.part, self.score = session.partial(skip=self.search.best), -1.0
 
@@ -102,7 +102,7 @@ class Swift(Method):
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Carry out step 3."""
         search = self.search
-        if search.over or len(session.output()) <= self.params.window:
+        if search.is_finished or len(session.output()) <= self.params.window:
             return
         if self.score < 0:  # score of the best set on this text
             self.score = self._score_set(session, self.part)
@@ -110,7 +110,7 @@ class Swift(Method):
             chosen = search.propose(hash_key("swift", session.sampling.seed, len(search.tried)))
             part = session.partial(skip=chosen)
             score = self._score_set(session, part)
-            if search.tell(chosen, score, beside=self.score):
+            if search.record_score(chosen, score, best_score=self.score):
                 self.part, self.score = part, score
 
     def _score_set(self, session: Session, part: Partial) -> float:

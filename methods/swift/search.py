@@ -39,17 +39,17 @@ class SetSearch(Generic[T]):
         tried: Each set with its score, and whether it was better than the best before.
     """
 
-    things: Sequence[T]
+    items: Sequence[T]
     best: list[T]
     params: SearchParams
     tried: list[tuple[list[T], float, bool]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if not self.over:
+        if not self.is_finished:
             importlib.import_module("bayes_opt")  # import now: it takes seconds
 
     @property
-    def over(self) -> bool:
+    def is_finished(self) -> bool:
         """Return True if enough sets were tried."""
         lately = [better for *_, better in self.tried[-self.params.patience :]]
         worse = len(lately) == self.params.patience and not any(lately)
@@ -59,24 +59,24 @@ class SetSearch(Generic[T]):
         """Return the set to try next. `key` seeds random choices."""
         if self.tried and len(self.tried) % self.params.every == 0:
             return self.suggest()
-        return self._of(random.Random(key).sample(range(len(self.things)), len(self.best)))
+        return self._select(random.Random(key).sample(range(len(self.items)), len(self.best)))
 
-    def tell(self, chosen: list[T], score: float, beside: float) -> bool:
+    def record_score(self, chosen: list[T], score: float, best_score: float) -> bool:
         """Record a set's score. Return True if it is the best now.
 
         Args:
             beside: Score of the best set on the same text.
         """
-        self.tried.append((chosen, score, score > beside))
-        if score > beside:
+        self.tried.append((chosen, score, score > best_score))
+        if score > best_score:
             self.best = chosen
-        return score > beside
+        return score > best_score
 
     def suggest(self) -> list[T]:
         """Return the set that the optimiser would try next."""
         from bayes_opt import BayesianOptimization, acquisition
 
-        names = [f"{at:04}" for at in range(len(self.things))]
+        names = [f"{at:04}" for at in range(len(self.items))]
         optimiser = BayesianOptimization(
             None,
             dict.fromkeys(names, (0.0, 1.0)),
@@ -88,11 +88,11 @@ class SetSearch(Generic[T]):
         optimiser.set_gp_params(alpha=1e-2)
         with redirect_stdout(None):  # it prints every duplicate, whatever `verbose` is
             for chosen, score, _ in self.tried:
-                held = (float(thing in chosen) for thing in self.things)
+                held = (float(thing in chosen) for thing in self.items)
                 optimiser.register(dict(zip(names, held, strict=True)), score)
         point = optimiser.suggest()
-        order = sorted(range(len(self.things)), key=lambda at: -point[names[at]])
-        return self._of(order[: len(self.best)])
+        order = sorted(range(len(self.items)), key=lambda at: -point[names[at]])
+        return self._select(order[: len(self.best)])
 
-    def _of(self, numbers: Iterable[int]) -> list[T]:
-        return [self.things[at] for at in sorted(numbers)]
+    def _select(self, numbers: Iterable[int]) -> list[T]:
+        return [self.items[at] for at in sorted(numbers)]

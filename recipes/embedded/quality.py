@@ -136,8 +136,8 @@ def _measured(
         if (folder / "manifest.json").is_file():
             plan, run_dir = execute.resume_run(folder, view)
         else:
-            plan, run_dir = execute.start(config, {}, folder, view)
-        execute.run(plan, run_dir, view)
+            plan, run_dir = execute.start_run(config, {}, folder, view)
+        execute.measure_run(plan, run_dir, view)
     found = figures_of(RunDir.open(folder).records(), measurement.method)
     return {
         family: {

@@ -72,7 +72,7 @@ def compare(asked: CompareHeadsOptions) -> None:
     for kind in [heads.resolve_kind(name) for name in dict.fromkeys(asked.kinds)]:
         with shared.bars() as report:
             trainer = heads.trainer_for(own, report, report.count)
-            schedule = trainer.schedule(kind)
+            schedule = trainer.get_schedule(kind)
             result = heads.train_head(trainer, kind, schedule, own)
         records.append(
             {

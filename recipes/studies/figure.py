@@ -23,7 +23,8 @@ _ASIDE, _MARGIN = 1.05, 1.15
 def draw(laws: Sequence[Law]) -> plots.Figure:
     """Return the figure, two columns of a journal wide."""
     looks = {
-        where: style.look(at) for at, where in enumerate(dict.fromkeys(law.where for law in laws))
+        where: style.series_look(at)
+        for at, where in enumerate(dict.fromkeys(law.where for law in laws))
     }
     stacks = []
     for size in (name for name in SIZES if any(law.along == name for law in laws)):
@@ -44,16 +45,16 @@ def _panels(
     x = plots.Axis("", low, high, ticks={at: short(at) for at in seen}, log=True)
     lines = [mark for law in laws for mark in _law(law, looks[law.where])]
     off = [
-        plots.Series(
-            [plots.Point(size, y - _at(law, size)) for size, y in law.points],
+        plots.PlotSeries(
+            [plots.PlotPoint(size, y - _at(law, size)) for size, y in law.points],
             replace(looks[law.where], line="", size=3),
         )
         for law in laws
     ]
-    zero = plots.Rule(y=0, colour=style.MUTED, width=0.6)
+    zero = plots.RuleLine(y=0, colour=style.MUTED, width=0.6)
     return [
-        plots.Panel(lines, x, plots.Axis(figure), high=_LAW_IN),
-        plots.Panel([zero, *off], replace(x, name=size), plots.Axis("residual"), high=_OFF_IN),
+        plots.Panel(lines, x, plots.Axis(figure), height=_LAW_IN),
+        plots.Panel([zero, *off], replace(x, name=size), plots.Axis("residual"), height=_OFF_IN),
     ]
 
 
@@ -62,15 +63,15 @@ def _at(law: Law, size: float) -> float:
     return law.fit.a.value + law.fit.b.value * log10(size)
 
 
-def _law(law: Law, look: style.Look) -> Iterator[plots.Series]:
+def _law(law: Law, look: style.Look) -> Iterator[plots.PlotSeries]:
     """Yield a law's line, its points, and the prediction of the held-out point."""
-    ends = [plots.Point(at, _at(law, at)) for at in (law.fit.smallest, law.fit.largest)]
-    yield plots.Series(ends, replace(look, marker=""))
-    points = [plots.Point(x, y) for x, y in law.points]
-    yield plots.Series(points, replace(look, line="", size=3), law.where or "all")
+    ends = [plots.PlotPoint(at, _at(law, at)) for at in (law.fit.smallest, law.fit.largest)]
+    yield plots.PlotSeries(ends, replace(look, marker=""))
+    points = [plots.PlotPoint(x, y) for x, y in law.points]
+    yield plots.PlotSeries(points, replace(look, line="", size=3), law.where or "all")
     if law.held is not None:
         said = law.held.predicted
         known = isfinite(said.low) and isfinite(said.high)
         interval = (said.low, said.high) if known else ()
-        point = plots.Point(law.held.size * _ASIDE, said.value, *interval)
-        yield plots.Series([point], replace(look, face="white", line=""))
+        point = plots.PlotPoint(law.held.size * _ASIDE, said.value, *interval)
+        yield plots.PlotSeries([point], replace(look, face="white", line=""))

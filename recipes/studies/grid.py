@@ -108,12 +108,12 @@ def _trainer(asked: GridOptions, report: shared.Bars) -> Grower:
         place,
         fast=False,  # to compile takes longer than most of these trainings
         report=report,
-        counts=report.count,
+        progress=report.count,
         label=found.label,
         template=found.template,
         draft=None if own is None else lambda: resolve(own).path,
     )
-    return trainer.smoke() if asked.smoke else trainer
+    return trainer.for_smoke_test() if asked.smoke else trainer
 
 
 def _numbers(option: str, words: str, read: Callable[[str], float]) -> list[float]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from specbench_cli import files
 from specbench_cli.errors import UsageError
-from specbench_cli.report.reading import read
+from specbench_cli.report.report_data import read_report_data
 from specbench_cli.store.run_dir import RunDir, find_run
 from specbench_cli.summary.compatibility import collect_facts
 
@@ -96,7 +96,7 @@ def _numbers(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, float
 def _rows(path: Path) -> Iterator[Point]:
     """The rows of a run that draft."""
     run = RunDir.open(path)
-    reading, alike = read(run), collect_facts(run)
+    reading, alike = read_report_data(run), collect_facts(run)
     alike.pop("batch", None)
     for row in reading.summary.rows:
         values = {name: getattr(row, name) for name in FIGURES}

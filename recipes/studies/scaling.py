@@ -23,12 +23,12 @@ from specbench_cli.config.options import ARGUMENTS, OUTPUT, OVERWRITE, Option
 from specbench_cli.errors import UsageError
 from specbench_cli.report.document import (
     Bullets,
-    Document,
     Grid,
     Paragraph,
     Part,
     Picture,
-    grid_of_values,
+    ReportDocument,
+    make_value_grid,
 )
 from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.markdown import render
@@ -197,7 +197,7 @@ def write(
 ) -> list[Path]:
     """Write scaling.md, scaling.json (points too), scaling.svg and scaling.png to a folder that
     exists."""
-    with style.applied():
+    with style.figure_style():
         figures = style.write(draw(laws), folder, "scaling")
     page, facts = folder / "scaling.md", folder / "scaling.json"
     words = [f"{name}: {what}" for name, what in _words(laws)]
@@ -207,7 +207,7 @@ def write(
     if found := warnings(laws):
         parts.append(Bullets(found, title="Warnings:"))
     parts.append(Picture(figures[0].name, "Laws and residuals"))
-    page.write_text(render(Document(TITLE, parts)), encoding="utf-8")
+    page.write_text(render(ReportDocument(TITLE, parts)), encoding="utf-8")
     record = {
         "points": [asdict(point) for point in points],
         "laws": [as_dict(law) for law in laws],
@@ -226,7 +226,7 @@ def _words(laws: Sequence[Law]) -> list[tuple[str, str]]:
 
 def _grid(rows: Sequence[Mapping[str, object]]) -> Grid:
     names = list(dict.fromkeys(name for row in rows for name in row))
-    return grid_of_values(names, [[row.get(name) for name in names] for row in rows])
+    return make_value_grid(names, [[row.get(name) for name in names] for row in rows])
 
 
 def _finite(value: Any) -> Any:

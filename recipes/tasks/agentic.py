@@ -34,7 +34,7 @@ from specbench_cli.training.generated.lexicon import (
     WEEKDAYS,
     person,
 )
-from specbench_cli.training.generated.template import Draw, Skill, Turns, an, cap
+from specbench_cli.training.generated.template import Draw, Skill, Turns, capitalise, with_article
 
 OUTPUT = "Output of the tool:\n{lines}"
 AGAIN = "Check: nothing is wrong any more. Write all lines once more."
@@ -64,7 +64,7 @@ def _year(d: Draw) -> int:
 SUBJECTS = (
     Subject(
         "museum",
-        lambda d: f"{d.word(TOWNS)} Museum of {cap(d.word(EXHIBITS))}",
+        lambda d: f"{d.word(TOWNS)} Museum of {capitalise(d.word(EXHIBITS))}",
         "The {name} was opened in {year} by {founder}, and entry is free.",
         {"founder": person, "year": _year},
     ),
@@ -76,7 +76,7 @@ SUBJECTS = (
     ),
     Subject(
         "festival",
-        lambda d: f"{d.word(TOWNS)} Festival of {cap(d.word(FESTIVAL_THINGS))}",
+        lambda d: f"{d.word(TOWNS)} Festival of {capitalise(d.word(FESTIVAL_THINGS))}",
         "The {name} is held in {month} and lasts {days} days, whatever the weather.",
         {"month": lambda d: d.word(MONTHS), "days": lambda d: d.number(2, 9)},
     ),
@@ -209,7 +209,7 @@ def _carry_out(d: Draw, fails: str) -> Turns:
         return "\n".join(f"[{'done' if i in done else 'open'}] {s}" for i, s in enumerate(steps))
 
     task = (
-        f"Prepare {an(d.word(EVENTS))} in {d.word(TOWNS)} on {d.word(WEEKDAYS)}. "
+        f"Prepare {with_article(d.word(EVENTS))} in {d.word(TOWNS)} on {d.word(WEEKDAYS)}. "
         f"First {steps[0]}, then {steps[1]}, then {steps[2]}, and last {steps[3]}."
     )
     other, *rest = [i for i in range(len(steps)) if i != at]

@@ -73,9 +73,9 @@ def card(name: str) -> dict[str, Any]:
 
 def audit_facts(name: str, method: type[Method], folder: Path | None = None) -> str:
     """Return the verdict of the newest certificate, if the method's file has not changed since."""
-    from specbench_cli.judge.broken import certificates
+    from specbench_cli.judge.broken import find_certificates
 
-    found = certificates(name, folder)
+    found = find_certificates(name, folder)
     if not found:
         return f"not audited here: specbench audit {name}"
     own = sha256(plugin_file.content(inspect.getfile(method))).hexdigest()

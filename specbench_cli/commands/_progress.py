@@ -21,7 +21,7 @@ from specbench_cli.measure.quiet import TIMES_VOID
 from specbench_cli.measure.repeat_process import TUNING
 
 if TYPE_CHECKING:
-    from specbench_cli.measure.view import RunProgress as HowFar
+    from specbench_cli.measure.view import PromptProgress as HowFar
     from specbench_cli.store.schema import Record
 
 BASELINE = "vanilla"
@@ -164,7 +164,7 @@ class RunProgress:
         self._done += 1
         self.speedups = self._pairs.add(record)
 
-    def handed_over(self) -> None:
+    def hand_over(self) -> None:
         """Pause the display while another process continues the run and shows its own."""
 
     def note(self, text: str) -> None:
@@ -281,7 +281,7 @@ class Bar(RunProgress):
             said = output.plain(self._stage)
             self._bar.update(self._task, completed=self._done, description=said, refresh=True)
 
-    def handed_over(self) -> None:
+    def hand_over(self) -> None:
         """Remove the bar, so that the other process can show its own. It completes all outputs."""
         self._bar.stop()
         self._done = self._cells

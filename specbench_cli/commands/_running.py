@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from specbench_cli.measure.result import RunResult
     from specbench_cli.measure.view import RunView
     from specbench_cli.plan.plan import Plan
-    from specbench_cli.report.reading import Reading
+    from specbench_cli.report.report_data import ReportData
     from specbench_cli.store.run_dir import RunDir
 
 NOISE = (
@@ -62,9 +62,9 @@ def read_settings(
 
 def _vet(plugin: str) -> None:
     """Import a plug-in in a separate process first. Raise UsageError if it is not usable."""
-    from specbench_cli.measure.isolation.plugin_process import vet
+    from specbench_cli.measure.isolation.plugin_process import check_plugin_import
 
-    vet(plugin)
+    check_plugin_import(plugin)
 
 
 def measure_missing(
@@ -87,7 +87,7 @@ def measure_missing(
     from specbench_cli.store.run_dir import RunDir, register_run
 
     try:
-        return execute.run(
+        return execute.measure_run(
             plan,
             run_dir,
             view,
@@ -105,7 +105,7 @@ def measure_missing(
             register_run(place)
 
 
-def write_report(folder: Path, view: RunView) -> Reading:
+def write_report(folder: Path, view: RunView) -> ReportData:
     """Write the final files of a run."""
     from specbench_cli.report import outputs
     from specbench_cli.store.run_dir import RunDir
@@ -116,14 +116,14 @@ def write_report(folder: Path, view: RunView) -> Reading:
 
 def create_matrix(asked: RunConfig, sources: Mapping[str, str], out: Path | None) -> Path:
     """Create the folder of a matrix and return it. Each of its runs is checked first."""
-    from specbench_cli.measure.planning import dry
+    from specbench_cli.measure.planning import plan_dry_run
     from specbench_cli.plan.matrix import pairs
     from specbench_cli.store import matrix
     from specbench_cli.store.run_dir import new_path
 
     runs = pairs(asked)
     for each in runs.values():
-        dry(each)  # report missing assets before any run starts
+        plan_dry_run(each)  # report missing assets before any run starts
     path = out or new_path("matrix", asked.model_dump(mode="json"))
     order = {name: each.model_dump_json() for name, each in runs.items()}
     matrix.create(path, matrix.MatrixOrder(order, sources))
@@ -134,12 +134,12 @@ def create_matrix(asked: RunConfig, sources: Mapping[str, str], out: Path | None
 
 def measure_matrix(
     whole: Path, view: RunView, force: bool, in_turn: Path | None
-) -> tuple[list[RunResult], Reading]:
+) -> tuple[list[RunResult], ReportData]:
     """Measure the missing outputs of a matrix, run by run, and read all runs as one."""
     from specbench_cli.config.run import RunConfig
     from specbench_cli.measure import run as execute
     from specbench_cli.report import outputs
-    from specbench_cli.report.reading import read_matrix
+    from specbench_cli.report.report_data import read_matrix
     from specbench_cli.store import matrix
     from specbench_cli.store.run_dir import RunDir
 
@@ -153,7 +153,7 @@ def measure_matrix(
                 config = RunConfig.model_validate_json(order.runs[path.name])
                 place = matrix.order_file(whole)
                 permission.check(permission.requests(config, place), str(place))
-                plan, run_dir = execute.start(config, order.sources, path, view)
+                plan, run_dir = execute.start_run(config, order.sources, path, view)
             else:
                 plan, run_dir = execute.resume_run(path, view, force=force)
             made = measure_missing(plan, run_dir, view, whole, force, in_turn, fresh=fresh)

@@ -40,16 +40,16 @@ def _checks() -> list[HealthCheck]:
 
     call = assets.HubCall()  # answers during the other checks
     checks = [
-        *health.software(),
-        *health.hardware(),
-        health.kernels(),
-        health.compiler(),
-        health.writable(RUNS),
-        *assets.models(),
-        health.quietness(),
+        *health.check_software(),
+        *health.check_hardware(),
+        health.check_kernels(),
+        health.check_compiler(),
+        health.check_writable(RUNS),
+        *assets.check_models(),
+        health.check_noise(),
     ]
     hub = call.check()
-    return [*checks, hub, *assets.tasks(hub.status == "ok")]
+    return [*checks, hub, *assets.check_tasks(hub.status == "ok")]
 
 
 def _facts(check: HealthCheck) -> dict[str, object]:

@@ -163,7 +163,7 @@ def _head(run: RunDir, probes: Sequence[Costs], against: Costs | None) -> list[s
     from specbench_cli.summary.facts import Facts
 
     costs, also = probes[0], probes[1:]
-    facts = Facts.of(run.manifest)
+    facts = Facts.from_manifest(run.manifest)
     head = facts.header({}, width=100)
     if not facts.decoding.startswith("greedy"):
         head.append("host: probed with greedy decoding; what sampling adds is not predicted")

@@ -27,14 +27,14 @@ def publish(asked: PublishOptions) -> ExitCode:
     page with its figure, table and full report; publishing it again replaces the page. Runs that
     are unfinished, broken, noisy or combined are refused.
     """
+    from specbench_cli.report.gallery.checks import check_publishable
     from specbench_cli.report.gallery.gallery import publish as add
-    from specbench_cli.report.gallery.refusal import refuse
-    from specbench_cli.report.reading import read
+    from specbench_cli.report.report_data import read_report_data
     from specbench_cli.store.run_dir import RunDir, find_run
 
-    found = [read(RunDir.open(find_run(run))) for run in asked.runs]
+    found = [read_report_data(RunDir.open(find_run(run))) for run in asked.runs]
     for run in found:
-        refuse(run)
+        check_publishable(run)
     for run in found:
         published = add(run, asked.to, overwrite=asked.overwrite)
         entry = published.entry

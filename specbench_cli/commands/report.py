@@ -17,7 +17,7 @@ from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from specbench_cli.config.commands import ReportOptions
-    from specbench_cli.report.reading import Reading
+    from specbench_cli.report.report_data import ReportData
     from specbench_cli.summary.source import RecordSource
 
 SPEC_BENCH = "spec-bench"
@@ -76,19 +76,19 @@ def _check_combination(asked: ReportOptions) -> None:
         )
 
 
-def _read(asked: ReportOptions) -> tuple[Reading, Path]:
+def _read(asked: ReportOptions) -> tuple[ReportData, Path]:
     """Read the runs as one report. Return it with the folder of the first run or of the matrix."""
-    from specbench_cli.report.reading import read_matrix, read_together
+    from specbench_cli.report.report_data import read_matrix, read_runs
     from specbench_cli.report.spec_bench import table as spec_bench_table
 
     whole = _matrix(asked.runs)
     if whole is not None:
         reading = read_matrix(whole, force=asked.force)
     else:
-        reading = read_together(_sources(asked.runs), force=asked.force)
+        reading = read_runs(_sources(asked.runs), force=asked.force)
     gc.freeze()  # loaded records have no cycles, and collecting takes seconds
     if asked.also or any(map(spec_bench_table.is_imported, reading.sources)):
-        found = spec_bench_table.spec_bench(reading.run, reading.sources, reading.summary)
+        found = spec_bench_table.compute_spec_bench(reading.run, reading.sources, reading.summary)
         reading = replace(reading, spec_bench=found)
     return reading, whole or reading.sources[0].path
 
@@ -140,28 +140,28 @@ def _matrix(words: list[str]) -> Path | None:
 
 def _sources(words: list[str]) -> list[RecordSource]:
     """Return the runs without duplicates. All answer files together are one run."""
-    from specbench_cli.report.spec_bench.files import Imported
+    from specbench_cli.report.spec_bench.files import ImportedAnswers
     from specbench_cli.store.run_dir import RunDir, find_run
 
     paths = list({path.resolve(): path for path in map(find_run, words)}.values())
     answers = [path for path in paths if path.suffix == ".jsonl"]
     runs: list[RecordSource] = [RunDir.open(path) for path in paths if path not in answers]
-    return [*runs, Imported(answers)] if answers else runs
+    return [*runs, ImportedAnswers(answers)] if answers else runs
 
 
 def _compare(asked: ReportOptions, prompt: str) -> ExitCode:
     """Print the outputs for one prompt, or write their timeline."""
     from specbench_cli.report.terminal.side_by_side import page
     from specbench_cli.report.timeline.files import write_lanes
-    from specbench_cli.report.tokens import decoder_of
+    from specbench_cli.report.tokens import load_text_decoder
     from specbench_cli.store.run_dir import RunDir, find_run
     from specbench_cli.summary.comparison import compare_outputs
     from specbench_cli.summary.facts import Facts
 
     run_dir, out = RunDir.open(find_run(asked.runs[0])), asked.out
-    target = Facts.of(run_dir.manifest).target
+    target = Facts.from_manifest(run_dir.manifest).target
     labels = [word for word in (asked.method or "").split(",") if word]
-    decode = decoder_of(target)
+    decode = load_text_decoder(target)
     found = compare_outputs(run_dir, prompt, labels, decode)
     if out is not None:
         with _writable(out), files.staging_folder(out, overwrite=asked.overwrite) as staging:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from specbench_cli.config.run import RunConfig, RunInvocation
     from specbench_cli.measure.result import RunResult
     from specbench_cli.plan.plan import Plan
-    from specbench_cli.report.reading import Reading
+    from specbench_cli.report.report_data import ReportData
 
 EXAMPLES = (
     "specbench run",
@@ -125,19 +125,19 @@ def _compose(given: dict[str, Any], how: RunInvocation) -> tuple[RunConfig, dict
 
 def _print_plan(asked: RunConfig, view: RunProgress) -> ExitCode:
     """Print the plan of a run, or of each run in a matrix."""
-    from specbench_cli.measure.planning import dry
+    from specbench_cli.measure.planning import plan_dry_run
     from specbench_cli.plan.matrix import is_matrix, pairs
     from specbench_cli.plan.power import estimate_power
 
     for each in pairs(asked).values() if is_matrix(asked) else [asked]:
-        first, facts = dry(each)
+        first, facts = plan_dry_run(each)
         view.planned({**facts, "detects": estimate_power(first)})
     return ExitCode.OK
 
 
 def _measure(
     settings: tuple[RunConfig, dict[str, str]] | None, how: RunInvocation, view: RunProgress
-) -> tuple[Path, list[RunResult], Reading]:
+) -> tuple[Path, list[RunResult], ReportData]:
     """Measure a new run or matrix, or complete an interrupted one (`settings` is None).
 
     Raises:
@@ -154,7 +154,7 @@ def _measure(
         asked, sources = settings
         if is_matrix(asked):
             return _measure_matrix(create_matrix(asked, sources, how.out), how, view)
-        plan, run_dir = execute.start(asked, sources, how.out, view)
+        plan, run_dir = execute.start_run(asked, sources, how.out, view)
     else:
         begun = find_run(str(how.resume))
         if not part:
@@ -182,13 +182,13 @@ def _measure(
 
 def _measure_matrix(
     place: Path, how: RunInvocation, view: RunProgress
-) -> tuple[Path, list[RunResult], Reading]:
+) -> tuple[Path, list[RunResult], ReportData]:
     """Measure the missing outputs of all runs in a matrix."""
     with show_resume_command(place, view, part=False):
         return place, *measure_matrix(place, view, how.force, how.in_turn)
 
 
-def _report_missing(results: Sequence[RunResult], reading: Reading) -> ExitCode:
+def _report_missing(results: Sequence[RunResult], reading: ReportData) -> ExitCode:
     """Print what the runs are missing, and return the worst of their exit codes."""
     if any(each.exit_code is ExitCode.ENVIRONMENT and each.noisy for each in results):
         output.error(*NOISE)
@@ -207,11 +207,11 @@ def _report_missing(results: Sequence[RunResult], reading: Reading) -> ExitCode:
     return max((each.exit_code for each in results), key=order.index)
 
 
-def _show(reading: Reading, folder: Path, form: output.Format) -> None:
+def _show(reading: ReportData, folder: Path, form: output.Format) -> None:
     """Show a run's result."""
     from specbench_cli.report.export import row_dicts
     from specbench_cli.report.terminal import table
-    from specbench_cli.summary.load import as_dict, load_rows, saturation
+    from specbench_cli.summary.load import as_dict, load_rows, saturation_notes
 
     if form == "json":
         manifest = reading.run.manifest
@@ -225,7 +225,7 @@ def _show(reading: Reading, folder: Path, form: output.Format) -> None:
                 **(several if reading.facts.targets else one),
                 "summary": row_dicts(reading.summary),
                 "load": [as_dict(row) for row in loads],
-                "saturation": saturation(loads),
+                "saturation": saturation_notes(loads),
             }
         )
     else:

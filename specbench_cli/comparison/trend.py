@@ -220,7 +220,7 @@ def _find_changes(
     )
     points = []
     for shift in shifts:
-        last, first = known[shift.at - 1], known[shift.at]
+        last, first = known[shift.index - 1], known[shift.index]
         params = _changed_params(label, sides[last], sides[first])
         points.append(ChangePoint(last, first, shift.before, shift.after, shift.p, params))
     return tuple(points)

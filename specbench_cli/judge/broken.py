@@ -60,7 +60,7 @@ class NearTieCounts:
     unexplained_p: float | None = None
 
     @property
-    def too_many(self) -> str | None:
+    def excess_message(self) -> str | None:
         """The near-ties that rounding cannot explain, with their probability; None if it can."""
         if self.p is None or self.expected is None or self.unexplained_p is None:
             return None
@@ -78,7 +78,7 @@ class NearTieCounts:
         return None
 
 
-def surprise(records_of_method: Iterable[Record]) -> tuple[float, float] | None:
+def compute_likelihood_deviation(records_of_method: Iterable[Record]) -> tuple[float, float] | None:
     """Compare the likelihood of sampled outputs with its expectation under the target's
     distribution.
 
@@ -97,7 +97,9 @@ def surprise(records_of_method: Iterable[Record]) -> tuple[float, float] | None:
     return excess / variance**0.5, bound_chance(excess, cumulants)
 
 
-def near_ties(records_of_method: Iterable[Record], manifest: Mapping[str, Any]) -> NearTieCounts:
+def count_near_ties(
+    records_of_method: Iterable[Record], manifest: Mapping[str, Any]
+) -> NearTieCounts:
     """Count a method's near-ties and compare them with vanilla's gaps."""
     passes: dict[Output, int] = {}
     tied: dict[Output, bool] = {}
@@ -129,7 +131,7 @@ def near_ties(records_of_method: Iterable[Record], manifest: Mapping[str, Any]) 
     return NearTieCounts(len(tied), explained, sum(chances), ps[0], len(unexplained), ps[1])
 
 
-def broken(
+def find_broken_methods(
     records: Iterable[Record],
     manifest: Mapping[str, Any],
     failed_audit: Callable[[str, str], str | None] | None = None,
@@ -161,13 +163,13 @@ def find_failed_audit(method: str, file_sha256: str, folder: Path | None = None)
 
     A certificate fails if it refutes the guarantee or a declaration, or if it had too few cases.
     """
-    own = [c for c in certificates(method, folder) if c.get("sha256") == file_sha256]
+    own = [c for c in find_certificates(method, folder) if c.get("sha256") == file_sha256]
     if not own or own[-1].get("verdict") not in _REFUTING:
         return None
     return f"its audit says {own[-1]['verdict']}: specbench audit {method}"
 
 
-def certificates(method: str, folder: Path | None = None) -> list[Mapping[str, Any]]:
+def find_certificates(method: str, folder: Path | None = None) -> list[Mapping[str, Any]]:
     """Return the certificates of a method in a folder, newest last."""
     found: list[tuple[float, Mapping[str, Any]]] = []
     for file in sorted((folder or CERTIFICATES).glob("*.json")):
@@ -206,14 +208,17 @@ def _find_reason(
             f"its state outlives a prompt: {on_one_line(prompt)}, decoded again at the end, came"
             " out otherwise"
         )
-    if first.guarantee in LOSSLESS and (found := surprise(records_of_method)) is not None:
+    if (
+        first.guarantee in LOSSLESS
+        and (found := compute_likelihood_deviation(records_of_method)) is not None
+    ):
         deviations, p = found
         if p < IMPOSSIBLE:
             return (
                 f"the likelihood of its outputs is {deviations:+.1f} standard deviations from what"
                 f" the target's distribution makes it (p {p:.1g} at most)"
             )
-    if (ties := near_ties(records_of_method, manifest).too_many) is not None:
+    if (ties := count_near_ties(records_of_method, manifest).excess_message) is not None:
         return ties
     files = {**(manifest.get("method_files") or {}), **(manifest.get("row_files") or {})}
     file_sha256 = files.get(first.label, files.get(first.method))

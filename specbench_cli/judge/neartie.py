@@ -26,12 +26,12 @@ from specbench_cli.engine.verify.sampling import Noise, Sampling, log_warp
 from specbench_cli.engine.verify.tree import build_tree_mask
 from specbench_cli.store.schema import DraftedTokens, Steps
 
-REACH = 2.0
+MAX_GAP_ERROR = 2.0
 """Maximum error of a gap, in multiples of the tolerance; see `stats.neartie`."""
 
 
 def flip_chances(
-    decision: Tensor, chosen: Tensor, reach: float, kept: tuple[Tensor, Tensor] | None = None
+    decision: Tensor, chosen: Tensor, max_error: float, cuts: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
     """Return an upper bound of the probability of another choice at each position, [n] in 0..1.
 
@@ -43,12 +43,12 @@ def flip_chances(
             tokens that are certainly outside. Rounding decides for the others. None if there is no
             cut.
     """
-    if reach == 0.0:
+    if max_error == 0.0:
         return torch.zeros_like(decision[:, 0])
     gap = decision.gather(-1, chosen) - decision
-    overtakes = ((1 - gap / reach) / 2).clamp(0, 1).scatter(-1, chosen, 0.0)
-    if kept is not None:
-        inside, outside = kept
+    overtakes = ((1 - gap / max_error) / 2).clamp(0, 1).scatter(-1, chosen, 0.0)
+    if cuts is not None:
+        inside, outside = cuts
         # A token at a cut is inside it in half of the cases. If the chosen token is outside,
         # another one is chosen.
         overtakes = torch.where(inside, overtakes, overtakes.clamp_max(0.5))

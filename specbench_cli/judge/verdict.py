@@ -26,7 +26,7 @@ from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.types import Guarantee, Rule, Tokens
 from specbench_cli.engine.verify.sampling import Noise, Sampling
-from specbench_cli.judge.neartie import REACH, flip_chances, width_explains
+from specbench_cli.judge.neartie import MAX_GAP_ERROR, flip_chances, width_explains
 from specbench_cli.judge.oracle import Oracle
 from specbench_cli.judge.tolerance import Tolerance, measure_tolerance
 from specbench_cli.stats.martingale import SMALLEST_TILT, TILTS
@@ -68,7 +68,7 @@ class OutputLikelihood:
     likelihood: Likelihood | None = None
 
 
-def is_judged(guarantee: Guarantee, rule: Rule) -> bool:
+def requires_same_tokens(guarantee: Guarantee, rule: Rule) -> bool:
     """Return True if an output is compared with vanilla's, token by token.
 
     A lossless method must generate vanilla's tokens under greedy and coupled sampling. Under other
@@ -163,15 +163,15 @@ class OutputJudge:
         if not ends_correctly(ids, request.stop):
             return Verdict("mismatch", len(ids), None, None)
         logits = self._read_with_oracle(request, ids)
-        rows = self._process(self._contrasted(logits), ids)
-        if self._choices(request, rows) == list(ids):
+        rows = self._process(self._apply_contrast(logits), ids)
+        if self._chosen_tokens(request, rows) == list(ids):
             return Verdict("reference", gap=0.0)
         gaps = self._min_gaps(request, logits, ids)
         gap = max(gaps)
         if gap <= self._allowed_gap:
             return Verdict("reference", gap=gap)
         at = gaps.index(gap)
-        return Verdict("mismatch", at, _finite_or_none(gap), self._choices(request, rows)[at])
+        return Verdict("mismatch", at, _finite_or_none(gap), self._chosen_tokens(request, rows)[at])
 
     def judge_sampled(self, request: Request, ids: Sequence[int]) -> Verdict:
         """Judge a sampled output: it must end correctly and contain only tokens inside top-k and
@@ -184,12 +184,12 @@ class OutputJudge:
         if not ends_correctly(ids, request.stop):
             return Verdict("mismatch", len(ids), None, None)
         read = self._read_with_oracle(request, ids)
-        scores, distribution = self._distribution(self._process(self._contrasted(read), ids))
-        chosen = _column(ids, scores)
+        scores, distribution = self._warp(self._process(self._apply_contrast(read), ids))
+        chosen = _as_column(ids, scores)
         if bool(distribution.gather(-1, chosen).isfinite().all()):
             return Verdict("unchecked")
         distances = _elementwise_min(
-            self._cut_distance(self._distribution(self._process(rows, ids))[0], chosen).tolist()
+            self._cut_distance(self._warp(self._process(rows, ids))[0], chosen).tolist()
             for rows in self._border_variants(read)
         )
         gap = max(distances)
@@ -210,11 +210,11 @@ class OutputJudge:
     def flip_chances(self, request: Request, ids: Sequence[int]) -> list[float]:
         """Return an upper bound, for each position of vanilla's output, of the probability that
         another correct program chooses another token there."""
-        rows = self._rows(request, ids)
-        chosen, reach = _column(ids, rows), REACH * self._allowed_gap
+        rows = self._decision_logits(request, ids)
+        chosen, reach = _as_column(ids, rows), MAX_GAP_ERROR * self._allowed_gap
         if self._sampling.rule == "greedy":
             return _to_list(flip_chances(rows, chosen, reach))
-        scores, decision = self._scores(request, rows)
+        scores, decision = self._coupled_scores(request, rows)
         floor, ceiling = cut_bounds(scores, self._sampling, reach)
         inside, outside = scores > ceiling[:, None] + reach, scores < floor[:, None] - reach
         return _to_list(flip_chances(decision, chosen, reach, (inside, outside)))
@@ -241,15 +241,17 @@ class OutputJudge:
                 request, partial(_decoder_logits, self._decoder, ids=ids, n=len(ids))
             )
         plain, _ = logits
-        rows, chosen = self._process(self._contrasted(logits), ids), _column(ids, plain)
+        rows, chosen = self._process(self._apply_contrast(logits), ids), _as_column(ids, plain)
         temperature = self._sampling.temperature
-        distribution = self._distribution(rows)[1] if temperature else rows.log_softmax(-1)
+        distribution = self._warp(rows)[1] if temperature else rows.log_softmax(-1)
         own = distribution.gather(-1, chosen)
         if not bool(own.isfinite().all()):
             before = (plain / (temperature or 1.0)).log_softmax(-1).gather(-1, chosen)
             own = torch.where(own.isfinite(), own, before)
         log_probs = _to_list(own[:, 0].double())
-        return OutputLikelihood(log_probs, _likelihood(distribution, own) if drawn else None)
+        return OutputLikelihood(
+            log_probs, _compare_likelihood(distribution, own) if drawn else None
+        )
 
     @property
     def _allowed_gap(self) -> float:
@@ -290,20 +292,20 @@ class OutputJudge:
         self, request: Request, rows: Tensor, ids: Sequence[int], first: int = 0
     ) -> list[float]:
         """Return the gaps of rows [n, vocab] from output position `first` on; see `gaps`."""
-        chosen = _column(ids, rows)
+        chosen = _as_column(ids, rows)
         if self._sampling.rule == "greedy":
             return _gaps_to_best(rows, chosen)
-        scores, decision = self._scores(request, rows, first)
+        scores, decision = self._coupled_scores(request, rows, first)
         _, ceiling = cut_bounds(scores, self._sampling, self._allowed_gap)
         rivals = (scores > ceiling[:, None] + self._allowed_gap).scatter_(-1, chosen, True)
         beaten = _gaps_to_best(decision.masked_fill(~rivals, -math.inf), chosen)
         distances = self._cut_distance(scores, chosen).tolist()
         return [max(pair) for pair in zip(beaten, distances, strict=True)]
 
-    def _choices(self, request: Request, rows: Tensor) -> list[int]:
+    def _chosen_tokens(self, request: Request, rows: Tensor) -> list[int]:
         """Return the tokens that rows choose, without a tolerance."""
         if self._sampling.rule != "greedy":
-            scores, decision = self._scores(request, rows)
+            scores, decision = self._coupled_scores(request, rows)
             floor, _ = cut_bounds(scores, self._sampling, 0.0)
             rows = decision.masked_fill(scores < floor[:, None], -math.inf)
         choices: list[int] = rows.argmax(-1).tolist()
@@ -315,14 +317,16 @@ class OutputJudge:
         own = scores.gather(-1, chosen)[:, 0]
         return torch.where(own.isneginf(), math.inf, floor - own)  # inf: forbidden by a processor
 
-    def _distribution(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def _warp(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probabilities before and after the cuts, [n, vocab] each, without the engine's
         code."""
         scores = (rows / self._sampling.temperature).log_softmax(-1)
         floor, _ = cut_bounds(scores, self._sampling, 0.0)
         return scores, scores.masked_fill(scores < floor[:, None], -math.inf).log_softmax(-1)
 
-    def _scores(self, request: Request, rows: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
+    def _coupled_scores(
+        self, request: Request, rows: Tensor, first: int = 0
+    ) -> tuple[Tensor, Tensor]:
         """Return log-probabilities before the cuts, and with the keyed noise added, [n, vocab]
         each."""
         scores = (rows / self._sampling.temperature).log_softmax(-1)
@@ -331,10 +335,10 @@ class OutputJudge:
         )
         return scores, scores + noise.rows(first, rows.shape[0])
 
-    def _rows(self, request: Request, ids: Sequence[int]) -> Tensor:
+    def _decision_logits(self, request: Request, ids: Sequence[int]) -> Tensor:
         """Return the processed logits [n, vocab] float32 that chose the n tokens. Raises
         NonFiniteLogits."""
-        return self._process(self._contrasted(self._read_with_oracle(request, ids)), ids)
+        return self._process(self._apply_contrast(self._read_with_oracle(request, ids)), ids)
 
     def _process(self, rows: Tensor, ids: Sequence[int]) -> Tensor:
         processor = self._sampling.processor
@@ -365,7 +369,7 @@ class OutputJudge:
         weak = replace(request, ids=contrast.weaken(request.ids))
         return plain, _check_finite(read(weak), first)
 
-    def _contrasted(self, logits: LogitPair) -> Tensor:
+    def _apply_contrast(self, logits: LogitPair) -> Tensor:
         """Return the logits that the target decides with, before a processor."""
         contrast, (plain, weak) = self._sampling.contrast, logits
         if contrast is None or weak is None:
@@ -431,7 +435,7 @@ def _shift_mass(mass: float, by: float) -> float:
     return mass / (mass + (1.0 - mass) * math.exp(-2.0 * by))
 
 
-def _likelihood(distribution: Tensor, chosen: Tensor) -> Likelihood:
+def _compare_likelihood(distribution: Tensor, chosen: Tensor) -> Likelihood:
     """Compare log-probabilities of sampled tokens, [n, 1], with their expectation, given [n,
     vocab]."""
     sums = torch.zeros(2 + len(TILTS), dtype=torch.float64, device=distribution.device)
@@ -478,7 +482,7 @@ def _elementwise_min(readings: Iterable[Sequence[float]]) -> list[float]:
     return [min(each) for each in zip(*readings, strict=True)]
 
 
-def _column(ids: Sequence[int], rows: Tensor) -> Tensor:
+def _as_column(ids: Sequence[int], rows: Tensor) -> Tensor:
     return torch.tensor(list(ids), device=rows.device)[:, None]
 
 

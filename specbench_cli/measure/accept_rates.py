@@ -12,7 +12,7 @@ from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.segments.rules import SegmentParams
 from specbench_cli.engine.session import Session
 from specbench_cli.measure.bench import Bench
-from specbench_cli.measure.manifest import rows
+from specbench_cli.measure.manifest import method_entries
 from specbench_cli.measure.method_code import describe_failure, enforce_time_limit, run_workers
 from specbench_cli.measure.view import RunView
 from specbench_cli.plan.method_run import MethodRun, get_acceptance_source
@@ -50,7 +50,7 @@ def provide_rates(plan: Plan, bench: Bench, run_dir: RunDir, view: RunView) -> P
     rest = replace(
         rest, method_runs=tuple(_with_rate(method_run, rates) for method_run in rest.method_runs)
     )
-    run_dir.update(rates=rates, rows=rows(rest))
+    run_dir.update(rates=rates, rows=method_entries(rest))
     return rest
 
 
@@ -72,9 +72,9 @@ def _measure_rate(plan: Plan, bench: Bench, method_run: MethodRun) -> float:
     by_step = isinstance(method_run.method.params, SegmentParams)
     passed = judged = 0
     for question in plan.questions[:: -(-len(plan.questions) // MAX_QUESTIONS)]:
-        ids, budget = bench.prompt(question), plan.budget(question)
+        ids, budget = bench.encode_prompt(question), plan.budget(question)
         workspace.reserve(len(ids) + budget)
-        request = bench.request(question.prompt_id, 1, ids, bench.stop(budget))
+        request = bench.create_request(question.prompt_id, 1, ids, bench.stop_rule(budget))
         session = Session(workspace, request, plan.sampling, memory=memory)
         with (
             run_workers(session, workspace.transport, method_run.method.workers > 1),

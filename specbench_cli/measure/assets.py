@@ -73,7 +73,7 @@ def _hub_check(trouble: str, mend: str) -> HealthCheck:
     )
 
 
-def models() -> Iterator[HealthCheck]:
+def check_models() -> Iterator[HealthCheck]:
     """Check the shipped pair, a real model, and how many other short names are on this machine."""
     for name in (DEFAULT_TARGET, "embedded-1m"):
         try:
@@ -108,7 +108,7 @@ def models() -> Iterator[HealthCheck]:
     )
 
 
-def tasks(hub_answers: bool) -> Iterator[HealthCheck]:
+def check_tasks(hub_answers: bool) -> Iterator[HealthCheck]:
     """Check where the data of each shipped task is or could be downloaded from."""
     own = os.environ.get("SPECBENCH_DATA")
     if own and not Path(own).is_dir():

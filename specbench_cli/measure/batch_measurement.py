@@ -87,7 +87,7 @@ class BatchMeasurement:
         busy = split_time(
             batch.meter.forwards, total - batch.idle_ns, batch.prefill_ns, decode_start=0
         )
-        share = _share(busy, len(measurements))
+        share = _divide_time(busy, len(measurements))
         for place, (measurement, session) in enumerate(
             zip(measurements, batch.sessions, strict=True)
         ):
@@ -98,7 +98,7 @@ class BatchMeasurement:
                 origin=list(texts[place].origin),
                 finish=session.finish or "error",
                 steps=steps,
-                trace=Trace.pack(_own(f, place) for f in own),
+                trace=Trace.pack(_sequence_part(f, place) for f in own),
                 ns=share,
                 peak=peak,
                 drafts=[build_draft_record(each) for each in told],
@@ -149,7 +149,7 @@ def make_measurable(
     )
 
 
-def _own(forward: Forward, place: int) -> Forward:
+def _sequence_part(forward: Forward, place: int) -> Forward:
     """Return the part of a batch's forward that belongs to one sequence (rows and role)."""
     if forward.rows is None:
         return forward
@@ -157,7 +157,7 @@ def _own(forward: Forward, place: int) -> Forward:
     return replace(forward, n_tokens=forward.rows[place], role=role)
 
 
-def _share(ns: Ns, n: int) -> Ns:
+def _divide_time(ns: Ns, n: int) -> Ns:
     """Return one of n equal shares of a time. Its parts add up."""
     prefill, draft, verify, host = (
         (part or 0) // n for part in (ns.prefill, ns.draft, ns.verify, ns.host)

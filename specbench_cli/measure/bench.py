@@ -30,7 +30,7 @@ from specbench_cli.engine.models.cuda.graphs import CudaGraphs
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.fused import FusedStack
 from specbench_cli.engine.models.head import FeatureHead
-from specbench_cli.engine.models.load import get_module, load_decoder
+from specbench_cli.engine.models.load import load_decoder, get_module
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.processor import LogitsProcessor
@@ -38,7 +38,7 @@ from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault, PromptError, SpecbenchError, UsageError
 from specbench_cli.measure.energy import EnergyMeter
 from specbench_cli.measure.memory import peak_bytes, reset_peak
-from specbench_cli.measure.placement import check_threads, choose_device, placement
+from specbench_cli.measure.placement import check_threads, choose_device, make_placement
 from specbench_cli.models.heads import HeadFiles, resolve_head
 from specbench_cli.models.resolve import Checkpoint
 from specbench_cli.plan.plan import Plan
@@ -47,12 +47,12 @@ from specbench_cli.tasks import Question, build_messages, decode_answer, render_
 
 _T = TypeVar("_T")
 
-CHECK_S = 10.0
+CHECK_TIME_S = 10.0
 """Time in seconds after which the check of first turns stops at the next question that fails."""
-MAX_NAMED = 5
+MAX_LISTED = 5
 """Maximum number of further questions that an error names."""
 _LEAVE_OUT = "leave the question out (--category, --limit, or a .jsonl file of your own)"
-_CHARACTERS = 16
+_CHARACTERS_PER_POSITION = 16
 """Characters per context position of the text prefix that is tokenized first."""
 
 _MAX_TOKENS_FACTOR = 2
@@ -84,19 +84,19 @@ class Bench:
         self._plan = plan
         self.device = choose_device(config.home)
         self._graphs = self._records_graphs()
-        self.energy = EnergyMeter.of(self.device)
+        self.energy = EnergyMeter.for_device(self.device)
         self.peaks: dict[str, int] = {}
         reset_peak(self.device)
-        self.placement = placement(plan, self.device) if plan.parallel else None
+        self.placement = make_placement(plan, self.device) if plan.parallel else None
         check_threads(config.threads)
         if config.threads:
             torch.set_num_threads(config.threads)
         checkpoints = plan.checkpoints
         self.facts: dict[str, CheckpointFacts] = {
-            role: readable(read_checkpoint_facts, checkpoint)
+            role: read_checkpoint(read_checkpoint_facts, checkpoint)
             for role, checkpoint in checkpoints.items()
         }
-        self.tokenizer = tokenizer_of(plan.target)
+        self.tokenizer = load_tokenizer(plan.target)
         self.processor = self._grammar_processor()
         translations = {role: self._translation(role, each) for role, each in checkpoints.items()}
         dtype: torch.dtype = getattr(torch, config.dtype)
@@ -104,12 +104,12 @@ class Bench:
             check_memory([(checkpoints[r].label, self.facts[r]) for r in roles], dtype, device)
         ids = min(facts.vocab_size for facts in self.facts.values())
         imposed = None if config.acceptance is None else (config.acceptance, ids)
-        load = partial(loaded, dtype=dtype, imposed=imposed, graphs=self._graphs)
+        load = partial(load_run_decoder, dtype=dtype, imposed=imposed, graphs=self._graphs)
         decoders = self._load_decoders(load, translations)
         self.context = min(decoder.max_positions for decoder in decoders.values())
         # Build modules on demand: it takes seconds, and only peers and near-ties need them.
         self.module = cache(
-            lambda role: readable(lambda _: get_module(decoders[role]), checkpoints[role])
+            lambda role: read_checkpoint(lambda _: get_module(decoders[role]), checkpoints[role])
         )
         self._heads: dict[ArtifactSpec, HeadFiles] = {}
         self.workspace = Workspace(decoders, 0, self.module, self.tokenizer, self._load_artifact)
@@ -126,8 +126,8 @@ class Bench:
                     input_vocab_size=self.facts["target"].vocab_size,
                 )
             }
-        self.unfit = self._load_artifacts(lenient)
-        self.peak("loading")
+        self.load_errors = self._load_artifacts(lenient)
+        self.store_peak("loading")
 
     def _records_graphs(self) -> bool:
         """Return True if forwards are recorded as CUDA graphs.
@@ -154,7 +154,7 @@ class Bench:
         """
         plan, checkpoints = self._plan, self._plan.checkpoints
         decoders = {
-            role: readable(
+            role: read_checkpoint(
                 partial(
                     load,
                     name=role if role in ("target", "draft") else checkpoint.label,
@@ -222,14 +222,14 @@ class Bench:
         """
         if role == "target":
             return None
-        target, theirs = self._plan.target, tokenizer_of(draft)
+        target, theirs = self._plan.target, load_tokenizer(draft)
         differing = _count_differing_tokens(self.tokenizer, theirs, self.facts[role].vocab_size)
         if not differing:
             return None
         methods = [
             method_run.method
             for method_run in self._plan.method_runs
-            if role in _roles_of(method_run.method)
+            if role in _draft_roles(method_run.method)
         ]
         if role != "draft" or not all(method.any_vocabulary for method in methods):
             names = sorted({m.name for m in methods if not m.any_vocabulary})
@@ -259,13 +259,13 @@ class Bench:
         files = resolve_head(
             wanted.source, kind.kind, target, in_target=kind.inside, hint=kind.hint
         )
-        made = readable(lambda path: kind.load(path, self.workspace.decoders), files)
+        made = read_checkpoint(lambda path: kind.load(path, self.workspace.decoders), files)
         if self._graphs:
-            recorded(made)
+            record_graphs(made)
         self._heads[wanted] = files
         return made
 
-    def prompt(self, question: Question, answers: Sequence[Sequence[int]] = ()) -> list[int]:
+    def encode_prompt(self, question: Question, answers: Sequence[Sequence[int]] = ()) -> list[int]:
         """Return the token ids of a prompt: the turns so far, with the answers in between.
 
         Raises:
@@ -296,21 +296,21 @@ class Bench:
             )
         return ids
 
-    def stop(self, budget: int) -> StopRule:
+    def stop_rule(self, budget: int) -> StopRule:
         """Return the stop rule of the run with a budget of new tokens."""
         return StopRule(eos=self.facts["target"].eos, max_new_tokens=budget)
 
-    def request(
+    def create_request(
         self, prompt_id: str, turn: int, ids: Sequence[int], stop: StopRule, topic: str = ""
     ) -> Request:
         """Return a request in the form that the target reads."""
         return Request.create(self.workspace.decoders["target"], prompt_id, turn, ids, stop, topic)
 
-    def request_for(self, prompt: Prompt, budget: int) -> Request:
+    def create_prompt_request(self, prompt: Prompt, budget: int) -> Request:
         """Return the request of a prompt, with room for it and its output."""
         self.workspace.reserve(len(prompt.ids) + budget)
         at = prompt.prompt_id, prompt.turn, prompt.ids
-        return self.request(*at, self.stop(budget), prompt.category)
+        return self.create_request(*at, self.stop_rule(budget), prompt.category)
 
     def check_first_turns(self) -> None:
         """Raise PromptError if the target cannot decode the first turn of a question.
@@ -323,17 +323,19 @@ class Bench:
         began = monotonic()
         for question in self._plan.questions:
             try:
-                ids = self.prompt(question)
+                ids = self.encode_prompt(question)
                 self.check_fits(question.prompt_id, len(ids), self._plan.budget(question))
             except PromptError as fault:
                 faults[question.prompt_id] = fault
-                if monotonic() - began > CHECK_S:  # the chat template is slow
+                if monotonic() - began > CHECK_TIME_S:  # the chat template is slow
                     break
         if faults:
             first, *others = faults
             more = ""
             if others:
-                named = ", ".join(others[:MAX_NAMED]) + (", ..." if len(others) > MAX_NAMED else "")
+                named = ", ".join(others[:MAX_LISTED]) + (
+                    ", ..." if len(others) > MAX_LISTED else ""
+                )
                 more = f" (and {len(others)} more cannot be asked: {named})"
             raise PromptError(faults[first].message + more, faults[first].hint)
 
@@ -342,21 +344,21 @@ class Bench:
 
         Tokenizing a whole text of 50 MB would take minutes and gigabytes.
         """
-        most, end = _MAX_TOKENS_FACTOR * self.context, _CHARACTERS * self.context
+        most, end = _MAX_TOKENS_FACTOR * self.context, _CHARACTERS_PER_POSITION * self.context
         while end < len(text):
             tokens = len(self.tokenizer(text[:end], add_special_tokens=False).input_ids)
             if tokens > most:
-                raise self._too_long(f"prompt {name} has more than {tokens} tokens; that is")
+                raise self._too_long_error(f"prompt {name} has more than {tokens} tokens; that is")
             end *= 4
 
     def check_fits(self, name: str, prompt: int, budget: int) -> None:
         """Raise PromptError if a prompt and its budget are longer than the models' context."""
         if prompt + budget > self.context:
-            raise self._too_long(
+            raise self._too_long_error(
                 f"prompt {name} has {prompt} tokens; with {budget} new ones that is"
             )
 
-    def _too_long(self, what: str) -> PromptError:
+    def _too_long_error(self, what: str) -> PromptError:
         """Return the error for a prompt that is longer than the context of the models."""
         models = " and ".join(each.label for each in self._plan.checkpoints.values())
         why = [
@@ -370,7 +372,7 @@ class Bench:
             " .jsonl file of your own), or choose models with a longer context",
         )
 
-    def resolved(self) -> dict[str, Any]:
+    def resolved_config(self) -> dict[str, Any]:
         """Return the configuration values that depend on the machine."""
         return {
             "threads": torch.get_num_threads(),
@@ -383,12 +385,12 @@ class Bench:
         """Devices of target and draft for methods with workers, as --devices writes them."""
         return None if self.placement is None else dict(self.placement.device_names)
 
-    def peak(self, phase: str) -> None:
+    def store_peak(self, phase: str) -> None:
         """Store the peak memory of a phase and start the next one."""
         self.peaks[phase] = max(self.peaks.get(phase, 0), peak_bytes(self.device))
         reset_peak(self.device)
 
-    def memory(self) -> dict[str, Any]:
+    def memory_entry(self) -> dict[str, Any]:
         """Return the manifest entry of memory, in bytes.
 
         `again` counts the draft model that a worker loads once more. `state_bytes` does not include
@@ -410,7 +412,7 @@ class Bench:
         """End the workers."""
         self.workspace.close()
 
-    def models(self) -> dict[str, Mapping[str, Any]]:
+    def model_entries(self) -> dict[str, Mapping[str, Any]]:
         """Return the manifest entries of the models."""
         checkpoints = self._plan.checkpoints
         return {
@@ -424,7 +426,7 @@ class Bench:
             for role, facts in self.facts.items()
         }
 
-    def drafting_heads(self) -> dict[str, Mapping[str, Any]]:
+    def drafting_head_facts(self) -> dict[str, Mapping[str, Any]]:
         """Return facts that identify each head, by its name in traces."""
         return {
             head.name: {
@@ -437,7 +439,7 @@ class Bench:
             if isinstance(head := self.workspace.artifact(wanted), Decoder | FeatureHead)
         }
 
-    def heads(self) -> dict[str, Mapping[str, Any]]:
+    def head_entries(self) -> dict[str, Mapping[str, Any]]:
         """Return the manifest entries of the trained modules."""
         return {
             f"{wanted.kind.kind} {files.label}": {
@@ -448,7 +450,7 @@ class Bench:
         }
 
 
-def loaded(
+def load_run_decoder(
     path: Path,
     *,
     name: str,
@@ -468,17 +470,17 @@ def loaded(
     decoder = load_decoder(path, name=name, device=device, dtype=dtype)
     decoder.input_vocab_size = input_vocab_size
     if graphs:
-        recorded(decoder)
+        record_graphs(decoder)
     return decoder if imposed is None else impose_acceptance(decoder, *imposed)
 
 
-def recorded(model: Any) -> None:
+def record_graphs(model: Any) -> None:
     """Record the forwards of a model as CUDA graphs if its layers are fused."""
     if isinstance(model, FusedStack):
         model.record(CudaGraphs(model.device))
 
 
-def tokenizer_of(checkpoint: Checkpoint) -> Any:
+def load_tokenizer(checkpoint: Checkpoint) -> Any:
     """Load the transformers tokenizer; add the default chat template if it has none.
 
     Raises:
@@ -491,7 +493,7 @@ def tokenizer_of(checkpoint: Checkpoint) -> Any:
     return tokenizer
 
 
-def readable(read: Callable[[Path], _T], checkpoint: Checkpoint | HeadFiles) -> _T:
+def read_checkpoint(read: Callable[[Path], _T], checkpoint: Checkpoint | HeadFiles) -> _T:
     """Return the result of `read` for the folder of a checkpoint, which may contain anything.
 
     Raises:
@@ -557,7 +559,7 @@ def _check_encoders(decoders: Mapping[str, Decoder], checkpoints: Mapping[str, C
             )
 
 
-def _roles_of(method: Method) -> set[str]:
+def _draft_roles(method: Method) -> set[str]:
     """Return the roles of the models that a method drafts with."""
     return {*method.models(), *(("draft",) if "draft" in method.requirements else ())}
 

@@ -43,22 +43,23 @@ def check_placement(plan: Plan) -> None:
     home = choose_device(plan.config.home)
     check_threads(plan.config.threads)
     if plan.parallel:
-        placement(plan, home)
+        make_placement(plan, home)
 
 
-def check_threads(asked: int | None) -> None:
+def check_threads(threads: int | None) -> None:
     """Raise EnvironmentFault if the run uses more threads than this machine has processors.
 
     Such threads wait for each other, and OpenMP ends the program if it cannot start them.
     """
     n_cpus = os.cpu_count() or 1
-    if asked is not None and asked > n_cpus:
+    if threads is not None and threads > n_cpus:
         raise EnvironmentFault(
-            f"--threads {asked}: this machine's processors are {n_cpus}", hint=f"--threads {n_cpus}"
+            f"--threads {threads}: this machine's processors are {n_cpus}",
+            hint=f"--threads {n_cpus}",
         )
 
 
-def placement(plan: Plan, home: torch.device) -> Placement:
+def make_placement(plan: Plan, home: torch.device) -> Placement:
     """Return the placement of a run: as configured, or by default two halves of the cores, or two
     streams of a GPU.
 
@@ -95,8 +96,8 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def _place_on_cores(asked: Mapping[str, str] | None) -> Placement:
-    cores_by_role = {role: cores_of(place) for role, place in (asked or {}).items()}
+def _place_on_cores(devices: Mapping[str, str] | None) -> Placement:
+    cores_by_role = {role: cores_of(place) for role, place in (devices or {}).items()}
     places = {role: CorePlacement(cores) for role, cores in cores_by_role.items()}
     default = dict(zip(ROLES, split_cores(), strict=True))
     allowed = {core for place in default.values() for core in place.cores}

@@ -32,7 +32,7 @@ class PreparedRun:
     memory: Mapping[str, Any] | None
 
 
-def prepare(config: RunConfig, *, fetch: bool) -> PreparedRun:
+def prepare_run(config: RunConfig, *, fetch: bool) -> PreparedRun:
     """Plan a new run. Add missing controls, and remove methods that cannot run here.
 
     Args:
@@ -43,24 +43,24 @@ def prepare(config: RunConfig, *, fetch: bool) -> PreparedRun:
     config = add_controls(config)
     memory = None
     if config.memory_budget is not None:
-        from specbench_cli.measure.memory_budget import within
+        from specbench_cli.measure.memory_budget import fit_to_budget
 
-        config, memory = within(config)
-    return PreparedRun(*planned(config), left_out, memory)
+        config, memory = fit_to_budget(config)
+    return PreparedRun(*plan_run(config), left_out, memory)
 
 
-def dry(config: RunConfig) -> tuple[Plan, dict[str, Any]]:
+def plan_dry_run(config: RunConfig) -> tuple[Plan, dict[str, Any]]:
     """Return the plan of a run that is not started, and its facts.
 
     The facts include the methods that cannot run here.
     """
-    made = prepare(config, fetch=False)
+    made = prepare_run(config, fetch=False)
     beside = {"left_out": left_out_notes(made.left_out), "memory_budget": made.memory}
-    told = facts(made.plan, made.tuning)
+    told = plan_facts(made.plan, made.tuning)
     return made.plan, {**told, **{name: each for name, each in beside.items() if each}}
 
 
-def planned(config: RunConfig) -> tuple[Plan, Tuning | None]:
+def plan_run(config: RunConfig) -> tuple[Plan, Tuning | None]:
     """Return the plan of a run, and of the tuning before it if it is tuned; see `make_plan`."""
     _check_plugins(config)
     plan = make_plan(config)
@@ -75,7 +75,7 @@ def _check_plugins(config: RunConfig) -> None:
         check_plugins(config)
 
 
-def facts(plan: Plan, tuning: Tuning | None) -> dict[str, Any]:
+def plan_facts(plan: Plan, tuning: Tuning | None) -> dict[str, Any]:
     """Return the plan for a person or a program to read."""
     if tuning is None:
         return plan.facts()

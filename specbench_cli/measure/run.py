@@ -14,9 +14,15 @@ from specbench_cli.errors import ConcurrentWriteError, SpecbenchError, UsageErro
 from specbench_cli.files import refuse_link
 from specbench_cli.measure.isolation.plugin_process import end_plugin_processes
 from specbench_cli.measure.local import measure_repeat
-from specbench_cli.measure.manifest import is_machine_key, manifest, now, program, rows
+from specbench_cli.measure.manifest import (
+    build_manifest,
+    is_machine_key,
+    method_entries,
+    program_facts,
+    utc_now,
+)
 from specbench_cli.measure.memory import free_memory
-from specbench_cli.measure.planning import facts, left_out_notes, planned, prepare
+from specbench_cli.measure.planning import left_out_notes, plan_facts, plan_run, prepare_run
 from specbench_cli.measure.quiet import is_noisy
 from specbench_cli.measure.redaction import redact_paths
 from specbench_cli.measure.repeat_process import TUNING, run_repeat
@@ -41,17 +47,17 @@ _TUNING = 0
 """The number of the repeat that chooses parameters."""
 
 
-def start(
+def start_run(
     config: RunConfig, sources: Mapping[str, str], out: Path | None, view: RunView
 ) -> tuple[Plan, RunDir]:
     """Plan a new run and create its folder. If this fails, nothing is left behind."""
     from specbench_cli.measure.placement import check_placement
 
-    prepared = prepare(config, fetch=True)
+    prepared = prepare_run(config, fetch=True)
     plan = prepared.plan
     if config.executor == "local":  # with other executors, workers check their machines
         check_placement(plan)
-    view.planned(facts(plan, prepared.tuning))
+    view.planned(plan_facts(plan, prepared.tuning))
     for words in (
         *plan.missing,
         *left_out_notes(prepared.left_out),
@@ -61,7 +67,7 @@ def start(
     names = "-".join(task.name for task in plan.tasks)
     path = out or new_path(names, plan.config.model_dump(mode="json"))
     why = {label: redact_paths(words) for label, words in prepared.left_out.items()}
-    told = {**manifest(plan, sources), "left_out": why, "memory_budget": prepared.memory}
+    told = {**build_manifest(plan, sources), "left_out": why, "memory_budget": prepared.memory}
     run_dir = RunDir.create(path, told, order=plan.config.model_dump_json())
     # The user started this run, so resuming it needs no further permission.
     permission.permit(permission.requests(config, path / ORDER))
@@ -125,11 +131,11 @@ def _plan_again(run_dir: RunDir, view: RunView, force: bool, *, part: bool) -> P
     run_dir.order = config.model_dump_json()
     if not part:  # the parent process has already checked
         check_plugin_permission(run_dir, config, force)
-    first, tuning = planned(config)
+    first, tuning = plan_run(config)
     plan = tune.tuned(first, run_dir.manifest)
-    view.planned(facts(plan, tuning))
+    view.planned(plan_facts(plan, tuning))
     answered = run_dir.answered()  # report a damaged record before changing anything
-    begun, going_on = run_dir.manifest.get("program", {}), program(first)
+    begun, going_on = run_dir.manifest.get("program", {}), program_facts(first)
     theirs: dict[str, str] = {}
     if config.executor != "local":  # workers check the facts about their machines
         theirs = {key: word for key, word in begun.items() if is_machine_key(key)}
@@ -164,7 +170,7 @@ def permissions_to_resume(path: Path, force: bool) -> list[permission.Permission
     return found
 
 
-def run(
+def measure_run(
     plan: Plan | None,
     run_dir: RunDir,
     view: RunView,
@@ -254,7 +260,7 @@ def _measure_in_processes(
     flags += ["--force"] if force else []
     for number in range(_TUNING if untuned else 1, plan.config.repeats + 1):
         what = TUNING if number == _TUNING else f"pass {number}"
-        view.handed_over()
+        view.hand_over()
         run_repeat(run_dir, number, what, flags, resumable=_has_results(run_dir))
         run_dir.read()
         if plan.is_over(run_dir.manifest.get("dropped") or {}):
@@ -267,7 +273,7 @@ def _finish(plan: Plan, run_dir: RunDir) -> None:
     # Read every record, so that a wrong one is found before the run is marked as finished.
     loud = [record.other_cpu for record in run_dir.records() if is_noisy(record.other_cpu)]
     noisy_kept = plan.config.allow_noise and bool(loud)
-    run_dir.close("finished", finished_utc=now(), noisy=noisy_kept)
+    run_dir.close("finished", finished_utc=utc_now(), noisy=noisy_kept)
     run_dir.forget_order()
 
 
@@ -296,7 +302,7 @@ def _mark_interrupted(
 
 def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> Plan:
     """Measure the missing outputs of a tuning in its folder. Return the plan with its choices."""
-    plan, tuning = planned(load_resume_config(run_dir.path))
+    plan, tuning = plan_run(load_resume_config(run_dir.path))
     assert tuning is not None
     tuning_plan = tune.tuning_plan(plan, tuning)
     path = run_dir.path / tune.FOLDER
@@ -307,7 +313,7 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
         check_planned(tuning_plan, trial, trial.answered())
         trial.mark_running()
     else:
-        trial = RunDir.create(path, manifest(tuning_plan, {}))
+        trial = RunDir.create(path, build_manifest(tuning_plan, {}))
         trial.share_lock_of(run_dir)
     view.note(
         f"tuning: {len(tuning_plan.method_runs)} candidates of {len(plan.method_runs)} rows on"
@@ -324,7 +330,7 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
         raise
     free_memory()
     check_complete(tuning_plan, trial, resumed=run_dir.path)
-    trial.close("finished", finished_utc=now())
+    trial.close("finished", finished_utc=utc_now())
     models = {**trial.manifest["models"], **trial.manifest["heads"]}
     weights = {name.partition(" ")[0]: held["weight_bytes"] for name, held in models.items()}
     choices = tune.choose(tuning, list(trial.records()), plan.config.tune_by, weights)
@@ -332,7 +338,7 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
     chosen = tune.tuned(plan, {"tuning": found})
     run_dir.update(
         tuning=found,
-        rows=rows(chosen),
+        rows=method_entries(chosen),
         step_costs=trial.manifest.get("step_costs"),  # the run uses the costs of its tuning
     )
     return chosen

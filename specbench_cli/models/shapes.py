@@ -53,7 +53,7 @@ class ModelShape(BaseModel):
     source: str = Field(pattern="^(https://|made$)")
 
     @model_validator(mode="after")
-    def _can_be(self) -> ModelShape:
+    def _check_consistency(self) -> ModelShape:
         if self.heads % self.kv_heads or self.chosen > self.experts:
             raise ValueError("heads must be a multiple of kv_heads, and chosen at most experts")
         if (self.experts > 1) != (self.family in ("mixtral", "qwen3_moe")):

@@ -31,10 +31,10 @@ from specbench_cli.config.problems import did_you_mean, listed, shown
 from specbench_cli.errors import UsageError
 from specbench_cli.measure.costs import (
     BatchCost,
+    CostCurve,
     CostPoint,
     Costs,
     CostSetup,
-    Curve,
     HostCost,
     ProbeNoise,
 )
@@ -321,11 +321,11 @@ class Roofline:
             else BatchCost(most=together, beside=beside, step=0, sequence=0, draft=0, node=0),
         )
 
-    def _curve(self, role: str) -> Curve:
+    def _curve(self, role: str) -> CostCurve:
         """Return the points of a model. One context is enough if the roofline fixes the context."""
         contexts = CONTEXTS if self.context is None else (self.context,)
         lengths = ROWS if self.context is None else (self.context,)
-        return Curve(
+        return CostCurve(
             forwards=tuple(
                 CostPoint(n_tokens=n, context=at, ns=self.ns(role, n, at), spread=0, samples=1)
                 for at in contexts

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from specbench_cli.config.problems import shown
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.files import refuse_link
-from specbench_cli.report.reading import read
+from specbench_cli.report.report_data import read_report_data
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.summary.metrics import MethodSummary
 
@@ -50,7 +50,7 @@ def track(run: RunDir, folder: Path, tracker: str) -> list[str]:
     """
     for place in (folder / tracker, folder / tracker / "mlflow.db"):
         refuse_link(place)
-    rows = read(run).summary.rows
+    rows = read_report_data(run).summary.rows
     return TRACKERS[tracker](run, rows, folder / tracker)
 
 

@@ -467,7 +467,7 @@ class RunDir:
             order.check(number, record.key, shared_facts(record))
             yield record
 
-    def each(self, make: Callable[[Record], T]) -> Iterator[T]:
+    def map_records(self, make: Callable[[Record], T]) -> Iterator[T]:
         """Return the results of a function for every record, in the order written.
 
         Several processes read a large file.

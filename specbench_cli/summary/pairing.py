@@ -17,7 +17,7 @@ Measure = Callable[[Record], tuple[int | None, int | None]]
 A value is None if the method does not report it.
 """
 
-Loss = Literal["void", "failed"]
+UntimedReason = Literal["void", "failed"]
 
 
 def total_time(record: Record) -> tuple[int | None, int | None]:
@@ -87,7 +87,7 @@ def process_number(pass_: int) -> int:
     return pass_ % PASSES_APART
 
 
-def untimed_reason(record: Record) -> Loss | None:
+def untimed_reason(record: Record) -> UntimedReason | None:
     """Return the reason why a record has no trusted time; None if it has one."""
     if record.error is not None:
         return "failed"

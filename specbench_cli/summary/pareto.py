@@ -84,10 +84,12 @@ def parameter_columns(sweep: Sweep) -> tuple[Column[MethodSummary], ...]:
     return metrics.table(
         "label",
         *map(_parameter, sweep.params),
-        *("mat", "acceptance_rate", "speedup", metrics.INTERVAL, metrics.LOST),
+        *("mat", "acceptance_rate", "speedup", metrics.INTERVAL, metrics.ACCURACY_LOSS),
         *(metrics.OVER_RANDOM, "n_scored", "ms_per_token_p50", "discard_rate"),
         "verification_rate",
-        metrics.words("Pareto front", "front", lambda row: "yes" if row.label in front else NONE),
+        metrics.text_column(
+            "Pareto front", "front", lambda row: "yes" if row.label in front else NONE
+        ),
     )
 
 

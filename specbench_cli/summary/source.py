@@ -29,7 +29,7 @@ class RecordSource(Protocol):
         """
         ...
 
-    def each(self, make: Callable[[Record], T]) -> Iterator[T]:
+    def map_records(self, make: Callable[[Record], T]) -> Iterator[T]:
         """Return the results of a function, at the top level of a module, for every record."""
         ...
 

@@ -90,7 +90,7 @@ def load_task(name_or_path: str) -> Task:
             rows = data if source.member is None else read_zip_member(data, source.member)
             questions += read_questions(rows, card, source, label)
         except UnreadableFile as fault:
-            raise _damaged(label, fault, bare, source) from fault
+            raise _make_file_error(label, fault, bare, source) from fault
     held = len(questions) // card.samples
     if card.rows not in (None, held):
         files = " and ".join(dict.fromkeys(source.file for source in card.sources))
@@ -129,7 +129,7 @@ def select_questions(questions: Sequence[Question], categories: Sequence[str]) -
     return [q for q in questions if q.category in wanted or q.family in wanted]
 
 
-def _damaged(
+def _make_file_error(
     label: str, fault: UnreadableFile, bare: bool, source: DatasetSource
 ) -> SpecbenchError:
     """Return a usage error for a file of the user, or an error for a damaged data set."""
@@ -155,7 +155,7 @@ def _find(name_or_path: str) -> tuple[DatasetConfig, Path]:
     if is_card or is_rows:
         if not _is_file(path):
             raise UsageError(f"no such task file: {name_or_path}", "specbench list tasks")
-        return (read_dataset_config(path) if is_card else _own_card(path)), path
+        return (read_dataset_config(path) if is_card else _make_config(path)), path
     if (what := _describe_unreadable(path)) is not None:
         raise UsageError(
             f"{name_or_path} is {what}, which holds no questions that can be read",
@@ -187,7 +187,7 @@ def _describe_unreadable(path: Path) -> str | None:
         return None
 
 
-def _own_card(path: Path) -> DatasetConfig:
+def _make_config(path: Path) -> DatasetConfig:
     """Return the card of a file of questions without YAML; its name is the file name."""
     try:
         return DatasetConfig(

@@ -345,9 +345,9 @@ def test_shares_and_equivalents_are_those_counted_by_hand(self_draft, tmp_path):
         {"methods": rows, "plugins": [str(FILE)], "limit": 1, "max_new_tokens": 12,
          "isolation": "none", "allow_noise": True, "threads": 1}
     )  # fmt: skip
-    plan, run_dir = execute.start(config, {}, tmp_path / "run", Silent())
+    plan, run_dir = execute.start_run(config, {}, tmp_path / "run", Silent())
     # Its one pass here: one of a run with workers is a process of its own, which this is not about.
-    run = RunDir.open(execute.run(plan, run_dir, Silent(), only_pass=1).run_dir)
+    run = RunDir.open(execute.measure_run(plan, run_dir, Silent(), only_pass=1).run_dir)
     part, head = read_by(target, 3), read_by(target, 0)
     records = list(run.records())
     for record in records:
@@ -376,7 +376,7 @@ def test_shares_and_equivalents_are_those_counted_by_hand(self_draft, tmp_path):
     own = [record for record in records if record.label == "keep False"]
     work = sum(r.target_equivalents for r in own) / sum(r.n_tokens for r in own)
     assert found["keep False"].work == pytest.approx(work)
-    printed = run_text(summary, Facts.of(run.manifest))
+    printed = run_text(summary, Facts.from_manifest(run.manifest))
     assert "accepted work tok/s" in " ".join(printed.split())
     assert f" {work:.2f} " in printed
     assert " work: target forwards a token, parts of one" in printed

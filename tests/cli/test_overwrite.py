@@ -29,8 +29,8 @@ def made(tmp_path_factory):
     config = RunConfig(
         methods=["vanilla", "pld"], limit=1, max_new_tokens=8, allow_noise=True, judge="sample"
     )
-    plan, run_dir = execute.start(config, {}, folder, RunProgress())
-    execute.run(plan, run_dir, RunProgress(), fresh=True)
+    plan, run_dir = execute.start_run(config, {}, folder, RunProgress())
+    execute.measure_run(plan, run_dir, RunProgress(), fresh=True)
     return folder
 
 

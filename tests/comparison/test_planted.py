@@ -19,7 +19,7 @@ from specbench_cli.judge import verdict
 from specbench_cli.judge.tolerance import Tolerance
 from specbench_cli.measure import repeat, stored_outputs, warm_up
 from specbench_cli.measure.bench import Bench
-from specbench_cli.measure.manifest import manifest
+from specbench_cli.measure.manifest import build_manifest
 from specbench_cli.plan.plan import make_plan
 from specbench_cli.store.run_dir import RunDir
 from tests.audit.faults.engine import likelier_stands
@@ -46,8 +46,8 @@ def run(tmp_path_factory):
 
         def made(planted=None, rule="greedy"):
             folder = tmp_path_factory.mktemp("made") / "run"
-            run_dir = RunDir.create(folder, manifest(plans[rule], {}))
-            run_dir.update(models=bench.models(), heads=bench.heads())
+            run_dir = RunDir.create(folder, build_manifest(plans[rule], {}))
+            run_dir.update(models=bench.model_entries(), heads=bench.head_entries())
             with planted or nullcontext():
                 repeat.Repeat(
                     plans[rule], bench, run_dir, stored_outputs.StoredOutputs(), Silent()

@@ -17,7 +17,7 @@ from subjects import Subject
 from specbench_cli import output
 from specbench_cli.comparison.pages import junit, markdown
 from specbench_cli.errors import LONGEST_TEXT, on_one_line, truncate
-from specbench_cli.report.html.writer import embedded
+from specbench_cli.report.html.writer import embed_json
 from specbench_cli.report.markdown_table import fenced, inline, table
 from specbench_cli.report.paper.tex import escape
 
@@ -80,7 +80,7 @@ class Sinks(Subject):
             "a code block": fenced(text),
             "a comparison": markdown.code(text),
             "LaTeX": str(escape(text)),
-            "a page's data": str(embedded({text: text})),
+            "a page's data": str(embed_json({text: text})),
             "JUnit": junit._escape_illegal(text),
             "a CSV cell": str(output.escape_formula(text)),
         }

@@ -19,7 +19,7 @@ from specbench_cli.judge.verdict import (
     OutputJudge,
     cut_bounds,
     ends_correctly,
-    is_judged,
+    requires_same_tokens,
 )
 from specbench_cli.store.schema import Verdict
 
@@ -331,7 +331,7 @@ def test_the_manifest_learns_the_tolerance_once_it_was_needed(module):
     ],
 )
 def test_only_promised_tokens_are_judged(guarantee, rule, judged):
-    assert is_judged(guarantee, rule) is judged
+    assert requires_same_tokens(guarantee, rule) is judged
 
 
 # ---- under a processor --------------------------------------------------------------------------

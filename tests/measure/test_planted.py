@@ -35,12 +35,12 @@ from specbench_cli.engine.verify import ranking
 from specbench_cli.engine.verify import sampling as distribution
 from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.judge import verdict
-from specbench_cli.judge.broken import broken, surprise
+from specbench_cli.judge.broken import compute_likelihood_deviation, find_broken_methods
 from specbench_cli.judge.oracle import Oracle
 from specbench_cli.judge.tolerance import measure_tolerance
 from specbench_cli.measure import repeat, stored_outputs, warm_up
 from specbench_cli.measure.bench import Bench
-from specbench_cli.measure.manifest import manifest
+from specbench_cli.measure.manifest import build_manifest
 from specbench_cli.measure.result import exit_code
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan, make_plan
@@ -63,7 +63,7 @@ class Found:
     def __init__(self, path):
         self.path, run = path, RunDir.open(path)
         self.manifest, self.records = run.manifest, list(run.records())
-        self.whys = broken(self.records, run.manifest, lambda *_: None)
+        self.whys = find_broken_methods(self.records, run.manifest, lambda *_: None)
         self.errors = {r.label: r.error for r in self.records if r.error is not None}
         self.bad = exit_code(self.records, run.manifest) == ExitCode.BAD_ANSWER
 
@@ -108,13 +108,15 @@ def run(tmp_path_factory):
                     plan,
                     method_runs=(plan.method_runs[0], MethodRun.of("faulty", "faulty", method, {})),
                 )
-            run_dir = RunDir.create(tmp_path_factory.mktemp("made") / "run", manifest(plan, {}))
+            run_dir = RunDir.create(
+                tmp_path_factory.mktemp("made") / "run", build_manifest(plan, {})
+            )
             with planted or nullcontext():
                 made_by = repeat.Repeat(
                     plan, bench, run_dir, stored_outputs.StoredOutputs(), Silent()
                 )
                 made_by.run(1)
-                run_dir.update(near_ties=made_by.near_ties(), tolerance=made_by.judge.facts())
+                run_dir.update(near_ties=made_by.find_near_ties(), tolerance=made_by.judge.facts())
             run_dir.close("finished")
             return Found(run_dir.path)
 
@@ -287,7 +289,7 @@ def test_a_method_that_forgets_top_p_in_half_precision_is_found(run):
 
 
 def deviations(found):
-    return {label: surprise(found.of(label)) for label in ("vanilla", "faulty")}
+    return {label: compute_likelihood_deviation(found.of(label)) for label in ("vanilla", "faulty")}
 
 
 @pytest.mark.parametrize("method", [DrawsFromTen, ColderThanTold])

@@ -31,7 +31,7 @@ from specbench_cli.measure.probe import (
     _scale_host_cost,
     _trimmed_mean,
 )
-from specbench_cli.measure.probe_rounds import NEW_TOKENS, PROMPT
+from specbench_cli.measure.probe_rounds import NEW_TOKENS, PROMPT_LENGTH
 from specbench_cli.measure.quiet import MeasurementWindows
 
 STEP, DRAFT, NODE = 30_000, 2_000, 700
@@ -103,7 +103,7 @@ class TimedTogether(Timed):
         began = self._clock.now
         outs = super().forward_batch(parts)
         rows = sum(part.x.ids.shape[1] for part in parts)
-        context = PROMPT + NEW_TOKENS // 2
+        context = PROMPT_LENGTH + NEW_TOKENS // 2
         self._clock.now = began + self._cost(rows, context) + BESIDE * (len(parts) - 1)
         return outs
 

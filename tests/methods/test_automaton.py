@@ -38,8 +38,8 @@ def grown(text):
 def test_what_follows_a_match_is_behind_its_first_occurrence():
     automaton = grown([1, 2, 3, 1, 2, 4])
     match = automaton.follow(automaton.follow(START, 1), 2)
-    assert match[1] == 2 and automaton.after(match, 2) == [3, 1]
-    assert automaton.after(START, 2) == []
+    assert match[1] == 2 and automaton.get_continuation(match, 2) == [3, 1]
+    assert automaton.get_continuation(START, 2) == []
 
 
 @given(texts, texts)
@@ -52,7 +52,7 @@ def test_a_match_is_the_longest_suffix_that_occurs(text, read):
         assert match[1] == due
         if due:
             first = first_end(text, read[end - due : end])
-            assert automaton.after(match, 5) == text[first : first + 5]
+            assert automaton.get_continuation(match, 5) == text[first : first + 5]
     n = max(1, len(text))
     assert len(automaton._link) <= 2 * n
     assert sum(map(len, automaton._next)) <= 3 * n
@@ -70,7 +70,7 @@ def test_a_token_that_is_looked_up_before_it_is_put_in_does_not_find_itself(text
         automaton.append(token)
         if due:
             first = first_end(text, text[end + 1 - due : end + 1])
-            assert automaton.after(match, 4) == text[first : min(end + 1, first + 4)]
+            assert automaton.get_continuation(match, 4) == text[first : min(end + 1, first + 4)]
 
 
 @given(st.lists(st.tuples(texts, texts), max_size=4))
@@ -91,7 +91,7 @@ def test_a_match_stays_a_match_while_other_texts_come_and_divide_states(turns):
                 string = read[len(read) - due :]
                 own = next(each for each in several if holds(each, string))
                 first = first_end(own, string)
-                assert automaton.after(match, 9) == own[first : first + 9]
+                assert automaton.get_continuation(match, 9) == own[first : first + 9]
             known = known[len(known) - due :]
 
 
@@ -106,7 +106,7 @@ def test_shorter_suffixes_are_taken_while_too_little_comes_behind(text, least):
         return
     behind = {n: len(text) - first_end(text, text[len(text) - n :]) for n in range(1, match[1] + 1)}
     enough = [n for n in behind if behind[n] >= least]
-    found = automaton.after(match, least, least=least)
+    found = automaton.get_continuation(match, least, least=least)
     assert len(found) == (least if enough else max(behind.values()))
 
 
@@ -123,7 +123,7 @@ def test_no_string_goes_on_from_one_text_into_the_next(several, read):
             string = read[end - match[1] : end]
             own = next(text for text in several if holds(text, string))
             first = first_end(own, string)
-            assert automaton.after(match, 9) == own[first : first + 9]
+            assert automaton.get_continuation(match, 9) == own[first : first + 9]
 
 
 @given(texts, texts)

@@ -66,7 +66,7 @@ def test_lru_is_that_of_an_ordered_dict(trace, k):
             held.popitem(last=False)
     policy = Lru()
     assert count_misses(trace, k, policy) == due
-    assert list(policy.held) == list(held)
+    assert list(policy.predictions) == list(held)
 
 
 @given(traces, sizes)
@@ -96,10 +96,10 @@ def test_a_policy_takes_out_a_page_that_it_holds_the_same_in_every_run(name):
     for _ in range(2):
         policy, out = POLICIES[name](), []
         for page in trace:
-            if page not in policy.held and len(policy.held) == 4:
-                before = set(policy.held)
+            if page not in policy.predictions and len(policy.predictions) == 4:
+                before = set(policy.predictions)
                 out.append(policy.evict())
-                assert out[-1] in before and out[-1] not in policy.held
+                assert out[-1] in before and out[-1] not in policy.predictions
             policy.request(page)
         runs.append(out)
     assert runs[0] == runs[1] and runs[0]

@@ -17,7 +17,7 @@ from specbench_cli.audit.models.table import pair
 from specbench_cli.engine.models.head import features
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.training.heads.losses import read_target, unroll
+from specbench_cli.training.heads.losses import run_target, unroll
 from tests.methods.exact import distance_from_target, target_distribution
 
 
@@ -112,7 +112,7 @@ def test_training_drafts_what_decoding_does(family, target, head):
     with torch.no_grad():
         text = torch.tensor([ids])
         slots = torch.tensor([[0, 1, 6]])
-        read = read_target(module, text, (-1,))
+        read = run_target(module, text, (-1,))
         for step, said in enumerate(unroll(head.head, module, text, read, slots, 2 * BLOCK)):
             whole = step // BLOCK * BLOCK
             for place, slot in enumerate(slots[0].tolist()):

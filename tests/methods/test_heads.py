@@ -99,7 +99,7 @@ def made(request, target):
     """A head, what it was made of, and the target's features of TEXT."""
     kind = request.param
     files = grouped(kind.module.random(target, 7).as_loaded(), seed=8)
-    head = kind.of(files, target)
+    head = kind.from_files(files, target)
     return kind, files, head, read(target, head.captured_layers)
 
 
@@ -210,7 +210,7 @@ def test_an_eagle3_head_without_output_matrix_speaks_with_the_targets_rows(targe
     files = Eagle3Head.module.random(target, 1).as_loaded()
     ids = files.tensors["t2d"].nonzero()[:, 0]
     rest = {name: tensor for name, tensor in files.tensors.items() if name != "lm_head.weight"}
-    head = Eagle3Head.of(replace(files, tensors=rest), target)
+    head = Eagle3Head.from_files(replace(files, tensors=rest), target)
     rows = torch.randn(3, target.hidden_size)
     logits, whole = head.unembed(rows), target.unembed(rows)
     torch.testing.assert_close(logits[:, ids], whole[:, ids], **CLOSE)
@@ -222,17 +222,17 @@ def test_an_eagle3_head_may_speak_the_whole_vocabulary(target):
     files = Eagle3Head.module.random(target, 1).as_loaded()
     kept = {k: v for k, v in files.tensors.items() if k not in ("d2t", "t2d", "lm_head.weight")}
     rows = torch.randn(3, target.hidden_size)
-    head = Eagle3Head.of(replace(files, tensors=kept), target)
+    head = Eagle3Head.from_files(replace(files, tensors=kept), target)
     assert torch.equal(head.unembed(rows), target.unembed(rows))
     matrix = torch.randn(target.vocab_size, target.hidden_size)
-    head = Eagle3Head.of(replace(files, tensors=kept | {"lm_head.weight": matrix}), target)
+    head = Eagle3Head.from_files(replace(files, tensors=kept | {"lm_head.weight": matrix}), target)
     torch.testing.assert_close(head.unembed(rows), rows @ matrix.T, **CLOSE)
 
 
 def test_norm_before_residual_puts_the_normed_features_on_the_residual_stream(target):
     files = grouped(Eagle3Head.module.random(target, 1).as_loaded(), seed=2)
     given = files.tensors
-    head = Eagle3Head.of(replace(files, config={"norm_before_residual": True}), target)
+    head = Eagle3Head.from_files(replace(files, config={"norm_before_residual": True}), target)
     rows = read(target, head.captured_layers)
     out = head.forward(all_slots(head, rows), head.new_state(32), logits_at="all")
     g = rms(rows[:-1] @ given["fc.weight"].T, given["hnorm.weight"])
@@ -249,8 +249,10 @@ def test_d2t_is_an_offset_and_t2d_its_mask(target):
     assert mask.nonzero()[:, 0].tolist() == ids
     only_mask = {name: tensor for name, tensor in files.tensors.items() if name != "d2t"}
     rows = torch.randn(3, target.hidden_size)
-    both = Eagle3Head.of(files, target).unembed(rows)
-    assert torch.equal(both, Eagle3Head.of(replace(files, tensors=only_mask), target).unembed(rows))
+    both = Eagle3Head.from_files(files, target).unembed(rows)
+    assert torch.equal(
+        both, Eagle3Head.from_files(replace(files, tensors=only_mask), target).unembed(rows)
+    )
 
 
 def test_official_captured_layers_are_the_rows_that_enter_layers_2_half_and_three_from_the_end():
@@ -270,20 +272,20 @@ def test_official_captured_layers_are_the_rows_that_enter_layers_2_half_and_thre
 )
 def test_the_config_may_name_the_layers_to_read(config, captured_layers):
     files = LoadedHead("a head", {}, HeadShape(4, 4, 1, 1, 4), config=config)
-    assert files.captured_layers(8) == captured_layers
+    assert files.find_captured_layers(8) == captured_layers
 
 
 def test_layers_that_the_target_lacks_are_refused():
     config = {"eagle_aux_hidden_state_layer_ids": [0, 4, 6]}
     files = LoadedHead("a head", {}, HeadShape(4, 4, 1, 1, 4), config=config)
     with pytest.raises(EnvironmentFault, match=r"a head reads .* \[-1, 3, 5\] .* target has 8"):
-        files.captured_layers(8)
+        files.find_captured_layers(8)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
 def test_a_head_of_another_width_is_refused(target, family, kind):
     with pytest.raises(EnvironmentFault, match="head: fc is"):
-        kind.of(kind.module.random(family.decoders["far"], 1).as_loaded(), target)
+        kind.from_files(kind.module.random(family.decoders["far"], 1).as_loaded(), target)
 
 
 def test_another_vocabulary_is_refused(target):
@@ -294,10 +296,10 @@ def test_another_vocabulary_is_refused(target):
         {"t2d": ~files.tensors["t2d"]},
     ):
         with pytest.raises(EnvironmentFault, match="head: d2t"):
-            Eagle3Head.of(replace(files, tensors={**files.tensors, **change}), target)
+            Eagle3Head.from_files(replace(files, tensors={**files.tensors, **change}), target)
     kept = {k: v for k, v in files.tensors.items() if k not in ("d2t", "t2d")}
     with pytest.raises(EnvironmentFault, match="neither d2t nor t2d"):
-        Eagle3Head.of(replace(files, tensors=kept), target)
+        Eagle3Head.from_files(replace(files, tensors=kept), target)
 
 
 def test_features_of_no_known_width_are_refused(target):

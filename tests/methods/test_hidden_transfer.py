@@ -21,7 +21,7 @@ from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
 from specbench_cli.training.heads.build import TorchTarget
-from specbench_cli.training.heads.losses import read_target, unroll
+from specbench_cli.training.heads.losses import run_target, unroll
 
 
 def stirred(target, **sizes):
@@ -102,7 +102,7 @@ def test_training_sends_the_same_rows_as_decoding(family, head):
     own = stirred(TorchTarget(module))
     with torch.no_grad():
         text = torch.tensor([ids])
-        read = read_target(module, text, own.captured_layers)
+        read = run_target(module, text, own.captured_layers)
         slots = torch.tensor([[2, len(ids) - 3]])
         steps = list(unroll(own, module, text, read, slots, 5))
         assert len(steps) == 3

@@ -188,7 +188,7 @@ def test_equal_weights_in_every_layout_make_the_same_head(tmp_path, target, made
     kind = WRITERS[writer]
     folder = written(tmp_path / "head", *writer(made[kind], target))
     loaded = kind.load(folder, {"target": target})
-    plain = kind.of(made[kind], target)
+    plain = kind.from_files(made[kind], target)
     torch.testing.assert_close(logits(loaded), logits(plain), rtol=1e-5, atol=1e-5)
     assert (loaded.captured_layers, loaded.weight_bytes) == (
         plain.captured_layers,
@@ -210,7 +210,7 @@ def test_shards_are_read_like_one_file(tmp_path, target, made, writer):
         where |= dict.fromkeys(names, shard)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
     loaded = kind.load(folder, {"target": target})
-    torch.testing.assert_close(logits(loaded), logits(kind.of(made[kind], target)))
+    torch.testing.assert_close(logits(loaded), logits(kind.from_files(made[kind], target)))
 
 
 SERVED = pytest.mark.parametrize("writer", [eagle3_specforge, eagle3_speculators])
@@ -408,7 +408,9 @@ def test_that_command_converts_it(pickled, tmp_path, target, made):
     assert app._run(asked) == ExitCode.USAGE and not out.exists()
     assert app._run([*asked, "--unpickle"]) == ExitCode.OK
     loaded = EagleHead.load(out, {"target": target})
-    torch.testing.assert_close(logits(loaded), logits(EagleHead.of(made[EagleHead], target)))
+    torch.testing.assert_close(
+        logits(loaded), logits(EagleHead.from_files(made[EagleHead], target))
+    )
     assert read_head(out, "eagle", EagleHead.module.layouts).config["bias"] is False
 
 
@@ -439,4 +441,4 @@ def test_a_tensor_that_a_kind_of_head_does_not_compute_is_refused(target, made, 
     files = made[EagleHead]
     tensors = {**files.tensors, name: torch.ones(32)}
     with pytest.raises(EnvironmentFault, match=f"{name} has no place"):
-        EagleHead.of(replace(files, tensors=tensors), target)
+        EagleHead.from_files(replace(files, tensors=tensors), target)

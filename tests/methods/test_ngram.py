@@ -110,7 +110,7 @@ def test_a_frequent_token_of_the_shorter_context_can_beat_a_rare_one_of_the_long
 def test_where_every_token_was_seen_nothing_is_discounted():
     model = counted([0, 1, 1, 0, 1], order=1, vocab=2)
     assert model.distribution([]) == [0.4, 0.6]
-    assert list(model.ranked([])) == [(1, 0.6), (0, 0.4)]
+    assert list(model.rank_tokens([])) == [(1, 0.6), (0, 0.4)]
 
 
 def test_counting_is_incremental_and_in_order():

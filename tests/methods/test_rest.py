@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from methods.rest.datastore import Datastore, write
-from methods.rest.method import Rest, RestParams, heaviest
+from methods.rest.method import Rest, RestParams, select_heaviest
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import EnvironmentFault
 
@@ -56,7 +56,7 @@ def retrieved(texts, text, params, limit):
 @settings(max_examples=150, deadline=None)
 def test_the_tree_is_the_most_frequent_prefixes_shorter_ones_first(ways, nodes):
     rows = np.asarray(sorted([*way, *[END] * (5 - len(way))] for way in ways))
-    tokens, parents = heaviest(rows, END, nodes)
+    tokens, parents = select_heaviest(rows, END, nodes)
     counts = prefixes(ways)
     assert all(parent < at for at, parent in enumerate(parents))
     due = sorted(counts, key=lambda way: (-counts[way], len(way), way))[:nodes]

@@ -8,13 +8,19 @@ import torch
 from safetensors.torch import save_file
 
 from methods.specee.method import SpecEE, SpecEEParams
-from methods.specee.predictors import ExitPredictors, choose_layers, seen
-from methods.specee.training import EarlyLogits, always, collect_checks, fit, schedule
+from methods.specee.predictors import ExitPredictors, choose_layers, make_predictor_input
+from methods.specee.training import (
+    EarlyLogits,
+    choose_offline_layers,
+    collect_checks,
+    fit,
+    schedule_checks,
+)
 from methods.vanilla import Vanilla
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.store.schema import LOSSLESS
-from specbench_cli.training.heads.exits import export, read
+from specbench_cli.training.heads.exits import collect_logits, export
 
 SAMPLINGS = [Sampling(), Sampling("coupled", 0.8, top_k=24, seed=3), Sampling("rejection", 0.8)]
 EACH = pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda each: each.rule)
@@ -169,9 +175,9 @@ def test_recent_exits_are_looked_at_once_there_are_enough():
 
 
 def test_change_is_since_the_layer_that_was_looked_at_before():
-    first, local = seen(torch.tensor([1.0, 2.0]), None)
+    first, local = make_predictor_input(torch.tensor([1.0, 2.0]), None)
     assert torch.equal(first[2:4], first[4:]) and torch.equal(local, first[2:4])
-    second, _ = seen(torch.tensor([2.0, 1.0]), local)
+    second, _ = make_predictor_input(torch.tensor([2.0, 1.0]), local)
     assert torch.allclose(second[4:], second[2:4] - local) and second[4] > 0
 
 
@@ -202,18 +208,18 @@ def test_what_can_be_told_is_learnt():
 def test_layers_that_are_always_looked_at_are_those_of_most_first_exits():
     right = torch.tensor([[0, 1, 1], [0, 1, 0], [1, 1, 1], [0, 0, 1], [0, 0, 0]]).bool()
     early_logits = EarlyLogits(torch.zeros(5, 3, 4), right, torch.ones_like(right), torch.zeros(5))
-    assert always(early_logits) == (2,)
+    assert choose_offline_layers(early_logits) == (2,)
     early_logits = EarlyLogits(
         early_logits.logits, right, torch.tensor([[1, 0, 1]] * 5).bool(), early_logits.question
     )
-    assert always(early_logits) == (3,)
+    assert choose_offline_layers(early_logits) == (3,)
 
 
 def test_training_looks_where_decoding_does():
     right = torch.tensor([[0, 0, 1, 0, 0, 0, 0]] * 8).bool()
     question = torch.tensor([0] * 7 + [1])
     early_logits = EarlyLogits(torch.zeros(8, 7, 4), right, torch.ones_like(right), question)
-    planned = schedule(early_logits, (3,))
+    planned = schedule_checks(early_logits, (3,))
     assert planned == [[3]] * 5 + [[1, 3, 5]] * 2 + [[3]]  # a new answer knows no exits
     looks = collect_checks(early_logits, planned)
     assert looks.layer.tolist() == [3] * 5 + [1, 3, 5] * 2 + [3]
@@ -226,8 +232,8 @@ def test_without_a_layer_that_is_ever_right_nothing_is_trained():
         fit(
             EarlyLogits(
                 early_logits.logits,
-                torch.zeros_like(early_logits.right),
-                early_logits.taken,
+                torch.zeros_like(early_logits.correct),
+                early_logits.is_candidate,
                 early_logits.question,
             )
         )
@@ -236,7 +242,7 @@ def test_without_a_layer_that_is_ever_right_nothing_is_trained():
 def test_what_is_read_is_what_the_layers_say(family):
     target, near = family.decoders["target"], family.decoders["near"]
     prompts = [family.prompts[9], family.prompts[11]]
-    early_logits = read(target, near, prompts, frozenset())
+    early_logits = collect_logits(target, near, prompts, frozenset())
     n = len(early_logits.question) // 2
     assert (
         early_logits.logits.shape == (2 * n, 1, 4)
@@ -249,7 +255,7 @@ def test_what_is_read_is_what_the_layers_say(family):
     left = module(torch.tensor([text]), output_hidden_states=True).hidden_states[1][0]
     said = target.unembed(target.norm(left))[len(prompts[0]) : -1].argmax(-1)
     own = torch.tensor(text[len(prompts[0]) + 1 :])
-    assert early_logits.right[:n, 0].tolist() == (said == own).tolist()
+    assert early_logits.correct[:n, 0].tolist() == (said == own).tolist()
 
 
 def test_training_writes_through_no_link(tmp_path):
@@ -277,7 +283,10 @@ def test_what_training_wrote_is_read(tmp_path, family):
 def one_layer():
     early_logits = planted(300, layers=2)
     return EarlyLogits(
-        *(each[:, 1:] for each in (early_logits.logits, early_logits.right, early_logits.taken)),
+        *(
+            each[:, 1:]
+            for each in (early_logits.logits, early_logits.correct, early_logits.is_candidate)
+        ),
         early_logits.question,
     )
 

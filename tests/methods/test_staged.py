@@ -269,7 +269,7 @@ def test_counts_are_of_what_the_draft_generates_and_not_of_the_text():
     assert seen
     for context, after in model._after.items():
         if len(context) == 2:  # the tables' whole context: the draft has one choice there
-            assert list(after.of) == [int(DRAFT[context].argmax())]
+            assert list(after.counts) == [int(DRAFT[context].argmax())]
 
 
 # ---- distributions

@@ -180,10 +180,10 @@ def test_a_match_whose_limit_is_a_whole_number_but_for_rounding_drafts_all_of_it
 def test_memory_is_bounded_and_the_oldest_output_goes_first():
     memory = {}
     serve(memory, [[1, 2, 3], [4, 5, 6], [7, 8, 9]], memory=6)
-    assert memory["outputs"].held == 6
+    assert memory["outputs"].num_tokens == 6
     assert [propose([token], kept=memory) for token in (1, 4, 7)] == [[], [5], [8]]
     serve(memory, [[1, 2, 3]], memory=0)
-    assert memory["outputs"].held == 0
+    assert memory["outputs"].num_tokens == 0
 
 
 def test_a_tree_holds_several_continuations():
@@ -209,4 +209,4 @@ def test_sequences_of_a_batch_share_what_ended_and_keep_their_own_text(
         for i, each in enumerate(batch.sessions):
             assert list(each.output()) == plain(i, sampling).ids[: 10 + 5 * i]
     assert sum(len(step.outcome.path) for step in steps) > 0
-    assert memory["outputs"].held <= 40
+    assert memory["outputs"].num_tokens <= 40

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from methods.suffix.tree import Point, SuffixTree
+from methods.suffix.tree import SuffixTree, TreePosition
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=24)
 
@@ -53,20 +53,20 @@ def held(tree, longest, vocab=3):
 @pytest.mark.smoke
 def test_the_end_of_the_text_counts_among_its_occurrences_and_the_score_is_the_sum():
     tree = built([[1, 2, 3, 1, 2, 3, 1, 2]], 64, closed=False)
-    by_length = {depth: (node, depth) for node, depth in tree.ends}
+    by_length = {depth: (node, depth) for node, depth in tree.repeated}
     assert sorted(by_length) == [1, 2, 3, 4, 5]
-    tokens, parents, score = tree.path(by_length[2], 2, 0.1)
+    tokens, parents, score = tree.find_path(by_length[2], 2, 0.1)
     assert (tokens, parents) == ([3, 1], [-1, 0]) and score == pytest.approx(4 / 3)
-    tokens, _, score = tree.path(by_length[5], 5, 0.1)
+    tokens, _, score = tree.find_path(by_length[5], 5, 0.1)
     assert (tokens, score) == ([3, 1, 2], 1.5)
 
 
 def test_a_tree_takes_the_likeliest_paths_first():
     tree = built([[0, 1, 2], [0, 1, 1], [0, 1, 2], [0, 2, 2]], 8)
     (point,) = tree.follow([], 0)
-    assert tree.tree(point, 4, 0.1, 8) == ([1, 2, 2, 1], [-1, 0, -1, 0], 1.75)
-    assert tree.tree(point, 4, 0.3, 8)[0] == [1, 2]
-    assert tree.tree(point, 4, 0.1, 1)[0] == [1, 2]
+    assert tree.find_tree(point, 4, 0.1, 8) == ([1, 2, 2, 1], [-1, 0, -1, 0], 1.75)
+    assert tree.find_tree(point, 4, 0.3, 8)[0] == [1, 2]
+    assert tree.find_tree(point, 4, 0.1, 1)[0] == [1, 2]
 
 
 # ---- against brute force ------------------------------------------------------------------------
@@ -97,9 +97,9 @@ def test_following_a_text_finds_its_longest_suffix_that_occurs(sequences, depth,
 @settings(max_examples=200, deadline=None)
 def test_a_path_goes_to_the_most_frequent_child_with_the_share_of_those_before(sequences, depth, n):
     tree, counts = built(sequences, depth, closed=False), counted(sequences, depth)
-    for node, length in tree.ends:
+    for node, length in tree.repeated:
         string = tuple(sequences[-1][-length:])
-        tokens, _, score = tree.path((node, length), n, 0.2)
+        tokens, _, score = tree.find_path((node, length), n, 0.2)
         p, total = 1.0, 0.0
         for at, token in enumerate(tokens):
             here = (*string, *tokens[:at])
@@ -116,9 +116,9 @@ def test_a_path_goes_to_the_most_frequent_child_with_the_share_of_those_before(s
 @settings(max_examples=200, deadline=None)
 def test_a_tree_holds_the_likeliest_nodes_of_all(sequences, depth, n):
     tree, counts = built(sequences, depth, closed=False), counted(sequences, depth)
-    for node, length in tree.ends:
+    for node, length in tree.repeated:
         string = tuple(sequences[-1][-length:])
-        tokens, parents, score = tree.tree((node, length), n, 0.05, 99)
+        tokens, parents, score = tree.find_tree((node, length), n, 0.05, 99)
         paths = []
         for token, parent in zip(tokens, parents, strict=True):
             paths.append((*(paths[parent] if parent >= 0 else ()), token))
@@ -142,10 +142,10 @@ def test_what_is_evicted_leaves_no_trace(sequences, depth, data):
     kept = list(sequences)
     while kept and sum(map(len, kept)) > most:
         kept.pop(0)
-    assert tree.held == sum(map(len, kept)) <= most
+    assert tree.num_tokens == sum(map(len, kept)) <= most
     assert held(tree, depth) == counted(kept, depth - 1)
     nodes = len(tree._end) - len(tree._free)
-    assert nodes <= 1 + 2 * tree.held + depth * len(kept)
+    assert nodes <= 1 + 2 * tree.num_tokens + depth * len(kept)
     fresh = built(kept, depth)
     assert nodes == len(fresh._end) - len(fresh._free)
     # What comes then comes as into a fresh one.
@@ -171,10 +171,13 @@ def test_what_a_policy_takes_out_leaves_no_trace_whatever_its_place(sequences, d
             kept.pop(next(iter(kept)))
         assert held(tree, depth) == counted(kept.values(), depth - 1)
     for string in counted(kept.values(), depth - 1):
-        points: list[Point] = []
+        points: list[TreePosition] = []
         for token in string:
             points = tree.follow(points, token)
-        found, newest = tree.source(points[0]), max(_holding(string, dict(enumerate(sequences))))
+        found, newest = (
+            tree.find_sequence(points[0]),
+            max(_holding(string, dict(enumerate(sequences)))),
+        )
         if newest in kept:
             assert found == newest
         else:
@@ -213,9 +216,9 @@ def test_sequences_that_grow_beside_each_other_are_all_counted(order, depth, mos
                 closed.pop(0)
         every = [*closed, *(text for _, text in opened.values())]
         counts = counted(every, depth)
-        assert tree.held == sum(map(len, every))
+        assert tree.num_tokens == sum(map(len, every))
         for sequence, text in opened.values():
-            found = {length: tree.count((node, length)) for node, length in sequence.ends}
+            found = {length: tree.count((node, length)) for node, length in sequence.repeated}
             assert list(found) == sorted(found, reverse=True)
             for n in range(1, min(len(text), depth - 1) + 1):
                 suffix = tuple(text[-n:])
@@ -241,9 +244,9 @@ def test_a_path_goes_on_along_what_other_open_sequences_hold(order, depth):
             opened[which][1].append(event)
     counts = counted([text for _, text in opened.values()], depth)
     for sequence, text in opened.values():
-        for point in sequence.ends:
+        for point in sequence.repeated:
             string = tuple(text[-point[1] :])
-            tokens, _, score = tree.path(point, depth, 0.2)
+            tokens, _, score = tree.find_path(point, depth, 0.2)
             total = 0.0
             for at, token in enumerate(tokens):
                 here = (*string, *tokens[:at])

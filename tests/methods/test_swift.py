@@ -58,7 +58,7 @@ def test_the_score_is_that_of_reading_token_after_token(target):
     """In parallel, behind the target's rows of the prompt, with the rows of the output hidden."""
     method = Swift(SwiftParams(window=12, skip=0.5))
     session, _ = run(target, method=method)
-    text, sublayers = list(session.tokens()), method.search.things
+    text, sublayers = list(session.tokens()), method.search.items
     for chosen in ([], [0, 3], [1, 2, 5]):
         skip = [sublayers[at] for at in chosen]
         score = method._score_set(session, session.partial(skip=skip))
@@ -79,7 +79,7 @@ def test_the_set_that_is_found_is_the_best_of_all(target):
     method.start(session2 := opened(target, memory=memory))
     scores = {
         chosen: agreement(target, chosen, list(session.tokens()), len(PROMPT), 12)
-        for chosen in combinations(method.search.things, 3)
+        for chosen in combinations(method.search.items, 3)
     }
     assert scores[tuple(sorted(found.best))] == max(scores.values())
     for chosen, score, _ in found.tried:
@@ -91,7 +91,7 @@ def test_the_optimiser_proposes_the_best_set_once_it_knows_enough(target):
     """Scores that are the number of certain sublayers in a set: the three of them."""
     method = Swift(SwiftParams(skip=0.5))
     method.start(opened(target))
-    sublayers = method.search.things
+    sublayers = method.search.items
     wanted = {sublayers[at] for at in (0, 2, 5)}
     method.search.tried = [
         (list(chosen), len(wanted & set(chosen)) / 3, False)
@@ -125,7 +125,7 @@ def test_text_is_vanillas_while_sets_change(target, sampling):
 def test_first_and_last_layer_are_never_passed_over_and_nothing_skipped_is_the_target(target):
     method = Swift(SwiftParams(skip=0.0, depth=3, least=0.0))
     session, steps = run(target, method=method)
-    assert {at for at, _ in method.search.things} == {1, 2, 3}
+    assert {at for at, _ in method.search.items} == {1, 2, 3}
     assert [len(step.outcome.path) for step in steps[:-1]] == [3] * (len(steps) - 1)
     assert session.output() == run(target, method=Vanilla())[0].output()
 

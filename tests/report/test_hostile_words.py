@@ -21,7 +21,7 @@ from specbench_cli import app, output
 from specbench_cli.comparison.pages import junit
 from specbench_cli.comparison.pages import markdown as comparison_page
 from specbench_cli.output import escape_formula
-from specbench_cli.report.html.page import embedded
+from specbench_cli.report.html.page import embed_json
 from specbench_cli.report.markdown_table import fenced, inline, table
 from specbench_cli.report.paper.tex import escape
 
@@ -250,7 +250,7 @@ def test_every_sink_spells_hidden_characters_out(words, capsys):
     for page in (table([words], [[words]]), inline(words), fenced(words), str(escape(words))):
         assert not hidden(page)
     assert not hidden(str(escape_formula(words)))
-    assert not hidden(str(embedded({words: words})))
+    assert not hidden(str(embed_json({words: words})))
     assert not hidden(comparison_page.code(words))
     assert not hidden(junit._escape_illegal(words))
     ElementTree.fromstring(f"<a>{output.plain(words).replace('<', '').replace('&', '')}</a>")
@@ -449,4 +449,4 @@ def test_tab_separated_lines_hold_no_formula_and_figures_as_they_are(capsys):
 
 def test_overrides_of_the_direction_are_spelled_out_on_a_terminal_and_in_the_page():
     assert output.plain("a\u202eb\u2066c\ud800") == "a\\u202eb\\u2066c\\ud800"
-    assert embedded({"a": "x\u202ey"}) == '{"a":"x\\\\u202ey"}'
+    assert embed_json({"a": "x\u202ey"}) == '{"a":"x\\\\u202ey"}'

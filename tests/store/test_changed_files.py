@@ -82,7 +82,7 @@ def readers(run):
     return [
         lambda: list(run.records()),
         lambda: list(run.records({"mini/3"})),
-        lambda: list(run.each(to_json)),
+        lambda: list(run.map_records(to_json)),
     ]
 
 
@@ -330,7 +330,7 @@ def test_records_read_by_several_processes_are_checked_too(run, monkeypatch):
     monkeypatch.setattr(pieces, "MIN_PARALLEL_BYTES", 1)
     monkeypatch.setattr(pieces, "usable_cpus", lambda: 2)
     run = stopped(run)
-    assert len(list(run.each(to_json))) == 3
+    assert len(list(run.map_records(to_json))) == 3
     put(run, [*lines(run)[:2], edited(lines(run)[2])])
     with pytest.raises(UsageError, match="line 3 is no record: another program changed it"):
-        list(run.each(to_json))
+        list(run.map_records(to_json))

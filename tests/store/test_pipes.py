@@ -9,7 +9,7 @@ import pytest
 from recipes.studies.points import _drafts
 from specbench_cli.audit.certificate import load_reusable_certificate
 from specbench_cli.errors import UsageError
-from specbench_cli.judge.broken import certificates
+from specbench_cli.judge.broken import find_certificates
 from specbench_cli.measure.run_checks import load_resume_config
 from specbench_cli.plan.power import _measured_spread
 from specbench_cli.predict.recommend.journal import Journal, read_result
@@ -51,7 +51,7 @@ def test_a_pipe_in_place_of_a_file_that_is_needed_is_an_error(tmp_path, name, re
     ("name", "read", "found"),
     [
         (".elsewhere", list_runs, []),
-        ("sps.json", lambda folder: certificates("sps", folder), []),
+        ("sps.json", lambda folder: find_certificates("sps", folder), []),
         (
             "sps.json",
             lambda folder: load_reusable_certificate(folder / "sps.json", load("sps")),

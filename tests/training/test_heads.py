@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from methods._heads.layer import LayerHead
-from methods._heads.module import DraftHead, HeadOutput, heads
+from methods._heads.module import DraftHead, HeadOutput, get_head_classes
 from methods._heads.recipe import Objective, TargetStatistics
 from methods.eagle.head import EagleHead
 from methods.eagle3.head import Eagle3Head
@@ -23,9 +23,9 @@ from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.types import Features, Tokens
 from specbench_cli.training.heads import build as head_build
 from specbench_cli.training.heads.build import SCHEDULES, HeadSchedule
-from specbench_cli.training.heads.losses import head_loss, read_target, unroll
-from specbench_cli.training.heads.mat import estimate
-from specbench_cli.training.packing import Batch, Encoded
+from specbench_cli.training.heads.losses import head_loss, run_target, unroll
+from specbench_cli.training.heads.mat import estimate_mat
+from specbench_cli.training.packing import EncodedChat, TrainingBatch
 
 BEGIN, VOCABULARY, LENGTH = 3, 40, 24
 SAYS = torch.tensor([0, 2, 5, 6, 7, *range(20, 40)])
@@ -68,15 +68,15 @@ def make(target: LlamaForCausalLM) -> Callable[[str], DraftHead]:
 
 def new(kind: str, target: LlamaConfig, mlp: int, n_layers: int, says: Tensor) -> DraftHead:
     """A head of a kind, for a target with so many layers."""
-    config = head_build.head_config(target, mlp)
+    config = head_build.make_head_config(target, mlp)
     taught = TargetStatistics(
         n_layers,
         target.vocab_size,
         lambda n: says if n else torch.arange(target.vocab_size),
         lambda captured_layers: torch.full((len(captured_layers) * target.hidden_size,), 4.0),
     )
-    shape = head_build.shape_of(config)
-    return heads()[kind].new(shape, {"rope_parameters": config.rope_parameters}, taught)
+    shape = head_build.get_head_shape(config)
+    return get_head_classes()[kind].new(shape, {"rope_parameters": config.rope_parameters}, taught)
 
 
 def text(seed: int = 0, chats: tuple[int, ...] = (11, 13)) -> Tensor:
@@ -99,11 +99,11 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def batch(seed: int = 0, answers: slice = slice(14, 23)) -> Batch:
+def batch(seed: int = 0, answers: slice = slice(14, 23)) -> TrainingBatch:
     ids = text(seed)
     weights = torch.full((1, LENGTH), 0.1)
     weights[:, answers] = 1.0
-    return Batch(ids[:, :-1], ids[:, 1:], weights, starts_of(ids[:, :-1]))
+    return TrainingBatch(ids[:, :-1], ids[:, 1:], weights, starts_of(ids[:, :-1]))
 
 
 def drafted(
@@ -112,7 +112,7 @@ def drafted(
     if slots is None:
         slots = torch.arange(ids.shape[1])[None]
     with torch.no_grad():
-        read = read_target(target, ids, head.captured_layers, starts_of(ids))
+        read = run_target(target, ids, head.captured_layers, starts_of(ids))
         return [step.logits for step in unroll(head, target, ids, read, slots, steps)]
 
 
@@ -125,8 +125,8 @@ def chain_of_one_slot(
     the target's up to `slot` and the head's own after it.
     """
     with torch.no_grad():
-        read = read_target(target, ids, head.captured_layers, starts_of(ids))
-        known = head.read(read.features)[:, : slot + 1]
+        read = run_target(target, ids, head.captured_layers, starts_of(ids))
+        known = head.project_features(read.features)[:, : slot + 1]
         rows = []
         for step in range(steps):
             n = slot + 1 + step
@@ -151,7 +151,7 @@ def dense(head: DraftHead, tokens: Tensor, features: Tensor) -> HeadOutput:
     seen = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
     residual = residual + attention.o_proj(seen.transpose(1, 2).flatten(2))
     residual = residual + layer.mlp(layer.post_attention_layernorm(residual))
-    return head.out(residual)
+    return head.make_output(residual)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -172,9 +172,11 @@ def test_the_first_step_is_a_plain_teacher_forced_pass(
 ) -> None:
     head, ids = make(kind), text(chats=(LENGTH,))[:, :-1]
     with torch.no_grad():
-        read = read_target(target, ids, head.captured_layers, starts_of(ids))
+        read = run_target(target, ids, head.captured_layers, starts_of(ids))
         following = torch.cat([ids[:, 1:], ids[:, -1:]], 1)
-        out = dense(head, target.model.embed_tokens(following), head.read(read.features))
+        out = dense(
+            head, target.model.embed_tokens(following), head.project_features(read.features)
+        )
     weight = target.lm_head.weight if head.says is None else target.lm_head.weight[head.says]
     torch.testing.assert_close(
         drafted(head, target, ids, 1)[0], out.normed @ weight.T, atol=1e-4, rtol=1e-4
@@ -222,13 +224,13 @@ def test_a_slot_reads_the_token_after_its_features_and_none_later(
 def test_labels_that_weigh_nothing_do_not_move_the_loss(
     name: str, kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
-    head, aim = make(kind), replace(heads()[kind].recipe.losses[name], noise=0.0)
+    head, aim = make(kind), replace(get_head_classes()[kind].recipe.losses[name], noise=0.0)
     loss, given = head_loss(head, target, aim, fast=False), batch()
     weights = given.weights.clone()
     weights[:, 20:] = 0.0
     one = given._replace(weights=weights)
     other = batch()
-    changed = Batch(other.inputs.clone(), other.targets.clone(), weights, other.starts)
+    changed = TrainingBatch(other.inputs.clone(), other.targets.clone(), weights, other.starts)
     changed.inputs[:, 22:], changed.targets[:, 21:] = 9, 9
     assert loss(one).item() == pytest.approx(loss(changed).item(), abs=1e-6)
     assert loss(one).item() != pytest.approx(loss(given).item(), abs=1e-6)
@@ -251,7 +253,7 @@ def test_a_slot_whose_target_the_head_cannot_say_is_masked(
 def test_noise_is_drawn_from_the_batch_and_moves_the_loss(
     make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
-    head, aim = make("eagle"), heads()["eagle"].recipe.losses["paper"]
+    head, aim = make("eagle"), get_head_classes()["eagle"].recipe.losses["paper"]
     noisy, plain = (head_loss(head, target, a, False) for a in (aim, replace(aim, noise=0.0)))
     assert noisy(batch()).item() == noisy(batch()).item() != plain(batch()).item()
 
@@ -262,7 +264,7 @@ def test_only_the_head_learns(
 ) -> None:
     head = make(kind)
     torch.autograd.backward(
-        head_loss(head, target, heads()[kind].recipe.losses["ttt"], fast=False)(batch())
+        head_loss(head, target, get_head_classes()[kind].recipe.losses["ttt"], fast=False)(batch())
     )
     assert all(p.grad is not None for p in head.parameters())
     assert all(p.grad is None for p in target.parameters())
@@ -274,10 +276,10 @@ def test_an_estimate_counts_drafts_up_to_the_first_wrong_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reach = torch.tensor([[9, 9, 2, 0, 0, 1, 9, 9, 9, 9]])
-    monkeypatch.setattr("specbench_cli.training.heads.mat._reach", lambda *_: reach)
-    chat = Encoded([BEGIN, 9, 9, *range(10, 17)], [0.1] * 3 + [1.0] * 7)
+    monkeypatch.setattr("specbench_cli.training.heads.mat._count_correct_drafts", lambda *_: reach)
+    chat = EncodedChat([BEGIN, 9, 9, *range(10, 17)], [0.1] * 3 + [1.0] * 7)
     # From place 3: two right of five, +1; from 6: one right of three, +1; from 8: the last token.
-    found = estimate(make("eagle"), target, [chat], step=7, chain=5)
+    found = estimate_mat(make("eagle"), target, [chat], step=7, chain=5)
     assert (found.step, found.mat) == (7, 2.0)
     assert found.accepted == [pytest.approx(1.0), pytest.approx(0.5), 0.0, 0.0, 0.0]
 
@@ -285,7 +287,7 @@ def test_an_estimate_counts_drafts_up_to_the_first_wrong_one(
 def test_the_vocabulary_map_is_strictly_increasing_and_a_round_trip(
     make: Callable[[str], DraftHead],
 ) -> None:
-    named = head_build.tensors(make("eagle3"))
+    named = head_build.to_stored_tensors(make("eagle3"))
     d2t, t2d = named["d2t"], named["t2d"]
     ids = torch.arange(len(d2t)) + d2t
     assert d2t.dtype == torch.int64
@@ -297,9 +299,9 @@ def test_the_vocabulary_map_is_strictly_increasing_and_a_round_trip(
 
 
 def test_the_most_frequent_tokens_are_kept_in_the_order_of_their_ids() -> None:
-    kept = head_build.most_frequent([4, 4, 4, 1, 1, 3, 3, 2], 3, vocabulary=6)
+    kept = head_build.find_most_frequent([4, 4, 4, 1, 1, 3, 3, 2], 3, vocabulary=6)
     assert kept.tolist() == [1, 3, 4]
-    assert head_build.most_frequent([], 2, vocabulary=6).tolist() == [0, 1]
+    assert head_build.find_most_frequent([], 2, vocabulary=6).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("n_layers", [1, 2, 3, 5, 8, 15])
@@ -366,7 +368,7 @@ NAMES: dict[str, dict[str, tuple[int, ...]]] = {
 def test_a_file_has_the_published_names_and_shapes_in_fp16(
     kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM, tmp_path: Path
 ) -> None:
-    head, config = make(kind), head_build.head_config(target.config, 24)
+    head, config = make(kind), head_build.make_head_config(target.config, 24)
     head_build.export(head, config, tmp_path, {"kind": kind, "target_sha256": "ab"})
     stored = load_file(tmp_path / "model.safetensors")
     config = json.loads((tmp_path / "config.json").read_text())
@@ -384,9 +386,9 @@ def test_a_file_has_the_published_names_and_shapes_in_fp16(
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 def test_a_shipped_head_stays_below_two_megabytes(schedule: HeadSchedule) -> None:
     wide = LlamaConfig(vocab_size=4096, hidden_size=256, num_attention_heads=4)
-    says = torch.arange(heads()[schedule.kind].recipe.draft_vocab_size or 0)
+    says = torch.arange(get_head_classes()[schedule.kind].recipe.draft_vocab_size or 0)
     head = new(schedule.kind, wide, schedule.mlp, 8, says)
-    size = sum(t.numel() * t.element_size() for t in head_build.tensors(head).values())
+    size = sum(t.numel() * t.element_size() for t in head_build.to_stored_tensors(head).values())
     assert size < 1_990_000
 
 
@@ -399,10 +401,10 @@ def test_a_chain_drafts_what_it_was_trained_to(
 ) -> None:
     """What methods make of the file, level by level, equals the unrolled steps of training."""
     head, ids, slot = make(kind), text(chats=(LENGTH,))[:, :-1], 9
-    head_build.as_stored(head)
+    head_build.round_to_fp16(head)
     target.save_pretrained(tmp_path / "target")
     sha = Weights(tmp_path / "target").sha256()
-    config = head_build.head_config(target.config, 24)
+    config = head_build.make_head_config(target.config, 24)
     head_build.export(head, config, tmp_path / "head", {"kind": kind, "target_sha256": sha})
     decoder = load_decoder(tmp_path / "target", name="target")
     follow(head, target, DRAFTS[kind].load(tmp_path / "head", {"target": decoder}), ids, slot)
@@ -431,7 +433,7 @@ def test_biases_norms_of_heads_and_shared_keys_are_trained_as_they_are_drafted_w
     files = replace(plain.as_loaded(), tensors=drawn, shape=shape, config=config)
     target.save_pretrained(tmp_path / "target")
     decoder = load_decoder(tmp_path / "target", name="target")
-    head = heads()[kind].of(files, decoder)
+    head = get_head_classes()[kind].from_files(files, decoder)
     follow(head, target, DRAFTS[kind](head, decoder), text(chats=(LENGTH,))[:, :-1], 9)
 
 

@@ -47,7 +47,7 @@ def probe(given: dict[str, Any], options: PredictOptions, check: permission.Chec
     plan = make_plan(asked)
     bench = Bench(plan)
     machine = fingerprint()
-    setup = CostSetup(dtype=asked.dtype, **bench.resolved())
+    setup = CostSetup(dtype=asked.dtype, **bench.resolved_config())
     file = options.out or cache_path(machine["id"], probed_models(bench), setup)
     overwrite = options.overwrite or options.out is None  # specbench owns the cache
     check_writable(file, overwrite=overwrite)
@@ -69,7 +69,11 @@ def _measure_rounds(bench: Bench, plan: Plan, options: PredictOptions) -> ProbeR
     Raises:
         EnvironmentFault: the machine is too busy.
     """
-    from specbench_cli.measure.method_costs import probed_batch_sizes, sessions, together
+    from specbench_cli.measure.method_costs import (
+        create_batch_decodings,
+        create_session_decodings,
+        probed_batch_sizes,
+    )
     from specbench_cli.measure.probe import ROUNDS, Probe
     from specbench_cli.measure.quiet import MeasurementWindows, NoiseMeter
 
@@ -81,12 +85,12 @@ def _measure_rounds(bench: Bench, plan: Plan, options: PredictOptions) -> ProbeR
             {
                 name: each
                 for method_run in plan.method_runs
-                for name, each in sessions(method_run).items()
+                for name, each in create_session_decodings(method_run).items()
             },
             positions=bench.context,
-            prompts=[bench.prompt(question, ()) for question in plan.questions],
+            prompts=[bench.encode_prompt(question, ()) for question in plan.questions],
             batches=probed_batch_sizes(options.batch),
-            together=together("draft" in bench.workspace.decoders),
+            batch_decodings=create_batch_decodings("draft" in bench.workspace.decoders),
             seed=asked.seed,
         )
         for done in range(1, wanted + 1):

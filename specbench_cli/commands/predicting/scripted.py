@@ -85,7 +85,7 @@ def _predict_load(
     simulated, missing = simulate_load(
         *(run.records(), run.prompts(), run.manifest, probes, loads, size, chunk)
     )
-    rows = [table.LoadRow.of(each.label, each.load, each.passes) for each in simulated]
+    rows = [table.LoadRow.from_requests(each.label, each.load, each.passes) for each in simulated]
     typed = {each.typed for each in loads}
     measured = [row for row in table.load_rows(list(run.records())) if row.load in typed]
     return LoadPrediction(run, probes, roofline, size, rows, measured, missing)
@@ -106,9 +106,9 @@ def _as_dict(found: LoadPrediction) -> dict[str, Any]:
         "roofline": None if roofline is None else elsewhere.facts(roofline),
         "batch": found.size,
         "modelled": [table.as_dict(row) for row in found.modelled],
-        "saturation_modelled": table.saturation(found.modelled),
+        "saturation_modelled": table.saturation_notes(found.modelled),
         "measured": [table.as_dict(row) for row in found.measured],
-        "errors": table.errors(found.modelled, found.measured),
+        "errors": table.latency_errors(found.modelled, found.measured),
         "missing": found.missing,
         "forwards": found.total("forwards"),
         "extrapolated": found.total("extrapolated"),
@@ -132,7 +132,7 @@ def _lines(found: LoadPrediction) -> list[str]:
         *(
             f"modelled / measured, {each['method']} at {each['load']}: latency p50"
             f" {each['latency_s_p50_error']:+.1%}, p99 {each['latency_s_p99_error']:+.1%}"
-            for each in table.errors(modelled, measured)
+            for each in table.latency_errors(modelled, measured)
         ),
         *(f"not modelled: {label}: {why}" for label, why in found.missing.items()),
     ]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from specbench_cli.models.resolve import Checkpoint
-    from specbench_cli.training.loop import Point, Result, Schedule
+    from specbench_cli.training.loop import Schedule, TrainingPoint, TrainingResult
 
     Plan = TypeVar("Plan", bound=Schedule)
 
@@ -71,12 +71,14 @@ def recipes(
         if not resume:
             forget_work(out, recipe.name)
     if sequences is not None:
-        recipes = tuple(recipe.wider(sequences) for recipe in recipes)
+        recipes = tuple(recipe.with_batch_size(sequences) for recipe in recipes)
     if lr is not None:
         recipes = tuple(replace(recipe, peak_lr=lr) for recipe in recipes)
     scales = [tokens / recipe.tokens if tokens else scale for recipe in recipes]
     pairs = zip(recipes, scales, strict=True)
-    return [recipe.smoke() if smoke else recipe.scaled(factor) for recipe, factor in pairs]
+    return [
+        recipe.for_smoke_test() if smoke else recipe.scale_steps(factor) for recipe, factor in pairs
+    ]
 
 
 def check_model(out: Path, name: str) -> None:
@@ -116,12 +118,12 @@ def forget_work(out: Path, name: str) -> None:
     Raises:
         UsageError: the folder contains other files.
     """
-    from specbench_cli.training.loop import WORK, forget
+    from specbench_cli.training.loop import WORK, remove_work
 
     folder = out / WORK / name
     files.refuse_link(folder)
     if folder.exists():
-        forget(folder)
+        remove_work(folder)
 
 
 def _is_curves(content: bytes) -> bool:
@@ -159,7 +161,7 @@ class Bars:
     def __init__(self, shown: Progress) -> None:
         self._shown, self._tasks = shown, dict[str, TaskID]()
 
-    def __call__(self, name: str, point: "Point") -> None:
+    def __call__(self, name: str, point: "TrainingPoint") -> None:
         self._at(name, point.step, point.steps, f"loss {point.loss:.3f}")
 
     def count(self, name: str, done: int, of: int | None) -> None:
@@ -190,7 +192,7 @@ def bars() -> "Iterator[Bars]":
             raise
 
 
-def finish(results: "Mapping[str, Result]", out: Path) -> None:
+def finish(results: "Mapping[str, TrainingResult]", out: Path) -> None:
     """Add the curves to `training_curve.json`, draw all of them, and print the folders."""
     path = out / f"{CURVES}.json"
     content = files.read_own(path)
@@ -219,7 +221,7 @@ def _draw(facts: "Mapping[str, dict[str, Any]]", path: Path) -> None:
     draw_curves(facts, path)
 
 
-def _thin(curve: "list[Point]") -> list[dict[str, float]]:
+def _thin(curve: "list[TrainingPoint]") -> list[dict[str, float]]:
     """Return about `CURVE_POINTS` means of neighbouring points, the last up to the last step."""
     width = max(1, len(curve) // CURVE_POINTS)
     ends = range(len(curve), 0, -width)

@@ -40,15 +40,15 @@ def specdec(asked: AcceptanceOptions) -> None:
             shared.device(asked.device),
             n_replies=asked.replies or N_REPLIES,
             report=report,
-            counts=report.count,
+            progress=report.count,
             label=models.label,
             template=models.template,
             draft=lambda: drafts.path,
             labels=asked.labels,
-            drafts=drafts.label,
+            draft_label=drafts.label,
         )
-        trainer = trainer.smoke() if asked.smoke else trainer
-        own = trainer.recipe(ACCEPTANCE)
+        trainer = trainer.for_smoke_test() if asked.smoke else trainer
+        own = trainer.rename_recipe(ACCEPTANCE)
         (recipe,) = shared.recipes((own,), asked.steps_scale, asked.smoke, asked.out, asked.resume)
         weight = asked.rejection_weight
         result = trainer.fit(replace(recipe, mixing=asked.mixing, rejection_weight=weight))

@@ -36,10 +36,10 @@ def rest(asked: DatastoreOptions) -> None:
             if asked.smoke:
                 raise UsageError("--smoke and --text do not go together", "leave one of them out")
             maker = DatastoreMaker(out, folder, lambda done: report.count("texts", done, None))
-            made = maker.of_texts(asked.text, fresh=fresh)
+            made = maker.make_from_texts(asked.text, fresh=fresh)
         else:
             problems: list[Chat] = [] if asked.smoke else load_gsm8k(asked.data)
             n, place = SMOKE if asked.smoke else asked.replies, shared.device(asked.device)
             maker = DatastoreMaker(out, folder, lambda done: report.count("replies", done, n))
-            made = maker.of_replies(problems, n, asked.seed, place, fresh=fresh)
+            made = maker.make_from_replies(problems, n, asked.seed, place, fresh=fresh)
     output.data(str(made))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from specbench_cli.config.train import DraftOptions
     from specbench_cli.models.resolve import Checkpoint
-    from specbench_cli.training.align import Aligned, Aligner, AlignResult, Said
+    from specbench_cli.training.align import Aligner, AlignEstimate, AlignResult, EstimatePairs
     from specbench_cli.training.corpus import Chat
 
 
@@ -37,7 +37,7 @@ def draft(asked: DraftOptions) -> None:
     """
     from specbench_cli.models import resolve
     from specbench_cli.report.figures.training import draw_alignment
-    from specbench_cli.training.align import loss_row
+    from specbench_cli.training.align import make_loss_row
     from specbench_cli.training.corpus import load_gsm8k
 
     shared.check_outputs(asked.out, TABLE, DRAWN)
@@ -45,15 +45,15 @@ def draft(asked: DraftOptions) -> None:
     target, place = resolve(asked.target), shared.device(asked.device)
     problems = [] if asked.smoke else load_gsm8k(asked.data)
     rows: list[dict[str, object]] = []
-    worth: dict[str, Said] = {}
+    worth: dict[str, EstimatePairs] = {}
     for loss in dict.fromkeys(each.value for each in asked.loss):
         name = _name(loss, asked)
-        said: list[tuple[Aligned, Aligned]] = []
+        said: list[tuple[AlignEstimate, AlignEstimate]] = []
         for seed in range(asked.seeds):
             result = _align(name, loss, seed, asked, target, place, problems)
             said.append((result.mat[0], result.mat[-1]))
         worth[name] = said
-        rows.append(loss_row(name, result.curve[-1].tokens, said, next(iter(worth.values()))))
+        rows.append(make_loss_row(name, result.curve[-1].tokens, said, next(iter(worth.values()))))
     text = json.dumps(rows, indent=1) + "\n"
     files.write_listed(asked.out / TABLE, text)
     if len(worth) > 1:
@@ -94,13 +94,13 @@ def _align(
     problems: list[Chat],
 ) -> AlignResult:
     """Align one draft by a loss, and write its training curve."""
-    from specbench_cli.training.align import alignment
+    from specbench_cli.training.align import make_alignment
 
     folder = asked.out / f"seed-{seed}"
     files.refuse_link(folder)
     with shared.bars() as report:
         trainer = _trainer(folder, seed, asked, target, place, problems, report)
-        plan = alignment(
+        plan = make_alignment(
             name, loss, asked.teacher_samples, asked.temperature, asked.steps, trainer.length
         )
         (plan,) = shared.recipes(
@@ -134,7 +134,7 @@ def _trainer(
         place,
         n_replies=asked.replies or N_REPLIES,
         report=report,
-        counts=report.count,
+        progress=report.count,
         label=target.label,
         template=target.template,
         draft=None if own is None else lambda: resolve(own).path,
@@ -144,4 +144,4 @@ def _trainer(
         begin=asked.begin or "first",
         vocabulary=asked.vocabulary,
     )
-    return trainer.smoke() if asked.smoke else trainer
+    return trainer.for_smoke_test() if asked.smoke else trainer

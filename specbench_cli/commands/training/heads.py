@@ -13,7 +13,7 @@ from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from specbench_cli.config.train import HeadOptions, MethodHeadOptions, RepliesOptions
-    from specbench_cli.training.heads.trainer import HeadResult, HeadTrainer, Kind, Progress
+    from specbench_cli.training.heads.trainer import HeadResult, HeadTrainer, Kind, ProgressCallback
     from specbench_cli.training.loop import Report, Schedule
 
 
@@ -22,7 +22,10 @@ SAY_EVERY = 60
 
 
 def trainer_for(
-    asked: HeadOptions | RepliesOptions, report: Report, counts: Progress, keeps: str = "eagle"
+    asked: HeadOptions | RepliesOptions,
+    report: Report,
+    counts: ProgressCallback,
+    keeps: str = "eagle",
 ) -> HeadTrainer:
     """Return the trainer of heads for a target.
 
@@ -45,14 +48,14 @@ def trainer_for(
         place,
         n_replies=asked.replies or N_REPLIES,
         report=report,
-        counts=counts,
+        progress=counts,
         label=found.label,
         template=found.template,
         source=None if Path(asked.target).exists() else found.label,
         draft=None if (draft := found.draft) is None else lambda: resolve(draft).path,
-        keeps=keeps,
+        cached_kind=keeps,
     )
-    return trainer.smoke() if asked.smoke else trainer
+    return trainer.for_smoke_test() if asked.smoke else trainer
 
 
 @options.parsed_command("specbench_cli.config.train:RepliesOptions")
@@ -77,7 +80,7 @@ def replies(asked: RepliesOptions) -> None:
             output.note(f"{name}: {done} of {of} after {now - started:.0f} s")
 
     trainer = trainer_for(asked, lambda _name, _point: None, progress, asked.head)
-    chats = trainer.replies()
+    chats = trainer.make_replies()
     said = sum(chat.weights.count(1.0) for chat in chats)
     output.note(f"{len(chats)} replies, {said} tokens of answers")
 
@@ -137,7 +140,7 @@ def _trains(name: str, what: str, more: str) -> Callable[[], None]:
         with shared.bars() as report:
             trainer = trainer_for(asked, report, report.count, name)
             kind = resolve_kind(name)
-            train_head(trainer, kind, trainer.schedule(kind), asked)
+            train_head(trainer, kind, trainer.get_schedule(kind), asked)
 
     command.__name__ = name
     command.__doc__ = f"""Train {what}.
@@ -181,11 +184,11 @@ def resolve_kind(name: str) -> Kind:
         UsageError: The name is unknown, or the method has no head that can be trained here.
     """
     from methods._heads.layer import LayerHead
-    from methods._heads.module import heads, parallel_heads
+    from methods._heads.module import get_head_classes, get_parallel_head_classes
     from specbench_cli import registry
     from specbench_cli.engine.models.head import FeatureHead
 
-    known: dict[str, Kind] = {**heads(), **parallel_heads()}
+    known: dict[str, Kind] = {**get_head_classes(), **get_parallel_head_classes()}
     if name in known:
         return known[name]
     named = registry.resolve(name)
@@ -218,4 +221,4 @@ def stateless(asked: MethodHeadOptions) -> None:
     kind = resolve_kind(asked.method or names[0])
     with shared.bars() as report:
         trainer = trainer_for(asked, report, report.count)
-        train_head(trainer, kind, trainer.schedule(kind, ours=False), asked)
+        train_head(trainer, kind, trainer.get_schedule(kind, prefixed=False), asked)

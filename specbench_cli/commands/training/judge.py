@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from specbench_cli.config.train import JudgeOptions
     from specbench_cli.models.resolve import Checkpoint
     from specbench_cli.tasks import Family
-    from specbench_cli.training.heads.judge import Asked
+    from specbench_cli.training.heads.judge import JudgeQuestion
 
 
 @options.parsed_command("specbench_cli.config.train:JudgeOptions")
@@ -57,18 +57,18 @@ def _mine_labels(
     models: Checkpoint,
     other: Checkpoint,
     tokenizer: PreTrainedTokenizerFast,
-    questions: list[Asked],
+    questions: list[JudgeQuestion],
 ) -> MinedTokens:
     """Mine labels from questions. Raise UsageError if all labels are equal."""
     from specbench_cli.engine.models.load import load_decoder
     from specbench_cli.training.corpus import Encoder
-    from specbench_cli.training.heads.judge import mine
+    from specbench_cli.training.heads.judge import mine_labels
 
     def labels(done: int) -> None:
         if done % 50 == 0 or done == len(questions):
             output.note(f"{done} of {len(questions)} questions mined")
 
-    mined = mine(
+    mined = mine_labels(
         load_decoder(models.path, name="target"),
         load_decoder(other.path, name="draft"),
         questions,
@@ -98,16 +98,16 @@ def _show(judged: JudgeQuality, mined: int) -> None:
         )
 
 
-def _questions(tokenizer: PreTrainedTokenizerFast, seed: int, n: int) -> list[Asked]:
+def _questions(tokenizer: PreTrainedTokenizerFast, seed: int, n: int) -> list[JudgeQuestion]:
     """Return generated training questions, with the scorers of the task `mini`."""
     from specbench_cli.tasks import Question, load_task
     from specbench_cli.training import generated
     from specbench_cli.training.corpus import Encoder
-    from specbench_cli.training.heads.judge import Asked
+    from specbench_cli.training.heads.judge import JudgeQuestion
 
     encode, like = Encoder(tokenizer), {each.family: each for each in load_task("mini").questions}
 
-    def asked(row: generated.Row) -> Asked:
+    def asked(row: generated.GeneratedConversation) -> JudgeQuestion:
         family: Family = next(name for name in like if name == row["family"])
         question = Question(
             prompt_id=f"judge/{row['id']}",
@@ -119,6 +119,6 @@ def _questions(tokenizer: PreTrainedTokenizerFast, seed: int, n: int) -> list[As
             reference=(row["reference"][0],),
             scorer=like[family].scorer,
         )
-        return Asked(question, tuple(encode.prompt(row["turns"][0])))
+        return JudgeQuestion(question, tuple(encode.encode_prompt(row["turns"][0])))
 
-    return [asked(row) for row in islice(generated.stream(seed, "train"), n)]
+    return [asked(row) for row in islice(generated.generate_rows(seed, "train"), n)]

@@ -59,16 +59,19 @@ def _read(models: Checkpoint, other: Checkpoint, n: int, seed: int) -> EarlyLogi
     from specbench_cli.engine.models.load import load_decoder
     from specbench_cli.training import generated
     from specbench_cli.training.corpus import Encoder
-    from specbench_cli.training.heads.exits import read
+    from specbench_cli.training.heads.exits import collect_logits
 
     encode = Encoder(read_tokenizer(models.path, models.label))
-    prompts = [encode.prompt(row["turns"][0]) for row in islice(generated.stream(seed, "train"), n)]
+    prompts = [
+        encode.encode_prompt(row["turns"][0])
+        for row in islice(generated.generate_rows(seed, "train"), n)
+    ]
 
     def labels(done: int) -> None:
         if done % 100 == 0 or done == n:
             output.note(f"{done} of {n} answers read")
 
-    return read(
+    return collect_logits(
         load_decoder(models.path, name="target"),
         load_decoder(other.path, name="draft"),
         prompts,

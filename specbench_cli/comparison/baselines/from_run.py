@@ -37,7 +37,7 @@ def read_run(path: Path) -> Side:
     processes: dict[int, list[ComparedOutput]] = defaultdict(list)
     seen: dict[str, RowFacts] = {}
     with pause_garbage_collection():
-        for cell, row in run.each(_output_and_row):
+        for cell, row in run.map_records(_output_and_row):
             cells[cell.key] = cell
             processes[cell.key.pass_].append(cell)
             seen[row.label] = _merge_row(seen.get(row.label), row)

@@ -17,9 +17,9 @@ from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.files import refuse_link
 from specbench_cli.measure import run as execute
 from specbench_cli.measure.isolation.plugin_process import check_plugins
-from specbench_cli.measure.manifest import now
+from specbench_cli.measure.manifest import utc_now
 from specbench_cli.measure.result import RunResult, read_result
-from specbench_cli.measure.view import RunProgress, RunView
+from specbench_cli.measure.view import PromptProgress, RunView
 from specbench_cli.plan import tune
 from specbench_cli.plan.grid import candidates
 from specbench_cli.plan.method_run import MethodRun
@@ -86,7 +86,7 @@ def prepare(config: RunConfig, sources: Mapping[str, str], minutes: float) -> Jo
     return Journal(
         schema=1,
         version=__version__,
-        created_utc=now(),
+        created_utc=utc_now(),
         minutes=minutes,
         config=config.model_copy(update={"methods": named, "limit": None, "category": []}),
         sources=dict(sources),
@@ -252,10 +252,10 @@ class Rounds:
             return read_result(RunDir.open(path))
         if RunDir.holds_run(path):
             plan, run_dir = execute.resume_run(path, view, force=self._force)
-            return execute.run(plan, run_dir, view, force=self._force)
+            return execute.measure_run(plan, run_dir, view, force=self._force)
         config = self._config(name, round_)
-        fresh_plan, run_dir = execute.start(config, self._journal.sources, path, view)
-        return execute.run(fresh_plan, run_dir, view, fresh=True)
+        fresh_plan, run_dir = execute.start_run(config, self._journal.sources, path, view)
+        return execute.measure_run(fresh_plan, run_dir, view, fresh=True)
 
     def _config(self, name: str, round_: SearchRound) -> RunConfig:
         """Return the configuration of a round. Only the confirmation has controls."""
@@ -305,7 +305,7 @@ class RoundView:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._view, name)
 
-    def prompt(self, progress: RunProgress) -> None:
+    def prompt(self, progress: PromptProgress) -> None:
         """Show progress, with the remaining time of the recommendation."""
         left = progress.left_s
         if left is not None:

@@ -52,7 +52,7 @@ class AnswerFile:
     answers: Sequence[Answer]
 
 
-class Imported:
+class ImportedAnswers:
     """Answer files as a run. See `report.source.Source`. The first file is vanilla's.
 
     Attributes:
@@ -89,7 +89,7 @@ class Imported:
                     if of is None or record.prompt_id in of:
                         yield record
 
-    def each(self, make: Callable[[Record], T]) -> Iterator[T]:
+    def map_records(self, make: Callable[[Record], T]) -> Iterator[T]:
         """Yield a function's result for every record."""
         return map(make, self.records())
 

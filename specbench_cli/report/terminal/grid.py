@@ -54,9 +54,9 @@ def draw(
     if width is not None and max(map(len, whole)) > width:
         gaps = [1] * len(headings)
         headings = [output.plain(column.narrow or column.heading) for column in grid.columns]
-        names = list(range(grid.heads))
+        names = list(range(grid.label_columns))
         chosen = [[*names]]
-        for at in range(grid.heads, len(headings)):
+        for at in range(grid.label_columns, len(headings)):
             full = len(chosen[-1]) > len(names) and at not in bound
             if full and max(map(len, lines([*chosen[-1], at], most))) > width:
                 chosen.append([*names])
@@ -81,7 +81,7 @@ def _lines(
     """Return the headings and rows of some columns, aligned."""
     widths = {at: max([len(headings[at]), *(len(line[at]) for line in cells)]) for at in chosen}
     excess = 0 if most is None else sum(widths.values()) + sum(gaps[at] for at in chosen) - most
-    name = grid.heads - 1
+    name = grid.label_columns - 1
     if excess > 0:
         widths[name] = max(min(widths[name], _LEAST_NAME), widths[name] - excess)
     aligns = {at: grid.columns[at].align for at in chosen}
@@ -105,12 +105,12 @@ def _text(cell: Cell) -> Text:
     if not cell.shares:
         return output.styled(cell.shown, _STYLES.get(cell.look, ""))
     bar = Text()
-    for name, marks in bar_marks(cell.shares).items():
+    for name, marks in bar_widths(cell.shares).items():
         bar.append(BAR_MARKS[name] * marks, _BAR_STYLES[name])
     return bar
 
 
-def bar_marks(shares: Sequence[float]) -> dict[str, int]:
+def bar_widths(shares: Sequence[float]) -> dict[str, int]:
     """Return how many marks target, draft and host get on the time bar, by largest remainders."""
     exact = [BAR_WIDTH * share for share in shares]
     marks = [int(part) for part in exact]
@@ -132,7 +132,7 @@ def _cut(cell: Text, width: int) -> Text:
     return cut
 
 
-def show(
+def print_grid(
     head: Iterable[str],
     grid: Grid | None,
     records: Iterable[Mapping[str, Any]],

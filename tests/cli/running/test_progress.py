@@ -20,7 +20,7 @@ from specbench_cli.commands._progress import (
 from specbench_cli.measure.eta import estimate_report_seconds
 from specbench_cli.measure.quiet import TIMES_VOID
 from specbench_cli.measure.repeat_process import TUNING
-from specbench_cli.measure.view import RunProgress
+from specbench_cli.measure.view import PromptProgress
 from specbench_cli.store.schema import Ns
 from tests.records import record_of
 
@@ -46,7 +46,7 @@ def test_a_bar_makes_place_for_that_of_another_process(tmp_path, monkeypatch):
     with Bar() as bar:
         bar.started(3, 0, tmp_path)
         monkeypatch.setattr(bar._bar, "stop", lambda: stopped.append(True))
-        bar.handed_over()
+        bar.hand_over()
         assert stopped == [True]
 
 
@@ -103,14 +103,14 @@ def test_log_gets_a_line_a_stage_and_a_prompt(capsys):
     view.started(4, 0, Path("runs/x"))
     view.stage("warming up 2 rows")
     view.show_record(record("vanilla", "a", ns=200))
-    view.prompt(RunProgress("", 1, 2, None))
+    view.prompt(PromptProgress("", 1, 2, None))
     now = 9.0
-    view.prompt(RunProgress("", 1, 2, 30.0))  # the same prompt, just now
+    view.prompt(PromptProgress("", 1, 2, 30.0))  # the same prompt, just now
     view.show_record(record("sps", "a", ns=100))
     view.window(0.62, "62% other CPU, repeat 2 of 3")
     now = 61.0
-    view.prompt(RunProgress("", 1, 2, 30.0))  # it takes its time
-    view.prompt(RunProgress("", 2, 2, None))
+    view.prompt(PromptProgress("", 1, 2, 30.0))  # it takes its time
+    view.prompt(PromptProgress("", 2, 2, None))
     view.note("something [odd]")
     said = capsys.readouterr()
     assert said.out == ""
@@ -145,11 +145,11 @@ def test_time_is_said_as_a_person_says_it(seconds, said):
 
 
 def test_part_of_a_run_is_named_and_what_the_time_left_is_of():
-    assert how_far(RunProgress("pass 2 of 3", 5, 12, 42)) == (
+    assert how_far(PromptProgress("pass 2 of 3", 5, 12, 42)) == (
         "pass 2 of 3, prompt 5 of 12 done, about 42 s left"
     )
-    assert how_far(RunProgress("tuning", 1, 4, 9)).endswith("about 9 s left of tuning")
-    assert how_far(RunProgress("", 0, 12, 42)) == "prompt 1 of 12, about 42 s left"
+    assert how_far(PromptProgress("tuning", 1, 4, 9)).endswith("about 9 s left of tuning")
+    assert how_far(PromptProgress("", 0, 12, 42)) == "prompt 1 of 12, about 42 s left"
 
 
 @pytest.mark.parametrize("part", ["", "pass 2 of 3"])
@@ -157,9 +157,9 @@ def test_the_time_left_counts_the_report_which_a_tuning_has_not(part, capsys):
     view = JsonLines(start_s=6.0)
     view.planned(PLAN)
     for named in (part, TUNING):
-        view.prompt(RunProgress(named, 1, 4, 9.0))
+        view.prompt(PromptProgress(named, 1, 4, 9.0))
     _, last, tuning = map(json.loads, capsys.readouterr().out.splitlines())
-    assert last["left_s"] == 9.0 + estimate_report_seconds(6.0, rows=2, cells=28) > 9.0
+    assert last["left_s"] == 9.0 + estimate_report_seconds(6.0, methods=2, outputs=28) > 9.0
     assert tuning["left_s"] == 9.0
 
 
@@ -176,7 +176,7 @@ def test_json_events_are_a_line_each(capsys):
     view.show_record(record("vanilla"))
     view.show_record(record("sps", ns=50))
     view.stage("loading")
-    view.prompt(RunProgress("", 1, 2, 3.5))
+    view.prompt(PromptProgress("", 1, 2, 3.5))
     view.window(None, "other CPU unknown")
     plan, start, _, last, *others = map(json.loads, capsys.readouterr().out.splitlines())
     assert plan == {"event": "plan", **PLAN}
@@ -214,7 +214,7 @@ def test_bar_is_drawn_inside_the_callbacks_only(capsys, monkeypatch):
         capsys.readouterr()
         view.show_record(record("[b]sps", ns=50))
         assert "[b]sps 2.00x" in capsys.readouterr().err
-        view.prompt(RunProgress("", 5, 12, 40.0))
+        view.prompt(PromptProgress("", 5, 12, 40.0))
         assert "prompt 5 of 12 done, about 40 s left" in capsys.readouterr().err
         view.window(0.01, "quiet")
         assert "quiet" in capsys.readouterr().err

@@ -99,7 +99,7 @@ def begin(plugin, folder):
     """Start a run and leave it unfinished."""
     config = RunConfig(methods=["vanilla", {"name": "own"}], plugins=[str(plugin)], **SMALL)
     registry.load_plugin(str(plugin))
-    execute.start(config, {}, folder, RunProgress())[1].release()
+    execute.start_run(config, {}, folder, RunProgress())[1].release()
 
 
 def change(folder, **order):

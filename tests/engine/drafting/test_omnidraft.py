@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from methods.omnidraft.method import OmniDraft, OmniDraftParams
-from methods.omnidraft.runs import RunCache
+from methods.omnidraft.ngram_cache import NgramCache
 from methods.sps import Sps, SpsParams
 from methods.tli import Tli, TliParams
 from methods.uag import Uag, UagParams
@@ -67,8 +67,8 @@ PAIRS = [pair_of(seed) for seed in range(4)]
 def filled(translation):
     """A memory whose cache has every run that there is."""
     memory = Memory()
-    memory["runs"] = RunCache(99)
-    memory["runs"].read(range(len(translation.target.pieces)), translation.spell_in_draft)
+    memory["runs"] = NgramCache(99)
+    memory["runs"].add_text(range(len(translation.target.pieces)), translation.spell_in_draft)
     return memory
 
 
@@ -305,16 +305,19 @@ def test_its_draft_reads_each_token_once(spelled):
 def test_the_cache_keeps_what_came_last_and_no_more_than_it_may(spelled):
     words = spelled()._workspace.decoders["draft"].translation
     the, cat = 0, 5
-    runs = RunCache(1)
-    runs.read([the, 1, 2, cat], words.spell_in_draft)
-    assert (len(runs), runs.run(the, words.spell_in_draft)) == (1, [0, 1, 2])  # it is spelt anew
-    assert runs.trie == {3: {5: {0: {RunCache.END: cat}}}}
-    runs.read([the, the], words.spell_in_draft)
-    assert runs.trie == {0: {1: {2: {RunCache.END: the}}}}
-    both = RunCache(2)
-    both.read([the, cat, the], words.spell_in_draft)
+    runs = NgramCache(1)
+    runs.add_text([the, 1, 2, cat], words.spell_in_draft)
+    assert (len(runs), runs.find_ngram(the, words.spell_in_draft)) == (
+        1,
+        [0, 1, 2],
+    )  # it is spelt anew
+    assert runs.trie == {3: {5: {0: {NgramCache.END: cat}}}}
+    runs.add_text([the, the], words.spell_in_draft)
+    assert runs.trie == {0: {1: {2: {NgramCache.END: the}}}}
+    both = NgramCache(2)
+    both.add_text([the, cat, the], words.spell_in_draft)
     both._most = 1
-    both.read([the], words.spell_in_draft)
+    both.add_text([the], words.spell_in_draft)
     assert both.trie == runs.trie
 
 
@@ -323,12 +326,12 @@ def test_of_overlapping_runs_each_leaves_the_others():
         Vocabulary([b"ab", b"abc", b"a"]), Vocabulary([b"a", b"b", b"c"], "abc".index), CPU
     )
     words.draft = Vocabulary([b"a", b"b", b"c"], lambda text: ["abc".index(s) for s in text])
-    runs = RunCache(2)
-    runs.read([0, 1], words.spell_in_draft)
-    assert runs.trie == {0: {1: {RunCache.END: 0, 2: {RunCache.END: 1}}}}
-    assert runs.ends(runs.trie[0]) == ([1], [0]) and runs.has_children(runs.trie[0][1])
+    runs = NgramCache(2)
+    runs.add_text([0, 1], words.spell_in_draft)
+    assert runs.trie == {0: {1: {NgramCache.END: 0, 2: {NgramCache.END: 1}}}}
+    assert runs.find_completions(runs.trie[0]) == ([1], [0]) and runs.has_children(runs.trie[0][1])
     runs._forget(1)
-    assert runs.trie == {0: {1: {RunCache.END: 0}}} and not runs.has_children(runs.trie[0][1])
+    assert runs.trie == {0: {1: {NgramCache.END: 0}}} and not runs.has_children(runs.trie[0][1])
 
 
 def test_what_a_prompt_showed_is_known_in_the_next(spelled):

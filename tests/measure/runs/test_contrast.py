@@ -9,7 +9,7 @@ from specbench_cli.engine.models.load import get_module, load_decoder
 from specbench_cli.engine.verify.uscd import Contrast
 from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.models import resolve
-from specbench_cli.report.reading import read
+from specbench_cli.report.report_data import read_report_data
 from specbench_cli.store.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("small_pair")
@@ -80,7 +80,7 @@ def test_the_manifest_has_all_of_it_and_the_header_says_so(specbench):
     outcome = specbench(contrast=ASKED, limit=1)
     held = {**ASKED, "floor": 0.1}
     assert outcome.manifest["config"]["effective"]["contrast"] == held
-    reading = read(RunDir.open(outcome.path))
+    reading = read_report_data(RunDir.open(outcome.path))
     header = " ".join(reading.facts.header({"mini": 1}, 100))
     assert "contrast beta=3,keep=0.1,below=1,floor=0.1" in header
 

@@ -39,7 +39,7 @@ class RunNames:
     labels: Mapping[str, str]
     passes: Mapping[int, int]
 
-    def given(self, record: Record) -> Record:
+    def rename(self, record: Record) -> Record:
         """Return a record with its names in the report."""
         return replace(record, label=self.labels[record.label], pass_=self.passes[record.pass_])
 
@@ -54,15 +54,15 @@ class CombinedRuns:
     path: Path
     manifest: dict[str, Any]
     runs: Sequence[RecordSource]
-    names: Sequence[RunNames]
-    shown: dict[int, str] = field(default_factory=dict)
+    run_names: Sequence[RunNames]
+    repeat_names: dict[int, str] = field(default_factory=dict)
 
     def records(self, of: Container[str] | None = None) -> Iterator[Record]:
         """Return the renamed records of all runs, or only those of some prompts."""
-        for run, names in zip(self.runs, self.names, strict=True):
-            yield from map(names.given, run.records(of))
+        for run, names in zip(self.runs, self.run_names, strict=True):
+            yield from map(names.rename, run.records(of))
 
-    def each(self, make: Callable[[Record], T]) -> Iterator[T]:
+    def map_records(self, make: Callable[[Record], T]) -> Iterator[T]:
         """Return the results of a function for every record."""
         return map(make, self.records())
 

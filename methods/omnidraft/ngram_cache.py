@@ -9,7 +9,7 @@ Spelling = Callable[[int], list[int]]
 """Function that returns the draft tokens that spell a target token, or [] if there are none."""
 
 
-class RunCache:
+class NgramCache:
     """Cache of runs of draft tokens that spell a target token, with a maximum size.
 
     Attributes:
@@ -27,14 +27,14 @@ class RunCache:
     def __len__(self) -> int:
         return len(self._of)
 
-    def run(self, token: int, spelling: Spelling) -> list[int]:
+    def find_ngram(self, token: int, spelling: Spelling) -> list[int]:
         """Return the draft's tokens that spell a target token, or [] if there are none."""
         return self._of.get(token) or spelling(token)
 
-    def read(self, tokens: Iterable[int], spelling: Spelling) -> None:
+    def add_text(self, tokens: Iterable[int], spelling: Spelling) -> None:
         """Cache the runs of a text's tokens, each as the newest."""
         for token in tokens:
-            run = self.run(token, spelling)
+            run = self.find_ngram(token, spelling)
             if len(run) > 1:
                 self._of.pop(token, None)
                 self._of[token], node = run, self.trie
@@ -48,7 +48,7 @@ class RunCache:
         """Return True if a node of the trie has children."""
         return not node.keys() <= {self.END}
 
-    def ends(self, node: dict[int, Any]) -> tuple[list[int], list[int]]:
+    def find_completions(self, node: dict[int, Any]) -> tuple[list[int], list[int]]:
         """Return the draft tokens that end a run after a node, and the target tokens of these
         runs."""
         found = {
