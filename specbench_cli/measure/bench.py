@@ -30,7 +30,7 @@ from specbench_cli.engine.models.cuda.graphs import CudaGraphs
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.fused import FusedStack
 from specbench_cli.engine.models.head import FeatureHead
-from specbench_cli.engine.models.load import load_decoder, get_module
+from specbench_cli.engine.models.load import get_module, load_decoder
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.processor import LogitsProcessor

@@ -147,7 +147,7 @@ class RestrictedOutput(nn.Linear):
 def restrict_output(module: Any, output_ids: Tensor) -> Any:
     """Restrict the output of a built-in family's transformers module to the ids `output_ids` [r].
 
-    The module keeps only their rows of the output matrix, untied. `load_decoder` and `module_in`
+    The module keeps only their rows of the output matrix, untied. `load_decoder` and `load_module`
     can read the saved module: see `read_output_ids`.
     """
     whole = module.lm_head.weight.detach()

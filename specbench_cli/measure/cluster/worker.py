@@ -210,7 +210,8 @@ class WorkerProgress:
 def shared_facts(plan: Plan) -> dict[str, str]:
     """Return the facts that driver and workers must share: `program`, and the weights."""
     models = {
-        each.label: read_checkpoint(read_checkpoint_facts, each).sha256 for each in plan.checkpoints.values()
+        each.label: read_checkpoint(read_checkpoint_facts, each).sha256
+        for each in plan.checkpoints.values()
     }
     heads = {}
     for wanted in (

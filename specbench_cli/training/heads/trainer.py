@@ -18,7 +18,11 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from methods._heads.module import DraftHead, ParallelHead, get_head_classes
 from methods._heads.recipe import Objective
 from specbench_cli import files
-from specbench_cli.engine.models.checkpoint import CheckpointFacts, read_checkpoint_facts, read_tokenizer
+from specbench_cli.engine.models.checkpoint import (
+    CheckpointFacts,
+    read_checkpoint_facts,
+    read_tokenizer,
+)
 from specbench_cli.engine.models.head import NORMED, FeatureHead, LookAhead
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError

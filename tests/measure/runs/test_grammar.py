@@ -9,7 +9,7 @@ import llguidance.hf
 import pytest
 import torch
 
-from specbench_cli.engine.models.load import load_decoder, get_module
+from specbench_cli.engine.models.load import get_module, load_decoder
 from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
 from specbench_cli.measure.bench import load_tokenizer
 from specbench_cli.models import resolve
