@@ -284,7 +284,7 @@ def main() -> int:
             load_decoder=cache(bench.load_decoder),
             read_checkpoint_facts=cache(bench.read_checkpoint_facts),
             get_module=cache(bench.get_module),
-            tokenizer_of=load_once(bench.load_tokenizer),
+            load_tokenizer=load_once(bench.load_tokenizer),
         ),
         patch.object(outputs, "write_figures", lambda *_, **__: []),
         patch.object(

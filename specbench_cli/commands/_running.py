@@ -78,7 +78,7 @@ def measure_missing(
     only_pass: int | None = None,
     fresh: bool,
 ) -> RunResult:
-    """Measure the missing outputs of a run (`execute.run`).
+    """Measure the missing outputs of a run (`execute.measure_run`).
 
     Args:
         place: Path under which the run is registered: its folder or its matrix.

@@ -32,8 +32,7 @@ class RepeatProgress:
         plan: The plan of the run.
         view: Display of the progress.
         between: Probe that runs between prompts, if any.
-        part: Name of the part of the run (`view.PromptProgress`). `begin` adds the load, if
-            several.
+        part: Name of this part of the run in the display (`view.PromptProgress`).
 
     Attributes:
         measured, prompts: Number of prompts that are measured, and of all prompts.

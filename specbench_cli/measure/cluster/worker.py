@@ -166,7 +166,7 @@ class ClusterWorker:
             self._run_dir.manifest["leaks"], self._repeat.judge.facts(), self._bench.memory_entry()
         )
 
-    def near_ties(self, known: StoredOutputs) -> Mapping[str, Any] | None:
+    def find_near_ties(self, known: StoredOutputs) -> Mapping[str, Any] | None:
         """Return the causes of near-ties; see `record_builder.near_ties`.
 
         Args:
