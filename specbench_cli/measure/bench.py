@@ -33,7 +33,7 @@ from specbench_cli.engine.models.cuda.graphs import CudaGraphs
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.fused import FusedStack
 from specbench_cli.engine.models.head import FeatureHead
-from specbench_cli.engine.models.load import load_decoder, get_module
+from specbench_cli.engine.models.load import get_module, load_decoder
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.processor import LogitsProcessor
@@ -504,8 +504,8 @@ def load_run_decoder(
         name: Name of the decoder.
         device: Device of its weights.
         dtype: Dtype of its weights.
-        imposed: Acceptance rate that the run imposes (`engine.imposed_acceptance`), and the vocabulary size.
-            None if outputs are real.
+        imposed: Acceptance rate that the run imposes (`engine.imposed_acceptance`), and the
+            vocabulary size. None if outputs are real.
         graphs: True records forwards as CUDA graphs where possible.
         input_vocab_size: See `Decoder`.
     """
