@@ -134,7 +134,7 @@ class Trainer:
     def _tokenizer(self, name: str, seed: int, size: int) -> PreTrainedTokenizerFast:
         """The tokenizer kept in the work folder, trained first where there is none."""
         folder = self.out / WORK / name
-        files.refuse_link(folder)
+        files.check_no_link(folder)
         if not (folder / "tokenizer.json").is_file():
             trained = train_tokenizer(tokenizer_texts(self.gsm8k, seed), size)
             disable_progress_bars()

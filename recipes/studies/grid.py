@@ -78,14 +78,14 @@ def grid(asked: GridOptions) -> None:
     sizes = _numbers("--tokens", asked.tokens, number)
     depths = [int(n) for n in _numbers("--layers", asked.layers, int)]
     out, rows = asked.out, []
-    with shared.bars() as report:
+    with shared.show_bars() as report:
         trainer = _trainer(asked, report)
         for (at, size), depth, seed in product(enumerate(sizes, 1), depths, range(asked.seeds)):
             updates = at if asked.smoke else max(1, round(size / (SEQUENCES * LENGTH)))
             name = f"{depth}-layers-{short(size)}-seed-{seed}"
             shared.check_model(out, name)
             if not asked.resume:
-                shared.forget_work(out, name)
+                shared.delete_work(out, name)
                 files.remove_own(out / name / RECORD)  # without it the draft is trained again
             rows.append(trainer.grow(name, depth, updates, seed))
     output.rows(rows, COLUMNS)
@@ -98,7 +98,7 @@ def _trainer(asked: GridOptions, report: shared.Bars) -> Grower:
     from specbench_cli.models import resolve
     from specbench_cli.training.corpus import load_gsm8k
 
-    found, place = resolve(asked.target), shared.device(asked.device)
+    found, place = resolve(asked.target), shared.choose_device(asked.device)
     own = asked.draft or found.draft
     trainer = Grower(
         asked.out,

@@ -18,7 +18,7 @@ from recipes.studies.numbers import number, short
 from recipes.studies.points import FIGURES, SIZES, Point, points_of
 from specbench_cli import files, output
 from specbench_cli.config import options
-from specbench_cli.config.commands import SHOWN, CommandOptions, Form
+from specbench_cli.config.commands import CONTENT, CommandOptions, Form
 from specbench_cli.config.options import ARGUMENTS, OUTPUT, OVERWRITE, Option
 from specbench_cli.errors import UsageError
 from specbench_cli.report.document import (
@@ -56,7 +56,7 @@ class ScalingOptions(CommandOptions):
     at: Annotated[
         list[str],
         Option(
-            SHOWN,
+            CONTENT,
             "SIZE=N",
             "What the laws say of a size: tokens=30M, layers=8, batch=16.",
             default="none",

@@ -89,7 +89,7 @@ class Bench:
     def __init__(self, plan: Plan, *, lenient: bool = False) -> None:
         config = plan.config
         self._plan = plan
-        self.device = choose_device(config.home)
+        self.device = choose_device(config.main_device)
         self._graphs = self._records_graphs()
         self.energy = EnergyMeter.for_device(self.device)
         self.peaks: dict[str, int] = {}
@@ -207,7 +207,7 @@ class Bench:
             return None
         target = self.facts["target"]
         ends = [token for token in target.eos if token < target.vocab_size]
-        return grammar.processor(self.tokenizer, ends, self._plan.target.label)
+        return grammar.create_mask(self.tokenizer, ends, self._plan.target.label)
 
     @property
     def _second_draft_device(self) -> torch.device | None:
@@ -353,7 +353,7 @@ class Bench:
         for question in self._plan.questions:
             try:
                 ids = self.encode_prompt(question)
-                self.check_fits(question.prompt_id, len(ids), self._plan.budget(question))
+                self.check_fits(question.prompt_id, len(ids), self._plan.max_new_tokens(question))
             except PromptError as fault:
                 faults[question.prompt_id] = fault
                 if monotonic() - began > CHECK_TIME_S:  # a chat template can be slow

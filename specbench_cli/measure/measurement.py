@@ -22,7 +22,7 @@ from specbench_cli.engine.watch import ReportedStep, Watch, find_misreported_ste
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import (
     WorkerLost,
-    on_one_line,
+    to_one_line,
     truncate,
 )
 from specbench_cli.measure.energy import EnergyMeter
@@ -358,7 +358,7 @@ class Measurement:
             label=self.method_run.label,
             peer=peer,
             params=Params(
-                redact_setting(self.method_run.passed),
+                redact_setting(self.method_run.user_params),
                 redact_setting(method.params.model_dump()),
                 self.method_run.source,
             ),
@@ -391,7 +391,7 @@ class Measurement:
             valid=valid,
             synthetic=self._workspace.synthetic,
             void=void,
-            error=None if m.error is None else on_one_line(str(m.error)),
+            error=None if m.error is None else to_one_line(str(m.error)),
         )
 
 

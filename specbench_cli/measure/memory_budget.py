@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import torch
 
-from specbench_cli.config.run import RunConfig, nbytes
+from specbench_cli.config.run import RunConfig, parse_size
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.drafting.length_params import LengthParams
 from specbench_cli.engine.method import Method
@@ -48,12 +48,12 @@ class MemoryModel:
 
     def __init__(self, config: RunConfig) -> None:
         self._plan = plan = make_plan(config)
-        device, dtype = choose_device(config.home), getattr(torch, config.dtype)
+        device, dtype = choose_device(config.main_device), getattr(torch, config.dtype)
         self._sizes = {
             role: read_checkpoint(lambda path: ModelSizes.read(path, device, dtype), checkpoint)
             for role, checkpoint in plan.checkpoints.items()
         }
-        self._budget = max(map(plan.budget, plan.questions))
+        self._budget = max(map(plan.max_new_tokens, plan.questions))
         self._prompt_lengths = list(_prompt_lengths(plan, self._budget))
         self.configured_drafts = {
             method_run.label: _draft_size(method_run) for method_run in plan.method_runs
@@ -106,7 +106,7 @@ def fit_to_budget(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
     """
     if config.memory_budget is None:
         return config, None
-    limit = nbytes(config.memory_budget)
+    limit = parse_size(config.memory_budget)
     try:
         model = MemoryModel(config)
         least = model.compute_footprint(1, 1)

@@ -11,7 +11,7 @@ from typing import Any
 from specbench_cli.config import permission
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import ConcurrentWriteError, SpecbenchError, UsageError
-from specbench_cli.files import refuse_link
+from specbench_cli.files import check_no_link
 from specbench_cli.measure.isolation.plugin_process import end_plugin_processes
 from specbench_cli.measure.local import measure_repeat
 from specbench_cli.measure.manifest import (
@@ -59,7 +59,7 @@ def start_run(
         check_placement(plan)
     view.planned(plan_facts(plan, prepared.tuning))
     for words in (
-        *plan.missing,
+        *plan.unused_notes,
         *left_out_notes(prepared.left_out),
         *_memory_notes(prepared.memory),
     ):
@@ -70,7 +70,7 @@ def start_run(
     told = {**build_manifest(plan, sources), "left_out": why, "memory_budget": prepared.memory}
     run_dir = RunDir.create(path, told, order=plan.config.model_dump_json())
     # The user started this run, so resuming it needs no further permission.
-    permission.permit(permission.requests(config, path / ORDER))
+    permission.permit(permission.collect_requests(config, path / ORDER))
     return plan, run_dir
 
 
@@ -132,7 +132,7 @@ def _plan_again(run_dir: RunDir, view: RunView, force: bool, *, part: bool) -> P
     if not part:  # the parent process has already checked
         check_plugin_permission(run_dir, config, force)
     first, tuning = plan_run(config)
-    plan = tune.tuned(first, run_dir.manifest)
+    plan = tune.apply_tuning(first, run_dir.manifest)
     view.planned(plan_facts(plan, tuning))
     answered = run_dir.answered()  # report a damaged record before changing anything
     begun, going_on = run_dir.manifest.get("program", {}), program_facts(first)
@@ -159,14 +159,14 @@ def permissions_to_resume(path: Path, force: bool) -> list[permission.Permission
             return []
         config = load_resume_config(path)
         check_plugin_files(run_dir, config, force)
-        return permission.requests(config, path / ORDER)
+        return permission.collect_requests(config, path / ORDER)
     found, order = list[permission.PermissionRequest](), matrix.read_order(path)
     for each in matrix.members(path):
         if RunDir.holds_run(each):
             found += permissions_to_resume(each, force)
         elif order is not None:
             config = RunConfig.model_validate_json(order.runs[each.name])
-            found += permission.requests(config, matrix.order_file(path))
+            found += permission.collect_requests(config, matrix.order_file(path))
     return found
 
 
@@ -306,7 +306,7 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
     assert tuning is not None
     tuning_plan = tune.tuning_plan(plan, tuning)
     path = run_dir.path / tune.FOLDER
-    refuse_link(path)
+    check_no_link(path)
     if RunDir.holds_run(path):
         trial = RunDir.open(path)
         trial.share_lock_of(run_dir)
@@ -335,7 +335,7 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
     weights = {name.partition(" ")[0]: held["weight_bytes"] for name, held in models.items()}
     choices = tune.choose(tuning, list(trial.records()), plan.config.tune_by, weights)
     found = tune.facts(plan, tuning, choices)
-    chosen = tune.tuned(plan, {"tuning": found})
+    chosen = tune.apply_tuning(plan, {"tuning": found})
     run_dir.update(
         tuning=found,
         rows=method_entries(chosen),

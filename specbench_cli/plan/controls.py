@@ -65,7 +65,7 @@ def _controls_for(
 
     if "draft" in method.requirements:
         yield DRAFT_ALONE, DRAFT_ALONE, {}
-    foreign = row.name not in registry.ours() and config.isolation == "process"
+    foreign = row.name not in registry.built_in_methods() and config.isolation == "process"
     rated = method.accept is not None and config.executor == "local" and not foreign
     random = f"random for {row.label}"
     if isinstance(method.params, AcceptParams):

@@ -27,7 +27,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from specbench_cli import __version__
-from specbench_cli.config.problems import did_you_mean, listed, shown
+from specbench_cli.config.problems import did_you_mean, join_names, shorten
 from specbench_cli.errors import UsageError
 from specbench_cli.measure.costs import (
     BatchCost,
@@ -144,8 +144,8 @@ class Roofline:
             name, devices = split[1], int(split[2])
         if name not in known:
             raise UsageError(
-                f"unknown hardware {shown(repr(hardware))}{did_you_mean(name, known)}",
-                f"known: {listed(known)}; several of one kind: {next(iter(known))}x8",
+                f"unknown hardware {shorten(repr(hardware))}{did_you_mean(name, known)}",
+                f"known: {join_names(known)}; several of one kind: {next(iter(known))}x8",
             )
         device = known[name]
         if dtype not in device.flops:

@@ -93,7 +93,7 @@ def simulate_load(
                     )
                     tokens = np.array([float(request.tokens) for request in requests])
                     passes.append((np.array(arrivals), first, last, tokens))
-                found.append(SimulatedLoad(label, load.typed, passes))
+                found.append(SimulatedLoad(label, load.text, passes))
         except UsageError:
             raise
         except (SpecbenchError, ValueError) as fault:

@@ -145,8 +145,8 @@ def simulate_settings(
         except CannotSimulate as fault:
             raise UsageError(f"{base}: {fault.message}", "specbench predict --help") from fault
         vanilla, _ = _simulate_decoding(plain, scripts, alone, policy)
-        for point in sweep.points(values):
-            label = " ".join([name, *sweep.settings(point)])
+        for point in sweep.list_combinations(values):
+            label = " ".join([name, *sweep.format_params(point)])
             method = registry.build(name, {**rows[base][0].params.passed, **point})
             decode, mat = _simulate_decoding(method, scripts, alone, policy)
             found.append(

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from specbench_cli.config.problems import first_problem
+from specbench_cli.config.problems import format_first_problem
 from specbench_cli.errors import UsageError, truncate
 from specbench_cli.store.schema import SCHEMA, Count, Finite, Json, Name, Share
 
@@ -314,7 +314,7 @@ def parse(text: str) -> dict[str, Any]:
     try:
         _manifest_adapter().validate_json(text)
     except ValidationError as error:
-        raise ValueError(first_problem(error)) from None
+        raise ValueError(format_first_problem(error)) from None
     content: dict[str, Any] = json.loads(text)  # keeps the order of keys, and integers as integers
     # A resumed run compares its configuration with these keys, so they are not truncated.
     found = {
@@ -335,7 +335,7 @@ _COMPARED = ("config", "program")
 
 
 def truncate_texts(value: Any) -> Any:
-    """Return a JSON value with every string truncated to `LONGEST_TEXT`."""
+    """Return a JSON value with every string truncated to `MAX_TEXT_LENGTH`."""
     if isinstance(value, str):
         return truncate(value)
     if isinstance(value, list):

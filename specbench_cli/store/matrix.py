@@ -60,7 +60,7 @@ def members(path: Path) -> list[Path]:
         ) from error
     found = [path / name for name in names]
     for each in found:
-        files.refuse_link(each)
+        files.check_no_link(each)
     return found
 
 

@@ -21,8 +21,8 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from specbench_cli import files
-from specbench_cli.config.arrivals import number_of_loads
-from specbench_cli.config.problems import first_problem, is_one_line
+from specbench_cli.config.arrivals import count_loads
+from specbench_cli.config.problems import format_first_problem, is_one_line
 from specbench_cli.errors import FULL, ConcurrentWriteError, UsageError
 from specbench_cli.store import jsonl, matrix, pieces
 from specbench_cli.store.digests import FOREIGN_LINE, FileSeal, seal, short_digest
@@ -424,7 +424,7 @@ class RunDir:
                 slim = _header_adapter().validate_json(line)
                 known.check_plan(slim["pass_"], slim["seed"])
             except ValueError as error:
-                why = first_problem(error) if isinstance(error, ValidationError) else error
+                why = format_first_problem(error) if isinstance(error, ValidationError) else error
                 raise invalid_record_error(file, number, why) from error
             key = slim["prompt_id"], slim["turn"], slim["label"], slim["pass_"]
             if key in seen:
@@ -559,7 +559,7 @@ class RunDir:
         effective = (self.manifest.get("config") or {}).get("effective") or {}
         loads = None
         with contextlib.suppress(ValueError):
-            loads = number_of_loads(effective.get("load") or "")
+            loads = count_loads(effective.get("load") or "")
         repeats = effective.get("repeats")
         return RunFacts(
             repeats=repeats, loads=None if repeats is None else loads, seed=effective.get("seed")
@@ -652,7 +652,7 @@ class RunDir:
                     raise ValueError(f"task {prompt.task!r} has {most} questions in the run")
                 check_line((name, turn), line, digests, complete=complete)
             except ValueError as error:
-                why = first_problem(error) if isinstance(error, ValidationError) else error
+                why = format_first_problem(error) if isinstance(error, ValidationError) else error
                 raise UsageError(
                     f"{file}, line {number} is no prompt: {why}",
                     # A record cannot be checked without its prompt, so the record would be lost.

@@ -20,8 +20,8 @@ from typing import Annotated, Literal, Protocol, get_args
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypeAliasType
 
-from specbench_cli.config.problems import first_problem
-from specbench_cli.errors import LONGEST_TEXT, PromptError, UsageError, on_one_line
+from specbench_cli.config.problems import format_first_problem
+from specbench_cli.errors import MAX_TEXT_LENGTH, PromptError, UsageError, to_one_line
 from specbench_cli.former_names import current_params
 
 SCHEMA = 9
@@ -48,10 +48,10 @@ PASSES_APART = 1000
 The first load of a process has the number of the process, from 1. Each further load adds this.
 """
 
-Name = Annotated[str, Field(pattern=r"^[^\p{Cc}\p{Zl}\p{Zp}]+$", max_length=2 * LONGEST_TEXT)]
+Name = Annotated[str, Field(pattern=r"^[^\p{Cc}\p{Zl}\p{Zp}]+$", max_length=2 * MAX_TEXT_LENGTH)]
 """Name that tables show: not empty, of limited length, without control characters and line breaks.
 The limit is twice that of a text, since an id combines a task name and a text of its file."""
-Reason = Annotated[str, AfterValidator(on_one_line)]
+Reason = Annotated[str, AfterValidator(to_one_line)]
 """Untrusted text. Runs of older versions may contain longer texts, which are truncated."""
 Json = TypeAliasType("Json", "bool | int | Finite | str | list[Json] | dict[str, Json] | None")
 """Any JSON value, without NaN and infinity."""
@@ -517,7 +517,7 @@ def from_json(line: str) -> Record:
         record = _record_adapter().validate_json(line)
     except ValidationError as error:
         _check_schema(_read_schema(line))
-        raise ValueError(first_problem(error)) from None
+        raise ValueError(format_first_problem(error)) from None
     _check_schema(record.schema)
     return record
 

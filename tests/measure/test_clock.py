@@ -20,7 +20,7 @@ from tests.audit.faults import clock
 
 def cell(kind, place=0):
     models = tiny_models()
-    method_run = MethodRun.of("sps", "sps", kind(SpsParams(length=2)), {})
+    method_run = MethodRun.from_method("sps", "sps", kind(SpsParams(length=2)), {})
     request = Request(f"tiny/{place}", 0, models.prompts[3], StopRule(frozenset(), 12))
     return Measurement(method_run, None, request, models.workspace, Sampling(), 1, Memory())
 

@@ -106,7 +106,10 @@ def run(tmp_path_factory):
             if method is not None:
                 plan = replace(
                     plan,
-                    method_runs=(plan.method_runs[0], MethodRun.of("faulty", "faulty", method, {})),
+                    method_runs=(
+                        plan.method_runs[0],
+                        MethodRun.from_method("faulty", "faulty", method, {}),
+                    ),
                 )
             run_dir = RunDir.create(
                 tmp_path_factory.mktemp("made") / "run", build_manifest(plan, {})
@@ -532,7 +535,7 @@ def test_a_head_or_layers_that_say_no_number_fail_their_cells(run, head):
     assert re.search(r"step [01]: the logits of \S+ are not finite", found.errors["faulty"])
 
 
-OURS = sorted(name for name, entry in registry.ours().items() if not entry.peer)
+OURS = sorted(name for name, entry in registry.built_in_methods().items() if not entry.peer)
 
 
 @pytest.mark.full
@@ -590,7 +593,7 @@ def test_a_temperature_that_leaves_no_numbers_is_refused_and_would_fail(run):
     with pytest.raises(ValueError, match=r"must be 0, which is greedy, or at least 0.001"):
         run(temperature=1e-40, verify="coupled")
     for rule in ("coupled", "rejection"):
-        with patch.object(config, "COLDEST", 0.0):
+        with patch.object(config, "MIN_TEMPERATURE", 0.0):
             found = run(temperature=1e-40, verify=rule)
         assert found.errors.keys() == {"vanilla", "sps"}
         found.told(f"temperature 1e-40, {rule}", found.errors["sps"])

@@ -32,7 +32,7 @@ from specbench_cli import files
 from specbench_cli.comparison.baselines.join import join_runs
 from specbench_cli.comparison.cell import ComparedOutput, Counters, PairKey, Times
 from specbench_cli.comparison.side import RowFacts, Side
-from specbench_cli.config.problems import first_problem
+from specbench_cli.config.problems import format_first_problem
 from specbench_cli.errors import UsageError
 from specbench_cli.former_names import current_params
 from specbench_cli.store.schema import STRICT, Count, Family, Json, Name
@@ -364,7 +364,7 @@ def _validate_file(text: str) -> _BaselineFile:
     except ValidationError as error:
         with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError):
             _check_schema(json.loads(text)["schema"])
-        raise ValueError(first_problem(error)) from None
+        raise ValueError(format_first_problem(error)) from None
 
 
 @cache

@@ -53,7 +53,7 @@ def _print_line(form: output.Format, line: str) -> None:
         output.note(line)
     else:
         width = min(WIDTH, output.columns() or WIDTH)
-        output.data("\n".join(output.wrapped(line, width)))
+        output.data("\n".join(output.wrap(line, width)))
 
 
 def _format_row(row: RowOutcome, comparison: Comparison) -> dict[str, str]:

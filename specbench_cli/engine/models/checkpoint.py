@@ -24,7 +24,7 @@ from specbench_cli.errors import (
     EnvironmentFault,
     SpecbenchError,
     UsageError,
-    is_foreign,
+    is_library_error,
     reason_of,
 )
 from specbench_cli.files import check_model_folder
@@ -393,7 +393,7 @@ def read_tokenizer(folder: Path, label: str | None = None) -> Any:
     try:
         return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except BaseException as fault:  # these libraries raise any exception for damaged files
-        if not is_foreign(fault):
+        if not is_library_error(fault):
             raise
         raise EnvironmentFault(
             f"the tokenizer of {label or folder.name} does not load: {reason_of(fault)}",

@@ -29,7 +29,7 @@ from specbench_cli.engine.workers.message import Message
 from specbench_cli.engine.workers.process_lifetime import exit_with_parent
 from specbench_cli.engine.workers.shared_memory import Doorbell, MessageBuffer
 from specbench_cli.engine.workspace import Workspace
-from specbench_cli.errors import MethodFault, SpecbenchError, message_of, on_one_line
+from specbench_cli.errors import MethodFault, SpecbenchError, message_of, to_one_line
 
 START, ORDER = 1, 2
 """Signals from the target: a request is in the pipe, or an order is in shared memory."""
@@ -167,4 +167,4 @@ def _describe_error(error: Exception) -> tuple[bool, str, str | None]:
         return True, error.message, error.hint
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return False, on_one_line(f"{type(error).__name__}: {message_of(error)}{where}"), None
+    return False, to_one_line(f"{type(error).__name__}: {message_of(error)}{where}"), None

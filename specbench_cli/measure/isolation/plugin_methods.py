@@ -129,7 +129,7 @@ class PluginMethods:
             return {}
         plan = self._plan
         rows = tuple(
-            (method_run.name, method_run.label, dict(method_run.passed))
+            (method_run.name, method_run.label, dict(method_run.user_params))
             for method_run in plan.method_runs
             if self._processes.get(method_run.label) is process
         )

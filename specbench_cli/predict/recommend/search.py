@@ -14,16 +14,16 @@ from specbench_cli import __version__, registry
 from specbench_cli.config import permission
 from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.errors import ExitCode, UsageError
-from specbench_cli.files import refuse_link
+from specbench_cli.files import check_no_link
 from specbench_cli.measure import run as execute
 from specbench_cli.measure.isolation.plugin_process import check_plugins
 from specbench_cli.measure.manifest import utc_now
 from specbench_cli.measure.result import RunResult, read_result
 from specbench_cli.measure.view import PromptProgress, RunView
 from specbench_cli.plan import tune
-from specbench_cli.plan.grid import candidates
+from specbench_cli.plan.grid import list_candidates
 from specbench_cli.plan.method_run import MethodRun
-from specbench_cli.plan.plan import fitting, load_plugins, make_plan
+from specbench_cli.plan.plan import drop_unavailable, load_plugins, make_plan
 from specbench_cli.predict.recommend.halving import (
     CONFIRMATION,
     SEARCH,
@@ -65,7 +65,7 @@ def prepare(config: RunConfig, sources: Mapping[str, str], minutes: float) -> Jo
     config = config.model_copy(update={"repeats": 1})
     config, left_out = _drop_unsuitable(config)
     check_plugins(config)
-    config, unfit = fitting(config, fetch=True)
+    config, unfit = drop_unavailable(config, fetch=True)
     left_out |= unfit
     plan = make_plan(config)
     if all(method_run.label == BASELINE for method_run in plan.method_runs):
@@ -79,7 +79,7 @@ def prepare(config: RunConfig, sources: Mapping[str, str], minutes: float) -> Jo
     by_label = {method_run.label: method_run for wave in waves for method_run in wave}
     named = [MethodChoice(name=BASELINE, label=BASELINE)]
     named += [
-        MethodChoice(name=method_run.name, label=label, params=dict(method_run.passed))
+        MethodChoice(name=method_run.name, label=label, params=dict(method_run.user_params))
         for label, method_run in by_label.items()
     ]
     search, held_out = tune.split(plan.questions, config.seed, 1 / 2, "recommend")
@@ -128,7 +128,7 @@ def _make_waves(method_runs: Sequence[MethodRun], config: RunConfig) -> list[lis
     The first wave has each method with its own settings, the next has each with one setting
     changed, and so on. The order within a wave is random, from the seed.
     """
-    columns = [candidates(method_run, SETTINGS, config.rule) for method_run in method_runs]
+    columns = [list_candidates(method_run, SETTINGS, config.rule) for method_run in method_runs]
     waves: list[list[MethodRun]] = []
     left = MOST
     for number, line in enumerate(zip_longest(*columns)):
@@ -175,7 +175,7 @@ def recommend(journal: Journal, folder: Path, view: RunView, force: bool = False
         UsageError, EnvironmentFault: as `halve`, and as a run.
     """
     place = folder / FILE
-    permission.check(permission.requests(journal.config, place), str(place))
+    permission.check(permission.collect_requests(journal.config, place), str(place))
     view.stage("loading what decodes")
     check_plugins(journal.config)
     load_plugins(journal.config)  # when resumed, no plug-in is loaded yet
@@ -229,7 +229,7 @@ class Rounds:
     ) -> RoundResult:
         """Measure a round; see `halving.Measure`."""
         journal, path = self._journal, self._folder / name
-        refuse_link(path)
+        check_no_link(path)
         round_ = journal.rounds.get(name)
         if round_ is None:
             round_ = SearchRound(rows=list(rows), prompts=list(prompts), limit_s=limit_s)

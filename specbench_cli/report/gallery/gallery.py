@@ -83,7 +83,7 @@ def publish(reading: ReportData, folder: Path, *, overwrite: bool = False) -> Pu
 def _begin(folder: Path) -> None:
     """Create the folder if needed. Raise UsageError if its index is not a gallery's."""
     (folder / _RUNS).mkdir(parents=True, exist_ok=True)
-    files.refuse_link(folder / _RUNS)
+    files.check_no_link(folder / _RUNS)
     index = folder / INDEX
     page = files.read_own(index)
     if page is not None and MARK.encode() not in page:

@@ -233,7 +233,7 @@ def brief(reading: ReportData) -> str:
             proof=text.proof(reading.summary),
         )
     )
-    return output.plain(rendered)
+    return output.escape_hidden(rendered)
 
 
 def heading(reading: ReportData) -> str:

@@ -51,13 +51,13 @@ def render_page(template: str, style: str = "", script: str = "", **facts: objec
         .get_template(template)
         .render(policy=_policy(style, script), style=Markup(style), script=Markup(script), **facts)
     )
-    return output.plain(rendered)
+    return output.escape_hidden(rendered)
 
 
 def embed_json(data: Any) -> Markup:
     """Return JSON that is safe in a script element: nothing in it can end the element."""
     said = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Markup(output.plain(said.translate(_ESCAPED), lead="\\\\"))
+    return Markup(output.escape_hidden(said.translate(_ESCAPED), lead="\\\\"))
 
 
 @cache

@@ -175,7 +175,7 @@ def print_costs(costs: Costs) -> None:
         f"{costs.quietness.rounds - costs.quietness.void} of {costs.quietness.rounds} rounds"
         " kept; times are means without far outliers",
     ]
-    if not output.human():
+    if not output.is_interactive():
         print_grid(head, None, _points(costs), notes)
         return
     for role, curve in costs.curves.items():
@@ -266,7 +266,7 @@ def roofline_head(roofline: Roofline, models: Mapping[str, Mapping[str, Any]]) -
 def print_replayed(found: RooflineReplay, roofline: Roofline, lines: Sequence[str]) -> None:
     """Print a replay on a roofline: the methods, and the inputs that determine their speedups."""
     missing = [f"{label}: not modelled: {why}" for label, why in found.missing.items()]
-    if not output.human():
+    if not output.is_interactive():
         print_grid(lines, None, lines_of(found.rows), [*NOTES, *missing])
         return
     print_grid(lines, make_grid(_ROOFLINE, found.rows), (), missing)

@@ -101,7 +101,7 @@ TREES = (
 
 def configured():
     """Every method that is lossless under rejection, with each of its parameters."""
-    for name, entry in registry.ours().items():
+    for name, entry in registry.built_in_methods().items():
         method = registry.load(name)
         for params in [] if entry.peer else CONFIGURED.get(name, [{}]):
             make = partial(method, method.Params(**params))

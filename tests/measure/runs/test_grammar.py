@@ -144,9 +144,9 @@ def test_a_text_is_held_against_each_kind_by_itself(tmp_path, name, holds, not_)
     (tmp_path / "words.gbnf").write_text('root ::= "a" digit\ndigit ::= [0-9]\n')
     (tmp_path / "digits.regex").write_text("[0-9]{3}\n")
     asked = Grammar.read(name if name == "json" else str(tmp_path / name))
-    assert asked.holds(holds)
-    assert not asked.holds(not_)
-    assert not asked.holds(holds[:-1])
+    assert asked.accepts(holds)
+    assert not asked.accepts(not_)
+    assert not asked.accepts(holds[:-1])
 
 
 @pytest.mark.parametrize(

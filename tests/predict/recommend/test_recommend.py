@@ -223,7 +223,7 @@ def test_nothing_is_recommended_that_the_held_out_interval_does_not_prove(change
 
 
 def asked(*methods, **more):
-    given = {"methods": list(methods) or registry.lossless(), "allow_noise": True, **more}
+    given = {"methods": list(methods) or registry.lossless_methods(), "allow_noise": True, **more}
     return load(
         from_command_line(given), None, methods=registry, env={}, folder=Path("/nonexistent")
     )
