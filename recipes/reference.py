@@ -225,8 +225,8 @@ def _type(annotation: str) -> str:
 
 
 TYPES = {
-    **dict.fromkeys(("Count", "Whole"), "int"),
-    **dict.fromkeys(("Finite", "LogChance", "Share"), "float"),
+    **dict.fromkeys(("Count", "Integer"), "int"),
+    **dict.fromkeys(("Finite", "LogProb", "Share"), "float"),
     **dict.fromkeys(("Name", "Reason", "Family"), "str"),
 }
 

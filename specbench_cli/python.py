@@ -153,7 +153,7 @@ def compare(
     """
     from specbench_cli.comparison.compare import compare as put_together
     from specbench_cli.comparison.outcome import parse_fail_on, parse_tolerance
-    from specbench_cli.comparison.reading import load_side
+    from specbench_cli.comparison.side_sources import load_side
     from specbench_cli.config.commands import CompareOptions
 
     base, new = (

@@ -106,12 +106,12 @@ def load_once(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a loader that loads each checkpoint once."""
     loaded: dict[Path, Any] = {}
 
-    def once(checkpoint: Any) -> Any:
+    def load(checkpoint: Any) -> Any:
         if checkpoint.path not in loaded:
             loaded[checkpoint.path] = make(checkpoint)
         return loaded[checkpoint.path]
 
-    return once
+    return load
 
 
 def wait_for_exit_code(child: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from recipes.command_line import commands_of
+from recipes.command_line import create_app
 from recipes.embedded.quality import quality
 from specbench_cli.commands.training import _shared as shared
 from specbench_cli.config import options
@@ -62,7 +62,7 @@ def pair(asked: PairOptions) -> None:
 
     recipes = _recipes(asked, BASE, TARGET, DRAFT)
     with shared.show_bars() as report:
-        shared.finish(_trainer(asked, report).pair(*recipes), asked.out)
+        shared.finish(_trainer(asked, report).train_pair(*recipes), asked.out)
 
 
 @options.parsed_command("recipes.embedded.commands:VariantOptions")
@@ -73,7 +73,7 @@ def early_exit(asked: VariantOptions) -> None:
     (recipe,) = _recipes(asked, EXIT)
     with shared.show_bars() as report:
         trainer = _trainer(asked, report)
-        shared.finish(trainer.exit(recipe, _target(asked.target, asked.out)), asked.out)
+        shared.finish(trainer.train_early_exit(recipe, _target(asked.target, asked.out)), asked.out)
 
 
 @options.parsed_command("recipes.embedded.commands:VariantOptions")
@@ -84,10 +84,10 @@ def foreign(asked: VariantOptions) -> None:
     (recipe,) = _recipes(asked, FOREIGN)
     with shared.show_bars() as report:
         trainer = _trainer(asked, report)
-        shared.finish(trainer.foreign(recipe, _target(asked.target, asked.out)), asked.out)
+        shared.finish(trainer.train_foreign(recipe, _target(asked.target, asked.out)), asked.out)
 
 
-app = commands_of(
+app = create_app(
     "Train the embedded family, and measure what its models can do.",
     {
         "pair": (

@@ -132,9 +132,9 @@ def create_matrix(config: RunConfig, sources: Mapping[str, str], out: Path | Non
         plan_dry_run(each)  # report missing assets before any run starts
     path = out or new_path("matrix", config.model_dump(mode="json"))
     order = {name: each.model_dump_json() for name, each in runs.items()}
-    matrix.create(path, matrix.MatrixOrder(order, sources))
+    matrix.create(path, matrix.MatrixConfig(order, sources))
     for each in runs.values():
-        permission.permit(permission.collect_requests(each, matrix.order_file(path)))
+        permission.permit(permission.collect_requests(each, matrix.resume_file(path)))
     return path
 
 
@@ -149,15 +149,15 @@ def measure_matrix(
     from specbench_cli.store import matrix
     from specbench_cli.store.run_dir import RunDir
 
-    order = matrix.read_order(folder)
+    order = matrix.read_config(folder)
     results: list[RunResult] = []
     try:
-        for path in matrix.members(folder):
+        for path in matrix.run_folders(folder):
             plan: Plan | None
             fresh = not RunDir.holds_run(path)
             if fresh and order is not None:
                 config = RunConfig.model_validate_json(order.runs[path.name])
-                place = matrix.order_file(folder)
+                place = matrix.resume_file(folder)
                 permission.check(permission.collect_requests(config, place), str(place))
                 plan, run_dir = start_run(config, order.sources, path, view)
             else:

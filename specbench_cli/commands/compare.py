@@ -71,7 +71,7 @@ def _compare(options: CompareOptions) -> ExitCode:
 
     tolerance, fail_on = parse_tolerance(options.tolerance), parse_fail_on(options.fail_on)
     from specbench_cli.comparison.compare import compare as put_together
-    from specbench_cli.comparison.reading import load_side
+    from specbench_cli.comparison.side_sources import load_side
 
     failed, (first, second) = False, options.sides
     for name, pair in _pair_runs(first, second).items():
@@ -141,11 +141,11 @@ def _pair_runs(base: str, new: str) -> dict[str, tuple[str, str]]:
     Raises:
         UsageError: Only one side is a matrix, or they share no target.
     """
-    from specbench_cli.store.matrix import is_matrix, members
+    from specbench_cli.store.matrix import is_matrix, run_folders
     from specbench_cli.store.run_dir import find_run
 
     sides = [find_run(each) for each in (base, new)]
-    runs = [{run.name: str(run) for run in members(path)} for path in sides if is_matrix(path)]
+    runs = [{run.name: str(run) for run in run_folders(path)} for path in sides if is_matrix(path)]
     if not runs:
         return {"": (base, new)}
     shared = [name for name in runs[0] if name in runs[-1]]
@@ -197,7 +197,7 @@ def _format_json(content: dict[str, Any]) -> str:
 def _save(name: str, runs: list[str]) -> ExitCode:
     """Save runs as a baseline of this machine."""
     from specbench_cli.comparison.baselines.baseline import save
-    from specbench_cli.comparison.reading import find_run_folders
+    from specbench_cli.comparison.side_sources import find_run_folders
     from specbench_cli.store.run_dir import find_run
 
     if not runs:

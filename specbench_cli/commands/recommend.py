@@ -119,7 +119,7 @@ def _run_recommendation(
     from specbench_cli.commands._progress import make_progress
     from specbench_cli.commands._running import NOISE_ERROR, show_resume_command
     from specbench_cli.predict.recommend import journal as kept
-    from specbench_cli.predict.recommend.search import prepare
+    from specbench_cli.predict.recommend.search import create_journal
     from specbench_cli.store.run_dir import new_path
 
     if invocation.resume is not None and kept.read_result(invocation.resume) is None:
@@ -136,7 +136,7 @@ def _run_recommendation(
         else:
             config, sources = settings
             view.stage("checking which methods can run here")
-            journal = prepare(config, sources, invocation.minutes)
+            journal = create_journal(config, sources, invocation.minutes)
             name = "-".join(["recommend", *(Path(task).stem for task in config.tasks)])
             place = invocation.out or new_path(name, journal.model_dump(mode="json"))
             kept.create(place, journal)

@@ -27,7 +27,7 @@ from specbench_cli.config.profile import PROFILES
 from specbench_cli.config.sources import PARAM_FIELDS
 from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.measure import repeat_process
-from specbench_cli.store.recorded import resolve_acceptance
+from specbench_cli.store.record_queries import resolve_acceptance
 
 if TYPE_CHECKING:
     from specbench_cli.commands._progress import ProgressDisplay

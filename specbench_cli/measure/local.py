@@ -133,7 +133,7 @@ def _drop_unloadable(
     left_out = {label: why for label, why in before.items() if label not in runnable}
     left_out |= {label: redact_paths(why) for label, why in found.items()}
     if left_out != before:
-        answered = run_dir.answered()
+        answered = run_dir.read_output_ids()
         # The head of such a method loaded when the run began, so its records stay valid.
         recorded = {label for _, _, label, _ in answered} - runnable
         kept = [row for row in run_dir.manifest["rows"] if row["label"] in recorded]

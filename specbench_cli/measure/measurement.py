@@ -263,7 +263,7 @@ class Measurement:
         """
         m = self.result
         counted = [
-            each.trace.counted()[:2] if self.method_run.method.workers == 1 else None
+            each.trace.count_forwards()[:2] if self.method_run.method.workers == 1 else None
             for each in (m, other)
         ]
         return counted[0] == counted[1] and (m.output_ids, m.origin, m.steps, m.drafts) == (
@@ -344,7 +344,7 @@ class Measurement:
         failed, void = m.error is not None, self.noisy or self._previous_delay.noisy
         ns = Ns() if failed or void else m.ns
         depth = self._workspace.decoders["target"].n_layers
-        targets, drafts, equivalents = m.trace.counted(depth)
+        targets, drafts, equivalents = m.trace.count_forwards(depth)
         unseen = failed or peer
         untold = failed or (peer and not m.steps.levels and len(m.output_ids) > 1)
         return Record(

@@ -12,7 +12,7 @@ from specbench_cli.measure.stored_outputs import StoredOutputs, output_keys
 from specbench_cli.measure.view import PromptProgress, RunView
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan
-from specbench_cli.store.schema import PASSES_APART
+from specbench_cli.store.schema import LOAD_PASS_OFFSET
 from specbench_cli.tasks.schema import Question
 
 Schedule = Sequence[tuple[Question, tuple[MethodRun, ...]]]
@@ -64,7 +64,7 @@ class RepeatProgress:
             repeated_question: The question that is decoded again at the end; None if there is none.
             loads_judge: True if the first verdict loads transformers.
         """
-        plan, process = self._plan, number % PASSES_APART
+        plan, process = self._plan, number % LOAD_PASS_OFFSET
         starts, own = plan.config.repeats - process, plan.passes(process)
         later = starts * len(own) + len(own) - 1 - own.index(number)
         if len(plan.loads) > 1:

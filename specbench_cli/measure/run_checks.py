@@ -13,7 +13,7 @@ from specbench_cli.errors import ConcurrentWriteError, UsageError
 from specbench_cli.measure.repeat_process import resume_command
 from specbench_cli.plan import tune
 from specbench_cli.plan.plan import Plan
-from specbench_cli.store.manifest import ORDER
+from specbench_cli.store.manifest import RESUME_FILE
 from specbench_cli.store.run_dir import MOST_BYTES, RunDir
 from specbench_cli.store.schema import RecordKey
 
@@ -23,10 +23,10 @@ NEW_RUN = "begin a new run: specbench run"
 def load_resume_config(path: Path) -> RunConfig:
     """Return the configuration that a run was started with. Raises UsageError."""
     try:
-        return RunConfig.model_validate_json(files.read_text(path / ORDER, MOST_BYTES))
+        return RunConfig.model_validate_json(files.read_text(path / RESUME_FILE, MOST_BYTES))
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{path} cannot be resumed: its {ORDER} is missing or damaged",
+            f"{path} cannot be resumed: its {RESUME_FILE} is missing or damaged",
             hint=NEW_RUN,
         ) from error
 
@@ -38,7 +38,7 @@ def check_plugin_permission(run_dir: RunDir, config: RunConfig, force: bool) -> 
     """
     plugin_file.unpin_all()
     check_plugin_files(run_dir, config, force)
-    place = run_dir.path / ORDER
+    place = run_dir.path / RESUME_FILE
     permission.check(permission.collect_requests(config, place), str(place))
 
 
@@ -102,7 +102,7 @@ def check_planned(plan: Plan, run_dir: RunDir, answered: Iterable[RecordKey]) ->
         return
     keys = set(plan.record_keys())
     if foreign := next((key for key in answered if key not in keys), None):
-        raise run_dir.foreign_record(foreign)
+        raise run_dir.unplanned_record_error(foreign)
     run_dir.check_prompts({key[:2] for key in keys})
 
 

@@ -22,7 +22,7 @@ from specbench_cli.plan.checks import (
 from specbench_cli.plan.grammar import Grammar
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.order import balanced_orders
-from specbench_cli.store.schema import BASELINE, PASSES_APART, RecordKey
+from specbench_cli.store.schema import BASELINE, LOAD_PASS_OFFSET, RecordKey
 from specbench_cli.tasks import Question, Task, load_task, sample_questions, select_questions
 
 if TYPE_CHECKING:
@@ -148,11 +148,11 @@ class Plan:
 
     def passes(self, process: int = 1) -> list[int]:
         """Return the repeats that a process measures: one, or one for each load."""
-        return [process + PASSES_APART * at for at in range(len(self.loads) or 1)]
+        return [process + LOAD_PASS_OFFSET * at for at in range(len(self.loads) or 1)]
 
     def load(self, pass_: int) -> str | None:
         """Return how requests arrive in a repeat; None if all are there at the start."""
-        return list(self.loads)[pass_ // PASSES_APART] if self.loads else None
+        return list(self.loads)[pass_ // LOAD_PASS_OFFSET] if self.loads else None
 
     def schedule(self, pass_: int) -> Iterator[tuple[Question, tuple[MethodRun, ...]]]:
         """Yield the questions of a repeat, each with its methods in their order."""

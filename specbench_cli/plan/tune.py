@@ -15,7 +15,7 @@ from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.plan.grid import list_candidates
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan
-from specbench_cli.store.recorded import drop_prompt_errors
+from specbench_cli.store.record_queries import drop_prompt_errors
 from specbench_cli.store.schema import BASELINE, Record
 from specbench_cli.tasks import Question
 

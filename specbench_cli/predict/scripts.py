@@ -54,7 +54,7 @@ def prompt_ids(prompts: Iterable[Prompt]) -> PromptIds:
     return {(each.prompt_id, each.turn): tuple(each.ids) for each in prompts}
 
 
-def policy_costs(manifest: Mapping[str, Any], costs: Costs) -> Any:
+def load_policy_costs(manifest: Mapping[str, Any], costs: Costs) -> Any:
     """Return the costs that the run's methods used to choose draft lengths.
 
     If the manifest has none, compute them from the cost table.

@@ -38,11 +38,11 @@ BASELINE = "vanilla"
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 """Type of counts, ids and times in ns."""
-Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-LogChance = Annotated[float, Field(le=0, allow_inf_nan=False)]
+LogProb = Annotated[float, Field(le=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
-PASSES_APART = 1000
+LOAD_PASS_OFFSET = 1000
 """Difference between the numbers of two repeats (`pass`) that one process makes under two loads.
 
 The first load of a process has the number of the process, from 1. Each further load adds this.
@@ -253,7 +253,7 @@ class Trace:
         """Number of workers that ran a forward."""
         return len({kind.worker for kind in self.kinds})
 
-    def counted(self, depth: int | None = None) -> tuple[int, int, float]:
+    def count_forwards(self, depth: int | None = None) -> tuple[int, int, float]:
         """Count target forwards, draft forwards, and the target's work in whole forwards.
 
         Target forwards are prefills, and verifications that reach the last layer. A verification
@@ -464,7 +464,7 @@ class Record:
     finish: str
     steps: Steps | None
     drafts: list[DraftedTokens] | None = None
-    extra: dict[str, Whole | Finite] | None = None
+    extra: dict[str, Integer | Finite] | None = None
     target_forwards: Count | None
     draft_forwards: Count | None
     target_equivalents: Annotated[Finite, Field(ge=0)] | None = None
@@ -477,9 +477,9 @@ class Record:
     energy_j: Annotated[Finite, Field(ge=0)] | None = None
     other_cpu: Share | None
     verdict: Verdict | None
-    log_likelihood: LogChance | None = None
+    log_likelihood: LogProb | None = None
     likelihood: Likelihood | None = None
-    log_probs: list[LogChance] | None = None
+    log_probs: list[LogProb] | None = None
     score: Share | None
     valid: bool | None = None
     synthetic: Name | None = None

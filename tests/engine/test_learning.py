@@ -13,7 +13,7 @@ from methods.eagle.head import EagleHead
 from specbench_cli.api import ArtifactSpec, Method
 from specbench_cli.audit.models.head import make_table_artifact
 from specbench_cli.audit.models.table import TableDecoder, random_table
-from specbench_cli.audit.models.tiny import tiny_models
+from specbench_cli.audit.models.tiny import create_tiny_models
 from specbench_cli.engine.learning import Memory, Topics, learn, make_trainable
 from specbench_cli.engine.models.load import get_module
 from specbench_cli.engine.models.meter import Metered
@@ -43,7 +43,7 @@ def said(decoder, ids=IDS):
 
 
 def fused():
-    return tiny_models().workspace.decoders["draft"]
+    return create_tiny_models().workspace.decoders["draft"]
 
 
 def hosted():

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from methods.sps import Sps, SpsParams
-from specbench_cli.audit.models.tiny import tiny_models
+from specbench_cli.audit.models.tiny import create_tiny_models
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.meter import HostClock
 from specbench_cli.engine.request import Request
@@ -19,7 +19,7 @@ from tests.audit.faults import clock
 
 
 def cell(kind, place=0):
-    models = tiny_models()
+    models = create_tiny_models()
     method_run = MethodRun.from_method("sps", "sps", kind(SpsParams(length=2)), {})
     request = Request(f"tiny/{place}", 0, models.prompts[3], StopRule(frozenset(), 12))
     return Measurement(method_run, None, request, models.workspace, Sampling(), 1, Memory())

@@ -23,7 +23,7 @@ import torch
 from methods.sps import Sps
 from methods.vanilla import Vanilla
 from specbench_cli import registry
-from specbench_cli.comparison.reading import load_side
+from specbench_cli.comparison.side_sources import load_side
 from specbench_cli.config import run as config
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.models.fused import FusedDecoder

@@ -62,7 +62,7 @@ class EmbeddedPair:
 
 @cache
 @torch.inference_mode(False)  # weights made in inference mode have no gradients
-def embedded_pair() -> EmbeddedPair:
+def load_embedded_pair() -> EmbeddedPair:
     """Load the pair at the first call.
 
     Raises:

@@ -83,7 +83,7 @@ class TinyModels:
 
 
 @cache
-def tiny_models() -> TinyModels:
+def create_tiny_models() -> TinyModels:
     """Create the models at the first call. Their files are removed again."""
     target = _random_llama()
     decoders: dict[str, Decoder] = {}

@@ -7,7 +7,7 @@ from typing import Any
 
 from specbench_cli import output
 from specbench_cli.comparison import trend
-from specbench_cli.comparison.cell import RowKey
+from specbench_cli.comparison.compared_output import RowKey
 from specbench_cli.comparison.outcome import OUTCOMES, Comparison, RowOutcome
 from specbench_cli.comparison.pages import columns, words
 from specbench_cli.comparison.trend import ChangePoint, Trends, TrendSeries

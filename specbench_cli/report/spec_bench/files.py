@@ -80,13 +80,13 @@ class ImportedAnswers:
             "config": {"effective": {"verify": "imported, unchecked"}},
         }
 
-    def records(self, of: Container[str] | None = None) -> Iterator[Record]:
+    def records(self, prompt_ids: Container[str] | None = None) -> Iterator[Record]:
         """Yield one record per turn, without ids, steps and verdict."""
         for label, answers in self.answers.items():
             for answer in answers:
                 for turn in range(len(answer.new_tokens)):
                     record = _record(label, answer, turn)
-                    if of is None or record.prompt_id in of:
+                    if prompt_ids is None or record.prompt_id in prompt_ids:
                         yield record
 
     def map_records(self, make: Callable[[Record], T]) -> Iterator[T]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from methods.sps import Sps, SpsParams
 from specbench_cli import registry
 from specbench_cli.audit.enumeration import total_variation
-from specbench_cli.audit.models.table import pair as pair_of
+from specbench_cli.audit.models.table import make_table_pair as pair_of
 from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.verify import chain as verify
 from specbench_cli.engine.verify.grammar import GrammarMask, RequestGrammarMask
