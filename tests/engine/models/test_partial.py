@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specbench_cli.audit.models.tiny import VOCAB, create_tiny_models
-from specbench_cli.engine.models.load import load_decoder, get_module
+from specbench_cli.engine.models.load import get_module, load_decoder
 from specbench_cli.engine.models.meter import Meter, Metered
 from specbench_cli.engine.paused_forward import PausedForward
 from specbench_cli.engine.types import Draft, Hidden, Tokens
