@@ -198,7 +198,9 @@ def main() -> None:
     parser.add_argument("--graphs", default="on", choices=("on", "off"), help="on a GPU")
     parser.add_argument("--steps", action="store_true", help="launch overhead of a draft step")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--backend", choices=get_args(LinearBackend), help="default: the rule's")
+    parser.add_argument(
+        "--form", dest="backend", choices=get_args(LinearBackend), help="default: the rule's"
+    )
     parser.add_argument("--forms", action="store_true", help="each matrix by backend")
     parser.add_argument("--cpu-time", action="store_true", help="measure CPU time of one thread")
     parser.add_argument("--repeats", type=int, default=10)

@@ -5,7 +5,7 @@ import torch
 
 from specbench_cli import registry
 from specbench_cli.audit.models.tiny import create_tiny_models
-from specbench_cli.engine.imposed_acceptance import NUM_CHOICES, impose
+from specbench_cli.engine.imposed_acceptance import NUM_CHOICES, impose_acceptance
 from specbench_cli.engine.models.fused import FusedDecoder
 from specbench_cli.engine.models.load import FusedCopy
 from specbench_cli.engine.request import Request

@@ -10,11 +10,11 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from specbench_cli.engine.models.chains import RecurrentDecoder
 from torch import Tensor
 
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.models.table import make_table_pair
+from specbench_cli.engine.models.chain_decoders import RecurrentDecoder
 from specbench_cli.engine.models.decoder import ChainsOnly
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.models.state import RecurrentState
