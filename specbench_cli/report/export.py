@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from specbench_cli.config.sweep import settings
+from specbench_cli.config.sweep import format_params
 from specbench_cli.report import claims
 from specbench_cli.report.report_data import ReportData
 from specbench_cli.summary.columns import write_csv
@@ -32,7 +32,7 @@ def write_summary(summary: Summary, path: Path) -> Path:
 def _cell(value: object) -> object:
     if isinstance(value, tuple):
         return " ".join(map(str, value))
-    return " ".join(settings(value)) if isinstance(value, dict) else value
+    return " ".join(format_params(value)) if isinstance(value, dict) else value
 
 
 def write_json(data: ReportData, path: Path) -> None:

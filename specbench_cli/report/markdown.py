@@ -22,7 +22,7 @@ from specbench_cli.report.markdown_table import fenced, inline, table
 def render(document: ReportDocument) -> str:
     """Return a document as a Markdown page."""
     parts = [f"# {inline(document.title)}", *_render_parts(document.parts)]
-    return output.plain("\n\n".join(parts)) + "\n"
+    return output.escape_hidden("\n\n".join(parts)) + "\n"
 
 
 def _render_parts(parts: Iterable[Part]) -> Iterator[str]:

@@ -28,7 +28,7 @@ def write_outputs(run: RunDir) -> ReportData:
     Existing files that specbench did not write are kept and listed.
     """
     data, kept = read_report_data(run), list[Path]()
-    with files.staging_folder(run.path, kept=kept) as staging:
+    with files.staging_folder(run.path, not_replaced=kept) as staging:
         _write(data, staging, ("csv", "md"))
         write_parquet(run.records(), staging / "records.parquet")
     _print_kept(kept)
@@ -38,7 +38,7 @@ def write_outputs(run: RunDir) -> ReportData:
 def write_into_run(data: ReportData, folder: Path, formats: Sequence[str]) -> None:
     """Write a report into the folder of its run, like `write_outputs`."""
     kept = list[Path]()
-    with files.staging_folder(folder, kept=kept) as staging:
+    with files.staging_folder(folder, not_replaced=kept) as staging:
         _write(data, staging, formats)
     _print_kept(kept)
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from specbench_cli.errors import UsageError
 from specbench_cli.report.spec_bench.files import ImportedAnswers
 from specbench_cli.store.jsonl import pause_garbage_collection
-from specbench_cli.store.matrix import members
-from specbench_cli.store.recorded import no_output_error
+from specbench_cli.store.matrix import run_folders
+from specbench_cli.store.record_queries import no_output_error
 from specbench_cli.store.run_dir import RunDir, find_latest, list_runs
 from specbench_cli.store.schema import BASELINE, Record
 from specbench_cli.summary import formats
@@ -126,7 +126,7 @@ def read_matrix(path: Path, *, force: bool = False) -> ReportData:
     Raises:
         UsageError: No run was started, or they differ in more than models (`read_runs`).
     """
-    runs = [RunDir.open(each) for each in members(path) if RunDir.holds_run(each)]
+    runs = [RunDir.open(each) for each in run_folders(path) if RunDir.holds_run(each)]
     if not runs:
         raise UsageError(f"{path}: none of its runs was begun", f"specbench run --resume {path}")
     return read_runs(runs, force=force, targets=True)

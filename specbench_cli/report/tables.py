@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from specbench_cli.config.sweep import settings
+from specbench_cli.config.sweep import format_params
 from specbench_cli.predict import parallel
 from specbench_cli.report import claims
 from specbench_cli.report.document import Grid, make_grid, make_value_grid
@@ -193,7 +193,7 @@ def tuning_tables(tuned: Mapping[str, Any] | None) -> list[Grid]:
     lines = [
         (
             label,
-            " ".join(settings(candidate["params"])) or formats.NONE,
+            " ".join(format_params(candidate["params"])) or formats.NONE,
             formats.number(candidate["cost"], 3),
             "yes" if candidate["chosen"] else None,
             grid["prompts"] or None,

@@ -5,7 +5,7 @@ Then its runs count as further processes. Methods that only share a name get the
 suffix.
 
 Repeats are renumbered, so that an output is paired with the vanilla of its own run and repeat
-(`pairing`). The number modulo `PASSES_APART` identifies the process. Processes can be resampled
+(`pairing`). The number modulo `LOAD_PASS_OFFSET` identifies the process. Processes can be resampled
 only if all methods have the same number of them. Otherwise they count as one process.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from specbench_cli.store.run_dir import Prompt
-from specbench_cli.store.schema import BASELINE, PASSES_APART, Record
+from specbench_cli.store.schema import BASELINE, LOAD_PASS_OFFSET, Record
 from specbench_cli.summary.pairing import process_number
 from specbench_cli.summary.source import RecordSource
 
@@ -57,10 +57,10 @@ class CombinedRuns:
     run_names: Sequence[RunNames]
     repeat_names: dict[int, str] = field(default_factory=dict)
 
-    def records(self, of: Container[str] | None = None) -> Iterator[Record]:
+    def records(self, prompt_ids: Container[str] | None = None) -> Iterator[Record]:
         """Return the renamed records of all runs, or only those of some prompts."""
         for run, names in zip(self.runs, self.run_names, strict=True):
-            yield from map(names.rename, run.records(of))
+            yield from map(names.rename, run.records(prompt_ids))
 
     def map_records(self, make: Callable[[Record], T]) -> Iterator[T]:
         """Return the results of a function for every record."""
@@ -179,7 +179,7 @@ def _passes(
         numbered.append({})
         for pass_ in passes:
             place = start + own_processes.index(process_number(pass_)) if resampled else 0
-            number = PASSES_APART * len(repeat_names) + place
+            number = LOAD_PASS_OFFSET * len(repeat_names) + place
             numbered[-1][pass_] = number
             repeat_names[number] = f"{pass_} @{name}"
     return numbered, repeat_names

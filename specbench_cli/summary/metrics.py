@@ -15,7 +15,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from specbench_cli.config.sweep import settings
+from specbench_cli.config.sweep import format_params
 from specbench_cli.stats.failure_rate import upper_bound
 from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary.columns import Align, Column, Value
@@ -841,7 +841,7 @@ KIND = text_column("kind", "kind", _kind, "ours or a peer's", choose=True)
 PARAMETERS = text_column(
     "parameters",
     "parameters",
-    lambda row: " ".join(settings(row.params)) or NONE,
+    lambda row: " ".join(format_params(row.params)) or NONE,
     look=lambda _: "long",
 )
 CHOSEN = replace(

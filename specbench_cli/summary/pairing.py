@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from specbench_cli.stats.bootstrap import PairedTimes
-from specbench_cli.store.schema import PASSES_APART, Record
+from specbench_cli.store.schema import LOAD_PASS_OFFSET, Record
 
 Measure = Callable[[Record], tuple[int | None, int | None]]
 """Function that returns a record's time in ns and the number of tokens decoded in it.
@@ -84,7 +84,7 @@ def process_number(pass_: int) -> int:
 
     The whole number also distinguishes loads and, if several runs are combined (`together`), runs.
     """
-    return pass_ % PASSES_APART
+    return pass_ % LOAD_PASS_OFFSET
 
 
 def untimed_reason(record: Record) -> UntimedReason | None:

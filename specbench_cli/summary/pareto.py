@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbench_cli.config.sweep import written
+from specbench_cli.config.sweep import format_value
 from specbench_cli.summary import metrics
 from specbench_cli.summary.columns import Column, Value, write_csv
 from specbench_cli.summary.formats import NONE
@@ -98,11 +98,11 @@ def _parameter(name: str) -> Column[MethodSummary]:
 
     def value(row: MethodSummary) -> Value:
         found = row.params.get(name)
-        return found if found is None or isinstance(found, int | float) else written(found)
+        return found if found is None or isinstance(found, int | float) else format_value(found)
 
     def format_row(row: MethodSummary) -> str:
         found = row.params.get(name)
-        return NONE if found is None else written(found)
+        return NONE if found is None else format_value(found)
 
     return Column(name, format=format_row, data={name: value})
 

@@ -14,7 +14,7 @@ from specbench_cli.stats.bootstrap import (
     resample,
 )
 from specbench_cli.stats.simultaneous import find_different_pairs, group_letters
-from specbench_cli.store.recorded import drop_prompt_errors
+from specbench_cli.store.record_queries import drop_prompt_errors
 from specbench_cli.store.schema import BASELINE, Record
 from specbench_cli.summary.pairing import Measure, PairedRecords, pair_times, untimed_reason
 

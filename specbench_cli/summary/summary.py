@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from specbench_cli.config.run import MOST_METHODS
+from specbench_cli.config.run import MAX_METHODS
 from specbench_cli.errors import UsageError
 from specbench_cli.judge.broken import count_near_ties, find_broken_methods
 from specbench_cli.stats.bootstrap import RESAMPLES
@@ -98,9 +98,9 @@ def summarise(
     resamples = RESAMPLES if resamples is None else resamples
     slim = list(map(without_bulk, records))
     labels = len({record.label for record in slim})
-    if labels > MOST_METHODS:
+    if labels > MAX_METHODS:
         raise UsageError(
-            f"there are {labels} methods, and a table compares {MOST_METHODS} at most",
+            f"there are {labels} methods, and a table compares {MAX_METHODS} at most",
             "report fewer runs together, or run fewer methods",
         )
     broken_reasons = find_broken_methods(slim, manifest)

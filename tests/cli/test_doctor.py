@@ -158,7 +158,7 @@ def test_missing_compiler_is_told(monkeypatch):
 
 @pytest.mark.parametrize("lacking", [True, False])
 def test_lacking_threads_for_numba_are_told_where_its_kernels_would_be_used(monkeypatch, lacking):
-    monkeypatch.setattr(health, "lacks_numba", lambda: lacking)
+    monkeypatch.setattr(health, "is_numba_missing", lambda: lacking)
     monkeypatch.setattr(health, "find_numba_kernels", lambda *_: None if lacking else health)
     check = health.check_kernels()
     assert (check.status, check.needed) == ("limited" if lacking else "ok", False)
@@ -195,8 +195,8 @@ def test_data_is_found_where_a_run_would_find_it(tmp_path, monkeypatch, place, f
 
 def test_data_that_would_be_downloaded_is_limited_without_a_network():
     check = next(check for check in assets.check_tasks(False) if check.name == "task gsm8k")
-    assert (check.status, check.found) == ("limited", "downloadable, but not from here now")
-    assert check.mend.startswith("where there is a network: curl -L -o ")
+    assert (check.status, check.found) == ("limited", "downloadable, but the hub is not reachable")
+    assert check.mend.startswith("with a network connection: curl -L -o ")
 
 
 def test_variable_that_names_no_folder_is_told(monkeypatch):

@@ -10,7 +10,7 @@ import methods.sps_tree
 from methods.sps import Sps
 from specbench_cli.comparison.compare import compare
 from specbench_cli.comparison.outcome import FAIL_ON
-from specbench_cli.comparison.reading import load_side
+from specbench_cli.comparison.side_sources import load_side
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.drafting.template import tree_of_choices, tree_of_widths
 from specbench_cli.engine.types import Tokens
@@ -107,8 +107,8 @@ def test_verification_that_stops_one_token_early_costs_mat(run, base):
     early = patch.object(verify, "match", lambda *given: max(0, right(*given) - 1))
     new = run(early)
     assert outcomes(base, new) == only("sps", "mat")
-    cells = load_side(str(base)).cells
-    assert all(cell.ids == cells[key].ids for key, cell in load_side(str(new)).cells.items())
+    cells = load_side(str(base)).outputs
+    assert all(cell.ids == cells[key].ids for key, cell in load_side(str(new)).outputs.items())
     assert "accepted levels" in messages(base, new, "sps")
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from itertools import pairwise, product
 from typing import Any
 
-from specbench_cli.config.document import scalar
-from specbench_cli.config.sweep import written
+from specbench_cli.config.document import parse_scalar
+from specbench_cli.config.sweep import format_value
 from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.report.figures.drawing.labels import PointLabel
 from specbench_cli.summary.pareto import Sweep, is_number, is_ranked
@@ -63,7 +63,7 @@ def _rates(series: Lines) -> plots.Panel:
         for p in points:
             x, y, *_ = _rate(p)
             far = not p.along and x > edge > 0
-            text = written(p.swept[p.along]) if p.along else f"at {x:.2g}" if far else ""
+            text = format_value(p.swept[p.along]) if p.along else f"at {x:.2g}" if far else ""
             words.append(PointLabel(text, (edge if far else x, y), colour))
     return plots.Panel(
         marks,
@@ -102,13 +102,13 @@ def _times(name: str, series: Lines) -> plots.Panel:
                 point
                 for p in own
                 if (is_number(p.swept[name]), is_ranked(p.row)) == (number, ranked)
-                and (point := _time(p, places[written(p.swept[name])] + offset, has_speedup))
+                and (point := _time(p, places[format_value(p.swept[name])] + offset, has_speedup))
                 is not None
             ]
             look = style.series_look(at, hollow=not ranked, line="-" if number and ranked else "")
             marks.append(plots.PlotSeries(known, look))
             plotted += known
-    numbers = [word for word in places if is_number(scalar(word))]
+    numbers = [word for word in places if is_number(parse_scalar(word))]
     labelled = set(numbers[:: 1 + len(places) // _MAX_TICKS]) | (places.keys() - set(numbers))
     ticks = {place: word for word, place in places.items() if word in labelled}
     x = plots.Axis(name, ticks=ticks, rotated=any(len(word) > 5 for word in ticks.values()))
@@ -124,9 +124,9 @@ def _axis_positions(values: Sequence[Any]) -> dict[str, float]:
     numbers = sorted({value for value in values if is_number(value)})
     gaps = sorted(b - a for a, b in pairwise(numbers))
     step = gaps[len(gaps) // 2] if gaps else 1.0
-    found = {written(value): float(value) for value in numbers}
+    found = {format_value(value): float(value) for value in numbers}
     end = numbers[-1] if numbers else 0.0
-    for word in dict.fromkeys(written(value) for value in values if not is_number(value)):
+    for word in dict.fromkeys(format_value(value) for value in values if not is_number(value)):
         end += step
         found[word] = end
     return found

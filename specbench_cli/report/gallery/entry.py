@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from specbench_cli import files, output
-from specbench_cli.config.problems import first_problem
+from specbench_cli.config.problems import format_first_problem
 from specbench_cli.errors import UsageError
 from specbench_cli.report.gallery.sentences import write_sentences
 from specbench_cli.report.html.facts import hide_paths
@@ -132,7 +132,7 @@ def load(file: Path) -> GalleryEntry:
     try:
         return _entries().validate_json(files.read_own(file) or b"")
     except (OSError, ValidationError) as error:
-        why = first_problem(error) if isinstance(error, ValidationError) else error
+        why = format_first_problem(error) if isinstance(error, ValidationError) else error
         raise UsageError(
             f"{file} is no entry of a gallery: {why}",
             hint=f"remove {file.parent} and publish its run again",
@@ -141,7 +141,7 @@ def load(file: Path) -> GalleryEntry:
 
 def save(entry: GalleryEntry, file: Path) -> None:
     document = _entries().dump_json(entry, indent=2).decode()
-    file.write_text(f"{output.escaped_json(document)}\n", encoding="utf-8")
+    file.write_text(f"{output.escape_json(document)}\n", encoding="utf-8")
 
 
 @cache

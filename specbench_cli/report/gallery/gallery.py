@@ -88,7 +88,7 @@ def publish(data: ReportData, folder: Path, *, overwrite: bool = False) -> Publi
 def _prepare_folder(folder: Path) -> None:
     """Create the folder if needed. Raise UsageError if its index is not a gallery's."""
     (folder / _RUNS).mkdir(parents=True, exist_ok=True)
-    files.refuse_link(folder / _RUNS)
+    files.check_no_link(folder / _RUNS)
     index = folder / INDEX
     page = files.read_own(index)
     if page is not None and MARK.encode() not in page:

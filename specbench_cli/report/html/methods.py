@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from specbench_cli import registry
-from specbench_cli.config.sweep import written
+from specbench_cli.config.sweep import format_value
 from specbench_cli.errors import UsageError
 from specbench_cli.summary import formats
 from specbench_cli.summary.summary import Summary
@@ -117,8 +117,8 @@ def _list_params(
 
 def _format_value(value: Any) -> str:
     if isinstance(value, list | tuple):
-        return ", ".join(map(written, value))
-    return formats.NONE if value is None else written(value)
+        return ", ".join(map(format_value, value))
+    return formats.NONE if value is None else format_value(value)
 
 
 def _read_file_sources(method: type[Method]) -> str:

@@ -235,7 +235,7 @@ def brief(data: ReportData) -> str:
             proof=text.proof(data.summary),
         )
     )
-    return output.plain(rendered)
+    return output.escape_hidden(rendered)
 
 
 def heading(data: ReportData) -> str:

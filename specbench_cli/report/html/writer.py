@@ -56,13 +56,13 @@ def render_page(template: str, style: str = "", script: str = "", **facts: objec
             **facts,
         )
     )
-    return output.plain(rendered)
+    return output.escape_hidden(rendered)
 
 
 def embed_json(data: Any) -> Markup:
     """Return JSON that is safe in a script element: nothing in it can end the element."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Markup(output.plain(text.translate(_ESCAPED), lead="\\\\"))
+    return Markup(output.escape_hidden(text.translate(_ESCAPED), lead="\\\\"))
 
 
 @cache

@@ -50,7 +50,7 @@ class Bibliography:
 
     def text(self) -> str:
         """Content of the .bib file."""
-        return output.plain("\n\n".join(entry.source for entry in self.entries)) + "\n"
+        return output.escape_hidden("\n\n".join(entry.source for entry in self.entries)) + "\n"
 
     def keys(self, kind: str, name: str) -> tuple[str, ...]:
         """Return the keys to cite for something, or () if none is known."""

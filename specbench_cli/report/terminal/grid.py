@@ -44,7 +44,7 @@ def draw(
     """
     cells = [[_text(cell) for cell in row] for row in grid.rows]
     gaps = gaps or [2 * bool(at) for at in range(len(grid.columns))]
-    headings = list(map(output.plain, grid.headings))
+    headings = list(map(output.escape_hidden, grid.headings))
 
     def lines(chosen: Sequence[int], max_width: int | None) -> list[Text]:
         return _lines(grid, headings, cells, gaps, chosen, max_width)
@@ -53,7 +53,9 @@ def draw(
     parts = [whole]
     if width is not None and max(map(len, whole)) > width:
         gaps = [1] * len(headings)
-        headings = [output.plain(column.narrow or column.heading) for column in grid.columns]
+        headings = [
+            output.escape_hidden(column.narrow or column.heading) for column in grid.columns
+        ]
         names = list(range(grid.label_columns))
         chosen = [[*names]]
         for at in range(grid.label_columns, len(headings)):
@@ -66,7 +68,7 @@ def draw(
     for part in parts:
         part[0].stylize(head)
         for place, kind in reversed(grid.sections):
-            part.insert(1 + place if place else 0, output.styled(kind))
+            part.insert(1 + place if place else 0, output.make_text(kind))
     return [line for part in parts for line in part]
 
 
@@ -107,7 +109,7 @@ def _lines(
 def _text(cell: Cell) -> Text:
     """Return a cell as styled text. Shares become a bar."""
     if not cell.shares:
-        return output.styled(cell.text, _STYLES.get(cell.look, ""))
+        return output.make_text(cell.text, _STYLES.get(cell.look, ""))
     bar = Text()
     for name, marks in bar_widths(cell.shares).items():
         bar.append(BAR_MARKS[name] * marks, _BAR_STYLES[name])
@@ -151,7 +153,7 @@ def print_grid(
         grid: Table for a terminal. None if there is none.
         records: Rows for programs.
     """
-    is_terminal = output.human()
+    is_terminal = output.is_interactive()
     write = output.data if is_terminal else output.note
     for line in head:
         write(line)

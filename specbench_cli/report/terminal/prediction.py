@@ -16,7 +16,7 @@ from specbench_cli.measure.costs import BatchCost, CostPoint, Costs, ProbeDiffer
 from specbench_cli.models.shapes import SHAPE_PREFIX as SHAPE
 from specbench_cli.predict.accelerators import Roofline
 from specbench_cli.predict.prediction import Prediction, TaskPrediction
-from specbench_cli.predict.roofline import ChangedInput, RooflineReplay, RooflineRow, lines_of
+from specbench_cli.predict.roofline import ChangedInput, RooflineReplay, RooflineRow, rows_as_dicts
 from specbench_cli.predict.settings import ModelledSetting
 from specbench_cli.report.document import Grid, make_grid
 from specbench_cli.report.terminal.grid import print_grid
@@ -175,7 +175,7 @@ def print_costs(costs: Costs) -> None:
         f"{costs.quietness.rounds - costs.quietness.void} of {costs.quietness.rounds} rounds"
         " kept; times are means without far outliers",
     ]
-    if not output.human():
+    if not output.is_interactive():
         print_grid(head, None, _points(costs), notes)
         return
     for role, curve in costs.curves.items():
@@ -249,7 +249,7 @@ def roofline_head(roofline: Roofline, models: Mapping[str, Mapping[str, Any]]) -
     shapes = " + ".join(roofline.names.values())
     recorded = " + ".join(str(facts.get("label")) for facts in models.values())
     context = "recorded ones" if roofline.context is None else f"{roofline.context} rows"
-    bytes_held = sum(roofline.held(1).values())
+    bytes_held = sum(roofline.memory_use(1).values())
     lines = [
         f"modelled: {roofline.devices} x {device.name}, {shapes}, {roofline.dtype}, batch"
         f" {roofline.batch}, contexts: {context},"
@@ -266,8 +266,8 @@ def roofline_head(roofline: Roofline, models: Mapping[str, Mapping[str, Any]]) -
 def print_replayed(found: RooflineReplay, roofline: Roofline, lines: Sequence[str]) -> None:
     """Print a replay on a roofline: the methods, and the inputs that determine their speedups."""
     missing = [f"{label}: not modelled: {why}" for label, why in found.missing.items()]
-    if not output.human():
-        print_grid(lines, None, lines_of(found.rows), [*NOTES, *missing])
+    if not output.is_interactive():
+        print_grid(lines, None, rows_as_dicts(found.rows), [*NOTES, *missing])
         return
     print_grid(lines, make_grid(_ROOFLINE, found.rows), (), missing)
     drafting = [row for row in found.rows if row.sensitivity and row.label != BASELINE]

@@ -15,9 +15,11 @@ MAX_CANDIDATES = 8
 def print_recommendation(found: Mapping[str, Any]) -> None:
     """Print a result, in the form of `recommendation.json`, to stdout."""
     lines = [*found["header"], "", *_verdict(found), "", *_search(found), *_modelled(found)]
-    wrapped = [part for line in lines for part in output.wrapped(line, WIDTH, "", "  ") or [""]]
+    wrapped = [part for line in lines for part in output.wrap(line, WIDTH, "", "  ") or [""]]
     output.data(
-        "\n".join(output.plain(line) for line in [*wrapped, *_launch_commands(found)]).rstrip()
+        "\n".join(
+            output.escape_hidden(line) for line in [*wrapped, *_launch_commands(found)]
+        ).rstrip()
     )
 
 
@@ -100,17 +102,17 @@ def _launch_commands(found: Mapping[str, Any]) -> Iterator[str]:
         if each["lacks"]:
             continue
         yield ""
-        yield from output.wrapped(f"{each['engine']}, {each['version']}", WIDTH)
+        yield from output.wrap(f"{each['engine']}, {each['version']}", WIDTH)
         if not each["confirmed"]:
             text = f"  has no {_chosen_label(found)}; {each['of']} was fast in the search:"
-            yield from output.wrapped(text, WIDTH, "", "  ")
+            yield from output.wrap(text, WIDTH, "", "  ")
         if each["note"]:
-            yield from output.wrapped(f"  ({each['note']})", WIDTH, "", "  ")
+            yield from output.wrap(f"  ({each['note']})", WIDTH, "", "  ")
         yield from (f"    {line}" for line in each["text"].splitlines())
     if unsupported:
         yield ""
         words = "; ".join(f"{each['engine']} {each['lacks']}" for each in unsupported)
-        yield from output.wrapped(f"nothing to paste: {words}", WIDTH)
+        yield from output.wrap(f"nothing to paste: {words}", WIDTH)
 
 
 def _chosen_label(found: Mapping[str, Any]) -> str:

@@ -57,8 +57,8 @@ def print_runs(
         loads = load_rows(data.records)
         if form == "table":
             width = output.columns()
-            lines = [*map(output.styled, head), *_method_lines(summary, facts, width)]
-            notes = [output.styled(line) for line in _note_lines(foot, width)]
+            lines = [*map(output.make_text, head), *_method_lines(summary, facts, width)]
+            notes = [output.make_text(line) for line in _note_lines(foot, width)]
             notes += [Text(" ").append_text(line) for line in load_lines(loads, width)]
             for note in notes:
                 note.style = "dim"
@@ -104,7 +104,7 @@ def load_lines(
         kept_with_previous=(7, 8),  # the interval, and if it is saturated
     )
     notes = [f"{title}; {load.HEAD}"], load.saturation_notes(rows)
-    above, below = (map(output.styled, _note_lines(each, width, lead="")) for each in notes)
+    above, below = (map(output.make_text, _note_lines(each, width, lead="")) for each in notes)
     return [*above, *lines, *below]
 
 
@@ -172,7 +172,7 @@ def run_text(summary: Summary, facts: Facts) -> str:
     """Return the default table as plain text, for a page that has its own notes."""
     lines = [line.plain for line in _method_lines(summary, facts)]
     notes = _note_lines(all_notes(summary, facts), WIDTH)
-    return output.plain("\n".join([*facts.header(summary.prompts, WIDTH), *lines, *notes]))
+    return output.escape_hidden("\n".join([*facts.header(summary.prompts, WIDTH), *lines, *notes]))
 
 
 def _records(data: ReportData, families: bool) -> list[dict[str, Any]]:
@@ -192,7 +192,7 @@ def _note_lines(notes: Sequence[str], width: int | None, lead: str = " ") -> lis
     if width is None:
         return [f"{lead}{note}" for note in notes]
     whole = "\n".join(notes).replace("\n  ", " ").splitlines()  # some notes already have two lines
-    return [line for note in whole for line in output.wrapped(note, width, lead, f"{lead}  ")]
+    return [line for note in whole for line in output.wrap(note, width, lead, f"{lead}  ")]
 
 
 def _method_lines(summary: Summary, facts: Facts, width: int | None = None) -> list[Text]:
@@ -249,7 +249,7 @@ def _family_lines(summary: Summary, width: int | None = None) -> list[Text]:
         figures["accuracy by family"] = lambda row: formats.percent(row.score)
     lines = _grid_lines(by_family, summary.rows, figures, width)
     small = _note_lines(text.small_families(summary), width)
-    return [*lines, *(output.styled(line, "dim") for line in small)]
+    return [*lines, *(output.make_text(line, "dim") for line in small)]
 
 
 def _target_lines(summary: Summary, facts: Facts, width: int | None) -> list[Text]:
@@ -274,5 +274,5 @@ def _grid_lines(
         own = [row for row in rows if row.lossless] if figure is metrics.SPEEDUP.format else rows
         found = make_pivot_grid(own, parts, figure, heading="", align="r")
         gaps = [1, *(2 for _ in parts)]
-        lines += [output.styled(title, "bold"), *draw(found, width, max_width=WIDTH, gaps=gaps)]
+        lines += [output.make_text(title, "bold"), *draw(found, width, max_width=WIDTH, gaps=gaps)]
     return lines

@@ -27,7 +27,7 @@ SILENT = (
 BAD = {
     "too long": (LONG, None, "mine/1, turn 2, has "),
     "template": ("A pineapple?", REFUSING, "the chat template of short refuses the conversation"),
-    "no token": ("A pineapple?", SILENT, "mine/1, turn 2 has no token: the tokenizer of short"),
+    "no token": ("A pineapple?", SILENT, "mine/1, turn 2 has no tokens: the tokenizer of short"),
     "no embedding": ("Call <|tool|>.", None, "mine/1, turn 2 has the token 4096, and short has"),
 }
 """For each kind of error: the second turn, the chat template, and the error in the record."""
@@ -132,7 +132,7 @@ def test_question_that_is_bad_from_the_start_is_refused_with_all_others_like_it(
     with pytest.raises(PromptError) as fault:
         specbench("pld", target=target(REFUSING), tasks=[str(file)], limit=None)
     assert fault.value.message.startswith("prompt mine/0 has ")
-    assert fault.value.message.endswith("(and 3 more cannot be asked: mine/2, mine/3, mine/4)")
+    assert fault.value.message.endswith("(and 3 more failed: mine/2, mine/3, mine/4)")
     assert fault.value.exit_code == ExitCode.USAGE
     assert not (specbench.path(1) / "records.jsonl").exists()
 

@@ -294,7 +294,7 @@ def only(label, **changes):
         ({"targets": ["a", "b"]}, UsageError, "it is of several targets: publish its runs"),
         ({"spoiled": "plugin.py"}, UsageError, "plugin.py wrote to its files"),
         ({"noisy": True}, EnvironmentFault, "other programs were running"),
-        ({"leaks": {"sps": "mini/1"}}, BadAnswer, "sps is BROKEN: its state outlives a prompt"),
+        ({"leaks": {"sps": "mini/1"}}, BadAnswer, "sps is BROKEN: it keeps state"),
         ({"machine": {}}, UsageError, "its machine is not recorded"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

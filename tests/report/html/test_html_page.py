@@ -212,7 +212,7 @@ def test_void_cells_show_no_times(make_run, monkeypatch):
 
     run = make_run(prompts=3)
     records = [replace(record, void=True) for record in run.records()]
-    monkeypatch.setattr(RunDir, "records", lambda self, of=None: iter(records))
+    monkeypatch.setattr(RunDir, "records", lambda self, prompt_ids=None: iter(records))
     (turn, *_) = make_viewer_data(read_report_data(run), None).content["turns"]
     assert {(row["ends"], row["total"]) for row in turn["rows"]} == {(None, None)}
 
@@ -260,9 +260,9 @@ class Copies:
         return (replace(each, prompt_id=f"{each.prompt_id}-{copy}")
                 for copy in range(self.n) for each in found)  # fmt: skip
 
-    def records(self, of=None):
+    def records(self, prompt_ids=None):
         found = self._copied(list(self.run.records()))
-        return (each for each in found if of is None or each.prompt_id in of)
+        return (each for each in found if prompt_ids is None or each.prompt_id in prompt_ids)
 
     def prompts(self):
         return self._copied(list(self.run.prompts()))

@@ -114,7 +114,7 @@ def write(
     from matplotlib.text import Text
 
     for words in figure.findobj(Text):
-        words.set_text(output.plain(words.get_text()))
+        words.set_text(output.escape_hidden(words.get_text()))
     folder.mkdir(parents=True, exist_ok=True)
     files = list[Path]()
     for form in ("svg", "png", "pdf") if paper else ("svg", "png"):
@@ -123,7 +123,7 @@ def write(
             figure.savefig(files[-1], dpi=300, metadata=dict.fromkeys(_STAMPS[form]))
             if form == "svg":  # SVG comments repeat every text
                 markup = files[-1].read_text(encoding="utf-8")
-                files[-1].write_text(output.plain(markup), encoding="utf-8")
+                files[-1].write_text(output.escape_hidden(markup), encoding="utf-8")
     return files
 
 
@@ -159,7 +159,7 @@ def wrap_labels(labels: Iterable[str]) -> dict[str, str]:
     """
     found = {}
     for label in labels:
-        plain = output.plain(label)
+        plain = output.escape_hidden(label)
         lines = textwrap.wrap(plain, _LINE_CHARS, break_on_hyphens=False)
         if len(lines) > 2:
             lines = [plain[:_LINE_CHARS], f"…{plain[1 - _LINE_CHARS :]}"]
@@ -169,7 +169,7 @@ def wrap_labels(labels: Iterable[str]) -> dict[str, str]:
 
 def shorten(label: str) -> str:
     """Return a label on one line. A long one loses its middle."""
-    half, label = _LINE_CHARS // 2, output.plain(label)
+    half, label = _LINE_CHARS // 2, output.escape_hidden(label)
     return label if len(label) <= _LINE_CHARS else f"{label[:half]}…{label[1 - half :]}"
 
 
