@@ -27,8 +27,9 @@ class TreeParams(MethodParams):
 
     tree: Literal["likeliest", "mc_sim_7b_63"] = Field(
         "likeliest",
-        description="made of the likeliest ranks; or the tree of Medusa's and Hydra's code for 7B"
-        " models, the first `nodes` of its 63, as deep as there are heads",
+        description="shape of the tree: likeliest builds it from the ranks that are most likely"
+        " to be accepted; mc_sim_7b_63 takes the first `nodes` nodes of the tree"
+        " that Medusa's and Hydra's code uses for 7B models",
     )
 
 

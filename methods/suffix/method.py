@@ -23,16 +23,41 @@ from specbench_cli.api import (
 class SuffixParams(MethodParams):
     """Parameters of `Suffix`."""
 
-    depth: int = Field(64, ge=2, description="longest string that the trees know")
-    factor: float = Field(1.0, ge=0, description="draft tokens for each matched token (alpha)")
-    offset: float = Field(0.0, ge=0, description="draft tokens beyond those")
-    nodes: int = Field(16, ge=1, description="most draft tokens a step")
-    least: float = Field(0.1, gt=0, le=1, description="least probability of a draft token's path")
-    shape: Literal["chain", "tree"] = Field("chain", description="one continuation, or several")
-    scope: Literal["run", "prompt"] = Field("run", description="whose outputs are drafted from")
-    active: bool = Field(True, description="scope run: also draft from unfinished outputs")
-    memory: int = Field(100_000, ge=0, description="tokens of earlier outputs kept")
-    eviction: EvictionName = Field("fifo", description="which output goes where that is full")
+    depth: int = Field(
+        64,
+        ge=2,
+        description="maximum number of tokens of a string in the suffix trees (authors' code: 64)",
+    )
+    factor: float = Field(
+        1.0,
+        ge=0,
+        description="maximum number of draft tokens per matched token (alpha; authors' code: 1)",
+    )
+    offset: float = Field(
+        0.0, ge=0, description="number of draft tokens added to that maximum (authors' code: 0)"
+    )
+    nodes: int = Field(16, ge=1, description="maximum number of draft tokens per step")
+    least: float = Field(
+        0.1,
+        gt=0,
+        le=1,
+        description="minimum probability of the path to a draft token (authors' code: 0.1)",
+    )
+    shape: Literal["chain", "tree"] = Field(
+        "chain", description="draft one continuation (chain) or several (tree)"
+    )
+    scope: Literal["run", "prompt"] = Field(
+        "run", description="draft from earlier outputs of the whole run, or of this prompt only"
+    )
+    active: bool = Field(
+        True, description="scope=run: draft from unfinished outputs of the batch, too"
+    )
+    memory: int = Field(
+        100_000, ge=0, description="maximum number of tokens of earlier outputs in the tree"
+    )
+    eviction: EvictionName = Field(
+        "fifo", description="policy that chooses which output to remove when the memory is full"
+    )
 
 
 class Suffix(Method):
