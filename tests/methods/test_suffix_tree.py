@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from methods.suffix.tree import SuffixTree, StringPosition
+from methods.suffix.tree import StringPosition, SuffixTree
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=24)
 
