@@ -16,7 +16,7 @@ from torch import Tensor
 from methods.sps import Sps, SpsParams
 from specbench_cli import registry
 from specbench_cli.audit.enumeration import total_variation
-from specbench_cli.audit.models.table import pair as pair_of
+from specbench_cli.audit.models.table import make_table_pair as pair_of
 from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.verify import chain as verify
 from specbench_cli.engine.verify.grammar import GrammarMask, RequestGrammarMask
@@ -101,7 +101,7 @@ TREES = (
 
 def configured():
     """Every method that is lossless under rejection, with each of its parameters."""
-    for name, entry in registry.ours().items():
+    for name, entry in registry.built_in_methods().items():
         method = registry.load(name)
         for params in [] if entry.peer else CONFIGURED.get(name, [{}]):
             make = partial(method, method.Params(**params))

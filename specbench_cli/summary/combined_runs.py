@@ -5,7 +5,7 @@ Then its runs count as further processes. Methods that only share a name get the
 suffix.
 
 Repeats are renumbered, so that an output is paired with the vanilla of its own run and repeat
-(`pairing`). The number modulo `PASSES_APART` identifies the process. Processes can be resampled
+(`pairing`). The number modulo `LOAD_PASS_OFFSET` identifies the process. Processes can be resampled
 only if all methods have the same number of them. Otherwise they count as one process.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from specbench_cli.store.run_dir import Prompt
-from specbench_cli.store.schema import BASELINE, PASSES_APART, Record
+from specbench_cli.store.schema import BASELINE, LOAD_PASS_OFFSET, Record
 from specbench_cli.summary.pairing import process_number
 from specbench_cli.summary.source import RecordSource
 
@@ -39,7 +39,7 @@ class RunNames:
     labels: Mapping[str, str]
     passes: Mapping[int, int]
 
-    def given(self, record: Record) -> Record:
+    def rename(self, record: Record) -> Record:
         """Return a record with its names in the report."""
         return replace(record, label=self.labels[record.label], pass_=self.passes[record.pass_])
 
@@ -54,15 +54,15 @@ class CombinedRuns:
     path: Path
     manifest: dict[str, Any]
     runs: Sequence[RecordSource]
-    names: Sequence[RunNames]
-    shown: dict[int, str] = field(default_factory=dict)
+    run_names: Sequence[RunNames]
+    repeat_names: dict[int, str] = field(default_factory=dict)
 
-    def records(self, of: Container[str] | None = None) -> Iterator[Record]:
+    def records(self, prompt_ids: Container[str] | None = None) -> Iterator[Record]:
         """Return the renamed records of all runs, or only those of some prompts."""
-        for run, names in zip(self.runs, self.names, strict=True):
-            yield from map(names.given, run.records(of))
+        for run, names in zip(self.runs, self.run_names, strict=True):
+            yield from map(names.rename, run.records(prompt_ids))
 
-    def each(self, make: Callable[[Record], T]) -> Iterator[T]:
+    def map_records(self, make: Callable[[Record], T]) -> Iterator[T]:
         """Return the results of a function for every record."""
         return map(make, self.records())
 
@@ -176,7 +176,7 @@ def _passes(
         numbered.append({})
         for pass_ in passes:
             place = start + made.index(process_number(pass_)) if resampled else 0
-            number = PASSES_APART * len(shown) + place
+            number = LOAD_PASS_OFFSET * len(shown) + place
             numbered[-1][pass_] = number
             shown[number] = f"{pass_} @{name}"
     return numbered, shown

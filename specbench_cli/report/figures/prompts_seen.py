@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import sqrt
 
-from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import plots, style
+from specbench_cli.report.figures.figure_data import FigureData
 
 _FEWEST, _SHARE = 6, 5
 """Minimum number of prompts per point, and minimum share of all prompts (one in N)."""
 
 
-def points(cells: Cells, label: str) -> list[plots.Point]:
+def points(cells: FigureData, label: str) -> list[plots.PlotPoint]:
     """Return a method's points along a repeat, or none if there are too few prompts for two points.
 
     x is the mean position of a point's prompts, from 1, and y is their MAT. Every prompt counts
@@ -39,7 +39,7 @@ def points(cells: Cells, label: str) -> list[plots.Point]:
     return [_point(known[first : first + width]) for first in range(len(known) - width + 1)]
 
 
-def _point(prompts: Sequence[tuple[int, int, int]]) -> plots.Point:
+def _point(prompts: Sequence[tuple[int, int, int]]) -> plots.PlotPoint:
     """Return the point of some prompts: (position, committed tokens, steps) each."""
     from scipy.stats import t
 
@@ -47,10 +47,10 @@ def _point(prompts: Sequence[tuple[int, int, int]]) -> plots.Point:
     mat = sum(each[1] for each in prompts) / steps
     squares = sum((committed - mat * own) ** 2 for _, committed, own in prompts)
     half = float(t.ppf(0.975, n - 1)) * sqrt(squares * n / (n - 1)) / steps
-    return plots.Point(sum(each[0] for each in prompts) / n, mat, mat - half, mat + half)
+    return plots.PlotPoint(sum(each[0] for each in prompts) / n, mat, mat - half, mat + half)
 
 
-def draw(cells: Cells) -> plots.Figure | None:
+def draw(cells: FigureData) -> plots.Figure | None:
     """Return the figure, or None if no method learns across prompts, or prompts are few."""
     drafting = [row for row in cells.summary.rows if row.acceptance_rate is not None]
     if not any(row.order_matters for row in drafting):
@@ -66,10 +66,10 @@ def draw(cells: Cells) -> plots.Figure | None:
     last = max(p.x for found in lines.values() for p in found)
     x = plots.Axis(low=0, high=1.04 * last, bins=4)
     y = plots.Axis(low=max(0, min(heights) - 0.1), high=1.02 * max(heights), bins=4)
-    behind = [plots.Series(lines[label], style.guide()) for label in forgetting]
+    behind = [plots.PlotSeries(lines[label], style.guide_look()) for label in forgetting]
     look = style.Look(marker="")
     panels = {
-        label: plots.Panel([*behind, plots.Series(lines[label], look, band=True)], x, y)
+        label: plots.Panel([*behind, plots.PlotSeries(lines[label], look, band=True)], x, y)
         for label in learning
     }
     return plots.small_multiples(panels, "place of the prompts in the pass", "MAT", ratio=0.8)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specbench_cli.errors import BadAnswer, EnvironmentFault, SpecbenchError, UsageError
-from specbench_cli.report.html.facts import public
-from specbench_cli.report.reading import Reading
+from specbench_cli.report.html.facts import hide_paths
+from specbench_cli.report.report_data import ReportData
 from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary import metrics, text
 from specbench_cli.summary.metrics import MethodSummary
@@ -14,7 +14,7 @@ from specbench_cli.summary.metrics import MethodSummary
 AGAIN = "specbench run, on a quiet machine"
 
 
-def refuse(reading: Reading) -> None:
+def check_publishable(reading: ReportData) -> None:
     """Raise the most serious reason not to publish a run, if there is one.
 
     Raises:
@@ -27,22 +27,22 @@ def refuse(reading: Reading) -> None:
             raise fault
 
 
-def _reason(reading: Reading, why: str, hint: str) -> tuple[str, str]:
-    return f"{public(reading.name)} is not published: {why}", hint
+def _reason(reading: ReportData, why: str, hint: str) -> tuple[str, str]:
+    return f"{hide_paths(reading.name)} is not published: {why}", hint
 
 
-def _records(reading: Reading) -> Iterator[SpecbenchError]:
+def _records(reading: ReportData) -> Iterator[SpecbenchError]:
     """Yield an error if records were changed by another program."""
     if "spoiled" in reading.run.manifest:
-        who = public(str(reading.run.manifest["spoiled"]))
+        who = hide_paths(str(reading.run.manifest["spoiled"]))
         yield UsageError(
             *_reason(reading, f"{who} wrote to its files", "specbench run, without it")
         )
 
 
-def _answers(reading: Reading) -> Iterator[SpecbenchError]:
+def _answers(reading: ReportData) -> Iterator[SpecbenchError]:
     """Yield an error for each broken or incomplete method. Peers are measured, but not judged."""
-    ours, show = _ours(reading), f"specbench report {reading.where}"
+    ours, show = _ours(reading), f"specbench report {reading.report_arguments}"
     for row in ours:
         if row.broken:
             yield BadAnswer(*_reason(reading, f"{row.label} is BROKEN: {row.broken_why}", show))
@@ -51,11 +51,11 @@ def _answers(reading: Reading) -> Iterator[SpecbenchError]:
             yield BadAnswer(*_reason(reading, f"{row.failed} outputs of {row.label} failed", show))
 
 
-def _kind(reading: Reading) -> Iterator[SpecbenchError]:
+def _kind(reading: ReportData) -> Iterator[SpecbenchError]:
     """Yield an error unless this is one finished run, of one program version and on real models."""
     facts = reading.facts
     if facts.status != "finished":
-        finish = f"specbench run --resume {reading.where}"
+        finish = f"specbench run --resume {reading.report_arguments}"
         yield UsageError(*_reason(reading, f"it is {facts.status}, not finished", finish))
     if facts.forced:
         what = "; ".join(facts.forced)
@@ -72,7 +72,7 @@ def _kind(reading: Reading) -> Iterator[SpecbenchError]:
         )
 
 
-def _times(reading: Reading) -> Iterator[SpecbenchError]:
+def _times(reading: ReportData) -> Iterator[SpecbenchError]:
     """Yield an error if times are noisy."""
     if reading.facts.noisy:
         why = "other programs were running, and its times were kept"
@@ -83,17 +83,17 @@ def _times(reading: Reading) -> Iterator[SpecbenchError]:
             yield EnvironmentFault(*_reason(reading, why, AGAIN))
 
 
-def _proof(reading: Reading) -> Iterator[SpecbenchError]:
+def _proof(reading: ReportData) -> Iterator[SpecbenchError]:
     """Yield an error if the run compares nothing."""
     summary = reading.summary
     if any(row.sampling == metrics.REPLAY for row in summary.rows):
         yield UsageError(*_reason(reading, text.proof(summary), "specbench run --verify greedy"))
     if all(row.speedup is None for row in summary.rows if row.label != BASELINE):
         why = f"no method has a speedup over {BASELINE}"
-        yield UsageError(*_reason(reading, why, f"specbench report {reading.where}"))
+        yield UsageError(*_reason(reading, why, f"specbench report {reading.report_arguments}"))
     if not (reading.run.manifest.get("machine") or {}).get("id"):
         yield UsageError(*_reason(reading, "its machine is not recorded", AGAIN))
 
 
-def _ours(reading: Reading) -> list[MethodSummary]:
+def _ours(reading: ReportData) -> list[MethodSummary]:
     return [row for row in reading.summary.rows if not row.peer]

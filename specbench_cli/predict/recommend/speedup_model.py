@@ -106,7 +106,7 @@ def _batches(
         simulated, missing = simulate_load(
             *(records, prompts, run.manifest, [table], burst), size=size, chunk=None
         )
-        rows = [LoadRow.of(each.label, each.load, each.passes) for each in simulated]
+        rows = [LoadRow.from_requests(each.label, each.load, each.passes) for each in simulated]
         rates = {row.label: row.goodput for row in rows}
         for label in labels:
             if label in rates and BASELINE in rates:

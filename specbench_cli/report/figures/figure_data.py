@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specbench_cli.report.reading import Reading
+from specbench_cli.report.report_data import ReportData
 from specbench_cli.store.schema import BASELINE, Record, Steps
 from specbench_cli.summary.metrics import MethodSummary
 from specbench_cli.summary.pairing import untimed_reason
@@ -14,7 +14,7 @@ from specbench_cli.summary.summary import Summary
 
 
 @dataclass(frozen=True)
-class Cells:
+class FigureData:
     """Records and summary of a run, for figures.
 
     Attributes:
@@ -30,7 +30,7 @@ class Cells:
     traced: Sequence[Record] = ()
 
     @classmethod
-    def of(cls, reading: Reading) -> Cells:
+    def from_report(cls, reading: ReportData) -> FigureData:
         """Return the data of a run. Reads one output per method again, with its trace."""
         found: dict[str, list[Record]] = {row.label: [] for row in reading.summary.rows}
         for record in reading.records:
@@ -45,20 +45,20 @@ class Cells:
         return self.records.get(BASELINE, [])
 
     @property
-    def sped(self) -> list[MethodSummary]:
+    def with_speedup(self) -> list[MethodSummary]:
         """Methods that have a speedup, in the table's order, without vanilla."""
         rows = self.summary.rows
         return [row for row in rows if row.speedup is not None and row.label != BASELINE]
 
-    def timed(self, label: str) -> list[Record]:
+    def timed_records(self, label: str) -> list[Record]:
         """Return a method's records that have valid times."""
         return [record for record in self.records.get(label, []) if untimed_reason(record) is None]
 
     def pairs(self, label: str) -> list[tuple[Record, Record]]:
         """Return vanilla's and a method's records of the same outputs in pairs, if both times are
         valid."""
-        vanilla = {(r.prompt_id, r.turn, r.pass_): r for r in self.timed(BASELINE)}
-        own = {(r.prompt_id, r.turn, r.pass_): r for r in self.timed(label)}
+        vanilla = {(r.prompt_id, r.turn, r.pass_): r for r in self.timed_records(BASELINE)}
+        own = {(r.prompt_id, r.turn, r.pass_): r for r in self.timed_records(label)}
         return [(vanilla[output], own[output]) for output in own if output in vanilla]
 
     def steps(self, label: str) -> list[Steps]:
@@ -66,7 +66,7 @@ class Cells:
         return [r.steps for r in self.records[label] if r.steps is not None]
 
 
-def _traced(reading: Reading) -> Iterator[Record]:
+def _traced(reading: ReportData) -> Iterator[Record]:
     """Yield each method's record of the first prompt that has times, with its trace."""
     timed = [record for record in reading.records if untimed_reason(record) is None]
     if not timed:

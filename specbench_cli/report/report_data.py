@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench_cli.errors import UsageError
-from specbench_cli.report.spec_bench.files import Imported
+from specbench_cli.report.spec_bench.files import ImportedAnswers
 from specbench_cli.store.jsonl import pause_garbage_collection
-from specbench_cli.store.matrix import members
-from specbench_cli.store.recorded import no_output_error
+from specbench_cli.store.matrix import run_folders
+from specbench_cli.store.record_queries import no_output_error
 from specbench_cli.store.run_dir import RunDir, find_latest, list_runs
 from specbench_cli.store.schema import BASELINE, Record
 from specbench_cli.summary import formats
+from specbench_cli.summary.combined_runs import combine_runs
 from specbench_cli.summary.compatibility import Incompatibility, find_incompatibilities, short_names
 from specbench_cli.summary.facts import Facts
-from specbench_cli.summary.forced import join_forced
 from specbench_cli.summary.source import RecordSource, drop_details
 from specbench_cli.summary.summary import Summary, summarise
-from specbench_cli.summary.together import combine_runs
+from specbench_cli.summary.unranked import join_forced
 
 if TYPE_CHECKING:
     from specbench_cli.report.spec_bench.table import SpecBench
@@ -41,14 +41,14 @@ class Incidents:
         passes: Names of the repeats, if they are not their numbers.
     """
 
-    passes: Mapping[int, str] = field(default_factory=dict)
+    repeat_names: Mapping[int, str] = field(default_factory=dict)
     differing: list[Sequence[object]] = field(default_factory=list)
     failed: list[Sequence[object]] = field(default_factory=list)
-    void: list[Sequence[object]] = field(default_factory=list)
+    noisy: list[Sequence[object]] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
         """Add a record if it is an incident."""
-        pass_ = self.passes.get(record.pass_, record.pass_)
+        pass_ = self.repeat_names.get(record.pass_, record.pass_)
         cell = (record.label, record.prompt_id, record.turn, pass_)
         verdict = record.verdict
         if record.error is not None:
@@ -59,11 +59,11 @@ class Incidents:
                 (*cell, verdict.kind, verdict.position, formats.number(verdict.gap, 6), explained)
             )
         if record.void:
-            self.void.append((*cell, formats.percent(record.other_cpu, 1)))
+            self.noisy.append((*cell, formats.percent(record.other_cpu, 1)))
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReportData:
     """One run or several, read and computed.
 
     Attributes:
@@ -88,7 +88,7 @@ class Reading:
         return "+".join(source.path.name for source in self.sources or (self.run,))
 
     @property
-    def where(self) -> str:
+    def report_arguments(self) -> str:
         """Arguments of `specbench report` for these runs."""
         sources = self.sources or (self.run,)
         if self.facts.targets:
@@ -98,7 +98,7 @@ class Reading:
 
 
 def _words(source: RecordSource) -> str:
-    if isinstance(source, Imported):
+    if isinstance(source, ImportedAnswers):
         return " ".join(shlex.quote(str(file)) for file in source.files)
     return _given(source.path)
 
@@ -108,7 +108,7 @@ def _given(path: Path) -> str:
     return "last" if newest else shlex.quote(str(path))
 
 
-def read(run: RecordSource) -> Reading:
+def read_report_data(run: RecordSource) -> ReportData:
     """Read a run's records and compute its results."""
     with pause_garbage_collection():
         found = _Light.of(run)
@@ -116,25 +116,25 @@ def read(run: RecordSource) -> Reading:
         for record in found.records:
             incidents.add(record)
         summary = summarise(found.records, run.manifest)
-    facts = Facts.of(run.manifest)
-    return Reading(run, facts, summary, incidents, found.records, (run,), found.parallel)
+    facts = Facts.from_manifest(run.manifest)
+    return ReportData(run, facts, summary, incidents, found.records, (run,), found.parallel)
 
 
-def read_matrix(path: Path, *, force: bool = False) -> Reading:
+def read_matrix(path: Path, *, force: bool = False) -> ReportData:
     """Read the started runs of a matrix as one.
 
     Raises:
-        UsageError: No run was started, or they differ in more than models (`read_together`).
+        UsageError: No run was started, or they differ in more than models (`read_runs`).
     """
-    runs = [RunDir.open(each) for each in members(path) if RunDir.holds_run(each)]
+    runs = [RunDir.open(each) for each in run_folders(path) if RunDir.holds_run(each)]
     if not runs:
         raise UsageError(f"{path}: none of its runs was begun", f"specbench run --resume {path}")
-    return read_together(runs, force=force, targets=True)
+    return read_runs(runs, force=force, targets=True)
 
 
-def read_together(
+def read_runs(
     runs: Sequence[RecordSource], *, force: bool = False, targets: bool = False
-) -> Reading:
+) -> ReportData:
     """Read compatible runs as one.
 
     Args:
@@ -145,7 +145,7 @@ def read_together(
         UsageError: The runs are not compatible. The message names the differences.
     """
     if len(runs) == 1 and not targets:
-        return read(runs[0])
+        return read_report_data(runs[0])
     short = short_names([run.path for run in runs])
     differing = find_incompatibilities(runs, short, targets=targets)
     _refuse(differing, runs, force)
@@ -156,20 +156,20 @@ def read_together(
         _refuse(differing, runs, force)
     forced = [str(difference) for difference in differing]
     together = combine_runs(runs, short, [own.records for own in found], forced, targets=targets)
-    incidents, records = Incidents(together.shown), list[Record]()
-    for own, names in zip(found, together.names, strict=True):
-        records += map(names.given, own.records)
+    incidents, records = Incidents(together.repeat_names), list[Record]()
+    for own, names in zip(found, together.run_names, strict=True):
+        records += map(names.rename, own.records)
     for record in records:
         incidents.add(record)
     if forced or targets:
         parts = [summarise(own.records, run.manifest) for own, run in zip(found, runs, strict=True)]
-        labels = [names.labels for names in together.names]
+        labels = [names.labels for names in together.run_names]
         summary = join_forced(parts, labels, by_method=targets)
     else:
         summary = summarise(records, together.manifest)
-    return Reading(
+    return ReportData(
         together,
-        Facts.of(together.manifest),
+        Facts.from_manifest(together.manifest),
         summary,
         incidents,
         records,
@@ -201,7 +201,7 @@ class _Light:
         records: list[Record] = []
         vanilla: dict[tuple[str, int], bytes] = {}
         parallel = False
-        for record, seal, several in run.each(_lightened):
+        for record, seal, several in run.map_records(_lightened):
             if seal is not None:
                 vanilla.setdefault((record.prompt_id, record.turn), seal)
             parallel = parallel or several
