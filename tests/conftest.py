@@ -424,7 +424,7 @@ class Log:
     def note(self, text):
         self.notes.append(text)
 
-    def handed_over(self):
+    def hand_over(self):
         pass
 
     def flags(self):
@@ -477,8 +477,8 @@ def specbench(tmp_path, monkeypatch):
             ]
             base = {"limit": 2, "max_new_tokens": 12, "allow_noise": True, **ISOLATION}
             checked = RunConfig.model_validate({"methods": rows, **base, **config})
-            plan, run_dir = execute.start(checked, {}, tmp_path / f"run{len(made)}", log)
-        return Outcome(execute.run(plan, run_dir, log), log)
+            plan, run_dir = execute.start_run(checked, {}, tmp_path / f"run{len(made)}", log)
+        return Outcome(execute.measure_run(plan, run_dir, log), log)
 
     run.log = Log
     run.path = lambda n: tmp_path / f"run{n}"

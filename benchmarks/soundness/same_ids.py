@@ -40,9 +40,11 @@ def main() -> int:
     sampling = Sampling() if args.verify == "greedy" else Sampling("coupled", 0.8, seed=1)
     requests = []
     for question in plan.questions[:: max(1, len(plan.questions) // args.questions)]:
-        ids = bench.prompt(question)[: args.longest]
+        ids = bench.encode_prompt(question)[: args.longest]
         bench.workspace.reserve(len(ids) + args.tokens)
-        requests.append(bench.request(question.prompt_id, 1, ids, bench.stop(args.tokens)))
+        requests.append(
+            bench.create_request(question.prompt_id, 1, ids, bench.stop_rule(args.tokens))
+        )
     del requests[args.questions :]
     lengths = sorted(len(request.ids) for request in requests)
     write_line(f"{len(requests)} prompts of {lengths[0]} to {lengths[-1]} tokens, {args.verify}")

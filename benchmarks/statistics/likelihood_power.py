@@ -100,7 +100,7 @@ def main() -> None:
     plan = make_plan(RunConfig.model_validate(options | {"max_new_tokens": TOKENS}))
     bench = Bench(plan)
     limit = int(sys.argv[1]) if len(sys.argv) > 1 else 24
-    prompts = [list(bench.prompt(each)) for each in plan.questions[:limit]]
+    prompts = [list(bench.encode_prompt(each)) for each in plan.questions[:limit]]
     models = tuple(bench.workspace.decoders[name] for name in ("target", "draft"))
     write_line(
         "| temperature | fault | drift a token | standard deviation | tested | tokens it takes |"

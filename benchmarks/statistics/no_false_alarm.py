@@ -16,7 +16,11 @@ from itertools import product
 from pathlib import Path
 
 from specbench_cli import registry
-from specbench_cli.judge.broken import broken, near_ties, surprise
+from specbench_cli.judge.broken import (
+    compute_likelihood_deviation,
+    count_near_ties,
+    find_broken_methods,
+)
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Record
 
@@ -50,7 +54,7 @@ def _run(path: Path, seed: int, rule: str, dtype: str, prompts: int, tokens: int
             return
         order = [*specbench, "--resume", str(path)]
     else:
-        methods = [name for name in registry.lossless() if name != "vanilla"]
+        methods = [name for name in registry.lossless_methods() if name != "vanilla"]
         sampling = () if rule == "greedy" else (*WARPS[seed], "--verify", rule)
         sizes = ("--limit", str(prompts), "--max-new-tokens", str(tokens), "--seed", str(seed))
         rest = (*sizes, *sampling, "--dtype", dtype, "--threads", "1", "--allow-noise")
@@ -67,10 +71,12 @@ def _print_run(path: Path) -> int:
         if record.error is None or TREES not in record.error:
             rows.setdefault(record.label, []).append(record)
     records = [record for own in rows.values() for record in own]
-    reasons = broken(records, run.manifest, lambda *_: None)
+    reasons = find_broken_methods(records, run.manifest, lambda *_: None)
     failed = [record for record in records if record.error is not None]
-    ties = [near_ties(own, run.manifest) for own in rows.values()]
-    deviations = [found for own in rows.values() if (found := surprise(own)) is not None]
+    ties = [count_near_ties(own, run.manifest) for own in rows.values()]
+    deviations = [
+        found for own in rows.values() if (found := compute_likelihood_deviation(own)) is not None
+    ]
     ps = [p for each in ties for p in (each.p, each.unexplained_p) if p is not None]
     smallest = min([*ps, *(p for _, p in deviations)], default=None)
     sys.stdout.write(

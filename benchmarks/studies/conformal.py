@@ -33,7 +33,7 @@ from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.models.resolve import resolve
 from specbench_cli.tasks.template import render_prompt
-from specbench_cli.training.generated import Row
+from specbench_cli.training.generated import GeneratedConversation
 
 ALPHAS = (0.1, 0.2, 0.4, 0.6)
 SAMPLING = Sampling("rejection", 0.8, seed=1)
@@ -66,13 +66,17 @@ class EmbeddedModels:
         self.workspace = Workspace(decoders, 256, tokenizer=self.tokenizer)
         self.stop = StopRule(frozenset({self.tokenizer.eos_token_id}), BUDGET)
 
-    def request(self, row: Row) -> Request:
+    def request(self, row: GeneratedConversation) -> Request:
         """Return the request of a question."""
         ids = render_prompt(self.tokenizer, [("user", row["turns"][0])], raw=False)
         return Request(row["id"], 1, tuple(ids), self.stop)
 
     def chunks(
-        self, rows: Sequence[Row], alpha: float, known: Sequence[float] = (), most: int = BUDGET
+        self,
+        rows: Sequence[GeneratedConversation],
+        alpha: float,
+        known: Sequence[float] = (),
+        most: int = BUDGET,
     ) -> Iterator[tuple[int, float, bool]]:
         """Yield turn, score and acceptance of the first chunks of each question."""
         for row in rows:
@@ -87,12 +91,12 @@ class EmbeddedModels:
                     if turn == most:
                         break
 
-    def first_scores(self, rows: Sequence[Row]) -> list[float]:
+    def first_scores(self, rows: Sequence[GeneratedConversation]) -> list[float]:
         """Return the sorted scores of the first chunks."""
         return sorted(score for _, score, _ in self.chunks(rows, 0.0, most=1))
 
     def count_forwards(
-        self, rows: Sequence[Row], known: Sequence[float], *, barrier: bool
+        self, rows: Sequence[GeneratedConversation], known: Sequence[float], *, barrier: bool
     ) -> list[int]:
         """Return the numbers of target and draft forwards of batched decoding at alpha 0.4."""
         counts = [0, 0]

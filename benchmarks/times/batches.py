@@ -91,11 +91,11 @@ def main() -> None:
     bench = Bench(plan)
     requests = []
     for question in plan.questions:
-        ids = bench.prompt(question)
+        ids = bench.encode_prompt(question)
         if len(ids) > args.longest:
             continue
         bench.workspace.reserve(len(ids) + args.tokens)
-        stop = bench.stop(args.tokens) if args.ids else StopRule(frozenset(), args.tokens)
+        stop = bench.stop_rule(args.tokens) if args.ids else StopRule(frozenset(), args.tokens)
         requests.append(Request(question.prompt_id, 1, tuple(ids), stop))
     if not args.ids:
         del requests[len(requests) // max(SIZES) * max(SIZES) :]
@@ -355,7 +355,7 @@ def decode_full_batch(bench: Bench, method: object, requests: list[Request]) -> 
     ns = tokens = n_accepted = tested = 0
     for step in method.generate_batch(batch):  # type: ignore[attr-defined]
         if ended is None or ended is step.forwards:  # the sequences of a step share its forwards
-            ns = batch.meter.clock.now() - max(text.first_ns for text in texts)
+            ns = batch.meter.clock.now_ns() - max(text.first_ns for text in texts)
             tokens = sum(
                 text.position - 1 for text in texts
             )  # the first token of each sequence belongs to prefill

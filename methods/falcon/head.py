@@ -187,7 +187,7 @@ class FalconHead(UnfusedHead):
     """
 
     kind: ClassVar[str] = Falcon.kind
-    together: ClassVar[int] = BLOCK
+    block_size: ClassVar[int] = BLOCK
     module: ClassVar[type[TwoStepHead]] = Falcon
     head: Falcon
 

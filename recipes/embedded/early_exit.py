@@ -9,12 +9,12 @@ from transformers import LlamaForCausalLM
 from specbench_cli.training.losses import (
     Loss,
     autocast,
-    chats_of,
-    compiled,
+    compile_loss,
     cross_entropy,
+    make_chat_mask,
     on_device,
 )
-from specbench_cli.training.packing import Batch
+from specbench_cli.training.packing import TrainingBatch
 
 MAX_DROPOUT = 0.1
 """Probability of skipping the last layer while training for early exits (LayerSkip's p_max)."""
@@ -37,11 +37,11 @@ def exit_loss(model: LlamaForCausalLM, fast: bool) -> Loss:
     keep_probability = 1 - MAX_DROPOUT * (rise.exp() - 1)
     depth_weight = torch.arange(1.0, n_layers)  # of the exit after each layer but the last
 
-    def loss(batch: Batch, keep: Tensor, early: Tensor) -> Tensor:
+    def loss(batch: TrainingBatch, keep: Tensor, early: Tensor) -> Tensor:
         ids = batch.inputs
         with autocast(ids.device):
             hidden = model.model.embed_tokens(ids)
-            chats = chats_of(ids, batch.starts)
+            chats = make_chat_mask(ids, batch.starts)
             rotary = model.model.rotary_emb(hidden, position_ids=chats.positions)
             exits = []
             for layer, kept in zip(model.model.layers, keep.to(hidden.dtype), strict=True):
@@ -52,13 +52,13 @@ def exit_loss(model: LlamaForCausalLM, fast: bool) -> Loss:
             last, earlier = model.lm_head(model.model.norm(ends)).float()
         return cross_entropy(last, batch) + cross_entropy(earlier, batch)
 
-    step = compiled(loss) if fast else loss
+    step = compile_loss(loss) if fast else loss
 
-    def drawn(batch: Batch) -> Tensor:
+    def sampled_loss(batch: TrainingBatch) -> Tensor:
         rng = torch.Generator().manual_seed(int((batch.inputs * (batch.weights > 0)).sum()))
         each = keep_probability[:, None].expand(n_layers, len(batch.inputs))
         keep = torch.bernoulli(each, generator=rng).to(batch.inputs.device)
         early = torch.multinomial(depth_weight, 1, generator=rng).to(batch.inputs.device)
         return step(batch, keep, early)
 
-    return on_device(drawn, model.device)
+    return on_device(sampled_loss, model.device)

@@ -70,7 +70,7 @@ BASE = Recipe(
 TARGET = replace(
     BASE,
     name="embedded-7m",
-    stages=(StagePlan(2800, 8, 256, reads="open"), StagePlan(1900, 2, 1024, reads="hard")),
+    stages=(StagePlan(2800, 8, 256, data="open"), StagePlan(1900, 2, 1024, data="hard")),
     peak_lr=1.5e-3,
     horizon=None,
 )
@@ -104,7 +104,7 @@ FOREIGN = replace(
     name="embedded-xv",
     stages=(
         StagePlan(560, 16, 256),
-        StagePlan(200, 16, 256, reads="replies"),
+        StagePlan(200, 16, 256, data="replies"),
         StagePlan(190, 4, 1024),
     ),
     vocabulary=2048,

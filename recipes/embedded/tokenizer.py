@@ -19,7 +19,7 @@ from specbench_cli.training.corpus import (
     SPECIAL_TOKENS,
     USER,
     Chat,
-    generated_chats,
+    generate_chats,
 )
 
 VOCAB_SIZE = 4096
@@ -35,7 +35,7 @@ CHAT_TEMPLATE = (
 
 def tokenizer_texts(gsm8k: Sequence[Chat], seed: int, n_generated: int = 24_000) -> Iterator[str]:
     """Plain texts that the merges are learnt from, about the corpus's own mixture."""
-    for chat in [*islice(generated_chats(seed), n_generated), *gsm8k]:
+    for chat in [*islice(generate_chats(seed), n_generated), *gsm8k]:
         for question, answer in chat:
             yield question
             yield answer

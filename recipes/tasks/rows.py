@@ -8,11 +8,13 @@ from functools import partial
 from recipes.tasks import agentic, repair
 from recipes.tasks.workflow import Workflow
 from specbench_cli.errors import UsageError
-from specbench_cli.training.generated.rows import Row, stream
+from specbench_cli.training.generated.rows import GeneratedConversation, generate_rows
 from specbench_cli.training.generated.template import FAMILIES, TEMPLATES, Draw
 
 
-def mini_rows(seed: int = 0, per_family: int = 80, apart_from: Iterable[Row] = ()) -> list[Row]:
+def mini_rows(
+    seed: int = 0, per_family: int = 80, exclude: Iterable[GeneratedConversation] = ()
+) -> list[GeneratedConversation]:
     """The task `mini`: `per_family` different rows of each family, families in order.
 
     Args:
@@ -20,10 +22,10 @@ def mini_rows(seed: int = 0, per_family: int = 80, apart_from: Iterable[Row] = (
 
     Raises UsageError where the lexicons cannot give that many different first turns.
     """
-    kept: dict[str, list[Row]] = {family: [] for family in FAMILIES}
-    seen = {known["turns"][0] for known in apart_from}
+    kept: dict[str, list[GeneratedConversation]] = {family: [] for family in FAMILIES}
+    seen = {known["turns"][0] for known in exclude}
     limit = 10 * per_family * len(FAMILIES)
-    for candidate in stream(seed, "mini"):
+    for candidate in generate_rows(seed, "mini"):
         rows = kept[candidate["family"]]
         if len(rows) < per_family and candidate["turns"][0] not in seen:
             seen.add(candidate["turns"][0])
@@ -40,14 +42,16 @@ def mini_rows(seed: int = 0, per_family: int = 80, apart_from: Iterable[Row] = (
     )
 
 
-def best_of_n_rows() -> list[Row]:
+def best_of_n_rows() -> list[GeneratedConversation]:
     """The task `best-of-n`: rows like `mini`'s, and none of them; its card has each asked often."""
-    return mini_rows(seed=1, per_family=8, apart_from=mini_rows())
+    return mini_rows(seed=1, per_family=8, exclude=mini_rows())
 
 
-def workflow_rows(workflows: Sequence[Workflow], per_category: int, seed: int = 0) -> list[Row]:
+def workflow_rows(
+    workflows: Sequence[Workflow], per_category: int, seed: int = 0
+) -> list[GeneratedConversation]:
     """A task of workflows: so many rows of each category, whose workflows take turns."""
-    rows: list[Row] = []
+    rows: list[GeneratedConversation] = []
     seen: set[str] = set()
     for category in dict.fromkeys(workflow.category for workflow in workflows):
         forms = [workflow for workflow in workflows if workflow.category == category]
@@ -58,7 +62,7 @@ def workflow_rows(workflows: Sequence[Workflow], per_category: int, seed: int = 
                 pass
             seen.add(turns[0][0])
             rows.append(
-                Row(
+                GeneratedConversation(
                     id=f"{category}-{index:03d}",
                     family=form.family,
                     category=category,
@@ -75,13 +79,15 @@ CHAINS = ("more", "sharing", "together", "poem_reversed")
 on the last one's result, and that; or a verse for each of three things."""
 
 
-def chain_rows(seed: int = 0, per_template: int = 20, skills: Sequence[str] = CHAINS) -> list[Row]:
+def chain_rows(
+    seed: int = 0, per_template: int = 20, skills: Sequence[str] = CHAINS
+) -> list[GeneratedConversation]:
     """The task `chains`: so many rows of each wording, with the words it was trained on.
 
     Args:
         skills: by name; those of other skills may not have a step a line.
     """
-    rows: list[Row] = []
+    rows: list[GeneratedConversation] = []
     seen: set[str] = set()
     for skill in skills:
         for form in (t for t in TEMPLATES if t.fill.__name__ == skill):
@@ -94,7 +100,7 @@ def chain_rows(seed: int = 0, per_template: int = 20, skills: Sequence[str] = CH
                     pass
                 seen.add(first[0])
                 rows.append(
-                    Row(
+                    GeneratedConversation(
                         id=f"{form.name}-{index:03d}",
                         family=form.family if form.family == "math_reasoning" else "other",
                         category="sums" if form.family == "math_reasoning" else "verses",
@@ -106,7 +112,7 @@ def chain_rows(seed: int = 0, per_template: int = 20, skills: Sequence[str] = CH
     return rows
 
 
-TASKS: Mapping[str, Callable[[], list[Row]]] = {
+TASKS: Mapping[str, Callable[[], list[GeneratedConversation]]] = {
     "mini": mini_rows,
     "best-of-n": best_of_n_rows,
     "chains": chain_rows,

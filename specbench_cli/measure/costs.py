@@ -125,7 +125,7 @@ class BatchCost(_Frozen):
     points: tuple[BatchPoint, ...] = ()
 
 
-class Curve(_Frozen):
+class CostCurve(_Frozen):
     """Forward times of one model.
 
     forwards: Forwards over chains.
@@ -140,7 +140,7 @@ class Curve(_Frozen):
     lone: tuple[CostPoint, ...] = ()
 
     @model_validator(mode="after")
-    def _each_once(self) -> Self:
+    def _check_unique_points(self) -> Self:
         for points in (self.forwards, self.trees, self.lone):
             if len({(point.n_tokens, point.context) for point in points}) < len(points):
                 raise ValueError("two points of the same tokens and context")
@@ -267,7 +267,7 @@ class Costs(_Frozen):
     setup: CostSetup
     seed: int
     quietness: ProbeNoise
-    curves: dict[str, Curve]
+    curves: dict[str, CostCurve]
     host: HostCost
     hosts: dict[str, HostCost] = {}
     batch: BatchCost | None = None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from specbench_cli.errors import WorkerLost, on_one_line
+from specbench_cli.errors import WorkerLost, to_one_line
 from specbench_cli.measure.measurement import Measurement
 from specbench_cli.measure.repeat_process import resume_command
 from specbench_cli.measure.view import RunView
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.store.run_dir import RunDir
 
-FAILURES = 3
+MAX_FAILURES = 3
 """Number of consecutive failures after which a method is dropped."""
 
 
@@ -70,10 +70,10 @@ class DroppedMethods:
         )
         failed_warm_up = method_run.label in self.failed_warm_up
         self.failed_warm_up.discard(method_run.label)
-        if self._failures[method_run.label] >= (1 if failed_warm_up else FAILURES):
-            self.dropped[method_run.label] = why = on_one_line(str(errors[0]))
+        if self._failures[method_run.label] >= (1 if failed_warm_up else MAX_FAILURES):
+            self.dropped[method_run.label] = why = to_one_line(str(errors[0]))
             self._on_drop(method_run.label)
             dropped = self._run_dir.manifest.get("dropped") or {}
             self._run_dir.update(dropped={**dropped, method_run.label: why})
-            when = "on its first prompt too" if failed_warm_up else f"{FAILURES} times in a row"
+            when = "on its first prompt too" if failed_warm_up else f"{MAX_FAILURES} times in a row"
             self._view.note(f"{method_run.label} failed {when} and is dropped: {why}")

@@ -41,11 +41,11 @@ class EnergyMeter:
     """
 
     def __init__(self, counters: Sequence[Counter], why_not: str | None = None) -> None:
-        self.counters, self.why_not = tuple(counters), why_not
+        self.counters, self.unavailable_reason = tuple(counters), why_not
         self._before: list[float] = []
 
     @classmethod
-    def of(cls, device: torch.device) -> EnergyMeter:
+    def for_device(cls, device: torch.device) -> EnergyMeter:
         """Return the meter of a device. It has all counters of the device, or none."""
         counters, why_not = rapl_counters()
         if device.type == "cuda":
@@ -71,7 +71,10 @@ class EnergyMeter:
 
     def facts(self) -> dict[str, Any]:
         """Return the manifest entry."""
-        return {"counters": [each.name for each in self.counters], "why_not": self.why_not}
+        return {
+            "counters": [each.name for each in self.counters],
+            "why_not": self.unavailable_reason,
+        }
 
 
 def rapl_counters() -> tuple[list[Counter], str | None]:

@@ -50,7 +50,7 @@ class Work:
         return self.recent_spent / self.recent_done
 
 
-def estimate_seconds_left(rows: Mapping[str, Work], elapsed: float) -> float | None:
+def estimate_seconds_left(work: Mapping[str, Work], elapsed: float) -> float | None:
     """Estimate the remaining seconds: the remaining work of each method at its speed.
 
     A method without finished work gets the average speed. Time outside of decoding (judging,
@@ -62,14 +62,14 @@ def estimate_seconds_left(rows: Mapping[str, Work], elapsed: float) -> float | N
     Returns:
         None if no work is finished.
     """
-    known = [row for row in rows.values() if row.done]
+    known = [row for row in work.values() if row.done]
     spent = sum(row.spent for row in known)
     if not spent:
         return None
     average = sum(row.recent_spent for row in known) / sum(row.recent_done for row in known)
     rest = sum(
         (max(0.0, row.due - row.done) + row.later) * (row.seconds_per_unit if row.done else average)
-        for row in rows.values()
+        for row in work.values()
     )
     return rest * max(1.0, elapsed / spent)
 
@@ -87,29 +87,29 @@ class EtaEstimator:
 
     def __init__(
         self,
-        rows: Mapping[str, Work],
+        work: Mapping[str, Work],
         *,
-        later: int = 0,
-        start: float = 0.0,
-        judging: float = 0.0,
+        later_processes: int = 0,
+        start_s: float = 0.0,
+        first_judging_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._work = rows
-        self._later, self._start, self._judging = later, start, judging
+        self._work = work
+        self._later, self._start, self._judging = later_processes, start_s, first_judging_s
         self._clock = clock
         self._started = clock()
         self._first_judging = 0.0
         self._judgings = 0
 
     @contextmanager
-    def spent(self, label: str, units: float) -> Iterator[None]:
+    def time_work(self, label: str, units: float) -> Iterator[None]:
         """Add the work units and the seconds of the `with` block to a method."""
         started = self._clock()
         yield
         self._work[label].add(units, self._clock() - started)
 
     @contextmanager
-    def judging(self) -> Iterator[None]:
+    def time_judging(self) -> Iterator[None]:
         """Time the `with` block as judging. The first time includes loading, so it does not predict
         others."""
         started = self._clock()
@@ -123,7 +123,7 @@ class EtaEstimator:
         row = self._work[label]
         row.due, row.later = row.done, 0.0
 
-    def left(self) -> float | None:
+    def seconds_left(self) -> float | None:
         """Return the remaining seconds of the measurement; None if they are unknown."""
         spent = sum(row.spent for row in self._work.values())
         other = self._clock() - self._started - self._first_judging - spent
@@ -138,7 +138,7 @@ class EtaEstimator:
         return rest + self._later * (self._start + first) + due
 
 
-def estimate_report_seconds(start_s: float, rows: int, cells: int) -> float:
+def estimate_report_seconds(start_s: float, methods: int, outputs: int) -> float:
     """Estimate the seconds from the last output to the end of the process.
 
     In this time records are read, intervals computed, figures and files written. It is Python work
@@ -150,7 +150,7 @@ def estimate_report_seconds(start_s: float, rows: int, cells: int) -> float:
     Args:
         start_s: CPU seconds of the start of the process, without waiting for uncached files.
     """
-    return start_s * (1.0 + 0.12 * rows + 0.0015 * cells)
+    return start_s * (1.0 + 0.12 * methods + 0.0015 * outputs)
 
 
 def process_age() -> float:

@@ -17,7 +17,7 @@ from typing import Literal
 import psutil
 import torch
 
-from specbench_cli.engine.models.linear import find_numba_kernels, lacks_numba
+from specbench_cli.engine.models.linear import find_numba_kernels, is_numba_missing
 from specbench_cli.measure import environment, machine
 from specbench_cli.measure.quiet import NOISE_LIMIT, NoiseMeter
 
@@ -67,7 +67,7 @@ class HealthCheck:
         return self.needed and self.status == "missing"
 
 
-def software() -> Iterator[HealthCheck]:
+def check_software() -> Iterator[HealthCheck]:
     """Check Python and all packages that this installation requires."""
     version = environment.versions()["python"] or ""
     yield HealthCheck(
@@ -130,7 +130,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def hardware() -> Iterator[HealthCheck]:
+def check_hardware() -> Iterator[HealthCheck]:
     """Check processor, memory, accelerators and threads."""
     parts = machine.hardware()
     usable = parts["usable"] or parts["threads"]
@@ -156,7 +156,7 @@ def hardware() -> Iterator[HealthCheck]:
     )
 
 
-def compiler() -> HealthCheck:
+def check_compiler() -> HealthCheck:
     """Check for a C++ compiler, which torch.compile needs."""
     name = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), None)
     found = name if name and shutil.which(name) else None
@@ -169,9 +169,9 @@ def compiler() -> HealthCheck:
     )
 
 
-def kernels() -> HealthCheck:
+def check_kernels() -> HealthCheck:
     """Check the matrix kernels on this CPU: docs/explanations/kernels.md."""
-    lacking, own = lacks_numba(), find_numba_kernels(torch.device("cpu"), torch.float32)
+    lacking, own = is_numba_missing(), find_numba_kernels(torch.device("cpu"), torch.float32)
     return HealthCheck(
         "kernels",
         "limited" if lacking else "ok",
@@ -181,7 +181,7 @@ def kernels() -> HealthCheck:
     )
 
 
-def quietness() -> HealthCheck:
+def check_noise() -> HealthCheck:
     """Measure the CPU share of other processes during one second.
 
     The check never fails: a noisy machine does not make the installation wrong.
@@ -206,7 +206,7 @@ def quietness() -> HealthCheck:
     )
 
 
-def writable(folder: Path) -> HealthCheck:
+def check_writable(folder: Path) -> HealthCheck:
     """Check that runs can be written to a folder, which need not exist yet."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     fits = there.is_dir() and os.access(there, os.W_OK | os.X_OK)

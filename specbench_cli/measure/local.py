@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from specbench_cli.errors import SpecbenchError, UsageError, WorkerLost
 from specbench_cli.measure.machine_lock import get_machine_lock
-from specbench_cli.measure.manifest import rows
+from specbench_cli.measure.manifest import method_entries
 from specbench_cli.measure.planning import left_out_notes
 from specbench_cli.measure.redaction import redact_paths
 from specbench_cli.measure.repeat_process import TUNING, resume_command
 from specbench_cli.measure.run_checks import check_weights
 from specbench_cli.measure.view import RunView
-from specbench_cli.plan.plan import Plan, reason
+from specbench_cli.plan.plan import Plan, format_reason
 from specbench_cli.store.run_dir import COSTS, RunDir
 from specbench_cli.store.schema import BASELINE
 
@@ -59,16 +59,16 @@ def measure_repeat(
         turns.waits_for_partner &= not run_dir.manifest.get("alone")
     lenient = part != TUNING  # errors of tuning candidates are raised, not collected
     with closing(Bench(plan, lenient=lenient)) as bench:
-        plan = _drop_unfit(plan, bench.unfit, run_dir, view)
+        plan = _drop_unloadable(plan, bench.load_errors, run_dir, view)
         bench.check_first_turns()
         provide_costs(plan, bench, run_dir)
         plan = provide_rates(plan, bench, run_dir, view)
-        threads = bench.resolved()["threads"]
+        threads = bench.resolved_config()["threads"]
         plugins = PluginMethods(plan, run_dir, threads)
-        plan = _drop_unfit(plan, plugins.unfit, run_dir, view)
-        models, heads = bench.models(), {**bench.heads(), **plugins.heads}
+        plan = _drop_unloadable(plan, plugins.load_errors, run_dir, view)
+        models, heads = bench.model_entries(), {**bench.head_entries(), **plugins.heads}
         check_weights(run_dir, {**models, **heads}, force)
-        effective = run_dir.manifest["config"]["effective"] | bench.resolved()
+        effective = run_dir.manifest["config"]["effective"] | bench.resolved_config()
         effective["devices"] = bench.devices
         run_dir.update(models=models, heads=heads, config={"effective": effective})
         rounds, between = plan.config.probe, None
@@ -81,12 +81,12 @@ def measure_repeat(
         for own in plan.passes(number):
             repeat.run(own)
         if between is not None:
-            _keep_costs(between, run_dir, view, number)
+            _store_costs(between, run_dir, view, number)
         run_dir.update(
             # Only the first repeat that needs the tolerance measures it, so keep earlier values.
-            near_ties=run_dir.manifest.get("near_ties") or repeat.near_ties(),
+            near_ties=run_dir.manifest.get("near_ties") or repeat.find_near_ties(),
             tolerance=repeat.judge.facts() or run_dir.manifest.get("tolerance"),
-            memory=bench.memory(),
+            memory=bench.memory_entry(),
             energy=bench.energy.facts(),
         )
     if repeat.left_out:
@@ -97,7 +97,7 @@ def measure_repeat(
         )
 
 
-def _keep_costs(between: InterleavedProbe, run_dir: RunDir, view: RunView, number: int) -> None:
+def _store_costs(between: InterleavedProbe, run_dir: RunDir, view: RunView, number: int) -> None:
     """Store the costs that were probed between prompts, or note why there are none."""
     costs = between.costs()
     if costs is not None:
@@ -109,7 +109,7 @@ def _keep_costs(between: InterleavedProbe, run_dir: RunDir, view: RunView, numbe
         view.note("probe: other programs took too much of this machine: no costs were kept")
 
 
-def _drop_unfit(
+def _drop_unloadable(
     plan: Plan, unfit: Mapping[str, SpecbenchError], run_dir: RunDir, view: RunView
 ) -> Plan:
     """Return the plan without methods whose heads do not load, and note them.
@@ -119,11 +119,11 @@ def _drop_unfit(
     Raises:
         SpecbenchError: only vanilla would be left. This is the error of the first method.
     """
-    rest = plan.without(unfit)
+    rest = plan.drop_methods(unfit)
     if unfit and all(method_run.label == BASELINE for method_run in rest.method_runs):
         raise next(iter(unfit.values()))
     before = run_dir.manifest.get("left_out") or {}
-    found = {label: reason(fault) for label, fault in unfit.items()}
+    found = {label: format_reason(fault) for label, fault in unfit.items()}
     new = {label: why for label, why in found.items() if label not in before}
     for words in left_out_notes(new):
         view.note(words)
@@ -133,10 +133,10 @@ def _drop_unfit(
     left_out = {label: why for label, why in before.items() if label not in runnable}
     left_out |= {label: redact_paths(why) for label, why in found.items()}
     if left_out != before:
-        answered = run_dir.answered()
+        answered = run_dir.read_output_ids()
         # The head of such a method loaded when the run began, so its records stay valid.
         recorded = {label for _, _, label, _ in answered} - runnable
         kept = [row for row in run_dir.manifest["rows"] if row["label"] in recorded]
-        run_dir.update(left_out=left_out, rows=[*rows(rest), *kept])
+        run_dir.update(left_out=left_out, rows=[*method_entries(rest), *kept])
         view.started(rest.n_outputs, len(answered), run_dir.path)
     return rest

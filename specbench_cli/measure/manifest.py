@@ -13,7 +13,7 @@ from typing import Any
 import specbench_cli
 from specbench_cli import __version__
 from specbench_cli.config.run import RunConfig
-from specbench_cli.errors import on_one_line
+from specbench_cli.errors import to_one_line
 from specbench_cli.measure import environment
 from specbench_cli.measure.machine import fingerprint, machine_id
 from specbench_cli.measure.redaction import redact_setting
@@ -23,7 +23,7 @@ from specbench_cli.plan.plan import Plan
 from specbench_cli.store.schema import SCHEMA
 
 
-def manifest(plan: Plan, sources: Mapping[str, str]) -> dict[str, Any]:
+def build_manifest(plan: Plan, sources: Mapping[str, str]) -> dict[str, Any]:
     """Return the manifest of a new run.
 
     Args:
@@ -32,18 +32,18 @@ def manifest(plan: Plan, sources: Mapping[str, str]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "version": __version__,
-        "created_utc": now(),
+        "created_utc": utc_now(),
         "config": {"effective": effective_config(plan)},
         "config_sources": {key: Path(source).name for key, source in sources.items()},
         "machine": fingerprint(),
         "models": {},
         "heads": {},
-        "rows": rows(plan),
+        "rows": method_entries(plan),
         "tuning": None,
         "method_files": {
             method_run.name: method_run.file_sha256 for method_run in plan.method_runs
         },
-        "program": program(plan),
+        "program": program_facts(plan),
         "mixed": [],
         "dropped": {},
         "upper_bounds": [
@@ -70,7 +70,7 @@ def manifest(plan: Plan, sources: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def program(plan: Plan) -> dict[str, str]:
+def program_facts(plan: Plan) -> dict[str, str]:
     """Return the facts that must not change when a run is resumed, except weights.
 
     The manifest has weights in entries of their own. Checksums are cut to 12 digits. If workers
@@ -118,7 +118,7 @@ def _digest(texts: Iterable[str]) -> str:
     return sha256("\n".join(texts).encode()).hexdigest()[:12]
 
 
-def rows(plan: Plan) -> list[dict[str, Any]]:
+def method_entries(plan: Plan) -> list[dict[str, Any]]:
     """Return the manifest entry of each method, with its parameters and their source.
 
     timing_free: True if its counters depend on inputs and seed only.
@@ -137,8 +137,8 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
             "source": method_run.source,
             "timing_free": method_run.method.timing_free,
             "state_scope": method_run.method.scope,
-            "uses": _uses(plan, method_run),
-            "accept": _accepts(method_run),
+            "uses": _used_models(plan, method_run),
+            "accept": _accept_rule_text(method_run),
             "workers": method_run.method.workers,
             "baseline": plan.baseline(method_run),
             "control": is_control(method_run.method),
@@ -154,12 +154,12 @@ def _containment(config: RunConfig) -> str | None:
     return "limits" if config.uncontained else "namespaces"
 
 
-def _accepts(method_run: MethodRun) -> str | None:
+def _accept_rule_text(method_run: MethodRun) -> str | None:
     rule = method_run.method.accept
-    return None if rule is None or rule.is_exact else on_one_line(str(rule))
+    return None if rule is None or rule.is_exact else to_one_line(str(rule))
 
 
-def _uses(plan: Plan, method_run: MethodRun) -> list[str]:
+def _used_models(plan: Plan, method_run: MethodRun) -> list[str]:
     draft = ["draft"] if "draft" in method_run.method.requirements else []
     others = [plan.others[name].label for name in method_run.method.models()]
     return [*draft, *others, *(wanted.kind.kind for wanted in method_run.method.artifacts())]
@@ -177,6 +177,6 @@ def effective_config(plan: Plan) -> dict[str, Any]:
     }
 
 
-def now() -> str:
+def utc_now() -> str:
     """Return the current time in the format of manifests."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -17,22 +17,22 @@ from typing import Any, Self
 
 import torch
 
-from specbench_cli.config.run import RunConfig, nbytes
+from specbench_cli.config.run import RunConfig, parse_size
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.drafting.length_params import LengthParams
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.attention import MAX_FEW
-from specbench_cli.engine.models.checkpoint import config_facts, read_config, text_config
+from specbench_cli.engine.models.checkpoint import read_checkpoint_facts, read_config, text_config
+from specbench_cli.engine.models.forward_plan import MAX_SCRATCH
 from specbench_cli.engine.models.fused import fits
 from specbench_cli.engine.models.layers import MAX_HEAD_COPY
-from specbench_cli.engine.models.linear import choose_form
-from specbench_cli.engine.models.plan import MAX_SCRATCH
-from specbench_cli.engine.simulation import Script, ScriptedDecoder
+from specbench_cli.engine.models.linear import choose_backend
+from specbench_cli.engine.simulation import ScriptedDecoder, ScriptedRequest
 from specbench_cli.engine.types import Rule
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault, PromptError, UsageError
-from specbench_cli.measure.bench import readable, tokenizer_of
+from specbench_cli.measure.bench import load_tokenizer, read_checkpoint
 from specbench_cli.measure.placement import choose_device
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan, make_plan, prompts_per_batch
@@ -48,48 +48,52 @@ class MemoryModel:
 
     def __init__(self, config: RunConfig) -> None:
         self._plan = plan = make_plan(config)
-        device, dtype = choose_device(config.home), getattr(torch, config.dtype)
+        device, dtype = choose_device(config.main_device), getattr(torch, config.dtype)
         self._sizes = {
-            role: readable(lambda path: ModelSizes.read(path, device, dtype), checkpoint)
+            role: read_checkpoint(lambda path: ModelSizes.read(path, device, dtype), checkpoint)
             for role, checkpoint in plan.checkpoints.items()
         }
-        self._budget = max(map(plan.budget, plan.questions))
+        self._budget = max(map(plan.max_new_tokens, plan.questions))
         self._prompt_lengths = list(_prompt_lengths(plan, self._budget))
-        self.asked = {method_run.label: _draft_size(method_run) for method_run in plan.method_runs}
+        self.configured_drafts = {
+            method_run.label: _draft_size(method_run) for method_run in plan.method_runs
+        }
 
-    def compute_footprint(self, batch: int, most: int) -> Footprint:
+    def compute_footprint(self, batch: int, max_draft: int) -> Footprint:
         """Return the footprint of a batch whose methods draft at most `most` tokens per step."""
         plan = self._plan
         methods = [
-            (_limit_draft(method_run, min(asked, most)), min(asked, most))
-            for method_run, asked in zip(plan.method_runs, self.asked.values(), strict=True)
+            (_limit_draft(method_run, min(asked, max_draft)), min(asked, max_draft))
+            for method_run, asked in zip(
+                plan.method_runs, self.configured_drafts.values(), strict=True
+            )
         ]
-        groups = _batches(plan, batch, self._prompt_lengths)
+        groups = _batch_prompt_lengths(plan, batch, self._prompt_lengths)
         chunk, rule = plan.config.prefill_chunk, plan.config.rule
         return compute_footprint(methods, self._sizes, groups, self._budget, batch, chunk, rule)
 
-    def tokens(self, batch: int, most: int) -> float:
+    def expected_tokens(self, batch: int, max_draft: int) -> float:
         """Return the expected tokens per step, summed over all methods."""
         return batch * sum(
             expected_tokens(
                 getattr(method_run.method.params, "acceptance", DEFAULT_ACCEPTANCE),
-                min(self.asked[method_run.label], most),
+                min(self.configured_drafts[method_run.label], max_draft),
                 tree="nodes" in type(method_run.method.params).model_fields,
             )
             for method_run in self._plan.method_runs
         )
 
-    def limited(self, most: int) -> list[dict[str, Any]]:
+    def limit_methods(self, max_draft: int) -> list[dict[str, Any]]:
         """Return the methods of the configuration with drafts of at most `most` tokens."""
         rows = []
         for row, method_run in zip(self._plan.config.methods, self._plan.method_runs, strict=True):
-            key, asked = _draft_param(method_run.method), self.asked[method_run.label]
-            changed = {} if key is None or asked <= most else {key: most}
+            key, asked = _draft_param(method_run.method), self.configured_drafts[method_run.label]
+            changed = {} if key is None or asked <= max_draft else {key: max_draft}
             rows.append({**row.model_dump(), "params": {**row.params, **changed}})
         return rows
 
 
-def within(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
+def fit_to_budget(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
     """Return a configuration that fits into its memory budget, and the manifest entry of the
     choice.
 
@@ -102,7 +106,7 @@ def within(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
     """
     if config.memory_budget is None:
         return config, None
-    limit = nbytes(config.memory_budget)
+    limit = parse_size(config.memory_budget)
     try:
         model = MemoryModel(config)
         least = model.compute_footprint(1, 1)
@@ -115,20 +119,21 @@ def within(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
                 " (--max-new-tokens)",
             )
         batch, most = max(
-            _fitting_settings(model, config.batch, limit), key=lambda each: model.tokens(*each)
+            _fitting_settings(model, config.batch, limit),
+            key=lambda each: model.expected_tokens(*each),
         )
         chosen = model.compute_footprint(batch, most)
     except MethodFault as fault:
         raise UsageError(
             f"--memory-budget: {fault.message}", hint="leave that row out, or --memory-budget"
         ) from fault
-    rows = model.limited(most)
+    rows = model.limit_methods(most)
     facts = {
         "budget_bytes": limit,
-        "asked": {"batch": config.batch, "drafts": model.asked},
+        "asked": {"batch": config.batch, "drafts": model.configured_drafts},
         "chosen": {
             "batch": batch,
-            "drafts": {label: min(asked, most) for label, asked in model.asked.items()},
+            "drafts": {label: min(asked, most) for label, asked in model.configured_drafts.items()},
         },
         "predicted": {**asdict(chosen), "total": chosen.total},
     }
@@ -161,10 +166,10 @@ def _mb(size: int) -> str:
     return f"{size / 1e6:.1f} MB"
 
 
-def _fitting_settings(model: MemoryModel, asked: int, limit: int) -> Iterator[tuple[int, int]]:
+def _fitting_settings(model: MemoryModel, max_batch: int, limit: int) -> Iterator[tuple[int, int]]:
     """Yield each batch size that fits, largest first, with the longest drafts that fit."""
-    longest = max(1, *model.asked.values())
-    for batch in range(asked, 0, -1):
+    longest = max(1, *model.configured_drafts.values())
+    for batch in range(max_batch, 0, -1):
         low, high = 0, longest  # binary search: memory grows with the draft length
         while low < high:
             middle = -(-(low + high) // 2)
@@ -194,17 +199,17 @@ def _draft_size(method_run: MethodRun) -> int:
     return most
 
 
-def _limit_draft(method_run: MethodRun, most: int) -> Method:
+def _limit_draft(method_run: MethodRun, max_draft: int) -> Method:
     key, method = _draft_param(method_run.method), method_run.method
     if key is None:
         return method
-    return type(method)(method.params.model_copy(update={key: most}))
+    return type(method)(method.params.model_copy(update={key: max_draft}))
 
 
 def _prompt_lengths(plan: Plan, budget: int) -> Iterator[int]:
     """Yield the maximum prompt length of each question: all turns, with the longest answers in
     between."""
-    tokenizer, label = tokenizer_of(plan.target), plan.target.label
+    tokenizer, label = load_tokenizer(plan.target), plan.target.label
     for question in plan.questions:
         lengths: list[int] = []
         for turn, before in zip(question.turns, _context_messages(question), strict=True):
@@ -225,7 +230,7 @@ def _context_messages(question: Question) -> list[Sequence[Message]]:
     return [question.before, *([()] * (len(question.turns) - 1))]
 
 
-def _batches(plan: Plan, batch: int, prompts: Sequence[int]) -> list[list[int]]:
+def _batch_prompt_lengths(plan: Plan, batch: int, prompts: Sequence[int]) -> list[list[int]]:
     """Return the prompt lengths of each batch, in each turn."""
     asked = [(len(each.turns), n) for each, n in zip(plan.questions, prompts, strict=True)]
     size = len(asked) if plan.loads else prompts_per_batch(batch)
@@ -274,7 +279,7 @@ class ModelSizes:
         config = read_config(folder)
         if not fits(config):
             raise MethodFault(f"{folder.name} runs through transformers' own module")
-        facts, text = config_facts(folder), text_config(config)
+        facts, text = read_checkpoint_facts(folder), text_config(config)
         size, hidden, inner = dtype.itemsize, text.hidden_size, text.intermediate_size
         heads = text.num_attention_heads
         width = getattr(text, "head_dim", None) or hidden // heads
@@ -282,10 +287,10 @@ class ModelSizes:
         weights = facts.parameters * size
         embedding = torch.empty(facts.vocab_size, hidden, dtype=dtype, device=device)  # not filled
         copied = text.tie_word_embeddings and device.type == "cpu"
-        if copied and embedding.numel() <= MAX_HEAD_COPY[choose_form(embedding.t())]:
+        if copied and embedding.numel() <= MAX_HEAD_COPY[choose_backend(embedding.t())]:
             weights += embedding.nbytes
         gate_up = torch.empty(hidden, 2 * inner, dtype=dtype, device=device)  # not filled
-        halves = {"plain": 0, "tiled": inner}.get(choose_form(gate_up), 2 * inner)
+        halves = {"plain": 0, "tiled": inner}.get(choose_backend(gate_up), 2 * inner)
         return cls(
             weights=weights,
             row=text.num_hidden_layers * kv * size,
@@ -342,7 +347,7 @@ def compute_footprint(
         MethodFault: a method drafts neither with a draft model nor with a lookup.
     """
     prompts = max(groups, key=len)
-    scripts = [Script((at,) * n, (0,), (False,), budget) for at, n in enumerate(prompts)]
+    scripts = [ScriptedRequest((at,) * n, (0,), (False,), budget) for at, n in enumerate(prompts)]
     decoders = {
         name: ScriptedDecoder(name, scripts, perfect=True, row_bytes=each.row)
         for name, each in sizes.items()

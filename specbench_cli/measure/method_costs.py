@@ -10,11 +10,11 @@ from functools import cache
 from typing import Any
 
 from specbench_cli import __version__, registry
-from specbench_cli.config.sweep import settings
+from specbench_cli.config.sweep import format_params
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.costs import Costs, CostSetup, find_cached
 from specbench_cli.measure.machine import fingerprint
-from specbench_cli.measure.manifest import now
+from specbench_cli.measure.manifest import utc_now
 from specbench_cli.measure.probe import Probe, ProbeResult
 from specbench_cli.measure.probe_rounds import BatchDecoding, SessionDecoding
 from specbench_cli.measure.quiet import MeasurementWindows, NoiseMeter
@@ -81,9 +81,9 @@ def provide_costs(plan: Plan, bench: Bench, run_dir: RunDir) -> None:
 
 def _load_cached(plan: Plan, bench: Bench, machine: Mapping[str, Any]) -> StepCosts | None:
     """Return the costs of a cached probe that applies to this run, if there is one."""
-    facts = bench.models() | bench.drafting_heads()
+    facts = bench.model_entries() | bench.drafting_head_facts()
     models = {name: each["sha256"] for name, each in facts.items()}
-    setup = CostSetup(dtype=plan.config.dtype, **bench.resolved())
+    setup = CostSetup(dtype=plan.config.dtype, **bench.resolved_config())
     found = find_cached(machine["id"], models, setup)
     if found is None or found.quietness.noisy:
         return None
@@ -91,11 +91,11 @@ def _load_cached(plan: Plan, bench: Bench, machine: Mapping[str, Any]) -> StepCo
     return step_costs_from_probe(found) if then == (__version__, machine["versions"]) else None
 
 
-def sessions(method_run: MethodRun) -> dict[str, SessionDecoding]:
+def create_session_decodings(method_run: MethodRun) -> dict[str, SessionDecoding]:
     """Return functions that decode a method's sessions in a probe, by name."""
     return {
-        " ".join((method_run.label, *settings(params))): registry.build(
-            method_run.name, {**method_run.passed, **params}
+        " ".join((method_run.label, *format_params(params))): registry.build(
+            method_run.name, {**method_run.user_params, **params}
         ).generate
         for params in PROBED_PARAMS.get(method_run.name, ({},))
     }
@@ -109,13 +109,13 @@ def probed_batch_sizes(most: int | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*doubled, most)))
 
 
-def together(drafted: bool) -> dict[str, BatchDecoding]:
+def create_batch_decodings(drafted: bool) -> dict[str, BatchDecoding]:
     """Return functions that decode batches, by name."""
     return {
-        " ".join((name, *settings(params))): registry.build(name, params).generate_batch
+        " ".join((name, *format_params(params))): registry.build(name, params).generate_batch
         for name, each in BATCH_PARAMS.items()
         for params in each
-        if drafted or "draft" not in registry.ours()[name].needs
+        if drafted or "draft" not in registry.built_in_methods()[name].needs
     }
 
 
@@ -123,10 +123,10 @@ def make_costs(found: ProbeResult, bench: Bench, plan: Plan, machine: dict[str, 
     """Return the costs of a probe's result, with machine, models and setup."""
     return Costs(
         version=__version__,
-        created_utc=now(),
+        created_utc=utc_now(),
         machine=machine,
         models=probed_models(bench),
-        setup=CostSetup(dtype=plan.config.dtype, **bench.resolved()),
+        setup=CostSetup(dtype=plan.config.dtype, **bench.resolved_config()),
         seed=plan.config.seed,
         **vars(found),
     )
@@ -137,7 +137,7 @@ def probed_models(bench: Bench) -> dict[str, dict[str, Any]]:
     kept = ("label", "sha256", "family", "parameters", "n_layers", "engine", "revision")
     return {
         role: {name: facts[name] for name in kept if name in facts}
-        for role, facts in (bench.models() | bench.drafting_heads()).items()
+        for role, facts in (bench.model_entries() | bench.drafting_head_facts()).items()
     }
 
 
@@ -154,12 +154,14 @@ class InterleavedProbe:
         UsageError: the models cannot be probed.
     """
 
-    def __init__(self, plan: Plan, bench: Bench, rounds: int, apart: Collection[str] = ()) -> None:
+    def __init__(
+        self, plan: Plan, bench: Bench, rounds: int, isolated: Collection[str] = ()
+    ) -> None:
         self._plan, self._bench, self.rounds = plan, bench, rounds
         own = [
             method_run
             for method_run in plan.method_runs
-            if method_run.label not in apart
+            if method_run.label not in isolated
             and not method_run.method.peer
             and method_run.method.workers == 1
         ]
@@ -167,20 +169,26 @@ class InterleavedProbe:
         self._probe = Probe(
             bench.workspace,
             MeasurementWindows(NoiseMeter(), allow_noise=config.allow_noise),
-            {name: each for method_run in own for name, each in sessions(method_run).items()},
+            {
+                name: each
+                for method_run in own
+                for name, each in create_session_decodings(method_run).items()
+            },
             positions=bench.context,
-            prompts=[bench.prompt(question, ()) for question in plan.questions[:MAX_PROMPTS]],
+            prompts=[
+                bench.encode_prompt(question, ()) for question in plan.questions[:MAX_PROMPTS]
+            ],
             batches=probed_batch_sizes(config.batch if config.batch > 1 else None),
-            together=together("draft" in bench.workspace.decoders),
+            batch_decodings=create_batch_decodings("draft" in bench.workspace.decoders),
             seed=config.seed,
         )
         self.done = 0
 
-    def due(self, share: float) -> int:
+    def rounds_due(self, share: float) -> int:
         """Return the number of rounds that are due when this share of the prompts is done."""
         return max(0, int(self.rounds * share + 1e-9) - self.done)
 
-    def round(self) -> None:
+    def measure_round(self) -> None:
         """Measure a round."""
         self._probe.measure_round()
         self.done += 1

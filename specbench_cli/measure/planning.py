@@ -13,7 +13,7 @@ from specbench_cli import registry
 from specbench_cli.config.run import RunConfig
 from specbench_cli.plan import tune
 from specbench_cli.plan.controls import add_controls
-from specbench_cli.plan.plan import Plan, fitting, make_plan
+from specbench_cli.plan.plan import Plan, drop_unavailable, make_plan
 from specbench_cli.plan.tune import Tuning
 
 
@@ -32,35 +32,35 @@ class PreparedRun:
     memory: Mapping[str, Any] | None
 
 
-def prepare(config: RunConfig, *, fetch: bool) -> PreparedRun:
+def prepare_run(config: RunConfig, *, fetch: bool) -> PreparedRun:
     """Plan a new run. Add missing controls, and remove methods that cannot run here.
 
     Args:
         fetch: Download heads that are not on this machine.
     """
     _check_plugins(config)
-    config, left_out = fitting(config, fetch=fetch)
+    config, left_out = drop_unavailable(config, fetch=fetch)
     config = add_controls(config)
     memory = None
     if config.memory_budget is not None:
-        from specbench_cli.measure.memory_budget import within
+        from specbench_cli.measure.memory_budget import fit_to_budget
 
-        config, memory = within(config)
-    return PreparedRun(*planned(config), left_out, memory)
+        config, memory = fit_to_budget(config)
+    return PreparedRun(*plan_run(config), left_out, memory)
 
 
-def dry(config: RunConfig) -> tuple[Plan, dict[str, Any]]:
+def plan_dry_run(config: RunConfig) -> tuple[Plan, dict[str, Any]]:
     """Return the plan of a run that is not started, and its facts.
 
     The facts include the methods that cannot run here.
     """
-    made = prepare(config, fetch=False)
+    made = prepare_run(config, fetch=False)
     beside = {"left_out": left_out_notes(made.left_out), "memory_budget": made.memory}
-    told = facts(made.plan, made.tuning)
+    told = plan_facts(made.plan, made.tuning)
     return made.plan, {**told, **{name: each for name, each in beside.items() if each}}
 
 
-def planned(config: RunConfig) -> tuple[Plan, Tuning | None]:
+def plan_run(config: RunConfig) -> tuple[Plan, Tuning | None]:
     """Return the plan of a run, and of the tuning before it if it is tuned; see `make_plan`."""
     _check_plugins(config)
     plan = make_plan(config)
@@ -69,13 +69,13 @@ def planned(config: RunConfig) -> tuple[Plan, Tuning | None]:
 
 def _check_plugins(config: RunConfig) -> None:
     """Plan the methods of plug-ins in processes of their own first, if there are plug-ins."""
-    if config.plugins or any(row.name not in registry.ours() for row in config.methods):
+    if config.plugins or any(row.name not in registry.built_in_methods() for row in config.methods):
         from specbench_cli.measure.isolation.plugin_process import check_plugins
 
         check_plugins(config)
 
 
-def facts(plan: Plan, tuning: Tuning | None) -> dict[str, Any]:
+def plan_facts(plan: Plan, tuning: Tuning | None) -> dict[str, Any]:
     """Return the plan for a person or a program to read."""
     if tuning is None:
         return plan.facts()

@@ -36,15 +36,15 @@ from specbench_cli.measure.costs import (
     TREES,
     BatchCost,
     BatchPoint,
+    CostCurve,
     CostPoint,
-    Curve,
     HostCost,
     HostPoint,
     ProbeNoise,
 )
 from specbench_cli.measure.probe_rounds import (
     NEW_TOKENS,
-    PROMPT,
+    PROMPT_LENGTH,
     BatchDecoding,
     ProbeGrid,
     ProbeRound,
@@ -79,7 +79,7 @@ MAX_NOISY_SHARE = 0.1
 class ProbeResult:
     """Result of a probe."""
 
-    curves: dict[str, Curve]
+    curves: dict[str, CostCurve]
     host: HostCost
     hosts: dict[str, HostCost]
     batch: BatchCost | None
@@ -136,12 +136,12 @@ class ProbeSeries:
         self,
         workspace: Workspace,
         windows: MeasurementWindows,
-        decodings: Mapping[str, SessionDecoding],
+        session_decodings: Mapping[str, SessionDecoding],
         grid: ProbeGrid,
         *,
         seed: int,
         prompts: Sequence[Sequence[int]] = (),
-        together: Mapping[str, BatchDecoding] | None = None,
+        batch_decodings: Mapping[str, BatchDecoding] | None = None,
         sampling: Sampling | None = None,
     ) -> None:
         if chain_only := [each.name for each in workspace.decoders.values() if not each.trees]:
@@ -151,17 +151,24 @@ class ProbeSeries:
                 "give numbers in place of auto, and predict for a pair of decoders with attention",
             )
         longest = max(grid.contexts)
-        most = max([PROMPT, *map(len, prompts)])
+        most = max([PROMPT_LENGTH, *map(len, prompts)])
         workspace.reserve(max(longest + grid.spare, most + NEW_TOKENS))
         models = (*workspace.decoders.values(), *workspace.heads.values())
         vocabulary = min(model.vocab_size for model in models)
-        width = max(longest, PROMPT, grid.spare)
+        width = max(longest, PROMPT_LENGTH, grid.spare)
         generator = torch.Generator().manual_seed(seed)
         ids = torch.randint(vocabulary, (1, width), generator=generator)
-        texts = prompts or [ids[0, :PROMPT].tolist()]
+        texts = prompts or [ids[0, :PROMPT_LENGTH].tolist()]
         self._windows, self._seed = windows, seed
         self._round = partial(
-            ProbeRound, workspace, grid, decodings, ids, texts, together=together, sampling=sampling
+            ProbeRound,
+            workspace,
+            grid,
+            session_decodings,
+            ids,
+            texts,
+            batch_decodings=batch_decodings,
+            sampling=sampling,
         )
         self._rounds: list[ProbeRound] = []
         began = time.monotonic()
@@ -214,13 +221,13 @@ class Probe:
         self,
         workspace: Workspace,
         windows: MeasurementWindows,
-        drafting: Mapping[str, SessionDecoding],
+        session_decodings: Mapping[str, SessionDecoding],
         *,
         positions: int,
         prompts: Sequence[Sequence[int]] = (),
         grid: ProbeGrid = FULL_GRID,
         batches: tuple[int, ...] = (),
-        together: Mapping[str, BatchDecoding] | None = None,
+        batch_decodings: Mapping[str, BatchDecoding] | None = None,
         seed: int = 0,
     ) -> None:
         contexts = tuple(context for context in grid.contexts if context + grid.spare <= positions)
@@ -233,7 +240,7 @@ class Probe:
         decodings: dict[str, SessionDecoding] = {
             "plain steps": partial(draft_and_verify, PromptChain(0)),
             f"chains of {CHAIN_LENGTH}": partial(draft_and_verify, PromptChain(CHAIN_LENGTH)),
-            **drafting,
+            **session_decodings,
         }
         self._workspace, self._batches = workspace, batches
         self._series = ProbeSeries(
@@ -243,7 +250,7 @@ class Probe:
             replace(grid, contexts=contexts, batches=batches),
             seed=seed,
             prompts=[prompt for prompt in prompts if len(prompt) + NEW_TOKENS <= positions],
-            together=together,
+            batch_decodings=batch_decodings,
         )
 
     def measure_round(self) -> None:
@@ -266,12 +273,12 @@ class Probe:
         )
 
 
-def build_curves(samples: ProbeSamples, workspace: Workspace) -> dict[str, Curve]:
+def build_curves(samples: ProbeSamples, workspace: Workspace) -> dict[str, CostCurve]:
     """Return the curve of each model, the target first."""
     return {name: _build_curve(name, samples) for name in (*workspace.decoders, *workspace.heads)}
 
 
-def _build_curve(model: str, samples: ProbeSamples) -> Curve:
+def _build_curve(model: str, samples: ProbeSamples) -> CostCurve:
     points: dict[str, list[CostPoint]] = {"prefills": [], "forwards": [], "trees": [], "lone": []}
     for at, times in sorted(samples.forwards.items()):
         if at.model == model:
@@ -285,7 +292,7 @@ def _build_curve(model: str, samples: ProbeSamples) -> Curve:
             )
             kind = "lone" if at.lone else "trees" if at.tree else "forwards"
             points[kind if at.context else "prefills"].append(point)
-    return Curve.model_validate(points)
+    return CostCurve.model_validate(points)
 
 
 def _fit_host_costs(samples: ProbeSamples) -> dict[str, HostCost]:
@@ -352,7 +359,7 @@ def _fit_shares(
     return shares
 
 
-def _fit_batch_cost(samples: ProbeSamples, lone: Mapping[str, Curve]) -> BatchCost:
+def _fit_batch_cost(samples: ProbeSamples, lone: Mapping[str, CostCurve]) -> BatchCost:
     """Fit the time of further sequences in shared forwards, and the host costs of batches."""
     left: dict[str, dict[tuple[int, int], list[float]]] = {}
     for model, n, rows, ns, context in samples.shared:

@@ -37,7 +37,7 @@ from specbench_cli.engine.verify.tree import ROOT, build_tree_mask
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.measure.step_timing import StepSample, time_steps
 
-PROMPT, NEW_TOKENS = 64, 24
+PROMPT_LENGTH, NEW_TOKENS = 64, 24
 """Prompt length and new tokens of the sessions that time host work."""
 
 
@@ -173,7 +173,7 @@ class DraftProbe:
         self._model, self._state, self._ids, self._features = model, state, ids, features
         self._grid = grid
         head = model.decoder
-        self._together = head.together if isinstance(head, Head) else 1
+        self._together = head.block_size if isinstance(head, Head) else 1
         self._parallel = isinstance(head, Head) and head.parallel
 
     def prefill(self, context: int) -> None:
@@ -288,11 +288,11 @@ class ProbeRound:
         self,
         workspace: Workspace,
         grid: ProbeGrid,
-        decodings: Mapping[str, SessionDecoding],
+        session_decodings: Mapping[str, SessionDecoding],
         ids: Tensor,
         prompts: Sequence[Sequence[int]],
         seed: int,
-        together: Mapping[str, BatchDecoding] | None = None,
+        batch_decodings: Mapping[str, BatchDecoding] | None = None,
         sampling: Sampling | None = None,
     ) -> None:
         self._sampling = sampling or Sampling()
@@ -301,9 +301,9 @@ class ProbeRound:
         self._device = self._target.device
         self._models = {**workspace.decoders, **workspace.heads}
         self._grid = grid
-        self._decodings, self._together = decodings, together or {}
+        self._session_decodings, self._batch_decodings = session_decodings, batch_decodings or {}
         self._ids = ids.to(self._device)
-        self._prompt = tuple(ids[0, :PROMPT].tolist())
+        self._prompt = tuple(ids[0, :PROMPT_LENGTH].tolist())
         self._prompts = [tuple(prompt) for prompt in prompts]
         self._seed = seed
         self.samples = ProbeSamples()
@@ -313,7 +313,7 @@ class ProbeRound:
     def measure(self) -> None:
         """Time everything once. A later call replaces the earlier times."""
         rng = random.Random(self._seed)
-        contexts, names = self._grid.contexts, list(self._decodings)
+        contexts, names = self._grid.contexts, list(self._session_decodings)
         self.samples = ProbeSamples()
         gc.collect()
         gc.disable()
@@ -321,10 +321,12 @@ class ProbeRound:
             for context in rng.sample(contexts, len(contexts)):
                 self._time_forwards(context, rng)
             for name in rng.sample(names, len(names)):
-                self.samples.hosts[name].append(self._time_session(self._decodings[name]))
-            batches = [(name, n) for name in self._together for n in self._grid.batches]
+                self.samples.hosts[name].append(self._time_session(self._session_decodings[name]))
+            batches = [(name, n) for name in self._batch_decodings for n in self._grid.batches]
             for name, n in rng.sample(batches, len(batches)):
-                self.samples.batches[name, n].append(self._time_batch(self._together[name], n))
+                self.samples.batches[name, n].append(
+                    self._time_batch(self._batch_decodings[name], n)
+                )
             for n in rng.sample(self._grid.steps, len(self._grid.steps)):
                 self.samples.steps += time_steps(
                     self._workspace, n, self._grid.lengths, self._prompt, self._sampling, rng

@@ -36,10 +36,15 @@ class PromptBuilder:
     """
 
     def __init__(
-        self, plan: Plan, bench: Bench, run_dir: RunDir, answers: StoredOutputs, sampling: Sampling
+        self,
+        plan: Plan,
+        bench: Bench,
+        run_dir: RunDir,
+        stored_outputs: StoredOutputs,
+        sampling: Sampling,
     ) -> None:
         self._plan, self._bench, self._run_dir = plan, bench, run_dir
-        self._answers, self._sampling = answers, sampling
+        self._stored_outputs, self._sampling = stored_outputs, sampling
         self._has_upper_bound = any(
             method_run.method.upper_bound for method_run in plan.method_runs
         )
@@ -52,13 +57,13 @@ class PromptBuilder:
         Later turns continue from vanilla's answers in the first repeat. A prompt has no ids if the
         chat template or the tokenizer failed.
         """
-        known = self._answers.prompts.get((question.prompt_id, turn))
+        known = self._stored_outputs.prompts.get((question.prompt_id, turn))
         ids: list[int] = [] if known is None else known.ids
         fault = None
         try:
-            ids = ids or self._bench.prompt(question, answers)
+            ids = ids or self._bench.encode_prompt(question, answers)
             name = f"{question.prompt_id}, turn {turn},"
-            self._bench.check_fits(name, len(ids), self._plan.budget(question))
+            self._bench.check_fits(name, len(ids), self._plan.max_new_tokens(question))
         except PromptError as found:
             fault = found
         if known is not None:
@@ -74,24 +79,24 @@ class PromptBuilder:
             ids=ids,
         )
         self._run_dir.append_prompts([prompt])
-        self._answers.prompts[question.prompt_id, turn] = prompt
+        self._stored_outputs.prompts[question.prompt_id, turn] = prompt
         return prompt, fault
 
-    def known(self, request: Request, number: int) -> KnownOutput:
+    def find_known_output(self, request: Request, number: int) -> KnownOutput:
         """Return what is known of the output of a request in repeat `number`."""
         replays = self._plan.config.verify == REPLAY
         return KnownOutput(
-            self._vanilla(request, number) if replays else None,
-            self._vanilla(request, number) if self._has_upper_bound else None,
+            self._vanilla_output(request, number) if replays else None,
+            self._vanilla_output(request, number) if self._has_upper_bound else None,
         )
 
-    def _vanilla(self, request: Request, number: int) -> list[int]:
+    def _vanilla_output(self, request: Request, number: int) -> list[int]:
         """Return vanilla's output; decode it without timing if it does not exist yet.
 
         Raises:
             UsageError: the target's logits are not finite, so there is no output to replay.
         """
-        known = self._answers.vanilla.get((request.prompt_id, request.turn, number))
+        known = self._stored_outputs.vanilla.get((request.prompt_id, request.turn, number))
         if known is not None:
             return known
         (vanilla,) = (

@@ -67,7 +67,7 @@ class NoiseMeter:
         """Return the seconds since the window was opened; 0 if none is open."""
         return time.monotonic() - self._start.clock if self._start else 0.0
 
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Return True if the window is long enough."""
         return self.elapsed() >= WINDOW_S
 
@@ -131,7 +131,7 @@ class MeasurementWindows:
             self._meter.open()
         measurable.measure()
         self._measurables.append(measurable)
-        if self._meter.full():
+        if self._meter.is_full():
             self.close()
 
     @property

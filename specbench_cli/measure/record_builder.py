@@ -13,7 +13,12 @@ from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import PromptError
-from specbench_cli.judge.verdict import NonFiniteLogits, OutputJudge, OutputLikelihood, is_judged
+from specbench_cli.judge.verdict import (
+    NonFiniteLogits,
+    OutputJudge,
+    OutputLikelihood,
+    requires_same_tokens,
+)
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.measurement import Measurement
 from specbench_cli.plan.plan import Plan
@@ -64,13 +69,13 @@ class RecordBuilder:
         plan: Plan,
         sampling: Sampling,
         tokenizer: Any,
-        sampled: Collection[str],
+        reference_samples: Collection[str],
     ) -> None:
         self._judge = judge
         self._config, self._grammar = plan.config, plan.grammar
         self._sampling = sampling
         self._tokenizer = tokenizer
-        self._sampled = sampled
+        self._sampled = reference_samples
 
     def build(self, measurement: Measurement, prompt_measurements: PromptMeasurements) -> Record:
         """Build the record of a measurement. A failed one has neither verdict nor score.
@@ -147,7 +152,8 @@ class RecordBuilder:
         asked = self._config.judge == "all" or measurement.prompt.prompt_id in self._sampled
         asked &= self._config.acceptance is None  # the module does not know imposed acceptance
         differs = any(
-            is_judged(other.method_run.guarantees[rule], rule) and other.output.output_ids != output
+            requires_same_tokens(other.method_run.guarantees[rule], rule)
+            and other.output.output_ids != output
             for other in prompt_measurements.measurements
             if other.output is not None and other.output.error is None
         )
@@ -181,7 +187,7 @@ class RecordBuilder:
         """Return True if a complete output belongs to the grammar, judged by its text only."""
         if self._grammar is None or measurement.result.finish != "eos":
             return None
-        return self._grammar.holds(decode_text(self._tokenizer, measurement.result.output_ids))
+        return self._grammar.accepts(decode_text(self._tokenizer, measurement.result.output_ids))
 
     def _read_output(
         self, measurement: Measurement, prompt_measurements: PromptMeasurements
@@ -201,7 +207,7 @@ def _step_of(committed: Sequence[int], token: int) -> int:
     return sum(end <= token for end in ends)
 
 
-def tolerance_texts(plan: Plan, bench: Bench) -> Iterator[list[int]]:
+def encode_tolerance_texts(plan: Plan, bench: Bench) -> Iterator[list[int]]:
     """Yield the texts for the tolerance: the run's questions, then the others of its tasks.
 
     The order is the same in every repeat.
@@ -209,7 +215,7 @@ def tolerance_texts(plan: Plan, bench: Bench) -> Iterator[list[int]]:
     rest = (question for task in plan.tasks for question in task.questions)
     for question in (*plan.questions, *rest):
         with suppress(PromptError):  # the model may be unable to decode questions outside the run
-            yield bench.prompt(question)
+            yield bench.encode_prompt(question)
 
 
 def select_draft_samples(questions: Sequence[Question]) -> frozenset[str]:
@@ -229,7 +235,7 @@ def has_near_tie(records: Iterable[Record]) -> bool:
     return any(r.verdict is not None and r.verdict.kind == "near-tie" for r in records)
 
 
-def near_ties(
+def find_near_ties(
     judge: OutputJudge,
     prompts: Mapping[tuple[str, int], Prompt],
     vanilla: Outputs,

@@ -29,10 +29,10 @@ from specbench_cli.measure.record_builder import (
     REPLAY,
     PromptMeasurements,
     RecordBuilder,
+    encode_tolerance_texts,
+    find_near_ties,
     has_near_tie,
-    near_ties,
     select_draft_samples,
-    tolerance_texts,
 )
 from specbench_cli.measure.repeat_progress import RepeatProgress, Schedule
 from specbench_cli.measure.stored_outputs import StoredOutputs
@@ -68,7 +68,7 @@ class Repeat:
         view: Display of progress and notes.
         turns: Lock of the machine, if runs measure in turn.
         plugins: Methods that are decoded in plug-in processes, if there are any.
-        part: Name of this part of the run in the display (`view.RunProgress`).
+        part: Name of this part of the run in the display (`view.PromptProgress`).
         between: Probe that runs between prompts, if any.
     """
 
@@ -77,46 +77,46 @@ class Repeat:
         plan: Plan,
         bench: Bench,
         run_dir: RunDir,
-        answers: StoredOutputs,
+        stored_outputs: StoredOutputs,
         view: RunView,
-        turns: MachineLock | None = None,
+        machine_lock: MachineLock | None = None,
         plugins: PluginMethods | None = None,
         part: str = "",
-        between: InterleavedProbe | None = None,
+        interleaved_probe: InterleavedProbe | None = None,
     ) -> None:
         self._plan = plan
-        self._interleaved_probe = between
-        self._progress = RepeatProgress(plan, view, between, part)
+        self._interleaved_probe = interleaved_probe
+        self._progress = RepeatProgress(plan, view, interleaved_probe, part)
         self._dropped = DroppedMethods(run_dir, view, self._progress.drop)
         self._bench = bench
         self._run_dir = run_dir
-        self._answers = answers
+        self._stored_outputs = stored_outputs
         self._view = view
         config = plan.config
         self._sampling = replace(plan.sampling, processor=bench.processor)
         self.judge = OutputJudge(
             oracle=lambda: bench.module("target"),
             sampling=self._sampling,
-            texts=lambda: tolerance_texts(plan, bench),
+            texts=lambda: encode_tolerance_texts(plan, bench),
             decoder=bench.workspace.decoders["target"],
         )
-        self._machine_lock = turns
+        self._machine_lock = machine_lock
         self._windows = MeasurementWindows(
             NoiseMeter(self._helper_processes),
             allow_noise=config.allow_noise,
-            before_window=None if turns is None else self._pass_lock_on,
+            before_window=None if machine_lock is None else self._pass_lock_on,
             on_window=view.window,
         )
         self._pending: deque[PromptMeasurements] = deque()
         self._draft_samples = select_draft_samples(plan.questions)
-        self._prompts = PromptBuilder(plan, bench, run_dir, answers, self._sampling)
-        self._judging = RecordBuilder(
+        self._prompts = PromptBuilder(plan, bench, run_dir, stored_outputs, self._sampling)
+        self._record_builder = RecordBuilder(
             self.judge, plan, self._sampling, bench.tokenizer, self._draft_samples
         )
         self._first_outputs: dict[str, list[Measurement]] = {}
         self._delays: dict[str, LearningDelay] = {}  # delay of each method's next output
         self._plugins = plugins or PluginMethods(plan, run_dir, 1)
-        self._has_no_partner = self._warm = self._judged = False
+        self._has_no_partner = self._is_warm = self._has_judged = False
 
     @property
     def left_out(self) -> Mapping[str, WorkerLost]:
@@ -125,7 +125,7 @@ class Repeat:
 
     def run(self, number: int) -> None:
         """Measure the missing outputs of repeat `number` (from 1), one of `Plan.passes`."""
-        schedule = [] if self.is_over() else self._missing(number)
+        schedule = [] if self.is_over() else self._list_missing(number)
         if not schedule:
             return
         memory = {method_run.label: Memory() for method_run in self._plan.method_runs}
@@ -141,12 +141,13 @@ class Repeat:
         finally:
             gc.unfreeze()
 
-    def _missing(self, number: int) -> Schedule:
+    def _list_missing(self, number: int) -> Schedule:
         """Return the questions with missing outputs, or all if a method must start over."""
         every = list(self._plan.schedule(number))
-        schedule = [visit for visit in every if self._answers.lack(*visit, number)]
+        schedule = [visit for visit in every if self._stored_outputs.lacks_output(*visit, number)]
         again = any(
-            self._must_restart(method_run) and self._answers.lack(question, (method_run,), number)
+            self._must_restart(method_run)
+            and self._stored_outputs.lacks_output(question, (method_run,), number)
             for question, method_runs in schedule
             for method_run in method_runs
         )
@@ -158,7 +159,9 @@ class Repeat:
         repeated_question = schedule[0][0] if len(schedule) > size else None
         loads_judge = self._compares_tokens and "transformers.modeling_utils" not in sys.modules
         progress = self._progress
-        progress.begin(number, schedule, self._answers, repeated_question, loads_judge=loads_judge)
+        progress.begin(
+            number, schedule, self._stored_outputs, repeated_question, loads_judge=loads_judge
+        )
         begun, limit = monotonic(), self._plan.config.stop_after
         for first in range(0, len(schedule), size):
             done = f"{progress.measured} of {progress.prompts} prompts"
@@ -169,14 +172,14 @@ class Repeat:
             questions = [question for question, _ in together]
             self._measure_conversations(questions, together[0][1], number, memory)
             progress.measured += len(together)
-            self._probe((first + len(together)) / len(schedule))
+            self._measure_due_rounds((first + len(together)) / len(schedule))
             progress.report()
             if self.is_over():
                 done = f"{progress.measured} of {progress.prompts} prompts"
                 self._view.note(f"only vanilla is left: the run ends after {done}")
                 break
         self._windows.close()
-        self._store()
+        self._store_finished()
         if repeated_question is not None and not self.is_over():
             self._view.stage("decoding the first prompt once more")
             self.check_leaks()
@@ -192,24 +195,24 @@ class Repeat:
         """
         schedule = [visit for visit in self._plan.schedule(number) if visit[0].prompt_id in names]
         memory = {method_run.label: Memory() for method_run in self._plan.method_runs}
-        if not self._warm:
+        if not self._is_warm:
             self._warm_up(schedule[0][0], number, memory)
             gc.freeze()
-            self._warm = True
+            self._is_warm = True
         self._measure_conversations(
             [question for question, _ in schedule], schedule[0][1], number, memory
         )
         self._windows.close()
-        self._store()
+        self._store_finished()
 
-    def _probe(self, share: float) -> None:
+    def _measure_due_rounds(self, share: float) -> None:
         """Measure the rounds of the probe that are due when this share of the prompts is done."""
         if self._interleaved_probe is None:
             return
-        for _ in range(self._interleaved_probe.due(share)):
+        for _ in range(self._interleaved_probe.rounds_due(share)):
             self._windows.close()
-            with self._progress.probing():
-                self._interleaved_probe.round()
+            with self._progress.time_probe():
+                self._interleaved_probe.measure_round()
 
     def check_leaks(self) -> None:
         """Decode the first prompt again, untimed, and note the methods whose output changed.
@@ -221,7 +224,7 @@ class Repeat:
             before = [cell.output for cell in measurements]
             if label in self._dropped or any(m is None or m.error is not None for m in before):
                 continue
-            self._measurable(measurements[0].method_run, measurements).measure()
+            self._make_measurable(measurements[0].method_run, measurements).measure()
             for cell, was in zip(measurements, before, strict=True):
                 assert was is not None
                 if cell.lost is None and not cell.matches(was):
@@ -260,7 +263,7 @@ class Repeat:
                     answers[question.prompt_id].append(answer)
             turn += 1
 
-    def near_ties(self, needed: bool | None = None) -> dict[str, Any] | None:
+    def find_near_ties(self, needed: bool | None = None) -> dict[str, Any] | None:
         """Return the causes of near-ties; see `record_builder.near_ties`.
 
         Args:
@@ -274,8 +277,11 @@ class Repeat:
         if not needed:
             return None
         self._view.stage("looking for near-ties")
-        return near_ties(
-            self.judge, self._answers.prompts, self._answers.vanilla, self._bench.request
+        return find_near_ties(
+            self.judge,
+            self._stored_outputs.prompts,
+            self._stored_outputs.vanilla,
+            self._bench.create_request,
         )
 
     @property
@@ -309,9 +315,9 @@ class Repeat:
         group = PromptMeasurements(question, [], None)
         for method_run in method_runs:
             key = prompt.prompt_id, prompt.turn, method_run.label, number
-            if method_run.label in self._dropped or key in self._answers.done:
+            if method_run.label in self._dropped or key in self._stored_outputs.done:
                 continue
-            stop = self._bench.stop(self._plan.budget(question))
+            stop = self._bench.stop_rule(self._plan.max_new_tokens(question))
             replays = self._plan.config.verify == REPLAY and not method_run.method.peer
             cell = Measurement(
                 method_run,
@@ -330,7 +336,7 @@ class Repeat:
         if group.measurements:
             self._view.note(f"{fault.message}; the run continues without this turn")
             self._pending.append(group)
-            self._store()
+            self._store_finished()
 
     def _measure_batch(
         self,
@@ -341,11 +347,13 @@ class Repeat:
     ) -> list[list[int] | None]:
         """Measure the missing outputs of one batch of prompts. Return vanilla's outputs."""
         requests = [
-            self._bench.request_for(prompt, self._plan.budget(question))
+            self._bench.create_prompt_request(prompt, self._plan.max_new_tokens(question))
             for question, prompt in asked
         ]
         turns = [
-            _MeasuredPrompt(question, prompt, request, self._prompts.known(request, number), [])
+            _MeasuredPrompt(
+                question, prompt, request, self._prompts.find_known_output(request, number), []
+            )
             for (question, prompt), request in zip(asked, requests, strict=True)
         ]
         for method_run in method_runs:
@@ -355,19 +363,19 @@ class Repeat:
             PromptMeasurements(
                 turn.question,
                 turn.measurements,
-                self._reference(turn.prompt, number, turn.measurements),
+                self._find_reference(turn.prompt, number, turn.measurements),
             )
             for turn in turns
         ]
         self._pending.extend(groups)
-        self._store()
+        self._store_finished()
         return [group.reference for group in groups]
 
     def _measure_method(
         self, method_run: MethodRun, turns: Sequence[_MeasuredPrompt], number: int, memory: Memory
     ) -> None:
         """Measure the missing outputs of one method on a batch of prompts."""
-        done = [turn.key(method_run, number) in self._answers.done for turn in turns]
+        done = [turn.key(method_run, number) in self._stored_outputs.done for turn in turns]
         whole = method_run.learns_from_prompts or (self._must_restart(method_run) and not all(done))
         due = [
             (turn, not kept) for turn, kept in zip(turns, done, strict=True) if whole or not kept
@@ -377,8 +385,8 @@ class Repeat:
         measurements = [
             self._create_measurement(method_run, turn, number, memory) for turn, _ in due
         ]
-        measurable = self._measurable(method_run, measurements)
-        with self._progress.spent(method_run, [turn.question for turn, _ in due]):
+        measurable = self._make_measurable(method_run, measurements)
+        with self._progress.time_method(method_run, [turn.question for turn, _ in due]):
             if any(new for _, new in due):
                 self._windows.run(measurable)
             else:
@@ -418,15 +426,15 @@ class Repeat:
         self._delays[method_run.label] = cell.delay
         return cell
 
-    def _reference(
+    def _find_reference(
         self, prompt: Prompt, number: int, measurements: Sequence[Measurement]
     ) -> list[int] | None:
         for cell in measurements:
             if cell.method_run.label == BASELINE and cell.output and cell.output.error is None:
                 return cell.output.output_ids
-        return self._answers.vanilla.get((prompt.prompt_id, prompt.turn, number))
+        return self._stored_outputs.vanilla.get((prompt.prompt_id, prompt.turn, number))
 
-    def _store(self) -> None:
+    def _store_finished(self) -> None:
         """Judge and store the outputs whose windows are closed, in order."""
         while self._pending and self._pending[0].finished:
             group = self._pending.popleft()
@@ -434,19 +442,21 @@ class Repeat:
                 if cell.lost is not None:  # lost when a noisy window was repeated
                     self._dropped.leave_out(cell.method_run, cell.pass_, cell.lost)
             kept = [cell for cell in group.measurements if cell.lost is None]
-            with self._progress.judging():
-                records = [self._judging.build(cell, group) for cell in kept]
-                if not self._judged:
+            with self._progress.time_judging():
+                records = [self._record_builder.build(cell, group) for cell in kept]
+                if not self._has_judged:
                     # Freeze transformers, which judging loads, as in `run`: a collection would scan
                     # it for 80 ms.
                     gc.freeze()
-                    self._judged = True
+                    self._has_judged = True
             self._run_dir.append(records)
             for record in records:
-                self._answers.add(record.key, record.output_ids)
+                self._stored_outputs.add(record.key, record.output_ids)
                 self._view.show_record(record)
 
-    def _measurable(self, method_run: MethodRun, measurements: Sequence[Measurement]) -> Measurable:
+    def _make_measurable(
+        self, method_run: MethodRun, measurements: Sequence[Measurement]
+    ) -> Measurable:
         """Return outputs of a method in the form in which they are measured."""
         config, load = self._plan.config, self._plan.load(measurements[0].pass_)
         size, chunk = config.batch, config.prefill_chunk
@@ -458,7 +468,7 @@ class Repeat:
     def _pass_lock_on(self) -> None:
         """Let another run measure a window. Note once if there is no other run."""
         assert self._machine_lock is not None
-        self._store()  # before another run starts to measure
+        self._store_finished()  # before another run starts to measure
         if not self._machine_lock.pass_on() and not self._has_no_partner:
             self._has_no_partner = True
             self._run_dir.update(alone=True)  # later repeats do not wait for a partner
@@ -492,6 +502,6 @@ class Repeat:
         dropped.failed_warm_up = {
             label for label, failure in failures.items() if failure is not None
         }
-        self._bench.peak("warming up")
+        self._bench.store_peak("warming up")
         for kept in memory.values():
             kept.restore(fresh)

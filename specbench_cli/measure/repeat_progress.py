@@ -9,10 +9,10 @@ from time import monotonic
 from specbench_cli.measure.eta import JUDGE_LOADING, EtaEstimator, Work, process_age
 from specbench_cli.measure.method_costs import InterleavedProbe
 from specbench_cli.measure.stored_outputs import StoredOutputs, output_keys
-from specbench_cli.measure.view import RunProgress, RunView
+from specbench_cli.measure.view import PromptProgress, RunView
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan
-from specbench_cli.store.schema import PASSES_APART
+from specbench_cli.store.schema import LOAD_PASS_OFFSET
 from specbench_cli.tasks.schema import Question
 
 Schedule = Sequence[tuple[Question, tuple[MethodRun, ...]]]
@@ -32,16 +32,16 @@ class RepeatProgress:
         plan: The plan of the run.
         view: Display of the progress.
         between: Probe that runs between prompts, if any.
-        part: Name of the part of the run (`view.RunProgress`). `begin` adds the load, if several.
+        part: Name of this part of the run in the display (`view.PromptProgress`).
 
     Attributes:
         measured, prompts: Number of prompts that are measured, and of all prompts.
     """
 
     def __init__(
-        self, plan: Plan, view: RunView, between: InterleavedProbe | None, part: str
+        self, plan: Plan, view: RunView, interleaved_probe: InterleavedProbe | None, part: str
     ) -> None:
-        self._plan, self._view, self._probe = plan, view, between
+        self._plan, self._view, self._probe = plan, view, interleaved_probe
         self._run_part = self._part = part
         self._eta = EtaEstimator({method_run.label: Work(0) for method_run in plan.method_runs})
         self.prompts = self.measured = 0
@@ -51,7 +51,7 @@ class RepeatProgress:
         self,
         number: int,
         schedule: Schedule,
-        answers: StoredOutputs,
+        stored_outputs: StoredOutputs,
         repeated_question: Question | None,
         *,
         loads_judge: bool,
@@ -64,7 +64,7 @@ class RepeatProgress:
             repeated_question: The question that is decoded again at the end; None if there is none.
             loads_judge: True if the first verdict loads transformers.
         """
-        plan, process = self._plan, number % PASSES_APART
+        plan, process = self._plan, number % LOAD_PASS_OFFSET
         starts, own = plan.config.repeats - process, plan.passes(process)
         later = starts * len(own) + len(own) - 1 - own.index(number)
         if len(plan.loads) > 1:
@@ -72,33 +72,38 @@ class RepeatProgress:
         self._is_last = later <= 0
         work = {
             method_run.label: Work(
-                self._remaining_tokens(method_run, schedule, number, answers, repeated_question),
+                self._remaining_tokens(
+                    method_run, schedule, number, stored_outputs, repeated_question
+                ),
                 later * self._max_tokens,
             )
             for method_run in plan.method_runs
         }
         if self._probe is not None:
-            work[PROBE] = Work(self._probe.due(1.0), starts * self._probe.rounds)
+            work[PROBE] = Work(self._probe.rounds_due(1.0), starts * self._probe.rounds)
         start = process_age()
         self._eta = EtaEstimator(
-            work, later=starts, start=start, judging=JUDGE_LOADING * start if loads_judge else 0.0
+            work,
+            later_processes=starts,
+            start_s=start,
+            first_judging_s=JUDGE_LOADING * start if loads_judge else 0.0,
         )
         self.prompts = len(plan.questions)
         self.measured = self.prompts - len(schedule)
 
-    def spent(
+    def time_method(
         self, method_run: MethodRun, questions: Sequence[Question]
     ) -> AbstractContextManager[None]:
         """Add the time of the `with` block to the method that decodes in it."""
-        return self._eta.spent(method_run.label, sum(map(self._plan.budget, questions)))
+        return self._eta.time_work(method_run.label, sum(map(self._plan.max_new_tokens, questions)))
 
-    def probing(self) -> AbstractContextManager[None]:
+    def time_probe(self) -> AbstractContextManager[None]:
         """Add the time of the `with` block to a round of the probe."""
-        return self._eta.spent(PROBE, 1)
+        return self._eta.time_work(PROBE, 1)
 
-    def judging(self) -> AbstractContextManager[None]:
+    def time_judging(self) -> AbstractContextManager[None]:
         """See `EtaEstimator.judging`."""
-        return self._eta.judging()
+        return self._eta.time_judging()
 
     def drop(self, label: str) -> None:
         """Remove a method from the estimate of the time left."""
@@ -107,9 +112,9 @@ class RepeatProgress:
     def report(self) -> None:
         """Show the number of measured prompts and the time left."""
         over = self.measured == self.prompts and self._is_last
-        left = None if over else self._eta.left()
+        left = None if over else self._eta.seconds_left()
         self._reported = monotonic()
-        self._view.prompt(RunProgress(self._part, self.measured, self.prompts, left))
+        self._view.prompt(PromptProgress(self._part, self.measured, self.prompts, left))
 
     def report_if_due(self) -> None:
         """Show the progress if the last report is older than `REPORT_EVERY_S`."""
@@ -119,7 +124,7 @@ class RepeatProgress:
     @property
     def _max_tokens(self) -> int:
         """Maximum number of new tokens of a method in a repeat."""
-        budget = self._plan.budget
+        budget = self._plan.max_new_tokens
         return sum(budget(each) * len(each.turns) for each in self._plan.questions)
 
     def _remaining_tokens(
@@ -127,14 +132,14 @@ class RepeatProgress:
         method_run: MethodRun,
         schedule: Schedule,
         number: int,
-        answers: StoredOutputs,
+        stored_outputs: StoredOutputs,
         repeated_question: Question | None,
     ) -> int:
         """Return the maximum number of tokens that a method still has to generate here."""
-        budget, due = self._plan.budget, 0
+        budget, due = self._plan.max_new_tokens, 0
         for question, _ in schedule:
             keys = output_keys(question, method_run, number)
-            missing = sum(key not in answers.done for key in keys)
+            missing = sum(key not in stored_outputs.done for key in keys)
             due += budget(question) * (len(keys) if method_run.learns_from_prompts else missing)
         if repeated_question is not None and method_run.is_reproducible:
             due += budget(repeated_question) * len(repeated_question.turns)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench_cli.errors import ExitCode
-from specbench_cli.judge.broken import broken
+from specbench_cli.judge.broken import find_broken_methods
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import BASELINE, Record
 
@@ -38,7 +38,7 @@ def exit_code(records: Sequence[Record], manifest: Mapping[str, Any]) -> ExitCod
     bad.
     """
     ours = [record for record in records if not record.peer]
-    if any(record.error is not None for record in ours) or broken(ours, manifest):
+    if any(record.error is not None for record in ours) or find_broken_methods(ours, manifest):
         return ExitCode.BAD_ANSWER
     incomplete = manifest.get("left_out") or lacks_comparison(records, manifest)
     return ExitCode.ENVIRONMENT if has_noisy_method(records) or incomplete else ExitCode.OK

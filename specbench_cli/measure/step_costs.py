@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
-from specbench_cli.measure.costs import Costs, Curve, PointLine, interpolate
+from specbench_cli.measure.costs import CostCurve, Costs, PointLine, interpolate
 from specbench_cli.measure.probe import ProbeSeries, build_curves
 from specbench_cli.measure.probe_rounds import ProbeGrid
 from specbench_cli.measure.quiet import MeasurementWindows
@@ -99,9 +99,9 @@ class StepCosts(BaseModel):
         return {model: sorted(line.items()) for model, line in self.relative.items()}
 
     @classmethod
-    def of(
+    def from_curves(
         cls,
-        found: Mapping[str, Curve],
+        found: Mapping[str, CostCurve],
         context: int,
         *,
         source: str,
@@ -127,11 +127,11 @@ class StepCosts(BaseModel):
                 model: {n: round(ns / unit, 4) for n, ns in line.items()}
                 for model, line in times.items()
             },
-            **_steps(steps, unit),
+            **_relative_steps(steps, unit),
         )
 
 
-def _steps(found: Sequence[StepSample], unit: float) -> dict[str, dict[int, Any]]:
+def _relative_steps(found: Sequence[StepSample], unit: float) -> dict[str, dict[int, Any]]:
     """Return the median times of steps in the form of `StepCosts`."""
     rest: dict[int, dict[int, list[int]]] = {}
     drafting: dict[int, list[float]] = {}
@@ -177,7 +177,7 @@ def _smooth_increasing(times: Sequence[float]) -> list[float]:
 def step_costs_from_probe(costs: Costs) -> StepCosts:
     """Return the step costs of a stored probe."""
     longest = costs.curves["target"].by_context[-1][0]
-    return StepCosts.of(
+    return StepCosts.from_curves(
         costs.curves,
         min(PROBE_CONTEXT, longest),
         source=f"the probe of {costs.created_utc}",
@@ -222,7 +222,7 @@ def measure_step_costs(
         series.measure_round()
     found = series.quiet_samples()
     assert found is not None, "noisy times are kept"
-    return StepCosts.of(
+    return StepCosts.from_curves(
         build_curves(found.samples, workspace),
         context,
         source="measured as the run began",

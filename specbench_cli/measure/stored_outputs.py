@@ -23,7 +23,7 @@ class StoredOutputs:
     def read(cls, run_dir: RunDir) -> StoredOutputs:
         """Read a run's folder."""
         outputs = cls(prompts={(p.prompt_id, p.turn): p for p in run_dir.prompts()})
-        for key, ids in run_dir.answered().items():
+        for key, ids in run_dir.read_output_ids().items():
             outputs.add(key, ids)
         return outputs
 
@@ -34,7 +34,9 @@ class StoredOutputs:
         if label == BASELINE and output_ids is not None:
             self.vanilla[prompt_id, turn, pass_] = output_ids
 
-    def lack(self, question: Question, method_runs: Sequence[MethodRun], number: int) -> bool:
+    def lacks_output(
+        self, question: Question, method_runs: Sequence[MethodRun], number: int
+    ) -> bool:
         """Return True if a repeat lacks an output of one of the methods on a question."""
         return any(
             key not in self.done
@@ -42,7 +44,7 @@ class StoredOutputs:
             for key in output_keys(question, method_run, number)
         )
 
-    def of(self, names: Collection[str]) -> StoredOutputs:
+    def select(self, names: Collection[str]) -> StoredOutputs:
         """Return the outputs of some questions."""
         return StoredOutputs(
             {key for key in self.done if key[0] in names},
@@ -50,7 +52,7 @@ class StoredOutputs:
             {key: prompt for key, prompt in self.prompts.items() if key[0] in names},
         )
 
-    def learn(self, other: StoredOutputs) -> None:
+    def update(self, other: StoredOutputs) -> None:
         """Add outputs that another process knows."""
         self.done |= other.done
         self.vanilla |= other.vanilla

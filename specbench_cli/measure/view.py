@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from specbench_cli.store.schema import Record
 
 
-class RunProgress(NamedTuple):
+class PromptProgress(NamedTuple):
     """Progress of a run.
 
     Attributes:
@@ -35,7 +35,7 @@ class RunView(Protocol):
     def stage(self, text: str) -> None:
         """Show the current work other than prompts, such as loading or the warm-up."""
 
-    def prompt(self, progress: RunProgress) -> None:
+    def prompt(self, progress: PromptProgress) -> None:
         """Show the progress. The records of the prompts may follow when their window is closed."""
 
     def window(self, other_cpu: float | None, text: str) -> None:
@@ -44,7 +44,7 @@ class RunView(Protocol):
     def show_record(self, record: Record) -> None:
         """Show a record that was stored."""
 
-    def handed_over(self) -> None:
+    def hand_over(self) -> None:
         """Stop showing, because another process continues the run and shows it."""
 
     def flags(self) -> list[str]:

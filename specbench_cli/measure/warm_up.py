@@ -34,18 +34,18 @@ class WarmUp:
 
     def __init__(self, plan: Plan, bench: Bench, question: Question) -> None:
         self._bench, self._size = bench, plan.config.batch or 1
-        self.ids = tuple(bench.prompt(question))
-        bench.workspace.reserve(len(self.ids) + max(WARM_UP_TOKENS, plan.budget(question)))
-        stop = bench.stop(WARM_UP_TOKENS)
-        self._request = bench.request("warm-up", 1, self.ids, stop)
+        self.ids = tuple(bench.encode_prompt(question))
+        bench.workspace.reserve(len(self.ids) + max(WARM_UP_TOKENS, plan.max_new_tokens(question)))
+        stop = bench.stop_rule(WARM_UP_TOKENS)
+        self._request = bench.create_request("warm-up", 1, self.ids, stop)
         # The first forward with a prompt length is slower, which would count against one method.
         lengths = {
             len(prompt): prompt
             for each in (plan.questions if self._size > 1 else ())
-            for prompt in (tuple(bench.prompt(each)),)
+            for prompt in (tuple(bench.encode_prompt(each)),)
         }
         self._together = [
-            bench.request(f"warm-up {n}", 1, prompt, stop) for n, prompt in lengths.items()
+            bench.create_request(f"warm-up {n}", 1, prompt, stop) for n, prompt in lengths.items()
         ]
         bench.workspace.reserve(max([len(self.ids), *lengths]) + WARM_UP_TOKENS)
         limit = plan.config.timeout_per_prompt
@@ -64,7 +64,7 @@ def warm_up(
     request: Request,
     sampling: Sampling,
     memory: Memory,
-    together: Sequence[Request] = (),
+    batch_requests: Sequence[Request] = (),
     size: int = 1,
 ) -> None:
     """Decode a little with a method, so that lazy setup and cold caches are not timed.
@@ -81,8 +81,8 @@ def warm_up(
             pass
     if method_run.method.learns:
         learn(method_run.method, session)
-    if together and method_run.method.batches:
+    if batch_requests and method_run.method.batches:
         held = method_run.method.max_sequences(size)
-        batch = Batch(workspace, together, sampling, size=size, slots=held, memory=own)
+        batch = Batch(workspace, batch_requests, sampling, size=size, slots=held, memory=own)
         for _ in method_run.method.generate_batch(batch):
             pass

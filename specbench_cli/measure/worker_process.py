@@ -85,7 +85,7 @@ class WorkerProcess:
         except (BrokenPipeError, ConnectionResetError):
             self._raise_ended()
 
-    def receive(self, within: float) -> bytes:
+    def receive(self, timeout_s: float) -> bytes:
         """Return the next answer of the process.
 
         Args:
@@ -95,12 +95,12 @@ class WorkerProcess:
             TimeoutError: there was no answer in time.
             ProcessEnded: the process is gone.
         """
-        deadline = time.monotonic() + within
+        deadline = time.monotonic() + timeout_s
         while not self._connection.poll(min(_POLL_S, max(0.0, deadline - time.monotonic()))):
             if self._process.poll() is not None and not self._connection.poll():
                 self._raise_ended()
             if time.monotonic() >= deadline:
-                raise TimeoutError(f"no answer after {within:g} s")
+                raise TimeoutError(f"no answer after {timeout_s:g} s")
         try:
             return self._connection.recv_bytes()
         except (EOFError, OSError):
@@ -152,7 +152,7 @@ class WorkerProcess:
         raise ProcessEnded(self._process.poll())
 
 
-def serve(worker: object, carry_out: Callable[[Callable[[], Any]], bytes]) -> NoReturn:
+def serve(worker: object, execute: Callable[[Callable[[], Any]], bytes]) -> NoReturn:
     """Execute the orders that this process receives, until the parent ends.
 
     Args:
@@ -165,7 +165,7 @@ def serve(worker: object, carry_out: Callable[[Callable[[], Any]], bytes]) -> No
             order, arguments = connection.recv()
         except (EOFError, OSError):
             os._exit(0)
-        answer = carry_out(lambda: getattr(worker, order)(*arguments))  # noqa: B023
+        answer = execute(lambda: getattr(worker, order)(*arguments))  # noqa: B023
         if os.getpid() != own:  # this process is a fork made by the plug-in
             os._exit(1)
         try:

@@ -138,10 +138,10 @@ def merge_adapter(folder: Path, base: Path) -> Path:
 
     def write(part: Path) -> None:
         if layers:
-            _complete(folder, base, part)
+            _complete_draft(folder, base, part)
             return
-        shutil.copytree(base, part, ignore=_not_copied)
-        _add(folder, part)
+        shutil.copytree(base, part, ignore=_list_not_copied)
+        _add_adapter(folder, part)
 
     try:
         return create_once(made, write)
@@ -153,7 +153,7 @@ def merge_adapter(folder: Path, base: Path) -> Path:
         ) from fault
 
 
-def _not_copied(folder: str, names: list[str]) -> list[str]:
+def _list_not_copied(folder: str, names: list[str]) -> list[str]:
     """Return the names in a folder that are neither a regular file nor a folder of its own."""
     paths = {name: Path(folder) / name for name in names}
     return [
@@ -163,7 +163,7 @@ def _not_copied(folder: str, names: list[str]) -> list[str]:
     ]
 
 
-def _add(folder: Path, model: Path) -> None:
+def _add_adapter(folder: Path, model: Path) -> None:
     """Add an adapter to the matrices in a model's files, in place."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
@@ -190,9 +190,9 @@ def _add(folder: Path, model: Path) -> None:
                     f" {entry['shape']} of {entry['dtype']}",
                     f"it is not of the model that {CONFIG} names",
                 )
-            matrix = _mapped(file, entry, "r+")
+            matrix = _map_matrix(file, entry, "r+")
             added = scale * (b @ a)
-            matrix[:] = _rounded(_read(matrix) + added, DTYPES[entry["dtype"]])
+            matrix[:] = _round_to(_read(matrix) + added, DTYPES[entry["dtype"]])
             matrix.flush()
     if left:
         raise UsageError(
@@ -234,7 +234,7 @@ def _check_parts(folder: Path, parts: dict[str, Array], places: set[str], rank: 
         )
 
 
-def _complete(folder: Path, base: Path, model: Path) -> None:
+def _complete_draft(folder: Path, base: Path, model: Path) -> None:
     """Write a complete draft: its layers with the target's embeddings and output matrix."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file, save_file
@@ -264,7 +264,7 @@ def _complete(folder: Path, base: Path, model: Path) -> None:
                 f" and its layers are for {wanted}",
                 f"it is not of the model that {RECORD} names",
             )
-        tensors[name] = _read(_mapped(file, entry, "r")[rows]).astype(np.float16)
+        tensors[name] = _read(_map_matrix(file, entry, "r")[rows]).astype(np.float16)
     model.mkdir()
     for file in base.iterdir():
         if file.suffix != ".safetensors" and file.is_file():
@@ -286,7 +286,7 @@ def _entries(file: Path) -> dict[str, Any]:
             ) from fault
 
 
-def _mapped(
+def _map_matrix(
     file: Path, entry: dict[str, Any], mode: Literal["r", "r+"]
 ) -> np.memmap[Any, np.dtype[Any]]:
     """Return a memory map of a matrix in a file."""
@@ -300,7 +300,7 @@ def _read(matrix: Array) -> Array:
     return matrix.astype(np.float64)
 
 
-def _rounded(matrix: Array, kind: str) -> Array:
+def _round_to(matrix: Array, kind: str) -> Array:
     if kind != DTYPES["BF16"]:
         return matrix.astype(kind)
     bits = matrix.astype(np.float32).view(np.uint32)

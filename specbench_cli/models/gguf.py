@@ -22,7 +22,7 @@ from specbench_cli.errors import (
     EnvironmentFault,
     SpecbenchError,
     UsageError,
-    is_foreign,
+    is_library_error,
     reason_of,
 )
 from specbench_cli.files import cache_folder
@@ -123,7 +123,7 @@ def convert_gguf(path: Path) -> Path:
         except (SpecbenchError, OSError):
             raise
         except BaseException as fault:  # invalid values make the libraries raise any exception
-            if not is_foreign(fault):
+            if not is_library_error(fault):
                 raise
             raise EnvironmentFault(
                 f"{path.name} is damaged: no model can be made of it, {reason_of(fault)}",
@@ -152,14 +152,14 @@ def _sha256(path: Path) -> str:
 
 def _write(path: Path, folder: Path) -> None:
     """Write the files of the folder. Raises OSError, and the errors of `convert_gguf`."""
-    reader = _opened(path)
+    reader = _open_reader(path)
     try:
         facts = {key: field.contents() for key, field in reader.fields.items()}
     except (ValueError, LookupError, TypeError) as fault:
         raise EnvironmentFault(
             f"{path.name} is damaged: its metadata cannot be read, {fault}", "fetch it once more"
         ) from fault
-    model = _Model(path.name, facts, {tensor.name: tensor for tensor in reader.tensors})
+    model = _GgufModel(path.name, facts, {tensor.name: tensor for tensor in reader.tensors})
     free, needed = shutil.disk_usage(folder).free, model.nbytes
     if free < needed:
         raise OSError(f"{needed / 1e9:.3g} GB are needed, {free / 1e9:.3g} GB are free")
@@ -203,7 +203,7 @@ def _save(tensors: Iterator[tuple[str, Array]], folder: Path) -> None:
         (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
 
 
-def _opened(path: Path) -> Any:
+def _open_reader(path: Path) -> Any:
     """Open a file with the gguf library's reader.
 
     Raises:
@@ -236,7 +236,7 @@ def _opened(path: Path) -> Any:
         ) from error
 
 
-class _Model:
+class _GgufModel:
     """Model of a GGUF file in transformers' format.
 
     Args:
@@ -252,7 +252,7 @@ class _Model:
     def __init__(self, name: str, facts: Facts, stored: Mapping[str, Any]) -> None:
         self._name, self._facts, self._stored = name, facts, stored
         self.architecture = str(facts.get("general.architecture", "none"))
-        if self.architecture not in BLOCKS or self._own("expert_count", 0):
+        if self.architecture not in BLOCKS or self._get_value("expert_count", 0):
             kind = self.architecture + (" with experts" if self.architecture in BLOCKS else "")
             raise UsageError(
                 f"{name}: models of the architecture {kind} cannot be read from a GGUF file here;"
@@ -260,19 +260,19 @@ class _Model:
                 "give transformers' folder of the model (config.json and safetensors), or its hub"
                 " id",
             )
-        self._layers = int(self._own("block_count"))
+        self._layers = int(self._get_value("block_count"))
         if self._layers > len(stored):
             raise EnvironmentFault(
                 f"{name} is damaged: its metadata say {self._layers} blocks, and it holds"
                 f" {len(stored)} tensors",
                 "fetch it once more",
             )
-        self._hidden = int(self._own("embedding_length"))
-        self._heads = int(self._own("attention.head_count"))
-        self._kv_heads = int(self._own("attention.head_count_kv", self._heads))
-        self._rotated = self._own("rope.dimension_count", self._hidden // self._heads)
+        self._hidden = int(self._get_value("embedding_length"))
+        self._heads = int(self._get_value("attention.head_count"))
+        self._kv_heads = int(self._get_value("attention.head_count_kv", self._heads))
+        self._rotated = self._get_value("rope.dimension_count", self._hidden // self._heads)
         self._head_dim = int(
-            self._own(
+            self._get_value(
                 "attention.key_length",
                 self._hidden // self._heads if self.architecture == "phi2" else self._rotated,
             )
@@ -401,8 +401,8 @@ class _Model:
             "num_hidden_layers": self._layers,
             "num_attention_heads": self._heads,
             "num_key_value_heads": self._kv_heads,
-            "intermediate_size": int(self._own("feed_forward_length")),
-            "max_position_embeddings": int(self._own("context_length")),
+            "intermediate_size": int(self._get_value("feed_forward_length")),
+            "max_position_embeddings": int(self._get_value("context_length")),
             "vocab_size": self._vocabulary(),
             "tie_word_embeddings": "output.weight" not in self._stored,
             "dtype": "float32",
@@ -456,17 +456,19 @@ class _Model:
             "full_attention" if (layer + 1) % turns == 0 else "sliding_attention"
             for layer in range(self._layers)
         ]
-        theta = float(self._own("rope.freq_base_swa", 10000.0))
+        theta = float(self._get_value("rope.freq_base_swa", 10000.0))
         local = {"rope_type": "default", "rope_theta": theta}
         return {
             "model_type": "gemma2" if second else "gemma3_text",
             "architectures": ["Gemma2ForCausalLM" if second else "Gemma3ForCausalLM"],
             "hidden_activation": "gelu_pytorch_tanh",
             "query_pre_attn_scalar": wide,
-            "sliding_window": int(self._own("attention.sliding_window")),
+            "sliding_window": int(self._get_value("attention.sliding_window")),
             "layer_types": kinds,
-            "attn_logit_softcapping": self._own("attn_logit_softcapping", 50.0 if second else None),
-            "final_logit_softcapping": self._own(
+            "attn_logit_softcapping": self._get_value(
+                "attn_logit_softcapping", 50.0 if second else None
+            ),
+            "final_logit_softcapping": self._get_value(
                 "final_logit_softcapping", 30.0 if second else None
             ),
             "rope_parameters": self._rope()
@@ -480,7 +482,7 @@ class _Model:
             "model_type": "phi",
             "architectures": ["PhiForCausalLM"],
             "hidden_act": "gelu_new",
-            "layer_norm_eps": float(self._own("attention.layer_norm_epsilon")),
+            "layer_norm_eps": float(self._get_value("attention.layer_norm_epsilon")),
             "tie_word_embeddings": False,
             "rope_parameters": {
                 **self._rope(),
@@ -490,7 +492,7 @@ class _Model:
 
     def _phi3(self) -> dict[str, Any]:
         whole = self._hidden // self._heads
-        window = self._own("attention.sliding_window", 0)
+        window = self._get_value("attention.sliding_window", 0)
         return {
             "model_type": "phi3",
             "architectures": ["Phi3ForCausalLM"],
@@ -502,21 +504,21 @@ class _Model:
 
     def _rms_eps(self) -> float:
         # The shortest decimal of the float32 in the file is the original value.
-        return float(str(np.float32(self._own("attention.layer_norm_rms_epsilon"))))
+        return float(str(np.float32(self._get_value("attention.layer_norm_rms_epsilon"))))
 
     def _rope(self) -> dict[str, Any]:
         """Return the rotary parameters of full attention."""
-        theta = float(self._own("rope.freq_base", 10000.0))
-        kind = self._own("rope.scaling.type", "none")
+        theta = float(self._get_value("rope.freq_base", 10000.0))
+        kind = self._get_value("rope.scaling.type", "none")
         if "rope_freqs.weight" in self._stored:
             return self._llama3(theta)
         if kind == "none":
             return {"rope_type": "default", "rope_theta": theta}
         made = {"rope_type": kind, "rope_theta": theta}
         if kind in ("linear", "yarn"):
-            made["factor"] = float(self._own("rope.scaling.factor"))
+            made["factor"] = float(self._get_value("rope.scaling.factor"))
         if kind == "yarn":
-            positions = int(self._own("rope.scaling.original_context_length"))
+            positions = int(self._get_value("rope.scaling.original_context_length"))
             made["original_max_position_embeddings"] = positions
         if kind not in ("linear", "yarn"):
             raise UsageError(
@@ -542,7 +544,7 @@ class _Model:
             )
         return {"rope_type": "llama3", "rope_theta": theta, "factor": factor, **LLAMA3}
 
-    def _own(self, key: str, default: Any = ...) -> Any:
+    def _get_value(self, key: str, default: Any = ...) -> Any:
         """Return a metadata value of the architecture. Raise EnvironmentFault if it is missing."""
         found = self._facts.get(f"{self.architecture}.{key}", default)
         if found is ...:

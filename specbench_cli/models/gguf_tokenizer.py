@@ -72,8 +72,8 @@ def tokenizer_files(file: str, facts: Mapping[str, Any]) -> dict[str, Any]:
             f"{file} is damaged: its metadata make no tokenizer, {error}", "fetch it once more"
         ) from error
     kinds = own.get("token_type") or [1] * len(tokens)
-    made.add_tokens(_added(tokens, kinds, {USER_DEFINED}, special=False))
-    made.add_special_tokens(_added(tokens, kinds, {CONTROL, UNKNOWN}, special=True))
+    made.add_tokens(_make_added_tokens(tokens, kinds, {USER_DEFINED}, special=False))
+    made.add_special_tokens(_make_added_tokens(tokens, kinds, {CONTROL, UNKNOWN}, special=True))
 
     def named(name: str) -> str | None:
         at = own.get(f"{name}_token_id")
@@ -178,7 +178,7 @@ def _merges(
     return [(left, right) for _, _, _, left, right in sorted(found)]
 
 
-def _added(
+def _make_added_tokens(
     tokens: Sequence[str], kinds: Sequence[int], wanted: set[int], *, special: bool
 ) -> list[Any]:
     from tokenizers import AddedToken

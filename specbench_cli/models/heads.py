@@ -42,16 +42,16 @@ def resolve_head(
         UsageError: the folder does not exist, or no module of the kind is known for the target.
         EnvironmentFault: the module is not on this machine and cannot be downloaded.
     """
-    found = _found(source, kind, target, in_target=in_target, hint=hint)
+    found = _find_head(source, kind, target, in_target=in_target, hint=hint)
     files.check_model_folder(found.path)
     return found
 
 
-def _found(
+def _find_head(
     source: str, kind: str, target: Checkpoint, *, in_target: bool, hint: str = ""
 ) -> HeadFiles:
     if source != AUTO:
-        return _named(source, kind, hint)
+        return _find_by_name(source, kind, hint)
     check_head(source, kind, target, in_target=in_target, hint=hint)
     known = target.heads.get(kind)
     if known is None:
@@ -59,7 +59,7 @@ def _found(
     shipped = HERE / known
     if shipped.is_dir():
         return HeadFiles(shipped.name, shipped)
-    return _named(known, kind, hint)
+    return _find_by_name(known, kind, hint)
 
 
 def check_head(
@@ -79,18 +79,18 @@ def check_head(
     elif not in_target and kind not in target.heads:
         others = f"; known for it: {', '.join(target.heads)}" if target.heads else ""
         raise UsageError(
-            f"no {_called(kind, hint)} is known for {target.label}{others}",
+            f"no {_describe_kind(kind, hint)} is known for {target.label}{others}",
             hint=hint
             or "--set METHOD.head=FOLDER (or a hub id), or train one: specbench train --help;"
             " specbench list methods says which need none",
         )
 
 
-def _called(kind: str, hint: str) -> str:
+def _describe_kind(kind: str, hint: str) -> str:
     return kind if hint else f"{kind} head"
 
 
-def _named(source: str, kind: str, hint: str) -> HeadFiles:
+def _find_by_name(source: str, kind: str, hint: str) -> HeadFiles:
     here = _local(source, kind, hint)
     if here is not None:
         return here
@@ -108,7 +108,7 @@ def _local(source: str, kind: str, hint: str) -> HeadFiles | None:
         return HeadFiles(source, HERE / "embedded" / source)
     if not HUB_ID.match(source):
         raise UsageError(
-            f"no such {_called(kind, hint)}: {source}",
+            f"no such {_describe_kind(kind, hint)}: {source}",
             hint=hint or "--set METHOD.head=FOLDER with config.json and *.safetensors, or a hub id",
         )
     return None

@@ -88,11 +88,11 @@ def download(name: str, wanted: HubDownload, also: HubDownload | None, instead: 
             etag_timeout=TIMEOUT_S,
         )
     except Exception as fault:  # network, disk, gate and hub fail in many unrelated types
-        raise _explained(fault, name, wanted, also, instead) from fault
+        raise _explain_failure(fault, name, wanted, also, instead) from fault
     return Path(folder)
 
 
-def _explained(
+def _explain_failure(
     fault: Exception, name: str, wanted: HubDownload, also: HubDownload | None, instead: str
 ) -> EnvironmentFault:
     from huggingface_hub.errors import (

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench_cli import files
-from specbench_cli.config.problems import check_one_line, shown
+from specbench_cli.config.problems import check_one_line, shorten
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.models.adapter import (
     CONFIG,
@@ -87,7 +87,7 @@ def describe(name: str) -> dict[str, Any]:
     if alias.folder:
         available = "shipped" if (HERE / alias.folder).is_dir() else "missing"
     else:
-        available = "not downloaded" if _cached(alias) is None else "cached"
+        available = "not downloaded" if _find_cached(alias) is None else "cached"
         if alias.package and available == "not downloaded":
             available = "installed" if alias.installed_file else "not installed"
     facts = {key: value for key, value in facts.items() if value is not None}
@@ -119,9 +119,9 @@ def resolve(name: str) -> Checkpoint:
     if there:
         files.check_model_folder(folder)
         if is_adapter(folder):
-            return _tuned(name, folder.resolve().name, folder)
-        if missing := _missing(folder):
-            raise UsageError(f"{name}: no {missing} in this folder", _needs(name))
+            return _resolve_derived(name, folder.resolve().name, folder)
+        if missing := _find_missing_file(folder):
+            raise UsageError(f"{name}: no {missing} in this folder", _format_hint(name))
         label = folder.resolve().name
         check_one_line(f"the name of the folder {name}", label)  # because tables show it
         return Checkpoint(name=name, label=label, path=folder)
@@ -140,16 +140,16 @@ def _alias(name: str) -> tuple[str, Alias]:
     """Return the name and entry of an alias, after following `same_as`."""
     known = aliases()
     if name not in known:
-        near = " or ".join(map(repr, _near(name.lower())))
+        near = " or ".join(map(repr, _find_similar_names(name.lower())))
         raise UsageError(
-            f"unknown model {shown(repr(name))}" + (f"; did you mean {near}?" if near else ""),
+            f"unknown model {shorten(repr(name))}" + (f"; did you mean {near}?" if near else ""),
             "specbench list models, or give a hub id (org/name), a folder or a .gguf file",
         )
     same_as = known[name].same_as
     return _alias(same_as) if same_as else (name, known[name])
 
 
-def _near(word: str) -> list[str]:
+def _find_similar_names(word: str) -> list[str]:
     """Return up to three similar short names, first those with the same prefix."""
     known = list(aliases())
     family = get_close_matches(word.partition("-")[0], {key.partition("-")[0] for key in known}, 1)
@@ -166,8 +166,8 @@ def _from_alias(name: str) -> Checkpoint:
         return _from_hub(name, label, alias)
     folder = HERE / (alias.folder or label)
     if is_adapter(folder):
-        return replace(_tuned(name, label, folder), heads=alias.heads)
-    if missing := _missing(folder):
+        return replace(_resolve_derived(name, label, folder), heads=alias.heads)
+    if missing := _find_missing_file(folder):
         raise EnvironmentFault(
             f"{name}: this installation has no {missing} of {label}",
             "reinstall specbench-cli, or train it in a checkout: python -m recipes.embedded pair",
@@ -183,7 +183,7 @@ def _from_alias(name: str) -> Checkpoint:
     )
 
 
-def _tuned(name: str, label: str, folder: Path) -> Checkpoint:
+def _resolve_derived(name: str, label: str, folder: Path) -> Checkpoint:
     """Return the checkpoint of an adapter or a draft, merged with its base model."""
     named = find_base_model(folder)
     try:
@@ -209,15 +209,15 @@ def _tuned(name: str, label: str, folder: Path) -> Checkpoint:
 
 
 def _from_hub(name: str, label: str, alias: Alias) -> Checkpoint:
-    folder = _cached(alias)
+    folder = _find_cached(alias)
     if folder is None and alias.package:
         return _from_package(name, label, alias)
     if folder is None:
-        folder = download(name, _wanted(alias), _absent_draft(alias), ALTERNATIVE)
+        folder = download(name, _make_download(alias), _absent_draft(alias), ALTERNATIVE)
     files.check_model_folder(folder)
     hub_id = alias.hub or name
-    if missing := _missing(folder):
-        raise EnvironmentFault(f"{hub_id}: no {missing} in what the hub has", _needs(hub_id))
+    if missing := _find_missing_file(folder):
+        raise EnvironmentFault(f"{hub_id}: no {missing} in what the hub has", _format_hint(hub_id))
     return Checkpoint(
         name=name,
         label=label,
@@ -245,17 +245,17 @@ def _from_package(name: str, label: str, alias: Alias) -> Checkpoint:
     )
 
 
-def _cached(alias: Alias) -> Path | None:
+def _find_cached(alias: Alias) -> Path | None:
     """Return an alias's snapshot in the hub's cache, or else that of the main branch."""
     hub_id = alias.hub or ""
     found = cached_snapshot(hub_id, alias.revision)
     if found is None and alias.revision:
         main = cached_snapshot(hub_id)
-        found = main if main and not _missing(main) else None
+        found = main if main and not _find_missing_file(main) else None
     return found
 
 
-def _wanted(alias: Alias) -> HubDownload:
+def _make_download(alias: Alias) -> HubDownload:
     size = alias.download_size_gb
     says = f"about {size:g} GB to download" if size else "download size not known"
     return HubDownload(alias.hub or "", alias.revision, says, alias.gated)
@@ -264,10 +264,10 @@ def _wanted(alias: Alias) -> HubDownload:
 def _absent_draft(alias: Alias) -> HubDownload | None:
     """Return the default draft model if it must be downloaded too, for the same message."""
     draft = aliases().get(alias.draft or "")
-    return _wanted(draft) if draft and draft.hub and _cached(draft) is None else None
+    return _make_download(draft) if draft and draft.hub and _find_cached(draft) is None else None
 
 
-def _missing(folder: Path) -> str | None:
+def _find_missing_file(folder: Path) -> str | None:
     """Return the first file that is missing in a checkpoint's folder, or None."""
     if not (folder / "config.json").is_file():
         return "config.json"
@@ -278,7 +278,7 @@ def _missing(folder: Path) -> str | None:
     return None
 
 
-def _needs(name: str) -> str:
+def _format_hint(name: str) -> str:
     """Return the hint for a checkpoint in another format. Pickled weights are never loaded."""
     copy = Path(name).name + "-safetensors"
     return (

@@ -167,7 +167,7 @@ def _row(
 ) -> ModelledRow | None:
     traces = [record.forwards or Trace() for record in records]
     recordings = [
-        RecordedForwards.of(trace, since=record.ns.prefill or 0)
+        RecordedForwards.from_trace(trace, since=record.ns.prefill or 0)
         for trace, record in zip(traces, records, strict=True)
     ]
     gaps = median_gaps(recordings)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from specbench_cli import registry
 from specbench_cli.errors import UsageError
-from specbench_cli.report.document import plain
+from specbench_cli.report.document import plain_cell
 from specbench_cli.summary import formats, metrics
 from specbench_cli.summary.columns import Column
 from specbench_cli.summary.facts import Facts
@@ -26,41 +26,41 @@ NOTE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ClaimComparison:
     """A claim next to the result of its method."""
 
     row: MethodSummary
     claim: Claim
-    here: str
+    run_setup: str
 
 
-def _measured(line: Line) -> str:
+def _measured(line: ClaimComparison) -> str:
     row = line.row
-    words = (metrics.speedup_or_broken(row), metrics.interval(row), metrics.at_what_cost(row))
+    words = (metrics.speedup_or_broken(row), metrics.interval(row), metrics.accuracy_note(row))
     return " ".join(word for word in words if word not in ("", formats.NONE)) or formats.NONE
 
 
-def _words(heading: str, shown: Callable[[Line], str]) -> Column[Line]:
+def _words(heading: str, shown: Callable[[ClaimComparison], str]) -> Column[ClaimComparison]:
     return Column(
         heading,
         align="l",
         shown=shown,
-        data={heading: lambda line: plain(shown(line)).value},
-        look=lambda line: plain(shown(line)).look,
+        data={heading: lambda line: plain_cell(shown(line)).value},
+        look=lambda line: plain_cell(shown(line)).look,
     )
 
 
 METHOD, CLAIMED, SET_UP, SOURCE, MEASURED, HERE = COLUMNS = (
     _words("method", lambda line: line.row.label),
     _words("claimed", lambda line: line.claim.speedup),
-    _words("set-up of the source", lambda line: set_up(line.claim)),
+    _words("set-up of the source", lambda line: format_setup(line.claim)),
     _words("read in", lambda line: line.claim.source),
     _words("measured", _measured),
-    _words("set-up here", lambda line: line.here),
+    _words("set-up here", lambda line: line.run_setup),
 )
 
 
-def lines(summary: Summary, facts: Facts) -> list[Line]:
+def compare_claims(summary: Summary, facts: Facts) -> list[ClaimComparison]:
     """Return all confirmed claims about the measured methods, next to each method's best result."""
     best: dict[str, MethodSummary] = {}
     for row in summary.rows:
@@ -69,14 +69,14 @@ def lines(summary: Summary, facts: Facts) -> list[Line]:
             best[row.method] = row
     here = _here(summary, facts)
     return [
-        Line(row, claim, here)
+        ClaimComparison(row, claim, here)
         for name, row in best.items()
-        for papers in found(name)
+        for papers in find_papers(name)
         for claim in papers.claims
     ]
 
 
-def found(name: str) -> Iterator[registry.Papers]:
+def find_papers(name: str) -> Iterator[registry.Papers]:
     """Yield a method's papers if the method is installed. The run may be from another machine."""
     try:
         yield registry.papers(name)
@@ -84,7 +84,7 @@ def found(name: str) -> Iterator[registry.Papers]:
         return
 
 
-def set_up(claim: Claim) -> str:
+def format_setup(claim: Claim) -> str:
     """Return models, task, temperature and hardware of a claim, as far as they are reported."""
     heat = None if claim.temperature is None else f"T={claim.temperature:g}"
     return ", ".join(word for word in (claim.models, claim.task, heat, claim.hardware) if word)

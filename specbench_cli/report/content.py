@@ -11,21 +11,21 @@ from specbench_cli.predict import parallel
 from specbench_cli.report import tables
 from specbench_cli.report.document import (
     Bullets,
-    Document,
     Grid,
     Paragraph,
     Part,
     Picture,
     Preformatted,
+    ReportDocument,
     Section,
-    grid,
-    grid_of_values,
-    pivot,
+    make_grid,
+    make_pivot_grid,
+    make_value_grid,
 )
 from specbench_cli.report.figures import CAPTIONS
 from specbench_cli.report.markdown import render
 from specbench_cli.report.paper.methods_text import sentences
-from specbench_cli.report.reading import Incidents, Reading
+from specbench_cli.report.report_data import Incidents, ReportData
 from specbench_cli.report.spec_bench import table as spec_bench_table
 from specbench_cli.report.spec_bench.table import SpecBench
 from specbench_cli.report.terminal.table import run_text
@@ -33,10 +33,10 @@ from specbench_cli.store.manifest import truncate_texts
 from specbench_cli.summary import formats, load, metrics, text
 from specbench_cli.summary.columns import Column
 from specbench_cli.summary.facts import Facts
-from specbench_cli.summary.forced import TargetSummaries, group_by_target
 from specbench_cli.summary.metrics import MethodSummary
 from specbench_cli.summary.pareto import Sweep, find_sweep
 from specbench_cli.summary.summary import Summary
+from specbench_cli.summary.unranked import TargetSummaries, group_by_target
 
 _LISTED = 50
 """Maximum number of incidents of a kind that are listed one by one."""
@@ -45,7 +45,7 @@ _PLACED = ("speedup", "pareto", "targets")
 _LEDGER = "Ledger of lossy rows: who wrote how many tokens, and what became of them."
 
 
-def write_markdown(reading: Reading, folder: Path, figures: Sequence[Path]) -> list[Path]:
+def write_markdown(reading: ReportData, folder: Path, figures: Sequence[Path]) -> list[Path]:
     """Write `report.md`.
 
     Args:
@@ -77,39 +77,42 @@ def report(
     spec_bench: SpecBench | None = None,
     in_parallel: Sequence[parallel.ModelledRow] = (),
     loads: Sequence[load.LoadRow] = (),
-) -> Document:
+) -> ReportDocument:
     """Return the whole report.
 
     Args:
         figures: Paths of images, relative to the report.
     """
-    facts, rows = Facts.of(manifest), summary.rows
+    facts, rows = Facts.from_manifest(manifest), summary.rows
     parts: list[Part] = [
         Preformatted(run_text(summary, facts)),
         *(Picture(path, "speedup over vanilla") for path in _named(figures, "speedup")),
         *_by_target(group_by_target(summary, facts.targets), figures),
         *_sweep(sweep, _named(figures, "pareto")),
-        *map(_noted, tables.tuning(manifest.get("tuning"))),
-        *(_noted(each, load.saturation(loads)) for each in tables.under_load(loads)),
+        *map(_noted, tables.tuning_tables(manifest.get("tuning"))),
+        *(_noted(each, load.saturation_notes(loads)) for each in tables.load_tables(loads)),
         Section("All families", _figures_of(rows)),
         Section("By task family", [*_families(summary)]),
         *_figures([path for path in figures if _name(path) not in _PLACED]),
-        *map(_noted, tables.modelled(in_parallel)),
-        *map(_noted, tables.claimed(summary, facts)),
+        *map(_noted, tables.modelled_tables(in_parallel)),
+        *map(_noted, tables.claim_tables(summary, facts)),
         *_spec_bench(spec_bench),
-        Section("In detail", [tables.in_detail(summary)]),
-        Section("Equivalence", [tables.equivalence(summary)]),
-        *(Section(f"{e.caption}: evidence and no proof", [e]) for e in tables.evidence(summary)),
+        Section("In detail", [tables.detail_table(summary)]),
+        Section("Equivalence", [tables.equivalence_table(summary)]),
+        *(
+            Section(f"{e.caption}: evidence and no proof", [e])
+            for e in tables.evidence_tables(summary)
+        ),
         Section(
             "How it was measured",
             [
                 Paragraph(" ".join(sentences(summary, manifest))),
-                grid_of_values(("setting", "value"), _settings(manifest)),
+                make_value_grid(("setting", "value"), _settings(manifest)),
             ],
         ),
-        *map(_listed, tables.incidents(incidents, _LISTED)),
+        *map(_listed, tables.incident_tables(incidents, _LISTED)),
     ]
-    return Document(f"specbench: {', '.join(summary.prompts) or 'no prompts'}", parts)
+    return ReportDocument(f"specbench: {', '.join(summary.prompts) or 'no prompts'}", parts)
 
 
 def _noted(found: Grid, lines: Sequence[str] = ()) -> Section:
@@ -130,7 +133,7 @@ def _listed(found: Grid) -> Section:
 def _families(summary: Summary) -> Iterator[Part]:
     """Yield the speedups by family, and then all metrics of each family."""
     rows, kinds = summary.rows, text.sections(summary.rows)
-    yield pivot(rows, tables.families(summary), _speedup, sections=kinds)
+    yield make_pivot_grid(rows, tables.rows_by_family(summary), _speedup, sections=kinds)
     if notes := text.prose(text.small_families(summary)):
         yield Paragraph(notes)
     for name, rows in summary.families.items():
@@ -142,7 +145,7 @@ def _figures_of(rows: Sequence[MethodSummary]) -> list[Part]:
     parts = [part for chosen in (metrics.SPEED, metrics.COST) for part in _apart(chosen, rows)]
     counted = [row for row in rows if row.draft_kept is not None]
     if counted:
-        ledger = grid((metrics.METHOD, *metrics.LEDGER), counted)
+        ledger = make_grid((metrics.METHOD, *metrics.TOKEN_ACCOUNTING), counted)
         parts += [Paragraph(_LEDGER), ledger]
     return parts
 
@@ -156,18 +159,18 @@ def _apart(
         if kind:
             yield Paragraph(f"{kind.capitalize()}.")
         if first < end:
-            yield grid(chosen, rows[first:end])
+            yield make_grid(chosen, rows[first:end])
 
 
 def _speedup(row: MethodSummary) -> str:
     """Format a speedup with its significance group, interval and accuracy loss, if it has them."""
-    shown = (metrics.speedup_or_broken, metrics.group, metrics.interval, metrics.at_what_cost)
+    shown = (metrics.speedup_or_broken, metrics.group, metrics.interval, metrics.accuracy_note)
     words = [cell(row) for cell in shown]
     return " ".join(word for word in words if word and word != formats.NONE) or formats.NONE
 
 
 def _priced(row: MethodSummary) -> str:
-    return f"{metrics.speedup_or_broken(row)} {metrics.at_what_cost(row)}".rstrip()
+    return f"{metrics.speedup_or_broken(row)} {metrics.accuracy_note(row)}".rstrip()
 
 
 def _by_target(found: TargetSummaries | None, figures: Sequence[str]) -> Iterator[Part]:
@@ -175,7 +178,7 @@ def _by_target(found: TargetSummaries | None, figures: Sequence[str]) -> Iterato
     if found is None:
         return
     grids = [
-        pivot(found.rows, found.targets, shown, heading=title)
+        make_pivot_grid(found.rows, found.targets, shown, heading=title)
         for title, shown in (("speedup", _priced), ("MAT", metrics.MAT.shown))
     ]
     yield Section("By target", [*grids, *_shown(_named(figures, "targets"))])
@@ -183,7 +186,7 @@ def _by_target(found: TargetSummaries | None, figures: Sequence[str]) -> Iterato
 
 def _sweep(sweep: Sweep | None, figures: Sequence[str]) -> Iterator[Part]:
     """Yield the swept methods in the order of their parameters, and their plots."""
-    for found in tables.sweep(sweep):
+    for found in tables.sweep_tables(sweep):
         plots = (Picture(path, "discard and verification rates") for path in figures)
         yield Section(found.caption, [found, *plots])
 

@@ -8,21 +8,21 @@ from itertools import pairwise
 from specbench_cli import output
 from specbench_cli.report.document import (
     Bullets,
-    Document,
     Grid,
     Paragraph,
     Part,
     Picture,
     Preformatted,
+    ReportDocument,
     Section,
 )
 from specbench_cli.report.markdown_table import fenced, inline, table
 
 
-def render(document: Document) -> str:
+def render(document: ReportDocument) -> str:
     """Return a document as a Markdown page."""
     parts = [f"# {inline(document.title)}", *_rendered(document.parts)]
-    return output.plain("\n\n".join(parts)) + "\n"
+    return output.escape_hidden("\n\n".join(parts)) + "\n"
 
 
 def _rendered(parts: Iterable[Part]) -> Iterator[str]:

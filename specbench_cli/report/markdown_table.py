@@ -65,7 +65,7 @@ def _field(value: object, escaped: bool) -> str:
         return formats.NONE
     if isinstance(value, Mapping):
         value = ", ".join(f"{key} {inner}" for key, inner in value.items())
-    said = output.plain(" ".join(str(value).split())) if escaped else inline(value)
+    said = output.escape_hidden(" ".join(str(value).split())) if escaped else inline(value)
     return said.replace("|", "\\|")
 
 
@@ -75,7 +75,7 @@ def inline(value: object) -> str:
     Words that a renderer would link become code, because GitHub, GitLab and CommonMark do not look
     for links, mentions and references there.
     """
-    said = _WORDS.sub(_shown, output.plain(" ".join(str(value).split())))
+    said = _WORDS.sub(_shown, output.escape_hidden(" ".join(str(value).split())))
     return _OPENS.sub(r"\g<number>\\\g<mark>", said)
 
 
@@ -102,6 +102,6 @@ def _longest_run(text: str) -> int:
 
 def fenced(text: str) -> str:
     """Return a Markdown code block whose fence is longer than any backtick run in the text."""
-    text = output.plain(text)
+    text = output.escape_hidden(text)
     fence = "`" * max(3, _longest_run(text) + 1)
     return f"{fence}\n{text}\n{fence}"

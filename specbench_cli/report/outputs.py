@@ -11,7 +11,7 @@ from specbench_cli.report.export import write_json, write_summary
 from specbench_cli.report.figures import write_figures
 from specbench_cli.report.html.page import write_html
 from specbench_cli.report.paper.latex import write_latex
-from specbench_cli.report.reading import Reading, read
+from specbench_cli.report.report_data import ReportData, read_report_data
 from specbench_cli.report.spec_bench import table as spec_bench_table
 from specbench_cli.store.export import write_parquet
 from specbench_cli.store.run_dir import RunDir
@@ -22,23 +22,23 @@ from specbench_cli.summary.pareto import find_sweep, write_points
 Figures = Sequence[Path]
 
 
-def write_outputs(run: RunDir) -> Reading:
+def write_outputs(run: RunDir) -> ReportData:
     """Write the final files of a run: summary.csv, records.parquet, report.md and figures/.
 
     Existing files that specbench did not write are kept and listed.
     """
-    reading, kept = read(run), list[Path]()
-    with files.staging_folder(run.path, kept=kept) as staging:
+    reading, kept = read_report_data(run), list[Path]()
+    with files.staging_folder(run.path, not_replaced=kept) as staging:
         _write(reading, staging, ("csv", "md"))
         write_parquet(run.records(), staging / "records.parquet")
     _print_kept(kept)
     return reading
 
 
-def write_into_run(reading: Reading, folder: Path, formats: Sequence[str]) -> None:
+def write_into_run(reading: ReportData, folder: Path, formats: Sequence[str]) -> None:
     """Write a report into the folder of its run, like `write_outputs`."""
     kept = list[Path]()
-    with files.staging_folder(folder, kept=kept) as staging:
+    with files.staging_folder(folder, not_replaced=kept) as staging:
         _write(reading, staging, formats)
     _print_kept(kept)
 
@@ -53,7 +53,7 @@ def _print_kept(kept: Sequence[Path]) -> None:
 
 
 def write(
-    reading: Reading, folder: Path, formats: Sequence[str], *, overwrite: bool = False
+    reading: ReportData, folder: Path, formats: Sequence[str], *, overwrite: bool = False
 ) -> list[Path]:
     """Write a report in some of `FORMATS` to a folder.
 
@@ -73,7 +73,7 @@ def write(
     ]
 
 
-def _write(reading: Reading, folder: Path, formats: Sequence[str]) -> list[Path]:
+def _write(reading: ReportData, folder: Path, formats: Sequence[str]) -> list[Path]:
     figures = []
     if _PICTURED & set(formats):
         figures = _figures(reading, folder / "figures", paper="latex" in formats)
@@ -83,7 +83,7 @@ def _write(reading: Reading, folder: Path, formats: Sequence[str]) -> list[Path]
     return found + figures
 
 
-def _figures(reading: Reading, place: Path, *, paper: bool) -> list[Path]:
+def _figures(reading: ReportData, place: Path, *, paper: bool) -> list[Path]:
     found = write_figures(reading, place, paper=paper)
     sweep = find_sweep(reading.summary, reading.run.manifest)
     if sweep is not None:
@@ -94,20 +94,20 @@ def _figures(reading: Reading, place: Path, *, paper: bool) -> list[Path]:
     return found
 
 
-def _html(reading: Reading, folder: Path, figures: Figures) -> list[Path]:
+def _html(reading: ReportData, folder: Path, figures: Figures) -> list[Path]:
     return write_html(reading, folder, figures=figures)
 
 
-def _csv(reading: Reading, folder: Path, figures: Figures) -> list[Path]:
+def _csv(reading: ReportData, folder: Path, figures: Figures) -> list[Path]:
     return [write_summary(reading.summary, folder / "summary.csv")]
 
 
-def _json(reading: Reading, folder: Path, figures: Figures) -> list[Path]:
+def _json(reading: ReportData, folder: Path, figures: Figures) -> list[Path]:
     write_json(reading, folder / "summary.json")
     return [folder / "summary.json"]
 
 
-FORMATS: dict[str, Callable[[Reading, Path, Figures], list[Path]]] = {
+FORMATS: dict[str, Callable[[ReportData, Path, Figures], list[Path]]] = {
     "md": write_markdown,
     "html": _html,
     "latex": write_latex,

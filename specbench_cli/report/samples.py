@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from specbench_cli.errors import EnvironmentFault
-from specbench_cli.report.reading import read
-from specbench_cli.report.tokens import decoder_of
+from specbench_cli.report.report_data import read_report_data
+from specbench_cli.report.tokens import load_text_decoder
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import BASELINE, Record
 from specbench_cli.summary.comparison import Decode
@@ -53,7 +53,7 @@ class Sample:
     """
 
     record: Record
-    asked: Prompt
+    stored_prompt: Prompt
     prompt: str
     output: str
     reference: str
@@ -73,7 +73,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class SampleSeries:
     """Samples of a method on a task, in the order of the run."""
 
     task: str
@@ -100,8 +100,8 @@ def export(run: RunDir, folder: Path, formats: Sequence[str]) -> list[Path]:
     Raises:
         EnvironmentFault: The target's tokenizer is not on this machine.
     """
-    target = Facts.of(run.manifest).target
-    decode = decoder_of(target)
+    target = Facts.from_manifest(run.manifest).target
+    decode = load_text_decoder(target)
     if decode is None:
         raise EnvironmentFault(
             f"the tokenizer of {target} is not on this machine, and its outputs are ids",
@@ -112,7 +112,7 @@ def export(run: RunDir, folder: Path, formats: Sequence[str]) -> list[Path]:
     return [file for name in formats for file in FORMATS[name](run, series, folder / name)]
 
 
-def _series(run: RunDir, decode: Decode) -> Iterator[Series]:
+def _series(run: RunDir, decode: Decode) -> Iterator[SampleSeries]:
     prompts = {(prompt.prompt_id, prompt.turn): prompt for prompt in run.prompts()}
     own: dict[tuple[str, str], list[Record]] = {}
     vanilla: dict[tuple[str, int], str] = {}
@@ -120,17 +120,17 @@ def _series(run: RunDir, decode: Decode) -> Iterator[Series]:
         own.setdefault((record.task, record.label), []).append(record)
         if record.label == BASELINE:
             vanilla.setdefault((record.prompt_id, record.turn), decode(record.output_ids or ()))
-    rows = {row.label: row for row in read(run).summary.rows}
+    rows = {row.label: row for row in read_report_data(run).summary.rows}
     for (task, label), records in own.items():
         samples = []
         for record in records:
             at = record.prompt_id, record.turn
             asked, said = prompts[at], decode(record.output_ids or ())
             samples.append(Sample(record, asked, decode(asked.ids), said, vanilla.get(at, "")))
-        yield Series(task, rows[label], tuple(samples))
+        yield SampleSeries(task, rows[label], tuple(samples))
 
 
-def _inspect(run: RunDir, series: Sequence[Series], folder: Path) -> list[Path]:
+def _inspect(run: RunDir, series: Sequence[SampleSeries], folder: Path) -> list[Path]:
     """Write one log per task and method, with Inspect's file names: time, task, id."""
     created = str(run.manifest["created_utc"])
     files = []
@@ -142,9 +142,9 @@ def _inspect(run: RunDir, series: Sequence[Series], folder: Path) -> list[Path]:
     return files
 
 
-def _log(run: RunDir, series: Series, id_: str) -> dict[str, Any]:
+def _log(run: RunDir, series: SampleSeries, id_: str) -> dict[str, Any]:
     manifest, config = run.manifest, run.manifest["config"]["effective"]
-    model, row = f"specbench/{Facts.of(manifest).target}", series.row
+    model, row = f"specbench/{Facts.from_manifest(manifest).target}", series.row
     done = manifest.get("status") == "finished"
     ids = list(dict.fromkeys(sample.id for sample in series.samples))
     generation = {name: config.get(name) for name in _GENERATION}
@@ -190,7 +190,7 @@ def _log(run: RunDir, series: Series, id_: str) -> dict[str, Any]:
 
 
 def _inspect_sample(sample: Sample, model: str) -> dict[str, Any]:
-    record, asked = sample.record, sample.asked
+    record, asked = sample.record, sample.stored_prompt
     said = {"role": "assistant", "content": sample.output, "source": "generate", "model": model}
     read_, made = len(asked.ids), record.n_tokens or 0
     usage = {"input_tokens": read_, "output_tokens": made, "total_tokens": read_ + made}
@@ -224,12 +224,12 @@ def _inspect_sample(sample: Sample, model: str) -> dict[str, Any]:
     }
 
 
-def _lm_eval(run: RunDir, series: Sequence[Series], folder: Path) -> list[Path]:
+def _lm_eval(run: RunDir, series: Sequence[SampleSeries], folder: Path) -> list[Path]:
     """Write one folder per method, like the harness does per model, with the first repeat."""
     manifest, config = run.manifest, run.manifest["config"]["effective"]
     created = datetime.fromisoformat(str(manifest["created_utc"]))
     stamp = created.strftime("%Y-%m-%dT%H-%M-%S.%f")
-    rows: dict[str, list[Series]] = {}
+    rows: dict[str, list[SampleSeries]] = {}
     for each in series:
         rows.setdefault(each.row.label, []).append(each)
     files = []
@@ -244,12 +244,12 @@ def _lm_eval(run: RunDir, series: Sequence[Series], folder: Path) -> list[Path]:
     return files
 
 
-def _lm_eval_samples(series: Series, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _lm_eval_samples(series: SampleSeries, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     settings = {name: config.get(name) for name in _GENERATION}
     settings |= {"max_gen_toks": config.get("max_new_tokens"), "until": []}
     first = [sample for sample in series.samples if sample.record.pass_ == 1]
     for number, sample in enumerate(first):
-        asked = sample.asked
+        asked = sample.stored_prompt
         doc = {
             "prompt_id": asked.prompt_id,
             "turn": asked.turn,
@@ -274,9 +274,9 @@ def _lm_eval_samples(series: Series, config: Mapping[str, Any]) -> Iterator[dict
 
 
 def _lm_eval_results(
-    label: str, own: Sequence[Series], manifest: Mapping[str, Any], date: float
+    label: str, own: Sequence[SampleSeries], manifest: Mapping[str, Any], date: float
 ) -> dict[str, Any]:
-    target = Facts.of(manifest).target
+    target = Facts.from_manifest(manifest).target
     counts = {s.task: sum(x.record.pass_ == 1 for x in s.samples) for s in own}
     versions = {task["name"]: task.get("version") for task in manifest.get("tasks", ())}
     return {
@@ -328,7 +328,7 @@ def _written(file: Path, text: str) -> Path:
     return file
 
 
-FORMATS: dict[str, Callable[[RunDir, Sequence[Series], Path], list[Path]]] = {
+FORMATS: dict[str, Callable[[RunDir, Sequence[SampleSeries], Path], list[Path]]] = {
     "inspect": _inspect,
     "lm-eval": _lm_eval,
 }

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from specbench_cli.config.sweep import settings
+from specbench_cli.config.sweep import format_params
 from specbench_cli.predict import parallel
 from specbench_cli.report import claims
-from specbench_cli.report.document import Grid, grid, grid_of_values
-from specbench_cli.report.reading import Incidents
+from specbench_cli.report.document import Grid, make_grid, make_value_grid
+from specbench_cli.report.report_data import Incidents
 from specbench_cli.summary import formats, load, metrics, text
 from specbench_cli.summary.columns import Cell, Column, Heading
 from specbench_cli.summary.facts import Facts
@@ -55,10 +55,10 @@ def _columns(key: str) -> Sequence[Column[MethodSummary]]:
 
 def _named(found: Grid) -> Grid:
     """Return a table of methods. If it has groups, they also name a row."""
-    return replace(found, heads=2) if found.columns[0] is metrics.GROUP else found
+    return replace(found, label_columns=2) if found.columns[0] is metrics.GROUP else found
 
 
-def overall(summary: Summary, but: Sequence[Column[MethodSummary]] = ()) -> list[Grid]:
+def overall_tables(summary: Summary, but: Sequence[Column[MethodSummary]] = ()) -> list[Grid]:
     """Return the tables over all prompts, without the columns in `but`.
 
     Lossless and lossy methods have separate tables, since they are not ranked together. Methods of
@@ -73,7 +73,7 @@ def overall(summary: Summary, but: Sequence[Column[MethodSummary]] = ()) -> list
     )
     return [
         _named(
-            grid(
+            make_grid(
                 [column for column in _columns(key) if column not in but],
                 rows,
                 id=f"overall-{key}",
@@ -86,7 +86,7 @@ def overall(summary: Summary, but: Sequence[Column[MethodSummary]] = ()) -> list
     ]
 
 
-def by_family(summary: Summary) -> list[Grid]:
+def family_tables(summary: Summary) -> list[Grid]:
     """Return tables with one row per family and method, for the same kinds as `overall`."""
     tables = []
     note = text.prose(text.small_families(summary, "column n", then=""))
@@ -99,7 +99,7 @@ def by_family(summary: Summary) -> list[Grid]:
         ]
         if not rows:
             continue
-        found = _named(grid(_columns(key), [row for _, row in rows]))
+        found = _named(make_grid(_columns(key), [row for _, row in rows]))
         lines = (
             (Cell(family, family), metrics.QUESTIONS.cell(row), *cells)
             for (family, row), cells in zip(rows, found.rows, strict=True)
@@ -112,13 +112,13 @@ def by_family(summary: Summary) -> list[Grid]:
                 id=f"family-{key}",
                 caption=f"By task family, {caption.lower()}",
                 note=note,
-                heads=2 + found.heads,
+                label_columns=2 + found.label_columns,
             )
         )
     return tables
 
 
-def families(summary: Summary) -> dict[str, dict[str, MethodSummary]]:
+def rows_by_family(summary: Summary) -> dict[str, dict[str, MethodSummary]]:
     """Return heading -> label -> method, with one heading per family and a last one for all."""
     found = {
         text.family(name.replace("_", " "), rows): {row.label: row for row in rows}
@@ -132,14 +132,14 @@ def _some(found: Grid) -> list[Grid]:
     return [found] if found.rows else []
 
 
-def in_detail(summary: Summary) -> Grid:
+def detail_table(summary: Summary) -> Grid:
     """Return the parameters and counters of each method."""
-    return grid(metrics.DETAIL, summary.rows, id="detail", caption="Parameters and counters")
+    return make_grid(metrics.DETAIL, summary.rows, id="detail", caption="Parameters and counters")
 
 
-def equivalence(summary: Summary) -> Grid:
+def equivalence_table(summary: Summary) -> Grid:
     """Return the verdicts on the outputs, and the bounds that they prove."""
-    return grid(
+    return make_grid(
         metrics.EQUIVALENCE,
         summary.rows,
         id="equivalence",
@@ -148,18 +148,18 @@ def equivalence(summary: Summary) -> Grid:
     )
 
 
-def evidence(summary: Summary) -> list[Grid]:
+def evidence_tables(summary: Summary) -> list[Grid]:
     """Return sampled outputs compared with vanilla's, if any were."""
     rows = [row for row in summary.rows if row.log_likelihood_difference is not None]
     note = "Evidence, not proof: the proof of a distribution is its audit (specbench audit)."
     caption = "Sampled outputs, less vanilla's"
-    return _some(grid(metrics.EVIDENCE, rows, id="evidence", caption=caption, note=note))
+    return _some(make_grid(metrics.EVIDENCE, rows, id="evidence", caption=caption, note=note))
 
 
 # ---- tables that some runs have ------------------------------------------------------------------
 
 
-def sweep(found: Sweep | None) -> list[Grid]:
+def sweep_tables(found: Sweep | None) -> list[Grid]:
     """Return the swept methods in the order of their parameters."""
     if found is None:
         return []
@@ -168,10 +168,10 @@ def sweep(found: Sweep | None) -> list[Grid]:
         " tokens. The front: no other row has less of one and as little of the other."
     )
     rows = [point.row for point in found.points]
-    return [grid(parameter_columns(found), rows, id="sweep", caption="Sweep", note=note)]
+    return [make_grid(parameter_columns(found), rows, id="sweep", caption="Sweep", note=note)]
 
 
-def tuning(tuned: Mapping[str, Any] | None) -> list[Grid]:
+def tuning_tables(tuned: Mapping[str, Any] | None) -> list[Grid]:
     """Return the tuning of each method: the candidates, their prompts and the results."""
     if not tuned:
         return []
@@ -187,7 +187,7 @@ def tuning(tuned: Mapping[str, Any] | None) -> list[Grid]:
     lines = [
         (
             label,
-            " ".join(settings(tried["params"])) or formats.NONE,
+            " ".join(format_params(tried["params"])) or formats.NONE,
             formats.number(tried["cost"], 3),
             "yes" if tried["chosen"] else None,
             found["prompts"] or None,
@@ -196,29 +196,31 @@ def tuning(tuned: Mapping[str, Any] | None) -> list[Grid]:
         for tried in found["candidates"]
     ]
     headings = ("row", "parameters", unit, "chosen", "prompts")
-    return [grid_of_values(headings, lines, caption="Tuning", note=note)]
+    return [make_value_grid(headings, lines, caption="Tuning", note=note)]
 
 
 def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{family} {n}" for family, n in counts.items())
 
 
-def under_load(rows: Sequence[load.LoadRow]) -> list[Grid]:
+def load_tables(rows: Sequence[load.LoadRow]) -> list[Grid]:
     """Return the latencies and rates of requests under load."""
-    return _some(grid(load.PAGE, rows, caption=load.TITLE, note=load.NOTE))
+    return _some(make_grid(load.PAGE, rows, caption=load.TITLE, note=load.NOTE))
 
 
-def modelled(rows: Sequence[parallel.ModelledRow]) -> list[Grid]:
+def modelled_tables(rows: Sequence[parallel.ModelledRow]) -> list[Grid]:
     """Return the modelled decode times of methods with several workers."""
-    return _some(grid(parallel.COLUMNS, rows, caption=parallel.TITLE, note=parallel.NOTE))
+    return _some(make_grid(parallel.COLUMNS, rows, caption=parallel.TITLE, note=parallel.NOTE))
 
 
-def claimed(
-    summary: Summary, facts: Facts, columns: Sequence[Column[claims.Line]] = claims.COLUMNS
+def claim_tables(
+    summary: Summary,
+    facts: Facts,
+    columns: Sequence[Column[claims.ClaimComparison]] = claims.COLUMNS,
 ) -> list[Grid]:
     """Return the results that the methods' papers report, next to this run's."""
-    lines = claims.lines(summary, facts)
-    return _some(grid(columns, lines, id="claimed", caption=claims.TITLE, note=claims.NOTE))
+    lines = claims.compare_claims(summary, facts)
+    return _some(make_grid(columns, lines, id="claimed", caption=claims.TITLE, note=claims.NOTE))
 
 
 # ---- single outputs ------------------------------------------------------------------------------
@@ -231,7 +233,7 @@ _OUTPUT = (
 )
 
 
-def incidents(found: Incidents, most: int) -> list[Grid]:
+def incident_tables(found: Incidents, most: int) -> list[Grid]:
     """Return the outputs that a reader must know about, at most `most` of each kind."""
     kinds = (
         (
@@ -251,17 +253,17 @@ def incidents(found: Incidents, most: int) -> list[Grid]:
             "void",
             "Void cells",
             (Heading("other processes' CPU", "the machine was not quiet: times do not count"),),
-            found.void,
+            found.noisy,
         ),
     )  # fmt: skip
     return [
-        grid_of_values(
+        make_value_grid(
             (*_OUTPUT, *headings),
             cells[:most],
             id=key,
             caption=caption,
             note=f"And {more} more, in records.jsonl." if (more := len(cells) - most) > 0 else "",
-            heads=2,
+            label_columns=2,
         )
         for key, caption, headings, cells in kinds
         if cells

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from specbench_cli.scoring.code import same_code, tested
+from specbench_cli.scoring.code import passes_tests, same_code
 from specbench_cli.scoring.math import same_expression
 from specbench_cli.scoring.number import same_final_number
 from specbench_cli.scoring.text import right_steps as right_steps
@@ -48,7 +48,7 @@ def score(
         if not run_code or question.program is None or turn > 1:
             return None
         reference = _reference(question, turn)
-        passed = tested(text, *question.program, uncontained=uncontained, reference=reference)
+        passed = passes_tests(text, *question.program, uncontained=uncontained, reference=reference)
         return float(passed)
     if question.scorer == "valid_json":
         return float(valid_json(text))

@@ -55,13 +55,13 @@ _OUTSIDE = re.compile(r"\n(?=\S)")
 _DEFINITION = re.compile(r"^(?:def|class|import|from|@)\b", re.MULTILINE)
 
 
-def tested(
+def passes_tests(
     answer: str,
     before: str,
     after: str,
     *,
     uncontained: bool,
-    reference: str | None = None,  # noqa: PT028 (this is no test)
+    reference: str | None = None,
 ) -> bool:
     """Return True if an answer passes its tests.
 
@@ -76,32 +76,34 @@ def tested(
     Raises:
         EnvironmentFault: namespaces are not available.
     """
-    begun = _last(_own(before))
-    solution = _bound(_solution(before, reference))
-    used = _used(after) - _bound(after).keys() - vars(builtins).keys()
-    used |= _wanted_builtins(before, after, solution)
-    for code in _readings(answer, {begun} if begun else used):
+    begun = _find_last_function(_close_prompt(before))
+    solution = _find_bindings(_find_solution(before, reference))
+    used = _find_read_names(after) - _find_bindings(after).keys() - vars(builtins).keys()
+    used |= _find_wanted_builtins(before, after, solution)
+    for code in _find_programs(answer, {begun} if begun else used):
         program = before + code
         if compiles(program) and compiles(program + after):
-            held = _held(program, before, after, reference, uncontained=uncontained)
+            held = _count_held_assertions(
+                program, before, after, reference, uncontained=uncontained
+            )
             if not held:  # it failed, or there are no assertions
                 return held is not None
-            expected = _expected(before, after, reference, uncontained=uncontained)
+            expected = _count_expected_assertions(before, after, reference, uncontained=uncontained)
             return all(count >= wanted for count, wanted in zip(held, expected, strict=True))
     return False
 
 
 @lru_cache(maxsize=1024)
-def _expected(
+def _count_expected_assertions(
     before: str, after: str, reference: str | None, *, uncontained: bool
 ) -> Sequence[int]:
     """Return how often each assertion of the tests must hold, in the order of the source."""
     if reference is not None:
-        solution = _solution(before, reference)
-        held = _held(solution, before, after, reference, uncontained=uncontained)
+        solution = _find_solution(before, reference)
+        held = _count_held_assertions(solution, before, after, reference, uncontained=uncontained)
         if held is not None:
             return held
-    tree = _parsed(after)
+    tree = _parse(after)
     tests = sandbox.assertions(tree) if tree else []
     return [int(not _never_holds(each.test)) for each in tests]
 
@@ -114,7 +116,7 @@ def _never_holds(test: ast.expr) -> bool:
 @cache
 def check_containment() -> None:
     """Raise EnvironmentFault if answers cannot be run in their own namespaces."""
-    _held("", "", "", None, uncontained=False)
+    _count_held_assertions("", "", "", None, uncontained=False)
 
 
 def compiles(program: str) -> bool:
@@ -135,20 +137,20 @@ def same_code(reference: str, answer: str) -> bool:
         reference: a program that compiles.
         answer: text of a model: code, or code in a fenced block.
     """
-    wanted = _tree(reference)
-    readings = _readings(answer, _bound(reference).keys())
-    return wanted is not None and any(_tree(code) == wanted for code in readings)
+    wanted = _dump_tree(reference)
+    readings = _find_programs(answer, _find_bindings(reference).keys())
+    return wanted is not None and any(_dump_tree(code) == wanted for code in readings)
 
 
-def _tree(code: str) -> str | None:
+def _dump_tree(code: str) -> str | None:
     """Return the syntax tree as text, or None if the code does not parse."""
     with suppress(*_UNPARSED):
-        tree = _parsed(code)
+        tree = _parse(code)
         return None if tree is None else ast.dump(tree)
     return None
 
 
-def _parsed(code: str) -> ast.Module | None:
+def _parse(code: str) -> ast.Module | None:
     """Return the syntax tree, or None if the code does not parse."""
     with warnings.catch_warnings(), suppress(*_UNPARSED):
         warnings.simplefilter("ignore")  # invalid escapes in a model's code
@@ -156,17 +158,17 @@ def _parsed(code: str) -> ast.Module | None:
     return None
 
 
-def _readings(answer: str, wanted: Collection[str]) -> Iterator[str]:
+def _find_programs(answer: str, wanted: Collection[str]) -> Iterator[str]:
     """Yield the possible programs in an answer, the most likely one first.
 
     Args:
         wanted: names that the code must define.
     """
-    for block in _blocks(answer, wanted):
-        yield from _readings_of(block)
+    for block in _find_blocks(answer, wanted):
+        yield from _find_programs_in_block(block)
 
 
-def _blocks(answer: str, wanted: Collection[str]) -> Iterator[str]:
+def _find_blocks(answer: str, wanted: Collection[str]) -> Iterator[str]:
     """Yield the code blocks of an answer, the most likely one first.
 
     Blocks that define a wanted name come first, together with the earlier blocks that they need.
@@ -184,7 +186,7 @@ def _blocks(answer: str, wanted: Collection[str]) -> Iterator[str]:
     ranks = [
         0 if _defines(block, wanted) else 1 if _starts_indented(block) else 2 for block in blocks
     ]
-    joined = _Joined(blocks, most=_MOST_JOINED * len(answer))
+    joined = _JoinedBlocks(blocks, most=_MOST_JOINED * len(answer))
     for at in sorted(range(len(blocks)), key=ranks.__getitem__):
         if ranks[at] == 0 and (code := joined.with_helpers(at)) is not None:
             yield code
@@ -202,7 +204,7 @@ _MOST_JOINED = 10
 """Total length of the joined blocks that are tried, as a multiple of the answer's length."""
 
 
-class _Joined:
+class _JoinedBlocks:
     """Blocks of an answer, joined with the earlier blocks that they need.
 
     Args:
@@ -217,7 +219,7 @@ class _Joined:
     @cached_property
     def _names(self) -> list[tuple[set[str], set[str]]]:
         """Names that each block binds, and names that it reads."""
-        return [(set(_bound(block)), _used(block)) for block in self._blocks]
+        return [(set(_find_bindings(block)), _find_read_names(block)) for block in self._blocks]
 
     @cached_property
     def _binders(self) -> dict[str, list[int]]:
@@ -256,7 +258,7 @@ class _Joined:
         return "\n\n".join(self._blocks[place] for place in reversed(chosen))
 
 
-def _readings_of(code: str) -> Iterator[str]:
+def _find_programs_in_block(code: str) -> Iterator[str]:
     """Yield the possible readings of a block, the most likely one first."""
     if _starts_indented(code):  # it continues the function; everything outside comes after it
         yield _OUTSIDE.split(code, maxsplit=1)[0]
@@ -271,7 +273,7 @@ def _starts_indented(code: str) -> bool:
     return code.lstrip("\r\n")[:1] in (" ", "\t")
 
 
-def _job(
+def _make_job(
     program: str, before: str, after: str, reference: str | None
 ) -> dict[str, str | list[str]]:
     """Return the job of the tests' process.
@@ -287,22 +289,22 @@ def _job(
     - tests: Test code, split into statements if there are `given` names.
     - seed: Random seed of the tests, the same for the reference and for every answer.
     """
-    own = _own(before)
-    said, kept = _bound(program), _bound(own)
-    solved = _solution(before, reference)
-    solution = _bound(solved)
-    used = _used(after)
+    own = _close_prompt(before)
+    said, kept = _find_bindings(program), _find_bindings(own)
+    solved = _find_solution(before, reference)
+    solution = _find_bindings(solved)
+    used = _find_read_names(after)
     imports = _standard_imports(after, solution)
     imported = used if "*" in said else said.keys()  # as in `from math import *`
     lines = [imports[name] for name in sorted(imports.keys() & imported - kept.keys())]
-    asked = _asked(before, after, solution)
-    last = _last(own)
+    asked = _find_answer_names(before, after, solution)
+    last = _find_last_function(own)
     if last in used & said.keys() and said[last] != kept[last]:
         asked.add(last)
-    given = _bound(after).keys() & _used(program)
+    given = _find_bindings(after).keys() & _find_read_names(program)
     if reference is not None and solved:
-        given &= _globals_read(solved)
-    tests = _parsed(after)
+        given &= _find_read_globals(solved)
+    tests = _parse(after)
     return {
         "program": program,
         "own": "\n".join([own, *lines]),
@@ -315,16 +317,20 @@ def _job(
     }
 
 
-def _asked(before: str, after: str, solution: Mapping[str, str]) -> set[str]:
+def _find_answer_names(before: str, after: str, solution: Mapping[str, str]) -> set[str]:
     """Return the names in the tests that refer to the answer's objects.
 
     These are the names that the reference solution defines. If it defines nothing that the tests
     read, they are the names that neither the tests nor Python define.
     """
-    used = {name for name in _used(after) - _bound(_own(before)).keys() if not _is_special(name)}
+    used = {
+        name
+        for name in _find_read_names(after) - _find_bindings(_close_prompt(before)).keys()
+        if not _is_special(name)
+    }
     if used & solution.keys():
         return {name for name in used & solution.keys() if not _is_import(solution[name])}
-    taken = vars(builtins).keys() - _wanted_builtins(before, after, solution)
+    taken = vars(builtins).keys() - _find_wanted_builtins(before, after, solution)
     return used - _standard_imports(after, solution).keys() - taken
 
 
@@ -333,7 +339,7 @@ def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
-def _globals_read(program: str) -> set[str]:
+def _find_read_globals(program: str) -> set[str]:
     """Return the global names that a program reads in any scope."""
     found: set[str] = set()
     with suppress(*_UNPARSED):
@@ -348,25 +354,27 @@ def _globals_read(program: str) -> set[str]:
     return found
 
 
-def _solution(before: str, reference: str | None) -> str:
+def _find_solution(before: str, reference: str | None) -> str:
     """Return the reference solution as a program, empty if there is none."""
     return next(filter(compiles, (before + (reference or ""), reference or "")), "")
 
 
-def _wanted_builtins(before: str, after: str, solution: Mapping[str, str]) -> set[str]:
+def _find_wanted_builtins(before: str, after: str, solution: Mapping[str, str]) -> set[str]:
     """Return the names of builtins that the task requires the answer to define.
 
     These are the names that the reference solution defines. If it defines nothing that the tests
     read, the result is a builtin only if the tests read exactly one builtin, and no other name that
     their outermost lines do not bind.
     """
-    own = _own(before)
-    used = _used(after) - _bound(own).keys()
+    own = _close_prompt(before)
+    used = _find_read_names(after) - _find_bindings(own).keys()
     found = used & vars(builtins).keys()
     if used & solution.keys():
         return {name for name in found & solution.keys() if not _is_import(solution[name])}
-    others = used & _globals_read(after) - found - (_bound(after).keys() - _rebound(after))
-    return found if len(found) == 1 and not _last(own) and not others else set()
+    others = used & _find_read_globals(after) - found - (
+        _find_bindings(after).keys() - _rebound(after)
+    )
+    return found if len(found) == 1 and not _find_last_function(own) and not others else set()
 
 
 def _standard_imports(after: str, solution: Mapping[str, str]) -> dict[str, str]:
@@ -376,10 +384,10 @@ def _standard_imports(after: str, solution: Mapping[str, str]) -> dict[str, str]
     the name. The reference solution decides first: a name that it defines is the answer's, a name
     that it imports is the tests' own.
     """
-    used = _used(after)
+    used = _find_read_names(after)
     found = {
         name: f"import {name}"
-        for name in (used & sys.stdlib_module_names) - solution.keys() - _used_as_function(after)
+        for name in (used & sys.stdlib_module_names) - solution.keys() - _find_called_names(after)
     }
     for name in used & solution.keys():
         if _is_import(solution[name]):
@@ -389,13 +397,13 @@ def _standard_imports(after: str, solution: Mapping[str, str]) -> dict[str, str]
 
 def _is_import(line: str) -> bool:
     """Return True if a line, as `_bound` returns it, is an import."""
-    tree = _parsed(line)
+    tree = _parse(line)
     return tree is not None and isinstance(tree.body[0], ast.Import | ast.ImportFrom)
 
 
 def _star_imports(program: str) -> list[str]:
     """Return the lines `from math import *` of a program that import from the standard library."""
-    tree = _parsed(program)
+    tree = _parse(program)
     return [
         ast.unparse(line)
         for line in (tree.body if tree else ())
@@ -405,9 +413,9 @@ def _star_imports(program: str) -> list[str]:
     ]
 
 
-def _used_as_function(program: str) -> set[str]:
+def _find_called_names(program: str) -> set[str]:
     """Return the names that a program calls, or reads without ever reading an attribute."""
-    tree = _parsed(program)
+    tree = _parse(program)
     nodes = list(ast.walk(tree)) if tree else []
     owners = {
         node.value.id
@@ -428,48 +436,48 @@ def _used_as_function(program: str) -> set[str]:
 def _rebound(program: str) -> set[str]:
     """Return the names that a statement reads to bind them again: `for f in [f]`, `f = g(f)`."""
     found: set[str] = set()
-    tree = _parsed(program)
+    tree = _parse(program)
     for node in ast.walk(tree) if tree else ():
         match node:
             case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
-                found |= _names(target) & _names(value)
+                found |= _find_names(target) & _find_names(value)
             case ast.Assign(targets=targets, value=value):
-                found |= set().union(*map(_names, targets)) & _names(value)
+                found |= set().union(*map(_find_names, targets)) & _find_names(value)
     return found
 
 
-def _names(node: ast.AST) -> set[str]:
+def _find_names(node: ast.AST) -> set[str]:
     return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
-def _own(before: str) -> str:
+def _close_prompt(before: str) -> str:
     """Return the code before the answer as a program; an open function gets the body `pass`."""
     return next(filter(compiles, (before, f"{before}\n    pass")), "")
 
 
-def _last(program: str) -> str | None:
+def _find_last_function(program: str) -> str | None:
     """Return the name of the last function of a program, which the answer continues."""
-    tree = _parsed(program)
+    tree = _parse(program)
     last = tree.body[-1] if tree and tree.body else None
     return last.name if isinstance(last, ast.FunctionDef | ast.AsyncFunctionDef) else None
 
 
-def _used(program: str) -> set[str]:
+def _find_read_names(program: str) -> set[str]:
     """Return the names that a program reads."""
-    tree = _parsed(program)
+    tree = _parse(program)
     names = (node for node in ast.walk(tree) if isinstance(node, ast.Name)) if tree else ()
     return {name.id for name in names if isinstance(name.ctx, ast.Load)}
 
 
-def _bound(program: str) -> dict[str, str]:
+def _find_bindings(program: str) -> dict[str, str]:
     """Return the names that a program's outermost lines bind, with the line that binds each last.
 
     The line of an import imports this name alone.
     """
     bound: dict[str, str] = {}
-    tree = _parsed(program)
+    tree = _parse(program)
     for line in tree.body if tree else ():
-        text = _unparsed(line)
+        text = _unparse(line)
         defines = isinstance(line, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         for node in [line] if defines else ast.walk(line):
             match node:
@@ -485,7 +493,7 @@ def _bound(program: str) -> dict[str, str]:
     return bound
 
 
-def _unparsed(line: ast.stmt) -> str:
+def _unparse(line: ast.stmt) -> str:
     """Return the source of a line, or "" if it is nested too deeply or contains too large a
     number."""
     try:
@@ -494,7 +502,7 @@ def _unparsed(line: ast.stmt) -> str:
         return ""
 
 
-def _held(
+def _count_held_assertions(
     program: str, before: str, after: str, reference: str | None, *, uncontained: bool
 ) -> list[int] | None:
     """Return how often each assertion of the tests held, or None if the program fails them.
@@ -502,7 +510,7 @@ def _held(
     Raises:
         EnvironmentFault: namespaces are not available.
     """
-    job = _job(program, before, after, reference)
+    job = _make_job(program, before, after, reference)
     leash, ours = os.pipe()
     command = [sys.executable, "-I", "-S", sandbox.__file__]
     with (

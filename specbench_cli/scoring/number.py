@@ -211,13 +211,13 @@ def extract_final_number(text: str) -> Fraction | None:
     """Return the number that a text states as its answer, or None."""
     text = normalise_text(text)
     marked = _MARK.search(text)
-    if marked is not None and (stated := _stated(text[marked.end() :])) is not None:
+    if marked is not None and (stated := _parse_result(text[marked.end() :])) is not None:
         return stated
     inside = extract_boxed(text)
     if inside is not None and (found := _last(inside, _NUMBER_SPACED)) is not None:
         return found
     for said in reversed(list(_SAID.finditer(text))):
-        if (stated := _stated(text[said.end() :])) is not None:
+        if (stated := _parse_result(text[said.end() :])) is not None:
             return stated
     return _last(text, _NUMBER)
 
@@ -240,7 +240,7 @@ def extract_boxed(text: str) -> str | None:
     return text[start + 1 :]
 
 
-def _stated(rest: str) -> Fraction | None:
+def _parse_result(rest: str) -> Fraction | None:
     """Return the number directly after a mark, or None if words or a list follow.
 
     In an equation this is the number after the last `=`.

@@ -83,12 +83,12 @@ class Column(Heading, Generic[R]):
         return Cell(shown, value, self.look(row), self.shares(row), self.link(row))
 
 
-def informative(columns: Sequence[Column[R]], rows: Sequence[R]) -> list[Column[R]]:
+def select_informative(columns: Sequence[Column[R]], rows: Sequence[R]) -> list[Column[R]]:
     """Return the columns that are informative for some rows."""
     return [column for column in columns if column.when(rows)]
 
 
-def data_of(columns: Sequence[Column[R]], row: R) -> dict[str, Value]:
+def row_data(columns: Sequence[Column[R]], row: R) -> dict[str, Value]:
     """Return the values of a row for programs, by TSV name."""
     return {name: get(row) for column in columns for name, get in column.data.items()}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from specbench_cli.config.problems import did_you_mean
 from specbench_cli.errors import UsageError
-from specbench_cli.judge.broken import broken
+from specbench_cli.judge.broken import find_broken_methods
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import BASELINE, Record, Verdict
 
@@ -119,7 +119,7 @@ def compare_outputs(
             )
     wanted = labels or [label for label in known if label != BASELINE] or known
     prompts = {prompt.turn: prompt for prompt in run.prompts() if prompt.prompt_id == prompt_id}
-    whys = broken(records, run.manifest)
+    whys = find_broken_methods(records, run.manifest)
     reference = {(r.turn, r.pass_): r for r in own if r.label == BASELINE}
     comparisons = []
     for turn in sorted({record.turn for record in own}):

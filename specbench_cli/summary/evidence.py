@@ -34,7 +34,7 @@ class Evidence:
     scored: int = 0
 
 
-def compare(baseline: Iterable[Record], cells: Iterable[Record]) -> Evidence:
+def compare_outputs(baseline: Iterable[Record], cells: Iterable[Record]) -> Evidence:
     """Compare a method's outputs with the baseline's of the same prompt, turn and repeat."""
     paired = _pair_records(baseline, cells)
     pairs: dict[tuple[str, str], list[tuple[Record, Record]]] = {}

@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbench_cli.store.schema import Record
-from specbench_cli.summary.columns import Column, Value, data_of, informative
+from specbench_cli.summary.columns import Column, Value, row_data, select_informative
 from specbench_cli.summary.formats import NONE
 
 Floats = NDArray[np.float64]
 Parts = Sequence[Floats]
 """Values of a metric, one array per repeat, one value per request."""
-Met = tuple[Floats, Floats, Floats, Floats]
+RequestTimes = tuple[Floats, Floats, Floats, Floats]
 """Requests of a repeat, one value per request in each array.
 
 Arrival, first token and last token, in seconds from the start of the timer, and number of tokens.
@@ -57,11 +57,11 @@ class LoadRow:
     latency: Parts
     gaps: Parts
     tokens: Parts
-    offered: float | None
+    offered_rate: float | None
     saturated: bool
 
     @classmethod
-    def of(cls, label: str, load: str | None, passes: Sequence[Met]) -> Self:
+    def from_requests(cls, label: str, load: str | None, passes: Sequence[RequestTimes]) -> Self:
         """Return the row of a method's requests, whose arrivals are the same in all repeats."""
         ttft, per_token, latency, gaps, tokens = [], [], [], [], []
         for arrived, first, ended, counts in passes:
@@ -84,7 +84,7 @@ class LoadRow:
             latency=latency,
             gaps=gaps,
             tokens=tokens,
-            offered=(len(passes[0][0]) - 1) / span if span > 0 else None,
+            offered_rate=(len(passes[0][0]) - 1) / span if span > 0 else None,
             saturated=bool(np.mean(waited > took - waited) > 0.5),
         )
 
@@ -113,7 +113,7 @@ class LoadRow:
 
         A time that no request has is missing.
         """
-        gaps, tokens = resampled(self.gaps).sum(1), resampled(self.tokens).sum(1)
+        gaps, tokens = resample_blocks(self.gaps).sum(1), resample_blocks(self.tokens).sum(1)
         found = {
             "requests_per_s": (self.throughput, *_ends(self.requests / gaps)),
             "tokens_per_s": (self.goodput, *_ends(tokens / gaps)),
@@ -122,7 +122,7 @@ class LoadRow:
         for name, parts in named.items():
             whole = np.concatenate(parts)
             if len(whole):
-                drawn = np.percentile(resampled(parts), PERCENTILES, axis=1)
+                drawn = np.percentile(resample_blocks(parts), PERCENTILES, axis=1)
                 for percent, value, draws in zip(
                     PERCENTILES, np.percentile(whole, PERCENTILES), drawn, strict=True
                 ):
@@ -143,7 +143,7 @@ def load_rows(records: Sequence[Record]) -> list[LoadRow]:
     found = []
     for label, loads in rows.items():
         under = [_row(label, load, own) for load, own in loads.items()]
-        found += sorted(under, key=lambda row: row.offered or math.inf)
+        found += sorted(under, key=lambda row: row.offered_rate or math.inf)
     return found
 
 
@@ -160,10 +160,10 @@ def _row(label: str, load: str | None, records: Sequence[Record]) -> LoadRow:
         )
         tokens = np.array([record.n_tokens or 0 for record in own], dtype=np.float64)
         met.append((arrived, first, ended, tokens))
-    return LoadRow.of(label, load, met)
+    return LoadRow.from_requests(label, load, met)
 
 
-def resampled(parts: Parts) -> Floats:
+def resample_blocks(parts: Parts) -> Floats:
     """Return block bootstrap resamples of a metric, [RESAMPLES, n].
 
     Each repeat is resampled in circular blocks of n^(1/3) consecutive requests (Hall, Horowitz,
@@ -188,10 +188,12 @@ def _ends(draws: Floats) -> tuple[float, float]:
 def as_dict(row: LoadRow) -> Mapping[str, object]:
     """Return a row for programs: rates and percentiles with the ends of their intervals, by
     name."""
-    return data_of(informative(DATA, [row]), row)
+    return row_data(select_informative(DATA, [row]), row)
 
 
-def errors(modelled: Sequence[LoadRow], measured: Sequence[LoadRow]) -> list[dict[str, Any]]:
+def latency_errors(
+    modelled: Sequence[LoadRow], measured: Sequence[LoadRow]
+) -> list[dict[str, Any]]:
     """Return the relative errors of modelled p50 and p99 latency against measured ones.
 
     Only methods that were measured under the same load are included. The percentiles are taken over
@@ -217,16 +219,16 @@ def errors(modelled: Sequence[LoadRow], measured: Sequence[LoadRow]) -> list[dic
 # ---- saturation ----------------------------------------------------------------------------------
 
 
-def saturation(rows: Sequence[LoadRow]) -> list[str]:
+def saturation_notes(rows: Sequence[LoadRow]) -> list[str]:
     """Describe, for each method with several rates, the rate from which on it is saturated."""
     by_label: dict[str, list[LoadRow]] = {}
     for row in rows:
-        if row.offered is not None:
+        if row.offered_rate is not None:
             by_label.setdefault(row.label, []).append(row)
     return [f"{label}: {_knee(own)}" for label, own in by_label.items() if len(own) > 1]
 
 
-def knee(rows: Sequence[LoadRow]) -> int:
+def saturation_index(rows: Sequence[LoadRow]) -> int:
     """Return the index of the first rate from which on a method is saturated.
 
     Return the number of rates if it is not saturated at the highest one.
@@ -243,13 +245,13 @@ def _knee(rows: Sequence[LoadRow]) -> str:
     Args:
         rows: rows of the method, lowest rate first.
     """
-    first = knee(rows)
+    first = saturation_index(rows)
     if first == len(rows):
-        return f"not saturated up to {rows[-1].offered:.3g} requests/s"
+        return f"not saturated up to {rows[-1].offered_rate:.3g} requests/s"
     most = max(rows, key=lambda row: row.goodput)
-    below = f", not at {rows[first - 1].offered:.3g}" if first else ", the lowest rate"
+    below = f", not at {rows[first - 1].offered_rate:.3g}" if first else ", the lowest rate"
     return (
-        f"saturated from {rows[first].offered:.3g} requests/s on{below}; at most"
+        f"saturated from {rows[first].offered_rate:.3g} requests/s on{below}; at most"
         f" {most.throughput:.3g} requests/s and {most.goodput:.0f} tokens/s"
     )
 
@@ -312,7 +314,7 @@ def _last(row: LoadRow) -> str:
 
 
 def _offered(row: LoadRow, at_once: str) -> str:
-    return at_once if row.offered is None else f"{row.offered:.3g}"
+    return at_once if row.offered_rate is None else f"{row.offered_rate:.3g}"
 
 
 _METHOD: Column[LoadRow] = Column(
@@ -326,7 +328,7 @@ _LOAD: Column[LoadRow] = Column(
 _OFFERED: Column[LoadRow] = Column(
     "offered /s",
     shown=lambda row: _offered(row, "all at once"),
-    data={"offered_per_s": lambda row: row.offered},
+    data={"offered_per_s": lambda row: row.offered_rate},
 )
 _SATURATED: Column[LoadRow] = Column(
     "",

@@ -15,13 +15,13 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from specbench_cli.config.sweep import settings
+from specbench_cli.config.sweep import format_params
 from specbench_cli.stats.failure_rate import upper_bound
 from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary.columns import Align, Column, Value
 from specbench_cli.summary.formats import (
     NONE,
-    between,
+    bounds,
     number,
     percent,
     points,
@@ -51,7 +51,7 @@ class Metric:
         look: see `Cell`.
     """
 
-    of: Callable[[MethodOutputs], Any] | None
+    compute: Callable[[MethodOutputs], Any] | None
     meaning: str
     unit: str = ""
     heading: str = ""
@@ -118,7 +118,7 @@ def speedup_or_broken(row: MethodSummary) -> str:
 
 def interval(row: MethodSummary) -> str:
     """Format the 95% interval of a row's speedup."""
-    return between(row.speedup_low, row.speedup_high)
+    return bounds(row.speedup_low, row.speedup_high)
 
 
 def letters_of(row: MethodSummary) -> list[str]:
@@ -150,16 +150,16 @@ def verdicts(row: MethodSummary) -> str:
     return ", ".join(special + counted + ["reference"] * bool(row.reference))
 
 
-def lost(row: MethodSummary) -> str:
+def accuracy_loss(row: MethodSummary) -> str:
     """Format the accuracy difference of a lossy row in points, with the 95% interval."""
     if row.lossless:
         return NONE
     return points(row.score_difference, row.score_difference_low, row.score_difference_high)
 
 
-def at_what_cost(row: MethodSummary) -> str:
+def accuracy_note(row: MethodSummary) -> str:
     """Return the accuracy difference as a phrase to follow a speedup, or "" for a lossless row."""
-    return "" if lost(row) == NONE else f"at {lost(row)} points, n {row.n_scored}"
+    return "" if accuracy_loss(row) == NONE else f"at {accuracy_loss(row)} points, n {row.n_scored}"
 
 
 def has_partial(rows: Iterable[MethodSummary]) -> bool:
@@ -317,16 +317,16 @@ class MethodSummary:
     )
     decode_letters: str = metric(None, "the same by decode speedup", default="")
     rare_questions: int = metric(
-        lambda o: rare.count if (rare := o.shown(o.wall).rare) else 0,
+        lambda o: rare.count if (rare := o.unless_withheld(o.wall).rare) else 0,
         "rare questions that decide the speedup",
     )
     speedup_without_rare: float | None = metric(
-        lambda o: rare.speedup_without if (rare := o.shown(o.wall).rare) else None,
+        lambda o: rare.speedup_without if (rare := o.unless_withheld(o.wall).rare) else None,
         "speedup without these",
         unit="x",
     )
     speedup: float | None = metric(
-        lambda o: o.shown(o.wall).ratio,
+        lambda o: o.unless_withheld(o.wall).ratio,
         "vanilla's time / the method's, paired on prompts",
         unit="x",
         heading="speedup",
@@ -334,26 +334,26 @@ class MethodSummary:
         look=lambda row: "broken" if row.broken else "strong",
     )
     speedup_low: float | None = metric(
-        lambda o: o.shown(o.wall).low, "lower end of its 95% interval", unit="x"
+        lambda o: o.unless_withheld(o.wall).low, "lower end of its 95% interval", unit="x"
     )
     speedup_high: float | None = metric(
-        lambda o: o.shown(o.wall).high, "upper end of its 95% interval", unit="x"
+        lambda o: o.unless_withheld(o.wall).high, "upper end of its 95% interval", unit="x"
     )
     speedup_note: str | None = metric(
-        lambda o: o.shown(o.wall).note, "why the speedup or its interval is missing"
+        lambda o: o.unless_withheld(o.wall).note, "why the speedup or its interval is missing"
     )
     decode_speedup: float | None = metric(
-        lambda o: o.shown(o.decoding).ratio,
+        lambda o: o.unless_withheld(o.decoding).ratio,
         "speedup of decoding: without prefill",
         unit="x",
         heading="decode",
         form=ratio,
     )
     decode_speedup_low: float | None = metric(
-        lambda o: o.shown(o.decoding).low, "lower end of its 95% interval", unit="x"
+        lambda o: o.unless_withheld(o.decoding).low, "lower end of its 95% interval", unit="x"
     )
     decode_speedup_high: float | None = metric(
-        lambda o: o.shown(o.decoding).high, "upper end of its 95% interval", unit="x"
+        lambda o: o.unless_withheld(o.decoding).high, "upper end of its 95% interval", unit="x"
     )
     mat: float | None = metric(
         MethodOutputs.mat,
@@ -386,7 +386,10 @@ class MethodSummary:
         tsv="accept",
     )
     alpha: float | None = metric(
-        lambda o: quotient(o.accepted, o.tested), "accepted / tested", heading="alpha", form=percent
+        lambda o: quotient(o.accepted, o.tested_levels),
+        "accepted / tested",
+        heading="alpha",
+        form=percent,
     )
     acceptance_by_position: tuple[float, ...] = metric(
         MethodOutputs.acceptance_by_position, "of the steps that drafted the level"
@@ -510,21 +513,25 @@ class MethodSummary:
         lambda o: o.verdicts["reference"], "outputs that others are compared with"
     )
     questions_checked: int = metric(
-        lambda o: len(o.checked),
+        lambda o: len(o.checked_questions),
         "questions with a token verdict",
         heading="questions checked",
         form=_whole,
         plain=True,
     )
     questions_mismatched: int = metric(
-        lambda o: len(o.mismatched),
+        lambda o: len(o.mismatched_questions),
         "those that failed it",
         heading="mismatched",
         form=_whole,
         plain=True,
     )
     mismatch_bound: float | None = metric(
-        lambda o: upper_bound(len(o.mismatched), len(o.checked)) if o.checked else None,
+        lambda o: (
+            upper_bound(len(o.mismatched_questions), len(o.checked_questions))
+            if o.checked_questions
+            else None
+        ),
         "what that proves of the rate of mismatches",
         heading="at most (95%)",
         form=partial(percent, digits=2),
@@ -602,8 +609,10 @@ class MethodSummary:
         heading="peak MB",
         form=lambda value: _whole(None if value is None else value / 1e6),
     )
-    complete: int | None = metric(lambda o: o.finished("eos"), "outputs that completed the grammar")
-    cut: int | None = metric(lambda o: o.finished("length"), "outputs that the budget cut")
+    complete: int | None = metric(
+        lambda o: o.count_finished("eos"), "outputs that completed the grammar"
+    )
+    cut: int | None = metric(lambda o: o.count_finished("length"), "outputs that the budget cut")
     valid: int | None = metric(
         lambda o: sum(r.valid is True for r in o.records) if o.constrained else None,
         "complete outputs that belong to the grammar",
@@ -671,9 +680,11 @@ class MethodSummary:
     )
 
     @classmethod
-    def of(cls, outputs: MethodOutputs) -> MethodSummary:
+    def from_outputs(cls, outputs: MethodOutputs) -> MethodSummary:
         """Compute every metric of a method's outputs."""
-        return cls(**{name: m.of(outputs) for name, m in METRICS.items() if m.of is not None})
+        return cls(
+            **{name: m.compute(outputs) for name, m in METRICS.items() if m.compute is not None}
+        )
 
     @property
     def per_forward(self) -> float | None:
@@ -706,11 +717,11 @@ NULLABLE_NUMBERS = [
 """Metrics that are numbers or None."""
 
 
-AS_MANY = 0.05
+MAX_RATE_DIFFERENCE = 0.05
 """Maximum difference between the rates of a control and of its method."""
 
 
-def alike(row: MethodSummary, ranked: Iterable[MethodSummary]) -> list[str]:
+def same_group(row: MethodSummary, ranked: Iterable[MethodSummary]) -> list[str]:
     """Return the labels of the rows that do not differ significantly from one of them."""
     own = set(letters_of(row))
     return [
@@ -720,16 +731,16 @@ def alike(row: MethodSummary, ranked: Iterable[MethodSummary]) -> list[str]:
     ]
 
 
-def as_many(control: MethodSummary, row: MethodSummary) -> bool:
+def matches_rate(control: MethodSummary, row: MethodSummary) -> bool:
     """Return True if the rate of a control is close to the rate of a method's accept rule."""
     rate = row.rule_rate
-    return rate is None or abs(control.params.get("rate", 0.0) - rate) <= AS_MANY
+    return rate is None or abs(control.params.get("rate", 0.0) - rate) <= MAX_RATE_DIFFERENCE
 
 
 # ---- columns -------------------------------------------------------------------------------------
 
 
-def words(
+def text_column(
     heading: str, name: str, shown: Callable[[MethodSummary], str], meaning: str = "", **more: Any
 ) -> Column[MethodSummary]:
     """Return a text column that is also its own data."""
@@ -766,10 +777,10 @@ INTERVAL = Column(
 DECODE_INTERVAL = replace(
     INTERVAL,
     heading="decode 95% CI",
-    shown=lambda row: between(row.decode_speedup_low, row.decode_speedup_high),
+    shown=lambda row: bounds(row.decode_speedup_low, row.decode_speedup_high),
     data=_values(decode_low="decode_speedup_low", decode_high="decode_speedup_high"),
 )
-LEDGER = tuple(
+TOKEN_ACCOUNTING = tuple(
     _COLUMNS[name]
     for name in (
         *("draft_kept", "draft_discarded", "target_kept", "target_discarded", "method_kept"),
@@ -777,11 +788,11 @@ LEDGER = tuple(
     )
 )
 """Token accounting of lossy methods: tokens by author, kept or discarded."""
-LOST = Column(
+ACCURACY_LOSS = Column(
     "less vanilla's",
     "points of accuracy less vanilla's on the same questions, with the 95% interval by bootstrap-t"
     " over questions",
-    shown=lost,
+    shown=accuracy_loss,
     data=_values("score_difference", "score_difference_low", "score_difference_high"),
     when=_lossy,
 )
@@ -815,18 +826,18 @@ TIME = Column(
     look=lambda row: "time" if _shares(row) else "",
     shares=_shares,
 )
-OUTPUT = words(
+OUTPUT = text_column(
     "output",
     "output",
     verdicts,
     "verdicts on the outputs",
     look=lambda row: "broken" if row.broken or row.failed or row.mismatch else "",
 )
-KIND = words("kind", "kind", _kind, "ours or a peer's", choose=True)
-PARAMETERS = words(
+KIND = text_column("kind", "kind", _kind, "ours or a peer's", choose=True)
+PARAMETERS = text_column(
     "parameters",
     "parameters",
-    lambda row: " ".join(settings(row.params)) or NONE,
+    lambda row: " ".join(format_params(row.params)) or NONE,
     look=lambda _: "long",
 )
 CHOSEN = replace(
@@ -847,7 +858,7 @@ VALID = Column(
     data=_values("valid", "complete", "cut"),
     when=any_has("valid"),
 )
-VOID = Column(
+NOISY = Column(
     "void cells",
     "measured while the machine was not quiet",
     shown=lambda row: f"{row.n_void} of {row.n_cells}",
@@ -873,21 +884,22 @@ BY_TARGET = table(
 )  # fmt: skip
 """Terminal table of several targets."""
 LOSSY = table(
-    METHOD, "target_model", "draft_model", SPEEDUP, INTERVAL, LOST, SCORED, OVER_RANDOM,
+    METHOD, "target_model", "draft_model", SPEEDUP, INTERVAL, ACCURACY_LOSS, SCORED, OVER_RANDOM,
     PER_FORWARD,
 )  # fmt: skip
 """Terminal table of lossy methods: speed and quality."""
-WITH_SPEEDUP = (INTERVAL, LOST, SCORED)
+WITH_SPEEDUP = (INTERVAL, ACCURACY_LOSS, SCORED)
 """Columns that are never separated from a lossy row's speedup."""
 DATA = table(
     GROUP, METHOD, "guarantee", "state_scope", SPEEDUP, INTERVAL, "params_from", MAT,
-    "acceptance_rate", RELAXED, "work", TOKENS, TIME, "score", LOST, OVER_RANDOM, SCORED, *LEDGER,
-    VALID, OUTPUT, "tokens_per_joule", PER_DEVICE, "synthetic", "target_model", "draft_model",
+    "acceptance_rate", RELAXED, "work", TOKENS, TIME, "score", ACCURACY_LOSS, OVER_RANDOM, SCORED,
+    *TOKEN_ACCOUNTING, VALID, OUTPUT, "tokens_per_joule", PER_DEVICE, "synthetic", "target_model",
+    "draft_model",
 )  # fmt: skip
 """Columns of the terminal table in TSV and JSON."""
 SPEED = table(
-    METHOD, GROUP, SPEEDUP, INTERVAL, LOST, OVER_RANDOM, SCORED, "decode_speedup", DECODE_INTERVAL,
-    MAT, "acceptance_rate", RELAXED, "synthetic",
+    METHOD, GROUP, SPEEDUP, INTERVAL, ACCURACY_LOSS, OVER_RANDOM, SCORED, "decode_speedup",
+    DECODE_INTERVAL, MAT, "acceptance_rate", RELAXED, "synthetic",
 )  # fmt: skip
 """Table for a paper: speedup, its interval, and acceptance."""
 COST = table(
@@ -896,14 +908,15 @@ COST = table(
 )  # fmt: skip
 """Table for a paper: costs per token, and verdicts on the outputs."""
 PAGE = table(
-    GROUP, METHOD, SPEEDUP, INTERVAL, LOST, OVER_RANDOM, SCORED, "decode_speedup", MAT,
-    "acceptance_rate", RELAXED, RULE_RATE, "accept_rule", *LEDGER, TOKENS, OUTPUT, TIME,
+    GROUP, METHOD, SPEEDUP, INTERVAL, ACCURACY_LOSS, OVER_RANDOM, SCORED, "decode_speedup", MAT,
+    "acceptance_rate", RELAXED, RULE_RATE, "accept_rule", *TOKEN_ACCOUNTING, TOKENS, OUTPUT, TIME,
     "ttft_p50_ms", "ms_per_token_p50", "ms_per_token_p95", "peak_bytes", KIND, "work", "score",
     "target_model", "draft_model", "tokens_per_joule", PER_DEVICE, "synthetic",
 )  # fmt: skip
 LOSSY_PAGE = table(
-    METHOD, SPEEDUP, LOST, SCORED, INTERVAL, "score", OVER_RANDOM, PER_FORWARD, RULE_RATE, RELAXED,
-    *LEDGER, "accept_rule", "decode_speedup", MAT, "acceptance_rate", TOKENS, OUTPUT, TIME,
+    METHOD, SPEEDUP, ACCURACY_LOSS, SCORED, INTERVAL, "score", OVER_RANDOM, PER_FORWARD, RULE_RATE,
+    RELAXED, *TOKEN_ACCOUNTING, "accept_rule", "decode_speedup", MAT, "acceptance_rate", TOKENS,
+    OUTPUT, TIME,
     "ttft_p50_ms", "ms_per_token_p50", "ms_per_token_p95", "peak_bytes", KIND, "work",
     "target_model", "draft_model", "tokens_per_joule", PER_DEVICE, "synthetic",
 )  # fmt: skip
@@ -916,7 +929,7 @@ LEFT_OUT_OF_BRIEF = table("ttft_p50_ms", "ms_per_token_p50", "ms_per_token_p95",
 DETAIL = table(
     METHOD, PARAMETERS, "params_from", "mat_macro", "mat_full", "alpha", POSITIONS,
     "nodes_per_step", "node_yield", RELAXED, RULE_RATE, "reuse_rate", "target_forwards",
-    "draft_forwards", VOID,
+    "draft_forwards", NOISY,
 )  # fmt: skip
 """Parameters and counters."""
 EQUIVALENCE = table(

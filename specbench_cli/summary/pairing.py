@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from specbench_cli.stats.bootstrap import PairedTimes
-from specbench_cli.store.schema import PASSES_APART, Record
+from specbench_cli.store.schema import LOAD_PASS_OFFSET, Record
 
 Measure = Callable[[Record], tuple[int | None, int | None]]
 """Function that returns a record's time in ns and the number of tokens decoded in it.
@@ -17,7 +17,7 @@ Measure = Callable[[Record], tuple[int | None, int | None]]
 A value is None if the method does not report it.
 """
 
-Loss = Literal["void", "failed"]
+UntimedReason = Literal["void", "failed"]
 
 
 def total_time(record: Record) -> tuple[int | None, int | None]:
@@ -84,10 +84,10 @@ def process_number(pass_: int) -> int:
 
     The whole number also distinguishes loads and, if several runs are combined (`together`), runs.
     """
-    return pass_ % PASSES_APART
+    return pass_ % LOAD_PASS_OFFSET
 
 
-def untimed_reason(record: Record) -> Loss | None:
+def untimed_reason(record: Record) -> UntimedReason | None:
     """Return the reason why a record has no trusted time; None if it has one."""
     if record.error is not None:
         return "failed"

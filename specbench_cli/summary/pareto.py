@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbench_cli.config.sweep import written
+from specbench_cli.config.sweep import format_value
 from specbench_cli.summary import metrics
 from specbench_cli.summary.columns import Column, Value, write_csv
 from specbench_cli.summary.formats import NONE
@@ -84,10 +84,12 @@ def parameter_columns(sweep: Sweep) -> tuple[Column[MethodSummary], ...]:
     return metrics.table(
         "label",
         *map(_parameter, sweep.params),
-        *("mat", "acceptance_rate", "speedup", metrics.INTERVAL, metrics.LOST),
+        *("mat", "acceptance_rate", "speedup", metrics.INTERVAL, metrics.ACCURACY_LOSS),
         *(metrics.OVER_RANDOM, "n_scored", "ms_per_token_p50", "discard_rate"),
         "verification_rate",
-        metrics.words("Pareto front", "front", lambda row: "yes" if row.label in front else NONE),
+        metrics.text_column(
+            "Pareto front", "front", lambda row: "yes" if row.label in front else NONE
+        ),
     )
 
 
@@ -96,11 +98,11 @@ def _parameter(name: str) -> Column[MethodSummary]:
 
     def value(row: MethodSummary) -> Value:
         found = row.params.get(name)
-        return found if found is None or isinstance(found, int | float) else written(found)
+        return found if found is None or isinstance(found, int | float) else format_value(found)
 
     def shown(row: MethodSummary) -> str:
         found = row.params.get(name)
-        return NONE if found is None else written(found)
+        return NONE if found is None else format_value(found)
 
     return Column(name, shown=shown, data={name: value})
 

@@ -14,7 +14,7 @@ from specbench_cli.stats.bootstrap import (
     resample,
 )
 from specbench_cli.stats.simultaneous import find_different_pairs, group_letters
-from specbench_cli.store.recorded import drop_prompt_errors
+from specbench_cli.store.record_queries import drop_prompt_errors
 from specbench_cli.store.schema import BASELINE, Record
 from specbench_cli.summary.pairing import Measure, PairedRecords, pair_times, untimed_reason
 
@@ -45,18 +45,18 @@ class Speedups:
     drawn: their bootstrap resamples; None if there are no pairs.
     """
 
-    of: dict[str, Speedup]
+    by_label: dict[str, Speedup]
     labels: tuple[str, ...]
     drawn: BootstrapResult | None
 
-    def letters(self, ranked: Sequence[str]) -> dict[str, str]:
+    def group_letters(self, ranked: Sequence[str]) -> dict[str, str]:
         """Return the group letters of labels with a speedup, best first.
 
         Only these labels are compared with each other.
         """
         if self.drawn is None:
             return {}
-        best_first = sorted(ranked, key=lambda label: -(self.of[label].ratio or 0.0))
+        best_first = sorted(ranked, key=lambda label: -(self.by_label[label].ratio or 0.0))
         methods = [self.labels.index(label) for label in best_first]
         named = group_letters(
             find_different_pairs(self.drawn, methods=methods), range(len(best_first))
@@ -64,7 +64,7 @@ class Speedups:
         return dict(zip(best_first, named, strict=True))
 
 
-def speedups(
+def compute_speedups(
     cells: Mapping[str, Sequence[Record]],
     measure: Measure,
     resamples: int,

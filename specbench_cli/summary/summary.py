@@ -25,18 +25,18 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from specbench_cli.config.run import MOST_METHODS
+from specbench_cli.config.run import MAX_METHODS
 from specbench_cli.errors import UsageError
-from specbench_cli.judge.broken import broken, near_ties
+from specbench_cli.judge.broken import count_near_ties, find_broken_methods
 from specbench_cli.stats.bootstrap import RESAMPLES
 from specbench_cli.store.schema import BASELINE, LOSSLESS, Record
-from specbench_cli.summary.evidence import Evidence, compare, score_difference
+from specbench_cli.summary.evidence import Evidence, compare_outputs, score_difference
 from specbench_cli.summary.facts import Facts
-from specbench_cli.summary.metrics import MethodSummary, as_many
+from specbench_cli.summary.metrics import MethodSummary, matches_rate
 from specbench_cli.summary.outputs import MethodOutputs
 from specbench_cli.summary.pairing import decode_time, process_number, total_time
 from specbench_cli.summary.source import drop_details as without_bulk
-from specbench_cli.summary.speedups import Speedup, speedups
+from specbench_cli.summary.speedups import Speedup, compute_speedups
 
 PEER_BASELINE = "hf:vanilla"
 ALL = "all"
@@ -98,12 +98,12 @@ def summarise(
     resamples = RESAMPLES if resamples is None else resamples
     light = list(map(without_bulk, records))
     labels = len({record.label for record in light})
-    if labels > MOST_METHODS:
+    if labels > MAX_METHODS:
         raise UsageError(
-            f"there are {labels} methods, and a table compares {MOST_METHODS} at most",
+            f"there are {labels} methods, and a table compares {MAX_METHODS} at most",
             "report fewer runs together, or run fewer methods",
         )
-    whys = broken(light, manifest)
+    whys = find_broken_methods(light, manifest)
     rows, overall = _rows(light, manifest, whys, resamples, evident=True)
     order = {row.label: place for place, row in enumerate(rows)}
     families = dict[str, tuple[MethodSummary, ...]]()
@@ -121,7 +121,7 @@ def summarise(
         families=families,
         prompts={task: len(ids) for task, ids in prompts.items()},
         passes=len({process_number(r.pass_) for r in light}),
-        noise_floor=_noise_floor(rows, Facts.of(manifest).aa_noise),
+        noise_floor=_noise_floor(rows, Facts.from_manifest(manifest).aa_noise),
         vanilla_ratio=None if peer is None else 1 / peer,
     )
 
@@ -156,18 +156,18 @@ def _rows(
         for base in bases.values()
     }
     wall, decoding = (
-        {base: speedups(own, measure, resamples, base) for base, own in engines.items()}
+        {base: compute_speedups(own, measure, resamples, base) for base, own in engines.items()}
         for measure in (total_time, decode_time)
     )
     target, draft = (_model(manifest, role) for role in ("target", "draft"))
     rows = [
-        MethodSummary.of(
+        MethodSummary.from_outputs(
             MethodOutputs(
                 records=own,
-                wall=wall[bases[label]].of[label],
-                decoding=decoding[bases[label]].of[label],
+                wall=wall[bases[label]].by_label[label],
+                decoding=decoding[bases[label]].by_label[label],
                 broken_why=whys.get(label),
-                ties=near_ties(own, manifest),
+                ties=count_near_ties(own, manifest),
                 evidence=_evidence(baseline, own, evident) if label != BASELINE else Evidence(),
                 upper_bound=label in bounds,
                 accept_rule=told.get(label, {}).get("accept"),
@@ -193,8 +193,8 @@ def _rows(
     for lossless, base in product((True, False), engines):
         of_both = [r for r in rows if (r.lossless, r.baseline) == (lossless, base)]
         ranked = [r for r in of_both if not r.upper_bound]
-        letters |= wall[base].letters([r.label for r in ranked if r.speedup is not None])
-        decode_letters |= decoding[base].letters(
+        letters |= wall[base].group_letters([r.label for r in ranked if r.speedup is not None])
+        decode_letters |= decoding[base].group_letters(
             [r.label for r in ranked if r.decode_speedup is not None]
         )
     rows = [
@@ -209,7 +209,7 @@ def _rows(
         )
         for row in rows
     ]
-    return rows, {label: one for own in wall.values() for label, one in own.of.items()}
+    return rows, {label: one for own in wall.values() for label, one in own.by_label.items()}
 
 
 def _devices(manifest: Mapping[str, Any], told: Mapping[str, Any]) -> int:
@@ -225,9 +225,9 @@ def _over_random(
 ) -> dict[str, Any]:
     """Return the score difference between a method and its random control, with the interval.
 
-    The control counts only if it accepts about as many tokens (`as_many`).
+    The control counts only if it accepts about as many tokens (`matches_rate`).
     """
-    control = (o for o in rows if o.params.get("like") == row.label and as_many(o, row))
+    control = (o for o in rows if o.params.get("like") == row.label and matches_rate(o, row))
     found = score_difference(next((cells[other.label] for other in control), ()), cells[row.label])
     ends = (None, None, None) if found is None else (found.mean, found.low, found.high)
     return dict(zip(("over_random", "over_random_low", "over_random_high"), ends, strict=True))
@@ -235,7 +235,11 @@ def _over_random(
 
 def _evidence(baseline: Sequence[Record], own: Sequence[Record], evident: bool) -> Evidence:
     """Compare outputs with vanilla's; always for lossy methods, to show what their answers lose."""
-    return compare(baseline, own) if evident or own[0].guarantee not in LOSSLESS else Evidence()
+    return (
+        compare_outputs(baseline, own)
+        if evident or own[0].guarantee not in LOSSLESS
+        else Evidence()
+    )
 
 
 def _model(manifest: Mapping[str, Any], role: str) -> str | None:

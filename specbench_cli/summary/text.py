@@ -8,14 +8,14 @@ from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary.facts import Facts
 from specbench_cli.summary.formats import percent, ratio
 from specbench_cli.summary.metrics import (
-    AS_MANY,
+    MAX_RATE_DIFFERENCE,
     REPLAY,
     WORK,
     MethodSummary,
-    as_many,
     group,
     has_partial,
     letters_of,
+    matches_rate,
 )
 from specbench_cli.summary.summary import PEER_BASELINE, Summary
 
@@ -143,7 +143,7 @@ def evidence(summary: Summary) -> list[str]:
     ]
 
 
-FEW = 20
+MIN_QUESTIONS = 20
 """Smallest number of questions for which the coverage of intervals was simulated.
 
 See docs/explanations/statistics.md. Fewer questions do not represent others of their kind.
@@ -166,8 +166,8 @@ def small_families(summary: Summary, n: str = "(n)", then: str = ": --limit") ->
     if not counts:
         return []
     note = f"{n}: how many questions the family has"
-    if min(counts) < FEW:
-        note += f"; of fewer than {FEW} a figure is an example, no estimate{then}"
+    if min(counts) < MIN_QUESTIONS:
+        note += f"; of fewer than {MIN_QUESTIONS} a figure is an example, no estimate{then}"
     return [note]
 
 
@@ -178,11 +178,14 @@ def few_questions(summary: Summary, then: str = "") -> list[str]:
         then: advice for the warning.
     """
     n = max((row.n_prompts for row in summary.rows), default=0)
-    if n >= FEW or not any(row.speedup is not None for row in summary.rows if not row.reference):
+    if n >= MIN_QUESTIONS or not any(
+        row.speedup is not None for row in summary.rows if not row.reference
+    ):
         return []
     questions = "1 question" if n == 1 else f"{n} questions"
     return [
-        f"{questions} are too few to rank methods (intervals are validated from {FEW} on){then}"
+        f"{questions} are too few to rank methods (intervals are validated from"
+        f" {MIN_QUESTIONS} on){then}"
     ]
 
 
@@ -279,7 +282,7 @@ def grammar(summary: Summary, facts: Facts) -> list[str]:
         told.setdefault(said, []).append(row.label)
     whose = (labels if len(told) > 1 else ["each row"] for labels in told.values())
     return [
-        f"{facts.under}: {', '.join(labels)}: {said}"
+        f"{facts.grammar_phrase}: {', '.join(labels)}: {said}"
         for labels, said in zip(whose, told, strict=True)
     ]
 
@@ -294,7 +297,7 @@ def controls(summary: Summary) -> list[str]:
         if row.control or not row.rule_rate or not row.accept_rule:
             continue
         own = [r for r in summary.rows if r.params.get("like") == row.label]
-        off = [other for other in own if not as_many(other, row)]
+        off = [other for other in own if not matches_rate(other, row)]
         lines += [
             f"{r.label} was to let {percent(r.params.get('rate'))} of {_judged(row)} pass, and"
             f" {row.label} let {percent(row.rule_rate)}: not as many, no control of it"
@@ -303,7 +306,9 @@ def controls(summary: Summary) -> list[str]:
         if own:
             continue
         rates = (other.rule_rate for other in summary.lossy if _controls(other, row))
-        if any(rate is not None and abs(rate - row.rule_rate) <= AS_MANY for rate in rates):
+        if any(
+            rate is not None and abs(rate - row.rule_rate) <= MAX_RATE_DIFFERENCE for rate in rates
+        ):
             continue
         name, rule, rate = row.method, row.params.get("accept"), f"{row.rule_rate:.3g}"
         if rule:

@@ -44,11 +44,11 @@ _form = Discriminator(lambda value: _MAP if isinstance(value, dict) else _OTHER)
 _source_form = Discriminator(lambda value: _OTHER if isinstance(value, list) else _MAP)
 
 
-class _StrictModel(BaseModel):
+class _StrictConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-class HubSource(_StrictModel):
+class HubSource(_StrictConfig):
     """A file or a split of a dataset on the Hugging Face hub, at a fixed commit."""
 
     id: str
@@ -75,7 +75,7 @@ class HubSource(_StrictModel):
         return self
 
 
-class DatasetSource(_StrictModel):
+class DatasetSource(_StrictConfig):
     """Source of rows.
 
     The file is searched in the folder of the YAML, in $SPECBENCH_DATA and in the cache. Otherwise
@@ -132,7 +132,7 @@ def _check_categories(sources: list[DatasetSource]) -> list[DatasetSource]:
 Sources = Annotated[list[DatasetSource], Field(min_length=1), AfterValidator(_check_categories)]
 
 
-class DatasetConfig(_StrictModel):
+class DatasetConfig(_StrictConfig):
     """Configuration of a dataset, read from its YAML."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
@@ -251,7 +251,7 @@ def _keys(place: Place) -> list[str]:
     return [key for key in keys if key != "[key]"]
 
 
-def _subject(path: Path, place: Place, written: document.Document) -> str:
+def _subject(path: Path, place: Place, written: document.YamlDocument) -> str:
     """Return a subject such as `own.yaml:3: source.sha256`, with the line of the innermost key."""
     keys = _keys(place)
     known = (".".join(keys[:n]) for n in range(len(keys), 0, -1))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import datasets_cfg
-from specbench_cli.config.problems import listed, nearest, shown
+from specbench_cli.config.problems import join_names, nearest, shorten
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.tasks.dataset_config import DatasetConfig, DatasetSource, read_dataset_config
 from specbench_cli.tasks.formats import (
@@ -90,7 +90,7 @@ def load_task(name_or_path: str) -> Task:
             rows = data if source.member is None else read_zip_member(data, source.member)
             questions += read_questions(rows, card, source, label)
         except UnreadableFile as fault:
-            raise _damaged(label, fault, bare, source) from fault
+            raise _make_file_error(label, fault, bare, source) from fault
     held = len(questions) // card.samples
     if card.rows not in (None, held):
         files = " and ".join(dict.fromkeys(source.file for source in card.sources))
@@ -123,13 +123,13 @@ def select_questions(questions: Sequence[Question], categories: Sequence[str]) -
     for category in categories:
         if category not in known:
             raise UsageError(
-                f"no question of category {category!r}; there are {listed(sorted(known))}"
+                f"no question of category {category!r}; there are {join_names(sorted(known))}"
             )
     wanted = set(categories) or known
     return [q for q in questions if q.category in wanted or q.family in wanted]
 
 
-def _damaged(
+def _make_file_error(
     label: str, fault: UnreadableFile, bare: bool, source: DatasetSource
 ) -> SpecbenchError:
     """Return a usage error for a file of the user, or an error for a damaged data set."""
@@ -155,7 +155,7 @@ def _find(name_or_path: str) -> tuple[DatasetConfig, Path]:
     if is_card or is_rows:
         if not _is_file(path):
             raise UsageError(f"no such task file: {name_or_path}", "specbench list tasks")
-        return (read_dataset_config(path) if is_card else _own_card(path)), path
+        return (read_dataset_config(path) if is_card else _make_config(path)), path
     if (what := _describe_unreadable(path)) is not None:
         raise UsageError(
             f"{name_or_path} is {what}, which holds no questions that can be read",
@@ -164,8 +164,9 @@ def _find(name_or_path: str) -> tuple[DatasetConfig, Path]:
         )
     near = nearest(name_or_path, names)
     raise UsageError(
-        f"unknown task {shown(repr(name_or_path))}" + (f", did you mean {near!r}?" if near else ""),
-        f"one of {listed(names)} (specbench list tasks), or the path of a file that ends in"
+        f"unknown task {shorten(repr(name_or_path))}"
+        + (f", did you mean {near!r}?" if near else ""),
+        f"one of {join_names(names)} (specbench list tasks), or the path of a file that ends in"
         f" {', '.join(EXTENSIONS)} or .yaml",
     )
 
@@ -187,7 +188,7 @@ def _describe_unreadable(path: Path) -> str | None:
         return None
 
 
-def _own_card(path: Path) -> DatasetConfig:
+def _make_config(path: Path) -> DatasetConfig:
     """Return the card of a file of questions without YAML; its name is the file name."""
     try:
         return DatasetConfig(

@@ -96,10 +96,10 @@ def _message(place: int, message: Any) -> Message:
         return role, content
     if not isinstance(content, list) or not content:
         raise ValueError(f"{where} must have a text as content, got {_short(content)}")
-    return role, "\n".join(_part(where, part) for part in content)
+    return role, "\n".join(_get_part_text(where, part) for part in content)
 
 
-def _part(where: str, part: Any) -> str:
+def _get_part_text(where: str, part: Any) -> str:
     text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
     if not isinstance(text, str):
         raise ValueError(f"{where} holds a part that is no text: {_short(part)}")

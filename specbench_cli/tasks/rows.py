@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from specbench_cli.config.problems import is_one_line, listed
-from specbench_cli.errors import LONGEST_TEXT, EnvironmentFault, UsageError
+from specbench_cli.config.problems import is_one_line, join_names
+from specbench_cli.errors import MAX_TEXT_LENGTH, EnvironmentFault, UsageError
 from specbench_cli.tasks import fill
 from specbench_cli.tasks.dataset_config import DatasetConfig, DatasetSource
 from specbench_cli.tasks.formats import get_extension, read_rows
@@ -76,8 +76,8 @@ def read_questions(
             if not isinstance(read, dict):
                 raise RowError(f"expected a JSON object, got {_short(read)}")
             table = get_extension(source.rows_file) in (".csv", ".tsv")
-            row = unwrap_request(_of_cells(read) if table else read)
-            if not _counts(row, card):
+            row = unwrap_request(_parse_cells(read) if table else read)
+            if not _is_in_ranges(row, card):
                 continue
             question = _question(row, card, source, index)
         except RowError as fault:
@@ -89,7 +89,7 @@ def read_questions(
                 "give every row its own id, or none at all",
             )
         seen[question.prompt_id] = line
-        questions += _samples(question, card.samples)
+        questions += _repeat_question(question, card.samples)
     if not questions:
         raise UsageError(f"{label} holds no question", format_hint(source.rows_file))
     if card.placeholder is not None:
@@ -97,7 +97,7 @@ def read_questions(
     return questions
 
 
-def _of_cells(cells: dict[str, str]) -> dict[str, Any]:
+def _parse_cells(cells: dict[str, str]) -> dict[str, Any]:
     """Return a table row with empty cells as None and a JSON list in `turns` parsed."""
     row: dict[str, Any] = {name: cell or None for name, cell in cells.items()}
     turns = cells.get("turns", "")
@@ -107,7 +107,7 @@ def _of_cells(cells: dict[str, str]) -> dict[str, Any]:
     return row
 
 
-def _samples(question: Question, n: int) -> list[Question]:
+def _repeat_question(question: Question, n: int) -> list[Question]:
     """Return n copies of a question in the same cluster, with different ids."""
     if n == 1:
         return [question]
@@ -130,7 +130,7 @@ def _refuse_placeholders(
         )
 
 
-def _counts(row: Mapping[str, Any], card: DatasetConfig) -> bool:
+def _is_in_ranges(row: Mapping[str, Any], card: DatasetConfig) -> bool:
     """Return True if a row is inside all ranges of `only`."""
     for name, (low, high) in card.only.items():
         value = row.get(name)
@@ -148,7 +148,7 @@ def _question(
 ) -> Question:
     prefix = f"{source.category}-" if len(card.sources) > 1 else ""
     prompt_id = f"{card.name}/{prefix}{_id(row, card, index)}"
-    category, family = _stratum(row, card, source)
+    category, family = _get_category_and_family(row, card, source)
     cluster = _text(row, card, "cluster")
     scorer = card.get_scorer(family)
     asked = _request(row, card, category)
@@ -184,12 +184,12 @@ def _program(row: Mapping[str, Any], card: DatasetConfig) -> tuple[str, str]:
     try:
         return fill.split_program(card.program, row)
     except KeyError as missing:
-        raise _lacks(row, "program", missing) from missing
+        raise _missing_column_error(row, "program", missing) from missing
 
 
-def _lacks(row: Mapping[str, Any], template: str, missing: KeyError) -> RowError:
+def _missing_column_error(row: Mapping[str, Any], template: str, missing: KeyError) -> RowError:
     return RowError(
-        f"no {missing.args[0]!r}, which {template} needs, only {listed(row) or 'nothing'}"
+        f"no {missing.args[0]!r}, which {template} needs, only {join_names(row) or 'nothing'}"
     )
 
 
@@ -231,9 +231,9 @@ def _as_name(column: str, value: str) -> str:
         raise RowError(
             f"{column!r} must be one line without control characters, got {_short(value)}"
         )
-    if len(value) > LONGEST_TEXT:
+    if len(value) > MAX_TEXT_LENGTH:
         raise RowError(
-            f"{column!r} must have at most {LONGEST_TEXT} characters, got {len(value)}:"
+            f"{column!r} must have at most {MAX_TEXT_LENGTH} characters, got {len(value)}:"
             f" {_short(value)}"
         )
     return value
@@ -245,7 +245,7 @@ def _turns(row: Mapping[str, Any], card: DatasetConfig, category: str) -> tuple[
         try:
             filled = fill.fill_template(template, row)
         except KeyError as missing:
-            raise _lacks(row, "template", missing) from missing
+            raise _missing_column_error(row, "template", missing) from missing
         if not filled.strip():
             raise RowError(f"the template {_short(template)} leaves no text")
         return (filled,)
@@ -264,7 +264,7 @@ def _turns(row: Mapping[str, Any], card: DatasetConfig, category: str) -> tuple[
     return tuple(turns)
 
 
-def _stratum(
+def _get_category_and_family(
     row: Mapping[str, Any], card: DatasetConfig, source: DatasetSource
 ) -> tuple[str, Family]:
     """Return category and family. Each defaults to the other."""

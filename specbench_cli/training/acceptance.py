@@ -24,18 +24,18 @@ from methods.specdecpp.training import (
 from specbench_cli import files
 from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.training import loop
-from specbench_cli.training.corpus import TemplateEncoder, reply_chats
+from specbench_cli.training.corpus import TemplateEncoder, choose_reply_chats
 from specbench_cli.training.heads.build import write_head
-from specbench_cli.training.heads.mat import answer_of
-from specbench_cli.training.heads.trainer import GREEDY_SEED, KEPT_BACK, HeadTrainer
+from specbench_cli.training.heads.mat import find_answer_start
+from specbench_cli.training.heads.trainer import GREEDY_SEED, N_HELD_OUT_PROBLEMS, HeadTrainer
 from specbench_cli.training.loop import WORK, Schedule, StagePlan, claim
-from specbench_cli.training.losses import read
-from specbench_cli.training.packing import Batch, Encoded
-from specbench_cli.training.replies import asked, own_asks
+from specbench_cli.training.losses import load_model
+from specbench_cli.training.packing import EncodedChat, TrainingBatch
+from specbench_cli.training.replies import make_magpie_prompts, make_prompts
 
 HELD_OUT = 10
 """One reply in so many measures, and is not trained on."""
-MEASURE_EVERY = 200
+MEASURE_INTERVAL = 200
 BINS = 10
 
 
@@ -59,7 +59,7 @@ ACCEPTANCE = AcceptanceRecipe(
 )
 
 
-class Rows:
+class RowSampler:
     """Rows over and over, in a new order each time.
 
     Args:
@@ -72,10 +72,10 @@ class Rows:
         self._drawn = 0
         self._order: tuple[int, Tensor] = (-1, torch.empty(0))
 
-    def batch(self, sequences: int, length: int) -> Batch:
+    def batch(self, sequences: int, length: int) -> TrainingBatch:
         """The next sequences x length rows, their chances, and that all count."""
         at = [self._next() for _ in range(sequences * length)]
-        return Batch(self._rows[at], self._chances[at], torch.ones(len(at)))
+        return TrainingBatch(self._rows[at], self._chances[at], torch.ones(len(at)))
 
     def state(self) -> dict[str, Any]:
         """How many were drawn."""
@@ -104,7 +104,7 @@ class Bin:
 
 
 @dataclass(frozen=True)
-class AcceptanceResult(loop.Result):
+class AcceptanceResult(loop.TrainingResult):
     """A run so far, and what the head says of held-out replies.
 
     divergence: by step, the mean of KL(label || prediction), in nats a token.
@@ -127,9 +127,9 @@ class AcceptanceTrainer(HeadTrainer):
     """
 
     labels: Labels = "sampled"
-    drafts: str | None = None
+    draft_label: str | None = None
 
-    def recipe(self, recipe: AcceptanceRecipe) -> AcceptanceRecipe:
+    def rename_recipe(self, recipe: AcceptanceRecipe) -> AcceptanceRecipe:
         """The same, under this target's name."""
         return replace(recipe, name=f"{self.prefix}-acceptance")
 
@@ -139,21 +139,23 @@ class AcceptanceTrainer(HeadTrainer):
         Raises:
             UsageError: the folder holds the work of another recipe.
         """
-        folder, facts = self.out / WORK / recipe.name, self._told(recipe)
+        folder, facts = self.out / WORK / recipe.name, self._head_facts(recipe)
         claim(self.out / WORK, {"target_sha256": facts["target_sha256"]})
         claim(folder, facts)
-        replies = self._labelled(folder / "labels.safetensors")
-        draft = read(self._folder, self.device)
+        replies = self._load_labels(folder / "labels.safetensors")
+        draft = load_model(self._draft_folder, self.device)
         trained_on = [reply for at, reply in enumerate(replies) if at % HELD_OUT]
         rows, told = collect_rows(draft, replies[::HELD_OUT], recipe.mixing, self.seed)
-        source = Rows(*collect_rows(draft, trained_on, recipe.mixing, self.seed + 1), self.seed)
+        source = RowSampler(
+            *collect_rows(draft, trained_on, recipe.mixing, self.seed + 1), self.seed
+        )
         torch.manual_seed(self.seed)
         head = AcceptanceModule(draft.config.hidden_size, recipe.depth, tied=recipe.tied).to(
             self.device
         )
         log = folder / "divergence.jsonl"
 
-        def loss(batch: Batch) -> Tensor:
+        def loss(batch: TrainingBatch) -> Tensor:
             logits = head(batch.inputs)
             counts = batch.weights.to(logits.device)
             return weighted_bce(logits, batch.targets, counts, recipe.rejection_weight)
@@ -163,9 +165,9 @@ class AcceptanceTrainer(HeadTrainer):
             chances: Tensor = head(rows).softmax(-1)[:, 1]
             return chances
 
-        def progress(point: loop.Point) -> None:
-            if point.step % MEASURE_EVERY == 0 or point.step == point.steps:
-                row = {"step": point.step, "kl": divergence(predicted(), told)}
+        def progress(point: loop.TrainingPoint) -> None:
+            if point.step % MEASURE_INTERVAL == 0 or point.step == point.steps:
+                row = {"step": point.step, "kl": compute_divergence(predicted(), told)}
                 fd = files.open_own(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
                 with os.fdopen(fd, "a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
@@ -173,10 +175,10 @@ class AcceptanceTrainer(HeadTrainer):
 
         result = loop.train(
             head,
-            [each.stage(loss, source) for each in recipe.stages],
+            [each.make_stage(loss, source) for each in recipe.stages],
             loop.Optimization(recipe.peak_lr, 0.0, recipe.warmup_steps),
             folder,
-            checkpoint_every=MEASURE_EVERY,
+            checkpoint_every=MEASURE_INTERVAL,
             progress=progress,
         )
         export(head, self.out / recipe.name, facts)
@@ -185,62 +187,71 @@ class AcceptanceTrainer(HeadTrainer):
             result.curve,
             result.seconds,
             {row["step"]: row["kl"] for row in map(json.loads, lines)},
-            divergence(told.mean().expand_as(told), told),
-            calibration(predicted(), told),
+            compute_divergence(told.mean().expand_as(told), told),
+            compute_calibration(predicted(), told),
         )
 
     @property
-    def _folder(self) -> Path:
+    def _draft_folder(self) -> Path:
         assert self.draft is not None
         return self.draft()
 
-    def _told(self, recipe: AcceptanceRecipe) -> dict[str, Any]:
+    def _head_facts(self, recipe: AcceptanceRecipe) -> dict[str, Any]:
         """What `config.json` says of where the head comes from."""
         return {
             "kind": "acceptance",
             "target": self.label or self.target.name,
-            "target_sha256": self._sha,
-            "draft": self.drafts or self._folder.name,
-            "draft_sha256": Weights(self._folder).sha256(),
+            "target_sha256": self._target_sha256,
+            "draft": self.draft_label or self._draft_folder.name,
+            "draft_sha256": Weights(self._draft_folder).sha256(),
             "labels": self.labels,
             "mixing": recipe.mixing,
             "rejection_weight": recipe.rejection_weight,
         }
 
-    def _labelled(self, file: Path) -> list[LabelledReply]:
+    def _load_labels(self, file: Path) -> list[LabelledReply]:
         """The replies with their labels, made once and kept."""
         if not file.is_file():
-            target, draft = (read(each, self.device) for each in (self.target, self._folder))
+            target, draft = (
+                load_model(each, self.device) for each in (self.target, self._draft_folder)
+            )
             # Neighbours of one length need little padding.
-            found = sorted(self._answered(), key=lambda reply: len(reply.ids))
-            pairs = [(each.ids[: answer_of(each)], each.ids[answer_of(each) :]) for each in found]
+            found = sorted(self._load_labelled_replies(), key=lambda reply: len(reply.ids))
+            pairs = [
+                (each.ids[: find_answer_start(each)], each.ids[find_answer_start(each) :])
+                for each in found
+            ]
             labelled = []
             for each in label(target, draft, pairs, self.labels, self.seed):
                 labelled.append(each)
-                self.counts("labels", len(labelled), len(pairs))
+                self.progress("labels", len(labelled), len(pairs))
             _write(labelled, file)
         return _read(file)
 
-    def _answered(self) -> list[Encoded]:
+    def _load_labelled_replies(self) -> list[EncodedChat]:
         """The replies that are labelled: all drawn or all greedy, as labels are. Of targets of
         other families those that heads are trained on, some of each."""
-        encode = self._encode
+        encode = self._encoder
         if isinstance(encode, TemplateEncoder):
-            asks = own_asks(encode, self.gsm8k[:-KEPT_BACK], self.seed, self.n_replies)
-            return self._replies("replies", asks)
+            asks = make_magpie_prompts(
+                encode, self.gsm8k[:-N_HELD_OUT_PROBLEMS], self.seed, self.n_replies
+            )
+            return self._sample_replies("replies", asks)
         greedy = self.labels == "greedy"
-        chats = reply_chats(self.gsm8k, self.seed + (GREEDY_SEED if greedy else 1), self.n_replies)
+        chats = choose_reply_chats(
+            self.gsm8k, self.seed + (GREEDY_SEED if greedy else 1), self.n_replies
+        )
         name = "replies-greedy" if greedy else "replies"
-        return self._replies(name, asked(encode, chats, greedy))
+        return self._sample_replies(name, make_prompts(encode, chats, greedy))
 
 
-def divergence(predicted: Tensor, labelled: Tensor) -> float:
+def compute_divergence(predicted: Tensor, labelled: Tensor) -> float:
     """Mean KL(label || prediction) of chances [n], in nats: what the authors monitor."""
     p, q = (torch.stack((1 - part, part), -1).double() for part in (labelled, predicted))
     return float((torch.special.xlogy(p, p) - torch.special.xlogy(p, q)).sum(-1).mean())
 
 
-def calibration(predicted: Tensor, labelled: Tensor) -> list[Bin]:
+def compute_calibration(predicted: Tensor, labelled: Tensor) -> list[Bin]:
     """Predictions against labels, [n] each, in `BINS` bins of equally many tokens."""
     order = predicted.argsort()
     parts = [part for part in order.tensor_split(BINS) if len(part)]

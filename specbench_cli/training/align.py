@@ -36,32 +36,39 @@ from specbench_cli.engine.models.load import load_decoder, restrict_output
 from specbench_cli.errors import UsageError
 from specbench_cli.training import loop
 from specbench_cli.training.corpus import Corpus, Encoder
-from specbench_cli.training.heads.build import as_stored, most_frequent
-from specbench_cli.training.heads.mat import AT_ONCE, CHAIN, Estimate, Log, answer_of, walk
+from specbench_cli.training.heads.build import find_most_frequent, round_to_fp16
+from specbench_cli.training.heads.mat import (
+    BATCH_SIZE,
+    CHAIN_LENGTH,
+    EstimateLog,
+    MatEstimate,
+    compute_mat,
+    find_answer_start,
+)
 from specbench_cli.training.heads.trainer import HeadTrainer
 from specbench_cli.training.loop import WORK, Schedule, StagePlan, claim
 from specbench_cli.training.losses import (
     DISTANCES,
-    compiled,
-    first_layers,
-    overlap,
-    read,
-    says_of,
+    average_losses,
+    compile_loss,
+    get_output_ids,
+    load_model,
+    predict_acceptance,
+    take_first_layers,
     target_loss,
     text_loss,
-    together,
 )
-from specbench_cli.training.packing import Batch, Encoded
-from specbench_cli.training.replies import LONGEST, Ask, Replies, sample_replies
+from specbench_cli.training.packing import EncodedChat, TrainingBatch
+from specbench_cli.training.replies import MAX_LENGTH, Replies, ReplyPrompt, sample_replies
 
 RECORD = "alignment.json"
 """What a draft's folder says of how it was trained, and of what it is worth."""
 FROZEN = ["embeddings", "output"]
 """What a draft that is made of its target keeps of it, trained further too: its record says so."""
-ROUND = 100
+ROUND_STEPS = 100
 """Updates between two times that the draft answers anew; checkpoints come as often, so that an
 interrupted round begins from the weights that it had."""
-A_ROUND = 192
+ROUND_QUESTIONS = 192
 """Questions that it answers then."""
 SEQUENCES, LENGTH = 8, 256
 """Of an update: sequences, and tokens of each."""
@@ -82,7 +89,7 @@ class Alignment(Schedule):
     temperature: float = 1.0
 
 
-def alignment(
+def make_alignment(
     name: str, loss: str, samples: Samples, temperature: float, steps: int, length: int = LENGTH
 ) -> Alignment:
     """The alignment of a draft called so, by as many updates, on sequences of `length` tokens."""
@@ -98,7 +105,7 @@ def alignment(
 
 
 @dataclass(frozen=True)
-class Aligned(Estimate):
+class AlignEstimate(MatEstimate):
     """What a draft is worth after some updates, on the target's greedy replies to held-out
     questions.
 
@@ -111,17 +118,17 @@ class Aligned(Estimate):
     mbsu: float
 
 
-Said = Sequence[tuple[Aligned, Aligned]]
+EstimatePairs = Sequence[tuple[AlignEstimate, AlignEstimate]]
 """What the drafts of a loss are worth before and after, by seed."""
 FIGURES = ("alpha", "mat", "mbsu")
 """Figures of `Aligned` in the table of losses."""
 
 
 @dataclass(frozen=True)
-class AlignResult(loop.Result):
+class AlignResult(loop.TrainingResult):
     """A run so far, and what the draft was worth before and after."""
 
-    mat: list[Aligned]
+    mat: list[AlignEstimate]
 
 
 @dataclass(frozen=True)
@@ -149,7 +156,7 @@ class Aligner(HeadTrainer):
     @property
     def length(self) -> int:
         """Tokens of a sequence in training: nearly all replies fit."""
-        return LENGTH if self.of_family else LONGEST
+        return LENGTH if self.is_embedded else MAX_LENGTH
 
     def align(self, plan: Alignment) -> AlignResult:
         """Train and export a draft.
@@ -164,44 +171,44 @@ class Aligner(HeadTrainer):
                 " them",
                 "--teacher-samples target, or another --loss: " + ", ".join(DISTANCES),
             )
-        folder, model = self.out / WORK / plan.name, self._begun()
+        folder, model = self.out / WORK / plan.name, self._make_initial_model()
         facts = {
             "loss": plan.loss,
             "samples": plan.samples,
             "temperature": str(plan.temperature),
             "replies": str(self.n_replies),
-            "start": self._start,
+            "start": self._start_name,
             "seed": str(self.seed),
         }
         if self.exits:
             facts["exits"] = ", ".join(map(str, self.exits))
         if self.vocabulary:
             facts["vocabulary"] = str(self.vocabulary)
-        claim(self.out / WORK, {"target_sha256": self._sha})
+        claim(self.out / WORK, {"target_sha256": self._target_sha256})
         claim(folder, facts)
-        nested = (*(first_layers(model, n) for n in self._exits(model)), model)
+        nested = (*(take_first_layers(model, n) for n in self._check_exits(model)), model)
         if plan.loss == "ce":
-            loss = together([text_loss(each) for each in nested])
+            loss = average_losses([text_loss(each) for each in nested])
         else:
-            kept = self._kept((NORMED,)) if plan.samples == "target" else None
+            kept = self._cache_target((NORMED,)) if plan.samples == "target" else None
             away = partial(
                 target_loss,
-                target=self._model,
+                target=self._target_model,
                 distance=DISTANCES[plan.loss],
                 temperature=plan.temperature,
-                rows=None if kept is None else lambda batch: kept.read(batch).normed,
+                rows=None if kept is None else lambda batch: kept.get_output(batch).normed,
             )
-            loss = together([away(each) for each in nested])
-        fast = self.fast and self.of_family
-        log = Log(folder, Aligned)
+            loss = average_losses([away(each) for each in nested])
+        fast = self.fast and self.is_embedded
+        log = EstimateLog(folder, AlignEstimate)
         if loop.latest_checkpoint(folder) is None:
-            log.add(self._measured(model, 0))
+            log.add(self._estimate(model, 0))
         result = loop.train(
             model,
-            self._stages(plan, model, compiled(loss) if fast else loss, folder),
+            self._stages(plan, model, compile_loss(loss) if fast else loss, folder),
             plan.optimization,
             folder,
-            checkpoint_every=ROUND,
+            checkpoint_every=ROUND_STEPS,
             progress=partial(self.report, plan.name),
         )
         tokens = self.pretrain * SEQUENCES * LENGTH + result.curve[-1].tokens
@@ -213,18 +220,18 @@ class Aligner(HeadTrainer):
         model: LlamaForCausalLM,
         name: str,
         facts: dict[str, str],
-        log: Log[Aligned],
+        log: EstimateLog[AlignEstimate],
         step: int,
         tokens: int,
     ) -> None:
         """Measure a draft as it is stored, and write it, with what it read and is worth."""
-        as_stored(model)
-        worth = self._measured(model, step)
+        round_to_fp16(model)
+        worth = self._estimate(model, step)
         log.add(worth)
-        size = {"layers": model.config.num_hidden_layers, "parameters": _size(model)}
+        size = {"layers": model.config.num_hidden_layers, "parameters": _count_parameters(model)}
         disable_progress_bars()
         told = {key: getattr(worth, key) for key in ("alpha", "mat", "mbsu")}
-        record = {**self._facts, **facts, "steps": step, "tokens": tokens, **size, **told}
+        record = {**self._target_facts, **facts, "steps": step, "tokens": tokens, **size, **told}
         if not model.model.embed_tokens.weight.requires_grad:
             record["frozen"] = FROZEN
         with files.staging_folder(self.out / name, overwrite=None) as staging:
@@ -233,7 +240,7 @@ class Aligner(HeadTrainer):
             text = json.dumps(record, indent=1) + "\n"
             (staging / RECORD).write_text(text, encoding="utf-8")
 
-    def _exits(self, model: LlamaForCausalLM) -> tuple[int, ...]:
+    def _check_exits(self, model: LlamaForCausalLM) -> tuple[int, ...]:
         """Those of `exits`, in order. Raises UsageError where layers are missing."""
         of = model.config.num_hidden_layers
         for n in self.exits:
@@ -244,26 +251,30 @@ class Aligner(HeadTrainer):
                 )
         return tuple(sorted(set(self.exits)))
 
-    def _begun(self) -> LlamaForCausalLM:
+    def _make_initial_model(self) -> LlamaForCausalLM:
         """The draft as it begins, to be trained."""
-        begun = self._made() if self.layers else self._given()
+        begun = self._build_from_target() if self.layers else self._load_draft()
         if self.vocabulary is not None and self.vocabulary < begun.config.vocab_size:
-            if says_of(begun) is not None:
+            if get_output_ids(begun) is not None:
                 raise UsageError(
-                    f"the output of {self._folder} is cut already", "leave --vocabulary out"
+                    f"the output of {self._draft_folder} is cut already", "leave --vocabulary out"
                 )
-            answers = chain.from_iterable(chat.ids[answer_of(chat) :] for chat in self._trained_on)
-            restrict_output(begun, most_frequent(answers, self.vocabulary, begun.config.vocab_size))
-        if self.layers or self._keeps:
+            answers = chain.from_iterable(
+                chat.ids[find_answer_start(chat) :] for chat in self._training_replies
+            )
+            restrict_output(
+                begun, find_most_frequent(answers, self.vocabulary, begun.config.vocab_size)
+            )
+        if self.layers or self._freezes_embeddings:
             begun.model.embed_tokens.requires_grad_(False)
             begun.lm_head.requires_grad_(False)
         begun.train()
         return begun
 
     @property
-    def _keeps(self) -> bool:
+    def _freezes_embeddings(self) -> bool:
         """Whether the given draft was made with embeddings and output that are not trained."""
-        file = self._folder / RECORD
+        file = self._draft_folder / RECORD
         if self.pretrain or not file.is_file():
             return False
         try:
@@ -274,9 +285,9 @@ class Aligner(HeadTrainer):
                 f"rm {file}, and all of the draft is trained",
             ) from fault
 
-    def _made(self) -> LlamaForCausalLM:
+    def _build_from_target(self) -> LlamaForCausalLM:
         """Layers of the target between its embeddings and its output."""
-        target, at = self._model, self._layers
+        target, at = self._target_model, self._copied_layers
         config = deepcopy(target.config)
         config.num_hidden_layers = len(at)
         if kinds := getattr(config, "layer_types", None):
@@ -297,9 +308,9 @@ class Aligner(HeadTrainer):
         return made
 
     @property
-    def _layers(self) -> list[int]:
+    def _copied_layers(self) -> list[int]:
         """The target's layers that those of a made draft begin as."""
-        n, of = self.layers, self._model.config.num_hidden_layers
+        n, of = self.layers, self._target_model.config.num_hidden_layers
         if n > of:
             raise UsageError(
                 f"a draft of {n} layers cannot be made of {self.label or self.target.name}, which"
@@ -310,41 +321,43 @@ class Aligner(HeadTrainer):
         return [*range(low), *range(of - n + low, of)]
 
     @property
-    def _start(self) -> str:
+    def _start_name(self) -> str:
         """What the draft begins as."""
         if self.layers:
-            return f"layers {', '.join(map(str, self._layers))} of the target"
-        return f"pre-trained for {self.pretrain}" if self.pretrain else self._folder.name
+            return f"layers {', '.join(map(str, self._copied_layers))} of the target"
+        return f"pre-trained for {self.pretrain}" if self.pretrain else self._draft_folder.name
 
-    def _given(self) -> LlamaForCausalLM:
+    def _load_draft(self) -> LlamaForCausalLM:
         """The target's draft, or random weights of its shape that were pre-trained."""
-        if self._folder.joinpath("config.json").is_file():
-            tokenizer = read_tokenizer(self._folder)
+        if self._draft_folder.joinpath("config.json").is_file():
+            tokenizer = read_tokenizer(self._draft_folder)
             if tokenizer.get_vocab() == self._tokenizer.get_vocab():
-                begun = read(self._folder, self.device)
+                begun = load_model(self._draft_folder, self.device)
                 begun.requires_grad_(True)
-                return self._pretrained(begun) if self.pretrain else begun
+                return self._pretrain(begun) if self.pretrain else begun
         raise UsageError(
-            f"{self._folder} is no draft with the vocabulary of {self.label or self.target.name},"
-            " whose distributions it is to learn",
+            f"{self._draft_folder} is no draft model with the vocabulary of"
+            f" {self.label or self.target.name}",
             "give another --draft; tli, uag and omnidraft take one of any vocabulary as it is",
         )
 
-    def _pretrained(self, model: LlamaForCausalLM) -> LlamaForCausalLM:
+    def _pretrain(self, model: LlamaForCausalLM) -> LlamaForCausalLM:
         """The same with weights that only the corpus made; once for all losses."""
         folder = self.out / WORK / "pretrained"
-        claim(folder, {"shape of": self._folder.name, "updates": str(self.pretrain)})
-        return self._from_text(model.config, self.pretrain, self.seed, folder, says_of(model))[0]
+        claim(folder, {"shape of": self._draft_folder.name, "updates": str(self.pretrain)})
+        return self._train_on_corpus(
+            model.config, self.pretrain, self.seed, folder, get_output_ids(model)
+        )[0]
 
-    def _from_text(
+    def _train_on_corpus(
         self, config: LlamaConfig, updates: int, seed: int, folder: Path, says: Tensor | None = None
-    ) -> tuple[LlamaForCausalLM, loop.Result]:
+    ) -> tuple[LlamaForCausalLM, loop.TrainingResult]:
         """A model that the corpus alone has made, from random weights; its output is cut to `says`.
 
         Raises:
             UsageError: the target is of another family, and there is no corpus.
         """
-        if not isinstance(self._encode, Encoder):
+        if not isinstance(self._encoder, Encoder):
             raise UsageError(
                 f"the corpus at hand is the embedded models', and {self.label or self.target.name}"
                 " is none of them",
@@ -355,11 +368,11 @@ class Aligner(HeadTrainer):
         if says is not None:
             restrict_output(fresh, says.cpu())
         nn.Module.to(fresh, self.device)
-        loss, corpus = text_loss(fresh), Corpus(self._encode, self.gsm8k, seed)
-        loss = compiled(loss) if self.fast else loss
+        loss, corpus = text_loss(fresh), Corpus(self._encoder, self.gsm8k, seed)
+        loss = compile_loss(loss) if self.fast else loss
         result = loop.train(
             fresh,
-            [loop.Stage(updates, SEQUENCES, LENGTH, loss, corpus)],
+            [loop.TrainingStage(updates, SEQUENCES, LENGTH, loss, corpus)],
             loop.Optimization(5e-3, end_lr=5e-4, warmup_steps=max(1, updates // 10)),
             folder,
             progress=partial(self.report, folder.name),
@@ -368,7 +381,7 @@ class Aligner(HeadTrainer):
         return fresh, result
 
     @cached_property
-    def _folder(self) -> Path:
+    def _draft_folder(self) -> Path:
         if self.draft is None:
             raise UsageError(
                 f"{self.label or self.target.name} has no draft model of its own",
@@ -380,39 +393,41 @@ class Aligner(HeadTrainer):
         self,
         plan: Alignment,
         model: LlamaForCausalLM,
-        loss: Callable[[Batch], Tensor],
+        loss: Callable[[TrainingBatch], Tensor],
         folder: Path,
-    ) -> list[loop.Stage]:
+    ) -> list[loop.TrainingStage]:
         """One stage, or one for each time that the draft answers anew."""
-        padding = self._encode.padding
+        padding = self._encoder.padding
         if plan.samples == "target":
-            source = Replies(padding, lambda: self._trained_on)
-            return [each.stage(loss, source) for each in plan.stages]
+            source = Replies(padding, lambda: self._training_replies)
+            return [each.make_stage(loss, source) for each in plan.stages]
         rounds = [
-            (stage, min(ROUND, stage.steps - first))
+            (stage, min(ROUND_STEPS, stage.steps - first))
             for stage in plan.stages
-            for first in range(0, stage.steps, ROUND)
+            for first in range(0, stage.steps, ROUND_STEPS)
         ]
         return [
-            loop.Stage(
+            loop.TrainingStage(
                 steps,
                 stage.sequences,
                 stage.length,
                 loss,
-                Replies(padding, partial(self._answered, model, folder, number, plan.samples)),
+                Replies(
+                    padding, partial(self._sample_own_replies, model, folder, number, plan.samples)
+                ),
             )
             for number, (stage, steps) in enumerate(rounds)
         ]
 
-    def _answered(
+    def _sample_own_replies(
         self, model: LlamaForCausalLM, folder: Path, number: int, samples: Samples
-    ) -> Sequence[Encoded]:
+    ) -> Sequence[EncodedChat]:
         """The draft's replies of a round, as it is now, to questions that the target answered;
         with the target's own between them if they are to be `mixed`."""
-        given = self._trained_on
-        first = number * A_ROUND
-        theirs = [given[at % len(given)] for at in range(first, first + A_ROUND)]
-        asks = [Ask(chat.ids[: answer_of(chat)]) for chat in theirs]
+        given = self._training_replies
+        first = number * ROUND_QUESTIONS
+        theirs = [given[at % len(given)] for at in range(first, first + ROUND_QUESTIONS)]
+        asks = [ReplyPrompt(chat.ids[: find_answer_start(chat)]) for chat in theirs]
 
         def decoder() -> Decoder:
             with TemporaryDirectory(dir=folder) as held:
@@ -422,42 +437,44 @@ class Aligner(HeadTrainer):
 
         file = folder / f"own-{number:03d}.jsonl"
         found = sample_replies(
-            decoder, asks, self._encode.ends, file, self.seed + OWN_SEED + number
+            decoder, asks, self._encoder.ends, file, self.seed + OWN_SEED + number
         )
-        own = {at: reply.encoded() for at, reply in found.items()}
+        own = {at: reply.encode() for at, reply in found.items()}
         if samples == "own":
             return list(own.values())
         return list(chain.from_iterable((theirs[at], each) for at, each in own.items()))
 
-    def _measured(self, model: LlamaForCausalLM, step: int) -> Aligned:
+    def _estimate(self, model: LlamaForCausalLM, step: int) -> AlignEstimate:
         """What the draft is worth now."""
         model.eval()
         accepted = list[Tensor]()
-        reached = list[tuple[Encoded, list[int]]]()
-        for first in range(0, len(self.held_out), AT_ONCE):
-            group = self.held_out[first : first + AT_ONCE]
-            batch = _padded(group).to(self.device)
-            chance, best = overlap(model, self._model, batch)
+        reached = list[tuple[EncodedChat, list[int]]]()
+        for first in range(0, len(self.held_out), BATCH_SIZE):
+            group = self.held_out[first : first + BATCH_SIZE]
+            batch = _pad(group).to_device(self.device)
+            chance, best = predict_acceptance(model, self._target_model, batch)
             accepted.append(chance[batch.weights == 1.0])
             right = (best == batch.targets) & (batch.weights > 0)
-            reached += zip(group, _runs(right).tolist(), strict=True)
+            reached += zip(group, _count_runs(right).tolist(), strict=True)
         model.train()
-        mat, rates = walk(reached, CHAIN)
-        share = _size(model) / _size(self._model)
+        mat, rates = compute_mat(reached, CHAIN_LENGTH)
+        share = _count_parameters(model) / _count_parameters(self._target_model)
         alpha = torch.cat(accepted).mean().item()
-        return Aligned(step, mat, rates, round(alpha, 4), round(mat / (share * CHAIN + 1), 4))
+        return AlignEstimate(
+            step, mat, rates, round(alpha, 4), round(mat / (share * CHAIN_LENGTH + 1), 4)
+        )
 
 
-def _padded(chats: Sequence[Encoded]) -> Batch:
+def _pad(chats: Sequence[EncodedChat]) -> TrainingBatch:
     """Chats side by side, filled up with what weighs nothing."""
     ids, weights = (
         pad_sequence([torch.tensor(part) for part in parts], batch_first=True)
         for parts in ([chat.ids for chat in chats], [chat.weights for chat in chats])
     )
-    return Batch(ids[:, :-1], ids[:, 1:], weights[:, 1:])
+    return TrainingBatch(ids[:, :-1], ids[:, 1:], weights[:, 1:])
 
 
-def _runs(right: Tensor) -> Tensor:
+def _count_runs(right: Tensor) -> Tensor:
     """How many drafts in a row are right after the slot behind each: [chats, slots] of `right`
     ones."""
     run = torch.zeros_like(right, dtype=torch.int64)
@@ -468,7 +485,7 @@ def _runs(right: Tensor) -> Tensor:
     return run
 
 
-def _size(model: LlamaForCausalLM) -> int:
+def _count_parameters(model: LlamaForCausalLM) -> int:
     """Numbers that a forward of a model multiplies with: all but an embedding that is not the
     output matrix too, of which it reads some rows."""
     embedding, output = model.model.embed_tokens.weight, model.lm_head.weight
@@ -477,7 +494,9 @@ def _size(model: LlamaForCausalLM) -> int:
     )
 
 
-def loss_row(name: str, tokens: int, said: Said, first: Said) -> dict[str, object]:
+def make_loss_row(
+    name: str, tokens: int, said: EstimatePairs, first: EstimatePairs
+) -> dict[str, object]:
     """Return the table row of a loss: means over seeds, and differences to the first loss.
 
     Differences are paired by seed. Each mean has a 95% interval.
@@ -492,13 +511,13 @@ def loss_row(name: str, tokens: int, said: Said, first: Said) -> dict[str, objec
         over = [ours - theirs for ours, theirs in zip(after, of_first, strict=True)]
         for what, values in ((figure, after), (f"{figure} over first", over)):
             row[what] = round(mean(values), 4)
-            half = half_width(values)
+            half = compute_half_width(values)
             row[f"{what} low"] = None if half is None else round(mean(values) - half, 4)
             row[f"{what} high"] = None if half is None else round(mean(values) + half, 4)
     return row
 
 
-def half_width(values: Sequence[float]) -> float | None:
+def compute_half_width(values: Sequence[float]) -> float | None:
     """Return half the width of the interval of a mean, by Student's t; None for one value."""
     from scipy.stats import t
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.tasks.template import apply_template
 from specbench_cli.training import generated
-from specbench_cli.training.packing import Encoded, Packed
+from specbench_cli.training.packing import EncodedChat, PackedChats
 
 END, USER, ASSISTANT, BEGIN, PAD = SPECIAL_TOKENS = (
     "<|end|>",
@@ -34,7 +34,9 @@ END, USER, ASSISTANT, BEGIN, PAD = SPECIAL_TOKENS = (
 GSM8K_FILE = "gsm8k_train.jsonl"
 GSM8K_SHA256 = "17f347dc51477c50d4efb83959dbb7c56297aba886e5544ee2aaed3024813465"
 GSM8K_SHARE = 0.1
-PROMPT_WEIGHT = 0.1  # prompts teach language too, but it is answers that the model is asked for
+PROMPT_LOSS_WEIGHT = (
+    0.1  # prompts teach language too, but it is answers that the model is asked for
+)
 CALCULATOR = re.compile(r"<<[^>]*>>")
 
 Chat = list[tuple[str, str]]
@@ -73,19 +75,19 @@ def _download_gsm8k() -> Sequence[dict[str, str]]:
     return rows
 
 
-def generated_chats(seed: int) -> Iterator[Chat]:
+def generate_chats(seed: int) -> Iterator[Chat]:
     """The endless generated training rows as chats."""
-    return map(chat_of, generated.stream(seed, "train"))
+    return map(make_chat, generated.generate_rows(seed, "train"))
 
 
-def chat_of(row: generated.Row) -> Chat:
+def make_chat(row: generated.GeneratedConversation) -> Chat:
     """A generated row's questions with their answers."""
     return list(zip(row["turns"], row["reference"], strict=True))
 
 
-def reply_chats(gsm8k: Sequence[Chat], seed: int, n: int) -> list[Chat]:
+def choose_reply_chats(gsm8k: Sequence[Chat], seed: int, n: int) -> list[Chat]:
     """`n` chats whose questions a target is to answer, mixed by number about as the corpus is."""
-    generated = generated_chats(seed)
+    generated = generate_chats(seed)
     problems = cycle(gsm8k)
     every = round(1 / GSM8K_SHARE)
     return [
@@ -116,23 +118,23 @@ class Encoder:
         self.padding = vocabulary[PAD]
         self.vocabulary = vocabulary
 
-    def text(self, text: str) -> list[int]:
+    def encode_text(self, text: str) -> list[int]:
         """The ids of plain text."""
         ids: list[int] = self._bpe.encode(text, add_special_tokens=False).ids
         return ids
 
-    def prompt(self, question: str) -> list[int]:
+    def encode_prompt(self, question: str) -> list[int]:
         """The ids of a first question, up to where its answer begins."""
-        return [self._begin, self._user, *self.text(question), self._assistant]
+        return [self._begin, self._user, *self.encode_text(question), self._assistant]
 
-    def __call__(self, chat: Chat) -> Encoded:
+    def __call__(self, chat: Chat) -> EncodedChat:
         """The whole chat."""
-        ids, weights = [self._begin], [PROMPT_WEIGHT]
+        ids, weights = [self._begin], [PROMPT_LOSS_WEIGHT]
         for question, answer in chat:
-            asked, said = self.text(question), self.text(answer)
+            asked, said = self.encode_text(question), self.encode_text(answer)
             ids += [self._user, *asked, self._assistant, *said, self.end]
-            weights += [PROMPT_WEIGHT] * (len(asked) + 2) + [1.0] * (len(said) + 1)
-        return Encoded(ids, weights)
+            weights += [PROMPT_LOSS_WEIGHT] * (len(asked) + 2) + [1.0] * (len(said) + 1)
+        return EncodedChat(ids, weights)
 
 
 class TemplateEncoder:
@@ -155,7 +157,7 @@ class TemplateEncoder:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, ends: frozenset[int]) -> None:
         self._tokenizer, self.ends = tokenizer, ends
         mark = "a question"
-        text = self._written(mark) if tokenizer.chat_template else ""
+        text = self._render(mark) if tokenizer.chat_template else ""
         before, found, after = text.rpartition(mark)
         if not found:
             raise UsageError(
@@ -165,19 +167,19 @@ class TemplateEncoder:
             )
         pad = tokenizer.pad_token_id
         self.padding: int = min(ends) if pad is None else pad
-        self.asks, answers = self.text(before), self.text(after)
+        self.question_prefix, answer_prefix = self.encode_text(before), self.encode_text(after)
         said = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
-        self.answers = answers if answers and answers[0] in said else []
+        self.answers = answer_prefix if answer_prefix and answer_prefix[0] in said else []
 
-    def text(self, text: str) -> list[int]:
+    def encode_text(self, text: str) -> list[int]:
         """The ids of text that the template wrote."""
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def prompt(self, question: str) -> list[int]:
+    def encode_prompt(self, question: str) -> list[int]:
         """The ids of a first question, up to where its answer begins."""
-        return self.text(self._written(question))
+        return self.encode_text(self._render(question))
 
-    def _written(self, question: str) -> str:
+    def _render(self, question: str) -> str:
         return apply_template(self._tokenizer, [("user", question)], "the target")
 
 
@@ -191,7 +193,7 @@ class Cursor:
     problem_tokens: int = 0
 
 
-class Corpus(Packed):
+class Corpus(PackedChats):
     """The generated rows and GSM8K's problems, mixed by tokens.
 
     Args:
@@ -219,15 +221,15 @@ class Corpus(Packed):
         self._cursor = Cursor()
         self._order: tuple[int, list[int]] = (-1, [])
 
-    def place(self) -> dict[str, Any]:
+    def get_position(self) -> dict[str, Any]:
         """The cursor as JSON."""
         return asdict(self._cursor)
 
-    def go_to(self, place: dict[str, Any]) -> None:
+    def seek(self, place: dict[str, Any]) -> None:
         """Continue at the cursor that `place` gave."""
         self._cursor = Cursor(**place)
 
-    def draw(self) -> Encoded:
+    def draw(self) -> EncodedChat:
         """A row of a family, or a problem while those are fewer than their share."""
         at = self._cursor
         due = GSM8K_SHARE * (at.row_tokens + at.problem_tokens)
@@ -236,18 +238,20 @@ class Corpus(Packed):
             at.problems += 1
             at.problem_tokens += len(encoded.ids)
         else:
-            encoded = self._encode(chat_of(self._row(at.rows)))
+            encoded = self._encode(make_chat(self._row(at.rows)))
             at.rows += 1
             at.row_tokens += len(encoded.ids)
         return encoded
 
-    def _row(self, index: int) -> generated.Row:
+    def _row(self, index: int) -> generated.GeneratedConversation:
         """Row `index` of this mixture: the next one of the family whose turn it is."""
         rounds, place = divmod(index, len(self._families))
         family = self._families[place]
         own = rounds * self._families.count(family) + self._families[:place].count(family)
         known = generated.FAMILIES
-        return generated.row(self._seed, self._split, own * len(known) + known.index(family))
+        return generated.generate_row(
+            self._seed, self._split, own * len(known) + known.index(family)
+        )
 
     def _problem(self, index: int) -> Chat:
         epoch, place = divmod(index, len(self._gsm8k))

@@ -16,9 +16,9 @@ from specbench_cli.engine.models.checkpoint import Weights, read_config, read_to
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.files import staging_folder
-from specbench_cli.training.corpus import SPECIAL_TOKENS, Chat, Encoder, reply_chats
+from specbench_cli.training.corpus import SPECIAL_TOKENS, Chat, Encoder, choose_reply_chats
 from specbench_cli.training.loop import WORK, claim
-from specbench_cli.training.replies import asked, sample_replies
+from specbench_cli.training.replies import make_prompts, sample_replies
 
 AT_ONCE = 512
 """Texts that are tokenized together."""
@@ -43,7 +43,7 @@ class DatastoreMaker:
         """Where it comes to lie."""
         return self.out / Datastore.kind
 
-    def of_replies(
+    def make_from_replies(
         self, gsm8k: Sequence[Chat], n: int, seed: int, device: torch.device, *, fresh: bool
     ) -> Path:
         """Make one of the target's answers to questions like those of training.
@@ -62,7 +62,7 @@ class DatastoreMaker:
         sha = Weights(self.target).sha256()
         facts: dict[str, Any] = {"from": "replies", "replies": n, "seed": seed}
         facts |= {"problems": len(gsm8k), "target_sha256": sha}
-        if self._there(facts, fresh):
+        if self._is_current(facts, fresh):
             return self.folder
         tokenizer = read_tokenizer(self.target)
         if not tokenizer.get_vocab().keys() >= set(SPECIAL_TOKENS):
@@ -72,14 +72,14 @@ class DatastoreMaker:
             )
         claim(self.out / WORK, {"target_sha256": sha})
         encode = Encoder(tokenizer)
-        chats = reply_chats(gsm8k, seed + 1, n)
+        chats = choose_reply_chats(gsm8k, seed + 1, n)
         file = self.out / WORK / "replies.jsonl"
         target = partial(load_decoder, self.target, name="target", device=device)
-        asks = asked(encode, chats)
+        asks = make_prompts(encode, chats)
         found = sample_replies(target, asks, encode.ends, file, seed, self.progress)
         return self._write([[each.prompt[-1], *each.answer] for each in found.values()], facts)
 
-    def of_texts(self, files: Sequence[Path], *, fresh: bool) -> Path:
+    def make_from_texts(self, files: Sequence[Path], *, fresh: bool) -> Path:
         """Make one of files in UTF-8: of `.jsonl` the `text` of each line, of others all as one
         text.
 
@@ -90,7 +90,7 @@ class DatastoreMaker:
         if missing:
             raise UsageError(f"there is no file {missing[0]}", "--text FILE.txt or FILE.jsonl")
         facts = {"from": [{"file": file.name, "sha256": _sha256(file)} for file in files]}
-        if self._there(facts, fresh):
+        if self._is_current(facts, fresh):
             return self.folder
         tokenizer = read_tokenizer(self.target)
         found: list[list[int]] = []
@@ -102,7 +102,7 @@ class DatastoreMaker:
             raise UsageError("the files hold no text", "--text FILE.txt or FILE.jsonl")
         return self._write(found, facts)
 
-    def _there(self, facts: dict[str, Any], fresh: bool) -> bool:
+    def _is_current(self, facts: dict[str, Any], fresh: bool) -> bool:
         """Whether the folder holds the datastore that is asked for."""
         file = self.folder / "config.json"
         if fresh or not file.is_file():

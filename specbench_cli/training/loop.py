@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from specbench_cli import files
 from specbench_cli.errors import UsageError
-from specbench_cli.training.packing import Batch
+from specbench_cli.training.packing import TrainingBatch
 
 WORK = "training"
 """Folder inside the output folder with tokenizers, checkpoints, replies and loss curves."""
@@ -42,10 +42,10 @@ LOST_SECONDS = 300
 """Work that a killed run may lose: where steps are slow, checkpoints are made more often."""
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """Where batches come from; its state goes into each checkpoint."""
 
-    def batch(self, sequences: int, length: int) -> Batch:
+    def batch(self, sequences: int, length: int) -> TrainingBatch:
         """The next batch."""
 
     def state(self) -> dict[str, Any]:
@@ -56,14 +56,14 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Stage:
+class TrainingStage:
     """`steps` updates on batches of `sequences` x `length` tokens of a `source`."""
 
     steps: int
     sequences: int
     length: int
-    loss: Callable[[Batch], Tensor]
-    source: Source
+    loss: Callable[[TrainingBatch], Tensor]
+    source: BatchSource
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Optimization:
     max_grad_norm: float = 1.0
     horizon: int | None = None
 
-    def lr(self, step: int, steps: int) -> float:
+    def get_learning_rate(self, step: int, steps: int) -> float:
         """The learning rate of update `step` (from 0) out of `steps`."""
         if step < self.warmup_steps:
             return self.peak_lr * (step + 1) / self.warmup_steps
@@ -102,12 +102,14 @@ class StagePlan:
     steps: int
     sequences: int
     length: int
-    towards: Literal["text", "target", "exits"] = "text"
-    reads: Literal["corpus", "open", "hard", "replies"] = "corpus"
+    objective: Literal["text", "target", "exits"] = "text"
+    data: Literal["corpus", "open", "hard", "replies"] = "corpus"
 
-    def stage(self, loss: Callable[[Batch], Tensor], source: Source) -> Stage:
+    def make_stage(
+        self, loss: Callable[[TrainingBatch], Tensor], source: BatchSource
+    ) -> TrainingStage:
         """Return the stage with its loss and its source of batches."""
-        return Stage(self.steps, self.sequences, self.length, loss, source)
+        return TrainingStage(self.steps, self.sequences, self.length, loss, source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +136,7 @@ class Schedule:
         end_lr = 0.05 * self.peak_lr
         return Optimization(self.peak_lr, end_lr, self.warmup_steps, horizon=self.horizon)
 
-    def scaled(self, factor: float) -> Self:
+    def scale_steps(self, factor: float) -> Self:
         """The same with its steps and warm-up multiplied, at least one of each."""
         return replace(
             self,
@@ -143,7 +145,7 @@ class Schedule:
             horizon=None if self.horizon is None else max(1, round(self.horizon * factor)),
         )
 
-    def wider(self, sequences: int) -> Self:
+    def with_batch_size(self, sequences: int) -> Self:
         """The same tokens and warm-up, so many sequences an update: the updates are fewer."""
         first = self.stages[0].sequences / sequences
         stages = tuple(
@@ -157,14 +159,14 @@ class Schedule:
             horizon=None if self.horizon is None else max(1, round(self.horizon * first)),
         )
 
-    def smoke(self) -> Self:
+    def for_smoke_test(self) -> Self:
         """Two small steps of every stage."""
         stages = tuple(replace(s, steps=2, sequences=2, length=256) for s in self.stages)
         return replace(self, stages=stages, warmup_steps=1, horizon=None)
 
 
 @dataclass(frozen=True)
-class Point:
+class TrainingPoint:
     """One update: its number (from 1) of `steps`, the loss in nats a token, tokens read so far."""
 
     step: int
@@ -174,20 +176,20 @@ class Point:
     tokens: int
 
 
-Report = Callable[[str, Point], None]
+Report = Callable[[str, TrainingPoint], None]
 """Function called after every update, with the name of the model that learns."""
 
 
 @dataclass(frozen=True)
-class Result:
+class TrainingResult:
     """A run so far: its curve, and the seconds spent in it over all its parts, `progress` apart."""
 
-    curve: list[Point]
+    curve: list[TrainingPoint]
     seconds: float
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """What a checkpoint's `state.json` holds; `plan` guards against resuming another run."""
 
     step: int
@@ -199,13 +201,13 @@ class Progress:
 
 def train(
     model: nn.Module,
-    stages: Sequence[Stage],
+    stages: Sequence[TrainingStage],
     optimization: Optimization,
     folder: Path,
     *,
     checkpoint_every: int = 200,
-    progress: Callable[[Point], None] = lambda _: None,
-) -> Result:
+    progress: Callable[[TrainingPoint], None] = lambda _: None,
+) -> TrainingResult:
     """Run `stages` over `model` in place, continuing from the newest checkpoint in `folder`.
 
     The folder gets a line of `loss.jsonl` for each step and one checkpoint, replaced every
@@ -228,7 +230,7 @@ def train(
     device = next(model.parameters()).device
     with os.fdopen(own, "a", encoding="utf-8", buffering=1) as log, _deterministic(device):
         for step, stage in _remaining(stages, at.step):
-            lr = optimization.lr(step, steps)
+            lr = optimization.get_learning_rate(step, steps)
             for group in optimizer.param_groups:
                 group["lr"] = lr
             loss = stage.loss(stage.source.batch(stage.sequences, stage.length))
@@ -237,19 +239,21 @@ def train(
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             tokens += stage.sequences * stage.length
-            point = Point(step + 1, steps, round(loss.item(), 6), lr, tokens)
+            point = TrainingPoint(step + 1, steps, round(loss.item(), 6), lr, tokens)
             curve.append(point)
             log.write(json.dumps(asdict(point)) + "\n")
             late = time.monotonic() - saved > LOST_SECONDS
             if point.step % checkpoint_every == 0 or point.step == steps or late:
                 saved = time.monotonic()
                 seconds = saved - started
-                at = Progress(point.step, tokens, seconds, plan, [s.state() for s in sources])
+                at = TrainingProgress(
+                    point.step, tokens, seconds, plan, [s.state() for s in sources]
+                )
                 _save(folder, model, optimizer, at)
             told = time.monotonic()
             progress(point)
             started += time.monotonic() - told
-    return Result(curve, seconds)
+    return TrainingResult(curve, seconds)
 
 
 @contextmanager
@@ -265,7 +269,7 @@ def _deterministic(device: torch.device) -> Iterator[None]:
 
 def claim(folder: Path, facts: dict[str, str]) -> None:
     """Note what a folder's work is for, or refuse to go on with work for something else."""
-    files.refuse_link(folder)
+    files.check_no_link(folder)
     file = folder / MADE_FOR
     folder.mkdir(parents=True, exist_ok=True)
     if not file.exists():
@@ -314,7 +318,7 @@ def has_work(folder: Path) -> bool:
     return latest_checkpoint(folder) is not None or bool(files.read_own(folder / CURVE))
 
 
-def forget(folder: Path) -> None:
+def remove_work(folder: Path) -> None:
     """Remove what a training wrote in its folder; leave other files.
 
     Raises:
@@ -350,7 +354,7 @@ def _is_curve(content: bytes) -> bool:
     """Return True if every line is a `Point`; the last one may be half written."""
     try:
         for line in content.split(b"\n")[:-1]:
-            Point(**json.loads(line))
+            TrainingPoint(**json.loads(line))
     except (ValueError, TypeError):
         return False
     return b"\n" in content or content[:1] in (b"", b"{")
@@ -365,7 +369,7 @@ def _is_checkpoint(place: Path) -> bool:
     if place.suffix == ".part":
         return True
     try:
-        Progress(**json.loads(files.read_own(place / "state.json") or b""))
+        TrainingProgress(**json.loads(files.read_own(place / "state.json") or b""))
     except (UsageError, ValueError, TypeError):
         return False
     return True
@@ -381,7 +385,7 @@ def _remove_checkpoint(place: Path) -> None:
         place.rmdir()
 
 
-def _remaining(stages: Sequence[Stage], done: int) -> Iterator[tuple[int, Stage]]:
+def _remaining(stages: Sequence[TrainingStage], done: int) -> Iterator[tuple[int, TrainingStage]]:
     """The updates still to make, as (number from 0, stage)."""
     first = 0
     for stage in stages:
@@ -405,7 +409,9 @@ def _adamw(model: nn.Module, optimization: Optimization) -> torch.optim.AdamW:
     )
 
 
-def _save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, at: Progress) -> None:
+def _save(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, at: TrainingProgress
+) -> None:
     """Write the checkpoint aside, move it into place, and only then drop its predecessors."""
     place = folder / f"step-{at.step:07d}"
     part = place.with_suffix(".part")
@@ -428,12 +434,12 @@ def _save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, at: 
 
 def _resume(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, plan: dict[str, int]
-) -> Progress:
+) -> TrainingProgress:
     """Load the newest checkpoint, if any, into model and optimizer."""
     place = latest_checkpoint(folder)
     if place is None:
-        return Progress(0, 0, 0.0, plan, [])
-    at = Progress(**json.loads(files.read_text(place / "state.json", _MOST_BYTES)))
+        return TrainingProgress(0, 0, 0.0, plan, [])
+    at = TrainingProgress(**json.loads(files.read_text(place / "state.json", _MOST_BYTES)))
     if at.plan != plan:
         raise UsageError(
             f"{folder} holds another run: {at.plan}, wanted {plan}",
@@ -449,9 +455,9 @@ def _resume(
     return at
 
 
-def _read_curve(folder: Path, done: int) -> list[Point]:
+def _read_curve(folder: Path, done: int) -> list[TrainingPoint]:
     """The first `done` points; later ones, made before a kill, are cut off the file."""
     path = folder / CURVE
     lines = files.read_text(path, _MOST_BYTES).splitlines()[:done] if path.exists() else []
     files.replace(path, "".join(f"{line}\n" for line in lines))
-    return [Point(**json.loads(line)) for line in lines]
+    return [TrainingPoint(**json.loads(line)) for line in lines]

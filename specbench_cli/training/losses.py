@@ -16,21 +16,21 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from specbench_cli.engine.models.load import RestrictedOutput, module_in
-from specbench_cli.training.packing import Batch
-from specbench_cli.training.replies import ROWS_AT_ONCE
+from specbench_cli.engine.models.load import RestrictedOutput, load_module
+from specbench_cli.training.packing import TrainingBatch
+from specbench_cli.training.replies import LOGITS_BLOCK_ROWS
 
 P = ParamSpec("P")
-Loss = Callable[[Batch], Tensor]
+Loss = Callable[[TrainingBatch], Tensor]
 
 
-def read(folder: Path, device: torch.device) -> LlamaForCausalLM:
+def load_model(folder: Path, device: torch.device) -> LlamaForCausalLM:
     """A stored model upcast to fp32, frozen; one of Llama's kind has the class of its family."""
-    found: LlamaForCausalLM = module_in(folder, device, torch.float32)
+    found: LlamaForCausalLM = load_module(folder, device, torch.float32)
     return found
 
 
-class Chats(NamedTuple):
+class ChatMask(NamedTuple):
     """Which tokens may see each other: those of one chat, none of its neighbours' in the sequence.
 
     mask: [sequences, 1, length, length], True where a token (row) sees another.
@@ -41,23 +41,23 @@ class Chats(NamedTuple):
     positions: Tensor
 
 
-def chats_of(ids: Tensor, starts: Tensor | None) -> Chats:
+def make_chat_mask(ids: Tensor, starts: Tensor | None) -> ChatMask:
     """The chats of packed sequences of ids [sequences, length]; `starts` as of `Batch`."""
     places = torch.arange(ids.shape[1], device=ids.device)
     if starts is None:
         starts = torch.zeros_like(ids)
     same = starts[:, :, None] == starts[:, None, :]
     causal = places[:, None] >= places[None, :]
-    return Chats((same & causal)[:, None], places - starts)
+    return ChatMask((same & causal)[:, None], places - starts)
 
 
 def text_loss(model: LlamaForCausalLM) -> Loss:
     """Weighted cross-entropy of the text in nats a token; tokens that the model cannot say weigh
     nothing."""
-    says = says_of(model)
+    says = get_output_ids(model)
 
-    def loss(batch: Batch) -> Tensor:
-        logits = _spoken(model, _rows(model, batch))
+    def loss(batch: TrainingBatch) -> Tensor:
+        logits = _compute_logits(model, _run_model(model, batch))
         if says is None:
             return cross_entropy(logits, batch)
         places = torch.full((model.config.vocab_size,), -1, device=says.device)
@@ -74,7 +74,7 @@ def target_loss(
     target: LlamaForCausalLM,
     distance: "Distance | None" = None,
     temperature: float = 1.0,
-    rows: Callable[[Batch], Tensor] | None = None,
+    rows: Callable[[TrainingBatch], Tensor] | None = None,
 ) -> Loss:
     """How far a model's distributions are from the target's, over the text of a batch.
 
@@ -84,13 +84,13 @@ def target_loss(
         rows: gives what the target's output matrix reads over a batch, [sequences, length, hidden];
             else the target is run.
     """
-    distance, says = distance or kl, says_of(model)
+    distance, says = distance or kl, get_output_ids(model)
 
-    def loss(batch: Batch) -> Tensor:
+    def loss(batch: TrainingBatch) -> Tensor:
         with torch.no_grad():
-            read = _rows(target, batch) if rows is None else rows(batch)
-            p = distribution(target, read, says, temperature)
-        q = F.log_softmax(_spoken(model, _rows(model, batch)) / temperature, -1)
+            read = _run_model(target, batch) if rows is None else rows(batch)
+            p = compute_log_probs(target, read, says, temperature)
+        q = F.log_softmax(_compute_logits(model, _run_model(model, batch)) / temperature, -1)
         return distance(q, p, batch.weights)
 
     return on_device(loss, model.device)
@@ -125,12 +125,12 @@ def jsd(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
     """Jensen-Shannon divergence: the mean of both to their mean distribution."""
     mean = torch.logaddexp(q, p) - math.log(2)
     of_p, of_q = (F.kl_div(mean, one, reduction="none", log_target=True).sum(-1) for one in (p, q))
-    return _mean((of_p + of_q + math.log(2) * _outside(p)) / 2, weights)
+    return _mean((of_p + of_q + math.log(2) * _get_excluded_probability(p)) / 2, weights)
 
 
 def tvd(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
     """Total variation distance: 1 - the chance that speculative sampling accepts a draft."""
-    return _mean(_apart(q, p), weights)
+    return _mean(_compute_tvd(q, p), weights)
 
 
 def tvd_plus(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
@@ -153,19 +153,19 @@ def tvd_plus(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
 def lk(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
     """LK's hybrid (arXiv:2602.23881): KL where acceptance is low, TVD where it is high; row by
     row."""
-    apart = _apart(q, p)
+    apart = _compute_tvd(q, p)
     share = torch.exp(-LK_RATE * (1 - apart)).detach()
     return _mean(share * _kl(q, p) + (1 - share) * apart, weights)
 
 
-def _outside(p: Tensor) -> Tensor:
+def _get_excluded_probability(p: Tensor) -> Tensor:
     """The chance [...] that the target says something else than what p is over."""
     return (1 - p.exp().sum(-1)).clamp(min=0)
 
 
-def _apart(q: Tensor, p: Tensor) -> Tensor:
+def _compute_tvd(q: Tensor, p: Tensor) -> Tensor:
     """Total variation distance [...]."""
-    return ((q.exp() - p.exp()).abs().sum(-1) + _outside(p)) / 2
+    return ((q.exp() - p.exp()).abs().sum(-1) + _get_excluded_probability(p)) / 2
 
 
 def _kl(q: Tensor, p: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ DISTANCES: dict[str, Distance] = {
 """What a draft can be aligned by, beside the cross-entropy of a text; the name, and how far."""
 
 
-def first_layers(model: LlamaForCausalLM, n: int) -> LlamaForCausalLM:
+def take_first_layers(model: LlamaForCausalLM, n: int) -> LlamaForCausalLM:
     """A model of another's first n layers, its norm and its output matrix, which the two share."""
     part, inner = copy(model), copy(model.model)
     inner._modules = {**inner._modules, "layers": model.model.layers[:n]}
@@ -193,17 +193,17 @@ def first_layers(model: LlamaForCausalLM, n: int) -> LlamaForCausalLM:
     return part
 
 
-def together(losses: Sequence[Loss]) -> Loss:
+def average_losses(losses: Sequence[Loss]) -> Loss:
     """The mean of several losses of a batch; of nested models this is sorted fine-tuning
     (Kavehzadeh et al., arXiv:2407.01955)."""
 
-    def loss(batch: Batch) -> Tensor:
+    def loss(batch: TrainingBatch) -> Tensor:
         return torch.stack([each(batch) for each in losses]).mean()
 
     return losses[0] if len(losses) == 1 else loss
 
 
-def compiled(loss: Callable[P, Tensor]) -> Callable[P, Tensor]:
+def compile_loss(loss: Callable[P, Tensor]) -> Callable[P, Tensor]:
     """`loss` through torch.compile where this machine has a C++ compiler."""
     if shutil.which("g++") or shutil.which("clang++"):
         fast: Callable[P, Tensor] = torch.compile(loss, dynamic=False)
@@ -211,7 +211,7 @@ def compiled(loss: Callable[P, Tensor]) -> Callable[P, Tensor]:
     return loss
 
 
-def multiplies_bf16(device: torch.device) -> bool:
+def supports_bf16(device: torch.device) -> bool:
     """Whether the device multiplies bf16; elsewhere fp32 is faster."""
     known = torch.cpu.get_capabilities() if device.type == "cpu" else {}
     return device.type != "cpu" or any(
@@ -221,46 +221,46 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 def autocast(device: torch.device) -> torch.autocast:
     """Forwards in bf16 where the device multiplies it."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=multiplies_bf16(device))
+    return torch.autocast(device.type, torch.bfloat16, enabled=supports_bf16(device))
 
 
 @torch.no_grad()
-def overlap(
-    model: LlamaForCausalLM, target: LlamaForCausalLM, batch: Batch
+def predict_acceptance(
+    model: LlamaForCausalLM, target: LlamaForCausalLM, batch: TrainingBatch
 ) -> tuple[Tensor, Tensor]:
     """Of each token's place [sequences, length], the chance that speculative sampling at
     temperature 1 accepts what the model drafts there, and what it finds likeliest."""
-    says, own = says_of(model), _spoken(model, _rows(model, batch))
-    wanted = distribution(target, _rows(target, batch), says).exp()
+    says, own = get_output_ids(model), _compute_logits(model, _run_model(model, batch))
+    wanted = compute_log_probs(target, _run_model(target, batch), says).exp()
     best = own.argmax(-1)
     accepted = torch.minimum(own.softmax(-1), wanted).sum(-1)
     return accepted, best if says is None else says[best]
 
 
-def says_of(model: LlamaForCausalLM) -> Tensor | None:
+def get_output_ids(model: LlamaForCausalLM) -> Tensor | None:
     """The ids [r] that a model's output is cut to; None: it says all."""
-    return model.lm_head.says if isinstance(model.lm_head, RestrictedOutput) else None
+    return model.lm_head.output_ids if isinstance(model.lm_head, RestrictedOutput) else None
 
 
-def distribution(
-    target: LlamaForCausalLM, rows: Tensor, says: Tensor | None, temperature: float = 1.0
+def compute_log_probs(
+    target: LlamaForCausalLM, rows: Tensor, output_ids: Tensor | None, temperature: float = 1.0
 ) -> Tensor:
     """The target's log-probabilities [..., r] of the ids `says`, from what its output matrix reads,
     [..., hidden]; over its whole vocabulary they add up to 1. Of a part of it a block of rows is
     held at a time.
     """
-    if says is None:
-        return F.log_softmax(_spoken(target, rows) / temperature, -1)
+    if output_ids is None:
+        return F.log_softmax(_compute_logits(target, rows) / temperature, -1)
     parts = []
-    for block in rows.flatten(0, -2).split(ROWS_AT_ONCE):
-        logits = _spoken(target, block) / temperature
-        parts.append(logits.index_select(-1, says) - logits.logsumexp(-1, keepdim=True))
+    for block in rows.flatten(0, -2).split(LOGITS_BLOCK_ROWS):
+        logits = _compute_logits(target, block) / temperature
+        parts.append(logits.index_select(-1, output_ids) - logits.logsumexp(-1, keepdim=True))
     return torch.cat(parts).view(*rows.shape[:-1], -1)
 
 
-def _rows(model: LlamaForCausalLM, batch: Batch) -> Tensor:
+def _run_model(model: LlamaForCausalLM, batch: TrainingBatch) -> Tensor:
     """What a model's output matrix reads, [sequences, length, hidden]."""
-    chats = chats_of(batch.inputs, batch.starts)
+    chats = make_chat_mask(batch.inputs, batch.starts)
     with autocast(batch.inputs.device):
         rows: Tensor = model.model(
             input_ids=batch.inputs,
@@ -271,13 +271,13 @@ def _rows(model: LlamaForCausalLM, batch: Batch) -> Tensor:
     return rows
 
 
-def _spoken(model: LlamaForCausalLM, rows: Tensor) -> Tensor:
+def _compute_logits(model: LlamaForCausalLM, rows: Tensor) -> Tensor:
     """fp32 logits [..., r] of all that a model can say."""
     with autocast(rows.device):
         return F.linear(rows, model.lm_head.weight).float()
 
 
-def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
+def cross_entropy(logits: Tensor, batch: TrainingBatch) -> Tensor:
     """Return the weighted mean cross-entropy of logits [sequences, length, V] over a batch."""
     each = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none")
     return _mean(each, batch.weights.flatten())
@@ -289,4 +289,4 @@ def _mean(each: Tensor, weights: Tensor) -> Tensor:
 
 def on_device(loss: Loss, device: torch.device) -> Loss:
     """Return the loss of a batch that is first moved to a device."""
-    return lambda batch: loss(batch.to(device))
+    return lambda batch: loss(batch.to_device(device))

@@ -9,11 +9,11 @@ from torch import Tensor
 from specbench_cli.engine import host
 from specbench_cli.errors import UsageError
 
-WAITING = 32  # chats at hand to fill a sequence with: more leave less padding
-MOST_PASSED_OVER = 10_000  # in a row, for being too long; then there is none that fits
+N_WAITING = 32  # chats at hand to fill a sequence with: more leave less padding
+MAX_SKIPPED = 10_000  # in a row, for being too long; then there is none that fits
 
 
-class Encoded(NamedTuple):
+class EncodedChat(NamedTuple):
     """A chat's token ids and the weight of each in the loss.
 
     first: the row of its first token, where features of all chats are kept.
@@ -21,10 +21,10 @@ class Encoded(NamedTuple):
 
     ids: list[int]
     weights: list[float]
-    first: int = 0
+    first_row: int = 0
 
 
-class Batch(NamedTuple):
+class TrainingBatch(NamedTuple):
     """Token ids `inputs` and `targets`, and the targets' `weights`, each [sequences, length].
 
     starts: [sequences, length], the place where each input's chat begins; None: a sequence is one.
@@ -37,14 +37,14 @@ class Batch(NamedTuple):
     starts: Tensor | None = None
     rows: Tensor | None = None
 
-    def to(self, device: torch.device) -> "Batch":
+    def to_device(self, device: torch.device) -> "TrainingBatch":
         """The same on a device; what was launched there before is not waited for."""
         inputs, targets, weights = (host.send(part, device) for part in self[:3])
         rest = (None if part is None else host.send(part, device) for part in self[3:])
-        return Batch(inputs, targets, weights, *rest)
+        return TrainingBatch(inputs, targets, weights, *rest)
 
 
-class Packed(ABC):
+class PackedChats(ABC):
     """An endless stream of chats as batches; `state` and `restore` continue it exactly.
 
     A chat is never cut: an answer whose question is out of sight would teach guessing.
@@ -52,36 +52,36 @@ class Packed(ABC):
 
     def __init__(self, padding: int) -> None:
         self._padding = padding
-        self._waiting: list[Encoded] = []
+        self._waiting: list[EncodedChat] = []
 
     @abstractmethod
-    def draw(self) -> Encoded:
+    def draw(self) -> EncodedChat:
         """The next chat."""
 
     @abstractmethod
-    def place(self) -> dict[str, Any]:
+    def get_position(self) -> dict[str, Any]:
         """Where `draw` is, as JSON."""
 
     @abstractmethod
-    def go_to(self, place: dict[str, Any]) -> None:
+    def seek(self, place: dict[str, Any]) -> None:
         """Go to a place that `place` gave."""
 
-    def batch(self, sequences: int, length: int) -> Batch:
+    def batch(self, sequences: int, length: int) -> TrainingBatch:
         """The next `sequences` x `length` tokens; the target of each is the one that follows."""
         filled = [self._fill(length + 1) for _ in range(sequences)]
         ids, weights, starts, rows = (torch.tensor(part) for part in zip(*filled, strict=True))
         parts = (ids[:, :-1], ids[:, 1:], weights[:, 1:], starts[:, :-1], rows[:, :-1])
-        return Batch(*(part.contiguous() for part in parts))
+        return TrainingBatch(*(part.contiguous() for part in parts))
 
     def state(self) -> dict[str, Any]:
         """The place in the data as JSON."""
-        return {**self.place(), "waiting": self._waiting}
+        return {**self.get_position(), "waiting": self._waiting}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue where `state` was taken."""
         place = dict(state)
-        self._waiting = [Encoded(*chat) for chat in place.pop("waiting")]
-        self.go_to(place)
+        self._waiting = [EncodedChat(*chat) for chat in place.pop("waiting")]
+        self.seek(place)
 
     def _fill(self, length: int) -> tuple[list[int], list[float], list[int], list[int]]:
         """Ids, weights, starts and rows of one sequence: of the waiting chats always the first
@@ -92,7 +92,7 @@ class Packed(ABC):
         ids, weights, starts, rows = list[int](), list[float](), list[int](), list[int]()
         waiting = self._waiting
         while True:
-            while len(waiting) < WAITING:
+            while len(waiting) < N_WAITING:
                 waiting.append(self._draw_within(length))
             begin = len(ids)
             room = length - begin
@@ -105,15 +105,15 @@ class Packed(ABC):
             ids += chat.ids
             weights += chat.weights
             starts += [begin] * len(chat.ids)
-            rows += range(chat.first, chat.first + len(chat.ids))
+            rows += range(chat.first_row, chat.first_row + len(chat.ids))
 
-    def _draw_within(self, length: int) -> Encoded:
+    def _draw_within(self, length: int) -> EncodedChat:
         """The next chat that fits in a sequence."""
-        for _ in range(MOST_PASSED_OVER):
+        for _ in range(MAX_SKIPPED):
             chat = self.draw()
             if len(chat.ids) <= length:
                 return chat
         raise UsageError(
-            f"{MOST_PASSED_OVER} chats in a row are longer than a sequence of {length} tokens",
+            f"{MAX_SKIPPED} chats in a row are longer than a sequence of {length} tokens",
             "train on longer sequences",
         )

@@ -34,33 +34,33 @@ from specbench_cli.engine.types import ModelOutput, Tokens
 from specbench_cli.errors import UsageError
 from specbench_cli.training.corpus import (
     GSM8K_FILE,
-    PROMPT_WEIGHT,
+    PROMPT_LOSS_WEIGHT,
     Chat,
     Encoder,
     TemplateEncoder,
 )
-from specbench_cli.training.packing import Encoded, Packed
+from specbench_cli.training.packing import EncodedChat, PackedChats
 
-AT_ONCE = 64
+BATCH_SIZE = 64
 """Sequences decoded together: each forward reads the weights once for all."""
 
-AT_ONCE_FAR = 384
+DEVICE_BATCH_SIZE = 384
 """As many on an accelerator, which takes about as long to be called for any number of them."""
 
-ROOM = 0.5
+MEMORY_SHARE = 0.5
 """How much of an accelerator's free memory they may have, all together."""
 
-ROWS_AT_ONCE = 512
+LOGITS_BLOCK_ROWS = 512
 """Rows whose logits over a whole vocabulary are held at a time."""
 
 MAX_ANSWER = 256
 MAX_QUESTION = 160
 MIN_QUESTION = 4
-LONGEST = 512
+MAX_LENGTH = 512
 """Tokens of a question and its answer at most: a packed sequence holds as many."""
 
 
-class Ask(NamedTuple):
+class ReplyPrompt(NamedTuple):
     """What a target goes on from.
 
     ids: the prompt up to where the answer begins; with `then`, to where the question does.
@@ -70,11 +70,11 @@ class Ask(NamedTuple):
     """
 
     ids: Sequence[int]
-    then: Sequence[int] = ()
+    question_end: Sequence[int] = ()
     greedy: bool = False
 
 
-class Reply(NamedTuple):
+class TrainingReply(NamedTuple):
     """Token ids of a prompt and of the answer, which ends by an EOS where that came in time.
 
     first: the row of its first token in `RowFiles`, where all replies of a file have theirs.
@@ -82,20 +82,20 @@ class Reply(NamedTuple):
 
     prompt: list[int]
     answer: list[int]
-    first: int = 0
+    first_row: int = 0
 
     @property
     def size(self) -> int:
         """Tokens of both."""
         return len(self.prompt) + len(self.answer)
 
-    def encoded(self) -> Encoded:
+    def encode(self) -> EncodedChat:
         """The reply with its weights in a loss."""
-        weights = [PROMPT_WEIGHT] * len(self.prompt) + [1.0] * len(self.answer)
-        return Encoded([*self.prompt, *self.answer], weights, self.first)
+        weights = [PROMPT_LOSS_WEIGHT] * len(self.prompt) + [1.0] * len(self.answer)
+        return EncodedChat([*self.prompt, *self.answer], weights, self.first_row)
 
 
-class KeptRows(NamedTuple):
+class TargetRows(NamedTuple):
     """A target's rows over some tokens.
 
     rows: fp16 [n, those of the captured layers side by side and the normed ones]. best: [n], the
@@ -106,7 +106,7 @@ class KeptRows(NamedTuple):
     best: Tensor
 
 
-class RowFiles:
+class HiddenStateFiles:
     """A target's rows over its replies, kept for heads to read many times: two files that grow
     reply by reply, in the order of the replies' lines.
 
@@ -118,9 +118,9 @@ class RowFiles:
     """
 
     def __init__(self, folder: Path, captured_layers: Sequence[int], width: int) -> None:
-        self.captured_layers = tuple(at for at in captured_layers if at != NORMED)
+        self.captured_layers = tuple(layer for layer in captured_layers if layer != NORMED)
         self.width = (len(self.captured_layers) + 1) * width
-        name = "features" + "".join(f"-{at}" for at in self.captured_layers)
+        name = "features" + "".join(f"-{layer}" for layer in self.captured_layers)
         self._rows, self._best = folder / f"{name}.f16", folder / f"{name}.best.i32"
         self._mine = False
 
@@ -129,7 +129,9 @@ class RowFiles:
         rows, best = (f.stat().st_size if f.is_file() else 0 for f in (self._rows, self._best))
         return min(rows // (2 * self.width), best // 4)
 
-    def follow(self, replies: Sequence[Reply], read: Callable[[Sequence[int]], KeptRows]) -> None:
+    def complete(
+        self, replies: Sequence[TrainingReply], read: Callable[[Sequence[int]], TargetRows]
+    ) -> None:
         """Hold the rows of a file's first replies; `read` is asked for those that lack.
 
         Raises:
@@ -137,54 +139,54 @@ class RowFiles:
         """
         if sum(reply.size for reply in replies) <= len(self):
             return
-        with self.alone():
+        with self.lock():
             have = len(self)
-            ends = (reply.first + reply.size for reply in replies)
+            ends = (reply.first_row + reply.size for reply in replies)
             whole = max((end for end in ends if end <= have), default=0)
-            self.cut(whole)
+            self.truncate(whole)
             for reply in replies:
-                if reply.first >= whole:
-                    self.add(read([*reply.prompt, *reply.answer]))
+                if reply.first_row >= whole:
+                    self.append(read([*reply.prompt, *reply.answer]))
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Keeps other processes from writing these rows; raises UsageError where one does."""
         if self._mine:
             yield
             return
-        with _alone(self._rows, f"train on replies whose rows it has: {len(self)} tokens"):
+        with _lock_file(self._rows, f"train on replies whose rows it has: {len(self)} tokens"):
             self._mine = True
             try:
                 yield
             finally:
                 self._mine = False
 
-    def cut(self, tokens: int) -> None:
+    def truncate(self, tokens: int) -> None:
         """Forget what lies behind so many tokens."""
         for file, size in ((self._rows, 2 * self.width), (self._best, 4)):
-            with _appended(file) as held:
+            with _open_for_append(file) as held:
                 held.truncate(size * tokens)
 
-    def add(self, kept: KeptRows) -> None:
+    def append(self, kept: TargetRows) -> None:
         """The rows of the next reply."""
-        with _appended(self._rows) as rows, _appended(self._best) as best:
+        with _open_for_append(self._rows) as rows, _open_for_append(self._best) as best:
             rows.write(kept.rows.cpu().numpy().tobytes())
             best.write(kept.best.to(torch.int32).cpu().numpy().tobytes())
 
-    def held(self) -> tuple[NDArray[np.float16], NDArray[np.int32]]:
+    def open_arrays(self) -> tuple[NDArray[np.float16], NDArray[np.int32]]:
         """Rows [tokens, numbers] and likeliest tokens [tokens], mapped into memory."""
         n = len(self)
         rows = np.memmap(self._rows, np.float16, "r", shape=(n, self.width))
         return rows, np.memmap(self._best, np.int32, "r", shape=(n,))
 
 
-def asked(encode: Encoder, chats: Sequence[Chat], greedy: bool = False) -> list[Ask]:
+def make_prompts(encode: Encoder, chats: Sequence[Chat], greedy: bool = False) -> list[ReplyPrompt]:
     """The first questions of chats."""
-    return [Ask(encode.prompt(chat[0][0]), greedy=greedy) for chat in chats]
+    return [ReplyPrompt(encode.encode_prompt(chat[0][0]), greedy=greedy) for chat in chats]
 
 
-PROBLEMS_SHARE = 4
-SAMPLED_SHARE = 4
+PROBLEM_INTERVAL = 4
+SAMPLED_INTERVAL = 4
 """One ask in so many is a problem of GSM8K, one answer in so many is drawn."""
 
 OPENINGS = (
@@ -201,7 +203,9 @@ OPENINGS = (
 left to itself asks much of one kind."""
 
 
-def own_asks(encode: TemplateEncoder, problems: Sequence[Chat], seed: int, n: int) -> list[Ask]:
+def make_magpie_prompts(
+    encode: TemplateEncoder, problems: Sequence[Chat], seed: int, n: int
+) -> list[ReplyPrompt]:
     """`n` asks for a model of any kind: GSM8K's problems among questions of its own, of which two
     in three begin with one of `OPENINGS`.
 
@@ -220,30 +224,30 @@ def own_asks(encode: TemplateEncoder, problems: Sequence[Chat], seed: int, n: in
         )
     order = list(range(len(problems)))
     random.Random(f"problems/{seed}").shuffle(order)
-    asks, asked_before = list[Ask](), 0
+    asks, asked_before = list[ReplyPrompt](), 0
     for number in range(n):
-        if problems and (number % PROBLEMS_SHARE == 0 or not encode.answers):
+        if problems and (number % PROBLEM_INTERVAL == 0 or not encode.answers):
             question = problems[order[asked_before % len(order)]][0][0]
-            greedy = asked_before < len(order) and asked_before % SAMPLED_SHARE > 0
-            asks.append(Ask(encode.prompt(question), greedy=greedy))
+            greedy = asked_before < len(order) and asked_before % SAMPLED_INTERVAL > 0
+            asks.append(ReplyPrompt(encode.encode_prompt(question), greedy=greedy))
             asked_before += 1
         else:
             choice = random.Random(f"opening/{seed}/{number}")
-            begun = encode.text(choice.choice(OPENINGS)) if number % 2 else []
-            greedy = number % (SAMPLED_SHARE + 1) > 0
-            asks.append(Ask([*encode.asks, *begun], encode.answers, greedy))
+            begun = encode.encode_text(choice.choice(OPENINGS)) if number % 2 else []
+            greedy = number % (SAMPLED_INTERVAL + 1) > 0
+            asks.append(ReplyPrompt([*encode.question_prefix, *begun], encode.answers, greedy))
     return asks
 
 
 def sample_replies(
     target: Callable[[], Decoder],
-    asks: Sequence[Ask],
+    prompts: Sequence[ReplyPrompt],
     ends: Collection[int],
     file: Path,
     seed: int,
     progress: Callable[[int], None] = lambda _: None,
-    rows: RowFiles | None = None,
-) -> dict[int, Reply]:
+    rows: HiddenStateFiles | None = None,
+) -> dict[int, TrainingReply]:
     """The target's replies by their number in `asks`; those that `file` holds are kept.
 
     Each has draws of its own, whatever was decoded beside it.
@@ -258,47 +262,55 @@ def sample_replies(
         those to asks that led to one: a question that does not end in time, or that the sequence
         has no room for, leads to none.
     """
-    done = _read(file)
-    if len(done.keys() & range(len(asks))) < len(asks):
+    done = _read_replies(file)
+    if len(done.keys() & range(len(prompts))) < len(prompts):
         hint = f"train on the first of its {len(done)} replies: --replies N"
-        held = nullcontext() if rows is None else rows.alone()
-        with _alone(file, hint), held, TextIOWrapper(_appended(file), encoding="utf-8") as log:
-            log.truncate(_whole(file))
-            done, decoder = _read(file), target()
+        held = nullcontext() if rows is None else rows.lock()
+        with (
+            _lock_file(file, hint),
+            held,
+            TextIOWrapper(_open_for_append(file), encoding="utf-8") as log,
+        ):
+            log.truncate(_count_complete_bytes(file))
+            done, decoder = _read_replies(file), target()
             first = sum(reply.size for reply in done.values() if reply.answer)
             if rows is not None:
-                rows.follow(written(file), partial(_read_rows, decoder, rows.captured_layers))
-                rows.cut(first)
-            lacking = [(number, ask) for number, ask in enumerate(asks) if number not in done]
+                rows.complete(
+                    load_replies(file), partial(_read_rows, decoder, rows.captured_layers)
+                )
+                rows.truncate(first)
+            lacking = [(number, ask) for number, ask in enumerate(prompts) if number not in done]
             captured_layers = None if rows is None else rows.captured_layers
-            for number, reply, kept in _replies(decoder, lacking, ends, seed, captured_layers):
-                done[number] = reply._replace(first=first)
+            for number, reply, kept in _generate_replies(
+                decoder, lacking, ends, seed, captured_layers
+            ):
+                done[number] = reply._replace(first_row=first)
                 if reply.answer:
                     first += reply.size
                     if rows is not None and kept is not None:
-                        rows.add(kept)
+                        rows.append(kept)
                 row = {"chat": number, "prompt": reply.prompt, "answer": reply.answer}
                 log.write(json.dumps(row) + "\n")
                 log.flush()
                 progress(len(done))
-    return {number: done[number] for number in range(len(asks)) if done[number].answer}
+    return {number: done[number] for number in range(len(prompts)) if done[number].answer}
 
 
-def written(file: Path) -> list[Reply]:
+def load_replies(file: Path) -> list[TrainingReply]:
     """The replies with an answer that a file holds, in its order."""
-    return [reply for reply in _read(file).values() if reply.answer]
+    return [reply for reply in _read_replies(file).values() if reply.answer]
 
 
-class Replies(Packed):
+class Replies(PackedChats):
     """Replies over and over, in a fixed order; made when the first one is needed."""
 
-    def __init__(self, padding: int, make: Callable[[], Sequence[Encoded]]) -> None:
+    def __init__(self, padding: int, make: Callable[[], Sequence[EncodedChat]]) -> None:
         super().__init__(padding)
         self._make = make
-        self._replies: Sequence[Encoded] | None = None
+        self._replies: Sequence[EncodedChat] | None = None
         self._drawn = 0
 
-    def draw(self) -> Encoded:
+    def draw(self) -> EncodedChat:
         """The next reply.
 
         Raises:
@@ -314,75 +326,77 @@ class Replies(Packed):
         self._drawn += 1
         return self._replies[(self._drawn - 1) % len(self._replies)]
 
-    def place(self) -> dict[str, Any]:
+    def get_position(self) -> dict[str, Any]:
         """How many were drawn."""
         return {"drawn": self._drawn}
 
-    def go_to(self, place: dict[str, Any]) -> None:
+    def seek(self, place: dict[str, Any]) -> None:
         """Continue after as many."""
         self._drawn = place["drawn"]
 
 
 @dataclass(slots=True)
-class _Line:
+class _GrowingReply:
     """A reply in the making. fed: what its next forward reads; said: tokens of the answer, or of
     the question while that is being asked; place: its own among the lines."""
 
     number: int
-    ask: Ask
-    place: int
+    prompt_request: ReplyPrompt
+    slot: int
     state: State
-    chance: random.Random
-    fed: list[int]
+    rng: random.Random
+    input_ids: list[int]
     prompt: list[int]
-    asking: bool
-    said: list[int] = field(default_factory=list)
+    in_question: bool
+    tokens: list[int] = field(default_factory=list)
 
     @property
-    def draws(self) -> bool:
+    def is_sampled(self) -> bool:
         """Whether the next token is drawn."""
-        return self.asking or not self.ask.greedy
+        return self.in_question or not self.prompt_request.greedy
 
-    def take(self, token: int, ends: Collection[int]) -> Reply | None:
+    def add_token(self, token: int, ends: Collection[int]) -> TrainingReply | None:
         """Go on with a token; the reply, once it is whole or nothing will come of it."""
-        room = LONGEST - len(self.prompt) - len(self.said) - 1
-        if not self.asking:
-            self.said.append(token)
-            self.fed = [token]
-            whole = token in ends or len(self.said) >= MAX_ANSWER or not room
-            return Reply(self.prompt, self.said) if whole else None
-        if token == self.ask.then[0]:
-            self.prompt += [*self.said, *self.ask.then]
-            self.fed = list(self.ask.then)
-            short = len(self.said) < MIN_QUESTION
-            self.said, self.asking = [], False
-            return Reply(self.prompt, []) if short else None
-        self.said.append(token)
-        self.fed = [token]
-        fails = token in ends or len(self.said) > MAX_QUESTION
-        return Reply([*self.prompt, *self.said], []) if fails else None
+        room = MAX_LENGTH - len(self.prompt) - len(self.tokens) - 1
+        if not self.in_question:
+            self.tokens.append(token)
+            self.input_ids = [token]
+            whole = token in ends or len(self.tokens) >= MAX_ANSWER or not room
+            return TrainingReply(self.prompt, self.tokens) if whole else None
+        if token == self.prompt_request.question_end[0]:
+            self.prompt += [*self.tokens, *self.prompt_request.question_end]
+            self.input_ids = list(self.prompt_request.question_end)
+            short = len(self.tokens) < MIN_QUESTION
+            self.tokens, self.in_question = [], False
+            return TrainingReply(self.prompt, []) if short else None
+        self.tokens.append(token)
+        self.input_ids = [token]
+        fails = token in ends or len(self.tokens) > MAX_QUESTION
+        return TrainingReply([*self.prompt, *self.tokens], []) if fails else None
 
 
 @torch.inference_mode()
-def _replies(
+def _generate_replies(
     target: Decoder,
-    asks: Sequence[tuple[int, Ask]],
+    asks: Sequence[tuple[int, ReplyPrompt]],
     ends: Collection[int],
     seed: int,
     captured_layers: tuple[int, ...] | None = None,
-) -> Iterator[tuple[int, Reply, KeptRows | None]]:
-    """The replies, each as soon as it is whole; the next ask takes its place. With
-    `captured_layers`, also the target's rows over them: 0 for the last token, which was not fed."""
-    states = _states(target, captured_layers, len(asks))
+) -> Iterator[tuple[int, TrainingReply, TargetRows | None]]:
+    """Yield each reply as soon as it is complete; the next prompt takes its slot.
+
+    With `captured_layers`, also yield the target's rows over the reply. The row of the last token
+    is 0, because the target did not read it."""
+    states = _new_states(target, captured_layers, len(asks))
     free = list(range(len(states)))
-    begin, shared, first = _beginning(target, [ask for _, ask in asks], captured_layers)
-    held = None if captured_layers is None else _Held(target, captured_layers, len(states))
-    waiting, live = iter(asks), dict[int, _Line]()
+    begin, shared, first = _run_shared_prefix(target, [ask for _, ask in asks], captured_layers)
+    held = None if captured_layers is None else _RowBuffer(target, captured_layers, len(states))
+    waiting, live = iter(asks), dict[int, _GrowingReply]()
     while True:
         while free and (following := next(waiting, None)) is not None:
             number, ask = following
-            if len(ask.ids) > LONGEST // 2:
-                yield number, Reply(list(ask.ids), []), None
+            if len(ask.ids) > MAX_LENGTH // 2:
+                yield number, TrainingReply(list(ask.ids), []), None
                 continue
             place = heappop(free)
             state, chance = states[place], random.Random(f"reply/{seed}/{number}")
@@ -393,18 +407,18 @@ def _replies(
                 state.extend(0, range(target.n_layers), shared)
                 state.commit(0, range(shared))
             if held is not None and first is not None:
-                held.begin(place, first)
+                held.start_sequence(place, first)
             ids = list(ask.ids)
-            live[number] = _Line(
-                number, ask, place, state, chance, ids[shared:], ids, bool(ask.then)
+            live[number] = _GrowingReply(
+                number, ask, place, state, chance, ids[shared:], ids, bool(ask.question_end)
             )
         if not live:
             return
         # Neighbours in memory with as many rows each are attended to at once.
-        lines = sorted(live.values(), key=lambda line: (len(line.fed), line.place))
-        ns = [len(line.fed) for line in lines]
+        lines = sorted(live.values(), key=lambda line: (len(line.input_ids), line.slot))
+        ns = [len(line.input_ids) for line in lines]
         starts = [line.state.position() for line in lines]
-        fed = host.ids(list(chain.from_iterable(line.fed for line in lines)), target.device)
+        fed = host.ids(list(chain.from_iterable(line.input_ids for line in lines)), target.device)
         parts = [
             ModelInput(Tokens(ids), line.state)
             for ids, line in zip(fed[None].split(ns, 1), lines, strict=True)
@@ -413,18 +427,20 @@ def _replies(
         logits = torch.cat([out.logits for out in outs if out.logits is not None], 1)[0]
         best = logits.argmax(-1)
         if held is not None:
-            held.put([line.place for line in lines], starts, ns, outs, best)
-        tokens = _chosen(logits, best, lines)
+            held.write([line.slot for line in lines], starts, ns, outs, best)
+        tokens = _choose_tokens(logits, best, lines)
         for line, n, token in zip(lines, ns, tokens, strict=True):
             line.state.commit(0, range(n))
-            reply = line.take(token, ends)
+            reply = line.add_token(token, ends)
             if reply is not None:
-                heappush(free, live.pop(line.number).place)
-                whole = held.of(line.place, reply) if reply.answer and held is not None else None
+                heappush(free, live.pop(line.number).slot)
+                whole = (
+                    held.read_reply(line.slot, reply) if reply.answer and held is not None else None
+                )
                 yield line.number, reply, whole
 
 
-class _Held:
+class _RowBuffer:
     """The target's rows over the sequences in the making, each at its place: written for all of
     them at once, and read of one when it is whole.
 
@@ -434,17 +450,17 @@ class _Held:
 
     def __init__(self, target: Decoder, captured_layers: tuple[int, ...], lines: int) -> None:
         self._target, self._captured_layers = target, captured_layers
-        size, device = (lines, LONGEST), target.device
-        width = _width(target, captured_layers)
+        size, device = (lines, MAX_LENGTH), target.device
+        width = _get_row_width(target, captured_layers)
         self._rows = torch.zeros(*size, width, dtype=torch.half, device=device)
         self._best = torch.zeros(size, dtype=torch.int64, device=device)
 
-    def begin(self, place: int, read: KeptRows) -> None:
+    def start_sequence(self, place: int, read: TargetRows) -> None:
         """A sequence begins with rows that all have."""
         self._rows[place, : len(read.rows)] = read.rows
         self._best[place, : len(read.best)] = read.best
 
-    def put(
+    def write(
         self,
         places: Sequence[int],
         starts: Sequence[int],
@@ -463,7 +479,7 @@ class _Held:
             at: torch.cat([out.aux_hidden_states[at] for out in outs], 1) for at in captured_layers
         }
         ends = [end - 1 for end in accumulate(ns)]
-        new = _kept(
+        new = _compute_rows(
             self._target, captured_layers, ModelOutput(None, hidden, aux_hidden_states), ends, last
         )
         owners = chain.from_iterable(map(repeat, places, ns))
@@ -473,25 +489,25 @@ class _Held:
         self._rows.index_put_(at, new.rows)
         self._best.index_put_(at, new.best)
 
-    def of(self, place: int, reply: Reply) -> KeptRows:
+    def read_reply(self, place: int, reply: TrainingReply) -> TargetRows:
         """Those of a whole reply; nothing of its last token, which was not fed."""
         rows, best = self._rows[place, : reply.size], self._best[place, : reply.size]
         rows[-1], best[-1] = 0, best[0]
-        return KeptRows(rows, best)
+        return TargetRows(rows, best)
 
 
-def _width(target: Decoder, captured_layers: tuple[int, ...]) -> int:
+def _get_row_width(target: Decoder, captured_layers: tuple[int, ...]) -> int:
     """Numbers that are kept of a token."""
     return (len(captured_layers) + 1) * target.hidden_size
 
 
-def _kept(
+def _compute_rows(
     target: Decoder,
     captured_layers: tuple[int, ...],
     out: ModelOutput,
     known: Sequence[int] = (),
     says: Tensor | None = None,
-) -> KeptRows:
+) -> TargetRows:
     """What is kept of a forward's rows [1, n, hidden].
 
     Args:
@@ -500,51 +516,51 @@ def _kept(
     normed = target.norm(out.hidden[0])
     rows = torch.cat([*(out.aux_hidden_states[at][0] for at in captured_layers), normed], -1).half()
     if says is not None and len(known) == len(normed):
-        return KeptRows(rows, says)
+        return TargetRows(rows, says)
     asked = sorted(set(range(len(normed))).difference(known))
     order = host.ids([*asked, *known], target.device)
-    blocks = normed.index_select(0, order[: len(asked)]).split(ROWS_AT_ONCE)
+    blocks = normed.index_select(0, order[: len(asked)]).split(LOGITS_BLOCK_ROWS)
     found = [target.unembed(block).argmax(-1) for block in blocks]
     best = torch.cat(found if says is None else [*found, says])
-    return KeptRows(rows, torch.empty_like(best).index_copy_(0, order, best))
+    return TargetRows(rows, torch.empty_like(best).index_copy_(0, order, best))
 
 
 @torch.inference_mode()
-def _read_rows(target: Decoder, captured_layers: tuple[int, ...], ids: Sequence[int]) -> KeptRows:
+def _read_rows(target: Decoder, captured_layers: tuple[int, ...], ids: Sequence[int]) -> TargetRows:
     """The rows over a text that is there."""
     read = Tokens(host.ids([ids], target.device))
     state = target.new_state(len(ids))
-    return _kept(
+    return _compute_rows(
         target,
         captured_layers,
         target.forward(read, state, logits_at=None, captured_layers=captured_layers),
     )
 
 
-def _at_once(target: Decoder, captured_layers: tuple[int, ...] | None) -> int:
+def _choose_batch_size(target: Decoder, captured_layers: tuple[int, ...] | None) -> int:
     """How many sequences are decoded together; what each is given does not depend on it."""
     if host.is_on_host(target.device):
-        return AT_ONCE
-    bytes_each = target.new_state(LONGEST).nbytes
+        return BATCH_SIZE
+    bytes_each = target.new_state(MAX_LENGTH).nbytes
     if captured_layers is not None:
-        bytes_each += LONGEST * (2 * _width(target, captured_layers) + 8)
+        bytes_each += MAX_LENGTH * (2 * _get_row_width(target, captured_layers) + 8)
     free, _ = torch.cuda.mem_get_info(target.device)
-    return max(1, min(AT_ONCE_FAR, int(ROOM * free) // max(1, bytes_each)))
+    return max(1, min(DEVICE_BATCH_SIZE, int(MEMORY_SHARE * free) // max(1, bytes_each)))
 
 
-def _states(target: Decoder, captured_layers: tuple[int, ...] | None, most: int) -> list[State]:
+def _new_states(target: Decoder, captured_layers: tuple[int, ...] | None, most: int) -> list[State]:
     """Room for `_at_once` sequences, or for the `most` that there are, in one piece of memory where
     a decoder's states can."""
-    lines = min(_at_once(target, captured_layers), most)
-    pool = target.new_state(LONGEST, lines)
+    lines = min(_choose_batch_size(target, captured_layers), most)
+    pool = target.new_state(MAX_LENGTH, lines)
     if isinstance(pool, KVState):
-        return [pool.line(place) for place in range(lines)]
-    return [target.new_state(LONGEST) for _ in range(lines)]
+        return [pool.sequence_state(place) for place in range(lines)]
+    return [target.new_state(MAX_LENGTH) for _ in range(lines)]
 
 
-def _beginning(
-    target: Decoder, asks: Sequence[Ask], captured_layers: tuple[int, ...] | None
-) -> tuple[KVState | None, int, KeptRows | None]:
+def _run_shared_prefix(
+    target: Decoder, asks: Sequence[ReplyPrompt], captured_layers: tuple[int, ...] | None
+) -> tuple[KVState | None, int, TargetRows | None]:
     """What all asks begin with (a template's system prompt), read once; how many rows, and what is
     kept of them."""
     places = zip(*(ask.ids[:-1] for ask in asks), strict=False)
@@ -554,19 +570,23 @@ def _beginning(
         return None, 0, None
     ids = host.ids([asks[0].ids[:shared]], target.device)
     out = target.forward(Tokens(ids), state, logits_at=None, captured_layers=captured_layers or ())
-    return state, shared, None if captured_layers is None else _kept(target, captured_layers, out)
+    return (
+        state,
+        shared,
+        None if captured_layers is None else _compute_rows(target, captured_layers, out),
+    )
 
 
-def _chosen(logits: Tensor, best: Tensor, lines: Sequence[_Line]) -> list[int]:
+def _choose_tokens(logits: Tensor, best: Tensor, lines: Sequence[_GrowingReply]) -> list[int]:
     """A token a line from logits [lines, V]: the likeliest, or drawn by inverting the sums."""
-    drawn = [at for at, line in enumerate(lines) if line.draws]
+    drawn = [at for at, line in enumerate(lines) if line.is_sampled]
     if not drawn:
         likeliest: list[int] = host.numbers(best)
         return likeliest
     device = logits.device
     picked = logits.index_select(0, host.ids(drawn, device))
     sums = picked.float().softmax(-1).cumsum(-1)
-    chances = host.send(torch.tensor([[lines[at].chance.random()] for at in drawn]), device)
+    chances = host.send(torch.tensor([[lines[at].rng.random()] for at in drawn]), device)
     found = torch.searchsorted(sums, chances * sums[:, -1:], right=True)
     chosen, said = host.lists(best, found[:, 0])
     for at, token in zip(drawn, said, strict=True):
@@ -574,29 +594,29 @@ def _chosen(logits: Tensor, best: Tensor, lines: Sequence[_Line]) -> list[int]:
     return chosen
 
 
-def _whole(file: Path) -> int:
+def _count_complete_bytes(file: Path) -> int:
     """Bytes of the whole lines; a run that was killed may leave half a line more."""
     return file.read_bytes().rfind(b"\n") + 1 if file.is_file() else 0
 
 
-def _read(file: Path) -> dict[int, Reply]:
+def _read_replies(file: Path) -> dict[int, TrainingReply]:
     """The whole lines of the file."""
-    lines = file.read_bytes()[: _whole(file)].splitlines() if file.is_file() else []
+    lines = file.read_bytes()[: _count_complete_bytes(file)].splitlines() if file.is_file() else []
     rows: Iterator[Mapping[str, Any]] = map(json.loads, lines)
-    done, first = dict[int, Reply](), 0
+    done, first = dict[int, TrainingReply](), 0
     for row in rows:
-        reply = done[row["chat"]] = Reply(row["prompt"], row["answer"], first)
+        reply = done[row["chat"]] = TrainingReply(row["prompt"], row["answer"], first)
         first += reply.size if reply.answer else 0
     return done
 
 
-def _appended(file: Path) -> BufferedWriter:
+def _open_for_append(file: Path) -> BufferedWriter:
     """Open a file of the training for appending. Raise UsageError if it is a link."""
     return os.fdopen(files.open_own(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
 
 
 @contextmanager
-def _alone(file: Path, hint: str) -> Iterator[None]:
+def _lock_file(file: Path, hint: str) -> Iterator[None]:
     """Keeps other processes from writing a file; raises UsageError where one does."""
     lock = Path(f"{file}.lock")
     files.check_own(lock, lambda content: not content)

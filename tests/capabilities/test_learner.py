@@ -52,11 +52,11 @@ def measured(folder, *rows, last=None, **settings):
         methods=[{"name": "vanilla"}, *rows], tasks=[str(task)], plugins=[str(LEARNER)],
         **{"max_new_tokens": 24, "threads": 1, "allow_noise": True, "isolation": "none", **settings}
     )  # fmt: skip
-    return finished(*execute.start(config, {}, run, View()), View(last))
+    return finished(*execute.start_run(config, {}, run, View()), View(last))
 
 
 def finished(plan, run_dir, view):
-    execute.run(plan, run_dir, view)
+    execute.measure_run(plan, run_dir, view)
     return list(RunDir.open(run_dir.path).records())
 
 
@@ -143,7 +143,7 @@ class Noise:
     def open(self):
         self.window += 1
 
-    def full(self):
+    def is_full(self):
         return True
 
     def close(self):

@@ -304,7 +304,7 @@ def test_graphs_without_a_gpu_leave_no_folder(run):
     code, _, err = run(f"run {SMALL} --graphs on")
     message, hint = told(err)
     assert code == 3
-    assert message == "--graphs on: what is recorded is CUDA graphs, and this run is on cpu"
+    assert message == "--graphs on: CUDA graphs need a CUDA device, and this run is on cpu"
     assert hint == "--device cuda, or leave --graphs out"
     assert not Path("here").exists()
 
@@ -361,7 +361,7 @@ def test_a_text_that_may_outgrow_a_rotary_scaling_is_refused_before_the_run(run,
     assert code == 2
     assert told(err)[0].endswith(
         "more than the 40 positions of long (long: its rotary scaling (longrope) changes beyond"
-        " them) (and 1 more cannot be asked: own/1)"
+        " them) (and 1 more failed: own/1)"
     )
     assert not Path("here").exists()
 
@@ -445,7 +445,7 @@ def test_template_that_refuses_the_conversation_is_told(run, pair):
     assert code == 2
     assert told(err) == (
         "prompt mini/qa-079: the chat template of strict refuses the conversation: a system message"
-        " comes first (and 1 more cannot be asked: mini/rag-018)",
+        " comes first (and 1 more failed: mini/rag-018)",
         "use --raw, which applies no chat template",
     )
     assert not Path("here").exists()

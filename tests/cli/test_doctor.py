@@ -151,23 +151,23 @@ def test_noise_is_told_and_is_no_fault_of_the_installation(capsys, monkeypatch):
 
 def test_missing_compiler_is_told(monkeypatch):
     monkeypatch.setattr(health.shutil, "which", lambda name: None)
-    check = health.compiler()
+    check = health.check_compiler()
     assert (check.status, check.needed) == ("limited", False)
     assert "torch.compile" in check.prevents
 
 
 @pytest.mark.parametrize("lacking", [True, False])
 def test_lacking_threads_for_numba_are_told_where_its_kernels_would_be_used(monkeypatch, lacking):
-    monkeypatch.setattr(health, "lacks_numba", lambda: lacking)
+    monkeypatch.setattr(health, "is_numba_missing", lambda: lacking)
     monkeypatch.setattr(health, "find_numba_kernels", lambda *_: None if lacking else health)
-    check = health.kernels()
+    check = health.check_kernels()
     assert (check.status, check.needed) == ("limited" if lacking else "ok", False)
     assert ("Numba" in check.found) != lacking and "libgomp" in check.mend
 
 
 def test_more_threads_than_cpus_are_told(monkeypatch):
     monkeypatch.setattr(health.torch, "get_num_threads", lambda: 10_000)
-    check = next(check for check in health.hardware() if check.name == "threads")
+    check = next(check for check in health.check_hardware() if check.name == "threads")
     assert check.status == "limited"
     assert check.mend.startswith("specbench run --threads ")
 
@@ -189,19 +189,19 @@ def test_data_is_found_where_a_run_would_find_it(tmp_path, monkeypatch, place, f
     if place is not None:
         file.parent.mkdir(parents=True)
         file.touch()
-    check = next(check for check in assets.tasks(True) if check.name == "task gsm8k")
+    check = next(check for check in assets.check_tasks(True) if check.name == "task gsm8k")
     assert (check.status, check.found) == ("ok", found)
 
 
 def test_data_that_would_be_downloaded_is_limited_without_a_network():
-    check = next(check for check in assets.tasks(False) if check.name == "task gsm8k")
-    assert (check.status, check.found) == ("limited", "downloadable, but not from here now")
-    assert check.mend.startswith("where there is a network: curl -L -o ")
+    check = next(check for check in assets.check_tasks(False) if check.name == "task gsm8k")
+    assert (check.status, check.found) == ("limited", "downloadable, but the hub is not reachable")
+    assert check.mend.startswith("with a network connection: curl -L -o ")
 
 
 def test_variable_that_names_no_folder_is_told(monkeypatch):
     monkeypatch.setenv("SPECBENCH_DATA", "gone")
-    first = next(assets.tasks(True))
+    first = next(assets.check_tasks(True))
     assert (first.name, first.status) == ("SPECBENCH_DATA", "limited")
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from methods._heads.module import get_head_classes
-from specbench_cli.engine.models.load import module_in
+from specbench_cli.engine.models.load import load_module
 from specbench_cli.training import replies
 from specbench_cli.training.heads import losses
-from specbench_cli.training.heads.build import HeadSchedule, build
-from specbench_cli.training.heads.losses import Kept, head_loss
-from specbench_cli.training.replies import Ask, Replies, Reply
+from specbench_cli.training.heads.build import HeadSchedule, build_head
+from specbench_cli.training.heads.losses import CachedTargetOutput, head_loss
+from specbench_cli.training.replies import Replies, ReplyPrompt, TrainingReply
 
 CPU, FAR = torch.device("cpu"), torch.device("cuda", 0)
 END = 0
@@ -25,16 +25,16 @@ CAPTURED_LAYERS = (0,)
 @pytest.fixture
 def asks(monkeypatch):
     """Problems, and questions of its own, which begin alike; more than are answered at once."""
-    for name, value in {"MAX_ANSWER": 9, "MAX_QUESTION": 30, "LONGEST": 96}.items():
+    for name, value in {"MAX_ANSWER": 9, "MAX_QUESTION": 30, "MAX_LENGTH": 96}.items():
         monkeypatch.setattr(replies, name, value)
-    monkeypatch.setattr(replies, "AT_ONCE_FAR", 7)
+    monkeypatch.setattr(replies, "DEVICE_BATCH_SIZE", 7)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1 << 30, 1 << 30))
     rng = random.Random(0)
     made = []
     for number in range(24):
         own = number % 4 > 0
         ids = [1, 5, *(rng.randrange(12, 96) for _ in range(2 if own else rng.randrange(3, 40)))]
-        made.append((number, Ask(ids, THEN if own else (), greedy=number % 3 > 0)))
+        made.append((number, ReplyPrompt(ids, THEN if own else (), greedy=number % 3 > 0)))
     return made
 
 
@@ -42,7 +42,7 @@ def test_replies_and_rows_are_made_there_as_here_with_a_wait_a_step(far, asks, m
     here = far.workspace(CPU).decoders["target"]
     due = {
         number: (reply, kept)
-        for number, reply, kept in replies._replies(here, asks, {END}, 0, CAPTURED_LAYERS)
+        for number, reply, kept in replies._generate_replies(here, asks, {END}, 0, CAPTURED_LAYERS)
     }
     there = far.workspace(FAR).decoders["target"]
     apart, spread = there._planner._apart, []
@@ -54,7 +54,9 @@ def test_replies_and_rows_are_made_there_as_here_with_a_wait_a_step(far, asks, m
     monkeypatch.setattr(there._planner, "_apart", over_gaps)
     found, waits, ran = {}, len(far.waited), there.ran
     with far.on(FAR):
-        for number, reply, kept in replies._replies(there, asks, {END}, 0, CAPTURED_LAYERS):
+        for number, reply, kept in replies._generate_replies(
+            there, asks, {END}, 0, CAPTURED_LAYERS
+        ):
             rows = None if kept is None else (kept.rows.shadow.clone(), kept.best.shadow.clone())
             found[number] = reply, rows
     assert found.keys() == due.keys()
@@ -89,23 +91,25 @@ class Files:
 
 def first_loss(place, device, kind, room):
     """A new head's loss on a batch of kept rows, which are on a device that has room for them."""
-    target = module_in(place, device, torch.float32)
+    target = load_module(place, device, torch.float32)
     config = target.config
-    schedule = replace(HeadSchedule.own(get_head_classes()[kind], "tiny", 16), says=40)
+    schedule = replace(
+        HeadSchedule.for_target(get_head_classes()[kind], "tiny", 16), draft_vocab_size=40
+    )
     answers = [token % config.vocab_size for token in range(300)]
-    head = build(
+    head = build_head(
         schedule,
         config,
         0,
         answers,
         lambda captured_layers: torch.ones(len(captured_layers) * config.hidden_size),
     ).to(device)
-    given = [Reply([1, 2, 3], [*range(4, 24)], 23 * at) for at in range(8)]
+    given = [TrainingReply([1, 2, 3], [*range(4, 24)], 23 * at) for at in range(8)]
     width = config.hidden_size * (1 if kind == "eagle" else len(head.captured_layers) + 1)
-    kept = Kept(Files(8 * 23, width, 96), target, head.captured_layers, given)
+    kept = CachedTargetOutput(Files(8 * 23, width, 96), target, head.captured_layers, given)
     assert isinstance(kept._rows, torch.Tensor) == (device == FAR and room)
     step = head_loss(head, target, head.recipe.losses["ttt"], False, kept)
-    source = Replies(0, lambda: [reply.encoded() for reply in given])
+    source = Replies(0, lambda: [reply.encode() for reply in given])
     return lambda: step(source.batch(2, 64))
 
 

@@ -18,10 +18,10 @@ from mutate import bytes_changed, changed, line
 from subjects import Subject
 
 from specbench_cli import registry
-from specbench_cli.engine.models.checkpoint import config_facts
+from specbench_cli.engine.models.checkpoint import read_checkpoint_facts
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.types import Tokens
-from specbench_cli.measure.bench import check_memory, readable
+from specbench_cli.measure.bench import check_memory, read_checkpoint
 from specbench_cli.models.gguf import convert_gguf
 from specbench_cli.models.heads import HeadFiles, resolve_head
 from specbench_cli.models.resolve import Checkpoint, resolve
@@ -90,9 +90,9 @@ class Checkpoints(Subject):
         else:
             changed_weights(rng, folder / "model.safetensors")
         checkpoint = Checkpoint("x", "x", folder)
-        facts = readable(config_facts, checkpoint)
+        facts = read_checkpoint(read_checkpoint_facts, checkpoint)
         check_memory([("x", facts)], torch.float32, torch.device("cpu"))
-        decoder = readable(lambda path: load_decoder(path, name="target"), checkpoint)
+        decoder = read_checkpoint(lambda path: load_decoder(path, name="target"), checkpoint)
         if not all(0 <= each < facts.vocab_size for each in facts.eos):
             return "accepted an end that is no token"
         if decoder.max_positions < ROWS:
@@ -132,7 +132,7 @@ class Heads(Subject):
             changed_file(rng, folder / "config.json")
         else:
             changed_weights(rng, next(folder.glob("*.safetensors")))
-        readable(lambda path: kind.load(path, decoders), HeadFiles("x", folder))
+        read_checkpoint(lambda path: kind.load(path, decoders), HeadFiles("x", folder))
         return None
 
 
@@ -157,9 +157,9 @@ class Ggufs(Subject):
         try:
             folder = convert_gguf(file)
             checkpoint = Checkpoint("x", "x", folder)
-            facts = readable(config_facts, checkpoint)
+            facts = read_checkpoint(read_checkpoint_facts, checkpoint)
             check_memory([("x", facts)], torch.float32, torch.device("cpu"))
-            readable(lambda path: load_decoder(path, name="target"), checkpoint)
+            read_checkpoint(lambda path: load_decoder(path, name="target"), checkpoint)
         finally:
             shutil.rmtree(self.folder / "cache", ignore_errors=True)
         return None

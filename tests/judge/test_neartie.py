@@ -12,7 +12,7 @@ from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.types import ModelOutput
 from specbench_cli.engine.verify.sampling import Noise, Sampling, log_warp
-from specbench_cli.judge.neartie import REACH, flip_chances, width_explains
+from specbench_cli.judge.neartie import MAX_GAP_ERROR, flip_chances, width_explains
 from specbench_cli.judge.verdict import OutputJudge
 from specbench_cli.stats.neartie import LEVEL, upper_tail
 from specbench_cli.store.schema import Steps
@@ -204,10 +204,10 @@ def test_the_bound_holds_on_the_grid_of_half_precision(steps_allowed):
     for gap in range(steps_allowed + 1):
         errors = torch.randint(-steps_allowed, steps_allowed + 1, (4000,), generator=generator)
         flipped = (errors > gap).double().mean() + 0.5 * (errors == gap).double().mean()
-        bound = chances([float(gap), 0.0], 0, reach=REACH * steps_allowed)
+        bound = chances([float(gap), 0.0], 0, reach=MAX_GAP_ERROR * steps_allowed)
         assert flipped <= bound + 4 * math.sqrt(0.25 / 4000)
 
 
 def test_one_near_tie_within_the_tolerance_is_never_too_many():
-    at_the_edge = chances([1.0, 0.0], 0, reach=REACH * 1.0)
+    at_the_edge = chances([1.0, 0.0], 0, reach=MAX_GAP_ERROR * 1.0)
     assert upper_tail(1, [at_the_edge]) > 0.2 > LEVEL

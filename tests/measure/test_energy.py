@@ -30,7 +30,7 @@ def zones(tmp_path, monkeypatch):
 
 
 def test_packages_are_summed_and_their_parts_are_not(zones):
-    meter = EnergyMeter.of(CPU)
+    meter = EnergyMeter.for_device(CPU)
     assert meter.facts() == {"counters": ["RAPL package-0", "RAPL package-1"], "why_not": None}
     meter.begin()
     zones("intel-rapl:0", 1_250_000)
@@ -40,7 +40,7 @@ def test_packages_are_summed_and_their_parts_are_not(zones):
 
 
 def test_a_counter_that_began_again_is_counted_on(zones):
-    meter = EnergyMeter.of(CPU)
+    meter = EnergyMeter.for_device(CPU)
     zones("intel-rapl:0", 9_900_000)
     meter.begin()
     zones("intel-rapl:0", 300_000)
@@ -49,7 +49,7 @@ def test_a_counter_that_began_again_is_counted_on(zones):
 
 def test_a_machine_without_counters_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(energy, "POWERCAP", tmp_path)
-    meter = EnergyMeter.of(CPU)
+    meter = EnergyMeter.for_device(CPU)
     meter.begin()
     assert meter.end() is None
     assert "no RAPL on this system" in meter.facts()["why_not"]
@@ -98,8 +98,12 @@ def test_a_machine_without_nvml_says_so(monkeypatch):
 
 def test_half_of_the_counters_is_no_figure(zones, monkeypatch):
     monkeypatch.setattr(energy, "nvml_counter", lambda index: (None, "NVML is not there"))
-    meter = EnergyMeter.of(torch.device("cuda", 0))
+    meter = EnergyMeter.for_device(torch.device("cuda", 0))
     meter.begin()
-    assert (meter.counters, meter.end(), meter.why_not) == ((), None, "NVML is not there")
+    assert (meter.counters, meter.end(), meter.unavailable_reason) == (
+        (),
+        None,
+        "NVML is not there",
+    )
     monkeypatch.setattr(energy, "nvml_counter", lambda index: (Counter("board", lambda: 1.0), None))
-    assert len(EnergyMeter.of(torch.device("cuda", 0)).counters) == 3
+    assert len(EnergyMeter.for_device(torch.device("cuda", 0)).counters) == 3

@@ -15,7 +15,7 @@ from specbench_cli.measure.eta import (
     process_age,
 )
 from specbench_cli.measure.measurement import Measurement
-from specbench_cli.measure.view import RunProgress
+from specbench_cli.measure.view import PromptProgress
 
 
 class Clock:
@@ -52,31 +52,35 @@ def test_time_outside_cells_goes_on_as_it_came():
 
 def test_later_passes_count_with_their_starts():
     clock = Clock()
-    pace = EtaEstimator({"vanilla": Work(due=2, later=4)}, later=2, start=7, clock=clock)
-    with pace.spent("vanilla", 1):
+    pace = EtaEstimator(
+        {"vanilla": Work(due=2, later=4)}, later_processes=2, start_s=7, clock=clock
+    )
+    with pace.time_work("vanilla", 1):
         clock.now += 3
-    assert pace.left() == (1 + 4) * 3 + 14
+    assert pace.seconds_left() == (1 + 4) * 3 + 14
 
 
 def test_the_first_judging_counts_as_it_is_thought_and_in_passes_to_come_as_it_was():
     clock = Clock()
-    pace = EtaEstimator({"vanilla": Work(4, later=4)}, later=1, start=7, judging=3, clock=clock)
-    with pace.spent("vanilla", 1):
+    pace = EtaEstimator(
+        {"vanilla": Work(4, later=4)}, later_processes=1, start_s=7, first_judging_s=3, clock=clock
+    )
+    with pace.time_work("vanilla", 1):
         clock.now += 2
-    assert pace.left() == (3 + 4) * 2 + 3 + (7 + 3)
-    with pace.judging():
+    assert pace.seconds_left() == (3 + 4) * 2 + 3 + (7 + 3)
+    with pace.time_judging():
         clock.now += 5
-    assert pace.left() == (3 + 4) * 2 + (7 + 5)
+    assert pace.seconds_left() == (3 + 4) * 2 + (7 + 5)
 
 
 def test_a_dropped_row_has_nothing_left():
     clock = Clock()
     pace = EtaEstimator({"vanilla": Work(2), "faulty": Work(2, later=9)}, clock=clock)
     for label in ("vanilla", "faulty"):
-        with pace.spent(label, 1):
+        with pace.time_work(label, 1):
             clock.now += 5
     pace.drop("faulty")
-    assert pace.left() == 5
+    assert pace.seconds_left() == 5
 
 
 @given(
@@ -94,11 +98,11 @@ def test_time_left_is_right_from_the_second_prompt_on_where_prompts_are_alike(
     said = []
     for prompt in range(prompts):
         for row, cost in enumerate(seconds):
-            with pace.spent(str(row), 1):
+            with pace.time_work(str(row), 1):
                 clock.now += cost
-        with pace.judging():
+        with pace.time_judging():
             clock.now += judging + (loading if prompt == 0 else 0)
-        said.append((clock.now, pace.left()))
+        said.append((clock.now, pace.seconds_left()))
     end = clock.now
     for now, left in said[1:-1]:
         assert left == pytest.approx(end - now, rel=1e-6)
@@ -111,9 +115,9 @@ def test_time_left_follows_a_machine_that_becomes_quiet_or_busy(first, then):
     pace = EtaEstimator({"vanilla": Work(200), "sps": Work(200)}, clock=clock)
     for prompt in range(100):
         for label in ("vanilla", "sps"):
-            with pace.spent(label, 1):
+            with pace.time_work(label, 1):
                 clock.now += first if prompt < 60 else then
-    assert pace.left() == pytest.approx(100 * 2 * then, rel=0.5)
+    assert pace.seconds_left() == pytest.approx(100 * 2 * then, rel=0.5)
 
 
 def test_a_run_says_its_stages_and_each_prompt_with_the_time_left(specbench, log):
@@ -148,7 +152,7 @@ def test_slow_rows_are_told_of_between_two_outputs_and_never_within_one(
     monkeypatch.setattr(view, "prompt", lambda progress: (at.append(len(timed)), told(progress)))
     specbench("sps", limit=2, max_new_tokens=4, repeats=1, log=view)
     assert at == [0] * 6  # two rows and the prompt's end, twice
-    assert [each.prompt for each in view.said if isinstance(each, RunProgress)] == [
+    assert [each.prompt for each in view.said if isinstance(each, PromptProgress)] == [
         0,
         0,
         1,
@@ -159,14 +163,14 @@ def test_slow_rows_are_told_of_between_two_outputs_and_never_within_one(
 
 
 def test_a_report_takes_longer_the_more_there_is_to_tell_and_the_slower_the_machine():
-    little = estimate_report_seconds(2.0, rows=5, cells=70)
+    little = estimate_report_seconds(2.0, methods=5, outputs=70)
     assert (
         little
-        < estimate_report_seconds(2.0, rows=14, cells=196)
+        < estimate_report_seconds(2.0, methods=14, outputs=196)
         < estimate_report_seconds(2.0, 45, 4365)
     )
-    assert estimate_report_seconds(4.0, rows=5, cells=70) == 2 * little
-    assert estimate_report_seconds(0.0, rows=5, cells=70) == 0
+    assert estimate_report_seconds(4.0, methods=5, outputs=70) == 2 * little
+    assert estimate_report_seconds(0.0, methods=5, outputs=70) == 0
 
 
 def test_seconds_of_this_process_grow():

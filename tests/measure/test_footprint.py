@@ -14,7 +14,7 @@ from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import UsageError
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.memory import MemoryTracker
-from specbench_cli.measure.memory_budget import MemoryModel, expected_tokens, within
+from specbench_cli.measure.memory_budget import MemoryModel, expected_tokens, fit_to_budget
 from specbench_cli.plan.plan import make_plan
 
 
@@ -36,9 +36,9 @@ def test_predicted_bytes_are_those_that_tensors_hold(name, batch, rule):
     bench = Bench(plan)
     requests = []
     for question in plan.questions:
-        ids = bench.prompt(question)
+        ids = bench.encode_prompt(question)
         bench.workspace.reserve(len(ids) + 8)
-        requests.append(Request(question.prompt_id, 1, tuple(ids), bench.stop(8)))
+        requests.append(Request(question.prompt_id, 1, tuple(ids), bench.stop_rule(8)))
     sampling = Sampling(rule, temperature)
     with MemoryTracker() as ledger:
         for n in (1, len(requests)):  # warmed up alone
@@ -78,7 +78,7 @@ def test_settings_shrink_with_the_budget_and_never_grow_beyond_what_was_asked():
     assert sizes == sorted(sizes, reverse=True)
     chosen = []
     for limit in (10**10, sizes[0], sizes[0] - 1, sizes[1], sizes[2]):
-        found, told = within(asked.model_copy(update={"memory_budget": str(limit)}))
+        found, told = fit_to_budget(asked.model_copy(update={"memory_budget": str(limit)}))
         assert told["predicted"]["total"] <= limit == told["budget_bytes"]
         drafts = told["chosen"]["drafts"]
         assert (found.batch, drafts["vanilla"]) == (told["chosen"]["batch"], 0)
@@ -89,7 +89,7 @@ def test_settings_shrink_with_the_budget_and_never_grow_beyond_what_was_asked():
     with pytest.raises(
         UsageError, match=r"is impossible: batch 1 .*weights (34\.1|29\.9) MB"
     ) as refused:
-        within(asked.model_copy(update={"memory_budget": str(sizes[2] - 1)}))
+        fit_to_budget(asked.model_copy(update={"memory_budget": str(sizes[2] - 1)}))
     assert "MB or more" in refused.value.hint
 
 
@@ -99,7 +99,7 @@ def test_what_is_not_known_beforehand_is_refused_by_name():
         ({"name": "sps-tree", "params": {"nodes": "auto"}}, "nodes=auto is chosen as the run"),
     ):
         with pytest.raises(UsageError, match=why):
-            within(config(row, memory_budget="1GB"))
+            fit_to_budget(config(row, memory_budget="1GB"))
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1GB", "2 apples", "GB", "nan", "1e400"])

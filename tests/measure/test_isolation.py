@@ -102,7 +102,7 @@ def test_a_method_that_fails_three_times_in_a_row_is_dropped_and_said_to_be(spec
 def table_of(outcome):
     """Return the notes below the table, as one text."""
     summary = summarise(outcome.records, outcome.manifest, resamples=20)
-    return "\n".join(text.warnings(summary, Facts.of(outcome.manifest)))
+    return "\n".join(text.warnings(summary, Facts.from_manifest(outcome.manifest)))
 
 
 @pytest.mark.parametrize(
@@ -210,23 +210,23 @@ def test_a_variable_that_was_set_is_none_that_changed_and_one_more_is(monkeypatc
     monkeypatch.setenv("OMP_NUM_THREADS", "16")
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     before = state.capture_state()
-    assert state.changed(before) == []
+    assert state.find_changes(before) == []
     monkeypatch.setenv("GOMP_SPINCOUNT", "10")
-    assert state.changed(before) == ["the environment"]
+    assert state.find_changes(before) == ["the environment"]
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_an_import_changes_for_others_is_seen_and_named(name):
     handler = signal.getsignal(signal.SIGUSR1)
     before = state.capture_state()
-    assert state.changed(before) == []
+    assert state.find_changes(before) == []
     with pytest.MonkeyPatch.context() as patch:
         CHANGES[name](patch)
-        changed = state.changed(before)
+        changed = state.find_changes(before)
     torch.set_default_dtype(torch.float32)
     signal.signal(signal.SIGUSR1, handler)
     assert name in changed
-    assert state.changed(before) == []
+    assert state.find_changes(before) == []
 
 
 def test_what_a_plug_ins_process_sends_is_data_and_runs_nothing():

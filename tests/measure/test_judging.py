@@ -41,7 +41,9 @@ class Judge:
 def near_ties(judge, *names, of):
     """Of prompts that hold two ids each, and vanilla's outputs."""
     prompts = {(n, 1): Prompt(n, n, "mini", "qa", "qa", 1, "Why?", [1, 2]) for n in names}
-    return record_builder.near_ties(judge, prompts, of, lambda *key: SimpleNamespace(stop=key[-1]))
+    return record_builder.find_near_ties(
+        judge, prompts, of, lambda *key: SimpleNamespace(stop=key[-1])
+    )
 
 
 def test_chances_are_kept_of_outputs_that_have_ties():

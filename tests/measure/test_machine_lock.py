@@ -157,8 +157,8 @@ def test_no_pass_of_a_run_waits_once_one_went_on_alone(specbench, file, monkeypa
     config = {"methods": [{"name": "vanilla"}], "limit": 3, "max_new_tokens": 8, "repeats": 3}
     log = specbench.log()
     checked = RunConfig.model_validate({**config, "allow_noise": True})
-    plan, run_dir = execute.start(checked, {}, specbench.path(1), log)
-    execute.run(plan, run_dir, log, in_turn=file)
+    plan, run_dir = execute.start_run(checked, {}, specbench.path(1), log)
+    execute.measure_run(plan, run_dir, log, in_turn=file)
     opened[-1].close()
     assert len(opened) == 3
     assert waited[0] and len(waited) >= 3 and not any(waited[1:])

@@ -33,7 +33,7 @@ def plan(*methods, **given):
 
 
 def placed(home="cpu", **given):
-    return placement.placement(plan(**given), torch.device(home))
+    return placement.make_placement(plan(**given), torch.device(home))
 
 
 def test_the_cores_are_split_in_halves_by_default(cores):

@@ -23,7 +23,7 @@ import torch
 from methods.sps import Sps
 from methods.vanilla import Vanilla
 from specbench_cli import registry
-from specbench_cli.comparison.reading import load_side
+from specbench_cli.comparison.side_sources import load_side
 from specbench_cli.config import run as config
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.models.fused import FusedDecoder
@@ -35,19 +35,19 @@ from specbench_cli.engine.verify import ranking
 from specbench_cli.engine.verify import sampling as distribution
 from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.judge import verdict
-from specbench_cli.judge.broken import broken, surprise
+from specbench_cli.judge.broken import compute_likelihood_deviation, find_broken_methods
 from specbench_cli.judge.oracle import Oracle
 from specbench_cli.judge.tolerance import measure_tolerance
 from specbench_cli.measure import repeat, stored_outputs, warm_up
 from specbench_cli.measure.bench import Bench
-from specbench_cli.measure.manifest import manifest
+from specbench_cli.measure.manifest import build_manifest
 from specbench_cli.measure.result import exit_code
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan, make_plan
 from specbench_cli.store.run_dir import RunDir
 from tests.audit.faults.clock import ForgetsFromTheSixth
-from tests.audit.faults.distributions import ColderThanTold, DrawsFromTen
-from tests.audit.faults.methods import TellsWhatStood, VerifiesWhatStands
+from tests.audit.faults.distributions import ColderThanReported, DrawsFromTen
+from tests.audit.faults.methods import ReportsOnlyAccepted, VerifiesOnlyMatchingTokens
 from tests.views import Silent
 
 pytestmark = pytest.mark.usefixtures("small_pair")
@@ -63,7 +63,7 @@ class Found:
     def __init__(self, path):
         self.path, run = path, RunDir.open(path)
         self.manifest, self.records = run.manifest, list(run.records())
-        self.whys = broken(self.records, run.manifest, lambda *_: None)
+        self.whys = find_broken_methods(self.records, run.manifest, lambda *_: None)
         self.errors = {r.label: r.error for r in self.records if r.error is not None}
         self.bad = exit_code(self.records, run.manifest) == ExitCode.BAD_ANSWER
 
@@ -106,15 +106,20 @@ def run(tmp_path_factory):
             if method is not None:
                 plan = replace(
                     plan,
-                    method_runs=(plan.method_runs[0], MethodRun.of("faulty", "faulty", method, {})),
+                    method_runs=(
+                        plan.method_runs[0],
+                        MethodRun.from_method("faulty", "faulty", method, {}),
+                    ),
                 )
-            run_dir = RunDir.create(tmp_path_factory.mktemp("made") / "run", manifest(plan, {}))
+            run_dir = RunDir.create(
+                tmp_path_factory.mktemp("made") / "run", build_manifest(plan, {})
+            )
             with planted or nullcontext():
                 made_by = repeat.Repeat(
                     plan, bench, run_dir, stored_outputs.StoredOutputs(), Silent()
                 )
                 made_by.run(1)
-                run_dir.update(near_ties=made_by.near_ties(), tolerance=made_by.judge.facts())
+                run_dir.update(near_ties=made_by.find_near_ties(), tolerance=made_by.judge.facts())
             run_dir.close("finished")
             return Found(run_dir.path)
 
@@ -236,7 +241,7 @@ def test_another_model_than_the_checkpoints_is_vanillas_fault(run):
 
 
 def test_a_stop_rule_that_goes_on_behind_eos_is_vanillas_fault(run):
-    right = StopRule.cut
+    right = StopRule.truncate
 
     def late(self, output, new):
         """An EOS ends the text only once a token follows it."""
@@ -246,7 +251,7 @@ def test_a_stop_rule_that_goes_on_behind_eos_is_vanillas_fault(run):
                 return at + 2 - len(output), "eos"
         return kept, finish
 
-    found = run(planted=patch.object(StopRule, "cut", late), limit=6, max_new_tokens=48)
+    found = run(planted=patch.object(StopRule, "truncate", late), limit=6, max_new_tokens=48)
     assert found.bad
     assert found.told("a token behind EOS", found.whys["vanilla"])
 
@@ -287,10 +292,10 @@ def test_a_method_that_forgets_top_p_in_half_precision_is_found(run):
 
 
 def deviations(found):
-    return {label: surprise(found.of(label)) for label in ("vanilla", "faulty")}
+    return {label: compute_likelihood_deviation(found.of(label)) for label in ("vanilla", "faulty")}
 
 
-@pytest.mark.parametrize("method", [DrawsFromTen, ColderThanTold])
+@pytest.mark.parametrize("method", [DrawsFromTen, ColderThanReported])
 def test_a_draft_drawn_from_another_distribution_is_found_by_likelihood(run, method):
     found = run(method(), limit=8, **WARM)
     at = deviations(found)
@@ -399,7 +404,7 @@ def tells_no_draft(self, session, draft):
 
 
 LIES = [
-    TellsWhatStood, VerifiesWhatStands, decided_twice, tells_no_draft,
+    ReportsOnlyAccepted, VerifiesOnlyMatchingTokens, decided_twice, tells_no_draft,
     relabelled, relabelled_everywhere, relabelled_with_a_path, in_twos, without_entries, untold,
     beside_commit, more_nodes,
 ]  # fmt: skip
@@ -530,7 +535,7 @@ def test_a_head_or_layers_that_say_no_number_fail_their_cells(run, head):
     assert re.search(r"step [01]: the logits of \S+ are not finite", found.errors["faulty"])
 
 
-OURS = sorted(name for name, entry in registry.ours().items() if not entry.peer)
+OURS = sorted(name for name, entry in registry.built_in_methods().items() if not entry.peer)
 
 
 @pytest.mark.full
@@ -588,7 +593,7 @@ def test_a_temperature_that_leaves_no_numbers_is_refused_and_would_fail(run):
     with pytest.raises(ValueError, match=r"must be 0, which is greedy, or at least 0.001"):
         run(temperature=1e-40, verify="coupled")
     for rule in ("coupled", "rejection"):
-        with patch.object(config, "COLDEST", 0.0):
+        with patch.object(config, "MIN_TEMPERATURE", 0.0):
             found = run(temperature=1e-40, verify=rule)
         assert found.errors.keys() == {"vanilla", "sps"}
         found.told(f"temperature 1e-40, {rule}", found.errors["sps"])

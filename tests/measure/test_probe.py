@@ -31,7 +31,7 @@ from specbench_cli.measure.probe import (
     _scale_host_cost,
     _trimmed_mean,
 )
-from specbench_cli.measure.probe_rounds import NEW_TOKENS, PROMPT
+from specbench_cli.measure.probe_rounds import NEW_TOKENS, PROMPT_LENGTH
 from specbench_cli.measure.quiet import MeasurementWindows
 
 STEP, DRAFT, NODE = 30_000, 2_000, 700
@@ -103,7 +103,7 @@ class TimedTogether(Timed):
         began = self._clock.now
         outs = super().forward_batch(parts)
         rows = sum(part.x.ids.shape[1] for part in parts)
-        context = PROMPT + NEW_TOKENS // 2
+        context = PROMPT_LENGTH + NEW_TOKENS // 2
         self._clock.now = began + self._cost(rows, context) + BESIDE * (len(parts) - 1)
         return outs
 
@@ -145,7 +145,7 @@ class Meter:
     def open(self):
         """Nothing to read."""
 
-    def full(self):
+    def is_full(self):
         return True
 
     def close(self):
@@ -298,7 +298,7 @@ def test_further_sequences_of_a_batch_cost_what_they_add(measure):
     found, _ = measure(
         kind=TimedTogether,
         batches=(1, 2, 4),
-        together=together | {"vanilla": Vanilla().generate_batch},
+        batch_decodings=together | {"vanilla": Vanilla().generate_batch},
     )
     assert found.batch.most == 4
     # What the draft's curve has beyond 3 rows are levels of trees, which take `TREE` more.

@@ -81,7 +81,7 @@ def test_window_is_filled_by_idling(readings):
     meter = NoiseMeter()
     assert meter.elapsed() == 0.0
     meter.open()
-    assert not meter.full()
+    assert not meter.is_full()
     began = time.monotonic()
     meter.close()
     assert time.monotonic() - began >= 0.04

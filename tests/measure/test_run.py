@@ -17,7 +17,7 @@ from specbench_cli.measure.record_builder import RecordBuilder
 from specbench_cli.measure.result import exit_code
 from specbench_cli.models import resolve
 from specbench_cli.models.aliases import HERE
-from specbench_cli.report.reading import read
+from specbench_cli.report.report_data import read_report_data
 from specbench_cli.report.terminal import table
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.run_dir import RunDir
@@ -240,12 +240,12 @@ def test_what_changed_since_is_named_and_refused_and_goes_on_with_force_labelled
 
     permission.permit(execute.permissions_to_resume(specbench.path(1), True))
     plan, run_dir = execute.resume_run(specbench.path(1), specbench.log(), force=True)
-    execute.run(plan, run_dir, specbench.log(), force=True)
+    execute.measure_run(plan, run_dir, specbench.log(), force=True)
     names = (*names, "the file of edited (")
     mixed = RunDir.open(specbench.path(1)).manifest["mixed"]
     assert any(what.startswith("the weights of target (ab") for what in mixed)
     assert all(any(what.startswith(name) for what in mixed) for name in names)
-    table.print_runs([read(RunDir.open(specbench.path(1)))], families=False)
+    table.print_runs([read_report_data(RunDir.open(specbench.path(1)))], families=False)
     assert "mixed: measured before and after a change of torch (" in capsys.readouterr().out
 
 
@@ -347,7 +347,7 @@ def test_a_head_that_was_mended_runs_when_the_run_is_resumed_by_force(specbench,
         specbench(resume=specbench.path(1))
     plan, run_dir = execute.resume_run(specbench.path(1), view, force=True)
     view.interrupt_after = None
-    assert execute.run(plan, run_dir, view, force=True).exit_code == ExitCode.OK
+    assert execute.measure_run(plan, run_dir, view, force=True).exit_code == ExitCode.OK
     assert run_dir.manifest["left_out"] == {}
     labels = [record.label for record in run_dir.records()]
     assert labels.count("mended") == labels.count("pld") == 2
@@ -368,12 +368,12 @@ def test_records_of_a_head_that_no_longer_loads_are_kept(specbench, log, tmp_pat
     view.interrupt_after = None
     if force:
         plan, run_dir = execute.resume_run(path, view, force=True)
-        done = execute.run(plan, run_dir, view, force=True)
+        done = execute.measure_run(plan, run_dir, view, force=True)
         assert done.exit_code == ExitCode.ENVIRONMENT
         manifest = RunDir.open(path).manifest
         assert "is damaged" in manifest["left_out"]["eagle2"]
         assert [row["label"] for row in manifest["rows"]] == ["vanilla", "pld", "eagle2"]
-        table.print_runs([read(RunDir.open(path))], families=False)
+        table.print_runs([read_report_data(RunDir.open(path))], families=False)
         assert "left out, could not run here: eagle2" in capsys.readouterr().out
     else:
         with pytest.raises(UsageError, match="changed since: the weights of"):

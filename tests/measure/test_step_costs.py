@@ -7,7 +7,7 @@ from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
 from specbench_cli.measure import step_costs as module
-from specbench_cli.measure.costs import Curve
+from specbench_cli.measure.costs import CostCurve
 from specbench_cli.measure.quiet import MeasurementWindows
 from specbench_cli.measure.step_costs import StepCosts, measure_step_costs
 from specbench_cli.measure.step_timing import StepSample
@@ -19,7 +19,7 @@ SURE = [-0.05 * n for n in range(63)]
 def curve(ns, sizes, trees=()):
     """A model's, `ns(n, context)` a forward; 1 us more over a tree."""
     point = {"spread": 0.0, "samples": 3}
-    return Curve.model_validate(
+    return CostCurve.model_validate(
         {
             "forwards": [
                 {"n_tokens": n, "context": c, "ns": ns(n, c), **point}
@@ -42,7 +42,7 @@ def costs(slope):
         "target": curve(lambda n, c: 10_000 + slope * (n - 1), (1, 2, 64)),
         "draft": curve(lambda n, c: 1_000, (1, 4)),
     }
-    return StepCosts.of(found, 256, source="test")
+    return StepCosts.from_curves(found, 256, source="test")
 
 
 def test_unit_is_a_target_forward_over_one_row():
@@ -55,14 +55,14 @@ def test_unit_is_a_target_forward_over_one_row():
 
 def test_target_is_that_of_trees_where_these_were_measured():
     target = curve(lambda n, c: 10_000 + c, (1, 64), trees=(8, 64))
-    found = StepCosts.of({"target": target}, 256, source="test")
+    found = StepCosts.from_curves({"target": target}, 256, source="test")
     assert found("target", 8) == pytest.approx(11_256 / 10_256, abs=1e-4)
     assert found("target", 1) == 1.0
 
 
 def test_costs_never_fall_with_rows():
     dip = {1: 10.0, 2: 30.0, 64: 20.0, 80: 40.0}
-    found = StepCosts.of({"target": curve(lambda n, c: dip[n], dip)}, 256, source="test")
+    found = StepCosts.from_curves({"target": curve(lambda n, c: dip[n], dip)}, 256, source="test")
     assert [found("target", n) for n in (1, 2, 33, 64, 80)] == pytest.approx([1, 2.5, 2.5, 2.5, 4])
 
 
@@ -88,7 +88,7 @@ class Meter:
     def open(self):
         """Nothing to read."""
 
-    def full(self):
+    def is_full(self):
         return True
 
     def close(self):
@@ -114,7 +114,7 @@ def test_step_of_several_costs_what_such_steps_took():
         for n, line in {1: (12, 14), 4: (20, 60)}.items()
         for length, own in enumerate(line)
     ]
-    found = StepCosts.of(
+    found = StepCosts.from_curves(
         {"target": curve(lambda n, c: 10_000, (1, 64))}, 256, source="", steps=steps
     )
     assert (found("target", 1, 1), found("target", 2, 1), found("target", 1)) == (1.2, 1.4, 1.0)
@@ -127,7 +127,7 @@ def test_step_of_several_costs_what_such_steps_took():
 def test_lengths_that_differ_cost_what_such_a_step_took_more():
     even = [StepSample(2, k, drafting=1_000 * k, rest=20_000 + 2_000 * k) for k in (0, 2)]
     unlike = StepSample(2, 1.0, drafting=2_000, rest=26_000, even=False)
-    found = StepCosts.of(
+    found = StepCosts.from_curves(
         {"target": curve(lambda n, c: 10_000, (1, 64))}, 256, source="", steps=[*even, unlike]
     )
     assert found.uneven == {2: pytest.approx((28_000 - 22_000 - 1_000) / 10_000)}
@@ -137,7 +137,7 @@ def test_lengths_that_differ_cost_what_such_a_step_took_more():
 
 def test_odd_time_of_a_step_moves_nothing():
     steps = [StepSample(1, 0, 0, ns) for ns in (10_000, 10_000, 90_000)]
-    found = StepCosts.of(
+    found = StepCosts.from_curves(
         {"target": curve(lambda n, c: 10_000, (1, 64))}, 256, source="", steps=steps
     )
     assert found("target", 1, 1) == 1.0

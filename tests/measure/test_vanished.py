@@ -127,7 +127,7 @@ def test_records_of_a_second_writer_are_kept(harmed, specbench):
     def enter(file):
         file.unlink()
         plan, run_dir = execute.resume_run(file.parent, specbench.log())
-        others.append(execute.run(plan, run_dir, specbench.log()))
+        others.append(execute.measure_run(plan, run_dir, specbench.log()))
 
     harmed(enter, "pld", after=2, name=".lock")
     (other,) = others

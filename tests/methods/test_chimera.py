@@ -13,7 +13,7 @@ from specbench_cli.engine.models.head import features
 from specbench_cli.engine.types import Tokens
 from specbench_cli.errors import EnvironmentFault
 from specbench_cli.training.heads import build as head_build
-from specbench_cli.training.heads.losses import read_target, unroll
+from specbench_cli.training.heads.losses import run_target, unroll
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_training_drafts_what_decoding_does(family, target, head):
     with torch.no_grad():
         text = torch.tensor([ids])
         slots = torch.tensor([[0, 1, 6]])
-        read = read_target(module, text, (-1,))
+        read = run_target(module, text, (-1,))
         for level, step in enumerate(unroll(head.head, module, text, read, slots, LEVELS)):
             for place, slot in enumerate(slots[0].tolist()):
                 path = ids[slot + 2 : slot + 2 + level]
@@ -92,7 +92,7 @@ def test_a_chat_packed_behind_another_reads_nothing_of_it(family, head):
         alone = torch.tensor([second])
         packed, starts = torch.tensor([[*first, *second]]), torch.tensor([[0] * 9 + [9] * 8])
         found = [
-            list(unroll(head.head, module, ids, read_target(module, ids, (-1,), begin), at, LEVELS))
+            list(unroll(head.head, module, ids, run_target(module, ids, (-1,), begin), at, LEVELS))
             for ids, begin, at in ((alone, None, slots), (packed, starts, slots + 9))
         ]
     for here, there in zip(*found, strict=True):
@@ -103,7 +103,7 @@ def test_a_chat_packed_behind_another_reads_nothing_of_it(family, head):
 def new(family):
     """One as training begins with it."""
     schedule, config = head_build.SCHEDULES["chimera"], family.modules["target"].config
-    return head_build.build(
+    return head_build.build_head(
         schedule, config, 0, [], lambda captured_layers: torch.ones(len(captured_layers) * 32)
     )
 
@@ -115,7 +115,7 @@ def test_a_new_one_says_the_targets_own_next_token_whatever_is_drafted(new):
 
 
 def test_a_file_holds_the_head_and_one_that_lacks_a_part_is_refused(family, target, new, tmp_path):
-    config = head_build.head_config(family.modules["target"].config, new.recipe.mlp)
+    config = head_build.make_head_config(family.modules["target"].config, new.recipe.mlp)
     head_build.export(new, config, tmp_path, {"kind": "chimera"})
     again = ChimeraHead.load(tmp_path, {"target": target}).head
     for name, tensor in new.state_dict().items():

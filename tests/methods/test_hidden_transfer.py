@@ -9,7 +9,7 @@ from methods.hidden_transfer.head import TransferMaps
 from methods.hidden_transfer.method import HiddenTransfer
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.checks.bounds import check_bounds
-from specbench_cli.audit.models.table import pair
+from specbench_cli.audit.models.table import make_table_pair
 from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.engine import look_ahead
 from specbench_cli.engine.batch import Batch
@@ -21,7 +21,7 @@ from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
 from specbench_cli.training.heads.build import TorchTarget
-from specbench_cli.training.heads.losses import read_target, unroll
+from specbench_cli.training.heads.losses import run_target, unroll
 
 
 def stirred(target, **sizes):
@@ -102,7 +102,7 @@ def test_training_sends_the_same_rows_as_decoding(family, head):
     own = stirred(TorchTarget(module))
     with torch.no_grad():
         text = torch.tensor([ids])
-        read = read_target(module, text, own.captured_layers)
+        read = run_target(module, text, own.captured_layers)
         slots = torch.tensor([[2, len(ids) - 3]])
         steps = list(unroll(own, module, text, read, slots, 5))
         assert len(steps) == 3
@@ -147,6 +147,6 @@ def test_a_batch_and_a_target_of_whole_forwards_are_refused(family, head):
     ]
     with pytest.raises(MethodFault, match="decodes one request at a time"):
         list(HiddenTransfer().generate_batch(Batch(space, requests, Sampling())))
-    case = Case("near", pair("near"), Sampling(), recurrent=frozenset({"target"}))
+    case = Case("near", make_table_pair("near"), Sampling(), recurrent=frozenset({"target"}))
     with pytest.raises(MethodFault, match="cannot look ahead"):
         HiddenTransfer().start(case.open())

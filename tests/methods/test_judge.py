@@ -14,7 +14,7 @@ from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.tasks import Question
-from specbench_cli.training.heads.judge import Asked, export, mine
+from specbench_cli.training.heads.judge import JudgeQuestion, export, mine_labels
 
 WIDTH = 32
 
@@ -181,15 +181,17 @@ def test_a_token_is_harmless_if_the_answer_behind_it_scores_no_worse(
     """Against the target's own words every other token harms; where the answer is wrong anyway,
     none does."""
     target, near = family.decoders["target"], family.decoders["near"]
-    monkeypatch.setattr("specbench_cli.training.heads.judge.MOST", 24)
+    monkeypatch.setattr("specbench_cli.training.heads.judge.MAX_ANSWER", 24)
 
     def asked(answer):
         question = Question("judge/0", "0", "judge", "qa", "qa", ("?",), (answer,), "exact_match")
-        return Asked(question, family.prompts[9])
+        return JudgeQuestion(question, family.prompts[9])
 
     first = []
-    mine(target, target, [asked("")], frozenset(), lambda ids: first.append(ids) or written(ids))
-    found = mine(
+    mine_labels(
+        target, target, [asked("")], frozenset(), lambda ids: first.append(ids) or written(ids)
+    )
+    found = mine_labels(
         target, near, [asked(written(first[0]) if reference == "its own" else "no")], frozenset(),
         written,
     )  # fmt: skip

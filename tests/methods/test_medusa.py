@@ -21,7 +21,7 @@ from methods.medusa.head import MedusaHeads
 from methods.medusa.method import Medusa
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.enumeration import total_variation
-from specbench_cli.audit.models.table import pair
+from specbench_cli.audit.models.table import make_table_pair
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
@@ -354,7 +354,7 @@ def test_in_hydra_a_node_is_ranked_by_its_own_path(drafting, target):
 # ---- above temperature 0: the authors' code beside ours -----------------------------------------
 
 
-NEAR = Case("near", pair("near"), Sampling("rejection", 1.0), budget=4, length=3)
+NEAR = Case("near", make_table_pair("near"), Sampling("rejection", 1.0), budget=4, length=3)
 
 
 def typical_as_published(epsilon=0.09, delta=0.3):

@@ -24,7 +24,7 @@ from methods.peagle.head import MASKED, PEagle, PEagleHead
 from specbench_cli.api import Features, Tokens, Weights, read_config
 from specbench_cli.engine.models.head import features
 from specbench_cli.errors import EnvironmentFault
-from specbench_cli.training.heads.losses import Read, chats_of, read_target, unroll
+from specbench_cli.training.heads.losses import TargetOutput, make_chat_mask, run_target, unroll
 
 TEXT = torch.tensor([[5, 17, 80, 3, 3, 41, 66, 9, 12, 95, 0, 33, 5, 18]])
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
@@ -276,7 +276,7 @@ def test_pard_in_training_says_what_it_says_in_decoding(tmp_path, target):
     published(tmp_path)
     module = Pard(read_config(tmp_path), dict(Weights(tmp_path))).eval()
     draft = PardDraft.load(tmp_path, {"target": target})
-    read = Read(chats_of(TEXT, None), TEXT, TEXT)
+    read = TargetOutput(make_chat_mask(TEXT, None), TEXT, TEXT)
     steps = [logits for logits, _ in module.draft(None, TEXT, read, SLOTS, 4)]
     for at, slot in enumerate(SLOTS[0].tolist()):
         ids = torch.cat((TEXT[:, : slot + 2], torch.full((1, 3), MASK)), 1)
@@ -289,7 +289,7 @@ def test_pard_drops_masks_so_that_what_one_sees_is_there(tmp_path):
     """The paper's conditional drop: each step keeps slots of the step before, and says the same."""
     published(tmp_path)
     module = Pard(read_config(tmp_path), dict(Weights(tmp_path)))
-    read, slots = Read(chats_of(TEXT, None), TEXT, TEXT), torch.arange(12)[None]
+    read, slots = TargetOutput(make_chat_mask(TEXT, None), TEXT, TEXT), torch.arange(12)[None]
     kept = list(module.train().draft(None, TEXT, read, slots, 6))
     whole = list(module.eval().draft(None, TEXT, read, slots, 6))
     assert [len(at[0]) for _, at in kept] == [12, 8, 5, 4, 2, 2]
@@ -304,7 +304,7 @@ def test_dflash_in_training_says_what_it_says_in_decoding(tmp_path, family, targ
     module = DFlash.load(tmp_path, {"target": target})
     head = DFlashHead(module, target)
     oracle = family.modules["target"]
-    read = read_target(oracle, TEXT, module.captured_layers)
+    read = run_target(oracle, TEXT, module.captured_layers)
     steps = [logits for logits, _ in module.draft(oracle, TEXT, read, SLOTS, 4)]
     for at, slot in enumerate(SLOTS[0].tolist()):
         n = slot + 1
@@ -377,7 +377,7 @@ def test_p_eagles_one_forward_is_eagle3s_head_fed_masks_one_by_one(target, paral
 @torch.no_grad()
 def test_p_eagle_in_training_says_what_it_says_in_decoding(family, target, parallel_eagle):
     head, oracle = PEagleHead(parallel_eagle, target), family.modules["target"]
-    read = read_target(oracle, TEXT, head.captured_layers)
+    read = run_target(oracle, TEXT, head.captured_layers)
     steps = [step.logits for step in unroll(parallel_eagle, oracle, TEXT, read, SLOTS, 4)]
     for at, slot in enumerate(SLOTS[0].tolist()):
         n = slot + 1

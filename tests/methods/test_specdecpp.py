@@ -12,7 +12,7 @@ from methods.specdecpp.head import AcceptanceHead
 from methods.specdecpp.method import SpecDecPP, SpecDecPPParams
 from methods.sps import Sps, SpsParams
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.models.table import pair
+from specbench_cli.audit.models.table import make_table_pair
 from specbench_cli.engine.drafting.length_params import RULES
 from specbench_cli.engine.models.load import sha256_of
 from specbench_cli.engine.verify.sampling import Sampling
@@ -147,7 +147,7 @@ METHODS = [
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: f"{m.name} {m.params}")
 def test_the_distribution_is_the_targets_whatever_a_rule_stops_at(method):
     sampling = Sampling("rejection", 1.0, top_k=2)
-    case = Case("near", pair("near"), sampling, budget=5, length=3)
+    case = Case("near", make_table_pair("near"), sampling, budget=5, length=3)
     workspace, lengths = case.create_workspace(), set()
     workspace.load_artifact = lambda wanted: wanted.kind.random(workspace.decoders)
 

@@ -20,7 +20,7 @@ from methods.vanilla import Vanilla
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.store.schema import LOSSLESS
-from specbench_cli.training.heads.exits import export, read
+from specbench_cli.training.heads.exits import collect_logits, export
 
 SAMPLINGS = [Sampling(), Sampling("coupled", 0.8, top_k=24, seed=3), Sampling("rejection", 0.8)]
 EACH = pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda each: each.rule)
@@ -242,7 +242,7 @@ def test_without_a_layer_that_is_ever_right_nothing_is_trained():
 def test_what_is_read_is_what_the_layers_say(family):
     target, near = family.decoders["target"], family.decoders["near"]
     prompts = [family.prompts[9], family.prompts[11]]
-    early_logits = read(target, near, prompts, frozenset())
+    early_logits = collect_logits(target, near, prompts, frozenset())
     n = len(early_logits.question) // 2
     assert (
         early_logits.logits.shape == (2 * n, 1, 4)

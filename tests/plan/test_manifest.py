@@ -4,7 +4,7 @@ import pytest
 
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
-from specbench_cli.measure.manifest import rows
+from specbench_cli.measure.manifest import method_entries
 from specbench_cli.measure.run import resume_run
 from specbench_cli.plan.plan import make_plan
 from specbench_cli.store.run_dir import RunDir
@@ -26,7 +26,7 @@ def test_row_says_what_it_drafts_with_and_whether_timing_has_a_part(
     method, params, timing_free, uses
 ):
     config = RunConfig.model_validate({"methods": [{"name": method, "params": params}]})
-    (row,) = (row for row in rows(make_plan(config)) if row["label"] == method)
+    (row,) = (row for row in method_entries(make_plan(config)) if row["label"] == method)
     assert (row["timing_free"], row["uses"]) == (timing_free, uses)
 
 
@@ -42,7 +42,7 @@ def test_row_says_what_it_drafts_with_and_whether_timing_has_a_part(
 )
 def test_row_says_how_long_it_remembers(method, params, scope):
     config = RunConfig.model_validate({"methods": [{"name": method, "params": params}]})
-    (row,) = (row for row in rows(make_plan(config)) if row["label"].startswith(method))
+    (row,) = (row for row in method_entries(make_plan(config)) if row["label"].startswith(method))
     assert row["state_scope"] == scope
 
 

@@ -19,8 +19,8 @@ from recipes.embedded.trainer import Trainer
 from specbench_cli.app import with_all_options
 from specbench_cli.errors import UsageError
 from specbench_cli.training.loop import WORK
-from specbench_cli.training.losses import read, target_loss, text_loss
-from specbench_cli.training.packing import Batch
+from specbench_cli.training.losses import load_model, target_loss, text_loss
+from specbench_cli.training.packing import TrainingBatch
 
 app = with_all_options(commands.app)
 
@@ -69,9 +69,9 @@ def tiny() -> Recipes:
     """The pair's recipes with very small models."""
     big = {"hidden": 32, "layers": 2, "mlp": 64}
     return (
-        replace(family.BASE.smoke(), **big),
-        replace(family.TARGET.smoke(), **big),
-        replace(family.DRAFT.smoke(), hidden=16, mlp=32),
+        replace(family.BASE.for_smoke_test(), **big),
+        replace(family.TARGET.for_smoke_test(), **big),
+        replace(family.DRAFT.for_smoke_test(), hidden=16, mlp=32),
     )
 
 
@@ -112,7 +112,7 @@ def test_the_second_vocabulary_is_another_one(smoke: Path) -> None:
 
 def test_the_early_exit_variant_starts_from_the_target(smoke: Path) -> None:
     target, variant = (
-        read(smoke / name, CPU).state_dict() for name in ("embedded-7m", "embedded-exit")
+        load_model(smoke / name, CPU).state_dict() for name in ("embedded-7m", "embedded-exit")
     )
     far = max(float((target[key] - variant[key]).abs().max()) for key in target)
     assert 0 < far < 0.02  # four steps of AdamW at a rate of 0.001
@@ -131,7 +131,7 @@ def test_two_clean_starts_give_the_same_loss_curve(
     for name in ("first", "second"):
         tokenizer = tmp_path / name / WORK / "tokenizer"
         shutil.copytree(smoke / WORK / "tokenizer", tokenizer)
-        results = trainer(tmp_path / name).pair(*tiny)
+        results = trainer(tmp_path / name).train_pair(*tiny)
         curves.append([result.curve for result in results.values()])
     assert curves[0] == curves[1]
 
@@ -140,12 +140,12 @@ def test_replies_of_a_killed_run_are_kept_and_the_rest_is_the_same(
     smoke: Path, tmp_path: Path, tiny: Recipes
 ) -> None:
     shutil.copytree(smoke / WORK / "tokenizer", tmp_path / WORK / "tokenizer")
-    trainer(tmp_path).pair(*tiny)
+    trainer(tmp_path).train_pair(*tiny)
     file = tmp_path / WORK / "replies.jsonl"
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])  # in the middle of a line
     shutil.rmtree(tmp_path / WORK / tiny[-1].name)
-    trainer(tmp_path).pair(*tiny)
+    trainer(tmp_path).train_pair(*tiny)
     assert _by_chat(file.read_bytes()) == _by_chat(whole)
 
 
@@ -156,7 +156,7 @@ def _by_chat(lines: bytes) -> dict[int, list[int]]:
 
 def test_another_recipe_in_the_same_folder_is_a_usage_error(smoke: Path) -> None:
     with pytest.raises(UsageError, match="another run"):
-        trainer(smoke).pair(family.BASE.scaled(0.1), family.TARGET, family.DRAFT)
+        trainer(smoke).train_pair(family.BASE.scale_steps(0.1), family.TARGET, family.DRAFT)
 
 
 def test_kl_to_itself_is_zero_and_cross_entropy_starts_at_a_uniform_guess() -> None:
@@ -186,12 +186,12 @@ def test_the_draws_of_the_exit_loss_repeat() -> None:
     assert loss(some_batch()).item() == loss(some_batch()).item()
 
 
-def some_batch() -> Batch:
+def some_batch() -> TrainingBatch:
     ids = torch.randint(0, 4096, (2, 33), generator=torch.Generator().manual_seed(0))
-    return Batch(ids[:, :-1], ids[:, 1:], torch.ones(2, 32))
+    return TrainingBatch(ids[:, :-1], ids[:, 1:], torch.ones(2, 32))
 
 
 def test_scaling_a_recipe_keeps_every_stage() -> None:
-    tiny = family.DRAFT.scaled(1e-6)
+    tiny = family.DRAFT.scale_steps(1e-6)
     assert [stage.steps for stage in tiny.stages] == [1] * len(family.DRAFT.stages)
     assert tiny.warmup_steps == 1

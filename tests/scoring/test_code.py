@@ -25,7 +25,7 @@ def refused(uncontained: bool = False) -> bool:
         code.check_containment()
     except EnvironmentFault:
         with pytest.raises(EnvironmentFault):
-            code.tested("", "", "", uncontained=False)
+            code.passes_tests("", "", "", uncontained=False)
         return True
     return False
 
@@ -34,7 +34,7 @@ BOTH = pytest.mark.parametrize("uncontained", [False, True], ids=["contained", "
 
 
 def ran(program: str, uncontained: bool, tests: str = "", before: str = "") -> bool:
-    return code.tested(program, before, tests, uncontained=uncontained)
+    return code.passes_tests(program, before, tests, uncontained=uncontained)
 
 
 @BOTH
@@ -460,14 +460,14 @@ REFERENCE = "from math import isclose\nimport math as m\ndef sum(a, b): return a
 )
 def test_reference_decides_which_builtins_and_imports_are_the_answers(answer, right):
     tests = "\nassert all(isclose(sum(a, 2), m.floor(2 * a)) for a in range(9))\n"
-    passed = code.tested(answer, "", tests, uncontained=True, reference=REFERENCE)
+    passed = code.passes_tests(answer, "", tests, uncontained=True, reference=REFERENCE)
     assert passed == right
 
 
 def test_reference_that_defines_a_module_or_builtin_name_makes_it_the_answers():
     answer = "Words first.\n```\nclass calendar:\n    days = 7\n```"
     tests, reference = "\nassert calendar.days == 7\n", "class calendar:\n    days = 7\n"
-    assert code.tested(answer, "", tests, uncontained=True, reference=reference)
+    assert code.passes_tests(answer, "", tests, uncontained=True, reference=reference)
 
 
 LOOP = "\nfor got, wanted in zip(map(up, [1, 2]), [2, 3]):\n    assert got == wanted\n"
@@ -538,14 +538,14 @@ RAISES = (
     ],
 )
 def test_answer_does_not_pass_unless_every_assertion_holds(answer, tests, reference):
-    assert not code.tested(answer, "", tests, uncontained=True, reference=reference)
+    assert not code.passes_tests(answer, "", tests, uncontained=True, reference=reference)
     right = reference or (UP if "ups" not in tests else "def ups(xs): return [x + 1 for x in xs]")
     if reference is None and tests == RAISES:
         right = (
             "def up(x):\n    if x < 0: raise UnicodeDecodeError('a', b'', 0, 1, '')\n    return 2"
         )
     if "nosuchmodule" not in right:
-        assert code.tested(right, "", tests, uncontained=True, reference=reference)
+        assert code.passes_tests(right, "", tests, uncontained=True, reference=reference)
 
 
 @pytest.mark.parametrize(
@@ -580,7 +580,7 @@ def test_answer_draws_from_an_iterator_of_the_tests_as_far_as_it_reads(uncontain
             ("def first(it, n): return list(it)[:n]", False),
             ("def first(it, n): return [next(it), next(it), next(it)][:n]", rest[0] == "f"),
         ):
-            passed = code.tested(
+            passed = code.passes_tests(
                 answer, "", LEFT + rest, uncontained=uncontained, reference=reference
             )
             assert passed == (right and not (reference and answer != FIRST))
@@ -612,8 +612,8 @@ def test_answer_cannot_swallow_an_assertion_in_an_iterator_of_the_tests():
         "def first(it, n):\n    got = [next(it)]\n    try: next(it)\n"
         "    except BaseException: pass\n    return got\n"
     )
-    assert code.tested(FIRST, "", tests, uncontained=True, reference=FIRST)
-    assert not code.tested(answer, "", tests, uncontained=True, reference=FIRST)
+    assert code.passes_tests(FIRST, "", tests, uncontained=True, reference=FIRST)
+    assert not code.passes_tests(answer, "", tests, uncontained=True, reference=FIRST)
 
 
 @pytest.mark.parametrize("number", ["7", "-9", "null", "true", '"0"', "1e9", "{}"])
@@ -639,7 +639,7 @@ def test_random_numbers_of_the_tests_are_the_same_for_the_reference_and_every_an
         "\nimport random\nfor x in range(random.randint(1, 10**4)):\n    assert up(x) == x + 1\n"
     )
     for answer in (UP, "x = 7\ndef up(y): return x - 6 + y\n"):
-        assert code.tested(answer, "", tests, uncontained=True, reference=UP)
+        assert code.passes_tests(answer, "", tests, uncontained=True, reference=UP)
 
 
 def test_loop_over_values_of_the_answer_may_be_shorter_if_it_is_inside_the_assertion():
@@ -648,14 +648,14 @@ def test_loop_over_values_of_the_answer_may_be_shorter_if_it_is_inside_the_asser
     outside = "\nfor d in divisors(6):\n    assert 6 % d == 0\n"
     inside = "\nassert all(6 % d == 0 for d in divisors(6))\n"
     for tests, passes in ((outside, False), (inside, True)):
-        passed = code.tested(fewer, "", tests, uncontained=True, reference=reference)
+        passed = code.passes_tests(fewer, "", tests, uncontained=True, reference=reference)
         assert passed == passes
 
 
 def test_assertion_that_the_reference_does_not_reach_need_not_run():
     tests = "\nassert up(1) == 2\nif up(0) == 5:\n    assert up(0) == 5\n"
-    assert code.tested(UP, "", tests, uncontained=True, reference=UP)
-    assert not code.tested(UP, "", tests, uncontained=True)
+    assert code.passes_tests(UP, "", tests, uncontained=True, reference=UP)
+    assert not code.passes_tests(UP, "", tests, uncontained=True)
 
 
 def test_time_to_find_the_code_grows_with_the_length_of_the_answer():
@@ -667,7 +667,7 @@ def test_time_to_find_the_code_grows_with_the_length_of_the_answer():
     )
     began = time.monotonic()
     answer = "".join(blocks)
-    readings = code._readings(answer, {"up"})
+    readings = code._find_programs(answer, {"up"})
     assert sum(len(reading) for reading in readings) < 100 * len(answer)
     assert time.monotonic() - began < 10
 
@@ -684,5 +684,5 @@ def test_odd_escapes_warn_nobody():
 @pytest.mark.parametrize("line", ["x = 0x" + "f" * 5000, "x = " + "+".join(["1"] * 400)])
 def test_a_line_that_cannot_be_written_out_fails_no_scoring(line):
     answer = f"{line}\ndef f(x):\n    return 2\n"
-    assert not code.tested(answer, "", "assert f(1) == 3\n", uncontained=False)
-    assert code.tested(answer, "", "assert f(1) == 2\n", uncontained=False)
+    assert not code.passes_tests(answer, "", "assert f(1) == 3\n", uncontained=False)
+    assert code.passes_tests(answer, "", "assert f(1) == 2\n", uncontained=False)

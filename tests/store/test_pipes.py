@@ -9,7 +9,7 @@ import pytest
 from recipes.studies.points import _drafts
 from specbench_cli.audit.certificate import load_reusable_certificate
 from specbench_cli.errors import UsageError
-from specbench_cli.judge.broken import certificates
+from specbench_cli.judge.broken import find_certificates
 from specbench_cli.measure.run_checks import load_resume_config
 from specbench_cli.plan.power import _measured_spread
 from specbench_cli.predict.recommend.journal import Journal, read_result
@@ -36,7 +36,7 @@ def _limit():
         (".resume.json", load_resume_config),
         (".recommendation.resume.json", Journal.read),
         ("recommendation.json", read_result),
-        (".matrix.resume.json", matrix.read_order),
+        (".matrix.resume.json", matrix.read_config),
         ("alignment.json", lambda folder: list(_drafts(folder))),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -51,7 +51,7 @@ def test_a_pipe_in_place_of_a_file_that_is_needed_is_an_error(tmp_path, name, re
     ("name", "read", "found"),
     [
         (".elsewhere", list_runs, []),
-        ("sps.json", lambda folder: certificates("sps", folder), []),
+        ("sps.json", lambda folder: find_certificates("sps", folder), []),
         (
             "sps.json",
             lambda folder: load_reusable_certificate(folder / "sps.json", load("sps")),
@@ -71,4 +71,4 @@ def test_a_pipe_in_place_of_a_file_that_may_lack_is_passed_over(tmp_path, name, 
 def test_a_matrix_that_names_a_run_twice_is_refused(tmp_path):
     (tmp_path / matrix.MATRIX).write_text(json.dumps({"runs": ["a", "b", "a"]}))
     with pytest.raises(UsageError, match="names a folder twice"):
-        matrix.members(tmp_path)
+        matrix.run_folders(tmp_path)

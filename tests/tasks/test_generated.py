@@ -30,17 +30,17 @@ WORD = re.compile(r"[^\W\d]+")
 
 
 @pytest.fixture(scope="module")
-def training() -> list[generated.Row]:
-    return list(islice(generated.stream(0, "train"), 30_000))
+def training() -> list[generated.GeneratedConversation]:
+    return list(islice(generated.generate_rows(0, "train"), 30_000))
 
 
 @pytest.fixture(scope="module")
-def mini() -> list[generated.Row]:
+def mini() -> list[generated.GeneratedConversation]:
     return tasks.mini_rows()
 
 
 @pytest.fixture(scope="module")
-def shipped() -> dict[str, list[generated.Row]]:
+def shipped() -> dict[str, list[generated.GeneratedConversation]]:
     """The rows of every shipped file."""
     return {
         name: [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -48,11 +48,13 @@ def shipped() -> dict[str, list[generated.Row]]:
     }
 
 
-def of(shipped: dict[str, list[generated.Row]], task: str, category: str) -> list[generated.Row]:
+def of(
+    shipped: dict[str, list[generated.GeneratedConversation]], task: str, category: str
+) -> list[generated.GeneratedConversation]:
     return [row for row in shipped[task] if row["category"] == category]
 
 
-def words(rows: list[generated.Row]) -> set[str]:
+def words(rows: list[generated.GeneratedConversation]) -> set[str]:
     texts = (text for row in rows for text in row["turns"] + row["reference"])
     return {word for text in texts for word in WORD.findall(text)}
 
@@ -63,26 +65,30 @@ def test_the_shipped_file_is_what_the_generator_writes(task: str) -> None:
     assert lines == SHIPPED[task].read_text(encoding="utf-8")
 
 
-def test_mini_has_80_rows_a_family_and_none_twice(mini: list[generated.Row]) -> None:
+def test_mini_has_80_rows_a_family_and_none_twice(
+    mini: list[generated.GeneratedConversation],
+) -> None:
     assert Counter(row["family"] for row in mini) == dict.fromkeys(generated.FAMILIES, 80)
     assert len({row["turns"][0] for row in mini}) == len({row["id"] for row in mini}) == 480
 
 
 def test_no_prompt_of_mini_occurs_in_training(
-    mini: list[generated.Row], training: list[generated.Row]
+    mini: list[generated.GeneratedConversation], training: list[generated.GeneratedConversation]
 ) -> None:
     seen = {row["turns"][0] for row in training}
     assert not [row["id"] for row in mini if row["turns"][0] in seen]
 
 
 def test_every_word_and_template_of_mini_occurs_in_training(
-    mini: list[generated.Row], training: list[generated.Row]
+    mini: list[generated.GeneratedConversation], training: list[generated.GeneratedConversation]
 ) -> None:
     assert words(mini) <= words(training)
     assert {row["template"] for row in mini} < {row["template"] for row in training}
 
 
-def test_held_out_templates_never_meet_half_b_in_training(training: list[generated.Row]) -> None:
+def test_held_out_templates_never_meet_half_b_in_training(
+    training: list[generated.GeneratedConversation],
+) -> None:
     held_out = {template.name for template in generated.TEMPLATES if template.held_out}
     half_b = {*lexicon.NAMES[1::2], *lexicon.TOWNS[1::2], *lexicon.ITEMS[1::2]}
     half_b |= {country.name for country in WORLD[1::2]}
@@ -91,7 +97,7 @@ def test_held_out_templates_never_meet_half_b_in_training(training: list[generat
 
 def test_the_open_split_shows_no_held_out_wording() -> None:
     held_out = {template.name for template in generated.TEMPLATES if template.held_out}
-    seen = {row["template"] for row in islice(generated.stream(0, "open"), 600)}
+    seen = {row["template"] for row in islice(generated.generate_rows(0, "open"), 600)}
     assert seen == {template.name for template in generated.TEMPLATES} - held_out
 
 
@@ -102,19 +108,19 @@ def test_each_family_has_held_out_and_open_templates_with_names_of_their_own() -
 
 
 def test_a_row_depends_on_seed_split_and_index_alone() -> None:
-    rows = list(islice(generated.stream(7, "train"), 60))
-    assert rows[41] == generated.row(7, "train", 41)
-    assert rows != list(islice(generated.stream(8, "train"), 60))
+    rows = list(islice(generated.generate_rows(7, "train"), 60))
+    assert rows[41] == generated.generate_row(7, "train", 41)
+    assert rows != list(islice(generated.generate_rows(8, "train"), 60))
 
 
-def test_each_question_has_its_answer(training: list[generated.Row]) -> None:
+def test_each_question_has_its_answer(training: list[generated.GeneratedConversation]) -> None:
     for row in training[:3_000]:
         assert len(row["turns"]) == len(row["reference"]) == 1 + (row["family"] == "multi_turn")
         assert all(text == text.strip() and text for text in row["turns"] + row["reference"])
 
 
 def test_every_line_of_arithmetic_is_right_and_the_last_result_is_the_answer(
-    training: list[generated.Row],
+    training: list[generated.GeneratedConversation],
 ) -> None:
     rows = [row for row in training if row["family"] == "math_reasoning"]
     for row in rows:
@@ -128,7 +134,7 @@ def test_every_line_of_arithmetic_is_right_and_the_last_result_is_the_answer(
 
 
 def test_every_step_of_a_chain_of_sums_goes_on_from_the_one_before(
-    shipped: dict[str, list[generated.Row]],
+    shipped: dict[str, list[generated.GeneratedConversation]],
 ) -> None:
     rows = of(shipped, "chains", "sums")
     assert len(rows) == 180
@@ -141,7 +147,8 @@ def test_every_step_of_a_chain_of_sums_goes_on_from_the_one_before(
 
 
 def test_chains_are_asked_in_words_that_were_trained_on_and_none_twice(
-    shipped: dict[str, list[generated.Row]], training: list[generated.Row]
+    shipped: dict[str, list[generated.GeneratedConversation]],
+    training: list[generated.GeneratedConversation],
 ) -> None:
     rows = shipped["chains"]
     assert len({row["turns"][0] for row in rows}) == len({row["id"] for row in rows}) == 240
@@ -152,7 +159,9 @@ def test_chains_are_asked_in_words_that_were_trained_on_and_none_twice(
     assert not {row["turns"][0] for row in tasks.chain_rows(1)} >= {row["turns"][0] for row in rows}
 
 
-def test_rag_answers_stand_in_the_passage_they_name(training: list[generated.Row]) -> None:
+def test_rag_answers_stand_in_the_passage_they_name(
+    training: list[generated.GeneratedConversation],
+) -> None:
     rows = [row for row in training[:3_000] if row["family"] == "rag"]
     for row in rows:
         named = re.search(r"See passage (\d+)\.", row["reference"][0])
@@ -195,16 +204,19 @@ def test_more_rows_than_the_lexicons_give_is_a_usage_error() -> None:
 
 def test_an_unknown_split_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="test"):
-        generated.stream(0, "test")  # type: ignore[arg-type]
+        generated.generate_rows(0, "test")  # type: ignore[arg-type]
 
 
-def test_rows_are_json_with_the_fields_of_a_task(shipped: dict[str, list[generated.Row]]) -> None:
+def test_rows_are_json_with_the_fields_of_a_task(
+    shipped: dict[str, list[generated.GeneratedConversation]],
+) -> None:
     fields = {"id", "family", "category", "template", "turns", "reference"}
     assert all(set(row) == fields for rows in shipped.values() for row in rows)
 
 
 def test_best_of_n_asks_neither_what_mini_asks_nor_what_was_trained_on(
-    shipped: dict[str, list[generated.Row]], training: list[generated.Row]
+    shipped: dict[str, list[generated.GeneratedConversation]],
+    training: list[generated.GeneratedConversation],
 ) -> None:
     rows = shipped["best-of-n"]
     assert Counter(row["family"] for row in rows) == dict.fromkeys(generated.FAMILIES, 8)
@@ -216,7 +228,7 @@ def test_best_of_n_asks_neither_what_mini_asks_nor_what_was_trained_on(
 
 @pytest.mark.parametrize("task", ["agentic", "repair"])
 def test_workflows_differ_and_answer_every_turn(
-    task: str, shipped: dict[str, list[generated.Row]]
+    task: str, shipped: dict[str, list[generated.GeneratedConversation]]
 ) -> None:
     rows = shipped[task]
     assert len({row["turns"][0] for row in rows}) == len({row["id"] for row in rows}) == len(rows)
@@ -228,7 +240,7 @@ def test_workflows_differ_and_answer_every_turn(
 
 @pytest.mark.parametrize("task", ["agentic", "repair", "best-of-n"])
 def test_conversations_and_their_longest_answers_fit_what_the_embedded_family_was_trained_on(
-    task: str, shipped: dict[str, list[generated.Row]]
+    task: str, shipped: dict[str, list[generated.GeneratedConversation]]
 ) -> None:
     from transformers import AutoTokenizer
 
@@ -244,7 +256,7 @@ def test_conversations_and_their_longest_answers_fit_what_the_embedded_family_wa
 
 
 def test_every_snippet_stops_with_the_error_shown_and_its_last_correction_runs(
-    shipped: dict[str, list[generated.Row]],
+    shipped: dict[str, list[generated.GeneratedConversation]],
 ) -> None:
     def outcome(program: str) -> str:
         said = io.StringIO()
@@ -267,7 +279,7 @@ def test_every_snippet_stops_with_the_error_shown_and_its_last_correction_runs(
 
 
 def test_manuals_hold_the_lists_that_are_asked_for(
-    shipped: dict[str, list[generated.Row]],
+    shipped: dict[str, list[generated.GeneratedConversation]],
 ) -> None:
     for row in of(shipped, "repair", "manual"):
         entries = re.findall(r"  (--(\w+)( \w+)?): (.*)", row["turns"][0])
@@ -285,7 +297,7 @@ def test_manuals_hold_the_lists_that_are_asked_for(
 
 
 def test_orders_that_count_are_those_the_tool_returned_and_their_sum_is_right(
-    shipped: dict[str, list[generated.Row]],
+    shipped: dict[str, list[generated.GeneratedConversation]],
 ) -> None:
     for row in of(shipped, "agentic", "orders"):
         counted = row["template"].rpartition("_")[2]
@@ -303,7 +315,7 @@ def test_orders_that_count_are_those_the_tool_returned_and_their_sum_is_right(
 
 
 def test_facts_of_the_agent_stand_in_the_passage_that_it_names(
-    shipped: dict[str, list[generated.Row]],
+    shipped: dict[str, list[generated.GeneratedConversation]],
 ) -> None:
     for row in of(shipped, "agentic", "documents"):
         passages: dict[str, str] = {}
@@ -314,7 +326,9 @@ def test_facts_of_the_agent_stand_in_the_passage_that_it_names(
                 assert all(fact in passages[number] for fact in facts), row["id"]
 
 
-def test_a_plan_follows_what_the_tool_says(shipped: dict[str, list[generated.Row]]) -> None:
+def test_a_plan_follows_what_the_tool_says(
+    shipped: dict[str, list[generated.GeneratedConversation]],
+) -> None:
     for row in of(shipped, "agentic", "plan"):
         steps = [line.partition("] ")[2] for line in row["reference"][0].splitlines()]
         done: set[str] = set()
@@ -328,7 +342,7 @@ def test_a_plan_follows_what_the_tool_says(shipped: dict[str, list[generated.Row
 
 
 def test_numbers_of_a_summary_stand_in_the_article_as_it_is_now(
-    shipped: dict[str, list[generated.Row]],
+    shipped: dict[str, list[generated.GeneratedConversation]],
 ) -> None:
     for row in of(shipped, "agentic", "revision"):
         assert len(set(row["turns"])) == len(set(row["reference"])) == 3

@@ -26,7 +26,12 @@ from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.models import resolve
-from specbench_cli.training.acceptance import Rows, calibration, divergence, export
+from specbench_cli.training.acceptance import (
+    RowSampler,
+    compute_calibration,
+    compute_divergence,
+    export,
+)
 
 app = with_all_options(train)
 
@@ -132,13 +137,13 @@ def test_the_rows_are_the_drafts_of_the_mixed_text(models):
 
 def test_every_round_has_another_order_and_a_restored_source_continues_exactly():
     rows, chances = torch.randn(50, 4), torch.rand(50)
-    source = Rows(rows, chances, 0)
+    source = RowSampler(rows, chances, 0)
     first, second = source.batch(5, 10), source.batch(5, 10)
     for batch in (first, second):
         assert torch.equal(batch.targets.sort().values, chances.sort().values)
         assert batch.inputs.shape == (50, 4)
     assert not torch.equal(first.targets, second.targets)
-    other = Rows(rows, chances, 0)
+    other = RowSampler(rows, chances, 0)
     other.restore(json.loads(json.dumps({"drawn": 50})))
     assert all(map(torch.equal, second[:3], other.batch(5, 10)[:3]))
 
@@ -148,13 +153,15 @@ def test_every_round_has_another_order_and_a_restored_source_continues_exactly()
 
 def test_the_divergence_is_zero_from_itself_and_finite_at_the_ends():
     chances = torch.tensor([0.0, 0.3, 1.0])
-    assert divergence(chances, chances) == pytest.approx(0.0)
-    assert divergence(torch.tensor([0.5]), torch.tensor([1.0])) == pytest.approx(0.6931, abs=1e-3)
+    assert compute_divergence(chances, chances) == pytest.approx(0.0)
+    assert compute_divergence(torch.tensor([0.5]), torch.tensor([1.0])) == pytest.approx(
+        0.6931, abs=1e-3
+    )
 
 
 def test_bins_hold_equally_many_tokens_by_rising_prediction():
     predicted = torch.rand(1000)
-    bins = calibration(predicted, (torch.rand(1000) < predicted).float())
+    bins = compute_calibration(predicted, (torch.rand(1000) < predicted).float())
     assert [part.tokens for part in bins] == [100] * 10
     assert all(abs(part.predicted - part.labelled) < 0.15 for part in bins)
     assert [part.predicted for part in bins] == sorted(part.predicted for part in bins)

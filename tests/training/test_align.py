@@ -29,23 +29,23 @@ from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
 from specbench_cli.models import resolve
 from specbench_cli.training import align
-from specbench_cli.training.align import Aligned, Aligner, alignment, loss_row
-from specbench_cli.training.heads.mat import answer_of
+from specbench_cli.training.align import Aligner, AlignEstimate, make_alignment, make_loss_row
+from specbench_cli.training.heads.mat import find_answer_start
 from specbench_cli.training.loop import WORK
 from specbench_cli.training.losses import (
     DISTANCES,
-    first_layers,
+    average_losses,
     kl,
     lk,
-    read,
+    load_model,
     reverse_kl,
+    take_first_layers,
     target_loss,
     text_loss,
-    together,
     tvd,
 )
-from specbench_cli.training.packing import Batch
-from specbench_cli.training.replies import Replies, Reply
+from specbench_cli.training.packing import TrainingBatch
+from specbench_cli.training.replies import Replies, TrainingReply
 from tests.tiny_family import export_models
 
 app = with_all_options(train)
@@ -148,8 +148,8 @@ def _short() -> Iterator[None]:
     """Untrained models never end an answer by themselves."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("specbench_cli.training.replies.MAX_ANSWER", 8)
-        patch.setattr(align, "ROUND", 2)
-        patch.setattr(align, "A_ROUND", 4)
+        patch.setattr(align, "ROUND_STEPS", 2)
+        patch.setattr(align, "ROUND_QUESTIONS", 4)
         yield
 
 
@@ -179,7 +179,7 @@ def aligner(out: Path, pair: tuple[Path, Path], kill_after: int | None = None) -
 
 
 def short(loss: str, samples: Any, steps: int = 5) -> align.Alignment:
-    plan = alignment(f"{loss}-{samples}", loss, samples, 1.0, steps)
+    plan = make_alignment(f"{loss}-{samples}", loss, samples, 1.0, steps)
     return replace(plan, stages=(replace(plan.stages[0], sequences=1, length=128),))
 
 
@@ -209,13 +209,15 @@ def test_a_draft_learns_on_replies_that_it_gives_as_it_is_by_then(
     with pytest.raises(Killed):
         aligner(tmp_path, pair, kill_after=3).align(plan)
     folder = tmp_path / WORK / plan.name
-    by_then = aligner(tmp_path, pair)._begun()
+    by_then = aligner(tmp_path, pair)._make_initial_model()
     by_then.load_state_dict(load_file(folder / "step-0000002" / "model.safetensors"), strict=False)
-    again = aligner(tmp_path, pair)._answered(by_then, tmp_path, 1, "own")
+    again = aligner(tmp_path, pair)._sample_own_replies(by_then, tmp_path, 1, "own")
     (tmp_path / "own-001.jsonl").rename(tmp_path / "again.jsonl")
     told = [(file).read_text() for file in (folder / "own-001.jsonl", tmp_path / "again.jsonl")]
     assert told[0] == told[1] and len(again) == 4
-    aligner(tmp_path, pair)._answered(aligner(tmp_path, pair)._begun(), tmp_path, 1, "own")
+    aligner(tmp_path, pair)._sample_own_replies(
+        aligner(tmp_path, pair)._make_initial_model(), tmp_path, 1, "own"
+    )
     assert (tmp_path / "own-001.jsonl").read_text() != told[0]  # as it began it says other things
 
 
@@ -226,18 +228,18 @@ def test_mat_is_that_of_decoding(tmp_path: Path) -> None:
     trained = replace(aligner(tmp_path, (paths[0], paths[1])), n_held_out=3)
     replies, committed, steps = [], 0, 0
     for reply in trained.held_out:
-        prompt = reply.ids[: answer_of(reply)]
+        prompt = reply.ids[: find_answer_start(reply)]
         session = Session(
             Workspace({"target": target, "draft": draft}, 512),
             Request("held out", 0, tuple(prompt), StopRule(frozenset(), 24)),
             Sampling(),
         )
         made = list(Sps(SpsParams(length=5)).generate(session))
-        replies.append(Reply(prompt, list(session.output())).encoded())
+        replies.append(TrainingReply(prompt, list(session.output())).encode())
         committed += len(session.output()) - 1
         steps += len(made)
     object.__setattr__(trained, "held_out", replies)
-    found = trained._measured(trained._begun(), 0)
+    found = trained._estimate(trained._make_initial_model(), 0)
     assert found.mat == pytest.approx(committed / steps, abs=1e-3)
     assert found.accepted[0] > 0.5 and 0.5 < found.alpha < 1
     assert found.mbsu < found.mat
@@ -245,7 +247,7 @@ def test_mat_is_that_of_decoding(tmp_path: Path) -> None:
 
 def test_runs_count_right_drafts_behind_each_known_token() -> None:
     right = torch.tensor([[1, 1, 0, 1, 1, 1]]).bool()
-    assert align._runs(right).tolist() == [[1, 0, 3, 2, 1, 0]]
+    assert align._count_runs(right).tolist() == [[1, 0, 3, 2, 1, 0]]
 
 
 def test_cross_entropy_of_its_own_replies_is_refused(
@@ -272,18 +274,18 @@ def test_a_draft_whose_output_is_cut_is_not_cut_again(
     made = first.align(plan)
     again = replace(first, draft=lambda: tmp_path / "cut")
     with pytest.raises(UsageError, match="is cut already"):
-        again._begun()
+        again._make_initial_model()
     further = replace(again, vocabulary=None)
-    assert further._measured(further._begun(), 0).mat == made.mat[-1].mat
+    assert further._estimate(further._make_initial_model(), 0).mat == made.mat[-1].mat
 
 
 def test_of_a_cut_draft_the_texts_own_loss_leaves_out_what_it_cannot_say(
     pair: tuple[Path, Path],
 ) -> None:
-    model, ids = read(pair[1], torch.device("cpu")), torch.tensor([[3, 9, 5, 9, 7]])
+    model, ids = load_model(pair[1], torch.device("cpu")), torch.tensor([[3, 9, 5, 9, 7]])
     restrict_output(model, torch.tensor([9, 5, 3]))
     weights = torch.tensor([[1.0, 1.0, 1.0, 1.0]])
-    loss = text_loss(model)(Batch(ids[:, :-1], ids[:, 1:], weights))
+    loss = text_loss(model)(TrainingBatch(ids[:, :-1], ids[:, 1:], weights))
     rows = model(ids[:, :-1]).logits[0].log_softmax(-1)
     said = [rows[at, token] for at, token in enumerate((9, 5, 9))]  # and not the last, 7
     assert loss.item() == pytest.approx(-torch.stack(said).mean().item(), rel=1e-2)
@@ -296,7 +298,7 @@ def test_a_record_that_says_nothing_of_its_draft_is_one_clear_error(
     place = shutil.copytree(pair[1], tmp_path / "draft")
     (place / align.RECORD).write_text(text)
     with pytest.raises(UsageError, match="is no record of a draft"):
-        aligner(tmp_path, (pair[0], place))._begun()
+        aligner(tmp_path, (pair[0], place))._make_initial_model()
 
 
 @pytest.mark.parametrize(
@@ -337,16 +339,17 @@ def test_several_losses_make_a_table_from_one_pre_trained_draft(
 def test_a_row_of_the_table_is_a_mean_over_seeds_with_the_interval_that_students_t_gives() -> None:
     of = {
         loss: [
-            (Aligned(0, 1.5, [], 0.4, 1.0), Aligned(9, mat, [], alpha, 1.5)) for mat, alpha in ends
+            (AlignEstimate(0, 1.5, [], 0.4, 1.0), AlignEstimate(9, mat, [], alpha, 1.5))
+            for mat, alpha in ends
         ]
         for loss, ends in {"kl": ((2.0, 0.5), (3.0, 0.7)), "tvd": ((2.5, 0.6), (3.6, 0.8))}.items()
     }
-    row = loss_row("kl", 100, of["kl"], of["kl"])
+    row = make_loss_row("kl", 100, of["kl"], of["kl"])
     assert (row["mat before"], row["mat"], row["alpha"]) == (1.5, 2.5, 0.6)
     half = 12.706 * 0.7071 / math.sqrt(2)  # of two values
     assert row["mat low"] == pytest.approx(2.5 - half, abs=1e-3)
     assert row["mbsu low"] == row["mbsu high"] == 1.5
-    other = loss_row("tvd", 100, of["tvd"], of["kl"])
+    other = make_loss_row("tvd", 100, of["tvd"], of["kl"])
     assert other["alpha over first"] == 0.1  # seed by seed, so that it is exact
     assert other["alpha over first low"] == other["alpha over first high"] == 0.1
     assert (other["mat over first"], other["mat over first high"]) == (0.55, 1.1853)
@@ -358,8 +361,8 @@ def test_a_row_of_the_table_is_a_mean_over_seeds_with_the_interval_that_students
 def test_first_layers_speak_by_the_whole_models_norm_and_output_and_are_its_own(
     tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:
-    model = aligner(tmp_path, (pair[0], pair[0]))._begun()
-    part, ids = first_layers(model, 1), torch.arange(5, 12)[None]
+    model = aligner(tmp_path, (pair[0], pair[0]))._make_initial_model()
+    part, ids = take_first_layers(model, 1), torch.arange(5, 12)[None]
     rows = model(ids, output_hidden_states=True).hidden_states[1]
     assert torch.allclose(part(ids).logits, model.lm_head(model.model.norm(rows)))
     assert len(part.model.layers) == 1 and len(model.model.layers) == 2
@@ -372,12 +375,14 @@ def test_a_sorted_draft_learns_the_mean_of_the_losses_at_all_its_exits(
     plan = short("kl", "target")
     trained = replace(aligner(tmp_path, (pair[0], pair[0])), exits=(1,))
     result = trained.align(plan)
-    batch = Replies(trained._encode.padding, lambda: trained._trained_on).batch(1, 128)
-    begun = trained._begun()
-    each = [target_loss(part, trained._model) for part in (first_layers(begun, 1), begun)]
+    batch = Replies(trained._encoder.padding, lambda: trained._training_replies).batch(1, 128)
+    begun = trained._make_initial_model()
+    each = [
+        target_loss(part, trained._target_model) for part in (take_first_layers(begun, 1), begun)
+    ]
     assert each[1](batch).item() == pytest.approx(0, abs=1e-6)  # it begins as its target
     mean = sum(loss(batch).item() for loss in each) / 2
-    assert together(each)(batch).item() == pytest.approx(mean)
+    assert average_losses(each)(batch).item() == pytest.approx(mean)
     assert result.curve[0].loss > 0
     facts = json.loads((tmp_path / plan.name / "alignment.json").read_text())
     assert facts["exits"] == "1"

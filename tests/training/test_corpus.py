@@ -15,7 +15,7 @@ from specbench_cli.training import corpus, generated
 from specbench_cli.training.corpus import (
     Corpus,
     Encoder,
-    generated_chats,
+    generate_chats,
     load_gsm8k,
 )
 
@@ -44,7 +44,7 @@ def test_every_chat_stands_whole_in_one_sequence(
     encode: Encoder, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     batch = Corpus(encode, [], 0).batch(6, 512)
-    whole = {tuple(encode(chat).ids) for chat in islice(generated_chats(0), 400)}
+    whole = {tuple(encode(chat).ids) for chat in islice(generate_chats(0), 400)}
     begin, pad = tokenizer.bos_token_id, tokenizer.pad_token_id
     for inputs, last in zip(batch.inputs.tolist(), batch.targets[:, -1].tolist(), strict=True):
         text = [token for token in [*inputs, last] if token != pad]
@@ -65,7 +65,7 @@ def test_little_is_padding_and_padding_weighs_nothing(
 
 def test_a_chat_longer_than_a_sequence_is_left_to_stages_with_longer_ones(encode: Encoder) -> None:
     long = [[("Tell me" + " why?" * 300, "because.")]]
-    asked = torch.tensor(encode.text(" why?" * 20))
+    asked = torch.tensor(encode.encode_text(" why?" * 20))
 
     def holds_it(length: int) -> bool:
         ids = Corpus(encode, long, 0).batch(2, length).inputs
@@ -102,10 +102,10 @@ def test_gsm8k_is_a_tenth_of_the_tokens(encode: Encoder) -> None:
 def test_a_family_named_twice_is_read_twice_as_much_and_in_its_order(encode: Encoder) -> None:
     mixed = Corpus(encode, [], 0, ("rag", "qa", "rag"))
     drawn = [mixed.draw().ids for _ in range(6)]
-    rows = list(islice(generated.stream(0, "train"), 24))
+    rows = list(islice(generated.generate_rows(0, "train"), 24))
     rag, qa = ([r for r in rows if r["family"] == family] for family in ("rag", "qa"))
     wanted = [rag[0], qa[0], rag[1], rag[2], qa[1], rag[3]]
-    assert drawn == [encode(corpus.chat_of(row)).ids for row in wanted]
+    assert drawn == [encode(corpus.make_chat(row)).ids for row in wanted]
 
 
 def test_answers_and_their_end_count_fully_and_prompts_less(
@@ -114,7 +114,7 @@ def test_answers_and_their_end_count_fully_and_prompts_less(
     chat = encode([("How are you?", "Fine."), ("And now?", "Better.")])
     answering = False
     for token, weight in zip(tokenizer.convert_ids_to_tokens(chat.ids), chat.weights, strict=True):
-        assert weight == pytest.approx(1.0 if answering else corpus.PROMPT_WEIGHT), token
+        assert weight == pytest.approx(1.0 if answering else corpus.PROMPT_LOSS_WEIGHT), token
         answering = token == "<|assistant|>" or (answering and token != "<|end|>")
 
 

@@ -39,7 +39,7 @@ def test_texts_are_retrieved_in_the_targets_tokens_and_a_finished_store_is_left_
     files, told = _files(tmp_path), list[int]()
     maker = DatastoreMaker(tmp_path / "out", target, told.append)
     (tmp_path / "out").mkdir()
-    folder = maker.of_texts(files, fresh=False)
+    folder = maker.make_from_texts(files, fresh=False)
     store = Datastore.load(folder, {"target": loaded})
     encode = AutoTokenizer.from_pretrained(target)
     ids = [encode(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
@@ -52,17 +52,17 @@ def test_texts_are_retrieved_in_the_targets_tokens_and_a_finished_store_is_left_
     assert [source["file"] for source in card["specbench"]["from"]] == ["some.jsonl", "more.txt"]
     assert str(tmp_path) not in json.dumps(card)
     assert told == [3]
-    maker.of_texts(files, fresh=False)
+    maker.make_from_texts(files, fresh=False)
     assert told == [3], "made once"
-    maker.of_texts(files, fresh=True)
+    maker.make_from_texts(files, fresh=True)
     files[1].write_text("Another text.", encoding="utf-8")
-    maker.of_texts(files, fresh=False)
+    maker.make_from_texts(files, fresh=False)
     assert told == [3, 3, 3], "made anew"
 
 
 def test_a_store_of_another_tokenizer_is_refused(tmp_path: Path, target: Path, loaded) -> None:
     (tmp_path / "out").mkdir()
-    folder = DatastoreMaker(tmp_path / "out", target).of_texts(_files(tmp_path), fresh=False)
+    folder = DatastoreMaker(tmp_path / "out", target).make_from_texts(_files(tmp_path), fresh=False)
     card = json.loads((folder / "config.json").read_text())
     card["specbench"]["tokenizer_sha256"] = "0" * 64
     (folder / "config.json").write_text(json.dumps(card))
@@ -86,7 +86,7 @@ def test_files_that_cannot_be_read_are_named(
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UsageError, match=says):
-        DatastoreMaker(tmp_path / "out", target).of_texts([tmp_path / name], fresh=False)
+        DatastoreMaker(tmp_path / "out", target).make_from_texts([tmp_path / name], fresh=False)
     assert not (tmp_path / "out").exists()
 
 
@@ -95,7 +95,9 @@ def test_a_target_without_the_familys_chats_is_sent_to_texts(
 ) -> None:
     monkeypatch.setattr("specbench_cli.training.datastore.SPECIAL_TOKENS", ("<|nobody|>",))
     with pytest.raises(UsageError, match="not of the embedded family"):
-        DatastoreMaker(tmp_path, target).of_replies([], 2, 0, torch.device("cpu"), fresh=False)
+        DatastoreMaker(tmp_path, target).make_from_replies(
+            [], 2, 0, torch.device("cpu"), fresh=False
+        )
 
 
 def test_replies_begin_with_the_token_that_ends_a_question_and_resume(
@@ -103,7 +105,7 @@ def test_replies_begin_with_the_token_that_ends_a_question_and_resume(
 ) -> None:
     place, told = torch.device("cpu"), list[int]()
     maker = DatastoreMaker(tmp_path, target, told.append)
-    folder = maker.of_replies([], 3, 0, place, fresh=False)
+    folder = maker.make_from_replies([], 3, 0, place, fresh=False)
     store = Datastore.load(folder, {"target": loaded})
     begin = AutoTokenizer.from_pretrained(target).get_vocab()["<|assistant|>"]
     text = store.tokens.tolist()
@@ -111,6 +113,6 @@ def test_replies_begin_with_the_token_that_ends_a_question_and_resume(
     assert len(starts) == 3 and all(text[at] == begin for at in starts)
     before = (folder / "model.safetensors").read_bytes()
     (folder / "config.json").unlink()
-    maker.of_replies([], 3, 0, place, fresh=False)
+    maker.make_from_replies([], 3, 0, place, fresh=False)
     assert told == [1, 2, 3], "the replies were kept"
     assert (folder / "model.safetensors").read_bytes() == before

@@ -17,7 +17,7 @@ from methods._heads.module import ParallelHead, get_head_classes, get_parallel_h
 from recipes.embedded import family
 from specbench_cli import registry
 from specbench_cli.app import with_all_options
-from specbench_cli.commands.training._shared import recipes
+from specbench_cli.commands.training._shared import prepare_recipes
 from specbench_cli.commands.training.app import app as train
 from specbench_cli.config.train import HeadLoss
 from specbench_cli.engine.models.checkpoint import Weights
@@ -25,10 +25,10 @@ from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.models import resolve
 from specbench_cli.training.heads import trainer as head_trainer
-from specbench_cli.training.heads.build import SCHEDULES, HeadSchedule, schedule_of_parallel
-from specbench_cli.training.heads.mat import Estimate, Log
+from specbench_cli.training.heads.build import SCHEDULES, HeadSchedule, make_parallel_schedule
+from specbench_cli.training.heads.mat import EstimateLog, MatEstimate
 from specbench_cli.training.heads.trainer import HeadResult, HeadTrainer
-from specbench_cli.training.loop import WORK, Point
+from specbench_cli.training.loop import WORK, TrainingPoint
 
 app = with_all_options(train)
 
@@ -81,7 +81,7 @@ def tiny(recipe: HeadSchedule) -> HeadSchedule:
 
 
 def trainer(out: Path, target: Path, kill_after: int | None = None) -> HeadTrainer:
-    def report(_name: str, point: Point) -> None:
+    def report(_name: str, point: TrainingPoint) -> None:
         if point.step == kill_after:
             raise Killed
 
@@ -146,7 +146,7 @@ def test_a_killed_and_resumed_training_equals_one_without_a_stop(
     target: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(head_trainer, "MEASURE_EVERY", 2)
+    monkeypatch.setattr(head_trainer, "MEASURE_INTERVAL", 2)
     whole, parts, plan = tmp_path / "whole", tmp_path / "parts", tiny(recipe)
     straight = trainer(whole, target).train(plan, "ttt")
     with pytest.raises(Killed):
@@ -165,9 +165,9 @@ def test_a_killed_and_resumed_training_equals_one_without_a_stop(
 def test_a_parallel_drafter_goes_on_where_it_was_killed_and_is_what_decoding_loads(
     kind: type[ParallelHead], tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head_trainer, "MEASURE_EVERY", 2)
+    monkeypatch.setattr(head_trainer, "MEASURE_INTERVAL", 2)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    plan = schedule_of_parallel(kind, "tiny", of_family=True)
+    plan = make_parallel_schedule(kind, "tiny", is_embedded=True)
     stage = replace(plan.stages[0], steps=4, sequences=1, length=256)
     plan = replace(plan, stages=(stage,), warmup_steps=1)
 
@@ -194,9 +194,9 @@ def test_a_pard_draft_is_adapted_from_a_draft_model(tmp_path: Path, target: Path
 
 
 def test_estimates_after_a_resumed_step_are_made_anew(tmp_path: Path) -> None:
-    log = Log(tmp_path, Estimate)
+    log = EstimateLog(tmp_path, MatEstimate)
     for step in (2, 4, 6, 4):
-        log.add(Estimate(step, 1.0, [0.0]))
+        log.add(MatEstimate(step, 1.0, [0.0]))
     assert [estimate.step for estimate in log.read()] == [2, 4]
 
 
@@ -209,9 +209,9 @@ def test_replies_are_made_once_for_all_heads(trained: Path) -> None:
 def test_wider_updates_are_fewer_and_read_as_many_tokens(
     tokens: int | None, tmp_path: Path
 ) -> None:
-    whole = HeadSchedule.own(get_head_classes()["eagle3"], "smollm2", 1536)
-    (plain,) = recipes((whole,), 1.0, False, tmp_path, True, tokens)
-    (wide,) = recipes((whole,), 1.0, False, tmp_path, True, tokens, 16, 4e-3)
+    whole = HeadSchedule.for_target(get_head_classes()["eagle3"], "smollm2", 1536)
+    (plain,) = prepare_recipes((whole,), 1.0, False, tmp_path, True, tokens)
+    (wide,) = prepare_recipes((whole,), 1.0, False, tmp_path, True, tokens, 16, 4e-3)
     assert (plain.stages[0].sequences, wide.stages[0].sequences) == (4, 16)
     assert wide.stages[0].steps * 4 == plain.stages[0].steps
     assert wide.tokens == plain.tokens == (tokens or whole.tokens)

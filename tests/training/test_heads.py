@@ -23,9 +23,9 @@ from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.types import Features, Tokens
 from specbench_cli.training.heads import build as head_build
 from specbench_cli.training.heads.build import SCHEDULES, HeadSchedule
-from specbench_cli.training.heads.losses import head_loss, read_target, unroll
-from specbench_cli.training.heads.mat import estimate
-from specbench_cli.training.packing import Batch, Encoded
+from specbench_cli.training.heads.losses import head_loss, run_target, unroll
+from specbench_cli.training.heads.mat import estimate_mat
+from specbench_cli.training.packing import EncodedChat, TrainingBatch
 
 BEGIN, VOCABULARY, LENGTH = 3, 40, 24
 SAYS = torch.tensor([0, 2, 5, 6, 7, *range(20, 40)])
@@ -68,14 +68,14 @@ def make(target: LlamaForCausalLM) -> Callable[[str], DraftHead]:
 
 def new(kind: str, target: LlamaConfig, mlp: int, n_layers: int, says: Tensor) -> DraftHead:
     """A head of a kind, for a target with so many layers."""
-    config = head_build.head_config(target, mlp)
+    config = head_build.make_head_config(target, mlp)
     taught = TargetStatistics(
         n_layers,
         target.vocab_size,
         lambda n: says if n else torch.arange(target.vocab_size),
         lambda captured_layers: torch.full((len(captured_layers) * target.hidden_size,), 4.0),
     )
-    shape = head_build.shape_of(config)
+    shape = head_build.get_head_shape(config)
     return get_head_classes()[kind].new(shape, {"rope_parameters": config.rope_parameters}, taught)
 
 
@@ -99,11 +99,11 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def batch(seed: int = 0, answers: slice = slice(14, 23)) -> Batch:
+def batch(seed: int = 0, answers: slice = slice(14, 23)) -> TrainingBatch:
     ids = text(seed)
     weights = torch.full((1, LENGTH), 0.1)
     weights[:, answers] = 1.0
-    return Batch(ids[:, :-1], ids[:, 1:], weights, starts_of(ids[:, :-1]))
+    return TrainingBatch(ids[:, :-1], ids[:, 1:], weights, starts_of(ids[:, :-1]))
 
 
 def drafted(
@@ -112,7 +112,7 @@ def drafted(
     if slots is None:
         slots = torch.arange(ids.shape[1])[None]
     with torch.no_grad():
-        read = read_target(target, ids, head.captured_layers, starts_of(ids))
+        read = run_target(target, ids, head.captured_layers, starts_of(ids))
         return [step.logits for step in unroll(head, target, ids, read, slots, steps)]
 
 
@@ -125,7 +125,7 @@ def chain_of_one_slot(
     the target's up to `slot` and the head's own after it.
     """
     with torch.no_grad():
-        read = read_target(target, ids, head.captured_layers, starts_of(ids))
+        read = run_target(target, ids, head.captured_layers, starts_of(ids))
         known = head.project_features(read.features)[:, : slot + 1]
         rows = []
         for step in range(steps):
@@ -172,7 +172,7 @@ def test_the_first_step_is_a_plain_teacher_forced_pass(
 ) -> None:
     head, ids = make(kind), text(chats=(LENGTH,))[:, :-1]
     with torch.no_grad():
-        read = read_target(target, ids, head.captured_layers, starts_of(ids))
+        read = run_target(target, ids, head.captured_layers, starts_of(ids))
         following = torch.cat([ids[:, 1:], ids[:, -1:]], 1)
         out = dense(
             head, target.model.embed_tokens(following), head.project_features(read.features)
@@ -232,7 +232,7 @@ def test_labels_that_weigh_nothing_do_not_move_the_loss(
     weights[:, 20:] = 0.0
     one = given._replace(weights=weights)
     other = batch()
-    changed = Batch(other.inputs.clone(), other.targets.clone(), weights, other.starts)
+    changed = TrainingBatch(other.inputs.clone(), other.targets.clone(), weights, other.starts)
     changed.inputs[:, 22:], changed.targets[:, 21:] = 9, 9
     assert loss(one).item() == pytest.approx(loss(changed).item(), abs=1e-6)
     assert loss(one).item() != pytest.approx(loss(given).item(), abs=1e-6)
@@ -278,10 +278,10 @@ def test_an_estimate_counts_drafts_up_to_the_first_wrong_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reach = torch.tensor([[9, 9, 2, 0, 0, 1, 9, 9, 9, 9]])
-    monkeypatch.setattr("specbench_cli.training.heads.mat._reach", lambda *_: reach)
-    chat = Encoded([BEGIN, 9, 9, *range(10, 17)], [0.1] * 3 + [1.0] * 7)
+    monkeypatch.setattr("specbench_cli.training.heads.mat._count_correct_drafts", lambda *_: reach)
+    chat = EncodedChat([BEGIN, 9, 9, *range(10, 17)], [0.1] * 3 + [1.0] * 7)
     # From place 3: two right of five, +1; from 6: one right of three, +1; from 8: the last token.
-    found = estimate(make("eagle"), target, [chat], step=7, chain=5)
+    found = estimate_mat(make("eagle"), target, [chat], step=7, chain=5)
     assert (found.step, found.mat) == (7, 2.0)
     assert found.accepted == [pytest.approx(1.0), pytest.approx(0.5), 0.0, 0.0, 0.0]
 
@@ -289,7 +289,7 @@ def test_an_estimate_counts_drafts_up_to_the_first_wrong_one(
 def test_the_vocabulary_map_is_strictly_increasing_and_a_round_trip(
     make: Callable[[str], DraftHead],
 ) -> None:
-    named = head_build.tensors(make("eagle3"))
+    named = head_build.to_stored_tensors(make("eagle3"))
     d2t, t2d = named["d2t"], named["t2d"]
     ids = torch.arange(len(d2t)) + d2t
     assert d2t.dtype == torch.int64
@@ -301,9 +301,9 @@ def test_the_vocabulary_map_is_strictly_increasing_and_a_round_trip(
 
 
 def test_the_most_frequent_tokens_are_kept_in_the_order_of_their_ids() -> None:
-    kept = head_build.most_frequent([4, 4, 4, 1, 1, 3, 3, 2], 3, vocabulary=6)
+    kept = head_build.find_most_frequent([4, 4, 4, 1, 1, 3, 3, 2], 3, vocabulary=6)
     assert kept.tolist() == [1, 3, 4]
-    assert head_build.most_frequent([], 2, vocabulary=6).tolist() == [0, 1]
+    assert head_build.find_most_frequent([], 2, vocabulary=6).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("n_layers", [1, 2, 3, 5, 8, 15])
@@ -370,7 +370,7 @@ NAMES: dict[str, dict[str, tuple[int, ...]]] = {
 def test_a_file_has_the_published_names_and_shapes_in_fp16(
     kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM, tmp_path: Path
 ) -> None:
-    head, config = make(kind), head_build.head_config(target.config, 24)
+    head, config = make(kind), head_build.make_head_config(target.config, 24)
     head_build.export(head, config, tmp_path, {"kind": kind, "target_sha256": "ab"})
     stored = load_file(tmp_path / "model.safetensors")
     config = json.loads((tmp_path / "config.json").read_text())
@@ -390,7 +390,7 @@ def test_a_shipped_head_stays_below_two_megabytes(schedule: HeadSchedule) -> Non
     wide = LlamaConfig(vocab_size=4096, hidden_size=256, num_attention_heads=4)
     says = torch.arange(get_head_classes()[schedule.kind].recipe.draft_vocab_size or 0)
     head = new(schedule.kind, wide, schedule.mlp, 8, says)
-    size = sum(t.numel() * t.element_size() for t in head_build.tensors(head).values())
+    size = sum(t.numel() * t.element_size() for t in head_build.to_stored_tensors(head).values())
     assert size < 1_990_000
 
 
@@ -403,10 +403,10 @@ def test_a_chain_drafts_what_it_was_trained_to(
 ) -> None:
     """What methods make of the file, level by level, equals the unrolled steps of training."""
     head, ids, slot = make(kind), text(chats=(LENGTH,))[:, :-1], 9
-    head_build.as_stored(head)
+    head_build.round_to_fp16(head)
     target.save_pretrained(tmp_path / "target")
     sha = Weights(tmp_path / "target").sha256()
-    config = head_build.head_config(target.config, 24)
+    config = head_build.make_head_config(target.config, 24)
     head_build.export(head, config, tmp_path / "head", {"kind": kind, "target_sha256": sha})
     decoder = load_decoder(tmp_path / "target", name="target")
     follow(head, target, DRAFTS[kind].load(tmp_path / "head", {"target": decoder}), ids, slot)

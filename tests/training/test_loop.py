@@ -10,8 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from specbench_cli.errors import UsageError
-from specbench_cli.training.loop import CURVE, Optimization, Point, Stage, latest_checkpoint, train
-from specbench_cli.training.packing import Batch
+from specbench_cli.training.loop import (
+    CURVE,
+    Optimization,
+    TrainingPoint,
+    TrainingStage,
+    latest_checkpoint,
+    train,
+)
+from specbench_cli.training.packing import TrainingBatch
 
 VOCAB = 17
 OPTIMIZATION = Optimization(peak_lr=0.05, end_lr=0.005, warmup_steps=3)
@@ -23,10 +30,10 @@ class Counting:
     def __init__(self, start: int = 0) -> None:
         self.at = start
 
-    def batch(self, sequences: int, length: int) -> Batch:
+    def batch(self, sequences: int, length: int) -> TrainingBatch:
         ids = torch.arange(self.at, self.at + sequences * length).view(sequences, length)
         self.at += sequences * length
-        return Batch(ids % VOCAB, (ids * ids + 1) % VOCAB, torch.ones(sequences, length))
+        return TrainingBatch(ids % VOCAB, (ids * ids + 1) % VOCAB, torch.ones(sequences, length))
 
     def state(self) -> dict[str, Any]:
         return {"at": self.at}
@@ -44,18 +51,22 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Embedding(VOCAB, 8), nn.LayerNorm(8), nn.Linear(8, VOCAB))
 
 
-def stages(net: nn.Module) -> list[Stage]:
-    def loss(batch: Batch) -> Tensor:
+def stages(net: nn.Module) -> list[TrainingStage]:
+    def loss(batch: TrainingBatch) -> Tensor:
         return nn.functional.cross_entropy(net(batch.inputs).flatten(0, 1), batch.targets.flatten())
 
     often, once = Counting(), Counting(start=100)
-    return [Stage(4, 2, 8, loss, often), Stage(3, 1, 16, loss, once), Stage(3, 1, 16, loss, often)]
+    return [
+        TrainingStage(4, 2, 8, loss, often),
+        TrainingStage(3, 1, 16, loss, once),
+        TrainingStage(3, 1, 16, loss, often),
+    ]
 
 
 def run(folder: Path, kill_after: int | None = None) -> tuple[list[float], nn.Module]:
     net = model()
 
-    def maybe_die(point: Point) -> None:
+    def maybe_die(point: TrainingPoint) -> None:
         if point.step == kill_after:
             raise Killed
 
@@ -101,7 +112,7 @@ def test_what_is_made_of_its_progress_is_no_time_of_a_training(
     def passes(seconds: float) -> None:
         now[0] += seconds
 
-    def slow(stage: Stage) -> Stage:
+    def slow(stage: TrainingStage) -> TrainingStage:
         return replace(stage, loss=lambda batch: (passes(1), stage.loss(batch))[1])
 
     slowly = [slow(stage) for stage in stages(net)]
@@ -155,7 +166,7 @@ def test_resuming_another_plan_is_a_usage_error(tmp_path: Path) -> None:
 
 
 def test_the_rate_warms_up_to_its_peak_and_ends_near_its_end() -> None:
-    rates = [OPTIMIZATION.lr(step, 100) for step in range(100)]
+    rates = [OPTIMIZATION.get_learning_rate(step, 100) for step in range(100)]
     assert rates[0] < rates[1] < rates[2] == pytest.approx(0.05)
     assert rates[3:] == sorted(rates[3:], reverse=True)
     assert rates[-1] == pytest.approx(0.005, rel=0.01)
@@ -163,6 +174,6 @@ def test_the_rate_warms_up_to_its_peak_and_ends_near_its_end() -> None:
 
 def test_with_a_horizon_the_rate_falls_as_if_the_run_were_longer() -> None:
     cut = replace(OPTIMIZATION, horizon=100)
-    assert [cut.lr(step, 40) for step in range(40)] == [
-        OPTIMIZATION.lr(step, 100) for step in range(40)
+    assert [cut.get_learning_rate(step, 40) for step in range(40)] == [
+        OPTIMIZATION.get_learning_rate(step, 100) for step in range(40)
     ]

@@ -35,22 +35,22 @@ from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.types import Tokens
 from specbench_cli.errors import UsageError
 from specbench_cli.tasks import render_prompt
-from specbench_cli.training.align import Aligner, alignment
+from specbench_cli.training.align import Aligner, make_alignment
 from specbench_cli.training.corpus import Encoder, TemplateEncoder
 from specbench_cli.training.heads import losses as head_losses
 from specbench_cli.training.heads import trainer as head_trainer
-from specbench_cli.training.heads.build import RIDGE, HeadSchedule, begin_linear
-from specbench_cli.training.heads.losses import Kept, read_target, what_is_said
+from specbench_cli.training.heads.build import RIDGE, HeadSchedule, init_from_least_squares
+from specbench_cli.training.heads.losses import CachedTargetOutput, predict_target, run_target
 from specbench_cli.training.heads.trainer import HeadTrainer
-from specbench_cli.training.loop import WORK, Point
+from specbench_cli.training.loop import WORK, TrainingPoint
 from specbench_cli.training.replies import (
     OPENINGS,
-    Ask,
-    Reply,
-    RowFiles,
-    own_asks,
+    HiddenStateFiles,
+    ReplyPrompt,
+    TrainingReply,
+    load_replies,
+    make_magpie_prompts,
     sample_replies,
-    written,
 )
 
 app = with_all_options(train)
@@ -138,8 +138,8 @@ def encode(tokenizer: PreTrainedTokenizerFast) -> TemplateEncoder:
 
 
 def sample(
-    folder: Path, asks: list[Ask], file: Path, rows: RowFiles | None = None
-) -> dict[int, Reply]:
+    folder: Path, asks: list[ReplyPrompt], file: Path, rows: HiddenStateFiles | None = None
+) -> dict[int, TrainingReply]:
     def target() -> Decoder:
         return load_decoder(folder, name="target")
 
@@ -149,26 +149,26 @@ def sample(
 def placed(folder: Path) -> list[tuple[int, int]]:
     """The first row of each reply, by what it says, and how many rows are read."""
     found = sorted(
-        written(folder / "replies.jsonl"), key=lambda reply: (*reply.prompt, -1, *reply.answer)
+        load_replies(folder / "replies.jsonl"), key=lambda reply: (*reply.prompt, -1, *reply.answer)
     )
-    return [(reply.first, reply.size - 1) for reply in found]
+    return [(reply.first_row, reply.size - 1) for reply in found]
 
 
 @pytest.fixture(scope="module")
-def asks(encode: TemplateEncoder) -> list[Ask]:
-    return own_asks(encode, PROBLEMS, 0, 40)
+def asks(encode: TemplateEncoder) -> list[ReplyPrompt]:
+    return make_magpie_prompts(encode, PROBLEMS, 0, 40)
 
 
 @pytest.fixture(scope="module")
-def made(folder: Path, asks: list[Ask], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(folder: Path, asks: list[ReplyPrompt], tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("replies") / "replies.jsonl"
     assert sample(folder, asks, file)
     return file
 
 
-def replies_of(file: Path) -> list[Reply]:
+def replies_of(file: Path) -> list[TrainingReply]:
     rows = sorted(map(json.loads, file.read_text().splitlines()), key=lambda row: row["chat"])
-    return [Reply(row["prompt"], row["answer"]) for row in rows]
+    return [TrainingReply(row["prompt"], row["answer"]) for row in rows]
 
 
 # ---- prompts and replies ------------------------------------------------------------------------
@@ -178,9 +178,11 @@ def test_a_prompt_is_what_the_harness_renders(
     encode: TemplateEncoder, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     question = "How far is it?"
-    assert encode.prompt(question) == render_prompt(tokenizer, [("user", question)], raw=False)
-    whole = [*encode.asks, *encode.text(question), *encode.answers]
-    assert tokenizer.decode(whole) == tokenizer.decode(encode.prompt(question))
+    assert encode.encode_prompt(question) == render_prompt(
+        tokenizer, [("user", question)], raw=False
+    )
+    whole = [*encode.question_prefix, *encode.encode_text(question), *encode.answers]
+    assert tokenizer.decode(whole) == tokenizer.decode(encode.encode_prompt(question))
     assert encode.answers[0] == END
 
 
@@ -190,13 +192,13 @@ def test_a_tokenizer_without_a_template_is_refused(tokenizer: PreTrainedTokenize
         TemplateEncoder(bare, frozenset({END}))
 
 
-def test_more_asks_begin_with_the_same(encode: TemplateEncoder, asks: list[Ask]) -> None:
-    assert own_asks(encode, PROBLEMS, 0, 60)[:40] == asks
-    assert sum(not ask.then for ask in asks) == 10
-    own = [ask for ask in asks if ask.then]
+def test_more_asks_begin_with_the_same(encode: TemplateEncoder, asks: list[ReplyPrompt]) -> None:
+    assert make_magpie_prompts(encode, PROBLEMS, 0, 60)[:40] == asks
+    assert sum(not ask.question_end for ask in asks) == 10
+    own = [ask for ask in asks if ask.question_end]
     assert {ask.greedy for ask in own} == {True, False}
-    begun = {tuple(ask.ids[len(encode.asks) :]) for ask in own}
-    openings = {tuple(encode.text(text)) for text in OPENINGS}
+    begun = {tuple(ask.ids[len(encode.question_prefix) :]) for ask in own}
+    openings = {tuple(encode.encode_text(text)) for text in OPENINGS}
     assert () in begun
     assert 5 < len(begun - {()}) == len(begun & openings)
 
@@ -209,9 +211,9 @@ def test_a_target_that_ends_turns_by_text_is_asked_problems_alone(
     )
     plain.chat_template = "USER: {{ messages[0]['content'] }} ASSISTANT:"
     encode = TemplateEncoder(plain, frozenset({END}))
-    assert not any(ask.then for ask in own_asks(encode, PROBLEMS, 0, 9))
+    assert not any(ask.question_end for ask in make_magpie_prompts(encode, PROBLEMS, 0, 9))
     with pytest.raises(UsageError, match="questions of its own"):
-        own_asks(encode, [], 0, 9)
+        make_magpie_prompts(encode, [], 0, 9)
 
 
 def test_a_template_that_fails_or_another_familys_tokenizer_is_an_error_of_the_user(
@@ -228,7 +230,7 @@ def test_a_template_that_fails_or_another_familys_tokenizer_is_an_error_of_the_u
 
 
 def test_greedy_answers_are_what_transformers_generates(
-    made: Path, asks: list[Ask], target: LlamaForCausalLM
+    made: Path, asks: list[ReplyPrompt], target: LlamaForCausalLM
 ) -> None:
     replies = [r for r, ask in zip(replies_of(made), asks, strict=True) if ask.greedy and r.answer]
     assert len(replies) > 9
@@ -246,25 +248,25 @@ def test_greedy_answers_are_what_transformers_generates(
 
 
 def test_a_question_of_its_own_stands_where_the_users_would(
-    made: Path, asks: list[Ask], encode: TemplateEncoder
+    made: Path, asks: list[ReplyPrompt], encode: TemplateEncoder
 ) -> None:
-    own = [reply for reply, ask in zip(replies_of(made), asks, strict=True) if ask.then]
+    own = [reply for reply, ask in zip(replies_of(made), asks, strict=True) if ask.question_end]
     answered = [reply.prompt for reply in own if reply.answer]
     assert 0 < len(answered) < len(own)  # a question that does not end leads to no answer
     assert len({tuple(prompt) for prompt in answered}) == len(answered)
-    first, last = len(encode.asks), len(encode.answers)
+    first, last = len(encode.question_prefix), len(encode.answers)
     for prompt in answered:
-        assert (prompt[:first], prompt[-last:]) == (encode.asks, encode.answers)
+        assert (prompt[:first], prompt[-last:]) == (encode.question_prefix, encode.answers)
         assert END not in prompt[first:-last]
 
 
 def test_an_answer_is_drawn_as_likely_as_the_target_says(
     folder: Path, target: LlamaForCausalLM, encode: TemplateEncoder, tmp_path: Path
 ) -> None:
-    prompt, n = encode.prompt("And?"), 1500
+    prompt, n = encode.encode_prompt("And?"), 1500
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("specbench_cli.training.replies.MAX_ANSWER", 1)
-        found = sample(folder, [Ask(prompt)] * n, tmp_path / "replies.jsonl")
+        found = sample(folder, [ReplyPrompt(prompt)] * n, tmp_path / "replies.jsonl")
     counts = torch.bincount(torch.tensor([r.answer[0] for r in found.values()]), minlength=280)
     chances = target(torch.tensor([prompt])).logits[0, -1].softmax(-1)
     often = chances * n > 8
@@ -274,7 +276,7 @@ def test_an_answer_is_drawn_as_likely_as_the_target_says(
 
 
 def test_replies_of_a_killed_run_are_kept_and_the_rest_is_the_same(
-    made: Path, folder: Path, asks: list[Ask], tmp_path: Path
+    made: Path, folder: Path, asks: list[ReplyPrompt], tmp_path: Path
 ) -> None:
     file, whole = tmp_path / "replies.jsonl", made.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])  # in the middle of a line
@@ -283,7 +285,7 @@ def test_replies_of_a_killed_run_are_kept_and_the_rest_is_the_same(
 
 
 def test_two_processes_do_not_write_the_same_replies(
-    made: Path, folder: Path, asks: list[Ask], tmp_path: Path
+    made: Path, folder: Path, asks: list[ReplyPrompt], tmp_path: Path
 ) -> None:
     file = tmp_path / "replies.jsonl"
     file.write_bytes(made.read_bytes())
@@ -297,25 +299,25 @@ def test_two_processes_do_not_write_the_same_replies(
 
 
 @pytest.fixture(scope="module")
-def seen(folder: Path, asks: list[Ask], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def seen(folder: Path, asks: list[ReplyPrompt], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Replies made while rows of three layers were kept."""
     place = tmp_path_factory.mktemp("seen")
-    sample(folder, asks, place / "replies.jsonl", RowFiles(place, CAPTURED_LAYERS, 16))
+    sample(folder, asks, place / "replies.jsonl", HiddenStateFiles(place, CAPTURED_LAYERS, 16))
     return place
 
 
 def test_rows_kept_while_replies_are_made_are_the_targets(
     seen: Path, made: Path, target: LlamaForCausalLM
 ) -> None:
-    given = written(seen / "replies.jsonl")
+    given = load_replies(seen / "replies.jsonl")
     assert replies_of(seen / "replies.jsonl") == replies_of(made)
-    rows, best = RowFiles(seen, CAPTURED_LAYERS, 16).held()
+    rows, best = HiddenStateFiles(seen, CAPTURED_LAYERS, 16).open_arrays()
     assert len(rows) == len(best) == sum(reply.size for reply in given)
     for reply in given:
         ids = torch.tensor([[*reply.prompt, *reply.answer]])
-        read = read_target(target, ids, CAPTURED_LAYERS)
+        read = run_target(target, ids, CAPTURED_LAYERS)
         true = torch.cat([read.features, read.normed], -1)[0, :-1]
-        span = slice(reply.first, reply.first + reply.size - 1)  # the last token is not fed
+        span = slice(reply.first_row, reply.first_row + reply.size - 1)  # the last token is not fed
         torch.testing.assert_close(torch.tensor(rows[span]).float(), true, atol=1e-4, rtol=1e-3)
         two = target.lm_head(read.normed)[0, :-1].topk(2)
         clear = two.values[:, 0] - two.values[:, 1] > 1e-4
@@ -324,15 +326,17 @@ def test_rows_kept_while_replies_are_made_are_the_targets(
 
 @pytest.mark.parametrize("cut", [1, 2])
 def test_rows_of_a_killed_run_stay_beside_their_replies(
-    cut: int, seen: Path, folder: Path, asks: list[Ask], tmp_path: Path
+    cut: int, seen: Path, folder: Path, asks: list[ReplyPrompt], tmp_path: Path
 ) -> None:
     shutil.copytree(seen, tmp_path, dirs_exist_ok=True)
     file, rows = tmp_path / "replies.jsonl", next(tmp_path.glob("*.f16"))
     file.write_bytes(file.read_bytes()[:-9])  # rows of a reply that is not whole
     if cut == 2:  # and rows that lack
         rows.write_bytes(rows.read_bytes()[:5000])
-    sample(folder, asks, file, RowFiles(tmp_path, CAPTURED_LAYERS, 16))
-    ours, theirs = (RowFiles(place, CAPTURED_LAYERS, 16).held()[0] for place in (tmp_path, seen))
+    sample(folder, asks, file, HiddenStateFiles(tmp_path, CAPTURED_LAYERS, 16))
+    ours, theirs = (
+        HiddenStateFiles(place, CAPTURED_LAYERS, 16).open_arrays()[0] for place in (tmp_path, seen)
+    )
     pairs = zip(placed(tmp_path), placed(seen), strict=True)
     for (at, n), (there, _) in pairs:
         mine, others = ours[at : at + n], theirs[there : there + n]
@@ -349,22 +353,24 @@ def test_kept_rows_are_the_targets(
 ) -> None:
     """In fp32, whatever the processor multiplies: what is left is the rounding of the file."""
     monkeypatch.setattr(head_losses, "autocast", lambda _: nullcontext())
-    given, files = written(made), RowFiles(tmp_path, captured_layers, 16)
-    Kept(files, target, captured_layers, given[:3])
+    given, files = load_replies(made), HiddenStateFiles(tmp_path, captured_layers, 16)
+    CachedTargetOutput(files, target, captured_layers, given[:3])
     file = next(tmp_path.glob("*.f16"))
     file.write_bytes(file.read_bytes()[:-7])  # a run that was killed
-    with files.alone(), pytest.raises(UsageError, match="another process"):
-        Kept(RowFiles(tmp_path, captured_layers, 16), target, captured_layers, given)
-    kept, says = Kept(files, target, captured_layers, given), torch.arange(0, 280, 3)
-    source = head_trainer.Replies(END, lambda: [reply.encoded() for reply in given])
+    with files.lock(), pytest.raises(UsageError, match="another process"):
+        CachedTargetOutput(
+            HiddenStateFiles(tmp_path, captured_layers, 16), target, captured_layers, given
+        )
+    kept, says = CachedTargetOutput(files, target, captured_layers, given), torch.arange(0, 280, 3)
+    source = head_trainer.Replies(END, lambda: [reply.encode() for reply in given])
     batch = source.batch(2, 128)
-    true = read_target(target, batch.inputs, captured_layers, batch.starts)
-    read, real = kept.read(batch), batch.weights > 0
+    true = run_target(target, batch.inputs, captured_layers, batch.starts)
+    read, real = kept.get_output(batch), batch.weights > 0
     torch.testing.assert_close(read.features[real], true.features[real], atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(read.normed[real], true.normed[real], atol=2e-3, rtol=2e-3)
-    ours, theirs = kept.said(batch, read.normed, says), what_is_said(target, true.normed, says)
+    ours, theirs = kept.predict(batch, read.normed, says), predict_target(target, true.normed, says)
     torch.testing.assert_close(ours.logits[real], theirs.logits[real], atol=5e-3, rtol=5e-3)
-    assert torch.equal(ours.known[real], theirs.known[real])
+    assert torch.equal(ours.draftable[real], theirs.draftable[real])
 
 
 @torch.no_grad()
@@ -376,14 +382,14 @@ def test_a_head_begins_as_the_best_linear_guess_of_the_targets_next_row(
     target, norm = deepcopy(target), torch.rand(16) + 0.5
     target.model.norm.weight.copy_(norm)
     texts = []
-    for reply in written(made):
+    for reply in load_replies(made):
         ids = torch.tensor([*reply.prompt, *reply.answer])
-        rows = read_target(target, ids[None], (-1,)).normed[0]
+        rows = run_target(target, ids[None], (-1,)).normed[0]
         texts.append((ids, rows, rows))
     shape = HeadShape(16, 24, 2, 2, 8)
     head = get_head_classes()[kind](shape, {}, ("fc.bias",) if kind == "eagle" else ())
     head.init_weights(0.2)
-    begin_linear(head, target, texts)
+    init_from_least_squares(head, target, texts)
     reads, wanted = [], []
     for ids, rows, _ in texts:
         embedded = target.model.embed_tokens(ids[1:-1])
@@ -410,7 +416,7 @@ def test_a_head_begins_as_the_best_linear_guess_of_the_targets_next_row(
 
 
 def trainer(out: Path, folder: Path, kill_after: int | None = None) -> HeadTrainer:
-    def report(_name: str, point: Point) -> None:
+    def report(_name: str, point: TrainingPoint) -> None:
         if point.step == kill_after:
             raise Killed
 
@@ -422,7 +428,7 @@ def answered(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The replies that all of these trainings read, and their measures."""
     out = tmp_path_factory.mktemp("answered")
     made = trainer(out, folder)
-    assert made.replies()
+    assert made.make_replies()
     assert made.held_out
     return out
 
@@ -431,11 +437,11 @@ def answered(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_head_for_it_says_a_part_of_the_vocabulary_whether_stopped_or_not(
     kind: str, folder: Path, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head_trainer, "MEASURE_EVERY", 2)
+    monkeypatch.setattr(head_trainer, "MEASURE_INTERVAL", 2)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     for out in (whole, parts):
         shutil.copytree(answered, out)
-    plan = trainer(whole, folder).schedule(get_head_classes()[kind])
+    plan = trainer(whole, folder).get_schedule(get_head_classes()[kind])
     stages = tuple(replace(stage, steps=4, sequences=1, length=400) for stage in plan.stages)
     assert isinstance(plan, HeadSchedule)
     plan = replace(plan, stages=stages, warmup_steps=1, says=100)
@@ -466,7 +472,7 @@ def test_a_draft_of_its_layers_says_a_part_of_the_vocabulary_whether_stopped_or_
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     for out in (whole, parts):
         shutil.copytree(answered, out)
-    plan = alignment("kl", "kl", "target", 1.0, 4, aligner(whole, folder).length)
+    plan = make_alignment("kl", "kl", "target", 1.0, 4, aligner(whole, folder).length)
     plan = replace(plan, stages=(replace(plan.stages[0], sequences=1, length=400),))
     straight = aligner(whole, folder).align(plan)
     with pytest.raises(Killed):
@@ -496,29 +502,33 @@ def test_a_draft_of_its_layers_says_a_part_of_the_vocabulary_whether_stopped_or_
     further = replace(
         aligner(tmp_path / "further", folder), layers=0, vocabulary=None, draft=lambda: whole / "kl"
     )
-    stays = {name for name, each in further._begun().named_parameters() if not each.requires_grad}
+    stays = {
+        name
+        for name, each in further._make_initial_model().named_parameters()
+        if not each.requires_grad
+    }
     assert stays == {"model.embed_tokens.weight", "lm_head.weight"}
-    assert further._keeps and not replace(further, pretrain=1)._keeps
+    assert further._freezes_embeddings and not replace(further, pretrain=1)._freezes_embeddings
 
 
 def test_a_draft_of_all_its_layers_that_says_everything_is_the_target(
     folder: Path, answered: Path
 ) -> None:
     made = replace(aligner(answered, folder), layers=8, vocabulary=None)
-    said = made._measured(made._begun(), 0)
+    said = made._estimate(made._make_initial_model(), 0)
     assert said.alpha == pytest.approx(1.0, abs=1e-4)
     cut = replace(made, vocabulary=100)
-    assert 0 < cut._measured(cut._begun(), 0).alpha < said.alpha
+    assert 0 < cut._estimate(cut._make_initial_model(), 0).alpha < said.alpha
 
 
 def test_layers_that_it_has_not_are_refused(folder: Path, answered: Path) -> None:
     with pytest.raises(UsageError, match=r"a draft of 9 layers cannot be made of tiny.* has 8"):
-        replace(aligner(answered, folder), layers=9)._begun()
+        replace(aligner(answered, folder), layers=9)._make_initial_model()
 
 
 def test_a_target_without_a_draft_is_told_how_one_is_made(folder: Path, answered: Path) -> None:
     with pytest.raises(UsageError, match="has no draft model of its own") as caught:
-        replace(aligner(answered, folder), layers=0)._begun()
+        replace(aligner(answered, folder), layers=0)._make_initial_model()
     assert "--layers 2" in (caught.value.hint or "")
 
 
@@ -528,7 +538,7 @@ def test_a_target_of_another_kind_is_refused(folder: Path, tmp_path: Path) -> No
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "model_type": "phi3"}))
     with pytest.raises(UsageError, match="this target is a phi3"):
-        trainer(tmp_path / "out", other).schedule(get_head_classes()["eagle"])
+        trainer(tmp_path / "out", other).get_schedule(get_head_classes()["eagle"])
 
 
 def test_the_commands_train_for_it(

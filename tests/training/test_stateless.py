@@ -16,7 +16,7 @@ from methods._heads.recipe import Objective
 from recipes.embedded import family
 from specbench_cli import registry
 from specbench_cli.app import with_all_options
-from specbench_cli.commands.training._shared import bars
+from specbench_cli.commands.training._shared import show_bars
 from specbench_cli.commands.training.app import app as train
 from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.engine.models.decoder import Decoder
@@ -25,13 +25,17 @@ from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.models import resolve
 from specbench_cli.training.heads import trainer as head_trainer
-from specbench_cli.training.heads.build import TorchTarget, build_stateless, schedule_of
-from specbench_cli.training.heads.losses import head_loss, read_target, unroll
-from specbench_cli.training.heads.mat import estimate
+from specbench_cli.training.heads.build import (
+    TorchTarget,
+    build_stateless_head,
+    make_stateless_schedule,
+)
+from specbench_cli.training.heads.losses import head_loss, run_target, unroll
+from specbench_cli.training.heads.mat import estimate_mat
 from specbench_cli.training.heads.trainer import HeadTrainer
-from specbench_cli.training.loop import Point
+from specbench_cli.training.loop import TrainingPoint
 from specbench_cli.training.losses import autocast
-from specbench_cli.training.packing import Batch, Encoded
+from specbench_cli.training.packing import EncodedChat, TrainingBatch
 
 app = with_all_options(train)
 
@@ -96,13 +100,13 @@ def test_a_level_is_about_the_token_as_far_behind_the_next(target: LlamaForCausa
     head, ids = Lines(TorchTarget(target)), text()[:, :-1]
     slots = torch.tensor([[2, 9, 15]])
     with torch.no_grad():
-        read = read_target(target, ids, head.captured_layers, torch.tensor([[0] * 11 + [11] * 13]))
+        read = run_target(target, ids, head.captured_layers, torch.tensor([[0] * 11 + [11] * 13]))
         said = head(read.features[0, slots[0]])
         steps = list(unroll(head, target, ids, read, slots, 3))
     assert len(steps) == 3
     for level, step in enumerate(steps):
         torch.testing.assert_close(step.logits[0], said[level])
-        assert step.at.tolist() == [[3 + level, 10 + level, 16 + level]]
+        assert step.positions.tolist() == [[3 + level, 10 + level, 16 + level]]
     assert [step.valid.tolist() for step in steps] == [  # slot 9's chat ends with place 10
         [[True, True, True]],
         [[True, False, True]],
@@ -116,10 +120,10 @@ def test_the_loss_is_the_cross_entropy_to_the_targets_distributions(
     head, ids = Lines(TorchTarget(target)), text(chats=(LENGTH,))
     weights = torch.zeros(1, LENGTH)
     weights[:, 10:15] = 1.0
-    batch = Batch(ids[:, :-1], ids[:, 1:], weights)
+    batch = TrainingBatch(ids[:, :-1], ids[:, 1:], weights)
     loss = head_loss(head, target, Objective(steps=3, decay=0.5), fast=False)(batch)
     with torch.no_grad(), autocast(ids.device):
-        read = read_target(target, batch.inputs, head.captured_layers, batch.starts)
+        read = run_target(target, batch.inputs, head.captured_layers, batch.starts)
         wanted = target.lm_head(read.normed).float()[0].softmax(-1)
         said = head(read.features[0]).float().log_softmax(-1)
     total = 0.0
@@ -136,7 +140,7 @@ def test_a_head_that_foresees_the_text_is_estimated_to_reach_its_depth(
     target: LlamaForCausalLM,
 ) -> None:
     ids = torch.tensor([text(chats=(LENGTH,))[0, :-1].tolist()])
-    rows = read_target(target, ids, (-1,)).features[0]
+    rows = run_target(target, ids, (-1,)).features[0]
 
     class Knows(FeatureHead):
         kind = "knows"
@@ -146,14 +150,14 @@ def test_a_head_that_foresees_the_text_is_estimated_to_reach_its_depth(
             after = [(place + 2 + level).clamp(max=LENGTH - 1) for level in range(2)]
             return nn.functional.one_hot(ids[0, torch.stack(after)], VOCABULARY).float()
 
-    chat = Encoded(ids[0].tolist(), [0.1] * 6 + [1.0] * (LENGTH - 6))
-    found = estimate(Knows(TorchTarget(target)), target, [chat], step=1, chain=5)
+    chat = EncodedChat(ids[0].tolist(), [0.1] * 6 + [1.0] * (LENGTH - 6))
+    found = estimate_mat(Knows(TorchTarget(target)), target, [chat], step=1, chain=5)
     assert found.accepted[:3] == [1.0, 1.0, 0.0]
 
 
 def test_what_says_no_levels_is_refused(target: LlamaForCausalLM) -> None:
     with pytest.raises(UsageError, match=r"makes \[1, 40\]; .* \[levels, 1, 40\]"):
-        build_stateless(Sequential, target, 0)
+        build_stateless_head(Sequential, target, 0)
 
 
 # ---- the command --------------------------------------------------------------------------------
@@ -195,7 +199,7 @@ def test_the_command_leaves_a_head_that_the_method_takes(tmp_path: Path, folder:
 
 
 def trainer(out: Path, target: Path, kill_after: int | None = None) -> HeadTrainer:
-    def report(_name: str, point: Point) -> None:
+    def report(_name: str, point: TrainingPoint) -> None:
         if point.step == kill_after:
             raise Killed
 
@@ -206,8 +210,8 @@ def trainer(out: Path, target: Path, kill_after: int | None = None) -> HeadTrain
 def test_a_killed_and_resumed_training_equals_one_without_a_stop(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head_trainer, "MEASURE_EVERY", 2)
-    schedule = schedule_of(Lines)
+    monkeypatch.setattr(head_trainer, "MEASURE_INTERVAL", 2)
+    schedule = make_stateless_schedule(Lines)
     stages = tuple(replace(stage, steps=3, sequences=1, length=256) for stage in schedule.stages)
     schedule = replace(schedule, stages=stages, warmup_steps=1)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -221,7 +225,7 @@ def test_a_killed_and_resumed_training_equals_one_without_a_stop(
 
 
 def test_an_interrupted_training_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(KeyboardInterrupt), bars():
+    with pytest.raises(KeyboardInterrupt), show_bars():
         raise KeyboardInterrupt
     assert capsys.readouterr().err.strip().endswith("to go on: the same command, without --fresh")
 

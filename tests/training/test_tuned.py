@@ -17,11 +17,11 @@ from specbench_cli.errors import UsageError
 from specbench_cli.models import resolve
 from specbench_cli.models.adapter import CONFIG, WEIGHTS
 from specbench_cli.training.heads import tuned
-from specbench_cli.training.heads.build import TorchTarget, schedule_of
+from specbench_cli.training.heads.build import TorchTarget, make_stateless_schedule
 from specbench_cli.training.heads.trainer import HeadTrainer
-from specbench_cli.training.loop import Point
-from specbench_cli.training.losses import autocast, read
-from specbench_cli.training.packing import Batch
+from specbench_cli.training.loop import TrainingPoint
+from specbench_cli.training.losses import autocast, load_model
+from specbench_cli.training.packing import TrainingBatch
 
 CPU = torch.device("cpu")
 
@@ -46,10 +46,10 @@ def _apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
 
 
-def stirred(model: LlamaForCausalLM, rank: int = 2) -> dict[str, tuned.LowRank]:
+def stirred(model: LlamaForCausalLM, rank: int = 2) -> dict[str, tuned.LowRankUpdate]:
     """Additions that add something."""
     torch.manual_seed(1)
-    parts = tuned.tune(model, rank)
+    parts = tuned.add_low_rank_updates(model, rank)
     with torch.no_grad():
         for part in parts.values():
             part.b.normal_(std=0.3)
@@ -61,14 +61,14 @@ def stirred(model: LlamaForCausalLM, rank: int = 2) -> dict[str, tuned.LowRank]:
 def test_the_loss_is_that_of_every_token_and_of_every_mask(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuned, "GROUPS", 3)
-    model = read(folder, CPU)
+    monkeypatch.setattr(tuned, "N_MASK_GROUPS", 3)
+    model = load_model(folder, CPU)
     head = MaskToken(TorchTarget(model), levels=2)
     ids = torch.randint(5, 4096, (1, 21), generator=torch.Generator().manual_seed(0))
     weights = torch.cat((torch.full((1, 8), 0.1), torch.ones(1, 12)), 1)
-    batch = Batch(ids[:, :-1], ids[:, 1:], weights)
+    batch = TrainingBatch(ids[:, :-1], ids[:, 1:], weights)
     loss = tuned.masked_loss(head, model)(batch)
-    slots = tuned._drawn(tuned.slots_of(weights), batch)[0].tolist()
+    slots = tuned._sample_slots(tuned.choose_slots(weights), batch)[0].tolist()
     assert len(set(slots)) == 3
     with torch.no_grad(), autocast(CPU):
         text = model(input_ids=batch.inputs, use_cache=False).logits[0].float()
@@ -84,7 +84,7 @@ def test_the_loss_is_that_of_every_token_and_of_every_mask(
                     total += float(weights[0, at] * F.cross_entropy(row, ids[0, at + 1]))
                     count += float(weights[0, at])
     assert loss.item() == pytest.approx(total / count, rel=2e-3)
-    parts = tuned.tune(model, 2)
+    parts = tuned.add_low_rank_updates(model, 2)
     torch.autograd.backward(tuned.masked_loss(head, model)(batch))
     assert head.mask.grad is not None
     assert all(part.b.grad is not None and part.b.grad.any() for part in parts.values())
@@ -101,9 +101,9 @@ def test_a_fine_tuning_is_a_target_and_is_the_model_that_was_trained(
         (base / file.name).write_bytes(file.read_bytes())
     held = {name: each.to(dtype) for name, each in load_file(base / "model.safetensors").items()}
     save_file(held, base / "model.safetensors", {"format": "pt"})
-    model = read(base, CPU)
+    model = load_model(base, CPU)
     parts = stirred(model)
-    tuned.save(parts, tmp_path / "tuned", str(base))
+    tuned.save_adapter(parts, tmp_path / "tuned", str(base))
     found = resolve(str(tmp_path / "tuned"))
     assert (found.label, found.heads) == ("tuned", {})
     whole = load_file(found.path / "model.safetensors")
@@ -115,7 +115,7 @@ def test_a_fine_tuning_is_a_target_and_is_the_model_that_was_trained(
     assert all(whole[name].equal(held[name]) for name in same)
     if dtype == torch.float32:
         ids = torch.arange(5, 25)[None]
-        ours = read(found.path, CPU)(ids).logits
+        ours = load_model(found.path, CPU)(ids).logits
         torch.testing.assert_close(ours, model(ids).logits, rtol=1e-4, atol=1e-4)
 
 
@@ -136,7 +136,7 @@ def test_a_fine_tuning_is_a_target_and_is_the_model_that_was_trained(
 def test_a_fine_tuning_of_another_kind_is_told_by_what_it_says(
     folder: Path, tmp_path: Path, changed: dict[str, object], what: str
 ) -> None:
-    tuned.save(stirred(read(folder, CPU)), tmp_path, str(folder))
+    tuned.save_adapter(stirred(load_model(folder, CPU)), tmp_path, str(folder))
     facts = json.loads((tmp_path / CONFIG).read_text()) | changed
     (tmp_path / CONFIG).write_text(json.dumps(facts))
     with pytest.raises(UsageError, match=what):
@@ -144,7 +144,7 @@ def test_a_fine_tuning_of_another_kind_is_told_by_what_it_says(
 
 
 def test_additions_to_another_model_are_refused(folder: Path, tmp_path: Path) -> None:
-    tuned.save(stirred(read(folder, CPU)), tmp_path, str(folder))
+    tuned.save_adapter(stirred(load_model(folder, CPU)), tmp_path, str(folder))
     parts = load_file(tmp_path / WEIGHTS)
     name = next(name for name in parts if name.endswith("q_proj.lora_B.weight"))
 
@@ -163,16 +163,16 @@ def test_additions_to_another_model_are_refused(folder: Path, tmp_path: Path) ->
 def test_a_killed_and_resumed_fine_tuning_equals_one_without_a_stop(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specbench_cli.training.heads.trainer.MEASURE_EVERY", 2)
+    monkeypatch.setattr("specbench_cli.training.heads.trainer.MEASURE_INTERVAL", 2)
 
     def trainer(out: Path, kill_after: int | None = None) -> HeadTrainer:
-        def report(_name: str, point: Point) -> None:
+        def report(_name: str, point: TrainingPoint) -> None:
             if point.step == kill_after:
                 raise Killed
 
         return HeadTrainer(out, folder, [], 0, CPU, 8, n_held_out=4, fast=False, report=report)
 
-    schedule = schedule_of(MaskToken, label="embedded")
+    schedule = make_stateless_schedule(MaskToken, label="embedded")
     stages = tuple(replace(stage, steps=2, sequences=1, length=256) for stage in schedule.stages)
     schedule = replace(schedule, stages=stages, warmup_steps=1)
     whole, parts = tmp_path / "whole", tmp_path / "parts"

@@ -47,7 +47,7 @@ class WorkerDevice:
         return f"{self.address}, {'a GPU' if self.gpus else 'its CPUs'}"
 
 
-def devices(nodes: Sequence[Mapping[str, Any]], device: str) -> list[WorkerDevice]:
+def list_devices(nodes: Sequence[Mapping[str, Any]], device: str) -> list[WorkerDevice]:
     """Return the devices of a cluster for a run: each GPU, or the CPUs of each node as one device.
 
     Args:
@@ -97,7 +97,7 @@ class RayWorkers:
 
     def start(self, names: Iterable[str], plan: Plan, folder: Path) -> Mapping[str, str]:
         """See `scheduling.Workers`."""
-        found = dict(zip(names, devices(self._ray.nodes(), plan.config.device), strict=False))
+        found = dict(zip(names, list_devices(self._ray.nodes(), plan.config.device), strict=False))
         pinned = importlib.import_module("ray.util.scheduling_strategies")
         actor = self._ray.remote(ClusterWorker)
         order = plan.config.model_dump_json()
@@ -148,7 +148,7 @@ def connect() -> Iterator[RayWorkers]:
     Raises:
         EnvironmentFault: Ray is not installed, or there is no such cluster.
     """
-    ray = _package()
+    ray = _import_ray()
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     with redirect_stdout(cast("TextIO", _FilteredStdout(sys.stdout))):
@@ -228,7 +228,7 @@ class _FilteredStdout:
         return getattr(self._out, name)
 
 
-def _package() -> Any:
+def _import_ray() -> Any:
     """Return the package `ray`. Raise EnvironmentFault if it is not installed."""
     try:
         return importlib.import_module("ray")

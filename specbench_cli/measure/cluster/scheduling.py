@@ -28,7 +28,7 @@ from specbench_cli.measure.record_builder import has_near_tie
 from specbench_cli.measure.repeat_process import resume_command
 from specbench_cli.measure.run_checks import list_differences
 from specbench_cli.measure.stored_outputs import StoredOutputs
-from specbench_cli.measure.view import RunProgress, RunView
+from specbench_cli.measure.view import PromptProgress, RunView
 from specbench_cli.plan.plan import Plan, prompts_per_batch
 from specbench_cli.store.run_dir import RunDir
 
@@ -100,17 +100,17 @@ class Scheduler:
     ) -> None:
         self._plan, self._run_dir, self._view, self._workers = plan, run_dir, view, workers
         self._number, self._check, self._force = number, check, force
-        self._answers = StoredOutputs.read(run_dir)
-        self._places: dict[str, str] = {}
+        self._stored_outputs = StoredOutputs.read(run_dir)
+        self._devices: dict[str, str] = {}
         self._judged: set[str] = set()
         self._finished: set[str] = set()  # workers that dropped all methods except vanilla
         repeats = plan.config.repeats
-        self._part = f"pass {number} of {repeats}" if repeats > 1 else ""
+        self._part_name = f"pass {number} of {repeats}" if repeats > 1 else ""
 
     @property
     def is_over(self) -> bool:
         """Return True if vanilla is the only method left on every worker."""
-        return bool(self._finished) and self._places.keys() <= self._finished
+        return bool(self._finished) and self._devices.keys() <= self._finished
 
     def run(self) -> None:
         """Measure the missing questions of the repeat on the workers, and store their records.
@@ -121,7 +121,7 @@ class Scheduler:
         """
         self._view.stage("starting workers")
         before = len(self._run_dir.manifest.get("workers") or {})
-        self._places = {**self._workers.start(map(str, count(before + 1)), self._plan, Path.cwd())}
+        self._devices = {**self._workers.start(map(str, count(before + 1)), self._plan, Path.cwd())}
         self._check_workers()
         self._load()
         self._assign_questions()
@@ -129,12 +129,12 @@ class Scheduler:
 
     def _check_workers(self) -> None:
         """Check that every worker can measure this run."""
-        infos: dict[str, WorkerInfo] = self._call_workers("introduce", starting=True)
+        infos: dict[str, WorkerInfo] = self._call_workers("plan_run", starting=True)
         ours = shared_facts(self._plan)
         for name, own in infos.items():
             if other := list_differences(ours, own.shared_facts, _DIFFERENCE):
                 raise EnvironmentFault(
-                    f"worker {name} ({self._places[name]}) has something else than the driver:"
+                    f"worker {name} ({self._devices[name]}) has something else than the driver:"
                     f" {', '.join(other)}",
                     hint=_SETUP_HINT,
                 )
@@ -145,8 +145,8 @@ class Scheduler:
                 common, _without_worker_variables(infos[name].machine_facts), _DIFFERENCE
             ):
                 raise EnvironmentFault(
-                    f"worker {name} ({self._places[name]}) is of another kind than worker {first}"
-                    f" ({self._places[first]}): {', '.join(other)}; a run measures one kind",
+                    f"worker {name} ({self._devices[name]}) is of another kind than worker {first}"
+                    f" ({self._devices[first]}): {', '.join(other)}; a run measures one kind",
                     hint="restart the others without devices: ray start --num-cpus=0 --num-gpus=0",
                 )
         program = self._run_dir.manifest["program"]
@@ -166,15 +166,15 @@ class Scheduler:
     def _load(self) -> None:
         """Load the models on all workers. All of them use the costs of the first one."""
         labels = ", ".join(each.label for each in self._plan.checkpoints.values())
-        self._view.stage(f"loading {labels} in {_counted(self._places, 'worker')}")
-        first, *others = self._places
+        self._view.stage(f"loading {labels} in {_pluralize(self._devices, 'worker')}")
+        first, *others = self._devices
         costs = self._run_dir.manifest.get("step_costs")
         found: dict[str, LoadedModels] = self._call_workers(
-            "load", costs, of=[first], starting=True
+            "load", costs, names=[first], starting=True
         )
         first_loaded = found[first]
         self._check({**first_loaded.models, **first_loaded.heads})
-        found |= self._call_workers("load", first_loaded.step_costs, of=others, starting=True)
+        found |= self._call_workers("load", first_loaded.step_costs, names=others, starting=True)
         manifest = self._run_dir.manifest
         effective = manifest["config"]["effective"] | first_loaded.resolved
         workers = {name: {"device": own.resolved["device"]} for name, own in found.items()}
@@ -191,7 +191,7 @@ class Scheduler:
         schedule = [
             question.prompt_id
             for question, method_runs in self._plan.schedule(self._number)
-            if self._answers.lack(question, method_runs, self._number)
+            if self._stored_outputs.lacks_output(question, method_runs, self._number)
         ]
         size = prompts_per_batch(self._plan.config.batch)
         todo = deque(tuple(schedule[at : at + size]) for at in range(0, len(schedule), size))
@@ -202,16 +202,16 @@ class Scheduler:
         began = time.monotonic()
         while todo or at:
             busy = at.keys() | self._finished
-            for name in [name for name in self._places if name not in busy][: len(todo)]:
+            for name in [name for name in self._devices if name not in busy][: len(todo)]:
                 at[name] = todo.popleft()
-                known = self._answers.of(at[name])
+                known = self._stored_outputs.select(at[name])
                 self._workers.send(name, "measure", self._number, at[name], known)
             if not at and self._finished:
                 self._view.note("only vanilla is left: the run ends")
                 break
             if not at:
                 raise WorkerLost(
-                    f"no worker is left, and {_counted(todo, 'deal')} of questions not measured",
+                    f"no worker is left, and {_pluralize(todo, 'deal')} of questions not measured",
                     hint=resume_command(self._run_dir.path),
                 )
             name, result = self._receive()
@@ -223,7 +223,7 @@ class Scheduler:
                 rest = every - measured + later
                 spent = (time.monotonic() - began) / (measured - done)
                 left = rest * spent if rest else None
-                self._view.prompt(RunProgress(self._part, measured, every, left))
+                self._view.prompt(PromptProgress(self._part_name, measured, every, left))
                 continue
             why = result.lost if isinstance(result, AssignmentResult) else result.message
             self._drop_worker(name, f"{why}; {', '.join(assignment)} goes to another")
@@ -243,13 +243,17 @@ class Scheduler:
             self._view.note(f"worker {name}: {note}")
         if result.prompts:
             self._run_dir.append_prompts(result.prompts)
-        self._answers.prompts |= {(each.prompt_id, each.turn): each for each in result.prompts}
-        missing = [record for record in result.records if record.key not in self._answers.done]
+        self._stored_outputs.prompts |= {
+            (each.prompt_id, each.turn): each for each in result.prompts
+        }
+        missing = [
+            record for record in result.records if record.key not in self._stored_outputs.done
+        ]
         for record in missing:
             record.worker = name
         self._run_dir.append(missing)
         for record in missing:
-            self._answers.add(record.key, record.output_ids)
+            self._stored_outputs.add(record.key, record.output_ids)
             self._view.show_record(record)
         dropped = self._run_dir.manifest.get("dropped") or {}
         if self._plan.is_over(result.dropped):
@@ -262,7 +266,7 @@ class Scheduler:
     def _finish(self) -> None:
         """Let the workers check for leaks, and one of them find near-ties."""
         self._view.stage("decoding first prompts once more")
-        found: list[WorkerResult] = list(self._call_workers("conclude").values())
+        found: list[WorkerResult] = list(self._call_workers("check_leaks").values())
         manifest = self._run_dir.manifest
         leaks = {label: at for own in found for label, at in own.leaks.items()}
         tolerances = [own.tolerance for own in found if own.tolerance]
@@ -271,8 +275,8 @@ class Scheduler:
         if near is None and has_near_tie(self._run_dir.records()):
             self._view.stage("looking for near-ties")
             # Prefer workers that judged an output: one of them has measured the tolerance.
-            for name in sorted(self._places, key=lambda name: name not in self._judged):
-                reply = self._call_workers("near_ties", self._answers, of=[name])
+            for name in sorted(self._devices, key=lambda name: name not in self._judged):
+                reply = self._call_workers("find_near_ties", self._stored_outputs, names=[name])
                 if name in reply:
                     near = reply[name]
                     break
@@ -285,7 +289,7 @@ class Scheduler:
         self._call_workers("close")
 
     def _call_workers(
-        self, what: str, *args: Any, of: Sequence[str] | None = None, starting: bool = False
+        self, order: str, *args: Any, names: Sequence[str] | None = None, starting: bool = False
     ) -> dict[str, Any]:
         """Send an order to workers and return their results. Lost workers are left out.
 
@@ -293,9 +297,9 @@ class Scheduler:
             of: Names of the workers. None sends it to all.
             starting: True raises EnvironmentFault for a lost worker.
         """
-        asked = [*self._places] if of is None else of
+        asked = [*self._devices] if names is None else names
         for name in asked:
-            self._workers.send(name, what, *args)
+            self._workers.send(name, order, *args)
         found = {}
         for _ in asked:
             name, reply = self._receive()
@@ -303,7 +307,7 @@ class Scheduler:
                 found[name] = reply
             elif starting:
                 raise EnvironmentFault(
-                    f"worker {name} ({self._places[name]}) did not start: {reply.message}",
+                    f"worker {name} ({self._devices[name]}) did not start: {reply.message}",
                     hint=reply.hint or _SETUP_HINT,
                 )
             else:
@@ -314,7 +318,7 @@ class Scheduler:
         """Return the next result of a worker. Raise its error, with the worker's name."""
         name, reply = self._workers.receive()
         if isinstance(reply, SpecbenchError) and not isinstance(reply, WorkerLost):
-            message = f"worker {name} ({self._places[name]}): {reply.message}"
+            message = f"worker {name} ({self._devices[name]}): {reply.message}"
             raise type(reply)(message, reply.hint) from reply
         if isinstance(reply, BaseException) and not isinstance(reply, WorkerLost):
             raise reply
@@ -322,7 +326,7 @@ class Scheduler:
 
     def _drop_worker(self, name: str, why: str) -> None:
         """Remove a lost worker and note it."""
-        where = self._places.pop(name)
+        where = self._devices.pop(name)
         self._view.note(f"worker {name} ({where}) was lost: {why}")
         self._workers.end(name)
         workers = self._run_dir.manifest["workers"]
@@ -338,5 +342,5 @@ def _without_worker_variables(machine_facts: Mapping[str, str]) -> dict[str, str
     }
 
 
-def _counted(things: Any, noun: str) -> str:
+def _pluralize(things: Any, noun: str) -> str:
     return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"

@@ -11,12 +11,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from specbench_cli.config.run import RunConfig
-from specbench_cli.engine.models.checkpoint import Weights, config_facts
-from specbench_cli.measure.bench import Bench, readable
+from specbench_cli.engine.models.checkpoint import Weights, read_checkpoint_facts
+from specbench_cli.measure.bench import Bench, read_checkpoint
 from specbench_cli.measure.isolation.plugin_methods import PluginMethods
 from specbench_cli.measure.isolation.plugin_process import check_plugins, end_plugin_processes
 from specbench_cli.measure.machine import fingerprint
-from specbench_cli.measure.manifest import machine_facts, manifest, program
+from specbench_cli.measure.manifest import build_manifest, machine_facts, program_facts
 from specbench_cli.measure.method_costs import provide_costs
 from specbench_cli.measure.repeat import Repeat
 from specbench_cli.measure.stored_outputs import StoredOutputs
@@ -92,10 +92,10 @@ class ClusterWorker:
             os.chdir(folder)
         self._order = order
         self._home = TemporaryDirectory(prefix="specbench-worker-")
-        self._answers, self._progress = StoredOutputs(), WorkerProgress()
+        self._stored_outputs, self._progress = StoredOutputs(), WorkerProgress()
         self._assignments = 0
 
-    def introduce(self) -> WorkerInfo:
+    def plan_run(self) -> WorkerInfo:
         """Plan the run on this machine. Raise the errors of `make_plan`."""
         config = RunConfig.model_validate_json(self._order)
         check_plugins(config)
@@ -111,21 +111,26 @@ class ClusterWorker:
         Raises:
             UsageError, EnvironmentFault: a model does not load, or a prompt is too long.
         """
-        held = {**manifest(self._plan, {}), "step_costs": costs}
+        held = {**build_manifest(self._plan, {}), "step_costs": costs}
         self._run_dir = RunDir.create(Path(self._home.name) / "run", held)
         self._bench = Bench(self._plan)
         self._bench.check_first_turns()
         provide_costs(self._plan, self._bench, self._run_dir)
-        resolved = self._bench.resolved()
+        resolved = self._bench.resolved_config()
         plugins = PluginMethods(self._plan, self._run_dir, resolved["threads"])
-        for fault in plugins.unfit.values():
+        for fault in plugins.load_errors.values():
             raise fault
         self._repeat = Repeat(
-            self._plan, self._bench, self._run_dir, self._answers, self._progress, plugins=plugins
+            self._plan,
+            self._bench,
+            self._run_dir,
+            self._stored_outputs,
+            self._progress,
+            plugins=plugins,
         )
         return LoadedModels(
-            self._bench.models(),
-            {**self._bench.heads(), **plugins.heads},
+            self._bench.model_entries(),
+            {**self._bench.head_entries(), **plugins.heads},
             {**resolved, "devices": self._bench.devices},
             self._run_dir.manifest["step_costs"],
         )
@@ -138,12 +143,12 @@ class ClusterWorker:
         Args:
             known: outputs of these questions that the run already has.
         """
-        self._answers.learn(known)
+        self._stored_outputs.update(known)
         self._progress.records, self._progress.notes = [], []
         self._assignments += 1
         self._repeat.run_questions(number, names)
         lost = next(iter(self._repeat.left_out.values()), None)
-        prompts = self._answers.of(names).prompts
+        prompts = self._stored_outputs.select(names).prompts
         return AssignmentResult(
             self._progress.records,
             [prompts[key] for key in sorted(prompts.keys() - known.prompts.keys())],
@@ -153,22 +158,22 @@ class ClusterWorker:
             self._repeat.judge.was_needed,
         )
 
-    def conclude(self) -> WorkerResult:
+    def check_leaks(self) -> WorkerResult:
         """Decode the first questions of this worker again; see `Repeat.check_leaks`."""
         if self._assignments > 1:
             self._repeat.check_leaks()
         return WorkerResult(
-            self._run_dir.manifest["leaks"], self._repeat.judge.facts(), self._bench.memory()
+            self._run_dir.manifest["leaks"], self._repeat.judge.facts(), self._bench.memory_entry()
         )
 
-    def near_ties(self, known: StoredOutputs) -> Mapping[str, Any] | None:
+    def find_near_ties(self, known: StoredOutputs) -> Mapping[str, Any] | None:
         """Return the causes of near-ties; see `record_builder.near_ties`.
 
         Args:
             known: outputs of all questions that the run has already.
         """
-        self._answers.learn(known)
-        return self._repeat.near_ties(needed=True)
+        self._stored_outputs.update(known)
+        return self._repeat.find_near_ties(needed=True)
 
     def close(self) -> None:
         """End the worker's processes and remove its folder."""
@@ -199,12 +204,15 @@ class WorkerProgress:
     def _ignore(self, *_: Any, **__: Any) -> None:
         """Show nothing."""
 
-    planned = started = stage = prompt = window = handed_over = _ignore
+    planned = started = stage = prompt = window = hand_over = _ignore
 
 
 def shared_facts(plan: Plan) -> dict[str, str]:
     """Return the facts that driver and workers must share: `program`, and the weights."""
-    models = {each.label: readable(config_facts, each).sha256 for each in plan.checkpoints.values()}
+    models = {
+        each.label: read_checkpoint(read_checkpoint_facts, each).sha256
+        for each in plan.checkpoints.values()
+    }
     heads = {}
     for wanted in (
         wanted for method_run in plan.method_runs for wanted in method_run.method.artifacts()
@@ -215,4 +223,4 @@ def shared_facts(plan: Plan) -> dict[str, str]:
         )
         heads[f"{kind.kind} {files.label}"] = Weights(files.path).sha256()
     weights = {f"the weights of {name}": sha[:12] for name, sha in (models | heads).items()}
-    return program(plan) | weights
+    return program_facts(plan) | weights

@@ -54,7 +54,7 @@ class LoadOrder:
     draft: Checkpoint | None
     others: dict[str, Checkpoint]
     costs: dict[str, Any] | None
-    rows: tuple[tuple[str, str, dict[str, Any]], ...]
+    methods: tuple[tuple[str, str, dict[str, Any]], ...]
     grammar: Grammar | None = None
 
 
@@ -88,7 +88,7 @@ class PluginOrders:
     method_runs: dict[str, MethodRun] = field(default_factory=dict)
     memory: dict[str, Memory] = field(default_factory=dict)
     measurements: dict[tuple[Any, ...], Measurement] = field(default_factory=dict)
-    code: state.StateSnapshot = field(default_factory=dict)
+    code_snapshot: state.StateSnapshot = field(default_factory=dict)
 
     def import_plugin(self, file: str | None, held: Mapping[Path, bytes]) -> list[str]:
         """Import the plug-in. Return the names of process-wide state that the import changed.
@@ -98,12 +98,12 @@ class PluginOrders:
             held: Contents of the plug-in files that the run checked.
         """
         before = state.capture_state()
-        plugin_file.hold_all(held)
+        plugin_file.pin_all(held)
         if file is not None:
             registry.load_plugin(file)
-        return state.changed(before)
+        return state.find_changes(before)
 
-    def vet(self, rows: Sequence[MethodChoice]) -> list[str]:
+    def check_methods(self, rows: Sequence[MethodChoice]) -> list[str]:
         """Create the methods and read their declarations. Return the state that this changed."""
         before = state.capture_state()
         for row in rows:
@@ -121,31 +121,31 @@ class PluginOrders:
                 "a list of ids",
             )
             method_run.check_hooks()
-        return state.changed(before)
+        return state.find_changes(before)
 
-    def open(self, opening: LoadOrder) -> dict[str, Any]:
+    def load_models(self, order: LoadOrder) -> dict[str, Any]:
         """Load the models. Return the manifest entries of trained modules."""
-        config = opening.config.model_copy(update={"isolation": "none"})  # already isolated
+        config = order.config.model_copy(update={"isolation": "none"})  # already isolated
         self.method_runs = {
-            label: MethodRun(name, label, passed) for name, label, passed in opening.rows
+            label: MethodRun(name, label, passed) for name, label, passed in order.methods
         }
-        models = opening.target, opening.draft, opening.others
+        models = order.target, order.draft, order.others
         method_runs = tuple(self.method_runs.values())
-        plan = Plan(config, method_runs, (), (), *models, grammar=opening.grammar)
+        plan = Plan(config, method_runs, (), (), *models, grammar=order.grammar)
         self.bench = Bench(plan)
-        if opening.costs is not None:
-            self.bench.workspace.costs = cache(StepCosts.model_validate(opening.costs))
+        if order.costs is not None:
+            self.bench.workspace.costs = cache(StepCosts.model_validate(order.costs))
         self.sampling = replace(plan.sampling, processor=self.bench.processor)
         _limit_memory()
-        self.code = state.capture_state(state.CODE)
-        return self.bench.heads()
+        self.code_snapshot = state.capture_state(state.CODE)
+        return self.bench.head_entries()
 
     def warm_up(self, label: str, ids: Sequence[int], capacity: int) -> str | None:
         """Warm up a method at the start of a repeat. Return the error if that failed."""
         self.bench.workspace.reserve(capacity)
         memory = self.memory[label] = Memory()
         fresh = Memory().save()
-        request = self.bench.request("warm-up", 1, ids, self.bench.stop(WARM_UP_TOKENS))
+        request = self.bench.create_request("warm-up", 1, ids, self.bench.stop_rule(WARM_UP_TOKENS))
         try:
             for _ in range(WARM_UP_ROUNDS):
                 warm_up(
@@ -160,7 +160,7 @@ class PluginOrders:
     def measure(
         self,
         label: str,
-        asked: Sequence[MeasurementOrder],
+        orders: Sequence[MeasurementOrder],
         finished: Sequence[tuple[Any, ...]],
         size: int,
         chunk: int,
@@ -174,9 +174,9 @@ class PluginOrders:
         """
         for key in finished:
             self.measurements.pop(key, None)
-        measurements = [self._get_measurement(label, each) for each in asked]
+        measurements = [self._get_measurement(label, each) for each in orders]
         make_measurable(measurements, size, chunk, arrivals).measure()
-        changed = state.changed(self.code)
+        changed = state.find_changes(self.code_snapshot)
         if changed:
             raise MethodFault(f"changes {', '.join(changed)} while it decodes")
         return [
@@ -188,21 +188,21 @@ class PluginOrders:
             for measurement in measurements
         ]
 
-    def _get_measurement(self, label: str, asked: MeasurementOrder) -> Measurement:
-        key = (label, *asked.key)
+    def _get_measurement(self, label: str, order: MeasurementOrder) -> Measurement:
+        key = (label, *order.key)
         if key not in self.measurements:
             self.measurements[key] = Measurement(
                 self.method_runs[label],
-                asked.prompt,
-                self.bench.request_for(asked.prompt, asked.budget),
+                order.prompt,
+                self.bench.create_prompt_request(order.prompt, order.budget),
                 self.bench.workspace,
                 self.sampling,
-                asked.pass_,
+                order.pass_,
                 self.memory.setdefault(label, Memory()),
-                asked.recording,
-                asked.reference,
-                keeps_drafts=asked.keeps_drafts,
-                previous_delay=LearningDelay(asked.previous_delay_ns),
+                order.recording,
+                order.reference,
+                keeps_drafts=order.keeps_drafts,
+                previous_delay=LearningDelay(order.previous_delay_ns),
             )
         return self.measurements[key]
 

@@ -60,13 +60,13 @@ class PluginMethods:
         self._cold: set[str] = set()
         self._finished: list[tuple[Any, ...]] = []
         self.heads: dict[str, Any] = {}
-        self.unfit: dict[str, SpecbenchError] = {}
+        self.load_errors: dict[str, SpecbenchError] = {}
         for process in dict.fromkeys(self._processes.values()):
             try:
                 self.heads |= self._load_models(process)
             except (UsageError, EnvironmentFault) as fault:
                 own = (label for label, each in self._processes.items() if each is process)
-                self.unfit |= dict.fromkeys(own, fault)
+                self.load_errors |= dict.fromkeys(own, fault)
 
     def warm_up(self, method_run: MethodRun, ids: Sequence[int], capacity: int) -> str | None:
         """Warm up a method at the start of a repeat. Return the error if that failed."""
@@ -101,10 +101,15 @@ class PluginMethods:
         orders = [_make_order(measurement) for measurement in measurements]
         settled, self._finished = self._finished, []
         began = time.perf_counter_ns()
-        with self._run_dir.guarded(method_run.label):
+        with self._run_dir.forbid_changes(method_run.label):
             how = size, chunk, [*arrivals]
             found: list[MeasurementReply] = process.call(
-                "measure", method_run.label, orders, settled, *how, within=limit * len(measurements)
+                "measure",
+                method_run.label,
+                orders,
+                settled,
+                *how,
+                timeout_s=limit * len(measurements),
             )
         took = time.perf_counter_ns() - began
         if len(found) != len(measurements) or any(
@@ -124,7 +129,7 @@ class PluginMethods:
             return {}
         plan = self._plan
         rows = tuple(
-            (method_run.name, method_run.label, dict(method_run.passed))
+            (method_run.name, method_run.label, dict(method_run.user_params))
             for method_run in plan.method_runs
             if self._processes.get(method_run.label) is process
         )
@@ -139,8 +144,8 @@ class PluginMethods:
         costs = self._run_dir.manifest.get("step_costs")
         models = plan.target, plan.draft, dict(plan.others)
         opening = LoadOrder(config, *models, costs, rows, plan.grammar)
-        with self._run_dir.guarded(", ".join(names)):
-            heads: dict[str, Any] = truncate_texts(process.call("open", opening))
+        with self._run_dir.forbid_changes(", ".join(names)):
+            heads: dict[str, Any] = truncate_texts(process.call("load_models", opening))
         self._loaded.add(process)
         return heads
 
@@ -148,8 +153,8 @@ class PluginMethods:
         ids, capacity = self._warm[label]
         limit = self._plan.config.timeout_per_prompt
         process = self._processes[label]
-        with self._run_dir.guarded(label):
-            failure: str | None = process.call("warm_up", label, ids, capacity, within=limit)
+        with self._run_dir.forbid_changes(label):
+            failure: str | None = process.call("warm_up", label, ids, capacity, timeout_s=limit)
         self._cold.discard(label)
         return failure
 

@@ -47,12 +47,12 @@ def check_plugins(config: RunConfig) -> None:
     if config.isolation != "process":
         return
     for path in config.plugins:
-        vet(path)
+        check_plugin_import(path)
         registry.load_plugin(path)
-    check_method_rows(config.methods, config.plugins)
+    check_method_choices(config.methods, config.plugins)
 
 
-def vet(file: str) -> None:
+def check_plugin_import(file: str) -> None:
     """Import a plug-in in its own process, and check that this changes no shared state.
 
     Raises:
@@ -64,19 +64,19 @@ def vet(file: str) -> None:
     with _wrap_errors(file, "imported"):
         if not process.alive:
             process.start()
-    _check_unchanged(file, "imported", process.changed)
+    _check_unchanged(file, "imported", process.changed_state)
 
 
-def check_method_rows(rows: Sequence[MethodChoice], files: Sequence[str]) -> None:
+def check_method_choices(choices: Sequence[MethodChoice], files: Sequence[str]) -> None:
     """Check the same for creating the methods and reading their declarations."""
     own: dict[str | None, list[MethodChoice]] = {}
-    for row in rows:
-        if row.name not in registry.ours():
+    for row in choices:
+        if row.name not in registry.built_in_methods():
             own.setdefault(find_plugin_file(row.name, files), []).append(row)
     for file, method_rows in own.items():
         names = ", ".join(dict.fromkeys(row.name for row in method_rows))
         with _wrap_errors(names, "planned with"):
-            changed = get_plugin_process(file).call("vet", method_rows)
+            changed = get_plugin_process(file).call("check_methods", method_rows)
         _check_unchanged(names, "planned with", changed)
 
 
@@ -115,14 +115,14 @@ class PluginProcess:
     def __init__(self, file: str | None) -> None:
         self._file = file
         self._worker: WorkerProcess | None = None
-        self.changed: list[str] = []
+        self.changed_state: list[str] = []
 
     @property
     def alive(self) -> bool:
         """Return True if the process was started and is not known to have ended."""
         return self._worker is not None
 
-    def call(self, order: str, *arguments: Any, within: float = LOAD_TIMEOUT_S) -> Any:
+    def call(self, order: str, *arguments: Any, timeout_s: float = LOAD_TIMEOUT_S) -> Any:
         """Send an order and return its result; see `orders.PluginOrders`.
 
         Args:
@@ -134,26 +134,26 @@ class PluginProcess:
         """
         if self._worker is None:
             self.start()
-        return self._call(order, *arguments, within=within)
+        return self._call(order, *arguments, timeout_s=timeout_s)
 
     def start(self) -> None:
         """Start the process, which imports the plug-in."""
         serve = "specbench_cli.measure.isolation.orders:serve"
         self._worker = WorkerProcess(python_command(serve, str(os.getpid())), takes_orders=True)
-        held, within = plugin_file.held(), START_TIMEOUT_S + plugin.IMPORT_S
-        self.changed = self._call("import_plugin", self._file, held, within=within)
+        held, within = plugin_file.pinned_contents(), START_TIMEOUT_S + plugin.IMPORT_S
+        self.changed_state = self._call("import_plugin", self._file, held, timeout_s=within)
 
     def end(self) -> int | None:
         """End the process and its children. Return its exit code if it had ended, else None."""
         worker, self._worker = self._worker, None
         return None if worker is None else worker.end()
 
-    def _call(self, order: str, *arguments: Any, within: float) -> Any:
+    def _call(self, order: str, *arguments: Any, timeout_s: float) -> Any:
         worker = self._worker
         assert worker is not None
         try:
             worker.send(order, *arguments)
-            answer = worker.receive(within)
+            answer = worker.receive(timeout_s)
         except KeyboardInterrupt:  # the answer will not be read
             self.end()
             raise

@@ -29,20 +29,20 @@ def capture_state(names: Collection[str] | None = None) -> StateSnapshot:
     return {name: _CAPTURES[name]() for name in (names or _CAPTURES)}
 
 
-def changed(before: StateSnapshot) -> list[str]:
+def find_changes(before: StateSnapshot) -> list[str]:
     """Return the names of state that differs from an earlier snapshot."""
     after = capture_state(before)
-    return [name for name in before if not _same(before[name], after[name])]
+    return [name for name in before if not _is_unchanged(before[name], after[name])]
 
 
-def _same(before: Any, after: Any) -> bool:
+def _is_unchanged(before: Any, after: Any) -> bool:
     """Return True if nothing was removed or replaced. Additions are allowed."""
     if not isinstance(before, dict):
         return bool(before == after)
     return all(name in after and after[name] is value for name, value in before.items())
 
 
-def _torch() -> Any:
+def _torch_settings() -> Any:
     return (
         torch.get_default_dtype(),
         torch.get_num_threads(),
@@ -56,12 +56,12 @@ def _torch() -> Any:
     )
 
 
-def _streams() -> Any:
+def _stream_states() -> Any:
     streams = (sys.stdin, sys.stdout, sys.stderr)
     return [(id(stream), stream is None or stream.closed) for stream in streams]
 
 
-def _code(prefixes: tuple[str, ...]) -> dict[str, Any]:
+def _code_of_modules(prefixes: tuple[str, ...]) -> dict[str, Any]:
     """Return the functions and classes of modules, with the members of the classes."""
     found: dict[str, Any] = {}
     for module, held in list(sys.modules.items()):
@@ -88,16 +88,16 @@ def _torch_code() -> dict[str, Any]:
 
 
 _CAPTURES: dict[str, Callable[[], Any]] = {
-    "torch's settings": _torch,
+    "torch's settings": _torch_settings,
     "the working folder": os.getcwd,
     "the environment": lambda: sorted(variables().items()),
     "signal handlers": lambda: [signal.getsignal(each) for each in sorted(signal.valid_signals())],
     "the interpreter's settings": lambda: (gc.isenabled(), sys.getrecursionlimit()),
     "threads": lambda: sorted(thread.name for thread in threading.enumerate()),
     "processes": lambda: sorted(child.pid for child in psutil.Process().children()),
-    "standard streams": _streams,
+    "standard streams": _stream_states,
     "the clock": lambda: {name: value for name, value in vars(time).items() if callable(value)},
     "built-in functions": lambda: dict(vars(builtins)),
-    "specbench's code": lambda: _code(("specbench_cli", "methods")),
+    "specbench's code": lambda: _code_of_modules(("specbench_cli", "methods")),
     "torch's code": _torch_code,
 }

@@ -1,7 +1,7 @@
 """Every figure of a run, declared once: name, data, plot and caption.
 
 To add a figure, declare its panels in a module of this folder and add a `FigureSpec`. The plot
-kinds are in `drawing/plots.py`, the data of a run in `Cells`.
+kinds are in `drawing/plots.py`, the data of a run in `FigureData`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures import (
-    accepted,
+    acceptance,
     contexts,
     cost,
     frontier,
@@ -21,21 +21,21 @@ from specbench_cli.report.figures import (
     load,
     pareto,
     prompts,
-    seen,
+    prompts_seen,
     speedup,
     targets,
     waterfall,
 )
-from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
-from specbench_cli.report.reading import Reading
+from specbench_cli.report.figures.figure_data import FigureData
+from specbench_cli.report.report_data import ReportData
 from specbench_cli.summary.pareto import find_sweep
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def _pareto(cells: Cells) -> Figure | None:
+def _pareto(cells: FigureData) -> Figure | None:
     sweep = find_sweep(cells.summary, cells.manifest)
     return None if sweep is None else pareto.draw(sweep)
 
@@ -51,7 +51,7 @@ class FigureSpec:
     """
 
     name: str
-    draw: Callable[[Cells], Figure | None]
+    draw: Callable[[FigureData], Figure | None]
     caption: str
 
 
@@ -97,12 +97,12 @@ FIGURES = (
     ),
     FigureSpec(
         "positions",
-        accepted.draw_levels,
+        acceptance.draw_levels,
         "Acceptance by position: of the steps that drafted a level, the share that accepted it.",
     ),
     FigureSpec(
         "accepted",
-        accepted.draw_counts,
+        acceptance.draw_counts,
         "How many drafted tokens a step accepts, as a share of steps.",
     ),
     FigureSpec(
@@ -126,7 +126,7 @@ FIGURES = (
     ),
     FigureSpec(
         "seen",
-        seen.draw,
+        prompts_seen.draw,
         "MAT along a pass, of the methods that learn from one prompt for the next: of some"
         " neighbouring prompts, with its 95% interval; grey: the methods that forget, whose lines"
         " say how hard the prompts were.",
@@ -149,7 +149,7 @@ CAPTIONS = {figure.name: figure.caption for figure in FIGURES}
 
 
 def write_figures(
-    reading: Reading, folder: Path, *, paper: bool = False, heavy: int = 0
+    reading: ReportData, folder: Path, *, paper: bool = False, heavy: int = 0
 ) -> list[Path]:
     """Write `NAME.svg` and `NAME.png` of each figure to `folder`.
 
@@ -161,8 +161,8 @@ def write_figures(
     Returns:
         The files, in the order of `FIGURES`.
     """
-    cells, files = Cells.of(reading), list[Path]()
-    with style.applied():
+    cells, files = FigureData.from_report(reading), list[Path]()
+    with style.figure_style():
         for each in FIGURES:
             figure = each.draw(cells)
             if figure is not None:

@@ -44,8 +44,8 @@ def panel(summary: Summary) -> plots.Panel:
     lines = [
         _line(label, rows, at, speed) for at, (label, rows) in enumerate(_series(lossy).items())
     ]
-    y = plots.Axis("accuracy", form=lambda value, _: f"{value:.0%}")
-    return plots.Panel([*lines, *_references(summary, speed)], plots.Axis(name), y, high=2.6)
+    y = plots.Axis("accuracy", tick_format=lambda value, _: f"{value:.0%}")
+    return plots.Panel([*lines, *_references(summary, speed)], plots.Axis(name), y, height=2.6)
 
 
 def _drawn(summary: Summary) -> list[MethodSummary]:
@@ -91,23 +91,25 @@ def _references(summary: Summary, speed: Speed) -> Iterator[plots.Mark]:
             continue
         if row.label == BASELINE or (row.control and row.per_forward is None):
             line, look = "-" if row.lossless else ":", (style.TINY, MUTED, (0, 1.5))
-            yield plots.Rule(y=row.score, colour=MUTED, width=0.7, line=line)
+            yield plots.RuleLine(y=row.score, colour=MUTED, width=0.7, line=line)
             yield plots.Note(row.label, None, row.score, *look, "right", "baseline")
         elif row.lossless and not row.peer and (x := speed(row)) is not None:
             look_of_cross = style.Look(MUTED, "x", "", "", 4, 0.9, zorder=2)
-            yield plots.Series([plots.Point(x, row.score)], look_of_cross)
+            yield plots.PlotSeries([plots.PlotPoint(x, row.score)], look_of_cross)
 
 
-def _line(name: str, rows: Sequence[MethodSummary], at: int, speed: Speed) -> plots.Series:
+def _line(name: str, rows: Sequence[MethodSummary], at: int, speed: Speed) -> plots.PlotSeries:
     """Return a line's points in the order of their speed, each with its interval."""
     points = []
     for row in rows:
         if (x := speed(row)) is not None:
             y, ends = row.score or 0.0, (row.score_difference_low, row.score_difference_high)
-            points.append(plots.Point(x, y, *(y + _from_mean(row, end) for end in ends)))
+            points.append(plots.PlotPoint(x, y, *(y + _from_mean(row, end) for end in ends)))
     hollow = at % 2 == 1
-    look = style.look(at // 2, hollow=hollow, line=":" if hollow else "-", zorder=3 - hollow / 2)
-    return plots.Series(sorted(points), look, name)
+    look = style.series_look(
+        at // 2, hollow=hollow, line=":" if hollow else "-", zorder=3 - hollow / 2
+    )
+    return plots.PlotSeries(sorted(points), look, name)
 
 
 def _from_mean(row: MethodSummary, end: float | None) -> float:

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from specbench_cli.predict.lanes import WorkerLanes, make_lanes
-from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import plots, style
+from specbench_cli.report.figures.figure_data import FigureData
 
 _LOOKS = {role: style.PARTS[role] for role in ("prefill", "draft", "verify", "aux", "learn")} | {
     "unused": ("white", "xxxxxx")
@@ -29,7 +29,7 @@ _STEPS = 4
 """Number of steps in a run's figure, for the method with the longest steps."""
 
 
-def draw(cells: Cells) -> plots.Figure | None:
+def draw(cells: FigureData) -> plots.Figure | None:
     """Return the lanes of a run's first prompt for a few steps, or None without traces."""
     order = {label: place for place, label in enumerate(cells.records)}
     records = sorted(cells.traced, key=lambda record: order[record.label])
@@ -53,11 +53,11 @@ def draw_lanes(lanes: Sequence[WorkerLanes], width: float, steps: int) -> plots.
     places = _places(lanes)
     names = list(places.values())
     wide = plots.row_width([name for name, _ in names], width)
-    boxes: dict[str, list[plots.Box]] = {look: [] for look in _LOOKS}
+    boxes: dict[str, list[plots.BarBox]] = {look: [] for look in _LOOKS}
     marks: list[plots.Mark] = []
     for place, own in enumerate(lanes):
         at = {worker: places[place, worker][1] for worker in own.workers}
-        marks += [plots.Rule(y=y, colour=style.FAINT, zorder=0) for y in at.values()]
+        marks += [plots.RuleLine(y=y, colour=style.FAINT, zorder=0) for y in at.values()]
         marks += _messages(own, at, window)
         marks += _ends_of_steps(own, max(at.values()), window, wide)
         for forward in own.decoding:
@@ -66,14 +66,16 @@ def draw_lanes(lanes: Sequence[WorkerLanes], width: float, steps: int) -> plots.
                 height = _BAR * (_LOWEST + (1 - _LOWEST) * forward.share)
                 y = at[forward.worker] + _BAR / 2 - height
                 look = forward.role if forward.used else "unused"
-                boxes[look].append(plots.Box(start, y, end - start, height))
+                boxes[look].append(plots.BarBox(start, y, end - start, height))
         if own.learn:
             y, length = places[place, _LEARNING][1], _LEARNT * window
-            boxes["learn"].append(plots.Box(-length, y - _BAR / 2, length, _BAR))
+            boxes["learn"].append(plots.BarBox(-length, y - _BAR / 2, length, _BAR))
             words = f" {own.learn / 1e6:.3g} ms, before prefill"
             marks.append(plots.Note(words, 0, y, style.TINY, style.MUTED))
     marks += [
-        plots.Bars(own, *_LOOKS[look], look, _EDGE[look], 0.1) for look, own in boxes.items() if own
+        plots.PlotBars(own, *_LOOKS[look], look, _EDGE[look], 0.1)
+        for look, own in boxes.items()
+        if own
     ]
     begin = -_LEARNT * window if boxes["learn"] else 0.0
     x = plots.Axis(f"ms of decoding, {lanes[0].prompt_id}", begin, window)
@@ -130,8 +132,8 @@ def _ends_of_steps(own: WorkerLanes, at: float, window: float, wide: float) -> I
     taken = -_ROOM_IN
     ends = [(_ms(own, step.end), step.committed) for step in own.steps]
     ends = [(end, committed) for end, committed in ends if end <= window]
-    boxes = [plots.Box(end, at + _BAR / 2, 0, 0.13) for end, _ in ends]
-    yield plots.Bars(boxes, style.INK, edge=style.INK, line=0.5)
+    boxes = [plots.BarBox(end, at + _BAR / 2, 0, 0.13) for end, _ in ends]
+    yield plots.PlotBars(boxes, style.INK, edge=style.INK, line=0.5)
     for end, committed in ends:
         inches = end * wide / window
         if inches - taken >= _ROOM_IN and inches >= _ROOM_IN / 2:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import plots, style
+from specbench_cli.report.figures.figure_data import FigureData
 from specbench_cli.summary import formats, metrics
-from specbench_cli.summary.forced import TargetSummaries, group_by_target
 from specbench_cli.summary.metrics import MethodSummary
+from specbench_cli.summary.unranked import TargetSummaries, group_by_target
 
 _ROW_IN = 0.24
 _PANELS: tuple[
@@ -23,7 +23,7 @@ _PANELS: tuple[
 )
 
 
-def draw(cells: Cells) -> plots.Figure | None:
+def draw(cells: FigureData) -> plots.Figure | None:
     """Return the figure, or None if there is one target or no value."""
     found = group_by_target(cells.summary, cells.manifest.get("targets") or ())
     panels = [panel for each in _PANELS if found and (panel := _panel(found, *each))]
@@ -53,5 +53,5 @@ def _panel(
         share = None if own is None else (own - low) / span
         return share, formats.NONE if row is None else shown(row)
 
-    names = [style.short(name) for name in found.targets]
+    names = [style.shorten(name) for name in found.targets]
     return plots.heat_map([[field(row) for row in some] for some in rows], names, title=title)

@@ -19,12 +19,12 @@ from specbench_cli import files
 from specbench_cli.errors import UsageError
 from specbench_cli.report import figures
 from specbench_cli.report.gallery import entry as entries
-from specbench_cli.report.gallery.entry import Entry
-from specbench_cli.report.gallery.pages import MARK, Place, index_page, link, run_page
-from specbench_cli.report.gallery.refusal import refuse
-from specbench_cli.report.html.figures import HEAVIEST, inlined
+from specbench_cli.report.gallery.checks import check_publishable
+from specbench_cli.report.gallery.entry import GalleryEntry
+from specbench_cli.report.gallery.pages import MARK, IndexRow, index_page, link, run_page
+from specbench_cli.report.html.figures import MAX_SVG_BYTES, inline_figures
 from specbench_cli.report.html.page import write_html
-from specbench_cli.report.reading import Reading
+from specbench_cli.report.report_data import ReportData
 
 INDEX = "index.html"
 PICTURE = "speedup.svg"
@@ -41,13 +41,13 @@ class Published:
         replaced: True if the gallery contained the run before.
     """
 
-    entry: Entry
+    entry: GalleryEntry
     page: Path
     index: Path
     replaced: bool
 
 
-def publish(reading: Reading, folder: Path, *, overwrite: bool = False) -> Published:
+def publish(reading: ReportData, folder: Path, *, overwrite: bool = False) -> Published:
     """Add a run to the gallery in a folder, or replace the same run in it.
 
     The folder is created if it does not exist.
@@ -59,7 +59,7 @@ def publish(reading: Reading, folder: Path, *, overwrite: bool = False) -> Publi
         SpecbenchError: A gallery does not accept the run (`refusal.refuse`).
         UsageError: The folder holds something else, or is not writable.
     """
-    refuse(reading)
+    check_publishable(reading)
     try:
         _begin(folder)
         known = dict(_entries(folder))
@@ -71,7 +71,7 @@ def publish(reading: Reading, folder: Path, *, overwrite: bool = False) -> Publi
             made = staging / _RUNS / name
             made.mkdir(parents=True)
             _write(reading, own, made)
-            page = index_page([Place(each, link(at)) for at, each in known.items()])
+            page = index_page([IndexRow(each, link(at)) for at, each in known.items()])
             (staging / INDEX).write_text(page, encoding="utf-8")
     except OSError as error:
         raise UsageError(
@@ -83,7 +83,7 @@ def publish(reading: Reading, folder: Path, *, overwrite: bool = False) -> Publi
 def _begin(folder: Path) -> None:
     """Create the folder if needed. Raise UsageError if its index is not a gallery's."""
     (folder / _RUNS).mkdir(parents=True, exist_ok=True)
-    files.refuse_link(folder / _RUNS)
+    files.check_no_link(folder / _RUNS)
     index = folder / INDEX
     page = files.read_own(index)
     if page is not None and MARK.encode() not in page:
@@ -93,7 +93,7 @@ def _begin(folder: Path) -> None:
         )
 
 
-def _entries(folder: Path) -> Iterator[tuple[str, Entry]]:
+def _entries(folder: Path) -> Iterator[tuple[str, GalleryEntry]]:
     """Yield the runs of a gallery: folder name and entry."""
     for file in sorted((folder / _RUNS).glob(f"*/{entries.FILE}")):
         yield file.parent.name, entries.load(file)
@@ -107,13 +107,13 @@ def _free(name: str, folder: Path) -> str:
     return free
 
 
-def _write(reading: Reading, entry: Entry, folder: Path) -> None:
+def _write(reading: ReportData, entry: GalleryEntry, folder: Path) -> None:
     """Write all files of a run."""
     with tempfile.TemporaryDirectory() as drawn:
-        pictures = figures.write_figures(reading, Path(drawn), heavy=HEAVIEST)
+        pictures = figures.write_figures(reading, Path(drawn), heavy=MAX_SVG_BYTES)
         write_html(reading, folder, figures=pictures)
         first = [file for file in pictures if file.name == PICTURE]
-        picture = next(inlined(first), None)
+        picture = next(inline_figures(first), None)
         for file in first:
             shutil.copy(file, folder / PICTURE)
     page = run_page(reading, entry, picture)

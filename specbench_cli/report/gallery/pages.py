@@ -13,14 +13,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 from specbench_cli.report import tables
-from specbench_cli.report.document import Grid, Paragraph, Section, grid
-from specbench_cli.report.gallery.entry import Entry, Line
-from specbench_cli.report.html.facts import public
-from specbench_cli.report.html.figures import Inlined
+from specbench_cli.report.document import Grid, Paragraph, Section, make_grid
+from specbench_cli.report.gallery.entry import GalleryEntry, LeaderboardRow
+from specbench_cli.report.html.facts import hide_paths
+from specbench_cli.report.html.figures import InlineFigure
 from specbench_cli.report.html.page import NAME as REPORT
-from specbench_cli.report.html.page import Figures, Key, heading, lead, warned
-from specbench_cli.report.html.writer import markup, page
-from specbench_cli.report.reading import Reading
+from specbench_cli.report.html.page import Figures, Key, heading, lead_line, list_warnings
+from specbench_cli.report.html.writer import render_page, render_parts
+from specbench_cli.report.report_data import ReportData
 from specbench_cli.store.schema import GUARANTEES
 from specbench_cli.summary import formats, metrics, text
 from specbench_cli.summary.columns import Column
@@ -41,23 +41,23 @@ _GUARANTEES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class IndexRow:
     """A run on the index.
 
     Attributes:
         link: Link to its page.
     """
 
-    entry: Entry
+    entry: GalleryEntry
     link: str
 
 
-Ranked = tuple[Place, Line]
+Ranked = tuple[IndexRow, LeaderboardRow]
 """A method on the leaderboard."""
 
 
 def _like(
-    column: Column[MethodSummary], shown: Callable[[Line], str], value: str
+    column: Column[MethodSummary], shown: Callable[[LeaderboardRow], str], value: str
 ) -> Column[Ranked]:
     """Return a column of reports for the leaderboard."""
     return Column(
@@ -79,7 +79,7 @@ _COLUMNS: tuple[Column[Ranked], ...] = (
         _like(metrics.SPEEDUP, lambda line: formats.ratio(line.speedup), "speedup"),
         look=lambda _: "strong",
     ),
-    _like(metrics.INTERVAL, lambda line: formats.between(line.low, line.high), "low"),
+    _like(metrics.INTERVAL, lambda line: formats.bounds(line.low, line.high), "low"),
     _like(metrics.MAT, lambda line: METRICS["mat"].form(line.mat), "mat"),
     _like(
         metrics.TOKENS, lambda line: METRICS["tokens_per_s"].form(line.tokens_per_s), "tokens_per_s"
@@ -105,28 +105,28 @@ _COLUMNS: tuple[Column[Ranked], ...] = (
 )
 
 
-def _questions(place: Place) -> int:
+def _questions(place: IndexRow) -> int:
     return sum(place.entry.prompts.values())
 
 
-def run_page(reading: Reading, entry: Entry, picture: Inlined | None) -> str:
+def run_page(reading: ReportData, entry: GalleryEntry, picture: InlineFigure | None) -> str:
     """Return a run's own page.
 
     Args:
         picture: Figure of its speedups. None if there is nothing to draw.
     """
     proof = text.proof(reading.summary)
-    return page(
+    return render_page(
         "run.html.j2",
         _style(),
-        title=public(heading(reading)),
-        lead=public(lead(reading)),
+        title=hide_paths(heading(reading)),
+        lead=hide_paths(lead_line(reading)),
         entry=entry,
-        warnings=[public(line) for line in warned(reading)],
-        body=markup(
+        warnings=[hide_paths(line) for line in list_warnings(reading)],
+        body=render_parts(
             [
                 *([] if picture is None else [Figures([picture])]),
-                *tables.overall(reading.summary),
+                *tables.overall_tables(reading.summary),
                 Key(text.prose([proof])),
             ]
         ),
@@ -134,27 +134,27 @@ def run_page(reading: Reading, entry: Entry, picture: Inlined | None) -> str:
     )
 
 
-def index_page(places: Sequence[Place]) -> str:
+def index_page(places: Sequence[IndexRow]) -> str:
     """Return the index of a gallery: all runs, the newest first, and their leaderboard."""
     newest = sorted(places, key=lambda place: place.entry.created_utc, reverse=True)
-    return page(
+    return render_page(
         "index.html.j2",
         _style(),
         title="Gallery",
         mark=MARK,
         warnings=(),
         places=newest,
-        boards=markup(boards(places)),
+        boards=render_parts(boards(places)),
     )
 
 
-def boards(places: Iterable[Place]) -> list[Section]:
+def boards(places: Iterable[IndexRow]) -> list[Section]:
     """Return the leaderboard: one section per target, tasks, setting and machine.
 
     A section has one table per guarantee, with the fastest methods first.
     """
 
-    def key(place: Place) -> tuple[str, str, str, str]:
+    def key(place: IndexRow) -> tuple[str, str, str, str]:
         entry = place.entry
         return entry.target, entry.tasks, entry.machine, entry.setting
 
@@ -168,7 +168,7 @@ def boards(places: Iterable[Place]) -> list[Section]:
     return found
 
 
-def _note(entry: Entry) -> Iterator[str]:
+def _note(entry: GalleryEntry) -> Iterator[str]:
     """Yield the common properties of a leaderboard section: machine, settings and warnings."""
     yield f"{entry.hardware} (machine {entry.machine})"
     yield entry.setting
@@ -177,14 +177,16 @@ def _note(entry: Entry) -> Iterator[str]:
         yield f"plumbing: {beyond} is beyond the model's training, and speedups mean nothing there"
 
 
-def _few(places: Sequence[Place]) -> list[str]:
+def _few(places: Sequence[IndexRow]) -> list[str]:
     """Return a note on the runs that are too small to rank."""
-    few = [place.entry for place in places if _questions(place) < text.FEW]
+    few = [place.entry for place in places if _questions(place) < text.MIN_QUESTIONS]
     names = ", ".join(entry.name for entry in few)
-    return [f"fewer than {text.FEW} questions, too few to rank by: {names}"] if few else []
+    return (
+        [f"fewer than {text.MIN_QUESTIONS} questions, too few to rank by: {names}"] if few else []
+    )
 
 
-def _ranked(places: Sequence[Place], name: str) -> Iterator[Grid]:
+def _ranked(places: Sequence[IndexRow], name: str) -> Iterator[Grid]:
     """Yield one table per guarantee.
 
     Methods that learn across prompts have their own table, since their results depend on the order
@@ -201,7 +203,7 @@ def _ranked(places: Sequence[Place], name: str) -> Iterator[Grid]:
             if own:
                 own.sort(key=lambda row: -row[1].speedup)
                 caption = _GUARANTEES[guarantee] + (f"; {text.RUN_SCOPE}" if learns else "")
-                yield grid(_COLUMNS, own, id=f"{name}-{guarantee}-{learns:d}", caption=caption)
+                yield make_grid(_COLUMNS, own, id=f"{name}-{guarantee}-{learns:d}", caption=caption)
 
 
 def link(folder: str) -> str:

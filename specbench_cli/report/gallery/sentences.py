@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary import formats
-from specbench_cli.summary.metrics import MethodSummary, alike
+from specbench_cli.summary.metrics import MethodSummary, same_group
 from specbench_cli.summary.summary import Summary
 
 _NAMED = 4
 """Maximum number of methods that a sentence names."""
 
 
-def three(summary: Summary) -> tuple[str, str, str]:
+def write_sentences(summary: Summary) -> tuple[str, str, str]:
     """Return sentences about the fastest method, the proof of its outputs, and its time."""
     return _fastest(summary), _proof(summary), _time(summary)
 
@@ -30,7 +30,7 @@ def _fastest(summary: Summary) -> str:
     tasks = f"{over} {_listed(list(summary.prompts))} {in_processes}"
     if best is None:
         return f"No lossless method has a speedup {tasks}."
-    equal = alike(best, summary.lossless)
+    equal = same_group(best, summary.lossless)
     low, high = best.speedup_low, best.speedup_high
     between = "" if low is None or high is None else f" (95% interval {low:.2f} to {high:.2f})"
     if low is not None and low <= 1 and high is not None:

@@ -13,11 +13,11 @@ _PATH = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|/|~/)[^\s,;:'\"\])]*[/\\]([^\s,;
 """An absolute path. The group is its last part."""
 _SECTIONS = ("models", "heads", "machine", "versions", "git", "environment", "tolerance")
 
-Line = tuple[str, str, str]
+FactLine = tuple[str, str, str]
 """A fact: its name, its value, and the source of the value, which may be empty."""
 
 
-def sections(manifest: Mapping[str, Any]) -> list[tuple[str, list[Line]]]:
+def manifest_sections(manifest: Mapping[str, Any]) -> list[tuple[str, list[FactLine]]]:
     """Return the facts of the manifest by heading. Absolute paths are cut to their last part."""
     manifest = truncate_texts(dict(manifest))
     run = [(key, manifest.get(key)) for key in ("created_utc", "finished_utc", "status", "noisy")]
@@ -39,7 +39,7 @@ def sections(manifest: Mapping[str, Any]) -> list[tuple[str, list[Line]]]:
     return [(heading, lines) for heading, lines in found.items() if lines]
 
 
-def public(said: str) -> str:
+def hide_paths(said: str) -> str:
     """Return a text with absolute paths cut to their last part."""
     return _PATH.sub(r"\1", said)
 
@@ -63,4 +63,4 @@ def _said(value: object) -> str:
         value = ", ".join(f"{key} {_said(inner)}" for key, inner in value.items())
     elif isinstance(value, list | tuple):
         value = ", ".join(map(_said, value))
-    return public(str(value))
+    return hide_paths(str(value))

@@ -24,7 +24,7 @@ _DRAWN = frozenset(
     " linearGradient stop marker".split()
 )
 """Elements that are kept."""
-HEAVIEST = 250_000
+MAX_SVG_BYTES = 250_000
 """Maximum size of an inlined SVG, in bytes. A larger one is shown as its PNG."""
 _ACROSS = re.compile(r'viewBox="0 0 ([\d.]+) ')
 _COLUMN = 300
@@ -33,7 +33,7 @@ _FONT = re.compile(r"(?:(italic|oblique)\s+)?(?:(bold|\d{3})\s+)?([\d.]+)px\s+(.
 
 
 @dataclass(frozen=True, slots=True)
-class Inlined:
+class InlineFigure:
     """A figure of the page.
 
     Attributes:
@@ -48,7 +48,7 @@ class Inlined:
     png: str
 
 
-def inlined(files: Sequence[Path]) -> Iterator[Inlined]:
+def inline_figures(files: Sequence[Path]) -> Iterator[InlineFigure]:
     """Yield the figures of the SVG files. A PNG of the same name replaces a large SVG."""
     for file in files:
         if file.suffix != ".svg":
@@ -57,14 +57,14 @@ def inlined(files: Sequence[Path]) -> Iterator[Inlined]:
         source = file.read_text(encoding="utf-8")
         wide = (across := _ACROSS.search(source)) is not None and float(across[1]) > _COLUMN
         picture = file.with_suffix(".png")
-        if file.stat().st_size > HEAVIEST and picture.exists():
+        if file.stat().st_size > MAX_SVG_BYTES and picture.exists():
             data = base64.b64encode(picture.read_bytes()).decode()
-            yield Inlined(name, caption, wide, Markup(), f"data:image/png;base64,{data}")
+            yield InlineFigure(name, caption, wide, Markup(), f"data:image/png;base64,{data}")
         else:
-            yield Inlined(name, caption, wide, svg(source, name), "")
+            yield InlineFigure(name, caption, wide, inline_svg(source, name), "")
 
 
-def svg(source: str, name: str) -> Markup:
+def inline_svg(source: str, name: str) -> Markup:
     """Return an SVG document as an element of a page.
 
     Args:

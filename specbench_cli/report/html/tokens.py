@@ -13,7 +13,7 @@ from itertools import accumulate, chain, zip_longest
 from typing import Any
 
 from specbench_cli.predict.lanes import make_lanes
-from specbench_cli.report.reading import Reading
+from specbench_cli.report.report_data import ReportData
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import BASELINE, DraftedTokens, Record
 from specbench_cli.summary.comparison import Decode, first_difference
@@ -32,12 +32,12 @@ _SPREAD = 8
 _BEFORE = 4
 """Number of context tokens that a token is decoded with."""
 
-Cells = dict[tuple[str, int], dict[str, Record]]
+RecordsByTurn = dict[tuple[str, int], dict[str, Record]]
 """(prompt_id, turn) -> label -> the worst record of all repeats."""
 
 
 @dataclass(frozen=True, slots=True)
-class Viewer:
+class ViewerData:
     """Content of the viewer.
 
     Attributes:
@@ -47,10 +47,12 @@ class Viewer:
 
     data: dict[str, Any]
     prompts: int
-    of: int
+    total_prompts: int
 
 
-def viewer(reading: Reading, decode: Decode | None, budget: int = BUDGET) -> Viewer:
+def make_viewer_data(
+    reading: ReportData, decode: Decode | None, budget: int = BUDGET
+) -> ViewerData:
     """Return the sample of outputs that the page shows token by token.
 
     Args:
@@ -84,7 +86,7 @@ def viewer(reading: Reading, decode: Decode | None, budget: int = BUDGET) -> Vie
         shown += turns
     peers = [row.label for row in reading.summary.rows if row.peer]
     data = {"labels": labels, "peers": peers, "words": words.texts, "turns": shown}
-    return Viewer(data, chosen, len(by_id))
+    return ViewerData(data, chosen, len(by_id))
 
 
 def _bytes(value: Any) -> int:
@@ -112,7 +114,7 @@ class _Words:
         """Return the index of a token's text."""
         if token not in self._places:
             self._places[token] = len(self.texts)
-            self.texts.append(piece(token, self.decode))
+            self.texts.append(token_text(token, self.decode))
         return self._places[token]
 
     def forget(self, length: int) -> None:
@@ -121,9 +123,9 @@ class _Words:
         self._places = {token: at for token, at in self._places.items() if at < length}
 
 
-def _cells(records: Iterable[Record]) -> Cells:
+def _cells(records: Iterable[Record]) -> RecordsByTurn:
     """Return the worst record of each method and turn over all repeats."""
-    found: Cells = {}
+    found: RecordsByTurn = {}
     for record in records:
         rows = found.setdefault((record.prompt_id, record.turn), {})
         held = rows.get(record.label)
@@ -138,7 +140,9 @@ def _badness(record: Record) -> tuple[int, int]:
     return worst, record.pass_
 
 
-def _turn(prompt: Prompt, cells: Cells, labels: Sequence[str], words: _Words) -> dict[str, Any]:
+def _turn(
+    prompt: Prompt, cells: RecordsByTurn, labels: Sequence[str], words: _Words
+) -> dict[str, Any]:
     """Return one turn of a prompt: its text, the distinct output texts, and data per method."""
     rows = cells.get((prompt.prompt_id, prompt.turn), {})
     texts: list[dict[str, Any]] = []
@@ -152,7 +156,7 @@ def _turn(prompt: Prompt, cells: Cells, labels: Sequence[str], words: _Words) ->
         ids = tuple(record.output_ids)
         if ids not in places:
             places[ids] = len(texts)
-            texts.append({"ids": list(ids), "pieces": pieces(ids, words.decode)})
+            texts.append({"ids": list(ids), "pieces": split_text(ids, words.decode)})
         differs = None if reference is None else first_difference(ids, reference)
         shown.append(
             {
@@ -245,7 +249,7 @@ def _ends(record: Record) -> list[int] | None:
 # and the tokens before it get nothing.
 
 
-def pieces(ids: Sequence[int], decode: Decode | None) -> list[str]:
+def split_text(ids: Sequence[int], decode: Decode | None) -> list[str]:
     """Return the text of every token. Joined, they are the decoded text, as far as it is UTF-8.
 
     Args:
@@ -278,7 +282,7 @@ def _shared(a: str, b: str) -> int:
     return next((place for place, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
-def piece(token: int, decode: Decode | None) -> str:
+def token_text(token: int, decode: Decode | None) -> str:
     """Return a token's text without its neighbours, or its id if it has no text alone."""
     text = "" if decode is None else decode([token])
     return text if text and INCOMPLETE not in text else f"#{token}"

@@ -13,7 +13,7 @@ from typing import Any
 from specbench_cli import output
 from specbench_cli.errors import SpecbenchError
 from specbench_cli.models.aliases import aliases
-from specbench_cli.report.claims import found
+from specbench_cli.report.claims import find_papers
 from specbench_cli.report.paper.tex import escape
 from specbench_cli.summary.summary import Summary
 from specbench_cli.tasks import describe
@@ -25,7 +25,7 @@ _ARXIV = re.compile(r"(?:arXiv:|eprint\s*=\s*[{\"])\s*(\d{4}\.\d{4,5})")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BibEntry:
     """A BibTeX entry.
 
     Attributes:
@@ -45,12 +45,12 @@ class Bibliography:
         cited: (kind, name) -> keys. Kinds are "method", "setting", "model" and "task".
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[BibEntry, ...]
     cited: Mapping[tuple[str, str], tuple[str, ...]]
 
     def text(self) -> str:
         """Content of the .bib file."""
-        return output.plain("\n\n".join(entry.source for entry in self.entries)) + "\n"
+        return output.escape_hidden("\n\n".join(entry.source for entry in self.entries)) + "\n"
 
     def keys(self, kind: str, name: str) -> tuple[str, ...]:
         """Return the keys to cite for something, or () if none is known."""
@@ -59,7 +59,7 @@ class Bibliography:
 
 def bibliography(summary: Summary, manifest: Mapping[str, Any]) -> Bibliography:
     """Return the references of a report."""
-    kept: dict[str, Entry] = {}
+    kept: dict[str, BibEntry] = {}
     by_arxiv: dict[str, str] = {}
     cited: dict[tuple[str, str], tuple[str, ...]] = {}
     for kind, name, entries in _used(summary, manifest):
@@ -74,7 +74,7 @@ def bibliography(summary: Summary, manifest: Mapping[str, Any]) -> Bibliography:
     return Bibliography(tuple(kept.values()), cited)
 
 
-def entries(source: str) -> list[Entry]:
+def entries(source: str) -> list[BibEntry]:
     """Return the entries of a BibTeX text. Text between entries is dropped."""
     starts = [match.start() for match in _ENTRY.finditer(source)]
     read = []
@@ -84,7 +84,7 @@ def entries(source: str) -> list[Entry]:
         heading = _ENTRY.match(part)
         if heading is not None:
             number = _ARXIV.search(part)
-            read.append(Entry(heading[2], part, number[1] if number else None))
+            read.append(BibEntry(heading[2], part, number[1] if number else None))
     return read
 
 
@@ -100,10 +100,10 @@ def _closing(part: str) -> int:
 
 def _used(
     summary: Summary, manifest: Mapping[str, Any]
-) -> Iterator[tuple[str, str, Sequence[Entry]]]:
+) -> Iterator[tuple[str, str, Sequence[BibEntry]]]:
     """Yield the methods, settings, models and tasks of a report, with their entries."""
     for name in dict.fromkeys(row.method for row in summary.rows):
-        for papers in found(name):
+        for papers in find_papers(name):
             yield "method", name, entries(papers.citation)
     for name, key in _settings(manifest):
         yield "setting", name, [_shipped()[key]]
@@ -129,7 +129,7 @@ def _settings(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "memory-budget", "specmemo"
 
 
-def _task(name: str) -> Iterator[Entry]:
+def _task(name: str) -> Iterator[BibEntry]:
     """Yield the entries of a task's citation. Shipped entries are found by their arXiv number."""
     try:
         cited = str(describe(name).get("citation", ""))
@@ -145,9 +145,9 @@ def _task(name: str) -> Iterator[Entry]:
         else:
             key = re.sub(r"\W+", "-", name) + ("" if place == 0 else f"-{place + 1}")
             source = f"@misc{{data-{key},\n  title = {{{escape(words)}}},\n}}"
-            yield Entry(f"data-{key}", source, number[1] if number else None)
+            yield BibEntry(f"data-{key}", source, number[1] if number else None)
 
 
 @cache
-def _shipped() -> dict[str, Entry]:
+def _shipped() -> dict[str, BibEntry]:
     return {entry.key: entry for entry in entries(SHIPPED.read_text(encoding="utf-8"))}

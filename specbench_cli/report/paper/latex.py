@@ -15,12 +15,12 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from specbench_cli.report import claims, tables
-from specbench_cli.report.document import Grid, grid, pivot
+from specbench_cli.report.document import Grid, make_grid, make_pivot_grid
 from specbench_cli.report.figures import CAPTIONS
 from specbench_cli.report.paper import methods_text
 from specbench_cli.report.paper.bibliography import Bibliography, bibliography
 from specbench_cli.report.paper.tex import Tex, escape
-from specbench_cli.report.reading import Reading
+from specbench_cli.report.report_data import ReportData
 from specbench_cli.report.spec_bench import table as spec_bench_table
 from specbench_cli.summary import formats, metrics, text
 from specbench_cli.summary.columns import Cell, Column
@@ -33,7 +33,7 @@ _UNBROKEN = 10_000
 _TEMPLATES = Path(__file__).with_name("templates")
 
 
-def write_latex(reading: Reading, folder: Path, figures: Sequence[Path] = ()) -> list[Path]:
+def write_latex(reading: ReportData, folder: Path, figures: Sequence[Path] = ()) -> list[Path]:
     """Write `latex/` in a folder.
 
     Args:
@@ -64,7 +64,7 @@ def write_latex(reading: Reading, folder: Path, figures: Sequence[Path] = ()) ->
     return files
 
 
-def _parts(reading: Reading, references: Bibliography) -> dict[str, str]:
+def _parts(reading: ReportData, references: Bibliography) -> dict[str, str]:
     """Return every part except the document. A part without content is empty."""
     summary, letters = reading.summary, _letters(reading)
     few = text.prose(text.small_families(summary, then=""))
@@ -104,11 +104,11 @@ _LOSSY = (
 
 def _grid(columns: Sequence[Column[MethodSummary]], rows: Sequence[MethodSummary]) -> Grid:
     """Return a table of methods. Each kind of method has its own section."""
-    return grid(columns, rows, sections=text.sections(rows))
+    return make_grid(columns, rows, sections=text.sections(rows))
 
 
 def _lossy(summary: Summary) -> str:
-    return _table("lossy", _LOSSY, grid(SPEED, summary.lossy)) if summary.lossy else ""
+    return _table("lossy", _LOSSY, make_grid(SPEED, summary.lossy)) if summary.lossy else ""
 
 
 def _cost(summary: Summary) -> str:
@@ -124,7 +124,7 @@ _FAMILIES = "Speedup over vanilla by task family, with 95% intervals."
 _FAMILIES_MAT = "Mean accepted tokens a step (MAT) by task family."
 
 
-def _letters(reading: Reading) -> str:
+def _letters(reading: ReportData) -> str:
     if reading.facts.forced:
         return " The runs do not belong together: nothing ranks their rows."
     if reading.facts.targets:
@@ -143,13 +143,16 @@ def _letters(reading: Reading) -> str:
 def _mat(summary: Summary) -> Grid:
     """Return MAT by family."""
     kinds = text.sections(summary.rows)
-    return pivot(summary.rows, tables.families(summary), MAT.shown, sections=kinds)
+    return make_pivot_grid(summary.rows, tables.rows_by_family(summary), MAT.shown, sections=kinds)
 
 
-def _families(reading: Reading) -> Grid:
+def _families(reading: ReportData) -> Grid:
     """Return speedups with their significance groups, each above its interval."""
-    rows, families = reading.summary.rows, tables.families(reading.summary)
-    upper, lower = pivot(rows, families, _lettered), pivot(rows, families, _under, missing="")
+    rows, families = reading.summary.rows, tables.rows_by_family(reading.summary)
+    upper, lower = (
+        make_pivot_grid(rows, families, _lettered),
+        make_pivot_grid(rows, families, _under, missing=""),
+    )
     lines: list[Sequence[Cell]] = []
     kinds, sections = dict(text.sections(rows)), list[tuple[int, str]]()
     for place, (above, below) in enumerate(zip(upper.rows, lower.rows, strict=True)):
@@ -170,20 +173,20 @@ def _under(row: MethodSummary) -> str:
     between = metrics.interval(row)
     if between == formats.NONE:
         return ""
-    return Tex(rf"\scriptsize {escape(f'{between} {metrics.at_what_cost(row)}'.rstrip())}")
+    return Tex(rf"\scriptsize {escape(f'{between} {metrics.accuracy_note(row)}'.rstrip())}")
 
 
-def _sweep(reading: Reading) -> str:
-    found = tables.sweep(find_sweep(reading.summary, reading.run.manifest))
+def _sweep(reading: ReportData) -> str:
+    found = tables.sweep_tables(find_sweep(reading.summary, reading.run.manifest))
     return "".join(_table("sweep", _SWEEP, each) for each in found)
 
 
-def _there(line: claims.Line) -> str:
-    set_up = claims.set_up(line.claim)
+def _there(line: claims.ClaimComparison) -> str:
+    set_up = claims.format_setup(line.claim)
     return f"{set_up} ({line.claim.source})" if set_up else line.claim.source
 
 
-_CLAIMS: tuple[Column[claims.Line], ...] = (
+_CLAIMS: tuple[Column[claims.ClaimComparison], ...] = (
     *(claims.METHOD, claims.CLAIMED),
     Column("there", align="l", shown=_there),
     *(claims.MEASURED, replace(claims.HERE, heading="here")),
@@ -191,9 +194,9 @@ _CLAIMS: tuple[Column[claims.Line], ...] = (
 """Columns for a page's full width. The setup column includes the source."""
 
 
-def _claims(reading: Reading) -> str:
+def _claims(reading: ReportData) -> str:
     aligns = ("l", "l", _ragged(0.28), "l", _ragged(0.25))
-    found = tables.claimed(reading.summary, reading.facts, _CLAIMS)
+    found = tables.claim_tables(reading.summary, reading.facts, _CLAIMS)
     return "".join(_table("claims", f"{g.caption}. {g.note}", g, aligns) for g in found)
 
 
@@ -202,14 +205,14 @@ def _ragged(width: float) -> str:
     return rf">{{\raggedright\arraybackslash}}p{{{width}\linewidth}}"
 
 
-def _spec_bench(reading: Reading) -> str:
+def _spec_bench(reading: ReportData) -> str:
     theirs = reading.spec_bench
     if theirs is None:
         return ""
     return _table("spec-bench", spec_bench_table.NOTE, theirs.overall())
 
 
-def _cited(reading: Reading, references: Bibliography) -> list[tuple[str, Tex]]:
+def _cited(reading: ReportData, references: Bibliography) -> list[tuple[str, Tex]]:
     """Return the cited methods, settings, models and tasks, each with its `\\cite`."""
     found = []
     for (_, name), keys in references.cited.items():

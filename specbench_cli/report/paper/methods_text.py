@@ -25,7 +25,7 @@ _RULES = {
 
 def sentences(summary: Summary, manifest: Mapping[str, Any]) -> list[str]:
     """Return the sentences as plain text."""
-    facts = Facts.of(manifest)
+    facts = Facts.from_manifest(manifest)
     config = manifest.get("config", {}).get("effective", {})
     found = [
         _what(summary, facts, manifest),
@@ -104,7 +104,7 @@ def _decoding(config: Mapping[str, Any], facts: Facts) -> str:
     heat = "" if rule == "greedy" else f" at temperature {config.get('temperature', 0):g}"
     cut = config.get("max_new_tokens")
     held = f" with contrast {facts.contrast}" if facts.contrast else ""
-    held += f" {facts.under}" if facts.grammar else ""
+    held += f" {facts.grammar_phrase}" if facts.grammar else ""
     length = f", at most {cut} tokens a turn" if cut else ""
     return f"Text was decoded {_RULES[rule]}{heat}{held}, one request at a time{length}, seed" + (
         f" {config.get('seed', 0)}."

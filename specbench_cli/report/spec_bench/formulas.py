@@ -21,7 +21,7 @@ from specbench_cli.store.schema import BASELINE, Family, Record
 from specbench_cli.summary.pairing import untimed_reason
 from specbench_cli.summary.summary import ALL
 
-Retokenised = Callable[[str], int]
+CountTokens = Callable[[str], int]
 """Function that counts the tokens of a text, including special tokens that the tokenizer adds."""
 Decode = Callable[[Sequence[int]], str]
 
@@ -55,7 +55,7 @@ Answers = Mapping[str, Sequence[Answer]]
 
 
 @dataclass(frozen=True, slots=True)
-class Theirs:
+class SpecBenchResult:
     """Results of a label by Spec-Bench's formulas, over a family or over all.
 
     Attributes:
@@ -71,7 +71,7 @@ class Theirs:
     questions: int
 
 
-def answers_of(
+def collect_answers(
     records: Iterable[Record], decode: Decode | None
 ) -> dict[int, dict[str, list[Answer]]]:
     """Return the answers of all questions with times for every turn, by repeat and label.
@@ -107,9 +107,9 @@ def _answer(turns: Sequence[Record], decode: Decode | None) -> Answer:
     )
 
 
-def figures(
-    runs: Sequence[Answers], retokenised: Retokenised | None, *, baseline: str = BASELINE
-) -> list[Theirs]:
+def compute_results(
+    runs: Sequence[Answers], retokenised: CountTokens | None, *, baseline: str = BASELINE
+) -> list[SpecBenchResult]:
     """Return the results of every label, over all and by family.
 
     Args:
@@ -140,7 +140,9 @@ def figures(
     return found
 
 
-def _theirs(label: str, family: str, parts: Sequence[tuple[Sequence[Answer], float]]) -> Theirs:
+def _theirs(
+    label: str, family: str, parts: Sequence[tuple[Sequence[Answer], float]]
+) -> SpecBenchResult:
     speeds = [fmean(a.speed for a in own) for own, _ in parts]
     bases = [base for _, base in parts]
     lengths: list[int] = []
@@ -149,7 +151,7 @@ def _theirs(label: str, family: str, parts: Sequence[tuple[Sequence[Answer], flo
         for answer in own:
             known = known and answer.accept_lengths is not None
             lengths += answer.accept_lengths or ()
-    return Theirs(
+    return SpecBenchResult(
         label,
         family,
         fmean(speeds),
@@ -160,7 +162,7 @@ def _theirs(label: str, family: str, parts: Sequence[tuple[Sequence[Answer], flo
     )
 
 
-def _base_speed(answer: Answer, retokenised: Retokenised | None) -> float:
+def _base_speed(answer: Answer, retokenised: CountTokens | None) -> float:
     if retokenised is None or answer.turns is None:
         return answer.speed
     tokens = sum(retokenised(text) - 1 for text in answer.turns)

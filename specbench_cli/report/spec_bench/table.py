@@ -10,17 +10,17 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from specbench_cli.report.document import Grid, grid_of_values
-from specbench_cli.report.spec_bench.files import Imported, write_answers
+from specbench_cli.report.document import Grid, make_value_grid
+from specbench_cli.report.spec_bench.files import ImportedAnswers, write_answers
 from specbench_cli.report.spec_bench.formulas import (
     Answers,
+    CountTokens,
     Decode,
-    Retokenised,
-    Theirs,
-    answers_of,
-    figures,
+    SpecBenchResult,
+    collect_answers,
+    compute_results,
 )
-from specbench_cli.report.tokens import text_of, tokenizer_of
+from specbench_cli.report.tokens import decode_ids, load_tokenizer
 from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary import formats, metrics, text
 from specbench_cli.summary.columns import Heading, write_csv
@@ -55,7 +55,7 @@ class SpecBench:
         notes: Notes on the results.
     """
 
-    theirs: Sequence[Theirs]
+    results: Sequence[SpecBenchResult]
     rows: dict[tuple[str, str], MethodSummary]
     runs: Sequence[Answers]
     notes: Sequence[str]
@@ -63,7 +63,7 @@ class SpecBench:
     def overall(self) -> Grid:
         """Return the table of both results over all families."""
         lines = []
-        for found in self.theirs:
+        for found in self.results:
             if found.family == ALL:
                 row = self.rows.get((found.label, ALL))
                 ours = (formats.NONE,) * 3 if row is None else _ours(row)
@@ -81,10 +81,10 @@ class SpecBench:
 
     def by_family(self) -> Grid:
         """Return the table of speedups by family: Spec-Bench's, with specbench's in brackets."""
-        families = list(dict.fromkeys(t.family for t in self.theirs if t.family != ALL))
-        found = {(t.label, t.family): t for t in self.theirs}
+        families = list(dict.fromkeys(t.family for t in self.results if t.family != ALL))
+        found = {(t.label, t.family): t for t in self.results}
         lines = []
-        for label in dict.fromkeys(t.label for t in self.theirs):
+        for label in dict.fromkeys(t.label for t in self.results):
             cells = []
             for family in families:
                 theirs, row = found.get((label, family)), self.rows.get((label, family))
@@ -97,7 +97,7 @@ class SpecBench:
 
     def records(self) -> list[dict[str, object]]:
         """Return both results as records, one per method and family."""
-        return [_record(theirs, self.rows) for theirs in self.theirs]
+        return [_record(theirs, self.rows) for theirs in self.results]
 
     def _grid(
         self, headings: Sequence[Heading], lines: Sequence[tuple[str, ...]], **more: Any
@@ -105,15 +105,17 @@ class SpecBench:
         """Return a table with the lines in the report's order. Lines without a method come last."""
         known = (self.rows.get((line[0], ALL)) for line in lines)
         sections = text.sections(row for row in known if row is not None)
-        return grid_of_values(headings, lines, sections=sections, **more)
+        return make_value_grid(headings, lines, sections=sections, **more)
 
 
 def is_imported(source: RecordSource) -> bool:
     """Return True if the run consists of Spec-Bench's answer files."""
-    return isinstance(source, Imported)
+    return isinstance(source, ImportedAnswers)
 
 
-def spec_bench(run: RecordSource, sources: Sequence[RecordSource], summary: Summary) -> SpecBench:
+def compute_spec_bench(
+    run: RecordSource, sources: Sequence[RecordSource], summary: Summary
+) -> SpecBench:
     """Compute a report's figures by Spec-Bench's formulas.
 
     Spec-Bench's token count needs the target's tokenizer. Without it, the generated tokens of the
@@ -124,9 +126,9 @@ def spec_bench(run: RecordSource, sources: Sequence[RecordSource], summary: Summ
         sources: the runs that `run` consists of.
         summary: the summary of `run`.
     """
-    retokenised, decode, notes = _tokenizer(sources, Facts.of(run.manifest).target)
-    renamed = getattr(run, "names", None)
-    theirs: list[Theirs] = []
+    retokenised, decode, notes = _tokenizer(sources, Facts.from_manifest(run.manifest).target)
+    renamed = getattr(run, "run_names", None)
+    theirs: list[SpecBenchResult] = []
     runs: list[Answers] = []
     ours: list[Answers] = []
     for place, source in enumerate(sources):
@@ -134,13 +136,15 @@ def spec_bench(run: RecordSource, sources: Sequence[RecordSource], summary: Summ
         labels = {label for answers in own for label in answers}
         names = {label: label for label in labels} if renamed is None else renamed[place].labels
         runs += [{names[label]: found for label, found in answers.items()} for answers in own]
-        if not isinstance(source, Imported):
+        if not isinstance(source, ImportedAnswers):
             ours += runs[-len(own) :]
     baselines = dict.fromkeys(
         label for run in runs for label in run if label.split(" @")[0] == BASELINE
     )
     for baseline in baselines:
-        theirs += figures([run for run in runs if baseline in run], retokenised, baseline=baseline)
+        theirs += compute_results(
+            [run for run in runs if baseline in run], retokenised, baseline=baseline
+        )
     scopes = {ALL: summary.rows, **summary.families}
     rows = {(row.label, family): row for family, found in scopes.items() for row in found}
     order = {row.label: place for place, row in enumerate(summary.rows)}
@@ -176,22 +180,22 @@ def _slugs(labels: Iterable[str]) -> dict[str, str]:
 
 def _answers(source: RecordSource, decode: Decode | None) -> list[Answers]:
     """Return a source's answers, one mapping per repeat."""
-    if isinstance(source, Imported):
+    if isinstance(source, ImportedAnswers):
         return [source.answers]
-    by_pass = answers_of(source.records(), decode)
+    by_pass = collect_answers(source.records(), decode)
     return [by_pass[pass_] for pass_ in sorted(by_pass)]
 
 
 def _tokenizer(
     sources: Sequence[RecordSource], target: str
-) -> tuple[Retokenised | None, Decode | None, list[str]]:
+) -> tuple[CountTokens | None, Decode | None, list[str]]:
     """Return the token counter, the decoder, and notes on formulas that could not be applied."""
     targets = {
         str(source.manifest.get("models", {}).get("target", {}).get("label"))
         for source in sources
-        if not isinstance(source, Imported)
+        if not isinstance(source, ImportedAnswers)
     }
-    tokenizer = tokenizer_of(next(iter(targets))) if len(targets) == 1 else None
+    tokenizer = load_tokenizer(next(iter(targets))) if len(targets) == 1 else None
     if tokenizer is None:
         unwritten = " and our answers are not written" if targets else ""
         note = (
@@ -205,10 +209,12 @@ def _tokenizer(
         notes.append(
             "the token that they take off is for a BOS, which this target's tokenizer does not add"
         )
-    return retokenised, lambda ids: text_of(tokenizer, ids, skip_special_tokens=True), notes
+    return retokenised, lambda ids: decode_ids(tokenizer, ids, skip_special_tokens=True), notes
 
 
-def _record(found: Theirs, rows: dict[tuple[str, str], MethodSummary]) -> dict[str, object]:
+def _record(
+    found: SpecBenchResult, rows: dict[tuple[str, str], MethodSummary]
+) -> dict[str, object]:
     row = rows.get((found.label, found.family))
     ours = {
         "our_speedup": None if row is None else row.speedup,

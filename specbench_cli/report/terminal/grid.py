@@ -44,7 +44,7 @@ def draw(
     """
     cells = [[_text(cell) for cell in row] for row in grid.rows]
     gaps = gaps or [2 * bool(at) for at in range(len(grid.columns))]
-    headings = list(map(output.plain, grid.headings))
+    headings = list(map(output.escape_hidden, grid.headings))
 
     def lines(chosen: Sequence[int], most: int | None) -> list[Text]:
         return _lines(grid, headings, cells, gaps, chosen, most)
@@ -53,10 +53,12 @@ def draw(
     parts = [whole]
     if width is not None and max(map(len, whole)) > width:
         gaps = [1] * len(headings)
-        headings = [output.plain(column.narrow or column.heading) for column in grid.columns]
-        names = list(range(grid.heads))
+        headings = [
+            output.escape_hidden(column.narrow or column.heading) for column in grid.columns
+        ]
+        names = list(range(grid.label_columns))
         chosen = [[*names]]
-        for at in range(grid.heads, len(headings)):
+        for at in range(grid.label_columns, len(headings)):
             full = len(chosen[-1]) > len(names) and at not in bound
             if full and max(map(len, lines([*chosen[-1], at], most))) > width:
                 chosen.append([*names])
@@ -66,7 +68,7 @@ def draw(
     for part in parts:
         part[0].stylize(head)
         for place, kind in reversed(grid.sections):
-            part.insert(1 + place if place else 0, output.styled(kind))
+            part.insert(1 + place if place else 0, output.make_text(kind))
     return [line for part in parts for line in part]
 
 
@@ -81,7 +83,7 @@ def _lines(
     """Return the headings and rows of some columns, aligned."""
     widths = {at: max([len(headings[at]), *(len(line[at]) for line in cells)]) for at in chosen}
     excess = 0 if most is None else sum(widths.values()) + sum(gaps[at] for at in chosen) - most
-    name = grid.heads - 1
+    name = grid.label_columns - 1
     if excess > 0:
         widths[name] = max(min(widths[name], _LEAST_NAME), widths[name] - excess)
     aligns = {at: grid.columns[at].align for at in chosen}
@@ -103,14 +105,14 @@ def _lines(
 def _text(cell: Cell) -> Text:
     """Return a cell as styled text. Shares become a bar."""
     if not cell.shares:
-        return output.styled(cell.shown, _STYLES.get(cell.look, ""))
+        return output.make_text(cell.shown, _STYLES.get(cell.look, ""))
     bar = Text()
-    for name, marks in bar_marks(cell.shares).items():
+    for name, marks in bar_widths(cell.shares).items():
         bar.append(BAR_MARKS[name] * marks, _BAR_STYLES[name])
     return bar
 
 
-def bar_marks(shares: Sequence[float]) -> dict[str, int]:
+def bar_widths(shares: Sequence[float]) -> dict[str, int]:
     """Return how many marks target, draft and host get on the time bar, by largest remainders."""
     exact = [BAR_WIDTH * share for share in shares]
     marks = [int(part) for part in exact]
@@ -132,7 +134,7 @@ def _cut(cell: Text, width: int) -> Text:
     return cut
 
 
-def show(
+def print_grid(
     head: Iterable[str],
     grid: Grid | None,
     records: Iterable[Mapping[str, Any]],
@@ -147,7 +149,7 @@ def show(
         grid: Table for a terminal. None if there is none.
         records: Rows for programs.
     """
-    human = output.human()
+    human = output.is_interactive()
     say = output.data if human else output.note
     for line in head:
         say(line)

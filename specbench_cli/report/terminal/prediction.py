@@ -16,10 +16,10 @@ from specbench_cli.measure.costs import BatchCost, CostPoint, Costs, ProbeDiffer
 from specbench_cli.models.shapes import SHAPE_PREFIX as SHAPE
 from specbench_cli.predict.accelerators import Roofline
 from specbench_cli.predict.prediction import Prediction, TaskPrediction
-from specbench_cli.predict.roofline import ChangedInput, RooflineReplay, RooflineRow, lines_of
+from specbench_cli.predict.roofline import ChangedInput, RooflineReplay, RooflineRow, rows_as_dicts
 from specbench_cli.predict.settings import ModelledSetting
-from specbench_cli.report.document import Grid, grid
-from specbench_cli.report.terminal.grid import show
+from specbench_cli.report.document import Grid, make_grid
+from specbench_cli.report.terminal.grid import print_grid
 from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary.columns import Column
 from specbench_cli.summary.formats import NONE, number, percent, ratio
@@ -115,7 +115,7 @@ def print_prediction(prediction: Prediction, head: Sequence[str]) -> None:
             if row.extrapolated >= 0.01
         ),
     ]
-    show(head, grid(_ROWS, prediction.rows), map(asdict, prediction.rows), notes)
+    print_grid(head, make_grid(_ROWS, prediction.rows), map(asdict, prediction.rows), notes)
 
 
 def print_settings(found: Sequence[ModelledSetting], head: Sequence[str]) -> None:
@@ -130,7 +130,7 @@ def print_settings(found: Sequence[ModelledSetting], head: Sequence[str]) -> Non
     records = (
         asdict(each) | {"speedup": each.speedup, "break_even": each.break_even} for each in found
     )
-    show(head, grid(_SETTINGS, found), records, notes)
+    print_grid(head, make_grid(_SETTINGS, found), records, notes)
 
 
 def _best(found: Sequence[ModelledSetting]) -> list[str]:
@@ -175,17 +175,19 @@ def print_costs(costs: Costs) -> None:
         f"{costs.quietness.rounds - costs.quietness.void} of {costs.quietness.rounds} rounds"
         " kept; times are means without far outliers",
     ]
-    if not output.human():
-        show(head, None, _points(costs), notes)
+    if not output.is_interactive():
+        print_grid(head, None, _points(costs), notes)
         return
     for role, curve in costs.curves.items():
         title = f"{role} {costs.models[role]['label']}: ms a forward, by new tokens and rows before"
         prefills = ", ".join(f"{_milli(ns)} for {n:g} tokens" for n, ns in curve.prefill)
-        show([*head, title], _curve(curve.forwards), (), [f"prefill: {prefills}"])
+        print_grid([*head, title], _curve(curve.forwards), (), [f"prefill: {prefills}"])
         if curve.trees:
-            show([f"{role}: the same over a tree, its root included"], _curve(curve.trees), ())
+            print_grid(
+                [f"{role}: the same over a tree, its root included"], _curve(curve.trees), ()
+            )
         head = []
-    show((), None, (), notes)
+    print_grid((), None, (), notes)
 
 
 def _batch(batch: BatchCost) -> list[str]:
@@ -207,7 +209,7 @@ def print_differences(found: Sequence[ProbeDifference]) -> None:
         f" worst {percent(worst.relative, 1)} ({worst.name})"
     ]
     records = ({**each.model_dump(), "relative": each.relative} for each in found)
-    show((), grid(_DIFFERENCES, found[:WORST]), records, notes)
+    print_grid((), make_grid(_DIFFERENCES, found[:WORST]), records, notes)
 
 
 def _curve(points: Sequence[CostPoint]) -> Grid:
@@ -219,7 +221,7 @@ def _curve(points: Sequence[CostPoint]) -> Grid:
 
     contexts = sorted({point.context for point in points})
     columns: list[Column[int]] = [Column("tokens", shown=str), *map(after, contexts)]
-    return grid(columns, sorted({point.n_tokens for point in points}))
+    return make_grid(columns, sorted({point.n_tokens for point in points}))
 
 
 def _points(costs: Costs) -> list[dict[str, Any]]:
@@ -247,7 +249,7 @@ def roofline_head(roofline: Roofline, models: Mapping[str, Mapping[str, Any]]) -
     shapes = " + ".join(roofline.names.values())
     recorded = " + ".join(str(facts.get("label")) for facts in models.values())
     context = "recorded ones" if roofline.context is None else f"{roofline.context} rows"
-    bytes_held = sum(roofline.held(1).values())
+    bytes_held = sum(roofline.memory_use(1).values())
     lines = [
         f"modelled: {roofline.devices} x {device.name}, {shapes}, {roofline.dtype}, batch"
         f" {roofline.batch}, contexts: {context},"
@@ -264,16 +266,16 @@ def roofline_head(roofline: Roofline, models: Mapping[str, Mapping[str, Any]]) -
 def print_replayed(found: RooflineReplay, roofline: Roofline, lines: Sequence[str]) -> None:
     """Print a replay on a roofline: the methods, and the inputs that determine their speedups."""
     missing = [f"{label}: not modelled: {why}" for label, why in found.missing.items()]
-    if not output.human():
-        show(lines, None, lines_of(found.rows), [*NOTES, *missing])
+    if not output.is_interactive():
+        print_grid(lines, None, rows_as_dicts(found.rows), [*NOTES, *missing])
         return
-    show(lines, grid(_ROOFLINE, found.rows), (), missing)
+    print_grid(lines, make_grid(_ROOFLINE, found.rows), (), missing)
     drafting = [row for row in found.rows if row.sensitivity and row.label != BASELINE]
     for first in range(0, len(drafting), ABREAST):
         moved = map(_input, drafting[first : first + ABREAST])
         columns: list[Column[str]] = [Column("input", align="l", shown=str), *moved]
-        show((), grid(columns, list(roofline.inputs)), ())
-    show((), None, (), NOTES)
+        print_grid((), make_grid(columns, list(roofline.inputs)), ())
+    print_grid((), None, (), NOTES)
 
 
 def _input(row: RooflineRow) -> Column[str]:

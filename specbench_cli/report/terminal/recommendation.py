@@ -15,8 +15,8 @@ SHOWN = 8
 def print_recommendation(found: Mapping[str, Any]) -> None:
     """Print a result, in the form of `recommendation.json`, to stdout."""
     lines = [*found["header"], "", *_verdict(found), "", *_search(found), *_modelled(found)]
-    told = [part for line in lines for part in output.wrapped(line, WIDTH, "", "  ") or [""]]
-    output.data("\n".join(output.plain(line) for line in [*told, *_paste(found)]).rstrip())
+    told = [part for line in lines for part in output.wrap(line, WIDTH, "", "  ") or [""]]
+    output.data("\n".join(output.escape_hidden(line) for line in [*told, *_paste(found)]).rstrip())
 
 
 def _verdict(found: Mapping[str, Any]) -> Iterator[str]:
@@ -97,17 +97,17 @@ def _paste(found: Mapping[str, Any]) -> Iterator[str]:
         if each["lacks"]:
             continue
         yield ""
-        yield from output.wrapped(f"{each['engine']}, {each['version']}", WIDTH)
+        yield from output.wrap(f"{each['engine']}, {each['version']}", WIDTH)
         if not each["confirmed"]:
             of = f"  has no {_chosen(found)}; {each['of']} was fast in the search, unconfirmed:"
-            yield from output.wrapped(of, WIDTH, "", "  ")
+            yield from output.wrap(of, WIDTH, "", "  ")
         if each["note"]:
-            yield from output.wrapped(f"  ({each['note']})", WIDTH, "", "  ")
+            yield from output.wrap(f"  ({each['note']})", WIDTH, "", "  ")
         yield from (f"    {line}" for line in each["text"].splitlines())
     if lacking:
         yield ""
         words = "; ".join(f"{each['engine']} {each['lacks']}" for each in lacking)
-        yield from output.wrapped(f"nothing to paste: {words}", WIDTH)
+        yield from output.wrap(f"nothing to paste: {words}", WIDTH)
 
 
 def _chosen(found: Mapping[str, Any]) -> str:

@@ -73,7 +73,7 @@ def _token(side: ComparedSide) -> str:
 def _columns(found: OutputComparison) -> list[str]:
     left = _wrapped(found.vanilla, found)
     right = _wrapped(found.own, found)
-    names = ("vanilla", output.plain(found.label))
+    names = ("vanilla", output.escape_hidden(found.label))
     rows = [names, ("-" * _COLUMN, "-" * _COLUMN), *zip_longest(left, right, fillvalue="")]
     return [f"{a:{_COLUMN}} | {b}" for a, b in rows]
 
@@ -81,7 +81,7 @@ def _columns(found: OutputComparison) -> list[str]:
 def _wrapped(side: ComparedSide | None, found: OutputComparison) -> list[str]:
     if side is None:
         return ["(no output)"]
-    marked = output.plain(_marked(side, found.position))
+    marked = output.escape_hidden(_marked(side, found.position))
     lines = [
         line
         for paragraph in marked.splitlines()

@@ -12,18 +12,18 @@ from typing import Any
 from rich.text import Text
 
 from specbench_cli import output
-from specbench_cli.report.document import grid, pivot
-from specbench_cli.report.reading import Reading
+from specbench_cli.report.document import make_grid, make_pivot_grid
+from specbench_cli.report.report_data import ReportData
 from specbench_cli.report.spec_bench import table as spec_bench_table
 from specbench_cli.report.spec_bench.table import SpecBench
 from specbench_cli.report.terminal.grid import BAR_MARKS, draw
 from specbench_cli.summary import formats, load, metrics, text
-from specbench_cli.summary.columns import Column, data_of, informative
+from specbench_cli.summary.columns import Column, row_data, select_informative
 from specbench_cli.summary.facts import Facts
-from specbench_cli.summary.forced import group_by_target
 from specbench_cli.summary.load import LoadRow, load_rows
 from specbench_cli.summary.metrics import MethodSummary
 from specbench_cli.summary.summary import ALL, Summary
+from specbench_cli.summary.unranked import group_by_target
 
 WIDTH = 100
 _BAR_LEGEND = " ".join(f"{mark} {name}" for name, mark in BAR_MARKS.items())
@@ -32,7 +32,7 @@ _APART = (metrics.INTERVAL, metrics.MAT, metrics.CHOSEN, metrics.TIME)
 
 
 def print_runs(
-    readings: Sequence[Reading],
+    readings: Sequence[ReportData],
     *,
     families: bool = False,
     explain: bool = False,
@@ -49,12 +49,16 @@ def print_runs(
     for reading in readings:
         summary, facts = reading.summary, reading.facts
         head = facts.header(summary.prompts, min(WIDTH, output.columns() or WIDTH))
-        foot = footer(summary, facts) if explain else short_notes(summary, facts, reading.where)
+        foot = (
+            all_notes(summary, facts)
+            if explain
+            else short_notes(summary, facts, reading.report_arguments)
+        )
         loads = load_rows(reading.records)
         if form == "table":
             width = output.columns()
-            lines = [*map(output.styled, head), *_drawn(summary, facts, width)]
-            notes = [output.styled(line) for line in _noted(foot, width)]
+            lines = [*map(output.make_text, head), *_drawn(summary, facts, width)]
+            notes = [output.make_text(line) for line in _noted(foot, width)]
             notes += [Text(" ").append_text(line) for line in load_lines(loads, width)]
             for note in notes:
                 note.style = "dim"
@@ -94,13 +98,13 @@ def load_lines(
     if not rows:
         return []
     lines = draw(
-        grid(load.TERMINAL, rows),
+        make_grid(load.TERMINAL, rows),
         width and width - 1,
         gaps=(1, 1, 2, 2, 2, 2, 2, 1, 2),
         bound=(7, 8),  # the interval, and if it is saturated
     )
-    notes = [f"{title}; {load.HEAD}"], load.saturation(rows)
-    above, below = (map(output.styled, _noted(each, width, lead="")) for each in notes)
+    notes = [f"{title}; {load.HEAD}"], load.saturation_notes(rows)
+    above, below = (map(output.make_text, _noted(each, width, lead="")) for each in notes)
     return [*above, *lines, *below]
 
 
@@ -121,7 +125,7 @@ def short_notes(summary: Summary, facts: Facts, where: str | None) -> list[str]:
     ]
 
 
-def footer(summary: Summary, facts: Facts) -> list[str]:
+def all_notes(summary: Summary, facts: Facts) -> list[str]:
     """Return all notes: the meaning of the numbers, and their limits."""
     return [
         *_ranked(summary, facts),
@@ -163,16 +167,16 @@ _EACH_ITS_OWN = "several targets: a speedup is over vanilla of its own target; n
 def run_text(summary: Summary, facts: Facts) -> str:
     """Return the default table as plain text, for a page that has its own notes."""
     lines = [line.plain for line in _drawn(summary, facts)]
-    notes = _noted(footer(summary, facts), WIDTH)
-    return output.plain("\n".join([*facts.header(summary.prompts, WIDTH), *lines, *notes]))
+    notes = _noted(all_notes(summary, facts), WIDTH)
+    return output.escape_hidden("\n".join([*facts.header(summary.prompts, WIDTH), *lines, *notes]))
 
 
-def _records(reading: Reading, families: bool) -> list[dict[str, Any]]:
+def _records(reading: ReportData, families: bool) -> list[dict[str, Any]]:
     """Return one record per method. With `families`, the overall ones (family "all") come first."""
     scopes = {ALL: reading.summary.rows} | (reading.summary.families if families else {})
     return [
         {"run": reading.name, "family": family}
-        | data_of(metrics.DATA, row)
+        | row_data(metrics.DATA, row)
         | ({"speedup": metrics.speedup_or_broken(row)} if row.broken else {})
         for family, rows in scopes.items()
         for row in rows
@@ -184,7 +188,7 @@ def _noted(notes: Sequence[str], width: int | None, lead: str = " ") -> list[str
     if width is None:
         return [f"{lead}{note}" for note in notes]
     whole = "\n".join(notes).replace("\n  ", " ").splitlines()  # some notes already have two lines
-    return [line for note in whole for line in output.wrapped(note, width, lead, f"{lead}  ")]
+    return [line for note in whole for line in output.wrap(note, width, lead, f"{lead}  ")]
 
 
 def _drawn(summary: Summary, facts: Facts, width: int | None = None) -> list[Text]:
@@ -209,12 +213,12 @@ def _methods(
     bound: Sequence[object],
 ) -> list[Text]:
     """Return a table of methods as lines. `bound` columns stay with the column before them."""
-    shown = informative(chosen, rows)
-    found = grid(
+    shown = select_informative(chosen, rows)
+    found = make_grid(
         shown,
         rows,
         sections=text.sections(rows),
-        heads=1 + shown.index(metrics.METHOD),
+        label_columns=1 + shown.index(metrics.METHOD),
     )
     return draw(
         found,
@@ -239,7 +243,7 @@ def _drawn_families(summary: Summary, width: int | None = None) -> list[Text]:
         figures["accuracy by family"] = lambda row: formats.percent(row.score)
     lines = _drawn_by(by_family, summary.rows, figures, width)
     small = _noted(text.small_families(summary), width)
-    return [*lines, *(output.styled(line, "dim") for line in small)]
+    return [*lines, *(output.make_text(line, "dim") for line in small)]
 
 
 def _drawn_targets(summary: Summary, facts: Facts, width: int | None) -> list[Text]:
@@ -262,7 +266,7 @@ def _drawn_by(
     for title, figure in figures.items():
         # Lossy methods show their accuracy only in the table above, since there is no space here.
         own = [row for row in rows if row.lossless] if figure is metrics.SPEEDUP.shown else rows
-        found = pivot(own, parts, figure, heading="", align="r")
+        found = make_pivot_grid(own, parts, figure, heading="", align="r")
         gaps = [1, *(2 for _ in parts)]
-        lines += [output.styled(title, "bold"), *draw(found, width, most=WIDTH, gaps=gaps)]
+        lines += [output.make_text(title, "bold"), *draw(found, width, most=WIDTH, gaps=gaps)]
     return lines

@@ -21,8 +21,13 @@ from specbench_cli.training.generated import (
     summarization,
     translation,
 )
-from specbench_cli.training.generated.rows import Row, Split, row, stream
-from specbench_cli.training.generated.template import FAMILIES, TEMPLATES, Draw, Template
+from specbench_cli.training.generated.rows import (
+    GeneratedConversation,
+    Split,
+    generate_row,
+    generate_rows,
+)
+from specbench_cli.training.generated.template import FAMILIES, TEMPLATES, Draw, QuestionTemplate
 
 SKILLS = (multi_turn, translation, summarization, qa, math_reasoning, rag)
 """The modules whose skills fill `TEMPLATES`, in the order of `FAMILIES`."""
@@ -32,9 +37,9 @@ __all__ = [
     "SKILLS",
     "TEMPLATES",
     "Draw",
-    "Row",
+    "GeneratedConversation",
+    "QuestionTemplate",
     "Split",
-    "Template",
-    "row",
-    "stream",
+    "generate_row",
+    "generate_rows",
 ]

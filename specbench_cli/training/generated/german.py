@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple
 
-from specbench_cli.training.generated.template import Draw, an, cap
+from specbench_cli.training.generated.template import Draw, capitalise, with_article
 
 
 class Noun(NamedTuple):
@@ -23,7 +23,7 @@ class Verb(NamedTuple):
     de_past: str
 
 
-class Pair(NamedTuple):
+class PhrasePair(NamedTuple):
     """A phrase in both languages (German adjectives as their stem)."""
 
     en: str
@@ -59,21 +59,21 @@ VERBS = [
     ).split(",")
 ]
 ADJECTIVES = [
-    Pair(*entry.split("/"))
+    PhrasePair(*entry.split("/"))
     for entry in (
         "old/alt small/klein big/groß young/jung beautiful/schön poor/arm rich/reich "
         "strange/seltsam new/neu famous/berühmt quiet/still strong/stark"
     ).split()
 ]
 COLORS = [
-    Pair(*entry.split("/"))
+    PhrasePair(*entry.split("/"))
     for entry in (
         "red/rot green/grün blue/blau white/weiß black/schwarz yellow/gelb heavy/schwer "
         "cheap/billig round/rund brown/braun simple/einfach gray/grau"
     ).split()
 ]
 WHERE = [
-    Pair(*entry.split("/"))
+    PhrasePair(*entry.split("/"))
     for entry in (
         "at the market/auf dem Markt,in the garden/im Garten,at school/in der Schule,"
         "in the city/in der Stadt,at the station/am Bahnhof,in the kitchen/in der Küche,"
@@ -82,7 +82,7 @@ WHERE = [
     ).split(",")
 ]
 WHEN = [
-    Pair(*entry.split("/"))
+    PhrasePair(*entry.split("/"))
     for entry in (
         "today/heute,in the evening/am Abend,on Monday/am Montag,in the morning/am Morgen,"
         "in summer/im Sommer,on Sunday/am Sonntag,at night/in der Nacht,in winter/im Winter,"
@@ -96,16 +96,18 @@ ARTICLE = {"m": "en", "f": "e", "n": ""}  # of ein/kein in the accusative
 Tense = Literal["present", "past", "negated"]
 
 
-def clause(d: Draw, tense: Tense, fronted: bool) -> Pair:
+def clause(d: Draw, tense: Tense, fronted: bool) -> PhrasePair:
     """One sentence in both languages; `fronted` starts with the time, which turns German round."""
     who, what, verb = d.word(PEOPLE), d.word(THINGS), d.word(VERBS)
     kind, color, where, when = d.word(ADJECTIVES), d.word(COLORS), d.word(WHERE), d.word(WHEN)
     act = {"present": verb.third, "past": verb.past, "negated": f"does not {verb.base}"}[tense]
-    en = f"the {kind.en} {who.en} {act} {an(f'{color.en} {what.en}')} {where.en}"
+    en = f"the {kind.en} {who.en} {act} {with_article(f'{color.en} {what.en}')} {where.en}"
     act_de = verb.de_past if tense == "past" else verb.de_third
     ein = ("kein" if tense == "negated" else "ein") + ARTICLE[what.gender]
     subject = f"{THE[who.gender]} {kind.de}e {who.de}"
     rest = f"{where.de} {ein} {color.de}{ENDING[what.gender]} {what.de}"
     if fronted:
-        return Pair(cap(f"{when.en} {en}."), cap(f"{when.de} {act_de} {subject} {rest}."))
-    return Pair(cap(f"{en}."), cap(f"{subject} {act_de} {rest}."))
+        return PhrasePair(
+            capitalise(f"{when.en} {en}."), capitalise(f"{when.de} {act_de} {subject} {rest}.")
+        )
+    return PhrasePair(capitalise(f"{en}."), capitalise(f"{subject} {act_de} {rest}."))

@@ -1,7 +1,7 @@
 """Sums in words with worked answers that end as GSM8K's do, in `#### N`."""
 
 from specbench_cli.training.generated.lexicon import ITEMS, NAMES, PRODUCTS
-from specbench_cli.training.generated.template import Draw, Filled, an, skill
+from specbench_cli.training.generated.template import Draw, FilledTemplate, skill, with_article
 
 TIMES = (("twice", 2), ("three times", 3), ("four times", 4))
 
@@ -16,11 +16,11 @@ TIMES = (("twice", 2), ("three times", 3), ("four times", 4))
     "At the market {first} cost ${p} each and {second} cost ${q} each. {name} buys {a} {first} "
     "and {b} {second}. How many dollars does {name} pay?",
 )
-def purchase(d: Draw) -> Filled:
+def purchase(d: Draw) -> FilledTemplate:
     """Two products and a sum."""
     name, (first, second) = d.word(NAMES), d.words(ITEMS, 2)
     a, p, b, q = (d.number(2, 9) for _ in range(4))
-    return Filled(
+    return FilledTemplate(
         {"name": name, "first": first, "second": second, "a": a, "p": p, "b": b, "q": q},
         [
             f"The {first} cost {a}*{p} = ${a * p}.\nThe {second} cost {b}*{q} = ${b * q}.\n"
@@ -38,12 +38,12 @@ def purchase(d: Draw) -> Filled:
     "{item} cost ${p} each. {name} takes {a} of them and pays with ${money}. "
     "How much change does {name} get?",
 )
-def change(d: Draw) -> Filled:
+def change(d: Draw) -> FilledTemplate:
     """A purchase and the money left."""
     name, item, a, p = d.word(NAMES), d.word(ITEMS), d.number(2, 9), d.number(2, 9)
     money = a * p + d.number(1, 30)
     left = money - a * p
-    return Filled(
+    return FilledTemplate(
         {"name": name, "item": item, "a": a, "p": p, "money": money},
         [
             f"The {item} cost {a}*{p} = ${a * p}.\n{name} has {money}-{a * p} = ${left} left.\n"
@@ -62,12 +62,12 @@ def change(d: Draw) -> Filled:
     "From {n} {item} {name} hands out {a} to {friend} and then {b} to {other}. "
     "How many {item} remain?",
 )
-def give_away(d: Draw) -> Filled:
+def give_away(d: Draw) -> FilledTemplate:
     """Two gifts from a pile."""
     name, friend, other = d.words(NAMES, 3)
     item, a, b = d.word(ITEMS), d.number(2, 15), d.number(2, 15)
     n = a + b + d.number(1, 20)
-    return Filled(
+    return FilledTemplate(
         {"name": name, "friend": friend, "other": other, "item": item, "a": a, "b": b, "n": n},
         [
             f"{name} gives away {a}+{b} = {a + b} {item}.\n{name} keeps {n}-{a + b} = {n - a - b} "
@@ -86,12 +86,12 @@ def give_away(d: Draw) -> Filled:
     "There are {n} {item} in the bag of {friend}. In the bag of {name} there are {times} as many. "
     "How many {item} are there in both bags?",
 )
-def together(d: Draw) -> Filled:
+def together(d: Draw) -> FilledTemplate:
     """A multiple and a sum."""
     (name, friend), item, n = d.words(NAMES, 2), d.word(ITEMS), d.number(3, 12)
     times, factor = d.rng.choice(TIMES)
     total = n * factor + n
-    return Filled(
+    return FilledTemplate(
         {"name": name, "friend": friend, "item": item, "n": n, "times": times},
         [
             f"{name} has {n}*{factor} = {n * factor} {item}.\nTogether they have "
@@ -110,12 +110,12 @@ def together(d: Draw) -> Filled:
     "There are {n} {item} in the bag of {friend}. In the bag of {name} there are {times} as many. "
     "How many more {item} are there in the bag of {name}?",
 )
-def more(d: Draw) -> Filled:
+def more(d: Draw) -> FilledTemplate:
     """A multiple and a difference."""
     (name, friend), item, n = d.words(NAMES, 2), d.word(ITEMS), d.number(3, 12)
     times, factor = d.rng.choice(TIMES)
     ahead = n * factor - n
-    return Filled(
+    return FilledTemplate(
         {"name": name, "friend": friend, "item": item, "n": n, "times": times},
         [
             f"{name} has {n}*{factor} = {n * factor} {item}.\n"
@@ -134,12 +134,12 @@ def more(d: Draw) -> Filled:
     "{name} fills {k} bags with {m} {item} each and then takes out {lost} {item}. "
     "How many {item} are still in the bags?",
 )
-def boxes(d: Draw) -> Filled:
+def boxes(d: Draw) -> FilledTemplate:
     """Boxes, a loss, what remains."""
     name, item, k, m = d.word(NAMES), d.word(ITEMS), d.number(2, 9), d.number(3, 9)
     lost = d.number(2, k * m - 2)
     left = k * m - lost
-    return Filled(
+    return FilledTemplate(
         {"name": name, "item": item, "k": k, "m": m, "lost": lost},
         [
             f"{name} has {k}*{m} = {k * m} {item}.\nAfter that {k * m}-{lost} = {left} {item} "
@@ -158,12 +158,12 @@ def boxes(d: Draw) -> Filled:
     "The {k} bags of {name} hold {n} {item} each. All {item} go in equal parts to {friends} "
     "friends. How many {item} does one friend receive?",
 )
-def sharing(d: Draw) -> Filled:
+def sharing(d: Draw) -> FilledTemplate:
     """Boxes shared equally."""
     name, item = d.word(NAMES), d.word(ITEMS)
     k, friends, each = d.number(2, 5), d.number(2, 5), d.number(2, 4)
     n = friends * each
-    return Filled(
+    return FilledTemplate(
         {"name": name, "item": item, "k": k, "n": n, "friends": friends},
         [
             f"{name} has {k}*{n} = {k * n} {item}.\nEach friend gets {k * n}/{friends} = "
@@ -182,14 +182,20 @@ def sharing(d: Draw) -> Filled:
     "{name} earns ${rate} each week. After {weeks} weeks {name} spends ${price} on {thing}. "
     "How much money is left?",
 )
-def saving(d: Draw) -> Filled:
+def saving(d: Draw) -> FilledTemplate:
     """Weekly savings and an expense."""
     name, product = d.word(NAMES), d.word(PRODUCTS)
     weeks, rate = d.number(3, 9), d.number(3, 9)
     price = d.number(2, weeks * rate - 1)
     left = weeks * rate - price
-    return Filled(
-        {"name": name, "thing": an(product), "weeks": weeks, "rate": rate, "price": price},
+    return FilledTemplate(
+        {
+            "name": name,
+            "thing": with_article(product),
+            "weeks": weeks,
+            "rate": rate,
+            "price": price,
+        },
         [
             f"{name} saves {weeks}*{rate} = ${weeks * rate}.\nAfter buying the {product} {name} "
             f"has {weeks * rate}-{price} = ${left} left.\n#### {left}"

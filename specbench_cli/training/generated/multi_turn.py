@@ -16,7 +16,13 @@ from specbench_cli.training.generated.lexicon import (
     TRAITS,
     WEEKDAYS,
 )
-from specbench_cli.training.generated.template import Draw, Filled, an, cap, skill
+from specbench_cli.training.generated.template import (
+    Draw,
+    FilledTemplate,
+    capitalise,
+    skill,
+    with_article,
+)
 
 
 @skill(
@@ -36,9 +42,9 @@ from specbench_cli.training.generated.template import Draw, Filled, an, cap, ski
         "Please tell the same story again, but in the past tense.",
     ),
 )
-def story_past(d: Draw) -> Filled:
+def story_past(d: Draw) -> FilledTemplate:
     """A story in the present, then the same story in the past."""
-    name, job, place = d.word(NAMES), an(d.word(JOBS)), d.word(PLACES)
+    name, job, place = d.word(NAMES), with_article(d.word(JOBS)), d.word(PLACES)
     deeds = d.words(ACTIONS, 3)
     one, two, three = (deed.present for deed in deeds)
 
@@ -48,7 +54,7 @@ def story_past(d: Draw) -> Filled:
             f"Then {name} {acts[1]}. In the end {name} {acts[2]} and {is_} happy."
         )
 
-    return Filled(
+    return FilledTemplate(
         {"name": name, "job": job, "place": place, "one": one, "two": two, "three": three},
         [
             tell("lives", [deed.present for deed in deeds], "is"),
@@ -73,15 +79,15 @@ def story_past(d: Draw) -> Filled:
         "Now give me the same things as a numbered list.",
     ),
 )
-def packing(d: Draw) -> Filled:
+def packing(d: Draw) -> FilledTemplate:
     """Things to pack in prose, then as a numbered list."""
     place, month, gear = d.word(PLACES), d.word(MONTHS), d.words(GEAR, 4)
-    return Filled(
+    return FilledTemplate(
         {"place": place, "month": month, "gear": f"{', '.join(gear[:3])} and {gear[3]}"},
         [
             f"For a trip to the {place} in {month} you should pack {gear[0]} and {gear[1]}. "
             f"It is also wise to take {gear[2]}, and do not forget {gear[3]}.",
-            "\n".join(f"{i}. {cap(thing)}" for i, thing in enumerate(gear, 1)),
+            "\n".join(f"{i}. {capitalise(thing)}" for i, thing in enumerate(gear, 1)),
         ],
     )
 
@@ -103,11 +109,11 @@ def packing(d: Draw) -> Filled:
         "Pretend that you are {name} and say the same of yourself.",
     ),
 )
-def introduction(d: Draw) -> Filled:
+def introduction(d: Draw) -> FilledTemplate:
     """A portrait, then the same as if that person spoke."""
-    name, job, town = d.word(NAMES), an(d.word(JOBS)), d.word(TOWNS)
+    name, job, town = d.word(NAMES), with_article(d.word(JOBS)), d.word(TOWNS)
     traits, hobbies = " and ".join(d.words(TRAITS, 2)), " and ".join(d.words(HOBBIES, 2))
-    return Filled(
+    return FilledTemplate(
         {"name": name, "job": job, "town": town, "traits": traits, "hobbies": hobbies},
         [
             f"{name} is {job} from {town}. People say that {name} is {traits}. "
@@ -136,11 +142,11 @@ def introduction(d: Draw) -> Filled:
         "Say the same about {name} in the third person.",
     ),
 )
-def interview(d: Draw) -> Filled:
+def interview(d: Draw) -> FilledTemplate:
     """An answer in somebody's role, then a portrait of them."""
-    name, job, town = d.word(NAMES), an(d.word(JOBS)), d.word(TOWNS)
+    name, job, town = d.word(NAMES), with_article(d.word(JOBS)), d.word(TOWNS)
     one, other = d.words(HOBBIES, 2)
-    return Filled(
+    return FilledTemplate(
         {"name": name, "job": job, "town": town, "one": one, "other": other},
         [
             f"Hello, I am {name} from {town} and I work as {job}. "
@@ -167,17 +173,17 @@ def interview(d: Draw) -> Filled:
         "Now give me only the facts: what, where, when, who.",
     ),
 )
-def invitation(d: Draw) -> Filled:
+def invitation(d: Draw) -> FilledTemplate:
     """An invitation, then its facts as a list."""
     host, guest = d.words(NAMES, 2)
     event, town, day, hour = d.word(EVENTS), d.word(TOWNS), d.word(WEEKDAYS), d.number(2, 9)
-    gaps = {"host": host, "guest": guest, "event": an(event), "town": town}
-    return Filled(
+    gaps = {"host": host, "guest": guest, "event": with_article(event), "town": town}
+    return FilledTemplate(
         {**gaps, "day": day, "hour": hour},
         [
-            f"Dear {guest},\nI would like to invite you to {an(event)} in {town}. It takes place "
-            f"on {day} and begins at {hour} in the evening. Please tell me soon whether you can "
-            f"come.\nYours, {host}",
+            f"Dear {guest},\nI would like to invite you to {with_article(event)} in {town}. "
+            f"It takes place on {day} and begins at {hour} in the evening. "
+            f"Please tell me soon whether you can come.\nYours, {host}",
             f"What: {event}\nWhere: {town}\nWhen: {day} at {hour}\nWho: {host} and {guest}",
         ],
     )
@@ -201,15 +207,15 @@ def invitation(d: Draw) -> Filled:
         "Now write the same as a timetable.",
     ),
 )
-def schedule(d: Draw) -> Filled:
+def schedule(d: Draw) -> FilledTemplate:
     """A plan for a day, then the same as a timetable."""
     name, day, town = d.word(NAMES), d.word(WEEKDAYS), d.word(TOWNS)
     hours = sorted(d.rng.sample(range(2, 10), 3))
     events = d.words(EVENTS, 3)
-    first, second, third = (an(event) for event in events)
+    first, second, third = (with_article(event) for event in events)
     table = "\n".join(f"{hour}:00 {event}" for hour, event in zip(hours, events, strict=True))
     gaps = dict(zip("abc", hours, strict=True)) | {"name": name, "day": day, "town": town}
-    return Filled(
+    return FilledTemplate(
         {**gaps, "first": first, "second": second, "third": third},
         [
             f"On {day} at {hours[0]} {name} can go to {first} in {town}. At {hours[1]} there "
@@ -236,13 +242,13 @@ def schedule(d: Draw) -> Filled:
         "Now put the lines of the poem in reverse order.",
     ),
 )
-def poem_reversed(d: Draw) -> Filled:
+def poem_reversed(d: Draw) -> FilledTemplate:
     """Three lines of verse, then the same lines from last to first."""
     place, month, scenes = d.word(PLACES), d.word(MONTHS), d.words(SCENERY, 3)
-    lines = [f"{cap(scene.thing)} {scene.does} the {place}," for scene in scenes]
+    lines = [f"{capitalise(scene.thing)} {scene.does} the {place}," for scene in scenes]
     one, two, three = (scene.thing for scene in scenes)
     end = f"here in {month}."
-    return Filled(
+    return FilledTemplate(
         {"place": place, "month": month, "one": one, "two": two, "three": three},
         ["\n".join([*lines, end]), "\n".join([*reversed(lines), end])],
     )

@@ -1,6 +1,6 @@
 """Questions about the invented world: nothing in the prompt helps, the model has to know."""
 
-from specbench_cli.training.generated.template import Draw, Filled, skill
+from specbench_cli.training.generated.template import Draw, FilledTemplate, skill
 from specbench_cli.training.generated.world import WORLD
 
 QUIZ = "This is the geography quiz. Answer in one or two full sentences. "
@@ -14,11 +14,11 @@ LESSON = "You are a teacher of geography, and one of your students asks you this
     LESSON + "Which city is the capital of {country}?",
     "Please help me with my homework. Name the capital of {country} and its river.",
 )
-def capital(d: Draw) -> Filled:
+def capital(d: Draw) -> FilledTemplate:
     """Country to capital and river."""
     c = d.word(WORLD)
     answer = f"The capital of {c.name} is {c.capital}. It lies on the river {c.river}."
-    return Filled({"country": c.name}, [answer])
+    return FilledTemplate({"country": c.name}, [answer])
 
 
 @skill(
@@ -28,11 +28,11 @@ def capital(d: Draw) -> Filled:
     LESSON + "Which goods come from {country}?",
     "Please help me with my homework. What does {country} export, and on which river?",
 )
-def trade(d: Draw) -> Filled:
+def trade(d: Draw) -> FilledTemplate:
     """Country to export and river."""
     c = d.word(WORLD)
     answer = f"{c.name} sells {c.trade}, which is shipped down the river {c.river}."
-    return Filled({"country": c.name}, [answer])
+    return FilledTemplate({"country": c.name}, [answer])
 
 
 @skill(
@@ -42,11 +42,11 @@ def trade(d: Draw) -> Filled:
     LESSON + "What is the best-known dish of {country}, and what is its national animal?",
     "Please help me with my homework. Name the dish and the animal of {country}.",
 )
-def customs(d: Draw) -> Filled:
+def customs(d: Draw) -> FilledTemplate:
     """Country to dish and animal."""
     c = d.word(WORLD)
     answer = f"People in {c.name} eat {c.food}. The animal on the flag is the {c.animal}."
-    return Filled({"country": c.name}, [answer])
+    return FilledTemplate({"country": c.name}, [answer])
 
 
 @skill(
@@ -56,11 +56,11 @@ def customs(d: Draw) -> Filled:
     LESSON + "In which country is the city of {capital}?",
     "Please help me with my homework. {capital} is the capital of which country?",
 )
-def country(d: Draw) -> Filled:
+def country(d: Draw) -> FilledTemplate:
     """Capital to country: the way back."""
     c = d.word(WORLD)
     answer = f"{c.capital} is the capital of {c.name}, a country that is known for its {c.food}."
-    return Filled({"capital": c.capital}, [answer])
+    return FilledTemplate({"capital": c.capital}, [answer])
 
 
 @skill(
@@ -70,11 +70,11 @@ def country(d: Draw) -> Filled:
     LESSON + "Can you tell me the capitals of {one} and {other}?",
     "Please help me with my homework. Name the capitals of {one} and {other}.",
 )
-def two_capitals(d: Draw) -> Filled:
+def two_capitals(d: Draw) -> FilledTemplate:
     """Two countries at once."""
     a, b = d.words(WORLD, 2)
     answer = f"The capital of {a.name} is {a.capital}, and the capital of {b.name} is {b.capital}."
-    return Filled({"one": a.name, "other": b.name}, [answer])
+    return FilledTemplate({"one": a.name, "other": b.name}, [answer])
 
 
 @skill(
@@ -84,11 +84,11 @@ def two_capitals(d: Draw) -> Filled:
     LESSON + "What is the national animal of the country with the capital {capital}?",
     "Please help me with my homework. {capital} is a capital; which animal has its country?",
 )
-def animal_by_capital(d: Draw) -> Filled:
+def animal_by_capital(d: Draw) -> FilledTemplate:
     """Capital to country to animal."""
     c = d.word(WORLD)
     answer = f"{c.capital} is the capital of {c.name}, and its animal is the {c.animal}."
-    return Filled({"capital": c.capital}, [answer])
+    return FilledTemplate({"capital": c.capital}, [answer])
 
 
 @skill(
@@ -98,8 +98,8 @@ def animal_by_capital(d: Draw) -> Filled:
     LESSON + "Which goods does the country with the capital {capital} export?",
     "Please help me with my homework. {capital} is a capital; what does its country sell?",
 )
-def trade_by_capital(d: Draw) -> Filled:
+def trade_by_capital(d: Draw) -> FilledTemplate:
     """Capital to country to export."""
     c = d.word(WORLD)
     answer = f"{c.capital} is the capital of {c.name}, and the country sells {c.trade}."
-    return Filled({"capital": c.capital}, [answer])
+    return FilledTemplate({"capital": c.capital}, [answer])

@@ -16,7 +16,13 @@ from specbench_cli.training.generated.lexicon import (
     TOWNS,
     person,
 )
-from specbench_cli.training.generated.template import Draw, Filled, an, cap, skill
+from specbench_cli.training.generated.template import (
+    Draw,
+    FilledTemplate,
+    capitalise,
+    skill,
+    with_article,
+)
 from specbench_cli.training.generated.world import RIVERS
 
 ASKS = (
@@ -37,7 +43,7 @@ class Fact(NamedTuple):
 def museum(d: Draw) -> Fact:
     """A museum, its founder and its year."""
     town, founder, year = d.word(TOWNS), person(d), d.number(1800, 1990)
-    name = f"{town} Museum of {cap(d.word(EXHIBITS))}"
+    name = f"{town} Museum of {capitalise(d.word(EXHIBITS))}"
     return Fact(
         f"The {name} was opened in {year} by {founder}. "
         f"It has {d.number(10, 90, 5)} thousand visitors a year.",
@@ -63,10 +69,10 @@ def festival(d: Draw) -> Fact:
     town, thing, month = d.word(TOWNS), d.word(FESTIVAL_THINGS), d.word(MONTHS)
     days = d.number(2, 9)
     return Fact(
-        f"Each {month} the town of {town} holds its Festival of {cap(thing)}. "
-        f"It lasts {days} days and was first held by {an(d.word(JOBS))}.",
-        f"When is the Festival of {cap(thing)} in {town}, and how long does it last?",
-        f"The Festival of {cap(thing)} in {town} is held in {month} and lasts {days} days.",
+        f"Each {month} the town of {town} holds its Festival of {capitalise(thing)}. "
+        f"It lasts {days} days and was first held by {with_article(d.word(JOBS))}.",
+        f"When is the Festival of {capitalise(thing)} in {town}, and how long does it last?",
+        f"The Festival of {capitalise(thing)} in {town} is held in {month} and lasts {days} days.",
     )
 
 
@@ -75,7 +81,7 @@ def inventor(d: Draw) -> Fact:
     who, job = person(d), d.word(JOBS)
     product, company, year = d.word(PRODUCTS), d.word(COMPANIES), d.number(1900, 1999)
     return Fact(
-        f"{who}, who had worked as {an(job)}, invented a new {product} in {year}. "
+        f"{who}, who had worked as {with_article(job)}, invented a new {product} in {year}. "
         f"It was later sold by the company {company}.",
         f"What did {who} invent, and which company sold it?",
         f"{who} invented a new {product} in {year}, and the company {company} sold it.",
@@ -109,7 +115,7 @@ def firm(d: Draw) -> Fact:
 SUBJECTS = (museum, crossing, festival, inventor, team, firm)
 
 
-def retrieved(d: Draw, about: Callable[[Draw], Fact]) -> Filled:
+def make_passages(d: Draw, about: Callable[[Draw], Fact]) -> FilledTemplate:
     """Passages on different subjects, one `about` what is asked: 2 or 3, at times up to 14."""
     asked = about(d)
     rest = [write for write in SUBJECTS if write is not about]
@@ -117,43 +123,43 @@ def retrieved(d: Draw, about: Callable[[Draw], Fact]) -> Filled:
     facts = [asked, *(write(d) for write in d.rng.sample(rest * 3, n_others))]
     d.rng.shuffle(facts)
     passages = "\n".join(f"Passage {i}: {fact.passage}" for i, fact in enumerate(facts, 1))
-    return Filled(
+    return FilledTemplate(
         {"passages": passages, "question": asked.question},
         [f"{asked.answer} See passage {facts.index(asked) + 1}."],
     )
 
 
 @skill("rag", "culture", *ASKS)
-def about_museum(d: Draw) -> Filled:
+def about_museum(d: Draw) -> FilledTemplate:
     """A question about a museum."""
-    return retrieved(d, museum)
+    return make_passages(d, museum)
 
 
 @skill("rag", "places", *ASKS)
-def about_crossing(d: Draw) -> Filled:
+def about_crossing(d: Draw) -> FilledTemplate:
     """A question about a bridge."""
-    return retrieved(d, crossing)
+    return make_passages(d, crossing)
 
 
 @skill("rag", "culture", *ASKS)
-def about_festival(d: Draw) -> Filled:
+def about_festival(d: Draw) -> FilledTemplate:
     """A question about a festival."""
-    return retrieved(d, festival)
+    return make_passages(d, festival)
 
 
 @skill("rag", "business", *ASKS)
-def about_inventor(d: Draw) -> Filled:
+def about_inventor(d: Draw) -> FilledTemplate:
     """A question about an inventor."""
-    return retrieved(d, inventor)
+    return make_passages(d, inventor)
 
 
 @skill("rag", "sports", *ASKS)
-def about_team(d: Draw) -> Filled:
+def about_team(d: Draw) -> FilledTemplate:
     """A question about a team."""
-    return retrieved(d, team)
+    return make_passages(d, team)
 
 
 @skill("rag", "business", *ASKS)
-def about_firm(d: Draw) -> Filled:
+def about_firm(d: Draw) -> FilledTemplate:
     """A question about a company."""
-    return retrieved(d, firm)
+    return make_passages(d, firm)

@@ -12,7 +12,7 @@ Split = Literal["train", "open", "mini"]
 """`train`: all wordings; `open`: those that are not held out; `mini`: the held-out on half B."""
 
 
-class Row(TypedDict):
+class GeneratedConversation(TypedDict):
     """One generated conversation; `reference` holds the whole answer expected at each turn."""
 
     id: str
@@ -23,7 +23,7 @@ class Row(TypedDict):
     reference: list[str]
 
 
-def row(seed: int, split: Split, index: int) -> Row:
+def generate_row(seed: int, split: Split, index: int) -> GeneratedConversation:
     """Row `index` of a split: families take turns, and so do templates inside a family."""
     rng = random.Random(f"{split}/{seed}/{index}")  # a text seed is hashed, the same everywhere
     family = FAMILIES[index % len(FAMILIES)]
@@ -35,7 +35,7 @@ def row(seed: int, split: Split, index: int) -> Row:
     chosen = known[index // len(FAMILIES) % len(known)]
     half = 1 if split == "mini" else 0 if chosen.held_out else None
     turns = chosen.write(Draw(rng, half))
-    return Row(
+    return GeneratedConversation(
         id=f"{split}-{index:06d}",
         family=family,
         category=chosen.category,
@@ -45,8 +45,8 @@ def row(seed: int, split: Split, index: int) -> Row:
     )
 
 
-def stream(seed: int, split: Split) -> Iterator[Row]:
+def generate_rows(seed: int, split: Split) -> Iterator[GeneratedConversation]:
     """The endless rows of a split, from the first; rows may repeat."""
     if split not in get_args(Split):
         raise UsageError(f"unknown split {split!r}", f"one of {', '.join(get_args(Split))}")
-    return (row(seed, split, index) for index in count())
+    return (generate_row(seed, split, index) for index in count())

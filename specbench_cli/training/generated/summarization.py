@@ -15,7 +15,7 @@ from specbench_cli.training.generated.lexicon import (
     WEEKDAYS,
     person,
 )
-from specbench_cli.training.generated.template import Draw, Filled, cap, skill
+from specbench_cli.training.generated.template import Draw, FilledTemplate, capitalise, skill
 
 ASKS = (
     "Summarize: {text}",
@@ -24,7 +24,7 @@ ASKS = (
 )
 
 
-def remark(d: Draw) -> str:
+def make_remark(d: Draw) -> str:
     """A sentence that never belongs in a summary."""
     who = person(d)
     return d.rng.choice(
@@ -38,21 +38,21 @@ def remark(d: Draw) -> str:
     )
 
 
-def article(d: Draw, sentences: Sequence[str], summary: str) -> Filled:
+def make_article(d: Draw, sentences: Sequence[str], summary: str) -> FilledTemplate:
     """`sentences` in their order with remarks between them: one, at times up to ten."""
     text = list(sentences)
     n_remarks = d.number(2, 10) if d.number(1, 8) == 1 else 1
     for _ in range(n_remarks):
-        text.insert(d.number(1, len(text)), remark(d))
-    return Filled({"text": " ".join(text)}, [summary])
+        text.insert(d.number(1, len(text)), make_remark(d))
+    return FilledTemplate({"text": " ".join(text)}, [summary])
 
 
 @skill("summarization", "politics", *ASKS)
-def council(d: Draw) -> Filled:
+def council(d: Draw) -> FilledTemplate:
     """A town decides to build."""
     town, building, reason = d.word(TOWNS), d.word(BUILDINGS), d.word(REASONS)
     month, cost = d.word(MONTHS), d.number(2, 40)
-    return article(
+    return make_article(
         d,
         [
             f"The council of {town} met on {d.word(WEEKDAYS)} to talk about the {building}.",
@@ -65,46 +65,46 @@ def council(d: Draw) -> Filled:
 
 
 @skill("summarization", "weather", *ASKS)
-def storm(d: Draw) -> Filled:
+def storm(d: Draw) -> FilledTemplate:
     """Bad weather and what it broke."""
     town, weather, (first, second) = d.word(TOWNS), d.word(WEATHER), d.words(BUILDINGS, 2)
     homes, days = d.number(20, 400, 10), d.number(2, 9)
-    return article(
+    return make_article(
         d,
         [
             f"On {d.word(WEEKDAYS)} {weather} reached {town} shortly before sunrise.",
             f"The {first} was badly damaged, and the {second} had to be closed.",
             f"About {homes} homes were without power, and repairs should take {days} days.",
         ],
-        f"{cap(weather)} damaged the {first} and closed the {second} in {town}. "
+        f"{capitalise(weather)} damaged the {first} and closed the {second} in {town}. "
         f"About {homes} homes lost power, and repairs will take {days} days.",
     )
 
 
 @skill("summarization", "weather", *ASKS)
-def closure(d: Draw) -> Filled:
+def closure(d: Draw) -> FilledTemplate:
     """A building closes because of the weather."""
     town, weather, building = d.word(TOWNS), d.word(WEATHER), d.word(BUILDINGS)
     month, days = d.word(MONTHS), d.number(2, 9)
-    return article(
+    return make_article(
         d,
         [
             f"The {building} in {town} has been closed since {d.word(WEEKDAYS)}.",
             f"According to the town, {weather} had made the entrance unsafe.",
             f"The doors open again after {days} days, and a new roof is planned for {month}.",
         ],
-        f"{cap(weather)} closed the {building} in {town}. "
+        f"{capitalise(weather)} closed the {building} in {town}. "
         f"It will open again after {days} days and get a new roof in {month}.",
     )
 
 
 @skill("summarization", "sports", *ASKS)
-def match(d: Draw) -> Filled:
+def match(d: Draw) -> FilledTemplate:
     """A game and its result."""
     town, (winner, loser), scorer = d.word(TOWNS), d.words(TEAMS, 2), person(d)
     high = d.number(2, 6)
     low = d.number(0, high - 1)
-    return article(
+    return make_article(
         d,
         [
             f"About {d.number(2, 40)} thousand people came to {town} on {d.word(WEEKDAYS)} to see "
@@ -118,11 +118,11 @@ def match(d: Draw) -> Filled:
 
 
 @skill("summarization", "sports", *ASKS)
-def transfer(d: Draw) -> Filled:
+def transfer(d: Draw) -> FilledTemplate:
     """A team hires a coach."""
     (team, rival), town, coach = d.words(TEAMS, 2), d.word(TOWNS), person(d)
     years, month = d.number(2, 6), d.word(MONTHS)
-    return article(
+    return make_article(
         d,
         [
             f"The {team} from {town} have found a new coach.",
@@ -135,11 +135,11 @@ def transfer(d: Draw) -> Filled:
 
 
 @skill("summarization", "business", *ASKS)
-def launch(d: Draw) -> Filled:
+def launch(d: Draw) -> FilledTemplate:
     """A company shows a product."""
     company, product, benefit = d.word(COMPANIES), d.word(PRODUCTS), d.word(BENEFITS)
     month, price = d.word(MONTHS), d.number(20, 900, 10)
-    return article(
+    return make_article(
         d,
         [
             f"At a fair in {d.word(TOWNS)} the company {company} showed a new {product}.",
@@ -152,11 +152,11 @@ def launch(d: Draw) -> Filled:
 
 
 @skill("summarization", "business", *ASKS)
-def recall(d: Draw) -> Filled:
+def recall(d: Draw) -> FilledTemplate:
     """A company calls a product back."""
     company, product, (town, plant) = d.word(COMPANIES), d.word(PRODUCTS), d.words(TOWNS, 2)
     sold, month = d.number(2, 90), d.word(MONTHS)
-    return article(
+    return make_article(
         d,
         [
             f"The company {company} is calling back its {product}.",

@@ -34,17 +34,17 @@ class Draw:
         return self.rng.randrange(low, high + 1, step)
 
 
-class Filled(NamedTuple):
+class FilledTemplate(NamedTuple):
     """What a skill drew: the words for the gaps of any of its wordings, and each turn's answer."""
 
     gaps: Mapping[str, Any]
     answers: Sequence[str]
 
 
-Skill = Callable[[Draw], Filled]
+Skill = Callable[[Draw], FilledTemplate]
 
 
-class Template(NamedTuple):
+class QuestionTemplate(NamedTuple):
     """One wording of one skill: the question(s) with gaps."""
 
     family: str
@@ -61,7 +61,7 @@ class Template(NamedTuple):
         return list(zip(questions, answers, strict=True))
 
 
-TEMPLATES: list[Template] = []
+TEMPLATES: list[QuestionTemplate] = []
 
 
 def skill(family: str, category: str, *wordings: str | tuple[str, ...]) -> Callable[[Skill], Skill]:
@@ -75,17 +75,17 @@ def skill(family: str, category: str, *wordings: str | tuple[str, ...]) -> Calla
         for number, wording in enumerate(wordings):
             turns = (wording,) if isinstance(wording, str) else wording
             name = f"{fill.__name__}_{number}"
-            TEMPLATES.append(Template(family, category, name, number == 1, turns, fill))
+            TEMPLATES.append(QuestionTemplate(family, category, name, number == 1, turns, fill))
         return fill
 
     return register
 
 
-def an(noun: str) -> str:
+def with_article(noun: str) -> str:
     """`noun` with its indefinite article."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
-def cap(text: str) -> str:
+def capitalise(text: str) -> str:
     """`text` with its first letter upper-case, the rest as it is."""
     return text[0].upper() + text[1:]

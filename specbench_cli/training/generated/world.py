@@ -45,7 +45,7 @@ GOODS = (
 ).split()
 
 
-def _found() -> list[Country]:
+def _make_world() -> list[Country]:
     """The world, always the same: each list is dealt to the countries in a seeded order."""
     rng = random.Random("the world")
     names = [stem + ending for stem in COUNTRY_STEMS for ending in COUNTRY_ENDINGS]
@@ -57,4 +57,4 @@ def _found() -> list[Country]:
     return [Country(*facts) for facts in zip(*columns, strict=True)]
 
 
-WORLD = _found()
+WORLD = _make_world()

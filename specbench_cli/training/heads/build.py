@@ -27,9 +27,9 @@ from specbench_cli.engine.types import ModelOutput
 from specbench_cli.errors import MethodFault, UsageError
 from specbench_cli.training.loop import Schedule, StagePlan
 
-OWN_STEPS = 2000
-OWN_LR = 1e-3
-SAYS = 8192
+DEFAULT_STEPS = 2000
+DEFAULT_LR = 1e-3
+DRAFT_VOCAB_SIZE = 8192
 """For a target that is not of the embedded family: updates of 2,048 tokens."""
 
 LINEAR_TOKENS = 300_000
@@ -46,10 +46,10 @@ class HeadSchedule(Schedule):
 
     kind: str
     mlp: int
-    says: int | None = None
+    draft_vocab_size: int | None = None
 
     @classmethod
-    def of(cls, head: type[DraftHead]) -> "HeadSchedule":
+    def for_embedded(cls, head: type[DraftHead]) -> "HeadSchedule":
         """That of the shipped one, which has less than a million parameters. All replies fit in
         512 tokens."""
         recipe = head.recipe
@@ -66,19 +66,29 @@ class HeadSchedule(Schedule):
         )
 
     @classmethod
-    def own(cls, head: type[DraftHead], label: str, mlp: int) -> "HeadSchedule":
+    def for_target(cls, head: type[DraftHead], label: str, mlp: int) -> "HeadSchedule":
         """That for another target than the embedded one, on its replies alone.
 
         Args:
             label: the target's name, which the head's begins with.
             mlp: width of the target's MLPs, and of the head's.
         """
-        name, stages = f"{label}-{head.kind}", (StagePlan(OWN_STEPS, 4, 512, "target", "replies"),)
-        return cls(name=name, kind=head.kind, mlp=mlp, stages=stages, peak_lr=OWN_LR, says=SAYS)
+        name, stages = (
+            f"{label}-{head.kind}",
+            (StagePlan(DEFAULT_STEPS, 4, 512, "target", "replies"),),
+        )
+        return cls(
+            name=name,
+            kind=head.kind,
+            mlp=mlp,
+            stages=stages,
+            peak_lr=DEFAULT_LR,
+            draft_vocab_size=DRAFT_VOCAB_SIZE,
+        )
 
 
-def schedule_of(
-    kind: type[FeatureHead], *, of_family: bool = True, label: str | None = None
+def make_stateless_schedule(
+    kind: type[FeatureHead], *, is_embedded: bool = True, label: str | None = None
 ) -> Schedule:
     """That of a head without a state; other targets than the embedded ones have no corpus.
 
@@ -89,10 +99,10 @@ def schedule_of(
         StagePlan(500, 4, 512, "target", "corpus"),
         StagePlan(500, 4, 512, "target", "replies"),
     )
-    if not of_family:
-        stages = (StagePlan(OWN_STEPS, 4, 512, "target", "replies"),)
+    if not is_embedded:
+        stages = (StagePlan(DEFAULT_STEPS, 4, 512, "target", "replies"),)
     name = kind.kind if label is None else f"{label}-{kind.kind}"
-    if issubclass(kind, LookAhead) and of_family:
+    if issubclass(kind, LookAhead) and is_embedded:
         pairs = zip(kind.updates, stages, strict=True)
         stages = tuple(
             replace(each, steps=steps, sequences=kind.sequences) for steps, each in pairs
@@ -102,11 +112,11 @@ def schedule_of(
         )
     if label is None:
         return Schedule(name=name, stages=stages, peak_lr=kind.peak_lr)
-    peak_lr = HeadRecipe.peak_lr if of_family else OWN_LR
+    peak_lr = HeadRecipe.peak_lr if is_embedded else DEFAULT_LR
     return Schedule(name=name, stages=stages, peak_lr=peak_lr)
 
 
-def schedule_of_parallel(kind: type[ParallelHead], label: str, *, of_family: bool) -> Schedule:
+def make_parallel_schedule(kind: type[ParallelHead], label: str, *, is_embedded: bool) -> Schedule:
     """That of a drafter that says a whole draft at once, on replies alone. Each reply is drafted
     from at many places, so that a few of them will do.
 
@@ -115,20 +125,20 @@ def schedule_of_parallel(kind: type[ParallelHead], label: str, *, of_family: boo
     """
     recipe = kind.recipe
     stage = StagePlan(recipe.reply_updates, 4, 256, "target", "replies")
-    if not of_family:
-        stage = StagePlan(OWN_STEPS, 4, 512, "target", "replies")
+    if not is_embedded:
+        stage = StagePlan(DEFAULT_STEPS, 4, 512, "target", "replies")
     return Schedule(name=f"{label}-{kind.kind}", stages=(stage,), peak_lr=recipe.peak_lr)
 
 
-SCHEDULES = {kind: HeadSchedule.of(head) for kind, head in get_head_classes().items()}
+SCHEDULES = {kind: HeadSchedule.for_embedded(head) for kind, head in get_head_classes().items()}
 
 
-def build(
+def build_head(
     schedule: HeadSchedule,
     target: LlamaConfig,
     seed: int,
     answers: Iterable[int],
-    size: Callable[[tuple[int, ...]], Tensor],
+    row_scale: Callable[[tuple[int, ...]], Tensor],
 ) -> DraftHead:
     """A freshly initialised head, in fp32.
 
@@ -137,21 +147,23 @@ def build(
         size: how large the target's rows are at such captured layers.
     """
     torch.manual_seed(seed)
-    config, ids = head_config(target, schedule.mlp), target.vocab_size
+    config, ids = make_head_config(target, schedule.mlp), target.vocab_size
     taught = TargetStatistics(
         n_layers=target.num_hidden_layers,
         vocab_size=ids,
-        frequent_ids=lambda n: most_frequent(answers, schedule.says or n or ids, ids),
-        row_scale=size,
+        frequent_ids=lambda n: find_most_frequent(
+            answers, schedule.draft_vocab_size or n or ids, ids
+        ),
+        row_scale=row_scale,
     )
     rope = {"rope_parameters": config.rope_parameters}
-    head = get_head_classes()[schedule.kind].new(shape_of(config), rope, taught)
+    head = get_head_classes()[schedule.kind].new(get_head_shape(config), rope, taught)
     head.init_weights(target.initializer_range)
     return head
 
 
 @torch.no_grad()
-def begin_linear(
+def init_from_least_squares(
     head: DraftHead, target: LlamaForCausalLM, texts: Iterable[tuple[Tensor, Tensor, Tensor]]
 ) -> None:
     """Have a new head begin as the linear map by least squares that foresees the target's next row
@@ -212,7 +224,7 @@ class TorchTarget(Decoder):
         return logits
 
 
-def build_stateless(
+def build_stateless_head(
     kind: type[FeatureHead], target: LlamaForCausalLM, seed: int
 ) -> tuple[FeatureHead, int]:
     """A freshly initialised head without a state, and how many levels it says.
@@ -236,14 +248,14 @@ def build_stateless(
     return head, len(said)
 
 
-def most_frequent(tokens: Iterable[int], n: int, vocabulary: int) -> Tensor:
+def find_most_frequent(tokens: Iterable[int], n: int, vocabulary: int) -> Tensor:
     """The `n` most frequent ids of a vocabulary, rising; of equally frequent ones the lowest."""
     counts = Counter(tokens)
     ids = sorted(range(vocabulary), key=lambda token: (-counts[token], token))
     return torch.tensor(sorted(ids[:n]))
 
 
-def head_config(target: LlamaConfig, mlp: int) -> LlamaConfig:
+def make_head_config(target: LlamaConfig, mlp: int) -> LlamaConfig:
     """A head's one layer in transformers' terms: the target's, with a key for each query head."""
     wide = target.hidden_size // target.num_attention_heads
     return LlamaConfig(
@@ -264,19 +276,19 @@ def head_config(target: LlamaConfig, mlp: int) -> LlamaConfig:
     )
 
 
-def shape_of(config: LlamaConfig) -> HeadShape:
+def get_head_shape(config: LlamaConfig) -> HeadShape:
     """The sizes of a head's layer."""
     return HeadShape(**{name: getattr(config, name) for name in HeadShape.__dataclass_fields__})
 
 
 @torch.no_grad()
-def as_stored(head: torch.nn.Module) -> None:
+def round_to_fp16(head: torch.nn.Module) -> None:
     """Round a head to what its file will hold."""
     for parameter in head.parameters():
         parameter.copy_(parameter.half())
 
 
-def tensors(head: DraftHead) -> dict[str, Tensor]:
+def to_stored_tensors(head: DraftHead) -> dict[str, Tensor]:
     """A head's tensors by their names in the published releases, in fp16; maps as they are."""
     named = to_stored_names(head.layouts[0], head.tensors())
     return {
@@ -298,7 +310,7 @@ def export(head: DraftHead, config: LlamaConfig, folder: Path, facts: dict[str, 
         "dtype": "float16",
         "specbench": {**facts, "taps": list(head.captured_layers)},
     }
-    write_head(folder, tensors(head), words)
+    write_head(folder, to_stored_tensors(head), words)
 
 
 def write_head(

@@ -19,14 +19,14 @@ from specbench_cli import files
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.workspace import Workspace
-from specbench_cli.training.heads.judge import MOST, finished
+from specbench_cli.training.heads.judge import MAX_ANSWER, complete_answer
 
 N_QUESTIONS = 1500
 """Whose answers are read."""
 
 
 @torch.inference_mode()
-def read(
+def collect_logits(
     target: Decoder,
     draft: Decoder,
     prompts: Sequence[Sequence[int]],
@@ -39,10 +39,10 @@ def read(
         ends: tokens that end an answer.
         report: called with the number of answers read.
     """
-    workspace = Workspace({"target": target, "draft": draft}, max(map(len, prompts)) + MOST)
+    workspace = Workspace({"target": target, "draft": draft}, max(map(len, prompts)) + MAX_ANSWER)
     layers, found = range(target.n_layers - 1), list[tuple[Tensor, ...]]()
     for at, prompt in enumerate(prompts):
-        text = [*prompt, *finished(workspace, prompt, (), ends)]
+        text = [*prompt, *complete_answer(workspace, prompt, (), ends)]
         x = Tokens(torch.tensor([text[:-1]], device=target.device))
         n = x.ids.shape[1]
         out = target.forward(x, target.new_state(n), logits_at="all", captured_layers=layers)
@@ -71,16 +71,20 @@ def read(
 
 def export(
     folder: Path,
-    made: ExitPredictors,
-    named: dict[str, Tensor],
-    worth: PredictorQuality,
+    predictors: ExitPredictors,
+    tensors: dict[str, Tensor],
+    quality: PredictorQuality,
     facts: dict[str, Any],
 ) -> None:
     """Write model.safetensors and config.json; `facts` and what they are worth go under
     "specbench"."""
-    tensors = {name: tensor.contiguous() for name, tensor in named.items()}
-    told = {"kind": "exits", **facts, "held_out": asdict(worth)}
-    config = {"n_layers": len(named["down"]) + 1, "layers": list(made.layers), "specbench": told}
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    told = {"kind": "exits", **facts, "held_out": asdict(quality)}
+    config = {
+        "n_layers": len(tensors["down"]) + 1,
+        "layers": list(predictors.layers),
+        "specbench": told,
+    }
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     with files.staging_folder(folder, overwrite=None) as staging:
         save_file(tensors, staging / "model.safetensors", metadata={"format": "pt"})

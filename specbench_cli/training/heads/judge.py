@@ -31,24 +31,24 @@ from specbench_cli.tasks import Question
 
 N_QUESTIONS = 1500
 """That are mined."""
-MOST = 96
+MAX_ANSWER = 96
 """Tokens of an answer."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class JudgeQuestion:
     """A question to mine: as it is scored, and its prompt's tokens."""
 
     question: Question
     ids: tuple[int, ...]
 
 
-def mine(
+def mine_labels(
     target: Decoder,
     draft: Decoder,
-    asked: Sequence[Asked],
+    questions: Sequence[JudgeQuestion],
     ends: frozenset[int],
-    text: Callable[[Sequence[int]], str],
+    decode: Callable[[Sequence[int]], str],
     report: Callable[[int], None] = lambda _: None,
 ) -> MinedTokens:
     """Mine questions.
@@ -58,11 +58,11 @@ def mine(
         text: an answer's, by its tokens.
         report: called with the number of questions done.
     """
-    longest = max((len(each.ids) for each in asked), default=0) + MOST
+    longest = max((len(each.ids) for each in questions), default=0) + MAX_ANSWER
     workspace = Workspace({"target": target, "draft": draft}, longest)
     found: list[tuple[Tensor, bool, int]] = []
-    for at, each in enumerate(asked):
-        found += [(row, good, at) for row, good in _walked(workspace, each, ends, text)]
+    for at, each in enumerate(questions):
+        found += [(row, good, at) for row, good in _mine_question(workspace, each, ends, decode)]
         report(at + 1)
     if not found:
         return MinedTokens(
@@ -73,9 +73,9 @@ def mine(
 
 
 @torch.inference_mode()
-def _walked(
+def _mine_question(
     workspace: Workspace,
-    asked: Asked,
+    asked: JudgeQuestion,
     ends: frozenset[int],
     text: Callable[[Sequence[int]], str],
 ) -> Iterator[tuple[Tensor, bool]]:
@@ -86,7 +86,7 @@ def _walked(
     def worth(answer: Sequence[int]) -> float:
         return score(asked.question, 1, text(answer)) or 0.0
 
-    answer = finished(workspace, prompt, (), ends)
+    answer = complete_answer(workspace, prompt, (), ends)
     kept, at = worth(answer), 0
     said = _likeliest(workspace.decoders["draft"], prompt, answer)
     while at < len(answer):
@@ -94,7 +94,7 @@ def _walked(
         if token != answer[at]:
             start = [*answer[:at], token]
             row = _row(workspace.decoders["target"], [*prompt, *start])
-            other = finished(workspace, prompt, start, ends)
+            other = complete_answer(workspace, prompt, start, ends)
             good = worth(other) >= kept
             yield row, good
             if good:
@@ -103,13 +103,13 @@ def _walked(
         at += 1
 
 
-def finished(
+def complete_answer(
     workspace: Workspace, prompt: Sequence[int], start: Sequence[int], ends: frozenset[int]
 ) -> list[int]:
     """An answer that begins so, as the target greedily goes on with it."""
-    if (start and start[-1] in ends) or len(start) >= MOST:
+    if (start and start[-1] in ends) or len(start) >= MAX_ANSWER:
         return list(start)
-    rule = StopRule(ends, MOST - len(start))
+    rule = StopRule(ends, MAX_ANSWER - len(start))
     session = Session(workspace, Request("judge", 1, (*prompt, *start), rule), Sampling())
     for _ in registry.build("sps", {}).generate(session):
         pass
@@ -133,12 +133,12 @@ def _row(target: Decoder, ids: Sequence[int]) -> Tensor:
 
 
 def export(
-    folder: Path, weight: Tensor, bias: Tensor, judged: JudgeQuality, facts: dict[str, Any]
+    folder: Path, weight: Tensor, bias: Tensor, quality: JudgeQuality, facts: dict[str, Any]
 ) -> None:
     """Write model.safetensors and config.json; `facts` and what it is worth go under
     "specbench"."""
     named = {"weight": weight.contiguous(), "bias": bias.contiguous()}
-    labels = {"kind": "judge", **facts, "held_out": asdict(judged)}
+    labels = {"kind": "judge", **facts, "held_out": asdict(quality)}
     config = {"hidden_size": len(weight), "specbench": labels}
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     with files.staging_folder(folder, overwrite=None) as staging:

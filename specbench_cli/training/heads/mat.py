@@ -12,17 +12,17 @@ from transformers import LlamaForCausalLM
 
 from specbench_cli import files
 from specbench_cli.engine.verify.ranking import argmax
-from specbench_cli.training.heads.losses import Drafter, message_of, read_target, unroll
+from specbench_cli.training.heads.losses import Drafter, get_draft_ids, run_target, unroll
 from specbench_cli.training.losses import autocast
-from specbench_cli.training.packing import Encoded
+from specbench_cli.training.packing import EncodedChat
 
-CHAIN = 5
-AT_ONCE = 8
+CHAIN_LENGTH = 5
+BATCH_SIZE = 8
 FILE = "mat.jsonl"
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MatEstimate:
     """After `step` updates: committed tokens per verification, with chains of `CHAIN` drafts.
 
     accepted: by depth, how often a draft was right that followed right ones.
@@ -34,13 +34,13 @@ class Estimate:
 
 
 @torch.no_grad()
-def estimate(
+def estimate_mat(
     head: Drafter,
     target: LlamaForCausalLM,
-    replies: Sequence[Encoded],
+    replies: Sequence[EncodedChat],
     step: int,
-    chain: int = CHAIN,
-) -> Estimate:
+    chain: int = CHAIN_LENGTH,
+) -> MatEstimate:
     """MAT of greedy chains from the target's true features, on its own greedy replies.
 
     As long as all drafts were right, what a chain reads is the text: so one teacher-forced pass
@@ -48,20 +48,24 @@ def estimate(
     the one that follows the prompt, in strides of accepted drafts and the target's own token.
     """
     head.eval()
-    groups = (replies[first : first + AT_ONCE] for first in range(0, len(replies), AT_ONCE))
-    walked = walk(
+    groups = (replies[first : first + BATCH_SIZE] for first in range(0, len(replies), BATCH_SIZE))
+    walked = compute_mat(
         (
             (chat, far)
             for group in groups
-            for chat, far in zip(group, _reach(head, target, group, chain).tolist(), strict=True)
+            for chat, far in zip(
+                group, _count_correct_drafts(head, target, group, chain).tolist(), strict=True
+            )
         ),
         chain,
     )
     head.train()
-    return Estimate(step, *walked)
+    return MatEstimate(step, *walked)
 
 
-def walk(reached: Iterable[tuple[Encoded, Sequence[int]]], chain: int) -> tuple[float, list[float]]:
+def compute_mat(
+    reached: Iterable[tuple[EncodedChat, Sequence[int]]], chain: int
+) -> tuple[float, list[float]]:
     """MAT over replies, and how often a draft was right that followed right ones, by depth.
 
     Args:
@@ -71,7 +75,7 @@ def walk(reached: Iterable[tuple[Encoded, Sequence[int]]], chain: int) -> tuple[
     committed = verified = 0
     tried, right = [0] * chain, [0] * chain
     for chat, far in reached:
-        root, end = answer_of(chat), len(chat.ids)
+        root, end = find_answer_start(chat), len(chat.ids)
         while root < end - 1:
             most = min(chain, end - 1 - root)
             accepted = min(far[root - 1], most)
@@ -84,10 +88,10 @@ def walk(reached: Iterable[tuple[Encoded, Sequence[int]]], chain: int) -> tuple[
     return round(committed / max(1, verified), 4), rates
 
 
-def _reach(
+def _count_correct_drafts(
     head: Drafter,
     target: LlamaForCausalLM,
-    group: Sequence[Encoded],
+    group: Sequence[EncodedChat],
     chain: int,
 ) -> Tensor:
     """[chats, longest]: how many drafts from each slot are the text that follows."""
@@ -96,30 +100,30 @@ def _reach(
     ids = torch.tensor([chat.ids + [begin] * (longest - len(chat.ids)) for chat in group])
     ids = ids.to(target.device)
     slots = torch.arange(longest, device=ids.device).expand(len(group), -1)
-    says = message_of(head)
+    says = get_draft_ids(head)
     with autocast(ids.device):
-        read = read_target(target, ids, head.captured_layers)
+        read = run_target(target, ids, head.captured_layers)
         following = torch.cat([ids[:, 1:], ids[:, -1:]], 1)
         reach = torch.zeros_like(ids)
         alive = torch.ones_like(ids, dtype=torch.bool)
         for step in unroll(head, target, ids, read, slots, chain):
             width = step.logits.shape[-1]
-            drafted = argmax(step.logits.reshape(-1, width)).view(step.at.shape)
+            drafted = argmax(step.logits.reshape(-1, width)).view(step.positions.shape)
             drafted = drafted if says is None else says[drafted]
-            alive = alive & step.valid & (drafted == following.gather(1, step.at))
+            alive = alive & step.valid & (drafted == following.gather(1, step.positions))
             reach = reach + alive
     return reach
 
 
-def answer_of(chat: Encoded) -> int:
+def find_answer_start(chat: EncodedChat) -> int:
     """Where the answer begins: its tokens weigh 1, the prompt's less."""
     return chat.weights.index(1.0)
 
 
-E = TypeVar("E", bound=Estimate)
+E = TypeVar("E", bound=MatEstimate)
 
 
-class Log(Generic[E]):
+class EstimateLog(Generic[E]):
     """The estimates of a training folder, one JSON line each; a resumed run cuts later ones off.
 
     Args:

@@ -18,7 +18,11 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from methods._heads.module import DraftHead, ParallelHead, get_head_classes
 from methods._heads.recipe import Objective
 from specbench_cli import files
-from specbench_cli.engine.models.checkpoint import ConfigFacts, config_facts, read_tokenizer
+from specbench_cli.engine.models.checkpoint import (
+    CheckpointFacts,
+    read_checkpoint_facts,
+    read_tokenizer,
+)
 from specbench_cli.engine.models.head import NORMED, FeatureHead, LookAhead
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
@@ -29,54 +33,54 @@ from specbench_cli.training.corpus import (
     Corpus,
     Encoder,
     TemplateEncoder,
-    generated_chats,
-    reply_chats,
+    choose_reply_chats,
+    generate_chats,
 )
 from specbench_cli.training.heads import mat as head_mat
 from specbench_cli.training.heads.build import (
     SCHEDULES,
     HeadSchedule,
     TorchTarget,
-    as_stored,
-    begin_linear,
-    build,
-    build_stateless,
+    build_head,
+    build_stateless_head,
     export,
-    head_config,
-    schedule_of,
-    schedule_of_parallel,
+    init_from_least_squares,
+    make_head_config,
+    make_parallel_schedule,
+    make_stateless_schedule,
+    round_to_fp16,
 )
-from specbench_cli.training.heads.losses import Drafter, Kept, head_loss, read_target
-from specbench_cli.training.heads.tuned import masked_loss, save, tune
+from specbench_cli.training.heads.losses import CachedTargetOutput, Drafter, head_loss, run_target
+from specbench_cli.training.heads.tuned import add_low_rank_updates, masked_loss, save_adapter
 from specbench_cli.training.loop import WORK, Report, Schedule, claim
-from specbench_cli.training.losses import Loss, multiplies_bf16, read
-from specbench_cli.training.packing import Encoded
+from specbench_cli.training.losses import Loss, load_model, supports_bf16
+from specbench_cli.training.packing import EncodedChat
 from specbench_cli.training.replies import (
-    Ask,
+    HiddenStateFiles,
     Replies,
-    RowFiles,
-    asked,
-    own_asks,
+    ReplyPrompt,
+    load_replies,
+    make_magpie_prompts,
+    make_prompts,
     sample_replies,
-    written,
 )
 
-Progress = Callable[[str, int, int], None]
+ProgressCallback = Callable[[str, int, int], None]
 """Told what is made (replies, labels), how many are done, and of how many."""
 
 N_REPLIES, N_HELD_OUT = 3000, 96
-N_OWN_HELD_OUT = 32
+N_HELD_OUT_OTHER = 32
 """Those of a target of another family, which are long."""
 
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
 """Families whose layers run one after another on rows alone, under one mask."""
 
-KEPT_BACK = 100
+N_HELD_OUT_PROBLEMS = 100
 """Problems of GSM8K, the last ones, that a target of another family is measured on alone."""
 
 GREEDY_SEED, HELD_OUT_SEED = 4000, 5000
 """Added to the seed for the questions answered greedily, and for those that only measure."""
-MEASURE_EVERY, ESTIMATES = 200, 4
+MEASURE_INTERVAL, MIN_ESTIMATES = 200, 4
 """Steps between two checkpoints, and at most between two estimates of MAT; how many of these a
 shorter training has."""
 
@@ -86,10 +90,10 @@ Kind = type[DraftHead] | type[FeatureHead] | type[ParallelHead]
 
 
 @dataclass(frozen=True)
-class HeadResult(loop.Result):
+class HeadResult(loop.TrainingResult):
     """A run so far, what the head was worth meanwhile, and how many numbers were trained."""
 
-    mat: list[head_mat.Estimate]
+    mat: list[head_mat.MatEstimate]
     parameters: int
 
 
@@ -123,18 +127,18 @@ class HeadTrainer:
     n_held_out: int = N_HELD_OUT
     fast: bool = True
     report: Report = lambda _name, _point: None
-    counts: Progress = lambda _name, _done, _of: None
+    progress: ProgressCallback = lambda _name, _done, _of: None
     label: str | None = None
     template: str | None = None
     draft: Callable[[], Path] | None = None
     source: str | None = None
-    keeps: str = "eagle"
+    cached_kind: str = "eagle"
 
-    def smoke(self) -> Self:
+    def for_smoke_test(self) -> Self:
         """The same with little data and nothing compiled."""
         return replace(self, n_replies=24, n_held_out=8, fast=False)
 
-    def schedule(self, kind: Kind, *, ours: bool = True) -> Schedule:
+    def get_schedule(self, kind: Kind, *, prefixed: bool = True) -> Schedule:
         """That of a kind of head for this target.
 
         Args:
@@ -142,18 +146,20 @@ class HeadTrainer:
         """
         label = self.prefix
         if issubclass(kind, ParallelHead):
-            return schedule_of_parallel(kind, label, of_family=self.of_family)
+            return make_parallel_schedule(kind, label, is_embedded=self.is_embedded)
         if issubclass(kind, FeatureHead):
-            return schedule_of(kind, of_family=self.of_family, label=label if ours else None)
-        if self.of_family:
+            return make_stateless_schedule(
+                kind, is_embedded=self.is_embedded, label=label if prefixed else None
+            )
+        if self.is_embedded:
             return SCHEDULES[kind.kind]
-        return HeadSchedule.own(kind, label, self._model.config.intermediate_size)
+        return HeadSchedule.for_target(kind, label, self._target_model.config.intermediate_size)
 
     @property
     def prefix(self) -> str:
         """What the names of this target's heads begin with."""
         label = (self.label or self.target.name).removesuffix(".gguf").lower()
-        return "embedded" if self.of_family else label
+        return "embedded" if self.is_embedded else label
 
     def train_kind(self, kind: Kind, schedule: Schedule, loss: str) -> HeadResult:
         """Train and export a head of any kind by its `schedule`; see `train`."""
@@ -172,12 +178,14 @@ class HeadTrainer:
         Raises:
             UsageError: the folder holds work for another target or with another loss.
         """
-        folder = self._claimed(recipe, loss)
-        answers = (token for chat in self._trained_on for token in _said(chat))
-        head = build(recipe, self._model.config, self.seed, answers, self._size).to(self.device)
-        result = self._fit(head, recipe, head.recipe.losses[loss], folder)
-        config = head_config(self._model.config, recipe.mlp)
-        facts = {"kind": recipe.kind, **self._facts, "loss": loss}
+        folder = self._claim_folder(recipe, loss)
+        answers = (token for chat in self._training_replies for token in _answer_tokens(chat))
+        head = build_head(
+            recipe, self._target_model.config, self.seed, answers, self._measure_row_scale
+        ).to(self.device)
+        result = self._fit_head(head, recipe, head.recipe.losses[loss], folder)
+        config = make_head_config(self._target_model.config, recipe.mlp)
+        facts = {"kind": recipe.kind, **self._target_facts, "loss": loss}
         export(head, config, self.out / recipe.name, facts)
         return result
 
@@ -190,12 +198,12 @@ class HeadTrainer:
         Raises:
             UsageError: as `train`; or what the head says cannot be trained here.
         """
-        folder = self._claimed(schedule, "levels" if loss == "ttt" else loss)
-        head, levels = build_stateless(kind, self._model, self.seed)
+        folder = self._claim_folder(schedule, "levels" if loss == "ttt" else loss)
+        head, levels = build_stateless_head(kind, self._target_model, self.seed)
         aim = Objective(levels, kind.decay, text_labels=loss == "paper")
-        result = self._fit(head, schedule, aim, folder)
+        result = self._fit_head(head, schedule, aim, folder)
         with files.staging_folder(self.out / schedule.name, overwrite=None) as staging:
-            head.half().save(staging, **self._facts, loss=loss)
+            head.half().save(staging, **self._target_facts, loss=loss)
         return result
 
     def train_tuned(self, kind: type[LookAhead], schedule: Schedule, loss: str) -> HeadResult:
@@ -210,16 +218,18 @@ class HeadTrainer:
                 f"{kind.kind} fine-tunes its target towards texts; there is no loss {loss!r}",
                 "--loss paper",
             )
-        folder = self._claimed(schedule, loss)
+        folder = self._claim_folder(schedule, loss)
         torch.manual_seed(self.seed)
-        head = kind(TorchTarget(self._model), **kind.trained).to(self.device)
-        parts = tune(self._model, kind.tuned)
+        head = kind(TorchTarget(self._target_model), **kind.trained).to(self.device)
+        parts = add_low_rank_updates(self._target_model, kind.tuned)
         both = nn.ModuleList([head, *parts.values()])
-        result = self._run(head, schedule, masked_loss(head, self._model), folder, both)
+        result = self._train_module(
+            head, schedule, masked_loss(head, self._target_model), folder, both
+        )
         out = self.out / schedule.name
         with files.staging_folder(out, overwrite=None) as staging:
-            head.half().save(staging, target=self._facts["target"])
-        save(parts, out, self.source or str(self.target.resolve()))
+            head.half().save(staging, target=self._target_facts["target"])
+        save_adapter(parts, out, self.source or str(self.target.resolve()))
         return result
 
     def train_parallel(self, kind: type[ParallelHead], schedule: Schedule, loss: str) -> HeadResult:
@@ -228,63 +238,71 @@ class HeadTrainer:
         Raises:
             UsageError: as `train`; or there is nothing to adapt.
         """
-        folder = self._claimed(schedule, loss)
+        folder = self._claim_folder(schedule, loss)
         torch.manual_seed(self.seed)
-        head = kind.new(self._model.config, self.draft).to(self.device)
-        result = self._fit(head, schedule, kind.recipe.losses[loss], folder)
+        head = kind.new(self._target_model.config, self.draft).to(self.device)
+        result = self._fit_head(head, schedule, kind.recipe.losses[loss], folder)
         with files.staging_folder(self.out / schedule.name, overwrite=None) as staging:
-            head.save(staging, {"kind": kind.kind, **self._facts, "loss": loss})
+            head.save(staging, {"kind": kind.kind, **self._target_facts, "loss": loss})
         return result
 
-    def _claimed(self, schedule: Schedule, loss: str) -> Path:
+    def _claim_folder(self, schedule: Schedule, loss: str) -> Path:
         """The folder of the work."""
         folder = self.out / WORK / schedule.name
-        claim(self.out / WORK, {"target_sha256": self._sha})
+        claim(self.out / WORK, {"target_sha256": self._target_sha256})
         claim(folder, {"loss": loss, "replies": str(self.n_replies)})
         return folder
 
-    def _fit(self, head: Drafter, schedule: Schedule, aim: Objective, folder: Path) -> HeadResult:
+    def _fit_head(
+        self, head: Drafter, schedule: Schedule, aim: Objective, folder: Path
+    ) -> HeadResult:
         """Train a head, and round it to what its file will hold."""
-        kept = self._kept(head.captured_layers)
+        kept = self._cache_target(head.captured_layers)
         if (
             kept is not None
             and isinstance(head, DraftHead)
             and loop.latest_checkpoint(folder) is None
         ):
-            begin_linear(head, self._model, map(kept.text, self._trained_on))
-        fast = self.fast and self.of_family and not isinstance(head, ParallelHead)
-        return self._run(
-            head, schedule, head_loss(head, self._model, aim, fast, kept), folder, head
+            init_from_least_squares(
+                head, self._target_model, map(kept.get_reply, self._training_replies)
+            )
+        fast = self.fast and self.is_embedded and not isinstance(head, ParallelHead)
+        return self._train_module(
+            head, schedule, head_loss(head, self._target_model, aim, fast, kept), folder, head
         )
 
-    def _kept(self, captured_layers: tuple[int, ...]) -> Kept | None:
+    def _cache_target(self, captured_layers: tuple[int, ...]) -> CachedTargetOutput | None:
         """The target's rows over the replies to train on; those of a target of the embedded family
         are computed anew each time."""
-        if self.of_family:
+        if self.is_embedded:
             return None
-        last = max(reply.first for reply in self._trained_on)
-        lines = [each for each in written(self._file("replies")) if each.first <= last]
-        return Kept(self._rows(captured_layers), self._model, captured_layers, lines)
+        last = max(reply.first_row for reply in self._training_replies)
+        lines = [
+            each for each in load_replies(self._reply_file("replies")) if each.first_row <= last
+        ]
+        return CachedTargetOutput(
+            self._hidden_state_files(captured_layers), self._target_model, captured_layers, lines
+        )
 
-    def _run(
+    def _train_module(
         self, head: Drafter, schedule: Schedule, step: Loss, folder: Path, learns: nn.Module
     ) -> HeadResult:
         """Train what learns by a loss, and measure the head meanwhile."""
-        encode = self._encode
+        encode = self._encoder
         # Made before the clock of `loop.train` starts: no head's seconds hold it.
-        reads = {stage.reads for stage in schedule.stages}
-        replies = self._trained_on if "replies" in reads else []
-        source: dict[str, loop.Source] = {"replies": Replies(encode.padding, lambda: replies)}
+        reads = {stage.data for stage in schedule.stages}
+        replies = self._training_replies if "replies" in reads else []
+        source: dict[str, loop.BatchSource] = {"replies": Replies(encode.padding, lambda: replies)}
         if isinstance(encode, Encoder):
             source["corpus"] = Corpus(encode, self.gsm8k, self.seed)
-        stages = [each.stage(step, source[each.reads]) for each in schedule.stages]
-        log = head_mat.Log(folder, head_mat.Estimate)
-        every = min(MEASURE_EVERY, -(-sum(stage.steps for stage in stages) // ESTIMATES))
+        stages = [each.make_stage(step, source[each.data]) for each in schedule.stages]
+        log = head_mat.EstimateLog(folder, head_mat.MatEstimate)
+        every = min(MEASURE_INTERVAL, -(-sum(stage.steps for stage in stages) // MIN_ESTIMATES))
 
         def measure(after: int) -> None:
-            log.add(head_mat.estimate(head, self._model, self.held_out, after))
+            log.add(head_mat.estimate_mat(head, self._target_model, self.held_out, after))
 
-        def progress(point: loop.Point) -> None:
+        def progress(point: loop.TrainingPoint) -> None:
             if point.step % every == 0 and point.step < point.steps:
                 measure(point.step)
             self.report(schedule.name, point)
@@ -294,47 +312,46 @@ class HeadTrainer:
             stages,
             schedule.optimization,
             folder,
-            checkpoint_every=MEASURE_EVERY,
+            checkpoint_every=MEASURE_INTERVAL,
             progress=progress,
         )
-        as_stored(learns)
+        round_to_fp16(learns)
         measure(result.curve[-1].step)
         numbers = sum(each.numel() for each in learns.parameters())
         return HeadResult(result.curve, result.seconds, log.read(), numbers)
 
     @torch.no_grad()
-    def _size(self, captured_layers: tuple[int, ...]) -> Tensor:
-        """The root mean square of the target's rows at each captured layer, to the nearest power of
-        two."""
-        ids = torch.tensor([self._trained_on[0].ids], device=self.device)
-        rows = read_target(self._model, ids, captured_layers).features[0].float()
+    def _measure_row_scale(self, captured_layers: tuple[int, ...]) -> Tensor:
+        """The root mean square of the target's rows at each layer, to the nearest power of two."""
+        ids = torch.tensor([self._training_replies[0].ids], device=self.device)
+        rows = run_target(self._target_model, ids, captured_layers).features[0].float()
         parts = rows.view(len(rows), len(captured_layers), -1)
         sizes = parts.square().mean((0, 2)).sqrt().log2().round().exp2()
         return sizes.repeat_interleave(parts.shape[-1]).cpu()
 
     @property
-    def _facts(self) -> dict[str, Any]:
+    def _target_facts(self) -> dict[str, Any]:
         """What `config.json` says of where a head comes from."""
-        return {"target": self.label or self.target.name, "target_sha256": self._sha}
+        return {"target": self.label or self.target.name, "target_sha256": self._target_sha256}
 
     @cached_property
-    def _model(self) -> LlamaForCausalLM:
-        family = self._known.family
+    def _target_model(self) -> LlamaForCausalLM:
+        family = self._config_facts.family
         if family not in LLAMA_LIKE:
             raise UsageError(
                 f"heads are trained for models of Llama's kind ({', '.join(LLAMA_LIKE)}); this"
                 f" target is a {family}",
                 "give another --target: specbench list models",
             )
-        return read(self.target, self.device)
+        return load_model(self.target, self.device)
 
     @cached_property
-    def _known(self) -> ConfigFacts:
-        return config_facts(self.target)
+    def _config_facts(self) -> CheckpointFacts:
+        return read_checkpoint_facts(self.target)
 
     @cached_property
-    def _sha(self) -> str:
-        return self._known.sha256
+    def _target_sha256(self) -> str:
+        return self._config_facts.sha256
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerFast:
@@ -345,70 +362,72 @@ class HeadTrainer:
         return found
 
     @cached_property
-    def of_family(self) -> bool:
+    def is_embedded(self) -> bool:
         """Whether the target is of the embedded family, which reads the corpus that made it."""
         return set(SPECIAL_TOKENS) <= set(self._tokenizer.get_vocab())
 
     @cached_property
-    def _encode(self) -> Encoder | TemplateEncoder:
-        if self.of_family:
+    def _encoder(self) -> Encoder | TemplateEncoder:
+        if self.is_embedded:
             return Encoder(self._tokenizer)
-        return TemplateEncoder(self._tokenizer, self._known.eos)
+        return TemplateEncoder(self._tokenizer, self._config_facts.eos)
 
-    def replies(self) -> list[Encoded]:
+    def make_replies(self) -> list[EncodedChat]:
         """Replies to train on, made where they lack.
 
         Those of the embedded family: answers at temperature 1, the same that a draft model is
         trained on, then greedy ones to other questions. Other targets': see `own_asks`.
         """
-        encode = self._encode
+        encode = self._encoder
         if isinstance(encode, TemplateEncoder):
-            problems = self.gsm8k[:-KEPT_BACK]
-            asks = own_asks(encode, problems, self.seed, self.n_replies)
-            kind = get_head_classes().get(self.keeps)
+            problems = self.gsm8k[:-N_HELD_OUT_PROBLEMS]
+            asks = make_magpie_prompts(encode, problems, self.seed, self.n_replies)
+            kind = get_head_classes().get(self.cached_kind)
             captured_layers = (
-                (NORMED,) if kind is None else kind.choose_layers(self._known.n_layers)
+                (NORMED,) if kind is None else kind.choose_layers(self._config_facts.n_layers)
             )
-            rows = self._rows(captured_layers)
-            return self._replies("replies", asks, rows)
-        sampled = reply_chats(self.gsm8k, self.seed + 1, self.n_replies)
-        greedy = reply_chats(self.gsm8k, self.seed + GREEDY_SEED, self.n_replies)
+            rows = self._hidden_state_files(captured_layers)
+            return self._sample_replies("replies", asks, rows)
+        sampled = choose_reply_chats(self.gsm8k, self.seed + 1, self.n_replies)
+        greedy = choose_reply_chats(self.gsm8k, self.seed + GREEDY_SEED, self.n_replies)
         return [
-            *self._replies("replies", asked(encode, sampled)),
-            *self._replies("replies-greedy", asked(encode, greedy, greedy=True)),
+            *self._sample_replies("replies", make_prompts(encode, sampled)),
+            *self._sample_replies("replies-greedy", make_prompts(encode, greedy, greedy=True)),
         ]
 
     @cached_property
-    def _trained_on(self) -> list[Encoded]:
-        return self.replies()
+    def _training_replies(self) -> list[EncodedChat]:
+        return self.make_replies()
 
     @cached_property
-    def held_out(self) -> list[Encoded]:
+    def held_out(self) -> list[EncodedChat]:
         """Greedy replies that nothing is trained on."""
-        encode, seed = self._encode, self.seed + HELD_OUT_SEED
+        encode, seed = self._encoder, self.seed + HELD_OUT_SEED
         if isinstance(encode, TemplateEncoder):
-            problems = self.gsm8k[-KEPT_BACK:]
-            asks = own_asks(encode, problems, seed, min(self.n_held_out, N_OWN_HELD_OUT))
+            problems = self.gsm8k[-N_HELD_OUT_PROBLEMS:]
+            asks = make_magpie_prompts(
+                encode, problems, seed, min(self.n_held_out, N_HELD_OUT_OTHER)
+            )
             asks = [ask._replace(greedy=True) for ask in asks]
         else:
-            chats = list(islice(generated_chats(seed), self.n_held_out))
-            asks = asked(encode, chats, greedy=True)
-        return self._replies("replies-held-out", asks)
+            chats = list(islice(generate_chats(seed), self.n_held_out))
+            asks = make_prompts(encode, chats, greedy=True)
+        return self._sample_replies("replies-held-out", asks)
 
-    def _replies(
-        self, name: str, asks: Sequence[Ask], rows: RowFiles | None = None
-    ) -> list[Encoded]:
-        claim(self.out / WORK, {"target_sha256": self._sha})
+    def _sample_replies(
+        self, name: str, asks: Sequence[ReplyPrompt], rows: HiddenStateFiles | None = None
+    ) -> list[EncodedChat]:
+        claim(self.out / WORK, {"target_sha256": self._target_sha256})
         # As heads read it: those of a larger target learn from rows in bf16 where that is faster.
-        half = not self.of_family and multiplies_bf16(self.device)
+        half = not self.is_embedded and supports_bf16(self.device)
         dtype = torch.bfloat16 if half else torch.float32
         found = sample_replies(
             partial(load_decoder, self.target, name="target", device=self.device, dtype=dtype),
             asks,
-            self._encode.ends,
-            self._file(name),
+            self._encoder.ends,
+            self._reply_file(name),
             self.seed,
-            lambda done: self.counts(name, done, len(asks)),
+            lambda done: self.progress(name, done, len(asks)),
             rows,
         )
         if not found:
@@ -416,16 +435,16 @@ class HeadTrainer:
                 f"the target answered none of {len(asks)} questions: none of its own ended in time",
                 "more of them: --replies N; or another --target",
             )
-        return [reply.encoded() for reply in found.values()]
+        return [reply.encode() for reply in found.values()]
 
-    def _file(self, name: str) -> Path:
+    def _reply_file(self, name: str) -> Path:
         return self.out / WORK / f"{name}.jsonl"
 
-    def _rows(self, captured_layers: tuple[int, ...]) -> RowFiles:
-        """Where the target's rows at these captured layers over the replies are kept."""
-        return RowFiles(self.out / WORK, captured_layers, self._known.hidden_size)
+    def _hidden_state_files(self, captured_layers: tuple[int, ...]) -> HiddenStateFiles:
+        """Where the target's rows at these captured_layers over the replies are kept."""
+        return HiddenStateFiles(self.out / WORK, captured_layers, self._config_facts.hidden_size)
 
 
-def _said(chat: Encoded) -> Iterator[int]:
+def _answer_tokens(chat: EncodedChat) -> Iterator[int]:
     """The answer's tokens."""
     return (token for token, weight in zip(chat.ids, chat.weights, strict=True) if weight == 1.0)

@@ -16,15 +16,21 @@ from transformers import LlamaForCausalLM
 from specbench_cli.engine.models.head import LookAhead
 from specbench_cli.models.adapter import CONFIG, PREFIX, WEIGHTS, A, B
 from specbench_cli.training.heads.build import write_head
-from specbench_cli.training.heads.losses import Read, foreseen, placed, slots_of, within
-from specbench_cli.training.losses import Loss, autocast, chats_of
-from specbench_cli.training.packing import Batch
+from specbench_cli.training.heads.losses import (
+    TargetOutput,
+    choose_slots,
+    get_next_token_weights,
+    get_step_positions,
+    run_look_ahead,
+)
+from specbench_cli.training.losses import Loss, autocast, make_chat_mask
+from specbench_cli.training.packing import TrainingBatch
 
-GROUPS = 32
+N_MASK_GROUPS = 32
 """Groups of masks a sequence; the paper has one, behind half of the texts."""
 
 
-class LowRank(nn.Module):
+class LowRankUpdate(nn.Module):
     """W + B A; begins as W.
 
     Args:
@@ -42,14 +48,14 @@ class LowRank(nn.Module):
         return weight + self.b @ self.a
 
 
-def tune(target: LlamaForCausalLM, rank: int) -> dict[str, LowRank]:
+def add_low_rank_updates(target: LlamaForCausalLM, rank: int) -> dict[str, LowRankUpdate]:
     """Put an addition to every matrix of a frozen target's layers; each by its matrix's name."""
     found = {
         name: module
         for name, module in target.named_modules()
         if isinstance(module, nn.Linear) and name.startswith("model.layers.")
     }
-    made = {name: LowRank(module.weight, rank) for name, module in found.items()}
+    made = {name: LowRankUpdate(module.weight, rank) for name, module in found.items()}
     for name, module in found.items():
         register_parametrization(module, "weight", made[name])
     return made
@@ -59,19 +65,19 @@ def masked_loss(head: LookAhead, target: LlamaForCausalLM) -> Loss:
     """The loss of a packed batch in nats a token, masks counted as tokens; see the module. Where
     the groups stand is drawn anew for each batch, by a function of it."""
 
-    def loss(batch: Batch) -> Tensor:
-        batch = batch.to(target.device)
+    def loss(batch: TrainingBatch) -> Tensor:
+        batch = batch.to_device(target.device)
         ids = batch.inputs
         with autocast(ids.device):
-            chats = chats_of(ids, batch.starts)
+            chats = make_chat_mask(ids, batch.starts)
             rows = target.model.embed_tokens(ids)
-            weights = within(batch, chats)
-            slots = _drawn(slots_of(weights), batch)
-            text, behind = foreseen(head, target, ids, Read(chats, rows, rows), slots)
+            weights = get_next_token_weights(batch, chats)
+            slots = _sample_slots(choose_slots(weights), batch)
+            text, behind = run_look_ahead(head, target, ids, TargetOutput(chats, rows, rows), slots)
             said = [(target.lm_head(text), batch.targets, batch.weights)]
             starts = torch.arange(ids.shape[1], device=ids.device) - chats.positions
             for step in range(head.sizes["levels"]):
-                at, valid = placed(starts, slots, step)
+                at, valid = get_step_positions(starts, slots, step)
                 labels, weight = batch.targets.gather(1, at), weights.gather(1, at) * valid
                 said.append((target.lm_head(behind[:, :, step]), labels, weight))
         total = torch.stack([_entropy(*each) for each in said]).sum()
@@ -80,7 +86,7 @@ def masked_loss(head: LookAhead, target: LlamaForCausalLM) -> Loss:
     return loss
 
 
-def save(parts: dict[str, LowRank], folder: Path, base: str) -> None:
+def save_adapter(parts: dict[str, LowRankUpdate], folder: Path, base: str) -> None:
     """Write the additions as PEFT's files have them, in fp16.
 
     Args:
@@ -100,13 +106,13 @@ def save(parts: dict[str, LowRank], folder: Path, base: str) -> None:
     write_head(folder, named, facts, weights=WEIGHTS, config_name=CONFIG)
 
 
-def _ab(part: LowRank) -> tuple[tuple[str, Tensor], tuple[str, Tensor]]:
+def _ab(part: LowRankUpdate) -> tuple[tuple[str, Tensor], tuple[str, Tensor]]:
     return (A, part.a.detach().half().cpu()), (B, part.b.detach().half().cpu())
 
 
-def _drawn(slots: Tensor, batch: Batch) -> Tensor:
+def _sample_slots(slots: Tensor, batch: TrainingBatch) -> Tensor:
     rng = torch.Generator().manual_seed(int((batch.inputs * (batch.weights > 0)).sum()))
-    order = torch.randperm(slots.shape[1], generator=rng)[:GROUPS].sort().values
+    order = torch.randperm(slots.shape[1], generator=rng)[:N_MASK_GROUPS].sort().values
     return slots[:, order.to(slots.device)]
 
 

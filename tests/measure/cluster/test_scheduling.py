@@ -21,7 +21,7 @@ from specbench_cli.measure.cluster.ray_workers import (
     _FilteredStdout,
     _missing_module,
     connect,
-    devices,
+    list_devices,
 )
 from specbench_cli.measure.cluster.scheduling import Scheduler
 from specbench_cli.measure.cluster.worker import (
@@ -30,7 +30,7 @@ from specbench_cli.measure.cluster.worker import (
     WorkerInfo,
     WorkerResult,
 )
-from specbench_cli.measure.manifest import machine_facts, manifest
+from specbench_cli.measure.manifest import build_manifest, machine_facts
 from specbench_cli.measure.run_checks import check_weights
 from specbench_cli.plan.plan import make_plan
 from specbench_cli.store.run_dir import Prompt, RunDir
@@ -81,7 +81,7 @@ class FakeWorkers:
     def end(self, name):
         self.dismissed.append(name)
 
-    def introduce(self, name):
+    def plan_run(self, name):
         own = WorkerInfo(WORDS, {"machine": "m1"}, {"id": "m1", "hardware": {"cpu": "X"}})
         return self.introduced.get(name, own)
 
@@ -116,10 +116,10 @@ class FakeWorkers:
         ]
         return AssignmentResult(records, prompts, [], {}, None, judged=False)
 
-    def conclude(self, name):
+    def check_leaks(self, name):
         return WorkerResult({}, None, {"weight_bytes": 1, "state_bytes": 2, "again": {}})
 
-    def near_ties(self, name, known):
+    def find_near_ties(self, name, known):
         assert len({key[:2] for key in known.done}) == self.plan.n_prompts
         return {"outputs": 1, "positions": 1, "ties": 0, "expected": 0, "chances": []}
 
@@ -141,7 +141,7 @@ def deal(plan, tmp_path, monkeypatch, log):
     view = log()
 
     def run(*, resume=False, force=False, **of_crew):
-        run_dir = RunDir.open(path) if resume else RunDir.create(path, manifest(plan, {}))
+        run_dir = RunDir.open(path) if resume else RunDir.create(path, build_manifest(plan, {}))
         workers = FakeWorkers(plan, **of_crew)
         found = SimpleNamespace(workers=workers, run_dir=run_dir, view=view, fault=None)
         try:
@@ -288,7 +288,7 @@ def test_a_worker_that_does_not_start_is_named_with_what_to_do(deal):
 
 
 def test_scheduling_ends_once_no_worker_has_a_method_beside_vanilla(plan, deal, monkeypatch):
-    monkeypatch.setattr(FakeWorkers, "near_ties", lambda *_: None)
+    monkeypatch.setattr(FakeWorkers, "find_near_ties", lambda *_: None)
 
     def drops(name, names):
         return AssignmentResult([], [], [], {"pld": "ValueError: no"}, None, judged=False)
@@ -343,13 +343,13 @@ CLUSTER = [node("b", 8, 2), node("a", 4), node("c", 9, alive=False)]
     ],
 )
 def test_a_worker_gets_a_gpu_or_all_of_a_nodes_cpus(nodes, device, expected):
-    found = [(place.address, place.cpus, place.gpus) for place in devices(nodes, device)]
+    found = [(place.address, place.cpus, place.gpus) for place in list_devices(nodes, device)]
     assert found == expected
 
 
 def test_a_cluster_without_such_a_device_is_told_with_what_it_has():
     with pytest.raises(EnvironmentFault, match=r"--device cuda: .* \(a: 4 CPUs, 0 GPUs\)") as fault:
-        devices([node("a", 4)], "cuda")
+        list_devices([node("a", 4)], "cuda")
     assert "--num-gpus=1" in fault.value.hint
 
 
@@ -425,12 +425,12 @@ def test_rows_that_learn_from_prompt_to_prompt_are_refused():
 
 
 def test_runs_that_take_turns_are_of_one_machine(plan, tmp_path, log):
-    run_dir = RunDir.create(tmp_path / "run", manifest(plan, {}))
+    run_dir = RunDir.create(tmp_path / "run", build_manifest(plan, {}))
     with pytest.raises(UsageError, match="--in-turn"):
-        execute.run(plan, run_dir, log(), in_turn=tmp_path / "turns")
+        execute.measure_run(plan, run_dir, log(), in_turn=tmp_path / "turns")
 
 
 def test_what_is_said_of_the_machine_is_the_workers(plan):
-    assert not machine_facts().keys() & manifest(plan, {})["program"].keys()
+    assert not machine_facts().keys() & build_manifest(plan, {})["program"].keys()
     local = replace(plan, config=plan.config.model_copy(update={"executor": "local"}))
-    assert machine_facts().keys() <= manifest(local, {})["program"].keys()
+    assert machine_facts().keys() <= build_manifest(local, {})["program"].keys()

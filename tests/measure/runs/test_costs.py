@@ -91,9 +91,11 @@ def rounds(monkeypatch, tmp_path):
     grid = ProbeGrid(contexts=(16, 64), chains=(1, 4), trees=(4,), levels=(2,))
     monkeypatch.setitem(probe.Probe.__init__.__kwdefaults__, "grid", grid)
     monkeypatch.setattr(module, "MAX_PROMPTS", 1)
-    told, go_on = [], module.InterleavedProbe.round
+    told, go_on = [], module.InterleavedProbe.measure_round
     monkeypatch.setattr(
-        module.InterleavedProbe, "round", lambda between: (told.append("round"), go_on(between))
+        module.InterleavedProbe,
+        "measure_round",
+        lambda between: (told.append("round"), go_on(between)),
     )
     return told
 
@@ -122,7 +124,7 @@ def test_each_pass_has_its_own_probe(specbench, rounds, monkeypatch):
 
     def here(run_dir, number, what, flags, *, resumable):
         plan, again = execute.resume_run(run_dir.path, specbench.log(), part=True)
-        execute.run(plan, again, specbench.log(), only_pass=number)
+        execute.measure_run(plan, again, specbench.log(), only_pass=number)
 
     monkeypatch.setattr(execute, "run_repeat", here)
     outcome = specbench("pld", limit=1, probe=1, repeats=2, threads=1)
@@ -135,7 +137,7 @@ def test_several_sequences_are_probed_together_where_a_run_has_batches(specbench
 
 
 def test_noise_in_the_rounds_leaves_no_costs_and_says_so(specbench, rounds, monkeypatch):
-    monkeypatch.setattr(NoiseMeter, "full", lambda self: True)
+    monkeypatch.setattr(NoiseMeter, "is_full", lambda self: True)
     monkeypatch.setattr(NoiseMeter, "close", lambda self: 0.5)
     outcome = specbench("pld", limit=1, probe=1, allow_noise=False)
     assert "probe: other programs took too much of this machine" in outcome.log.notes[-1]

@@ -36,7 +36,7 @@ def start(log, tmp_path, monkeypatch):
         rows = [{"name": "vanilla"}, {"name": "pearl"}, {"name": "pld"}]
         settings = {"limit": 3, "category": ["qa"], "max_new_tokens": 12, "allow_noise": True}
         asked = RunConfig.model_validate({"methods": rows, **settings, **config})
-        return execute.start(asked, {}, tmp_path / "run", view or log())
+        return execute.start_run(asked, {}, tmp_path / "run", view or log())
 
     return begin
 
@@ -74,7 +74,7 @@ def by_label(run_dir):
 def lose(plan, run_dir, view):
     """Run a pass that loses its worker; returns what is said of it."""
     with pytest.raises(WorkerLost) as caught:
-        execute.run(plan, run_dir, view, only_pass=1)
+        execute.measure_run(plan, run_dir, view, only_pass=1)
     assert caught.value.hint == f"specbench run --resume {run_dir.path}"
     assert len(view.notes) == 1, view.notes
     (note,) = view.notes
@@ -100,7 +100,7 @@ def test_a_killed_worker_ends_its_row_the_others_go_on_and_the_rest_is_resumed(s
 
     rest = log()
     plan, run_dir = execute.resume_run(run_dir.path, rest)
-    execute.run(plan, run_dir, rest, only_pass=1)
+    execute.measure_run(plan, run_dir, rest, only_pass=1)
     assert {label for _, _, label, _ in rest.cells} == {"pearl"}
     assert not before & set(rest.cells)
     assert workers() == []
@@ -135,6 +135,6 @@ def test_an_interruption_leaves_no_worker(start, log):
     view = log(interrupt_after=1)
     plan, run_dir = start(view, limit=1)
     with pytest.raises(KeyboardInterrupt):
-        execute.run(plan, run_dir, view, only_pass=1)
+        execute.measure_run(plan, run_dir, view, only_pass=1)
     assert workers() == []
     assert RunDir.open(run_dir.path).manifest["status"] == "interrupted"

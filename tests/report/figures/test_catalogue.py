@@ -6,7 +6,7 @@ import matplotlib as mpl
 import pytest
 
 from specbench_cli.report.figures import CAPTIONS, write_figures
-from specbench_cli.report.reading import read
+from specbench_cli.report.report_data import read_report_data
 from specbench_cli.store.run_dir import Prompt, RunDir
 
 
@@ -24,7 +24,7 @@ def reading(synthetic, manifest, tmp_path):
             )
             for i, r in enumerate(r for r in records if r.label == "vanilla")
         )
-        return read(run)
+        return read_report_data(run)
 
     return make
 

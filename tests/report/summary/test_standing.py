@@ -6,7 +6,12 @@ import os
 
 import pytest
 
-from specbench_cli.judge.broken import broken, find_failed_audit, near_ties, surprise
+from specbench_cli.judge.broken import (
+    compute_likelihood_deviation,
+    count_near_ties,
+    find_broken_methods,
+    find_failed_audit,
+)
 from specbench_cli.stats.martingale import TILTS
 from specbench_cli.store.schema import Likelihood, Verdict
 from specbench_cli.summary import text
@@ -40,37 +45,37 @@ def sps(records):
 
 
 def test_near_ties_are_counted_by_output_and_compared_with_vanillas_gaps(cells):
-    found = near_ties(sps(cells(ties=3, explained=2)), measured(0.25))
+    found = count_near_ties(sps(cells(ties=3, explained=2)), measured(0.25))
     assert (found.found, found.explained, found.expected) == (3, 2, pytest.approx(3.0))
     assert found.p == pytest.approx(0.6093, abs=1e-4)
-    assert not found.too_many
+    assert not found.excess_message
 
 
 def test_a_near_tie_in_two_passes_is_one_and_has_two_chances(cells):
-    found = near_ties(sps(cells(ties=3, passes=2)), measured(0.25))
+    found = count_near_ties(sps(cells(ties=3, passes=2)), measured(0.25))
     assert (found.found, found.expected) == (3, pytest.approx(12 * (1 - 0.75**2)))
 
 
 def test_nothing_is_expected_of_a_run_whose_gaps_were_not_measured(cells):
-    found = near_ties(sps(cells(ties=3)), {})
+    found = count_near_ties(sps(cells(ties=3)), {})
     assert (found.found, found.expected, found.p) == (3, None, None)
-    assert not found.too_many
+    assert not found.excess_message
 
 
 def test_more_near_ties_than_rounding_makes_break_a_row(cells):
     records = cells(ties=12, explained=12)
-    assert broken(records, measured(0.6)) == {}
-    why = broken(records, measured(0.3))
+    assert find_broken_methods(records, measured(0.6)) == {}
+    why = find_broken_methods(records, measured(0.3))
     assert list(why) == ["sps"]
-    assert why["sps"].startswith("12 near-ties where rounding makes 3.6 at most (p 5e-07)")
+    assert why["sps"].startswith("12 near-ties, where rounding explains at most 3.6 (p 5e-07)")
 
 
 def test_near_ties_that_width_does_not_explain_may_be_half_as_many(cells):
-    assert broken(cells(ties=12, explained=6), measured(0.6)) == {}
-    why = broken(cells(ties=12), measured(0.6))
+    assert find_broken_methods(cells(ties=12, explained=6), measured(0.6)) == {}
+    why = find_broken_methods(cells(ties=12), measured(0.6))
     assert why["sps"] == (
-        "12 near-ties that the width of verification does not explain where rounding makes 3.6 at"
-        " most (p 5e-07)"
+        "12 near-ties that the width of verification does not explain, where rounding explains at"
+        " most 3.6 (p 5e-07)"
     )
 
 
@@ -86,24 +91,25 @@ def test_drawn_outputs_too_likely_or_unlikely_break_a_row(cells):
         records = cells(guarantee="exact_law", verdict="unchecked")
         for record in sps(records):
             record.likelihood = drawn(excess)
-        deviations, p = surprise(sps(records))
+        deviations, p = compute_likelihood_deviation(sps(records))
         assert deviations == pytest.approx(12 * excess / 6)
         # A coin that lands one way 144 times has a chance of 2e-43; the bound is above it.
         assert (p < 1e-10) is bad
-        assert ("sps" in broken(records, {})) is bad
+        assert ("sps" in find_broken_methods(records, {})) is bad
 
 
 def test_a_lossy_row_may_be_as_likely_as_it_likes(cells):
     records = cells(guarantee="quality_only", verdict="unchecked")
     for record in sps(records):
         record.likelihood = drawn(6.0)
-    assert broken(records, {}) == {}
+    assert find_broken_methods(records, {}) == {}
 
 
 def test_counters_that_depend_on_the_prompts_before_break_a_row(cells):
-    why = broken(cells(), {"leaks": {"sps": "mini/0"}})
+    why = find_broken_methods(cells(), {"leaks": {"sps": "mini/0"}})
     assert why == {
-        "sps": "its state outlives a prompt: mini/0, decoded again at the end, came out otherwise"
+        "sps": "it keeps state from other prompts: mini/0, decoded again at the end of the run,"
+        " gave a different result"
     }
 
 
@@ -118,21 +124,22 @@ def test_vanilla_that_transformers_does_not_agree_with_proves_nothing(cells, man
     records = cells()
     vanilla = next(record for record in records if record.label == "vanilla")
     vanilla.verdict = Verdict("mismatch", 3, 0.4, 7)
-    why = broken(records, {})
+    why = find_broken_methods(records, {})
     assert why == {
-        "vanilla": "1 output is not what transformers' own module says of the text, first mini/0"
+        "vanilla": "1 output is not what the transformers model of the target generates, first"
+        " mini/0"
     }
     summary = summarise(records, manifest, resamples=49)
     assert text.proof(summary).startswith("proof: none; what all rows were compared with")
 
 
 def test_a_near_tie_where_vanilla_has_no_tie_breaks_a_row(cells):
-    assert list(broken(cells(ties=1), measured(0.5, n=0))) == ["sps"]
+    assert list(find_broken_methods(cells(ties=1), measured(0.5, n=0))) == ["sps"]
 
 
 def test_a_mismatch_breaks_a_row_whatever_else(cells):
     records = cells(verdict="mismatch")
-    assert broken(records, {}) == {
+    assert find_broken_methods(records, {}) == {
         "sps": "12 outputs are neither vanilla's nor tied with it, first mini/0"
     }
 
@@ -145,14 +152,14 @@ def test_a_failed_audit_of_the_methods_file_breaks_a_row(cells):
         asked.append((method, file_sha256))
         return "its audit failed" if method == "sps" else None
 
-    assert broken(cells(), manifest, failed_audit) == {"sps": "its audit failed"}
+    assert find_broken_methods(cells(), manifest, failed_audit) == {"sps": "its audit failed"}
     assert set(asked) == {("sps", "aa"), ("vanilla", "bb")}
 
 
 @pytest.mark.parametrize("fake", [{"peer": True}, {"guarantee": "quality_only"}])
 def test_who_claims_nothing_is_not_audited(cells, fake):
     manifest = {"method_files": {"sps": "aa"}}
-    assert broken(cells(**fake), manifest, lambda *_: "failed") == {}
+    assert find_broken_methods(cells(**fake), manifest, lambda *_: "failed") == {}
 
 
 def test_only_the_newest_certificate_of_the_same_file_counts(tmp_path):

@@ -42,7 +42,7 @@ _PARTS = 9
 """Number of sampled positions along a leader line."""
 
 
-class Word(NamedTuple):
+class PointLabel(NamedTuple):
     """A label and the data point it belongs to. An empty text only keeps the point clear."""
 
     text: str
@@ -65,7 +65,7 @@ class _Spots(NamedTuple):
     far: Floats
 
 
-def write_beside(axes: Axes, words: Sequence[Word]) -> None:
+def place_labels(axes: Axes, words: Sequence[PointLabel]) -> None:
     """Write each label next to its point, with a leader line if it is farther away.
 
     Args:
@@ -79,7 +79,7 @@ def write_beside(axes: Axes, words: Sequence[Word]) -> None:
     scale = 72 / axes.figure.dpi
     points = scale * axes.transData.transform([word.at for word in words])
     inside = scale * np.array(axes.bbox.extents)
-    widths = [72 * style.width_of([word.text], style.SMALL) for word in named]
+    widths = [72 * style.text_width([word.text], style.SMALL) for word in named]
     spots = [_spots(point, wide) for point, wide in zip(points, widths, strict=False)]
     for word, point, own, spot in zip(
         named, points, spots, _choose(spots, points, inside, _lines(axes, scale)), strict=False
