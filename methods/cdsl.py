@@ -120,7 +120,7 @@ class Cdsl(Method):
 
     def reward(self, session: Session, ids: Sequence[int]) -> float:
         """Return the share of wanted words in the output plus `ids`; 1 if no words are wanted."""
-        kept, _ = session.requests[0].stop.cut(session.output(), ids)
+        kept, _ = session.requests[0].stop.truncate(session.output(), ids)
         text = session.vocabulary.decode([*session.output(), *ids[:kept]]).decode(errors="replace")
         found = sum(word.lower() in text.lower() for word in self.wanted)
         return found / len(self.wanted) if self.wanted else 1.0

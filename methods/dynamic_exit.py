@@ -111,7 +111,9 @@ class Del(Method):
         if not self.parts:
             return
         n, k, w = len(outcome.committed), len(self.parts), self.params.keep
-        early = session.target.exits(session.features(n).unflatten(1, (k, -1)).transpose(0, 1))
+        early = session.target.exit_logits(
+            session.features(n).unflatten(1, (k, -1)).transpose(0, 1)
+        )
         rows, first = session.verified_logits()[:n], len(session.output()) - n
         if session.sampling.draws:
             stand = torch.minimum(session.warp(rows), session.warp(early)).sum(-1)

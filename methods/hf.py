@@ -250,7 +250,7 @@ class RunStopCriteria(StoppingCriteria):
         """Return whether the only sequence [1, n] has ended, as [1] bool."""
         output = input_ids[0, self._start :].tolist()
         if not self._done:
-            _, finish = self._stop.cut(output[: self._seen], output[self._seen :])
+            _, finish = self._stop.truncate(output[: self._seen], output[self._seen :])
             self._done = finish is not None
             self._seen = len(output)
         return torch.tensor([self._done], device=input_ids.device)

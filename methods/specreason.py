@@ -95,7 +95,7 @@ class SpecReason(Method):
         """Decode the session's request, one reasoning step after another."""
         params, asks = self.params, self.params.grade in ASKS
         spans = Segments(session, params.delimiter, params.cap)
-        self.question = spans.words.encode(params.question.encode()) if asks else []
+        self.question = spans.vocabulary.encode(params.question.encode()) if asks else []
         if self.question:
             session.reserve(len(self.question))
         session.prefill()
@@ -122,7 +122,7 @@ class SpecReason(Method):
         if self.params.grade not in ASKS:
             return BEST * math.exp(mean_log_prob(rows, step))
         row = spans.score_question(self.question) if self.question else rows[-1]
-        digit = {spans.words.ids.get(b"%d" % each): each for each in range(BEST + 1)}
+        digit = {spans.vocabulary.ids.get(b"%d" % each): each for each in range(BEST + 1)}
         top = row.softmax(-1).topk(min(10 if self.params.grade == "average" else 1, len(row)))
         chances, ids = host.lists(top.values, top.indices)
         said = [(p, digit[token]) for p, token in zip(chances, ids, strict=True) if token in digit]

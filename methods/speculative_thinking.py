@@ -110,7 +110,7 @@ class SpeculativeThinking(Method):
             if doubts >= limit:
                 # 2. After too many doubts the target sums up. The limit is higher the next time.
                 yield spans.insert_tokens(
-                    spans.words.encode(params.recap.encode()), stands, grade=1.0
+                    spans.vocabulary.encode(params.recap.encode()), stands, grade=1.0
                 )
                 spans.begin()
                 yield from spans.write_with_target(params.length, excess)
@@ -118,7 +118,7 @@ class SpeculativeThinking(Method):
                 continue
             # 3. The draft writes a probe, which is dropped if it neither affirms nor doubts.
             probe = spans.draft(params.probe)
-            said = spans.words.decode(host.numbers(probe.tokens)).decode(errors="replace")
+            said = spans.vocabulary.decode(host.numbers(probe.tokens)).decode(errors="replace")
             calm = not params.polarity(said) and not params.always
             if coin is not None:
                 calm = coin.random_grade(session.random, session.verified_logits()) > 0
@@ -128,7 +128,7 @@ class SpeculativeThinking(Method):
             # 4. Otherwise the target writes in its place, and more if it verifies.
             yield spans.verify_and_commit(probe, session.score(probe), takeovers=1, spans=1)
             yield from spans.write_with_target(params.length, params.probe - len(spans.open_ids))
-            said = spans.words.decode(spans.open_ids).decode(errors="replace")
+            said = spans.vocabulary.decode(spans.open_ids).decode(errors="replace")
             doubts += params.polarity(said) < 0
             if any(word in said.lower() for word in params.verify):
                 yield from spans.write_with_target(params.length, params.checked)

@@ -198,7 +198,7 @@ class DFlashHead(HeadStack):
         if not isinstance(x, Features):
             raise ValueError(f"{self.name} reads tokens beside features, not {type(x).__name__}")
         n, start = x.rows.shape[1], state.length()
-        self._remember(self._norm(self._fc(x.rows[0]), self._context), state)
+        self._append_kv_to_all(self._norm(self._fc(x.rows[0]), self._context), state)
         if logits_at is None:
             self.ran += 1
             return ModelOutput(None, x.rows)

@@ -210,6 +210,6 @@ class Eagle3Head(LayerHead):
             raise ValueError(f"features of {width} numbers; {known}")
         return self._norm(g, self._hnorm) if self._norm_first else g
 
-    def _seen(self, layer: LayerWeights, h: Tensor, scratch: Scratch) -> Tensor:
+    def _attention_input(self, layer: LayerWeights, h: Tensor, scratch: Scratch) -> Tensor:
         rows = h if self._norm_first else self._norm(h, self._hnorm, scratch.size, scratch.normed)
         return torch.cat((self._tokens, rows), -1)

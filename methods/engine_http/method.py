@@ -69,7 +69,7 @@ class HttpVanilla(Method):
         assert isinstance(session, PeerSession)
         kind, model = self._server.kind, self._server.model
         request = build_request(session, self.name, model=model, text=not kind.uses_token_ids)
-        reply = self._server.complete(request, session.now)
+        reply = self._server.complete(request, session.now_ns)
         ids = read_output(session, reply, self._client.make_fault)
         self._server.add_draft_counts(reply)
         report_output(session, reply, ids)

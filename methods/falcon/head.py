@@ -168,7 +168,7 @@ class FalconHead(UnfusedHead):
     """Head in decoding. A forward drafts k tokens after the text, or after every k rows fed."""
 
     kind: ClassVar[str] = Falcon.kind
-    together: ClassVar[int] = BLOCK
+    block_size: ClassVar[int] = BLOCK
     module: ClassVar[type[TwoStepHead]] = Falcon
     head: Falcon
 

@@ -99,7 +99,7 @@ class HydraHeads(SequentialHead):
         levels = 1 + max(int(match[2]) for match in found)
         blocks = 1 + max((int(match[4]) for match in found if match[1] == "mlp"), default=0)
         sizes = {"levels": levels, "blocks": blocks}
-        head = cls.sized(decoders["target"], sizes, weights, folder)
+        head = cls.from_sizes(decoders["target"], sizes, weights, folder)
         begins = {"heads.": "hydra_mlp.", "outputs.": "hydra_lm_head."}
         named = head.state_dict().items()
         copy_tensors(

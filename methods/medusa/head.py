@@ -73,7 +73,7 @@ class MedusaHeads(FeatureHead):
         levels = 1 + max(int(match[1]) for match in found.values())
         blocks = 1 + max((int(match[2]) for match in found.values() if match[3]), default=0)
         sizes = {"levels": levels, "blocks": blocks}
-        head = cls.sized(decoders["target"], sizes, weights, folder)
+        head = cls.from_sizes(decoders["target"], sizes, weights, folder)
         assert head.output is not None
         places = {}
         for at in range(levels):

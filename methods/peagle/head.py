@@ -109,7 +109,7 @@ class PEagleHead(Eagle3Head):
     kind: ClassVar[str] = PEagle.kind
     module: ClassVar[type[DraftHead]] = PEagle
     parallel: ClassVar[bool] = True
-    own_place: ClassVar[bool] = False
+    predicts_own_position: ClassVar[bool] = False
 
     def _read_extra_weights(self, read: LayerReader, module: DraftHead) -> None:
         super()._read_extra_weights(read, module)

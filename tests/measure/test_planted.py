@@ -241,7 +241,7 @@ def test_another_model_than_the_checkpoints_is_vanillas_fault(run):
 
 
 def test_a_stop_rule_that_goes_on_behind_eos_is_vanillas_fault(run):
-    right = StopRule.cut
+    right = StopRule.truncate
 
     def late(self, output, new):
         """An EOS ends the text only once a token follows it."""
@@ -251,7 +251,7 @@ def test_a_stop_rule_that_goes_on_behind_eos_is_vanillas_fault(run):
                 return at + 2 - len(output), "eos"
         return kept, finish
 
-    found = run(planted=patch.object(StopRule, "cut", late), limit=6, max_new_tokens=48)
+    found = run(planted=patch.object(StopRule, "truncate", late), limit=6, max_new_tokens=48)
     assert found.bad
     assert found.told("a token behind EOS", found.whys["vanilla"])
 

@@ -169,7 +169,7 @@ def one_pass(self, seed, prompt_id, turn, pass_, *rest):
     _seeded(self, seed, prompt_id, turn, 1, *rest)
 
 
-# ---- in place of `StopRule.cut` and `Session.commit` --------------------------------------------
+# ---- in place of `StopRule.truncate` and `Session.commit` ------------------------------------
 
 
 def eos_last_only(self, output, new):

@@ -146,7 +146,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault("one generator for all prompts", "order", _sps(), engine.one_generator),
     _engine_fault(
-        "EOS inside an accepted block missed", "tokens", StopRule, "cut", engine.eos_last_only
+        "EOS inside an accepted block missed", "tokens", StopRule, "truncate", engine.eos_last_only
     ),
     Fault("draft tokens emitted unverified at the end", "tokens", _sps(methods.EmitsUnverified)),
     Fault("output one token short", "tokens", _sps(methods.StopsShort)),
