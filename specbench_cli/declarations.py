@@ -34,7 +34,7 @@ WITHOUT_TORCH = frozenset(
         "specbench_cli.engine.method",
         "specbench_cli.engine.models.artifact",
         "specbench_cli.engine.params",
-        "specbench_cli.engine.spans.judge",
+        "specbench_cli.engine.segments.rules",
         "specbench_cli.engine.types",
         "specbench_cli.engine.verify.accept",
         "specbench_cli.errors",

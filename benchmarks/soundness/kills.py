@@ -282,8 +282,8 @@ def main() -> int:
         patch.multiple(
             bench,
             load_decoder=cache(bench.load_decoder),
-            config_facts=cache(bench.config_facts),
-            module_of=cache(bench.module_of),
+            read_checkpoint_facts=cache(bench.read_checkpoint_facts),
+            get_module=cache(bench.get_module),
             load_tokenizer=load_once(bench.load_tokenizer),
         ),
         patch.object(outputs, "write_figures", lambda *_, **__: []),

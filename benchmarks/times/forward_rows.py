@@ -6,7 +6,7 @@ milliseconds, the share of the read bandwidth that is reached (bytes read by a f
 time and bandwidth), and each row count that costs over 10% more than the next larger one.
 
     python -P benchmarks/times/forward_rows.py smollm2-135m --dtype float32 --threads 2
-    python -P benchmarks/times/forward_rows.py smollm2-135m --forms  # each matrix, by form
+    python -P benchmarks/times/forward_rows.py smollm2-135m --forms  # each matrix, by backend
     python -P benchmarks/times/forward_rows.py shape:llama-2-7b --device cuda --dtype bfloat16
     python -P benchmarks/times/forward_rows.py shape:llama-68m --device cuda --steps
 
@@ -34,7 +34,13 @@ import torch
 from specbench_cli.engine.models.cuda.graphs import CudaGraphs
 from specbench_cli.engine.models.fused import FusedDecoder
 from specbench_cli.engine.models.layers import layer_bytes
-from specbench_cli.engine.models.linear import Form, Linear, WeightArena, choose_form, linear
+from specbench_cli.engine.models.linear import (
+    Linear,
+    LinearBackend,
+    WeightArena,
+    choose_backend,
+    linear,
+)
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.models.meter import Meter, Metered
 from specbench_cli.engine.models.state import KVState
@@ -170,18 +176,18 @@ def print_forms(decoder: FusedDecoder, clock: Callable[[], float], repeats: int)
     for name, (n_in, n_out, count) in shapes.items():
         pages = WeightArena()
         weights = [pages.store(torch.randn(n_in, n_out).to(decoder.dtype)) for _ in range(count)]
-        print(f"\n{name} {n_in} x {n_out}, {count} of them; the rule: {choose_form(weights[0])}")
+        print(f"\n{name} {n_in} x {n_out}, {count} of them; the rule: {choose_backend(weights[0])}")
         print(f"{'rows':>10}", *(f"{n:>7}" for n in rows))
-        for form in get_args(Form):
-            if form in ("packed16", "widened") and decoder.dtype == torch.float32:
+        for backend in get_args(LinearBackend):
+            if backend in ("packed16", "widened") and decoder.dtype == torch.float32:
                 continue
-            products = [linear(weight, form=form) for weight in weights]
+            products = [linear(weight, backend=backend) for weight in weights]
             times = []
             for n in rows:
                 x = torch.randn(n, n_in).to(decoder.dtype)
                 action = partial(multiply, products, x)
                 times.append(shortest_time(action, clock, repeats))
-            print(f"{form:>10}", *(f"{each * 1e3:7.2f}" for each in times), flush=True)
+            print(f"{backend:>10}", *(f"{each * 1e3:7.2f}" for each in times), flush=True)
 
 
 def main() -> None:
@@ -192,8 +198,10 @@ def main() -> None:
     parser.add_argument("--graphs", default="on", choices=("on", "off"), help="on a GPU")
     parser.add_argument("--steps", action="store_true", help="launch overhead of a draft step")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--form", choices=get_args(Form), help="default: the rule's")
-    parser.add_argument("--forms", action="store_true", help="each matrix by form")
+    parser.add_argument(
+        "--form", dest="backend", choices=get_args(LinearBackend), help="default: the rule's"
+    )
+    parser.add_argument("--forms", action="store_true", help="each matrix by backend")
     parser.add_argument("--cpu-time", action="store_true", help="measure CPU time of one thread")
     parser.add_argument("--repeats", type=int, default=10)
     args = parser.parse_args()
@@ -202,7 +210,7 @@ def main() -> None:
     dtype = getattr(torch, args.dtype)
     device = torch.device(args.device)
     decoder = load_decoder(
-        resolve(args.model).path, name="target", device=device, dtype=dtype, form=args.form
+        resolve(args.model).path, name="target", device=device, dtype=dtype, backend=args.backend
     )
     if not isinstance(decoder, FusedDecoder):
         raise SystemExit(f"{args.model} runs through transformers' module: no kernels of ours")

@@ -279,12 +279,12 @@ class BarDisplay(ProgressDisplay):
         if self._bar.task_ids:
             self._bar.line = self.line()
             said = output.escape_hidden(self._stage)
-            self._bar.update(self._task, completed=self._done, description=said, refresh=True)
+            self._bar.update(self._task, completed=self._n_done, description=said, refresh=True)
 
     def hand_over(self) -> None:
         """Remove the bar, so that the other process can show its own. It completes all outputs."""
         self._bar.stop()
-        self._done = self._n_outputs
+        self._n_done = self._n_outputs
 
     def note(self, text: str) -> None:
         """Print a message above the bar."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specbench_cli.engine.learning import Memory
+from specbench_cli.engine.segments.rules import SegmentParams
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.spans.judge import SegmentParams
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.manifest import method_entries
 from specbench_cli.measure.method_code import describe_failure, enforce_time_limit, run_workers

@@ -183,7 +183,7 @@ class Measurement:
                 made = self.method_run.method.generate(session)
                 for step in check_steps(self.method_run.method, "generate", made):
                     count_step(steps, extra, step)
-                    told.append(ReportedStep.of(step))
+                    told.append(ReportedStep.from_step(step))
                 watch.end()
         except WorkerLost as lost:
             self.lost = lost

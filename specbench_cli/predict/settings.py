@@ -30,7 +30,7 @@ from specbench_cli.store.schema import BASELINE, Record
 
 if TYPE_CHECKING:
     from specbench_cli.engine.method import Method
-    from specbench_cli.engine.simulation import Script
+    from specbench_cli.engine.simulation import ScriptedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def simulate_settings(
 
 
 def _simulate_decoding(
-    method: Method, scripts: Sequence[Script], costs: BatchCosts, policy: Any
+    method: Method, scripts: Sequence[ScriptedRequest], costs: BatchCosts, policy: Any
 ) -> tuple[float, float]:
     """Return the decode time of all outputs in ns, and tokens per verification."""
     found = replay_scripts(method, scripts, costs, policy=policy)

@@ -16,7 +16,7 @@ from specbench_cli import registry
 from specbench_cli.audit.models.tiny import create_tiny_models
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.models.decoder import ModelInput
-from specbench_cli.engine.models.plan import MAX_PADDING
+from specbench_cli.engine.models.forward_plan import MAX_PADDING
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
@@ -50,7 +50,8 @@ def test_ragged_forward_gives_every_sequence_what_it_gets_alone(shapes, pooled):
     target = create_tiny_models().workspace.decoders["target"]
     pool = target.new_state(CAPACITY, len(shapes))
     together = [
-        pool.line(at) if pooled else target.new_state(CAPACITY) for at in range(len(shapes))
+        pool.sequence_state(at) if pooled else target.new_state(CAPACITY)
+        for at in range(len(shapes))
     ]
     alone = [target.new_state(CAPACITY) for _ in shapes]
     for own in (together, alone):
@@ -92,7 +93,7 @@ def test_no_sequence_pays_for_the_longest(shapes):
     pool = target.new_state(CAPACITY, len(shapes))
     parts = []
     for at, (n, new) in enumerate(shapes):
-        target.forward(Tokens(ids(n, n)), line := pool.line(at))
+        target.forward(Tokens(ids(n, n)), line := pool.sequence_state(at))
         parts.append(ModelInput(Tokens(ids(new, 50 + at)), line))
     plan = target._planner.plan_batch(parts, range(target.n_layers))
     own = [n + new for n, new in shapes]

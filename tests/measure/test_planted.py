@@ -46,8 +46,8 @@ from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan, make_plan
 from specbench_cli.store.run_dir import RunDir
 from tests.audit.faults.clock import ForgetsFromTheSixth
-from tests.audit.faults.distributions import ColderThanTold, DrawsFromTen
-from tests.audit.faults.methods import TellsWhatStood, VerifiesWhatStands
+from tests.audit.faults.distributions import ColderThanReported, DrawsFromTen
+from tests.audit.faults.methods import ReportsOnlyAccepted, VerifiesOnlyMatchingTokens
 from tests.views import Silent
 
 pytestmark = pytest.mark.usefixtures("small_pair")
@@ -241,7 +241,7 @@ def test_another_model_than_the_checkpoints_is_vanillas_fault(run):
 
 
 def test_a_stop_rule_that_goes_on_behind_eos_is_vanillas_fault(run):
-    right = StopRule.cut
+    right = StopRule.truncate
 
     def late(self, output, new):
         """An EOS ends the text only once a token follows it."""
@@ -251,7 +251,7 @@ def test_a_stop_rule_that_goes_on_behind_eos_is_vanillas_fault(run):
                 return at + 2 - len(output), "eos"
         return kept, finish
 
-    found = run(planted=patch.object(StopRule, "cut", late), limit=6, max_new_tokens=48)
+    found = run(planted=patch.object(StopRule, "truncate", late), limit=6, max_new_tokens=48)
     assert found.bad
     assert found.told("a token behind EOS", found.whys["vanilla"])
 
@@ -295,7 +295,7 @@ def deviations(found):
     return {label: compute_likelihood_deviation(found.of(label)) for label in ("vanilla", "faulty")}
 
 
-@pytest.mark.parametrize("method", [DrawsFromTen, ColderThanTold])
+@pytest.mark.parametrize("method", [DrawsFromTen, ColderThanReported])
 def test_a_draft_drawn_from_another_distribution_is_found_by_likelihood(run, method):
     found = run(method(), limit=8, **WARM)
     at = deviations(found)
@@ -404,7 +404,7 @@ def tells_no_draft(self, session, draft):
 
 
 LIES = [
-    TellsWhatStood, VerifiesWhatStands, decided_twice, tells_no_draft,
+    ReportsOnlyAccepted, VerifiesOnlyMatchingTokens, decided_twice, tells_no_draft,
     relabelled, relabelled_everywhere, relabelled_with_a_path, in_twos, without_entries, untold,
     beside_commit, more_nodes,
 ]  # fmt: skip

@@ -4,7 +4,7 @@ import pytest
 
 from specbench_cli import registry
 from specbench_cli.engine.forward_cost import ForwardWork, SequenceRows
-from specbench_cli.engine.simulation import Script
+from specbench_cli.engine.simulation import ScriptedRequest
 from specbench_cli.measure.costs import BatchCost
 from specbench_cli.predict.costs import BatchCosts, TableCosts
 from specbench_cli.predict.parallel import MedianCosts
@@ -107,7 +107,7 @@ def test_forwards_beyond_the_tables_points_are_counted():
 
 
 def test_scripts_take_the_same_cost_functions_and_give_a_timeline_for_each_request():
-    scripts = [Script((at, 1), (3, 4, 5), (False,) * 3, 3) for at in (7, 8)]
+    scripts = [ScriptedRequest((at, 1), (3, 4, 5), (False,) * 3, 3) for at in (7, 8)]
     vanilla = registry.build("vanilla", {})
     found = replay_scripts(vanilla, scripts, lambda work: 10.0, policy=None)
     assert found == [RequestTimeline(10, 30, 3, 3), RequestTimeline(40, 60, 3, 3)]

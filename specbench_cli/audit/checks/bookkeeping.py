@@ -19,8 +19,8 @@ from specbench_cli.audit.subject import AuditSubject, format_params, max_draft_l
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.partial import Partial
-from specbench_cli.engine.spans.judge import SegmentRule
-from specbench_cli.engine.spans.token_accounting import unsettled_tokens
+from specbench_cli.engine.segments.rules import SegmentRule
+from specbench_cli.engine.segments.token_accounting import unsettled_tokens
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.engine.verify.tree import ROOT
@@ -184,7 +184,7 @@ def _find_count_error(
     if len(seen) != steps:
         return f"drafts were scored for {len(seen)} steps so far"
     ends = session.finish is not None
-    wrong = find_misreport(seen[-1], ReportedStep.of(step), bonus=bonus, last=ends)
+    wrong = find_misreport(seen[-1], ReportedStep.from_step(step), bonus=bonus, last=ends)
     if wrong is not None:
         return wrong
     assert draft is not None

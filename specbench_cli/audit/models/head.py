@@ -64,7 +64,7 @@ class TableBlockHead(TableHead):
     from the last token.
 
     Attributes:
-        own_place: see `Head`.
+        predicts_own_position: see `Head`.
         block: number of positions of a block.
         mask: an id that no text contains.
     """
@@ -87,10 +87,10 @@ class TableBlockHead(TableHead):
         before, last = self.previous_token(held, row), self.read_token(held, row)
         said = [out.hidden[0, -1]]
         for token in x.ids[0, n:].tolist():
-            if not self.own_place:
+            if not self.predicts_own_position:
                 before, last = last, int(said[-1].argmax())
             said.append(self.table[before, last if token == self.mask else token])
-            if self.own_place:
+            if self.predicts_own_position:
                 before, last = last, int(said[-1].argmax())
         logits = torch.stack(said)[None]
         return ModelOutput(
@@ -236,7 +236,7 @@ def make_table_artifact(decoders: Mapping[str, Decoder], wanted: ArtifactSpec) -
     if issubclass(kind, Head):
         if not kind.parallel:
             return TableHead(*_tables(decoders))
-        own = {"own_place": kind.own_place}
+        own = {"predicts_own_position": kind.predicts_own_position}
         return type("TableBlockHead", (TableBlockHead,), own)(*_tables(decoders))
     return (
         TableParallel(_tables(decoders)[0]) if issubclass(kind, Decoder) else kind.random(decoders)

@@ -363,7 +363,7 @@ class RecurrentTableState(RecurrentState):
     @property
     def rows(self) -> Sequence[CachedRow]:
         """Return all rows."""
-        return self.held(0) or ()
+        return self.latest_cache(0) or ()
 
     @property
     def ids(self) -> list[int]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specbench_cli.audit.models.tiny import VOCAB, create_tiny_models
-from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.engine.models.load import get_module, load_decoder
 from specbench_cli.engine.models.meter import Meter, Metered
 from specbench_cli.engine.paused_forward import PausedForward
 from specbench_cli.engine.types import Draft, Hidden, Tokens
@@ -79,7 +79,7 @@ def test_early_logits_are_the_exit_rows_through_the_models_own_end(
 ) -> None:
     target = metered(tiny_checkpoint, family, hosted=hosted)
     decoder, ids = target.decoder, some_ids(9)
-    module = module_of(decoder)
+    module = get_module(decoder)
     with torch.no_grad():
         left = module(input_ids=ids, output_hidden_states=True).hidden_states
     for layer in range(1, target.n_layers):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.models.table import make_table_pair
-from specbench_cli.engine.models.chains import RecurrentDecoder
+from specbench_cli.engine.models.chain_decoders import RecurrentDecoder
 from specbench_cli.engine.models.decoder import ChainsOnly
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.models.state import RecurrentState
@@ -78,7 +78,7 @@ class StopsAgainstLists(RuleBasedStateMachine):
     @invariant()
     def holds_what_the_last_stop_held(self) -> None:
         for seq in range(2):
-            assert (self.state.held(seq) or []) == self.stops[seq][-1]
+            assert (self.state.latest_cache(seq) or []) == self.stops[seq][-1]
             assert self.state.length(seq) == self.state.position(seq) == len(self.stops[seq][-1])
 
 
@@ -132,7 +132,7 @@ def test_what_is_kept_is_what_reading_from_scratch_gives(decoder: RecurrentDecod
         logits(decoder, part, state)
     state.rollback(0, 10)
     logits(decoder, ids[:, :10], fresh)
-    for ours, due in zip(state.held(0).layers, fresh.held(0).layers, strict=True):
+    for ours, due in zip(state.latest_cache(0).layers, fresh.latest_cache(0).layers, strict=True):
         for name, value in vars(due).items():
             kept = getattr(ours, name)
             pairs = (

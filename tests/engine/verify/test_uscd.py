@@ -29,7 +29,7 @@ from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Outcome
 from specbench_cli.engine.verify.sampling import Sampling, warp
 from specbench_cli.engine.verify.uscd import Contrast, normalized_std
-from specbench_cli.engine.verify.weakened import WeakenedPromptReader
+from specbench_cli.engine.verify.weakened_prompt import WeakenedPromptReader
 from specbench_cli.engine.workspace import Workspace
 
 PROMPT = (1, 0, 2, 1, 0)
