@@ -83,7 +83,7 @@ def test_beyond_the_points_a_prediction_says_so_and_more_than_a_decade_is_refuse
     with pytest.raises(UsageError, match=r"1\.5 decades beyond") as caught:
         predict_size(laws, "tokens", 1e8)
     assert caught.value.hint == "--at tokens=30M"
-    with pytest.raises(UsageError, match="there is no law over batch; there are laws over tokens, layers"):
+    with pytest.raises(UsageError, match="no law over batch; there are laws over tokens, layers"):
         predict_size(laws, "batch", 4)
 
 
