@@ -305,7 +305,7 @@ def test_graphs_without_a_gpu_leave_no_folder(run):
     message, hint = told(err)
     assert code == 3
     assert message == "--graphs on: CUDA graphs need a CUDA device, and this run is on cpu"
-    assert hint == "--device cuda, or leave --graphs out"
+    assert hint == "choose --device cuda, or leave --graphs out"
     assert not Path("here").exists()
 
 
@@ -572,7 +572,7 @@ def test_disk_that_is_full_keeps_what_was_written(run, begun, monkeypatch):
 
 
 def test_noisy_machine_is_exit_3_says_why_and_keeps_the_answers(run, monkeypatch):
-    monkeypatch.setattr(NoiseMeter, "full", lambda self: True)
+    monkeypatch.setattr(NoiseMeter, "is_full", lambda self: True)
     monkeypatch.setattr(NoiseMeter, "close", lambda self: 0.5)
     code, _, err = run(f"run -t own.jsonl {SMALL}")
     message, hint = told(err)

@@ -334,7 +334,7 @@ def test_head_that_is_asked_for_is_probed_and_its_rows_are_predicted(
 def test_machine_that_is_never_quiet_keeps_no_costs(run, small_probe, monkeypatch, tmp_path):
     from specbench_cli.measure.quiet import NoiseMeter
 
-    monkeypatch.setattr(NoiseMeter, "full", lambda self: True)
+    monkeypatch.setattr(NoiseMeter, "is_full", lambda self: True)
     monkeypatch.setattr(NoiseMeter, "close", lambda self: 0.5)
     asked = ["--target", "embedded-1m", "--rounds", "1", "--threads", "1", "--out", "costs.json"]
     code, out, err = run("predict", "--probe", *asked)
