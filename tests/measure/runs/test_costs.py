@@ -151,7 +151,7 @@ def test_costs_of_a_run_that_are_damaged_are_one_clear_error(specbench, rounds):
     with pytest.raises(UsageError, match=r"costs-1\.json is damaged"):
         load_costs(RunDir.open(outcome.path))
     file.write_text("")
-    with pytest.raises(UsageError, match="is no file of costs"):
+    with pytest.raises(UsageError, match="is not a cost file"):
         load_costs(RunDir.open(outcome.path))
 
 
