@@ -145,7 +145,7 @@ def test_noise_is_told_and_is_no_fault_of_the_installation(capsys, monkeypatch):
     monkeypatch.setattr(NoiseMeter, "close", lambda self: 0.4)
     assert app._run(["doctor"]) == 0
     out, err = capsys.readouterr()
-    assert "other processes use 40.0% of the machine; at most 5% is quiet" in out
+    assert "other processes use 40.0% of the CPUs; the limit is 5%" in out
     assert "just now its times would be void" in err
 
 
