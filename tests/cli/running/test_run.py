@@ -90,7 +90,7 @@ def test_file_of_turns_that_cannot_be_is_exit_2(run, tmp_path):
     (tmp_path / "turns").mkdir()
     code, out, err = run("run", *SMALL, "--in-turn", "turns", "--out", "here")
     assert (code, out) == (2, "")
-    assert "--in-turn" in err and "name a file that does not exist" in err
+    assert "--in-turn" in err and "choose a file that does not exist" in err
     assert not (tmp_path / "here").exists()
 
 

@@ -140,7 +140,7 @@ def test_noise_in_the_rounds_leaves_no_costs_and_says_so(specbench, rounds, monk
     monkeypatch.setattr(NoiseMeter, "is_full", lambda self: True)
     monkeypatch.setattr(NoiseMeter, "close", lambda self: 0.5)
     outcome = specbench("pld", limit=1, probe=1, allow_noise=False)
-    assert "probe: other programs took too much of this machine" in outcome.log.notes[-1]
+    assert "probe: other programs used too much CPU" in outcome.log.notes[-1]
     assert not list(outcome.path.glob("costs-*.json"))
 
 
