@@ -281,7 +281,7 @@ def test_hostile_bytes_of_a_plug_ins_process_run_and_change_nothing(content):
 
 
 def test_a_method_that_does_not_end_is_interrupted_and_told_which_option_says_when():
-    says = r"no end after 0\.05 s \(--timeout-per-prompt\)"
+    says = r"not finished after 0\.05 s \(--timeout-per-prompt\)"
     with pytest.raises(MethodFault, match=says), enforce_time_limit(0.05):
         time.sleep(5)
 
