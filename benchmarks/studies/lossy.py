@@ -29,7 +29,7 @@ from typing import NamedTuple
 import yaml
 from transformers import PreTrainedTokenizerFast
 
-from specbench_cli.config.sweep import settings
+from specbench_cli.config.sweep import format_params
 from specbench_cli.models import resolve
 from specbench_cli.report.figures import frontier
 from specbench_cli.report.figures.drawing import style
@@ -214,7 +214,7 @@ def _write_config(rules: str, file: Path) -> Path:
     """Write a configuration with the methods of a kind of rule and return its path."""
     name = METHODS[rules]
     rows = [
-        {"name": name, "label": " ".join([name, *settings(params)]), "params": params}
+        {"name": name, "label": " ".join([name, *format_params(params)]), "params": params}
         for params in ROWS[rules]
     ]
     if rules == "words":

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from specbench_cli.engine.method import Method
 
 
-def brief(name: str) -> dict[str, Any]:
+def describe_entry(name: str) -> dict[str, Any]:
     """Return the registry's facts about a method, without importing it."""
     entry = registry.entries()[name]
     return {
@@ -30,7 +30,7 @@ def brief(name: str) -> dict[str, Any]:
     }
 
 
-def card(name: str) -> dict[str, Any]:
+def describe_method(name: str) -> dict[str, Any]:
     """Return the registry's facts, the facts of the method's class, and its audit."""
     canonical = registry.resolve(name)
     method = registry.load(canonical)
@@ -39,7 +39,7 @@ def card(name: str) -> dict[str, Any]:
         {
             "parameter": f"{canonical}.{key}",
             "default": field.default,
-            "type": _type(field.annotation),
+            "type": _format_type(field.annotation),
             "description": field.description,
         }
         for key, field in method.Params.model_fields.items()
@@ -56,14 +56,14 @@ def card(name: str) -> dict[str, Any]:
         for claim in papers.claims
     ]
     return {
-        **brief(canonical),
+        **describe_entry(canonical),
         "guarantee": {
             rule: build.guarantee(rule) for rule in ("greedy", "rejection", "block", "coupled")
         },
         "state_scope": method.state_scope,
         "timing_free": build.timing_free,
         "workers": method.workers,
-        "audit": audit_facts(canonical, method),
+        "audit": audit_status(canonical, method),
         "parameters": parameters,
         "claims": claims,
         "about": inspect.getdoc(method) or "",
@@ -71,7 +71,7 @@ def card(name: str) -> dict[str, Any]:
     }
 
 
-def audit_facts(name: str, method: type[Method], folder: Path | None = None) -> str:
+def audit_status(name: str, method: type[Method], folder: Path | None = None) -> str:
     """Return the verdict of the newest certificate, if the method's file has not changed since."""
     from specbench_cli.judge.broken import find_certificates
 
@@ -96,7 +96,7 @@ def catalogue_row(facts: dict[str, Any]) -> dict[str, str]:
         "idea": facts["summary"].rstrip("."),
         "source": facts["source"],
     }
-    if facts["name"] in registry.ours():
+    if facts["name"] in registry.built_in_methods():
         return row
     from specbench_cli.report.markdown_table import inline
 
@@ -106,7 +106,7 @@ def catalogue_row(facts: dict[str, Any]) -> dict[str, str]:
 def family_rows() -> list[dict[str, str]]:
     """Return the method table by family: one row per family, and one for its lossy methods."""
     groups: dict[tuple[str, bool], list[str]] = {}
-    for name, entry in registry.ours().items():
+    for name, entry in registry.built_in_methods().items():
         lossy = entry.guarantee == registry.LOSSY
         groups.setdefault((entry.family, lossy), []).append(f"`{name}`")
     return [
@@ -120,10 +120,10 @@ def family_rows() -> list[dict[str, str]]:
     ]
 
 
-def _type(annotation: Any) -> str:
+def _format_type(annotation: Any) -> str:
     """Return a parameter's type in readable form: "int | heuristic | oracle"."""
     if get_origin(annotation) is Literal:
         return " | ".join(map(str, get_args(annotation)))
     if get_origin(annotation) in (Union, UnionType):
-        return " | ".join(map(_type, get_args(annotation)))
+        return " | ".join(map(_format_type, get_args(annotation)))
     return "none" if annotation is NoneType else str(getattr(annotation, "__name__", annotation))

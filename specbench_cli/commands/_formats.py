@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from specbench_cli.config.problems import did_you_mean, listed, shown
+from specbench_cli.config.problems import did_you_mean, join_names, shorten
 from specbench_cli.errors import UsageError
 
 _SPELLINGS = (("md", "markdown"), ("latex", "tex"))
 """Spellings of the same format. Each command accepts all of them, and lists one."""
 
 
-def formats(to: str, known: Collection[str], hint: str) -> list[str]:
+def parse_formats(to: str, known: Collection[str], hint: str) -> list[str]:
     """Return the formats that `--to` names, without duplicates, as the command spells them.
 
     Args:
@@ -29,7 +29,9 @@ def formats(to: str, known: Collection[str], hint: str) -> list[str]:
     for word in words:
         if word not in names:
             guess = did_you_mean(word, names)
-            raise UsageError(f"--to {shown(repr(word))} is none of {listed(known)}{guess}", hint)
+            raise UsageError(
+                f"--to {shorten(repr(word))} is none of {join_names(known)}{guess}", hint
+            )
     if not words:
-        raise UsageError(f"--to names no format; there are {listed(known)}", hint)
+        raise UsageError(f"--to names no format; there are {join_names(known)}", hint)
     return list(dict.fromkeys(names[word] for word in words))

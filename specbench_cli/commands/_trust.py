@@ -19,11 +19,11 @@ def permission_check(trust: bool) -> permission.Check:
     return permission.permit_all if trust else _ask
 
 
-def _ask(asked: Sequence[permission.PermissionRequest], source: str) -> None:
+def _ask(requests: Sequence[permission.PermissionRequest], source: str) -> None:
     """Ask the user at a terminal. Raise UsageError if there is no terminal or the answer is no."""
-    lacking = [request for request in asked if not request.granted]
-    if lacking and sys.stdin.isatty() and sys.stderr.isatty():
-        output.note(f"{source} requests {', '.join(request.what for request in lacking)}")
+    missing = [request for request in requests if not request.is_granted]
+    if missing and sys.stdin.isatty() and sys.stderr.isatty():
+        output.note(f"{source} requests {', '.join(request.what for request in missing)}")
         if typer.confirm("Permit this from now on?", default=False, err=True):
-            permission.permit(lacking)
-    permission.check(asked, source)
+            permission.permit(missing)
+    permission.check(requests, source)

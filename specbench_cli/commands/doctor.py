@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from specbench_cli import __version__, output
-from specbench_cli.config import options
+from specbench_cli.config.options import parsed_command
 from specbench_cli.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -17,15 +17,15 @@ EXAMPLES = ("specbench doctor", "specbench doctor --json")
 EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
 
 
-@options.parsed_command("specbench_cli.config.commands:DoctorOptions")
-def doctor(asked: DoctorOptions) -> ExitCode:
+@parsed_command("specbench_cli.config.commands:DoctorOptions")
+def doctor(options: DoctorOptions) -> ExitCode:
     """Check the installation, devices, background load, data and models, and suggest fixes.
 
     Exit code: 0 if the default run works here, 3 if not.
     """
     checks = _checks()
     works = not any(check.fatal for check in checks)
-    if asked.as_json:
+    if options.as_json:
         output.json_line(
             {"specbench": __version__, "works": works, "checks": [_facts(c) for c in checks]}
         )
@@ -61,7 +61,7 @@ def _facts(check: HealthCheck) -> dict[str, object]:
 def _show(checks: list[HealthCheck], works: bool) -> None:
     """Print the checks: as a table and fixes for a terminal, as one table for a pipe."""
     facts = [_facts(check) for check in checks]
-    if not output.human():
+    if not output.is_interactive():
         output.rows(facts, ("name", "status", "found", "prevents", "mend"))
     else:
         output.rows(facts, ("name", "status", "found"))
@@ -69,7 +69,7 @@ def _show(checks: list[HealthCheck], works: bool) -> None:
         for check in checks:
             if check.status != "ok":
                 what, mend = f"{check.name}: prevents {check.prevents}", f"mend: {check.mend}"
-                lines = [*output.wrapped(what, width), *output.wrapped(mend, width, "  ", "    ")]
+                lines = [*output.wrap(what, width), *output.wrap(mend, width, "  ", "    ")]
                 output.data("\n".join(["", *lines]))
         output.data("")
     if not works:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from specbench_cli import output
 from specbench_cli.commands._trust import permission_check
-from specbench_cli.config import options
+from specbench_cli.config.options import parsed_command
 from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -44,31 +44,31 @@ EPILOG = "\n\n".join(
 )
 
 
-@options.parsed_command("specbench_cli.config.predict:PredictOptions")
-def predict(asked: PredictOptions) -> ExitCode:
+@parsed_command("specbench_cli.config.predict:PredictOptions")
+def predict(options: PredictOptions) -> ExitCode:
     """Predict the decode times of a run from the costs of single forwards.
 
     First measure the costs with --probe (one or two minutes for the shipped models). Then give RUN
     to replay it forward by forward at these costs. With --hardware, replay it on the roofline model
     of an accelerator.
     """
-    if sum((asked.run is not None, asked.probe, asked.compare is not None)) != 1:
+    if sum((options.run is not None, options.probe, options.compare is not None)) != 1:
         raise UsageError(
             "predict takes one of RUN, --probe and --compare FILE FILE", "specbench predict --help"
         )
-    if asked.probe:
-        return _probe(asked)
-    _check_combination(asked, "RUN", "methods", "set", "plugins")
+    if options.probe:
+        return _probe(options)
+    _check_combination(options, "RUN", "methods", "set", "plugins")
     from specbench_cli.commands.predicting import roofline as modelled
 
-    roofline = modelled.roofline_from_options(asked)
+    roofline = modelled.roofline_from_options(options)
     models = [name for name in MODELS if roofline is None or name != "dtype"]
-    _check_combination(asked, "RUN", *models)
-    _check_combination(asked, "RUN", "rounds", "out", "overwrite", "trust")
-    if asked.compare is not None:
-        _check_combination(asked, "--compare", *REPLAY, *ROOFLINE)
-        return _compare(*asked.compare, asked.as_json)
-    return _replay(asked, str(asked.run), roofline)
+    _check_combination(options, "RUN", *models)
+    _check_combination(options, "RUN", "rounds", "out", "overwrite", "trust")
+    if options.compare is not None:
+        _check_combination(options, "--compare", *REPLAY, *ROOFLINE)
+        return _compare(*options.compare, options.as_json)
+    return _replay(options, str(options.run), roofline)
 
 
 MODELS = ("target", "draft", "device", "dtype", "graphs", "threads", "allow_noise")
@@ -79,10 +79,10 @@ ROOFLINE = ("hardware", "shape", "context", "overhead")
 """Options of modelled hardware."""
 
 
-def _probe(asked: PredictOptions) -> ExitCode:
+def _probe(options: PredictOptions) -> ExitCode:
     """Measure the costs of forwards on this machine."""
-    _check_combination(asked, "--probe", *(name for name in REPLAY if name != "batch"), *ROOFLINE)
-    if asked.batch == 1:
+    _check_combination(options, "--probe", *(name for name in REPLAY if name != "batch"), *ROOFLINE)
+    if options.batch == 1:
         raise UsageError(
             "--batch 1 of --probe is what is measured in any case; several sequences together"
             " are 2 or more",
@@ -90,40 +90,40 @@ def _probe(asked: PredictOptions) -> ExitCode:
         )
     from specbench_cli.commands.predicting.probe import probe
 
-    settings = {name: value for name in (*MODELS, "plugins") if (value := getattr(asked, name))}
-    return probe(settings, asked, permission_check(asked.trust))
+    settings = {name: value for name in (*MODELS, "plugins") if (value := getattr(options, name))}
+    return probe(settings, options, permission_check(options.trust))
 
 
-def _replay(asked: PredictOptions, run: str, roofline: Roofline | None) -> ExitCode:
+def _replay(options: PredictOptions, run: str, roofline: Roofline | None) -> ExitCode:
     """Replay a run: with its own or other settings, under load, or on modelled hardware."""
     from specbench_cli.commands.predicting import roofline as modelled
     from specbench_cli.commands.predicting import scripted
 
     if roofline is not None:
-        _check_combination(asked, "--hardware", "costs", "against")
-    if asked.row is not None and not asked.sweep:
+        _check_combination(options, "--hardware", "costs", "against")
+    if options.row is not None and not options.sweep:
         raise UsageError(
             "--row says whose acceptance --sweep goes by",
             f"specbench predict {run} --sweep sps.length=1:10:1 --row 'sps length=5'",
         )
-    if asked.load is not None:
-        _check_combination(asked, "--load", "against", "sweep")
-        return scripted.under_load(run, asked.load, asked, roofline)
-    if asked.sweep:
-        _check_combination(asked, "--sweep", "against", "batch", "hardware")
-        return scripted.predict_settings(run, asked)
+    if options.load is not None:
+        _check_combination(options, "--load", "against", "sweep")
+        return scripted.under_load(run, options.load, options, roofline)
+    if options.sweep:
+        _check_combination(options, "--sweep", "against", "batch", "hardware")
+        return scripted.predict_settings(run, options)
     if roofline is not None:
         from specbench_cli.store.run_dir import RunDir, find_run
 
-        return modelled.predict(RunDir.open(find_run(run)), roofline, asked.as_json)
-    _check_combination(asked, "RUN without --load or --hardware", "batch")
-    return _predict(run, asked.costs, asked.against, asked.as_json)
+        return modelled.predict(RunDir.open(find_run(run)), roofline, options.as_json)
+    _check_combination(options, "RUN without --load or --hardware", "batch")
+    return _predict(run, options.costs, options.against, options.as_json)
 
 
-def _check_combination(asked: PredictOptions, beside: str, *names: str) -> None:
-    """Raise UsageError if an option was given that cannot be combined with `beside`."""
-    if wrong := asked.given(*names):
-        raise UsageError(f"{', '.join(wrong)} cannot go with {beside}", "specbench predict --help")
+def _check_combination(options: PredictOptions, option: str, *names: str) -> None:
+    """Raise UsageError if an option was given that cannot be combined with `option`."""
+    if wrong := options.changed_flags(*names):
+        raise UsageError(f"{', '.join(wrong)} cannot go with {option}", "specbench predict --help")
 
 
 def _predict(name: str, files: Sequence[Path], other: Path | None, json: bool) -> ExitCode:

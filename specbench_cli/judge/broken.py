@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench_cli import files
-from specbench_cli.errors import on_one_line
+from specbench_cli.errors import to_one_line
 from specbench_cli.stats.martingale import LEVEL as IMPOSSIBLE
 from specbench_cli.stats.martingale import bound_chance
 from specbench_cli.stats.neartie import LEVEL, chance_of_any, upper_tail
@@ -219,7 +219,7 @@ def _find_reason(
         return f"{len(wrong)} {outputs} {what}, first {min(wrong)[0]}"
     if (prompt := (manifest.get("leaks") or {}).get(first.label)) is not None:
         return (
-            f"it keeps state from other prompts: {on_one_line(prompt)}, decoded again at the end"
+            f"it keeps state from other prompts: {to_one_line(prompt)}, decoded again at the end"
             " of the run, gave a different result"
         )
     if (

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specbench_cli.engine.learning import Memory
+from specbench_cli.engine.segments.rules import SegmentParams
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.spans.judge import SegmentParams
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.manifest import method_entries
 from specbench_cli.measure.method_code import describe_failure, enforce_time_limit, run_workers
@@ -50,7 +50,9 @@ def provide_rates(plan: Plan, bench: Bench, run_dir: RunDir, view: RunView) -> P
                     f"the random control of {label} is left out, because its acceptance rate"
                     f" cannot be measured: {describe_failure(failure)}"
                 )
-    rest = plan.without({control for control, source in sources.items() if source not in rates})
+    rest = plan.drop_methods(
+        {control for control, source in sources.items() if source not in rates}
+    )
     rest = replace(
         rest, method_runs=tuple(_with_rate(method_run, rates) for method_run in rest.method_runs)
     )
@@ -62,7 +64,8 @@ def _with_rate(method_run: MethodRun, rates: dict[str, float]) -> MethodRun:
     source = get_acceptance_source(method_run.method)
     if source is None:
         return method_run
-    return replace(method_run, passed={**method_run.passed, "rate": rates[source]})
+    params = {**method_run.user_params, "rate": rates[source]}
+    return replace(method_run, user_params=params)
 
 
 def _measure_rate(plan: Plan, bench: Bench, method_run: MethodRun) -> float:
@@ -76,7 +79,7 @@ def _measure_rate(plan: Plan, bench: Bench, method_run: MethodRun) -> float:
     by_step = isinstance(method_run.method.params, SegmentParams)
     accepted = judged = 0
     for question in plan.questions[:: -(-len(plan.questions) // MAX_QUESTIONS)]:
-        ids, budget = bench.encode_prompt(question), plan.budget(question)
+        ids, budget = bench.encode_prompt(question), plan.max_new_tokens(question)
         workspace.reserve(len(ids) + budget)
         request = bench.create_request(question.prompt_id, 1, ids, bench.stop_rule(budget))
         session = Session(workspace, request, plan.sampling, memory=memory)

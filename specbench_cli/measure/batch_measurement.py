@@ -70,7 +70,7 @@ class BatchMeasurement:
                 ):
                     steps, extra, reported = counted[step.seq]
                     count_step(steps, extra, step)
-                    reported.append(ReportedStep.of(step))
+                    reported.append(ReportedStep.from_step(step))
                 watch.end()
         except BaseException as failure:  # an error of a method fails its outputs, not the run
             watch.end()

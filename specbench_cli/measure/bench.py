@@ -20,20 +20,20 @@ import torch
 from safetensors import SafetensorError
 
 from specbench_cli.engine.drafting.vocabulary import Translation, Vocabulary
-from specbench_cli.engine.imposed import impose
+from specbench_cli.engine.imposed_acceptance import impose_acceptance
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.artifact import ArtifactSpec
 from specbench_cli.engine.models.checkpoint import (
-    ConfigFacts,
+    CheckpointFacts,
     Weights,
-    config_facts,
+    read_checkpoint_facts,
     read_tokenizer,
 )
 from specbench_cli.engine.models.cuda.graphs import CudaGraphs
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.fused import FusedStack
 from specbench_cli.engine.models.head import FeatureHead
-from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.engine.models.load import get_module, load_decoder
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.processor import LogitsProcessor
@@ -89,7 +89,7 @@ class Bench:
     def __init__(self, plan: Plan, *, lenient: bool = False) -> None:
         config = plan.config
         self._plan = plan
-        self.device = choose_device(config.home)
+        self.device = choose_device(config.main_device)
         self._graphs = self._records_graphs()
         self.energy = EnergyMeter.for_device(self.device)
         self.peaks: dict[str, int] = {}
@@ -99,8 +99,8 @@ class Bench:
         if config.threads:
             torch.set_num_threads(config.threads)
         checkpoints = plan.checkpoints
-        self.facts: dict[str, ConfigFacts] = {
-            role: read_checkpoint(config_facts, checkpoint)
+        self.facts: dict[str, CheckpointFacts] = {
+            role: read_checkpoint(read_checkpoint_facts, checkpoint)
             for role, checkpoint in checkpoints.items()
         }
         self.tokenizer = load_tokenizer(plan.target)
@@ -117,7 +117,7 @@ class Bench:
         # Build transformers models on demand, because it takes seconds. Only external engines
         # and the judging of near-ties need them.
         self.module = cache(
-            lambda role: read_checkpoint(lambda _: module_of(decoders[role]), checkpoints[role])
+            lambda role: read_checkpoint(lambda _: get_module(decoders[role]), checkpoints[role])
         )
         self._heads: dict[ArtifactSpec, HeadFiles] = {}
         self.workspace = Workspace(decoders, 0, self.module, self.tokenizer, self._load_artifact)
@@ -207,7 +207,7 @@ class Bench:
             return None
         target = self.facts["target"]
         ends = [token for token in target.eos if token < target.vocab_size]
-        return grammar.processor(self.tokenizer, ends, self._plan.target.label)
+        return grammar.create_mask(self.tokenizer, ends, self._plan.target.label)
 
     @property
     def _second_draft_device(self) -> torch.device | None:
@@ -329,7 +329,7 @@ class Bench:
             stop: Stop rule of the request.
             topic: Category of the question, for methods that learn from earlier prompts.
         """
-        return Request.of(self.workspace.decoders["target"], prompt_id, turn, ids, stop, topic)
+        return Request.create(self.workspace.decoders["target"], prompt_id, turn, ids, stop, topic)
 
     def create_prompt_request(self, prompt: Prompt, budget: int) -> Request:
         """Return the request of a prompt. Enlarge the states for the prompt and its output.
@@ -353,7 +353,7 @@ class Bench:
         for question in self._plan.questions:
             try:
                 ids = self.encode_prompt(question)
-                self.check_fits(question.prompt_id, len(ids), self._plan.budget(question))
+                self.check_fits(question.prompt_id, len(ids), self._plan.max_new_tokens(question))
             except PromptError as fault:
                 faults[question.prompt_id] = fault
                 if monotonic() - began > CHECK_TIME_S:  # a chat template can be slow
@@ -504,8 +504,8 @@ def load_run_decoder(
         name: Name of the decoder.
         device: Device of its weights.
         dtype: Dtype of its weights.
-        imposed: Acceptance rate that the run imposes (`engine.imposed`), and the vocabulary size.
-            None if outputs are real.
+        imposed: Acceptance rate that the run imposes (`engine.imposed_acceptance`), and the
+            vocabulary size. None if outputs are real.
         graphs: True records forwards as CUDA graphs where possible.
         input_vocab_size: See `Decoder`.
     """
@@ -513,7 +513,7 @@ def load_run_decoder(
     decoder.input_vocab_size = input_vocab_size
     if graphs:
         record_graphs(decoder)
-    return decoder if imposed is None else impose(decoder, *imposed)
+    return decoder if imposed is None else impose_acceptance(decoder, *imposed)
 
 
 def record_graphs(model: Any) -> None:
@@ -563,7 +563,7 @@ def read_checkpoint(read: Callable[[Path], _T], checkpoint: Checkpoint | HeadFil
 
 
 def check_memory(
-    models: Sequence[tuple[str, ConfigFacts]],
+    models: Sequence[tuple[str, CheckpointFacts]],
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:

@@ -18,7 +18,7 @@ from typing import Literal
 import psutil
 import torch
 
-from specbench_cli.engine.models.linear import find_numba_kernels, lacks_numba
+from specbench_cli.engine.models.linear import find_numba_kernels, is_numba_missing
 from specbench_cli.measure import environment, machine
 from specbench_cli.measure.quiet import NOISE_LIMIT, NoiseMeter
 

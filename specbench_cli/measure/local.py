@@ -15,7 +15,7 @@ from specbench_cli.measure.redaction import redact_paths
 from specbench_cli.measure.repeat_process import TUNING, resume_command
 from specbench_cli.measure.run_checks import check_weights
 from specbench_cli.measure.view import RunView
-from specbench_cli.plan.plan import Plan, reason
+from specbench_cli.plan.plan import Plan, format_reason
 from specbench_cli.store.run_dir import COSTS, RunDir
 from specbench_cli.store.schema import BASELINE
 

@@ -22,7 +22,7 @@ from specbench_cli.engine.watch import ReportedStep, Watch, find_misreported_ste
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import (
     WorkerLost,
-    on_one_line,
+    to_one_line,
     truncate,
 )
 from specbench_cli.measure.energy import EnergyMeter
@@ -295,7 +295,7 @@ class Measurement:
         """
         m = self.result
         counted = [
-            each.trace.counted()[:2] if self.method_run.method.workers == 1 else None
+            each.trace.count_forwards()[:2] if self.method_run.method.workers == 1 else None
             for each in (m, other)
         ]
         return counted[0] == counted[1] and (m.output_ids, m.origin, m.steps, m.drafts) == (
@@ -403,7 +403,7 @@ class Measurement:
             label=self.method_run.label,
             peer=peer,
             params=Params(
-                redact_setting(self.method_run.passed),
+                redact_setting(self.method_run.user_params),
                 redact_setting(method.params.model_dump()),
                 self.method_run.source,
             ),

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from specbench_cli import __version__, registry
-from specbench_cli.config.sweep import settings
+from specbench_cli.config.sweep import format_params
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.costs import Costs, CostSetup, find_cached
 from specbench_cli.measure.machine import fingerprint
@@ -107,8 +107,8 @@ def create_session_decodings(method_run: MethodRun) -> dict[str, SessionDecoding
     The name contains the method's label and parameters.
     """
     return {
-        " ".join((method_run.label, *settings(params))): registry.build(
-            method_run.name, {**method_run.passed, **params}
+        " ".join((method_run.label, *format_params(params))): registry.build(
+            method_run.name, {**method_run.user_params, **params}
         ).generate
         for params in PROBED_PARAMS.get(method_run.name, ({},))
     }
@@ -129,10 +129,10 @@ def create_batch_decodings(drafted: bool) -> dict[str, BatchDecoding]:
         drafted: True if there is a draft model.
     """
     return {
-        " ".join((name, *settings(params))): registry.build(name, params).generate_batch
+        " ".join((name, *format_params(params))): registry.build(name, params).generate_batch
         for name, each in BATCH_PARAMS.items()
         for params in each
-        if drafted or "draft" not in registry.ours()[name].needs
+        if drafted or "draft" not in registry.built_in_methods()[name].needs
     }
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specbench_cli.config.devices import ROLES, cores_of, listed, written
+from specbench_cli.config.devices import ROLES, describe_cores, format_cores, parse_cores
 from specbench_cli.engine.workers.core_placement import CorePlacement, split_cores
 from specbench_cli.engine.workers.process import ProcessTransport
 from specbench_cli.engine.workers.thread import ThreadTransport
@@ -115,13 +115,13 @@ def choose_device(name: str) -> torch.device:
 
 
 def _place_on_cores(devices: Mapping[str, str] | None) -> Placement:
-    cores_by_role = {role: cores_of(place) for role, place in (devices or {}).items()}
+    cores_by_role = {role: parse_cores(place) for role, place in (devices or {}).items()}
     places = {role: CorePlacement(cores) for role, cores in cores_by_role.items()}
     default = dict(zip(ROLES, split_cores(), strict=True))
     allowed = {core for place in default.values() for core in place.cores}
     for role, place in places.items():
         if missing := sorted({*place.cores} - allowed):
-            split = ",".join(f"{each}={written(own.cores)}" for each, own in default.items())
+            split = ",".join(f"{each}={format_cores(own.cores)}" for each, own in default.items())
             raise EnvironmentFault(
                 f"--devices {role}={written(place.cores)}: this process may not use"
                 f" {listed(missing)}, only {listed(sorted(allowed))} of {os.cpu_count()}",
@@ -131,7 +131,7 @@ def _place_on_cores(devices: Mapping[str, str] | None) -> Placement:
         places = default
     transport = ProcessTransport(places["target"], places["draft"], timeout=_timeout())
     device_names = {
-        role: written(place.cores) if place.cores else "cpu" for role, place in places.items()
+        role: format_cores(place.cores) if place.cores else "cpu" for role, place in places.items()
     }
     return Placement(torch.device("cpu"), transport, device_names, separate_draft=True)
 

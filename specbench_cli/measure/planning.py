@@ -13,7 +13,7 @@ from specbench_cli import registry
 from specbench_cli.config.run import RunConfig
 from specbench_cli.plan import tune
 from specbench_cli.plan.controls import add_controls
-from specbench_cli.plan.plan import Plan, fitting, make_plan
+from specbench_cli.plan.plan import Plan, drop_unavailable, make_plan
 from specbench_cli.plan.tune import Tuning
 
 
@@ -43,7 +43,7 @@ def prepare_run(config: RunConfig, *, fetch: bool) -> PreparedRun:
         fetch: True downloads heads that are not on this machine.
     """
     _check_plugins(config)
-    config, left_out = fitting(config, fetch=fetch)
+    config, left_out = drop_unavailable(config, fetch=fetch)
     config = add_controls(config)
     memory = None
     if config.memory_budget is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specbench_cli.errors import SpecbenchError, is_foreign
+from specbench_cli.errors import SpecbenchError, is_library_error
 from specbench_cli.models.aliases import aliases
 from specbench_cli.models.hub import cached_snapshot
 from specbench_cli.models.resolve import resolve
@@ -37,7 +37,7 @@ def decode_ids(tokenizer: Any, ids: Sequence[int], **options: Any) -> str:
     try:
         return str(tokenizer.decode(list(ids), **options))
     except BaseException as fault:
-        if not is_foreign(fault):
+        if not is_library_error(fault):
             raise
         return " ".join(f"<{token}>" for token in ids)
 

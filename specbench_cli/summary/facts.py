@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specbench_cli.config.sweep import settings
-from specbench_cli.errors import on_one_line
+from specbench_cli.config.sweep import format_params
+from specbench_cli.errors import to_one_line
 from specbench_cli.store.schema import BASELINE
 
 FUSED, HOSTED = "FusedDecoder", "transformers' module"
@@ -185,14 +185,14 @@ def _tuned(tuning: Mapping[str, Any] | None) -> str:
     if not tuning:
         return ""
     development, held_out = (sum(tuning[part].values()) for part in ("development", "held_out"))
-    by = "decode time" if tuning["by"] == "time" else "cost of forwards"
+    criterion = "decode time" if tuning["by"] == "time" else "cost of forwards"
     chosen = "; ".join(
-        f"{label} {' '.join(settings(row['passed'])) or 'as it is'} of {row['tried']}"
+        f"{label} {' '.join(format_params(row['passed'])) or 'as it is'} of {row['tried']}"
         for label, row in tuning.get("rows", {}).items()
         if row["tried"] > 1
     )
     return (
-        f"tuned: the best by {by} of at most {tuning['budget']} a method on {development}"
+        f"tuned: the best by {criterion} of at most {tuning['budget']} a method on {development}"
         f" development questions; figures are of the {held_out} others"
         + (f"; chosen: {chosen}" if chosen else "")
     )
@@ -207,4 +207,4 @@ def _decoding(config: Mapping[str, Any]) -> str:
 
 def _reasons(manifest: Mapping[str, Any], key: str) -> tuple[str, ...]:
     reasons = (manifest.get(key) or {}).items()
-    return tuple(f"{label}: {on_one_line(why)}" for label, why in reasons)
+    return tuple(f"{label}: {to_one_line(why)}" for label, why in reasons)

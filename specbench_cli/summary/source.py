@@ -22,7 +22,7 @@ class RecordSource(Protocol):
     path: Path
     manifest: dict[str, Any]
 
-    def records(self, of: Container[str] | None = None) -> Iterator[Record]:
+    def records(self, prompt_ids: Container[str] | None = None) -> Iterator[Record]:
         """Return all records, with traces and ids, or only those of some prompts.
 
         May be called repeatedly.

@@ -269,7 +269,7 @@ def _deterministic(device: torch.device) -> Iterator[None]:
 
 def claim(folder: Path, facts: dict[str, str]) -> None:
     """Note what a folder's work is for, or refuse to go on with work for something else."""
-    files.refuse_link(folder)
+    files.check_no_link(folder)
     file = folder / MADE_FOR
     folder.mkdir(parents=True, exist_ok=True)
     if not file.exists():

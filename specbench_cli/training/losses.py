@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from specbench_cli.engine.models.load import RestrictedOutput, module_in
+from specbench_cli.engine.models.load import RestrictedOutput, load_module
 from specbench_cli.training.packing import TrainingBatch
 from specbench_cli.training.replies import LOGITS_BLOCK_ROWS
 
@@ -26,7 +26,7 @@ Loss = Callable[[TrainingBatch], Tensor]
 
 def load_model(folder: Path, device: torch.device) -> LlamaForCausalLM:
     """A stored model upcast to fp32, frozen; one of Llama's kind has the class of its family."""
-    found: LlamaForCausalLM = module_in(folder, device, torch.float32)
+    found: LlamaForCausalLM = load_module(folder, device, torch.float32)
     return found
 
 
@@ -239,7 +239,7 @@ def predict_acceptance(
 
 def get_output_ids(model: LlamaForCausalLM) -> Tensor | None:
     """The ids [r] that a model's output is cut to; None: it says all."""
-    return model.lm_head.says if isinstance(model.lm_head, RestrictedOutput) else None
+    return model.lm_head.output_ids if isinstance(model.lm_head, RestrictedOutput) else None
 
 
 def compute_log_probs(

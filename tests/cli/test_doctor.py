@@ -158,7 +158,7 @@ def test_missing_compiler_is_told(monkeypatch):
 
 @pytest.mark.parametrize("lacking", [True, False])
 def test_lacking_threads_for_numba_are_told_where_its_kernels_would_be_used(monkeypatch, lacking):
-    monkeypatch.setattr(health, "lacks_numba", lambda: lacking)
+    monkeypatch.setattr(health, "is_numba_missing", lambda: lacking)
     monkeypatch.setattr(health, "find_numba_kernels", lambda *_: None if lacking else health)
     check = health.check_kernels()
     assert (check.status, check.needed) == ("limited" if lacking else "ok", False)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specbench_cli.commands._formats import formats
+from specbench_cli.commands._formats import parse_formats
 from specbench_cli.commands.compare import FILES
 from specbench_cli.errors import UsageError
 from specbench_cli.report.outputs import FORMATS
@@ -17,7 +17,7 @@ from specbench_cli.report.outputs import FORMATS
     ],
 )
 def test_other_spellings_name_the_format_that_the_command_lists(to, known, found):
-    assert formats(to, known, "") == found
+    assert parse_formats(to, known, "") == found
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,6 @@ def test_other_spellings_name_the_format_that_the_command_lists(to, known, found
 )
 def test_an_unknown_format_is_named(to, says):
     with pytest.raises(UsageError) as refused:
-        formats(to, FILES, "specbench compare BASE NEW --to markdown")
+        parse_formats(to, FILES, "specbench compare BASE NEW --to markdown")
     assert refused.value.message == says
     assert refused.value.hint == "specbench compare BASE NEW --to markdown"

@@ -164,8 +164,8 @@ def test_record_of_a_method_that_was_dropped_later_is_noticed_if_it_vanishes(har
     def dropped(plan, answered, manifest, wrote):
         return missing(plan, answered, {**manifest, "dropped": {"pld": "failed"}}, wrote)
 
-    missing = execute.Plan.missing_from
-    monkeypatch.setattr(execute.Plan, "missing_from", dropped)
+    missing = execute.Plan.find_missing
+    monkeypatch.setattr(execute.Plan, "find_missing", dropped)
     assert "lacks 2 records" in harmed(vanish, "pld").message
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from specbench_cli import app
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
-from specbench_cli.engine.models.checkpoint import config_facts, read_tokenizer
+from specbench_cli.engine.models.checkpoint import read_checkpoint_facts, read_tokenizer
 from specbench_cli.errors import EnvironmentFault, PromptError
 from specbench_cli.measure.bench import load_tokenizer
 from specbench_cli.models.resolve import Checkpoint, resolve
@@ -313,7 +313,7 @@ GENERATION = {
 def test_wrong_end_of_text_is_refused(folder, facts, request):
     written("generation_config.json", facts)(folder)
     with pytest.raises(EnvironmentFault) as fault:
-        config_facts(folder)
+        read_checkpoint_facts(folder)
     assert request.node.callspec.id in fault.value.message
 
 
@@ -330,14 +330,14 @@ def test_wrong_special_token_of_a_config_is_refused(folder, changed, says):
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     written("config.json", {**config, **changed})(folder)
     with pytest.raises(EnvironmentFault) as fault:
-        config_facts(folder)
+        read_checkpoint_facts(folder)
     assert fault.value.message == f"hostile/config.json: {says}"
 
 
 def test_padding_that_counts_from_the_end_is_taken(folder):
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     written("config.json", {**config, "pad_token_id": -1})(folder)
-    assert config_facts(folder).vocab_size == 4096
+    assert read_checkpoint_facts(folder).vocab_size == 4096
 
 
 def run(capsys, more=""):

@@ -15,7 +15,7 @@ from specbench_cli.report.figures.load import draw
 from specbench_cli.report.markdown import render
 from specbench_cli.report.report_data import Incidents
 from specbench_cli.report.terminal.table import load_lines
-from specbench_cli.store.schema import PASSES_APART, BatchMembership
+from specbench_cli.store.schema import LOAD_PASS_OFFSET, BatchMembership
 from specbench_cli.summary.columns import write_csv
 from specbench_cli.summary.load import (
     as_dict,
@@ -44,7 +44,7 @@ def queue(synthetic):
                 for place, came in enumerate(arrivals.times(n, seed=3)):
                     begin, free = max(came, free), max(came, free) + 0.2
                     times = (round(came * 1e9), round((begin + 0.05) * 1e9), round(free * 1e9))
-                    found.append((pass_ + PASSES_APART * at, place, load, times))
+                    found.append((pass_ + LOAD_PASS_OFFSET * at, place, load, times))
         (like,) = synthetic.records([synthetic.vanilla], prompts=1, tokens=31)
         end = max(times[2] for *_, times in found)
         return [

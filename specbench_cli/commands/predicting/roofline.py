@@ -39,7 +39,7 @@ def roofline_from_options(options: PredictOptions) -> Roofline | None:
                 "specbench predict last --hardware h100 --shape llama-2-70b+7b",
             )
         return None
-    return Roofline.of(
+    return Roofline.from_options(
         options.hardware,
         options.shape,
         dtype=options.dtype or DTYPE,
@@ -51,13 +51,13 @@ def roofline_from_options(options: PredictOptions) -> Roofline | None:
 
 def predict(run: RunDir, roofline: Roofline, json: bool) -> ExitCode:
     """Replay a run on a roofline and print the result."""
-    from specbench_cli.predict.roofline import lines_of, replay_roofline
+    from specbench_cli.predict.roofline import replay_roofline, rows_as_dicts
     from specbench_cli.report.terminal.prediction import print_replayed, roofline_head
 
     models = run.manifest.get("models", {})
     found = replay_roofline(run.records(), run.manifest, roofline)
     if json:
-        rows = lines_of(found.rows)
+        rows = rows_as_dicts(found.rows)
         output.json_line(
             {
                 "event": "done",
@@ -85,7 +85,7 @@ def under_load(run: RunDir, roofline: Roofline) -> Costs:
     roofline.check_fits(roofline.context or max(texts, default=1))
     mean = roofline.context or sum(texts) / max(1, len(texts))
     models = run.manifest.get("models", {})
-    return replace(roofline, batch=1).table(models, roofline.batch, mean)
+    return replace(roofline, batch=1).make_cost_table(models, roofline.batch, mean)
 
 
 def facts(roofline: Roofline) -> dict[str, Any]:
@@ -105,6 +105,6 @@ def facts(roofline: Roofline) -> dict[str, Any]:
         "context": roofline.context,
         "overhead_ns": roofline.overhead,
         "bytes_held_by_weights": sum(
-            n for what, n in roofline.held(1).items() if what.startswith("weights")
+            n for what, n in roofline.memory_use(1).items() if what.startswith("weights")
         ),
     }

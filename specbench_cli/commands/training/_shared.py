@@ -42,7 +42,7 @@ MODEL_FILES = {
 """Files of a trained model or head in its folder."""
 
 
-def recipes(
+def prepare_recipes(
     recipes: "tuple[Plan, ...]",
     scale: float,
     smoke: bool,
@@ -69,7 +69,7 @@ def recipes(
     for recipe in recipes:
         check_model(out, recipe.name)
         if not resume:
-            forget_work(out, recipe.name)
+            delete_work(out, recipe.name)
     if sequences is not None:
         recipes = tuple(recipe.with_batch_size(sequences) for recipe in recipes)
     if lr is not None:
@@ -92,12 +92,12 @@ def check_model(out: Path, name: str) -> None:
 
     folder = out / name
     for place in (out / WORK, out / WORK / name, folder):
-        files.refuse_link(place)
+        files.check_no_link(place)
     if not folder.exists():
         return
     found = {each.name for each in folder.iterdir()} if folder.is_dir() else {""}
     for file in sorted(MODEL_FILES & found):
-        files.refuse_link(folder / file)
+        files.check_no_link(folder / file)
     if found and files.FILE_LIST not in found and not has_work(out / WORK / name):
         raise UsageError(
             f"{folder} exists already, and specbench did not train it",
@@ -112,7 +112,7 @@ def check_outputs(folder: Path, *names: str) -> None:
         files.check_listed(folder / name)
 
 
-def forget_work(out: Path, name: str) -> None:
+def delete_work(out: Path, name: str) -> None:
     """Remove the checkpoints of an earlier training.
 
     Raises:
@@ -121,7 +121,7 @@ def forget_work(out: Path, name: str) -> None:
     from specbench_cli.training.loop import WORK, remove_work
 
     folder = out / WORK / name
-    files.refuse_link(folder)
+    files.check_no_link(folder)
     if folder.exists():
         remove_work(folder)
 
@@ -134,7 +134,7 @@ def _is_curves(content: bytes) -> bool:
     )
 
 
-def target_and_draft(target: str, draft: str | None) -> "tuple[Checkpoint, Checkpoint]":
+def resolve_pair(target: str, draft: str | None) -> "tuple[Checkpoint, Checkpoint]":
     """Return the target and its draft. Raise UsageError if there is no draft."""
     from specbench_cli.models import resolve
 
@@ -145,14 +145,14 @@ def target_and_draft(target: str, draft: str | None) -> "tuple[Checkpoint, Check
     return found, resolve(drafting)
 
 
-def device(wanted: str) -> "torch.device":
+def choose_device(name: str) -> "torch.device":
     """Return the device to train on for "auto", "cpu" or "cuda"."""
     import torch
 
-    found = torch.cuda.is_available()
-    if wanted == "cuda" and not found:
+    has_cuda = torch.cuda.is_available()
+    if name == "cuda" and not has_cuda:
         raise EnvironmentFault("no CUDA device is here", "use --device cpu")
-    return torch.device("cuda" if found and wanted != "cpu" else "cpu")
+    return torch.device("cuda" if has_cuda and name != "cpu" else "cpu")
 
 
 class Bars:
@@ -162,20 +162,20 @@ class Bars:
         self._shown, self._tasks = shown, dict[str, TaskID]()
 
     def __call__(self, name: str, point: "TrainingPoint") -> None:
-        self._at(name, point.step, point.steps, f"loss {point.loss:.3f}")
+        self._update(name, point.step, point.steps, f"loss {point.loss:.3f}")
 
     def count(self, name: str, done: int, of: int | None) -> None:
         """Show a progress count. The total may be unknown."""
-        self._at(name, done, of, "")
+        self._update(name, done, of, "")
 
-    def _at(self, name: str, done: int, of: int | None, more: str) -> None:
+    def _update(self, name: str, done: int, of: int | None, more: str) -> None:
         if name not in self._tasks:
             self._tasks[name] = self._shown.add_task(name, total=of, more=more)
         self._shown.update(self._tasks[name], completed=done, more=more)
 
 
 @contextmanager
-def bars() -> "Iterator[Bars]":
+def show_bars() -> "Iterator[Bars]":
     """Provide progress bars. After an interruption, print how to resume."""
     columns = (
         TextColumn("{task.description}"),
@@ -198,7 +198,7 @@ def finish(results: "Mapping[str, TrainingResult]", out: Path) -> None:
     content = files.read_own(path)
     facts = json.loads(content) if content is not None else {}
     for name, result in results.items():
-        curve = _thin(result.curve)
+        curve = _thin_curve(result.curve)
         last = result.curve[-1]
         facts[name] = {
             "steps": last.steps,
@@ -221,7 +221,7 @@ def _draw(facts: "Mapping[str, dict[str, Any]]", path: Path) -> None:
     draw_curves(facts, path)
 
 
-def _thin(curve: "list[TrainingPoint]") -> list[dict[str, float]]:
+def _thin_curve(curve: "list[TrainingPoint]") -> list[dict[str, float]]:
     """Return about `CURVE_POINTS` means of neighbouring points, the last up to the last step."""
     width = max(1, len(curve) // CURVE_POINTS)
     ends = range(len(curve), 0, -width)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from specbench_cli import files, output
-from specbench_cli.config.problems import first_problem
+from specbench_cli.config.problems import format_first_problem
 from specbench_cli.errors import UsageError
 from specbench_cli.report.gallery.sentences import write_sentences
 from specbench_cli.report.html.facts import hide_paths
@@ -88,16 +88,16 @@ class GalleryEntry:
         return ", ".join(sorted(self.prompts))
 
 
-def entry_of(reading: ReportData) -> GalleryEntry:
+def entry_of(data: ReportData) -> GalleryEntry:
     """Return the entry of a run that `refuse` accepts."""
-    manifest, summary, facts = reading.run.manifest, reading.summary, reading.facts
+    manifest, summary, facts = data.run.manifest, data.summary, data.facts
     machine = manifest["machine"]
     created = str(manifest.get("created_utc", "?"))
     effective = manifest.get("config", {}).get("effective", {})
-    sealed = json.dumps([created, machine["id"], effective], sort_keys=True)
+    identity = json.dumps([created, machine["id"], effective], sort_keys=True)
     return GalleryEntry(
-        identity=hashlib.sha256(sealed.encode()).hexdigest()[:16],
-        name=hide_paths(reading.run.path.resolve().name),
+        identity=hashlib.sha256(identity.encode()).hexdigest()[:16],
+        name=hide_paths(data.run.path.resolve().name),
         created_utc=created,
         version=facts.version,
         target=hide_paths(facts.target),
@@ -118,8 +118,8 @@ def hardware(machine: Mapping[str, Any]) -> str:
     cores, memory = parts.get("cores"), parts.get("memory_gib")
     words = [str(parts.get("cpu") or "unknown CPU")]
     words += [f"{cores} cores"] * bool(cores) + [f"{memory} GiB"] * bool(memory)
-    for found in parts.get("accelerators") or ():
-        words.append(str(found.get("name", "accelerator")))
+    for accelerator in parts.get("accelerators") or ():
+        words.append(str(accelerator.get("name", "accelerator")))
     return ", ".join(words)
 
 
@@ -132,7 +132,7 @@ def load(file: Path) -> GalleryEntry:
     try:
         return _entries().validate_json(files.read_own(file) or b"")
     except (OSError, ValidationError) as error:
-        why = first_problem(error) if isinstance(error, ValidationError) else error
+        why = format_first_problem(error) if isinstance(error, ValidationError) else error
         raise UsageError(
             f"{file} is no entry of a gallery: {why}",
             hint=f"remove {file.parent} and publish its run again",
@@ -141,7 +141,7 @@ def load(file: Path) -> GalleryEntry:
 
 def save(entry: GalleryEntry, file: Path) -> None:
     document = _entries().dump_json(entry, indent=2).decode()
-    file.write_text(f"{output.escaped_json(document)}\n", encoding="utf-8")
+    file.write_text(f"{output.escape_json(document)}\n", encoding="utf-8")
 
 
 @cache

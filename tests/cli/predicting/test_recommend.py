@@ -32,11 +32,13 @@ def run(capsys, tmp_path, monkeypatch):
 @pytest.fixture
 def few(monkeypatch):
     """No round is longer than three prompts, however fast the machine is."""
-    fits = TimeEstimates.fits
-    monkeypatch.setattr(TimeEstimates, "fits", lambda pace, rows, s: min(3, fits(pace, rows, s)))
-    monkeypatch.setattr(TimeEstimates, "confirmation", lambda *_: (3, 60.0))
-    monkeypatch.setattr(search, "SETTINGS", 2)
-    monkeypatch.setattr(search, "LEAST_HELD_OUT", 3)
+    fits = TimeEstimates.max_prompts
+    monkeypatch.setattr(
+        TimeEstimates, "max_prompts", lambda pace, rows, s: min(3, fits(pace, rows, s))
+    )
+    monkeypatch.setattr(TimeEstimates, "plan_confirmation", lambda *_: (3, 60.0))
+    monkeypatch.setattr(search, "MAX_SETTINGS", 2)
+    monkeypatch.setattr(search, "MIN_HELD_OUT", 3)
     monkeypatch.setattr(warm_up, "WARM_UP_ROUNDS", 1)
 
 
@@ -77,7 +79,9 @@ def test_own_traffic_ends_with_a_recommendation_and_lines_or_with_none(run, few,
 
 
 def test_what_stops_it_says_how_to_go_on(run, few, tmp_path, monkeypatch):
-    monkeypatch.setattr(search.Rounds, "_run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(
+        search.RoundRunner, "_run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
     code, _, err = run("-m", "pld", *SMALL, "--out", "here")
     assert code == 130
     assert "to go on: specbench recommend --resume here" in err

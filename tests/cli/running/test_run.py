@@ -222,7 +222,7 @@ def test_interrupted_run_prints_how_to_go_on_and_can(run, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(_progress.Lines, "show_record", interrupt)
+        patch.setattr(_progress.LogDisplay, "show_record", interrupt)
         code, out, err = run("run", *SMALL, "--out", "my run")
     assert (code, out) == (130, "")
     command = next(line for line in err.splitlines() if line.startswith("to go on: "))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.engine.models.load import get_module, load_decoder
 from specbench_cli.engine.verify.uscd import Contrast
 from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.models import resolve
@@ -38,7 +38,7 @@ def test_trees_too(specbench):
 def test_vanilla_is_the_contrast_in_a_loop_of_transformers(specbench):
     outcome = specbench(contrast=ASKED)
     checkpoint, contrast = resolve("embedded-7m"), Contrast(**ASKED)
-    module = module_of(load_decoder(checkpoint.path, name="target"))
+    module = get_module(load_decoder(checkpoint.path, name="target"))
     asked = {prompt.prompt_id: prompt.ids for prompt in outcome.prompts}
     for record in outcome.by_label("vanilla"):
         prompt, found = list(asked[record.prompt_id]), []

@@ -77,14 +77,14 @@ class WeakenedPromptReader:
         self._has_draft_rows = True
         if not text.position:
             return scoring.forward(text.pending_tokens(0), None, "last")
-        unread = text.pending_tokens(scoring.discard_partial_rows()).ids
-        if unread.shape[1] > 1 and scoring.state.by_row:  # tokens committed without a draft
-            read = Tokens(unread[:, :-1])
+        pending = text.pending_tokens(scoring.discard_partial_rows()).ids
+        if pending.shape[1] > 1 and scoring.state.by_row:  # tokens committed without a draft
+            read = Tokens(pending[:, :-1])
             scoring.store_prompt_chunk(
                 scoring.target.execute(ModelInput(read, scoring.state, logits_at=None))
             )
-            unread, self._kept = unread[:, -1:], scoring.state.position()
+            pending, self._kept = pending[:, -1:], scoring.state.position()
         if draft.nodes >= n:
             draft = Draft(draft.tokens[: n - 1])
-        x = Tokens(torch.cat((unread, draft.tokens[None]), 1))
+        x = Tokens(torch.cat((pending, draft.tokens[None]), 1))
         return scoring.forward(x, draft, "all")

@@ -59,8 +59,8 @@ class SegmentRule(AcceptRule, ABC):
         return torch.full_like(tokens, self.accepted, dtype=torch.bool)
 
     def __str__(self) -> str:
-        told = (each.name for each in fields(self) if each.repr)
-        return f"{self.name}({', '.join(f'{name}={getattr(self, name):g}' for name in told)})"
+        names = (each.name for each in fields(self) if each.repr)
+        return f"{self.name}({', '.join(f'{name}={getattr(self, name):g}' for name in names)})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class RandomSegment(SegmentRule):
         return self.rate <= 0
 
 
-Delimiting = Annotated[str, BeforeValidator(lambda said: str(said).replace("\\n", "\n"))]
+DelimiterText = Annotated[str, BeforeValidator(lambda said: str(said).replace("\\n", "\n"))]
 r"""Type of a delimiter parameter. `\n` from the command line means a newline."""
 
 
@@ -97,7 +97,7 @@ class SegmentParams(MethodParams):
     With `rate` or `like`, segments are accepted at random: a control.
     """
 
-    delimiter: Delimiting = Field(
+    delimiter: DelimiterText = Field(
         "\n", description="text that ends a span; empty: the cap alone does"
     )
     cap: int = Field(64, ge=1, description="tokens of a span at most")

@@ -25,7 +25,7 @@ The gap is so large that a distribution has one token at any temperature."""
 
 
 class _ImposedAcceptance(Decoder):
-    """Mixin for a decoder's class that replaces logits according to `impose`."""
+    """Mixin for a decoder's class that replaces logits according to `impose_acceptance`."""
 
     imposed: tuple[float, int]
 
@@ -44,7 +44,9 @@ class _ImposedAcceptance(Decoder):
             rows = model_input.logits_at
         elif model_input.logits_at == "last":
             rows = rows[-1:]
-        self._set_logits(out.logits, model_input.x, positions, rows, whole=model_input.whole)
+        self._set_logits(
+            out.logits, model_input.x, positions, rows, runs_all_layers=model_input.runs_all_layers
+        )
         return out
 
     @torch.inference_mode()
@@ -59,15 +61,15 @@ class _ImposedAcceptance(Decoder):
                 rows = torch.arange(part.shape[1], device=self.device)
                 positions = (at + rows)[None] if part.positions is None else part.positions
                 rows = rows[-out.logits.shape[1] :]
-                self._set_logits(out.logits, part.x, positions, rows, whole=True)
+                self._set_logits(out.logits, part.x, positions, rows, runs_all_layers=True)
         return outs
 
-    def exits(self, rows: Tensor) -> Tensor:
+    def exit_logits(self, rows: Tensor) -> Tensor:
         """Raise MethodFault: the tokens of the rows are not known here."""
         raise _unsupported_input(self.name)
 
     def _set_logits(
-        self, logits: Tensor, x: Any, positions: Tensor, rows: Tensor, whole: bool
+        self, logits: Tensor, x: Any, positions: Tensor, rows: Tensor, runs_all_layers: bool
     ) -> None:
         """Replace the logits [b, r, V] of the input's rows [r]."""
         if type(x) is not Tokens:
@@ -75,7 +77,7 @@ class _ImposedAcceptance(Decoder):
         chance, size = self.imposed
         ids, at = x.ids.index_select(1, rows), positions.expand(x.ids.shape).index_select(1, rows)
         right = _hash_ids(ids, at, 1) % size
-        if self.name == "target" and whole:
+        if self.name == "target" and runs_all_layers:
             logits.scatter_(-1, right[..., None], TOP_LOGIT)
             return
         if chance < 1:  # rank of the correct token, geometrically distributed
@@ -90,7 +92,7 @@ class _ImposedAcceptance(Decoder):
         logits.scatter_(-1, chosen, values)
 
 
-def impose(decoder: Decoder, chance: float, vocabulary: int) -> Decoder:
+def impose_acceptance(decoder: Decoder, chance: float, vocabulary: int) -> Decoder:
     """Impose an acceptance rate on a decoder, and return it.
 
     The target predicts one token for each token and position, a hash of both. In a draft's ranking

@@ -52,9 +52,9 @@ def no_output_error(path: Path) -> UsageError:
     Args:
         path: folder of the run.
     """
-    from specbench_cli.store.manifest import ORDER
+    from specbench_cli.store.manifest import RESUME_FILE
 
-    if (path / ORDER).exists():
+    if (path / RESUME_FILE).exists():
         hint = f"specbench run --resume {shlex.quote(str(path))}"
         return UsageError(f"{path} holds no output yet", hint)
     report = path / "report.md"

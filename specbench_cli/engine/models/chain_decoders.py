@@ -22,14 +22,14 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
 from specbench_cli.engine import host
 from specbench_cli.engine.models.decoder import LogitsAt, State
-from specbench_cli.engine.models.hosted import (
+from specbench_cli.engine.models.state import RecurrentState
+from specbench_cli.engine.models.transformers_decoder import (
     ChainDecoder,
     StateCacheLayer,
     TransformersState,
     layer_shapes,
     relative_difference,
 )
-from specbench_cli.engine.models.state import RecurrentState
 from specbench_cli.engine.types import ExtraInput, Tokens
 from specbench_cli.errors import MethodFault
 
@@ -51,7 +51,7 @@ class RecurrentDecoder(ChainDecoder):
         self, ids: Tensor, state: Any, seq: int, at: LogitsAt, wanted: set[int]
     ) -> tuple[dict[int, Tensor], Tensor | None]:
         assert isinstance(state, RecurrentState)
-        held, n = state.held(seq), ids.shape[1]
+        held, n = state.latest_cache(seq), ids.shape[1]
         # The module writes into its cache.
         cache = DynamicCache(config=self.module.config) if held is None else copy.deepcopy(held)
         inputs = {self._cache_name: cache, "use_cache": True}

@@ -77,8 +77,8 @@ def check_missing(source: str, missing: Collection[str]) -> None:
     """Raise EnvironmentFault if required tensors are missing."""
     if missing:
         raise EnvironmentFault(
-            f"{source} lacks the tensor {min(missing)}{_more(missing)}, which its config.json"
-            " demands",
+            f"{source} lacks the tensor {min(missing)}{_format_others(missing)}, which its"
+            " config.json demands",
             hint="download the folder again, or correct config.json (tie_word_embeddings for the"
             " output matrix)",
         )
@@ -92,8 +92,8 @@ def check_unexpected(source: str, weights: Weights, names: Iterable[str]) -> Non
     scales = [name for name in unexpected if _SCALES.fullmatch(name)]
     first = min(scales or unexpected)
     raise EnvironmentFault(
-        f"{source} holds the tensor {first}{_more(unexpected)}, which its config.json does not"
-        " provide for",
+        f"{source} holds the tensor {first}{_format_others(unexpected)}, which its config.json"
+        " does not provide for",
         hint="use the checkpoint in float16 or bfloat16: its quantised weights cannot be read here"
         if scales
         else "use the config.json that these weights were saved with",
@@ -121,10 +121,10 @@ def check_tied(source: str, weights: Weights) -> None:
         return
     output, embedding = weights[OUTPUT], weights[EMBEDDING]
     if not torch.equal(output, embedding.to(output.dtype)):
-        raise tied_fault(source, OUTPUT)
+        raise untied_fault(source, OUTPUT)
 
 
-def tied_fault(source: str, output: str) -> EnvironmentFault:
+def untied_fault(source: str, output: str) -> EnvironmentFault:
     """Return the error for an output matrix that differs although the config ties it."""
     return EnvironmentFault(
         f"{source}: config.json says tie_word_embeddings true, and {output} differs from the"
@@ -150,8 +150,8 @@ def check_report(source: str, weights: Weights, module: Any, report: Mapping[str
     declared = module.get_expanded_tied_weights_keys(all_submodels=True)
     for output, embedding in declared.items():
         if module.get_parameter(output) is not module.get_parameter(embedding):
-            raise tied_fault(source, output)
+            raise untied_fault(source, output)
 
 
-def _more(names: Collection[str]) -> str:
+def _format_others(names: Collection[str]) -> str:
     return f" and {len(names) - 1} more" if len(names) > 1 else ""

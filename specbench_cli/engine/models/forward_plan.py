@@ -27,9 +27,10 @@ from specbench_cli.engine.models.attention import (
     attend_tree,
     visible,
 )
-from specbench_cli.engine.models.cuda.graphs import Buffers
+from specbench_cli.engine.models.cuda.graphs import GraphBuffers
 from specbench_cli.engine.models.decoder import ModelInput
 from specbench_cli.engine.models.state import KVState
+from specbench_cli.former_names import renamed_members
 
 MAX_PLANS = 512
 """Maximum number of plans cached per state; each takes about 10 kB."""
@@ -85,6 +86,13 @@ class BufferSizes:
     head_dim: int
 
 
+@renamed_members(
+    turning="rotary_pairs",
+    mixed="attention_output",
+    lines="all_sequence_views",
+    line="sequence_views",
+    batch_line="batch_views",
+)
 class Scratch:
     """Buffers of a forward with N rows, ns[i] of them in sequence i, and views of the buffers.
 
@@ -101,37 +109,37 @@ class Scratch:
         self.qkv = like.new_empty(rows, (heads + 2 * kv) * d)
         by_head = self.qkv.unflatten(-1, (heads + 2 * kv, d))
         self.qk = by_head[:, : heads + kv]
-        self.turning = rotary.as_pairs(self.qk)
-        self.mixed = like.new_empty(rows, heads * d)
+        self.rotary_pairs = rotary.as_pairs(self.qk)
+        self.attention_output = like.new_empty(rows, heads * d)
         self.gate_up = like.new_empty(rows, 2 * sizes.mlp)
         self.gate, self.up = self.gate_up.chunk(2, -1)
         self._sizes, self._by_head = sizes, by_head
-        self._results = self.mixed.unflatten(-1, (heads, d))
+        self._results = self.attention_output.unflatten(-1, (heads, d))
         self._spans = [slice(end - n, end) for end, n in zip(accumulate(ns), ns, strict=True)]
-        self._made: dict[int, SequenceViews] = {}
+        self._views: dict[int, SequenceViews] = {}
 
     @property
-    def lines(self) -> list[SequenceViews]:
+    def all_sequence_views(self) -> list[SequenceViews]:
         """Views of all sequences, one sequence each."""
-        return [self.line(i) for i in range(len(self._spans))]
+        return [self.sequence_views(i) for i in range(len(self._spans))]
 
-    def line(self, i: int) -> SequenceViews:
+    def sequence_views(self, i: int) -> SequenceViews:
         """Return the views of sequence i.
 
         They are created on first use, because most of up to hundreds of sequences use
         `batch_line`.
         """
-        if i not in self._made:
+        if i not in self._views:
             span, sizes = self._spans[i], self._sizes
             block = self._by_head[span].transpose(0, 1)
             queries, result = block[: sizes.heads], self._results[span].transpose(0, 1)
             if span.stop - span.start == 1:  # treat heads that share keys as rows
                 shape = sizes.kv_heads, -1, sizes.head_dim
                 queries, result = (part.reshape(shape) for part in (queries, result))
-            self._made[i] = queries, result, block[sizes.heads :]
-        return self._made[i]
+            self._views[i] = queries, result, block[sizes.heads :]
+        return self._views[i]
 
-    def batch_line(self, first: int, b: int, n: int) -> SequenceViews:
+    def batch_views(self, first: int, b: int, n: int) -> SequenceViews:
         """Return the views of b sequences with n rows each, starting at row `first`."""
         heads, span = self._sizes.heads, slice(first, first + b * n)
         block = self._by_head[span].unflatten(0, (b, n))
@@ -157,7 +165,7 @@ class ForwardPlan(NamedTuple):
     views: Sequence[tuple[LayerView, ...]]
     table: Table
     scratch: Scratch
-    lines: Sequence[SequenceViews]
+    sequence_views: Sequence[SequenceViews]
     assumes_finite: bool = False
     rotates: bool = False
 
@@ -184,13 +192,13 @@ class Planner:
     ) -> None:
         self._sizes, self._rotary, self._windows, self._kernels = sizes, rotary, windows, kernels
         self._lean, self._like, self._device = lean, like, like.device
-        self._near = host.is_on_host(like.device)
+        self._on_host = host.is_on_host(like.device)
         self._biases = {window: CausalBias(window, device=like.device) for window in windows}
-        self._many = partial(attend_many, scale=rotary.scale)
-        self._together = partial(attend_batch, scale=rotary.scale)
-        self._apart = partial(attend_pool, scale=rotary.scale)
-        self._triangle = partial(attend_many, scale=rotary.scale, causal=True)
-        self._shared = sizes.heads // sizes.kv_heads  # heads that share keys
+        self._attend_many = partial(attend_many, scale=rotary.scale)
+        self._attend_batch = partial(attend_batch, scale=rotary.scale)
+        self._attend_pool = partial(attend_pool, scale=rotary.scale)
+        self._attend_causal = partial(attend_many, scale=rotary.scale, causal=True)
+        self._heads_per_kv = sizes.heads // sizes.kv_heads  # heads that share keys
         self._scratch: dict[tuple[int, ...], Scratch] = {}
 
     def reserve(self, capacity: int) -> None:
@@ -218,7 +226,7 @@ class Planner:
         plan: ForwardPlan | None = state.plans.get(key)
         if plan is None:
             plan = self.plan_masked(state, lines, run, n, None, None, in_batch=in_batch)
-            self._store(state, key, plan)
+            self._cache(state, key, plan)
         return plan
 
     def plan_batch(
@@ -234,16 +242,16 @@ class Planner:
         scratch = self.scratch_for(ns)
         views: list[Sequence[tuple[LayerView, ...]]] = []
         tables: list[Table] = []
-        lines: list[SequenceViews] = []
+        sequence_views: list[SequenceViews] = []
         assumes_finite, first, at = False, 0, 0
         while at < len(parts):
-            state, n, alone = cast(KVState, parts[at].state), ns[at], _has_own_sight(parts[at])
+            state, n, alone = cast(KVState, parts[at].state), ns[at], _has_own_mask(parts[at])
             b = 1 if alone or n > MAX_FEW else self._count_neighbours(parts, ns, at)
             if b > 1:
                 states = [cast(KVState, part.state) for part in parts[at : at + b]]
                 pooled, table = self._pool_views(states, n)
                 views.append(pooled)
-                lines.append(scratch.batch_line(first, b, n))
+                sequence_views.append(scratch.batch_views(first, b, n))
                 tables.append(table)
             else:
                 part = parts[at]
@@ -262,7 +270,7 @@ class Planner:
                     else self.plan_plain(state, (0,), run, n, in_batch=True)
                 )
                 views.append(plan.views)
-                lines.append(scratch.line(at))
+                sequence_views.append(scratch.sequence_views(at))
                 tables.append(plan.table)
                 assumes_finite |= plan.assumes_finite
             at, first = at + b, first + b * n
@@ -270,7 +278,7 @@ class Planner:
             views=[tuple(chain.from_iterable(layer)) for layer in zip(*views, strict=True)],
             table=tuple(map(torch.cat, zip(*tables, strict=True))),
             scratch=scratch,
-            lines=lines,
+            sequence_views=sequence_views,
             assumes_finite=assumes_finite,
         )
 
@@ -288,11 +296,11 @@ class Planner:
         while (
             at + b < len(parts)
             and ns[at + b] == ns[at]
-            and not _has_own_sight(parts[at + b])
+            and not _has_own_mask(parts[at + b])
             and (state := cast(KVState, parts[at + b].state)).pool is first.pool
         ):
             span = state.place - first.place + 1
-            if self._near:
+            if self._on_host:
                 rows = state.length()
                 longest, total = max(longest, rows), total + rows
                 if span != b + 1 or (b + 1) * longest > MAX_PADDING * total:
@@ -315,21 +323,21 @@ class Planner:
         for state, start in zip(states, starts, strict=True):
             state.require(start, n)
         longest = max(starts) + n
-        if not self._near:
+        if not self._on_host:
             longest = min(pool.capacity, -(-longest // ROW_MULTIPLE) * ROW_MULTIPLE)
         which = [state.place - low for state in states]
         positions = [state.position() for state in states]
         sent = host.ids([starts, positions, which], self._device)[:, :, None]
         steps = torch.arange(n, device=self._device)
-        at, attend = sent[0] + steps, cast(Attend, self._together)
+        at, attend = sent[0] + steps, cast(Attend, self._attend_batch)
         seen_to = at  # the last row that each new row sees, for all places
         if high - low > b:
             query_rows, ends = [0] * (high - low), [0] * (high - low)
             for i, (place, start) in enumerate(zip(which, starts, strict=True)):
                 query_rows[place], ends[place] = i, start
-            told = host.ids([query_rows, ends], self._device)
-            seen_to = told[1, :, None] + steps
-            attend = partial(self._apart, query_rows=told[0], which=sent[2, :, 0])
+            indices = host.ids([query_rows, ends], self._device)
+            seen_to = indices[1, :, None] + steps
+            attend = partial(self._attend_pool, query_rows=indices[0], which=sent[2, :, 0])
         columns = torch.arange(longest, device=self._device)
         bias = self._like.new_zeros(high - low, 1, n, longest)
         bias.masked_fill_(columns > seen_to[:, None, :, None], -torch.inf)
@@ -378,22 +386,22 @@ class Planner:
         for i, seq in enumerate(lines):
             at, lengths = None if positions is None else positions[i], state.lengths[seq]
             parts: list[LayerView] = []
-            sights: dict[tuple[int, int | None], Visibility] = {}
+            visibilities: dict[tuple[int, int | None], Visibility] = {}
             kinds = [(lengths[layer], self._windows[layer], layer) for layer in run]
             for (start, window), same in groupby(kinds, key=itemgetter(0, 1)):
                 layers = [layer for _, _, layer in same]
-                if (start, window) not in sights:
+                if (start, window) not in visibilities:
                     state.require(start, n)
-                    sights[start, window] = (
-                        self._usual_visibility(start, n, window)
+                    visibilities[start, window] = (
+                        self._causal_visibility(start, n, window)
                         if mask is None and (positions is None or window is None)
                         else self._masked_visibility(
                             start, n, window, mask, at, assumes_finite=assumes_finite
                         )
                     )
-                first, bias, attend = sights[start, window]
+                first, bias, attend = visibilities[start, window]
                 span = (seq, layers[0], layers[-1] + 1, start, first, n)
-                places = self._places(state, span, keep=mask is not None)
+                places = self._kv_views(state, span, keep=mask is not None)
                 for layer in layers:
                     new, keys, values = places[layer - layers[0]]
                     parts.append((new.copy_, keys, values, bias, attend))
@@ -402,7 +410,11 @@ class Planner:
         table = self._table(starts, n, positions)
         scratch = self.scratch_for([n] * len(lines))
         return ForwardPlan(
-            list(zip(*views, strict=True)), table, scratch, scratch.lines, assumes_finite
+            list(zip(*views, strict=True)),
+            table,
+            scratch,
+            scratch.all_sequence_views,
+            assumes_finite,
         )
 
     def _plan_numba(
@@ -432,9 +444,15 @@ class Planner:
                     visible(start, n, device=self._device, mask=mask, positions=at, window=window),
                     None,
                 )
-            made = self._kernels.views(
+            made = self._kernels.layer_functions(
                 state.buffers[0][layers[0] : layers[-1] + 1, seq],
-                *(scratch.qkv, scratch.mixed, table, self._sizes.kv_heads, (start, first, n)),
+                *(
+                    scratch.qkv,
+                    scratch.attention_output,
+                    table,
+                    self._sizes.kv_heads,
+                    (start, first, n),
+                ),
                 mask=sees,
                 window=within,
                 scale=self._rotary.scale,
@@ -442,10 +460,10 @@ class Planner:
             for layer in layers:
                 keep, attend = made[layer - layers[0]]
                 views.append(((keep, self._like, self._like, None, attend),))
-        return ForwardPlan(views, table, scratch, scratch.lines, rotates=True)
+        return ForwardPlan(views, table, scratch, scratch.all_sequence_views, rotates=True)
 
     def plan_recorded(
-        self, rows: Tensor, buffers: Buffers, scratch: Scratch, seen: int, kernels: Any = None
+        self, rows: Tensor, buffers: GraphBuffers, scratch: Scratch, seen: int, kernels: Any = None
     ) -> ForwardPlan:
         """Return the plan of a forward that is captured in a CUDA graph.
 
@@ -463,21 +481,23 @@ class Planner:
         positions = buffers.start[1:] + steps if buffers.positions is None else buffers.positions
         table, clean = self._rotary.select(positions.reshape(-1)), mask is not None
 
-        def write(held: Tensor, new: Tensor) -> None:
+        def write(cache: Tensor, new: Tensor) -> None:
             if kernels is not None:
-                kernels.rotate_and_store(scratch.qkv, *table, at, held, kv, clean=clean)
+                kernels.rotate_and_store(scratch.qkv, *table, at, cache, kv, clean=clean)
                 return
             if clean:
                 new[kv:].nan_to_num_()  # see `attend_tree`
-            held.index_copy_(1, at, new)
+            cache.index_copy_(1, at, new)
 
-        def attend_here(held: Tensor, window: int | None, *_: Any) -> None:
-            kernels.attend(scratch.qkv, held, at, scratch.mixed, kv, window, scale)
+        def attend_here(cache: Tensor, window: int | None, *_: Any) -> None:
+            kernels.attend(scratch.qkv, cache, at, scratch.attention_output, kv, window, scale)
 
         biases: dict[int | None, Tensor | None] = dict.fromkeys(self._windows)
         attend: Attend = partial(attend_fixed, scale=scale)
         here = (
-            kernels is not None and mask is None and kernels.attends(n * self._shared, seen, rows)
+            kernels is not None
+            and mask is None
+            and kernels.supports_attention(n * self._heads_per_kv, seen, rows)
         )
         if mask is not None:
             biases[None] = self._padded_bias(self._tree_visibility(buffers.start, mask, seen))
@@ -491,16 +511,18 @@ class Planner:
                 biases[window] = self._padded_bias(sees)
         read = rows[:, :, :seen]
         views: list[tuple[LayerView, ...]] = []
-        for window, held, keys, values in zip(
+        for window, cache, keys, values in zip(
             self._windows,
             rows.unbind(),
             read[:, :kv].mT.unbind(),
             read[:, kv:].unbind(),
             strict=True,
         ):
-            by: Attend = partial(attend_here, held, window) if here else attend
-            views.append(((partial(write, held), keys, values, biases[window], by),))
-        return ForwardPlan(views, table, scratch, scratch.lines, rotates=kernels is not None)
+            by: Attend = partial(attend_here, cache, window) if here else attend
+            views.append(((partial(write, cache), keys, values, biases[window], by),))
+        return ForwardPlan(
+            views, table, scratch, scratch.all_sequence_views, rotates=kernels is not None
+        )
 
     def _tree_visibility(self, start: Tensor, mask: Tensor, seen: int) -> Tensor:
         """Return which of `seen` rows each new row after `start` [2] sees, [n, seen] bool.
@@ -520,9 +542,9 @@ class Planner:
         n, seen = sees.shape
         bias = self._like.new_zeros(n, -(-seen // BIAS_ALIGNMENT) * BIAS_ALIGNMENT)
         bias[:, :seen].masked_fill_(~sees, -torch.inf)
-        return bias.repeat(self._shared, 1)[:, :seen]
+        return bias.repeat(self._heads_per_kv, 1)[:, :seen]
 
-    def _places(
+    def _kv_views(
         self, state: KVState, span: tuple[int, int, int, int, int, int], *, keep: bool
     ) -> list[KVViews]:
         """Return the views of the rows of a span.
@@ -547,11 +569,11 @@ class Planner:
                 )
             )
             if keep:
-                self._store(state, span, places)
+                self._cache(state, span, places)
         return places
 
     @staticmethod
-    def _store(state: KVState, key: tuple[int, ...], made: Any) -> None:
+    def _cache(state: KVState, key: tuple[int, ...], made: Any) -> None:
         if len(state.plans) >= MAX_PLANS:
             state.plans.clear()
         state.plans[key] = made
@@ -578,25 +600,25 @@ class Planner:
                 start, n, device=self._device, mask=mask, positions=positions, window=window
             )
             bias.masked_fill_(~seen, -torch.inf)
-        if self._shared > 1:
-            bias = bias.repeat(self._shared, 1)
+        if self._heads_per_kv > 1:
+            bias = bias.repeat(self._heads_per_kv, 1)
         if assumes_finite:
-            return 0, bias, attend_few if self._shared == 1 else attend_shared
+            return 0, bias, attend_few if self._heads_per_kv == 1 else attend_shared
         return 0, bias, partial(attend_tree, scale=self._rotary.scale, n=n)
 
-    def _usual_visibility(self, start: int, n: int, window: int | None) -> Visibility:
+    def _causal_visibility(self, start: int, n: int, window: int | None) -> Visibility:
         """Return the visibility of n causal rows after `start`."""
         first = 0 if window is None else max(0, start + 1 - window)
         if self._lean and n == 1:
             return first, None, attend_few
-        if self._lean and n <= MAX_FEW and self._shared == 1:
-            return first, self._biases[window].of(start, first, n), attend_few
+        if self._lean and n <= MAX_FEW and self._heads_per_kv == 1:
+            return first, self._biases[window].slice(start, first, n), attend_few
         if n == 1:
-            return first, None, self._many
+            return first, None, self._attend_many
         if start == 0 and (window is None or n <= window):
-            return first, None, self._triangle
+            return first, None, self._attend_causal
         seen = visible(start, n, device=self._device, window=window)
-        return first, seen[:, first:], self._many
+        return first, seen[:, first:], self._attend_many
 
     def _table(self, starts: Sequence[int], n: int, positions: Tensor | None) -> Table:
         if positions is None:
@@ -619,6 +641,6 @@ class Planner:
         return scratch
 
 
-def _has_own_sight(part: ModelInput) -> bool:
+def _has_own_mask(part: ModelInput) -> bool:
     """Return True if a sequence has its own mask or positions."""
     return part.mask is not None or part.positions is not None

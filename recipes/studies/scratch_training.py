@@ -8,10 +8,10 @@ from specbench_cli.training.heads.mat import EstimateLog
 from specbench_cli.training.loop import WORK, claim
 
 
-class Grower(Aligner):
+class ScratchTrainer(Aligner):
     """Trainer of drafts of any depth, from random weights, on the corpus."""
 
-    def grow(self, name: str, layers: int, updates: int, seed: int) -> dict[str, Any]:
+    def train_draft(self, name: str, layers: int, updates: int, seed: int) -> dict[str, Any]:
         """Train a draft of so many layers, else of the shape of `draft`, from random weights on
         text alone, and export it. One that is there already is not trained again.
 

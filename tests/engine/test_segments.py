@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
-from specbench_cli.engine.spans.judge import RandomSegment, SegmentParams
-from specbench_cli.engine.spans.segments import Delimiter, mean_log_prob
-from specbench_cli.engine.spans.token_accounting import TokenAccounting
+from specbench_cli.engine.segments.rules import RandomSegment, SegmentParams
+from specbench_cli.engine.segments.segments import Delimiter, mean_log_prob
+from specbench_cli.engine.segments.token_accounting import TokenAccounting
 from specbench_cli.engine.types import Draft
 
 PIECES = [b"a", b"\n", b"\n\n", b".\n\n", b"b\n", b"\nc", b"", b"\n\nd"]

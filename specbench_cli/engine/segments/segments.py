@@ -10,8 +10,8 @@ from torch import Tensor
 
 from specbench_cli.engine import host
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
+from specbench_cli.engine.segments.token_accounting import Author, TokenAccounting
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.spans.token_accounting import Author, TokenAccounting
 from specbench_cli.engine.types import Draft, Step, Tokens
 from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.engine.verify.choosing import Pick
@@ -47,12 +47,12 @@ class Delimiter:
 
     def split(self, ids: Sequence[int]) -> list[list[int]]:
         """Return the segments of a text. The last one may lack its delimiter."""
-        spans: list[list[int]] = [[]]
+        segments: list[list[int]] = [[]]
         for token in ids:
-            if self.ends(spans[-1]):
-                spans.append([])
-            spans[-1].append(token)
-        return [span for span in spans if span]
+            if self.ends(segments[-1]):
+                segments.append([])
+            segments[-1].append(token)
+        return [segment for segment in segments if segment]
 
     def _piece(self, token: int) -> bytes:
         """Return the bytes of a token. Padding tokens of the vocabulary have none."""
@@ -61,6 +61,7 @@ class Delimiter:
 
 @renamed_members(
     ledger="token_accounting",
+    words="vocabulary",
     begun="num_segments",
     graded="num_judged",
     written="open_ids",
@@ -83,7 +84,7 @@ class Segments:
         cap: Maximum number of tokens of a segment.
 
     Attributes:
-        words: Text of the target's ids, as bytes, and the tokenization of a text.
+        vocabulary: Text of the target's ids, as bytes, and the tokenization of a text.
         token_accounting: Number of tokens that each model wrote, and how many were kept.
         num_segments: Number of segments so far, including the open one.
         num_judged: Number of drafts that a rule has judged.
@@ -91,8 +92,8 @@ class Segments:
 
     def __init__(self, session: Session, delimiter: str, cap: int) -> None:
         self._session, self._cap = session, cap
-        self.words = session.vocabulary
-        self._delimiter = Delimiter(delimiter, self.words)
+        self.vocabulary = session.vocabulary
+        self._delimiter = Delimiter(delimiter, self.vocabulary)
         self._eos = session.requests[0].stop.eos
         self._model = session.draft()
         self._state = session.new_state(self._model)
@@ -147,10 +148,10 @@ class Segments:
         if self.segment_ended:
             self.begin()
         session, picks, ids = self._session, list[Pick](), list(self.open_ids)
-        room = min(session.max_draft_length(), self._cap - len(ids))
-        room = room if most is None else min(room, most)
+        max_tokens = min(session.max_draft_length(), self._cap - len(ids))
+        max_tokens = max_tokens if most is None else min(max_tokens, most)
         x = session.pending_tokens(self._state.length())
-        while len(picks) < room:
+        while len(picks) < max_tokens:
             picks.append(session.pick(self._model.forward(x, self._state), len(picks)))
             x = Tokens(picks[-1][0][None])
             ids.append(host.number(x.ids))
@@ -222,10 +223,10 @@ class Segments:
         committed = session.commit(outcome)
         self._state.rollback(0, min(self._state.length(), len(session.tokens()) - 1))
         kept, own = len(committed.path), len(outcome.committed) - len(outcome.path)
-        stand = len(committed.committed) - kept
+        kept_own = len(committed.committed) - kept
         self.token_accounting.record_generated("target", own)
         self.token_accounting.record_settled(author, kept, draft.nodes - kept)
-        self.token_accounting.record_settled("target", stand, own - stand)
+        self.token_accounting.record_settled("target", kept_own, own - kept_own)
         if accept is not None:
             self.token_accounting.record_scored(draft.nodes)
             self.num_judged, self._judged = self.num_judged + 1, True
@@ -243,6 +244,6 @@ def mean_log_prob(rows: Tensor, draft: Draft) -> float:
     Args:
         rows: [m, V] or more, the target's logits in each token's place.
     """
-    said = rows[: draft.nodes].double().log_softmax(-1).gather(1, draft.tokens[:, None])
-    mean = float(host.number(said.mean()))
+    log_probs = rows[: draft.nodes].double().log_softmax(-1).gather(1, draft.tokens[:, None])
+    mean = float(host.number(log_probs.mean()))
     return -math.inf if math.isnan(mean) else mean
