@@ -174,7 +174,7 @@ def check_compiler() -> HealthCheck:
 
 def check_kernels() -> HealthCheck:
     """Check which matrix kernels this CPU uses; see docs/explanations/kernels.md."""
-    no_numba, own = lacks_numba(), find_numba_kernels(torch.device("cpu"), torch.float32)
+    no_numba, own = is_numba_missing(), find_numba_kernels(torch.device("cpu"), torch.float32)
     return HealthCheck(
         "kernels",
         "limited" if no_numba else "ok",

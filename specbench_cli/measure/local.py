@@ -128,11 +128,11 @@ def _drop_unloadable(
     Raises:
         SpecbenchError: the error of the first method, if only vanilla is left.
     """
-    rest = plan.without(load_errors)
+    rest = plan.drop_methods(load_errors)
     if load_errors and all(method_run.label == BASELINE for method_run in rest.method_runs):
         raise next(iter(load_errors.values()))
     before = run_dir.manifest.get("left_out") or {}
-    found = {label: reason(fault) for label, fault in load_errors.items()}
+    found = {label: format_reason(fault) for label, fault in load_errors.items()}
     new = {label: why for label, why in found.items() if label not in before}
     for words in left_out_notes(new):
         view.note(words)
@@ -141,7 +141,7 @@ def _drop_unloadable(
     left_out = {label: why for label, why in before.items() if label not in runnable}
     left_out |= {label: redact_paths(why) for label, why in found.items()}
     if left_out != before:
-        answered = run_dir.answered()
+        answered = run_dir.read_output_ids()
         # If such a method has records, its modules loaded earlier, so the records stay valid.
         recorded = {label for _, _, label, _ in answered} - runnable
         kept = [row for row in run_dir.manifest["rows"] if row["label"] in recorded]

@@ -206,7 +206,7 @@ class Measurement:
                 generated = self.method_run.method.generate(session)
                 for step in check_steps(self.method_run.method, "generate", generated):
                     count_step(steps, extra, step)
-                    reported.append(ReportedStep.of(step))
+                    reported.append(ReportedStep.from_step(step))
                 watch.end()
         except WorkerLost as lost:
             self.lost = lost
@@ -388,7 +388,7 @@ class Measurement:
         failed, noisy = m.error is not None, self.noisy or self._previous_delay.noisy
         ns = Ns() if failed or noisy else m.ns
         depth = self._workspace.decoders["target"].n_layers
-        targets, drafts, equivalents = m.trace.counted(depth)
+        targets, drafts, equivalents = m.trace.count_forwards(depth)
         lacks_forwards = failed or peer
         # Some external engines do not report their steps.
         lacks_steps = failed or (peer and not m.steps.levels and len(m.output_ids) > 1)
@@ -436,7 +436,7 @@ class Measurement:
             valid=valid,
             synthetic=self._workspace.synthetic,
             void=noisy,
-            error=None if m.error is None else on_one_line(str(m.error)),
+            error=None if m.error is None else to_one_line(str(m.error)),
         )
 
 

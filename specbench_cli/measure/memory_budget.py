@@ -318,7 +318,7 @@ class ModelSizes:
             raise MethodFault(
                 f"the memory of {folder.name} cannot be predicted, because it runs in transformers"
             )
-        facts, text = config_facts(folder), text_config(config)
+        facts, text = read_checkpoint_facts(folder), text_config(config)
         size, hidden, inner = dtype.itemsize, text.hidden_size, text.intermediate_size
         heads = text.num_attention_heads
         width = getattr(text, "head_dim", None) or hidden // heads

@@ -65,7 +65,7 @@ def _prompt_time(forwards: Sequence[Forward]) -> int:
 
 
 def union_length(spans: Iterable[Interval]) -> int:
-    """Return the total length that some intervals cover. One that ends before its start is empty."""
+    """Return the length that intervals cover. One that ends before its start is empty."""
     length, end = 0, 0
     for t0, t1 in sorted(span for span in spans if span[0] < span[1]):
         length += max(0, t1 - max(t0, end))

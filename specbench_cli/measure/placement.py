@@ -44,7 +44,7 @@ class Placement:
 
 def check_placement(plan: Plan) -> None:
     """Raise EnvironmentFault if this machine lacks devices or CPUs that the run needs."""
-    home = choose_device(plan.config.home)
+    home = choose_device(plan.config.main_device)
     check_threads(plan.config.threads)
     if plan.parallel:
         make_placement(plan, home)
@@ -123,8 +123,9 @@ def _place_on_cores(devices: Mapping[str, str] | None) -> Placement:
         if missing := sorted({*place.cores} - allowed):
             split = ",".join(f"{each}={format_cores(own.cores)}" for each, own in default.items())
             raise EnvironmentFault(
-                f"--devices {role}={written(place.cores)}: this process may not use"
-                f" {listed(missing)}, only {listed(sorted(allowed))} of {os.cpu_count()}",
+                f"--devices {role}={format_cores(place.cores)}: this process may not use"
+                f" {describe_cores(missing)}, only {describe_cores(sorted(allowed))} of"
+                f" {os.cpu_count()}",
                 hint=f"--devices {split}" if len(allowed) > 1 else "leave out --devices",
             )
     if not any(place.cores for place in places.values()):

@@ -76,7 +76,7 @@ def plan_run(config: RunConfig) -> tuple[Plan, Tuning | None]:
 
 def _check_plugins(config: RunConfig) -> None:
     """Import plug-ins in their own processes first, to check them before this process does."""
-    if config.plugins or any(row.name not in registry.ours() for row in config.methods):
+    if config.plugins or any(row.name not in registry.built_in_methods() for row in config.methods):
         from specbench_cli.measure.isolation.plugin_process import check_plugins
 
         check_plugins(config)

@@ -96,7 +96,7 @@ def test_settings_shrink_with_the_budget_and_never_grow_beyond_what_was_asked():
 def test_what_is_not_known_beforehand_is_refused_by_name():
     for row, why in (
         ({"name": "eagle2"}, "the memory of eagle2 cannot be predicted"),
-        ({"name": "sps-tree", "params": {"nodes": "auto"}}, "nodes=auto is chosen as the run"),
+        ({"name": "sps-tree", "params": {"nodes": "auto"}}, "nodes=auto is chosen when the run"),
     ):
         with pytest.raises(UsageError, match=why):
             fit_to_budget(config(row, memory_budget="1GB"))

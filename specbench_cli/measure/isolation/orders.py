@@ -111,7 +111,7 @@ class PluginOrders:
                 even if a file has changed since.
         """
         before = state.capture_state()
-        plugin_file.hold_all(contents)
+        plugin_file.pin_all(contents)
         if file is not None:
             registry.load_plugin(file)
         return state.find_changes(before)

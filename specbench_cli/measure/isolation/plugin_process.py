@@ -82,7 +82,7 @@ def check_method_choices(choices: Sequence[MethodChoice], files: Sequence[str]) 
     """
     by_file: dict[str | None, list[MethodChoice]] = {}
     for row in choices:
-        if row.name not in registry.ours():
+        if row.name not in registry.built_in_methods():
             by_file.setdefault(find_plugin_file(row.name, files), []).append(row)
     for file, own in by_file.items():
         names = ", ".join(dict.fromkeys(row.name for row in own))
@@ -154,7 +154,7 @@ class PluginProcess:
         """Start the process, and import the plug-in in it."""
         serve = "specbench_cli.measure.isolation.orders:serve"
         self._worker = WorkerProcess(python_command(serve, str(os.getpid())), takes_orders=True)
-        contents, limit = plugin_file.held(), START_TIMEOUT_S + plugin.IMPORT_S
+        contents, limit = plugin_file.pinned_contents(), START_TIMEOUT_S + plugin.IMPORT_S
         self.changed_state = self._call("import_plugin", self._file, contents, timeout_s=limit)
 
     def end(self) -> int | None:
