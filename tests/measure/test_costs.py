@@ -232,7 +232,7 @@ def test_two_points_at_one_place_are_refused():
         twice = facts()
         twice["curves"]["target"] = json.loads(json.dumps(twice["curves"]["target"]))
         twice["curves"]["target"][points].append(twice["curves"]["target"][points][0])
-        with pytest.raises(ValueError, match="of the same tokens"):
+        with pytest.raises(ValueError, match="with the same number of tokens"):
             Costs.model_validate(twice)
 
 
