@@ -261,7 +261,7 @@ def test_a_draft_of_another_vocabulary_is_refused_and_told_what_takes_it(
     tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:
     foreign = replace(aligner(tmp_path, pair), draft=lambda: resolve("embedded-xv").path)
-    with pytest.raises(UsageError, match="no draft with the vocabulary") as caught:
+    with pytest.raises(UsageError, match="no draft model with the vocabulary") as caught:
         foreign.align(short("kl", "target"))
     assert "tli, uag and omnidraft" in (caught.value.hint or "")
 
