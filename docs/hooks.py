@@ -19,7 +19,7 @@ from mkdocs.structure.pages import Page
 
 from specbench_cli.errors import SpecbenchError
 from specbench_cli.report.gallery.gallery import PICTURE, publish
-from specbench_cli.report.reading import read
+from specbench_cli.report.report_data import read_report_data
 from specbench_cli.report.terminal.table import run_text
 from specbench_cli.store.run_dir import RunDir
 
@@ -130,7 +130,7 @@ def gallery(folder: Path) -> list[str]:
 
 
 def _published(path: Path, folder: Path) -> Iterator[str]:
-    reading = read(RunDir.open(path))
+    reading = read_report_data(RunDir.open(path))
     entry = publish(reading, folder).entry
     where = f"{GALLERY}/runs/{path.name}"
     yield f"### {path.name}"

@@ -46,14 +46,32 @@ class GradeRule(SegmentRule):
 class SpecReasonParams(SegmentParams):
     """Parameters of `SpecReason`."""
 
-    threshold: float = Field(7.0, ge=0, description="least grade of a step that stands; off: 10")
+    threshold: float = Field(
+        7.0,
+        ge=0,
+        description="minimum grade of an accepted step, from 0 to 9 (authors' code: 7); 10"
+        " makes the method lossless",
+    )
     grade: Literal["likelihood", "digit", "average"] = Field(
         "likelihood",
-        description="9 x the geometric mean of p; asked for; mean of what may be answered",
+        description="how the target grades a step: likelihood (9 times the geometric mean of"
+        " its tokens' probabilities), digit (the most likely answer to `question`)"
+        " or average (the mean of likely answers)",
     )
-    question: str = Field("\nHow right is that, from 0 to 9? ", description="digit, average: asked")
-    first: int = Field(0, ge=0, description="steps that the target writes before any is drafted")
-    length: int = Field(0, ge=0, description="tokens drafted at a time where the target writes")
+    question: str = Field(
+        "\nHow right is that, from 0 to 9? ",
+        description="grade=digit or average: question to the target after the step",
+    )
+    first: int = Field(
+        0,
+        ge=0,
+        description="number of steps that the target writes before the draft model writes one",
+    )
+    length: int = Field(
+        0,
+        ge=0,
+        description="number of tokens that the draft model drafts per step while the target writes",
+    )
 
 
 class SpecReason(Method):
@@ -95,7 +113,7 @@ class SpecReason(Method):
         """Decode the session's request, one reasoning step after another."""
         params, asks = self.params, self.params.grade in ASKS
         spans = Segments(session, params.delimiter, params.cap)
-        self.question = spans.words.encode(params.question.encode()) if asks else []
+        self.question = spans.vocabulary.encode(params.question.encode()) if asks else []
         if self.question:
             session.reserve(len(self.question))
         session.prefill()
@@ -122,7 +140,7 @@ class SpecReason(Method):
         if self.params.grade not in ASKS:
             return BEST * math.exp(mean_log_prob(rows, step))
         row = spans.score_question(self.question) if self.question else rows[-1]
-        digit = {spans.words.ids.get(b"%d" % each): each for each in range(BEST + 1)}
+        digit = {spans.vocabulary.ids.get(b"%d" % each): each for each in range(BEST + 1)}
         top = row.softmax(-1).topk(min(10 if self.params.grade == "average" else 1, len(row)))
         chances, ids = host.lists(top.values, top.indices)
         said = [(p, digit[token]) for p, token in zip(chances, ids, strict=True) if token in digit]

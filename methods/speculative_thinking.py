@@ -36,17 +36,43 @@ class AssistedRule(SegmentRule):
 class SpeculativeThinkingParams(SegmentParams):
     """Parameters of `SpeculativeThinking`."""
 
-    writer: Literal["draft", "target"] = Field("draft", description="who writes; off: target")
-    probe: int = Field(20, ge=1, description="tokens of a probe, and of the takeover behind it")
-    checked: int = Field(125, ge=0, description="further ones where the target then verifies")
-    excess: int = Field(125, ge=0, description="tokens of a takeover behind too many doubts")
-    limit: int = Field(15, ge=1, description="doubts that are too many")
-    affirm: WordList = Field(("yeah", "yes", "final answer", "confident"), description="affirm")
-    reflect: WordList = Field(("wait", "alternatively", "hold on", "another"), description="doubt")
-    verify: WordList = Field(("verify", "think again", "recap", "check"), description="verify")
-    recap: str = Field("Let me check all of this.\n", description="said behind too many doubts")
-    always: bool = Field(False, description="take over behind every paragraph")
-    length: int = Field(5, ge=0, description="tokens drafted at a time where the target writes")
+    writer: Literal["draft", "target"] = Field(
+        "draft", description="model that writes the text; target makes the method lossless"
+    )
+    probe: int = Field(
+        20,
+        ge=1,
+        description="number of tokens of a probe, and of the target's takeover that replaces it",
+    )
+    checked: int = Field(
+        125,
+        ge=0,
+        description="number of further tokens that the target writes if its takeover verifies"
+        " an earlier step",
+    )
+    excess: int = Field(
+        125, ge=0, description="maximum number of tokens of a takeover after too many doubts"
+    )
+    limit: int = Field(15, ge=1, description="number of doubts after which the target sums up")
+    affirm: WordList = Field(
+        ("yeah", "yes", "final answer", "confident"), description="words that affirm"
+    )
+    reflect: WordList = Field(
+        ("wait", "alternatively", "hold on", "another"), description="words that express doubt"
+    )
+    verify: WordList = Field(
+        ("verify", "think again", "recap", "check"),
+        description="words that announce a verification",
+    )
+    recap: str = Field(
+        "Let me check all of this.\n", description="text that is inserted before the target sums up"
+    )
+    always: bool = Field(False, description="let the target take over after every paragraph")
+    length: int = Field(
+        5,
+        ge=0,
+        description="number of tokens that the draft model drafts per step while the target writes",
+    )
 
     def polarity(self, text: str) -> int:
         """Return 1 if a text affirms more than it doubts and verifies, else -1, or 0 without any of
@@ -110,7 +136,7 @@ class SpeculativeThinking(Method):
             if doubts >= limit:
                 # 2. After too many doubts the target sums up. The limit is higher the next time.
                 yield spans.insert_tokens(
-                    spans.words.encode(params.recap.encode()), stands, grade=1.0
+                    spans.vocabulary.encode(params.recap.encode()), stands, grade=1.0
                 )
                 spans.begin()
                 yield from spans.write_with_target(params.length, excess)
@@ -118,7 +144,7 @@ class SpeculativeThinking(Method):
                 continue
             # 3. The draft writes a probe, which is dropped if it neither affirms nor doubts.
             probe = spans.draft(params.probe)
-            said = spans.words.decode(host.numbers(probe.tokens)).decode(errors="replace")
+            said = spans.vocabulary.decode(host.numbers(probe.tokens)).decode(errors="replace")
             calm = not params.polarity(said) and not params.always
             if coin is not None:
                 calm = coin.random_grade(session.random, session.verified_logits()) > 0
@@ -128,7 +154,7 @@ class SpeculativeThinking(Method):
             # 4. Otherwise the target writes in its place, and more if it verifies.
             yield spans.verify_and_commit(probe, session.score(probe), takeovers=1, spans=1)
             yield from spans.write_with_target(params.length, params.probe - len(spans.open_ids))
-            said = spans.words.decode(spans.open_ids).decode(errors="replace")
+            said = spans.vocabulary.decode(spans.open_ids).decode(errors="replace")
             doubts += params.polarity(said) < 0
             if any(word in said.lower() for word in params.verify):
                 yield from spans.write_with_target(params.length, params.checked)

@@ -8,7 +8,7 @@ import typer
 from specbench_cli import app as specbench
 
 
-def commands_of(about: str, commands: Mapping[str, tuple[Callable[..., Any], str]]) -> typer.Typer:
+def create_app(about: str, commands: Mapping[str, tuple[Callable[..., Any], str]]) -> typer.Typer:
     """Return an app of commands.
 
     Args:

@@ -16,10 +16,15 @@ from typing import Literal, NamedTuple, get_args, get_origin
 from typer.models import CommandInfo
 
 from specbench_cli import app
-from specbench_cli.config.options import ARGUMENTS, Setting, settings, settings_of
+from specbench_cli.config.options import (
+    ARGUMENTS,
+    OptionField,
+    command_option_fields,
+    option_fields,
+)
 from specbench_cli.config.profile import PROFILES
 from specbench_cli.config.run import RunConfig
-from specbench_cli.config.sources import BLOCKS, variable
+from specbench_cli.config.sources import PARAM_FIELDS, variable_name
 from specbench_cli.report.markdown_table import inline, table
 from specbench_cli.store import schema
 from specbench_cli.summary.metrics import METRICS
@@ -124,9 +129,9 @@ class Command(NamedTuple):
     info: CommandInfo
 
     @property
-    def settings(self) -> list[Setting]:
+    def settings(self) -> list[OptionField]:
         """Options and arguments of the command."""
-        return settings_of(self.info.callback) if self.info.callback is not None else []
+        return command_option_fields(self.info.callback) if self.info.callback is not None else []
 
 
 def pages() -> dict[str, str]:
@@ -141,7 +146,7 @@ def pages() -> dict[str, str]:
 
 def config_page() -> str:
     """Return the page of all keys, profiles and environment variables."""
-    found = [each for each in settings(RunConfig) if not each.option.hidden]
+    found = [each for each in option_fields(RunConfig) if not each.option.hidden]
     parts = [CONFIG]
     for panel in dict.fromkeys(each.option.panel for each in found):
         rows = [
@@ -149,7 +154,7 @@ def config_page() -> str:
                 f"`{each.name}`",
                 _values(each),
                 f"`{each.default}`",
-                "" if each.name in BLOCKS else f"`{variable(each.name)}`",
+                "" if each.name in PARAM_FIELDS else f"`{variable_name(each.name)}`",
                 each.option.help,
             )
             for each in found
@@ -220,8 +225,8 @@ def _type(annotation: str) -> str:
 
 
 TYPES = {
-    **dict.fromkeys(("Count", "Whole"), "int"),
-    **dict.fromkeys(("Finite", "LogChance", "Share"), "float"),
+    **dict.fromkeys(("Count", "Integer"), "int"),
+    **dict.fromkeys(("Finite", "LogProb", "Share"), "float"),
     **dict.fromkeys(("Name", "Reason", "Family"), "str"),
 }
 
@@ -265,7 +270,7 @@ def _summary(command: Command) -> str:
     return " ".join((inspect.getdoc(command.info.callback) or "").split("\n\n")[0].split())
 
 
-def _tables(found: list[Setting]) -> str:
+def _tables(found: list[OptionField]) -> str:
     """Return the options of a command, as one table per help panel."""
     visible = [each for each in found if not each.option.hidden]
     parts = []
@@ -275,7 +280,7 @@ def _tables(found: list[Setting]) -> str:
     return "\n\n".join(parts)
 
 
-def _row(setting: Setting) -> tuple[str, str, str, str]:
+def _row(setting: OptionField) -> tuple[str, str, str, str]:
     """Return the cells of an option."""
     option, field = setting.option, setting.field
     names = setting.flags if option.panel != ARGUMENTS else [setting.flag]
@@ -284,7 +289,7 @@ def _row(setting: Setting) -> tuple[str, str, str, str]:
     return ", ".join(f"`{name}`" for name in names), _values(setting), f"`{default}`", about
 
 
-def _values(setting: Setting) -> str:
+def _values(setting: OptionField) -> str:
     """Return the placeholder of a value, or the words to choose from, and its bounds."""
     option, kind = setting.option, setting.field.annotation
     choices = option.choices or next(
@@ -304,15 +309,15 @@ def _values(setting: Setting) -> str:
     return ", ".join(filter(None, (placeholder, *bounds)))
 
 
-def _other_names(setting: Setting) -> str:
+def _other_names(setting: OptionField) -> str:
     """Return the environment variable and the config key of an option."""
     if setting.option.env is not None:
         return f"Environment: `{setting.option.env}`."
     if RunConfig.model_fields.get(setting.name) is not setting.field:
         return ""
-    if setting.name in BLOCKS:
+    if setting.name in PARAM_FIELDS:
         return f"Key: `{setting.name}`."
-    return f"Key: `{setting.name}`; environment: `{variable(setting.name)}`."
+    return f"Key: `{setting.name}`; environment: `{variable_name(setting.name)}`."
 
 
 if __name__ == "__main__":

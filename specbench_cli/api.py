@@ -39,8 +39,8 @@ from specbench_cli.engine.verify.random import Random
 
 # Segments: the draft model writes a segment, and a rule of the method accepts or rejects it as a
 # whole. Token accounting counts the tokens of each author, kept and discarded.
-from specbench_cli.engine.spans.judge import SegmentParams, SegmentRule
-from specbench_cli.engine.spans.segments import Segments, mean_log_prob
+from specbench_cli.engine.segments.rules import SegmentParams, SegmentRule
+from specbench_cli.engine.segments.segments import Segments, mean_log_prob
 
 # Chains of one or several sequences. The draft length is a number, or a rule that decides after
 # each token.
@@ -133,7 +133,7 @@ from specbench_cli.engine.models.layers import (
     layer_bytes,
     scatter_logits,
 )
-from specbench_cli.engine.models.plan import Scratch
+from specbench_cli.engine.models.forward_plan import Scratch
 
 # Errors of the environment, of a method, and of the user's input.
 from specbench_cli.errors import EnvironmentFault, MethodFault, UsageError

@@ -48,13 +48,13 @@ from specbench_cli.errors import (
     ExitCode,
     SpecbenchError,
     UsageError,
-    full_disk,
+    find_disk_error,
     message_of,
     to_write_error,
     truncate,
 )
 
-OURS = (*registry.SIBLING_PACKAGES, "specbench_cli")
+OWN_PACKAGES = (*registry.SIBLING_PACKAGES, "specbench_cli")
 
 TRACEBACK = "--traceback"
 
@@ -65,7 +65,7 @@ HELP = ["--help", "-h"]
 
 TRAIN = "train"
 
-MOVED = {
+MOVED_COMMANDS = {
     ("train", "pair"): "embedded pair",
     ("train", "exit"): "embedded exit",
     ("train", "foreign"): "embedded foreign",
@@ -76,7 +76,7 @@ MOVED = {
 }
 """Former commands and options, with the recipe of the repository that each became."""
 
-LONGEST_TRACE = 20_000
+MAX_TRACE_LENGTH = 20_000
 """Maximum number of characters of a traceback that are printed or logged."""
 
 app = typer.Typer(
@@ -143,7 +143,7 @@ def main(
     own = args is None  # otherwise the caller's program continues, and handles Ctrl-C itself
     if own and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
-    for number in _STOPS:
+    for number in _STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # not under nohup
             signal.signal(number, _stop)
     if own:
@@ -155,7 +155,9 @@ def main(
     code = _flush_stdout(code)
     if own:
         gc.freeze()  # at exit, Python would traverse torch twice, for seconds
-    if own and registry.foreign():  # an exit handler of a plug-in could change the exit code
+    if (
+        own and registry.has_loaded_plugin()
+    ):  # an exit handler of a plug-in could change the exit code
         os._exit(code)
     sys.exit(code)
 
@@ -166,7 +168,7 @@ def _run(args: list[str], commands: typer.Typer | None = None, program: str = "s
         os.environ["SPECBENCH_DEBUG"] = "1"
         args = [arg for arg in args if arg != TRACEBACK]
     try:
-        args = run.spelled_out(args)
+        args = run.expand_tune(args)
         _check_folders(args)
         if commands is None:
             _check_moved(args)
@@ -228,7 +230,7 @@ def _check_folders(args: Sequence[str]) -> None:
 
 def _check_moved(args: Sequence[str]) -> None:
     """Raise UsageError if the arguments name a command that is now a recipe of the repository."""
-    for (command, word), recipe in MOVED.items():
+    for (command, word), recipe in MOVED_COMMANDS.items():
         if args[:1] == [command] and word in (args[1:2] if command == TRAIN else args):
             raise UsageError(
                 f"`specbench {command} {word}` has moved: it is a recipe of the repository now, and"
@@ -388,15 +390,15 @@ class _HangupSignal(_StopSignal):
     exit_code, word = ExitCode.HUNG_UP, "hung up"
 
 
-_STOPS: dict[int, type[_StopSignal]] = {signal.SIGTERM: _Terminated}
+_STOP_SIGNALS: dict[int, type[_StopSignal]] = {signal.SIGTERM: _Terminated}
 if hasattr(signal, "SIGHUP"):
-    _STOPS[signal.SIGHUP] = _HangupSignal
+    _STOP_SIGNALS[signal.SIGHUP] = _HangupSignal
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    for other in _STOPS:  # a shutdown sends several signals, and one is enough
+    for other in _STOP_SIGNALS:  # a shutdown sends several signals, and one is enough
         signal.signal(other, signal.SIG_IGN)
-    raise _STOPS[number]
+    raise _STOP_SIGNALS[number]
 
 
 _AGAIN_S = 0.01
@@ -408,8 +410,8 @@ def _resend_signal(args: sys.UnraisableHookArgs) -> None:
         lines = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
         _note_trace(f"{args.err_msg or 'Exception ignored in'}: {args.object!r}\n{''.join(lines)}")
         return
-    number = next((n for n, kind in _STOPS.items() if kind is args.exc_type), signal.SIGINT)
-    if number in _STOPS:
+    number = next((n for n, kind in _STOP_SIGNALS.items() if kind is args.exc_type), signal.SIGINT)
+    if number in _STOP_SIGNALS:
         signal.signal(number, _stop)
     threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number)).start()
 
@@ -425,13 +427,13 @@ def _escape_python_messages() -> None:
             super().__init__(*args, **kwargs)
             if self.exc_info and self.exc_info[0] is not None:  # handlers print `exc_text` instead
                 lines = traceback.format_exception(*self.exc_info)
-                self.exc_text = output.escape_for_log(truncate("".join(lines), LONGEST_TRACE))
+                self.exc_text = output.escape_for_log(truncate("".join(lines), MAX_TRACE_LENGTH))
 
         @override
         def getMessage(self) -> str:
             return output.escape_for_log(truncate(super().getMessage()))
 
-    def show(
+    def print_warning(
         message: Warning | str,
         category: type[Warning],
         filename: str,
@@ -441,15 +443,15 @@ def _escape_python_messages() -> None:
     ) -> None:
         _note_trace(warnings.formatwarning(message, category, filename, lineno, line))
 
-    def of_thread(args: threading.ExceptHookArgs) -> None:
+    def print_thread_error(args: threading.ExceptHookArgs) -> None:
         if args.exc_type is not SystemExit:
             lines = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
             name = args.thread.name if args.thread else "?"
             _note_trace(f"Exception in thread {name}:\n{''.join(lines)}")
 
     logging.setLogRecordFactory(Record)
-    warnings.showwarning = show
-    threading.excepthook = of_thread
+    warnings.showwarning = print_warning
+    threading.excepthook = print_thread_error
 
 
 def _print_parser_error(fault: Exception) -> ExitCode:
@@ -486,11 +488,11 @@ def _as_environment_fault(fault: Exception) -> SpecbenchError | None:
         )
     if isinstance(fault, OSError) and fault.errno in _OTHER_KIND and fault.filename is not None:
         return UsageError(f"{fault.filename}: {fault.strerror}", "name another file or folder")
-    failed = fault if isinstance(fault, OSError) else full_disk(fault)
+    failed = fault if isinstance(fault, OSError) else find_disk_error(fault)
     if failed is not None:
         return to_write_error(failed)
     package = str(getattr(fault, "name", None) or "").partition(".")[0]
-    if isinstance(fault, ModuleNotFoundError) and package not in OURS:
+    if isinstance(fault, ModuleNotFoundError) and package not in OWN_PACKAGES:
         return EnvironmentFault(
             f"the Python package {package!r} is not installed", "pip install specbench-cli"
         )
@@ -503,12 +505,12 @@ def _show_traceback() -> None:
 
 
 def _note_trace(text: str) -> None:
-    output.note(truncate(text.rstrip(), LONGEST_TRACE))
+    output.note(truncate(text.rstrip(), MAX_TRACE_LENGTH))
 
 
 def _trace() -> str:
     """Return the traceback of the current exception, truncated: a plug-in may have written it."""
-    return truncate(traceback.format_exc().rstrip(), LONGEST_TRACE)
+    return truncate(traceback.format_exc().rstrip(), MAX_TRACE_LENGTH)
 
 
 def _write_traceback() -> str:
@@ -517,7 +519,7 @@ def _write_traceback() -> str:
         with tempfile.NamedTemporaryFile(
             "w", prefix="specbench-", suffix=".log", delete=False, encoding="utf-8"
         ) as file:
-            file.write(output.plain(_trace()) + "\n")
+            file.write(output.escape_hidden(_trace()) + "\n")
     except OSError:
         return f"the same command with {TRACEBACK} shows where"
     return f"the traceback is in {file.name}"

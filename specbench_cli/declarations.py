@@ -34,7 +34,7 @@ WITHOUT_TORCH = frozenset(
         "specbench_cli.engine.method",
         "specbench_cli.engine.models.artifact",
         "specbench_cli.engine.params",
-        "specbench_cli.engine.spans.judge",
+        "specbench_cli.engine.segments.rules",
         "specbench_cli.engine.types",
         "specbench_cli.engine.verify.accept",
         "specbench_cli.errors",
@@ -62,7 +62,7 @@ class Placeholder:
 
 
 @cache
-def declared(module: str, name: str) -> Any:
+def load_declaration(module: str, name: str) -> Any:
     """Return the value of a name in a module of `methods`, or in `specbench_cli.api`.
 
     Classes are reduced to their declarations.
@@ -71,12 +71,12 @@ def declared(module: str, name: str) -> Any:
     if isinstance(node, ast.ImportFrom | ast.Import):
         return _import_name(node, name)
     if isinstance(node, ast.ClassDef):
-        bases = [declared(module, base.id) for base in _select_names(node.bases, names)]
+        bases = [load_declaration(module, base.id) for base in _select_names(node.bases, names)]
         node = _reduce_class(node, _select_names(node.bases, names), bases)
     else:
         node = _without_annotations(node)
     used = {each.id for each in _select_names(ast.walk(node), names)} - _bound_names(node)
-    namespace = {each: declared(module, each) for each in sorted(used)}
+    namespace = {each: load_declaration(module, each) for each in sorted(used)}
     namespace |= {"__name__": module, "Artifact": Artifact}
     tree = ast.fix_missing_locations(ast.Module([node], []))
     exec(compile(tree, module, "exec", dont_inherit=True), namespace)  # noqa: S102
@@ -119,7 +119,7 @@ def _import_name(node: ast.ImportFrom | ast.Import, name: str) -> Any:
     module = str(node.module)
     (own,) = (alias.name for alias in node.names if name == (alias.asname or alias.name))
     if module == API or module.startswith("methods."):
-        return declared(module, own)
+        return load_declaration(module, own)
     if {module, module.partition(".")[0]} & WITHOUT_TORCH:
         return getattr(importlib.import_module(module), own)
     return Placeholder

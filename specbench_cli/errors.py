@@ -12,7 +12,7 @@ import traceback
 from enum import IntEnum
 from pathlib import Path
 
-LONGEST_TEXT = 2000
+MAX_TEXT_LENGTH = 2000
 """Maximum number of characters kept of an untrusted text, e.g. an exception or a server reply."""
 _MARGIN = 500
 """Number of characters by which a text may exceed the limit without being cut. So a text that was
@@ -34,7 +34,7 @@ HIDDEN = re.compile(
 U+200C, U+200D and U+FE0F are not included, because Persian, Hindi and emoji need them."""
 
 
-def plain(value: object, lead: str = "\\") -> str:
+def escape_hidden(value: object, lead: str = "\\") -> str:
     """Return the text with hidden characters escaped, e.g. `\\x1b` and `\\u202e`.
 
     Tab and newline stay. All text for terminals and pages passes through this function.
@@ -48,17 +48,17 @@ def plain(value: object, lead: str = "\\") -> str:
     return HIDDEN.sub(lambda found: lead + ascii(found[0])[2:-1], text)
 
 
-def truncate(text: str, most: int = LONGEST_TEXT) -> str:
+def truncate(text: str, max_length: int = MAX_TEXT_LENGTH) -> str:
     """Return the text cut to about `most` characters, with the number of characters that were cut.
 
     Lone surrogates, which cannot be encoded as UTF-8, are escaped.
     """
-    if len(text) > most + _MARGIN:
-        text = f"{text[:most]}... ({len(text) - most} more characters cut)"
+    if len(text) > max_length + _MARGIN:
+        text = f"{text[:max_length]}... ({len(text) - max_length} more characters cut)"
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def on_one_line(text: str) -> str:
+def to_one_line(text: str) -> str:
     """Return the truncated text with each run of whitespace replaced by one space."""
     return " ".join(truncate(text).split())
 
@@ -74,7 +74,7 @@ def message_of(fault: BaseException) -> str:
         raise
     except BaseException:
         text = "its message cannot be read"
-    return on_one_line(text)
+    return to_one_line(text)
 
 
 class ExitCode(IntEnum):
@@ -93,7 +93,7 @@ class ExitCode(IntEnum):
 class SpecbenchError(Exception):
     """An error with a text meant for the user.
 
-    Both texts may quote untrusted text, and are cut at about `LONGEST_TEXT` characters.
+    Both texts may quote untrusted text, and are cut at about `MAX_TEXT_LENGTH` characters.
 
     Args:
         message: what is wrong, with the value that was given and what is allowed.
@@ -109,7 +109,7 @@ class SpecbenchError(Exception):
 
     def __str__(self) -> str:
         """Return the message with hidden characters escaped, for Python's own tracebacks."""
-        return plain(self.message)
+        return escape_hidden(self.message)
 
 
 class UsageError(SpecbenchError):
@@ -159,7 +159,7 @@ _REASON = 300
 """Maximum number of characters of a library's error in a message."""
 
 
-def is_foreign(fault: BaseException) -> bool:
+def is_library_error(fault: BaseException) -> bool:
     """Return True if a library raised this exception, and neither the user nor the system.
 
     Panics of Rust libraries are subclasses of BaseException that no module exports.
@@ -195,7 +195,7 @@ def to_write_error(fault: OSError, resumed: str | None = None) -> EnvironmentFau
     )
 
 
-def full_disk(fault: BaseException) -> OSError | None:
+def find_disk_error(fault: BaseException) -> OSError | None:
     """Return an OSError if a library's own exception reports a full disk, else None."""
     number = next((each for each in sorted(FULL) if os.strerror(each) in str(fault)), None)
     if number is None:

@@ -60,7 +60,7 @@ _SAFE = _NOFOLLOW | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 """Flags for `os.open`. With O_NONBLOCK, opening a named pipe does not wait for its other end."""
 _NO_FILE = frozenset({errno.ELOOP, errno.EMLINK, errno.EISDIR, errno.ENXIO})
 """Errors of `os.open` for a link, a folder or a socket."""
-_MOST_READ = 1 << 28
+_MAX_READ = 1 << 28
 """Maximum number of bytes read to recognise a file of specbench. Baselines are the largest."""
 
 
@@ -71,7 +71,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specbench"
 
 
-def read_bytes(path: Path, most: int) -> bytes:
+def read_bytes(path: Path, max_bytes: int) -> bytes:
     """Return the content of a file, which may be an endless device (`/dev/zero`) or a pipe.
 
     Args:
@@ -87,21 +87,21 @@ def read_bytes(path: Path, most: int) -> bytes:
         while part := _read_chunk(number, path):
             parts.append(part)
             held += len(part)
-            if held > most:
-                raise OSError(errno.EFBIG, f"it holds more than {most / MB:g} MB", str(path))
+            if held > max_bytes:
+                raise OSError(errno.EFBIG, f"it holds more than {max_bytes / MB:g} MB", str(path))
     finally:
         os.close(number)
     return b"".join(parts)
 
 
-def read_text(path: Path, most: int) -> str:
+def read_text(path: Path, max_bytes: int) -> str:
     """Return the UTF-8 text of a file, with `\\n` as line ends.
 
     Raises:
         OSError: see `read_bytes`.
         UnicodeDecodeError: the file is not UTF-8 text.
     """
-    text = read_bytes(path, most).decode()
+    text = read_bytes(path, max_bytes).decode()
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -199,7 +199,7 @@ def read_own(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     with os.fdopen(fd, "rb") as file:
-        return file.read(_MOST_READ)
+        return file.read(_MAX_READ)
 
 
 def json_object(content: bytes) -> dict[str, Any]:
@@ -255,7 +255,7 @@ def remove_own(path: Path, own: Callable[[bytes], bool] = lambda _: True) -> Non
             path.unlink(missing_ok=True)
 
 
-def refuse_link(path: Path) -> None:
+def check_no_link(path: Path) -> None:
     """Raise UsageError if a path is a link. Call this before writing to the path."""
     if path.is_symlink():
         raise _link_error(path)
@@ -328,7 +328,7 @@ def check_listed(path: Path, *, overwrite: bool | None = None) -> None:
 
 @contextmanager
 def staging_folder(
-    folder: Path, *, overwrite: bool | None = False, kept: list[Path] | None = None
+    folder: Path, *, overwrite: bool | None = False, not_replaced: list[Path] | None = None
 ) -> Iterator[Path]:
     """Provide a temporary folder, and move its files into `folder` at the end.
 
@@ -350,19 +350,19 @@ def staging_folder(
         dir=folder, prefix=f"{_staging_prefix()}{os.getpid()}-"
     ) as name:
         (Path(name) / _MARK).write_text(_ABOUT_STAGING, encoding="utf-8")
-        made = Path(name) / _FILES
-        made.mkdir()
-        yield made
+        new_files = Path(name) / _FILES
+        new_files.mkdir()
+        yield new_files
         known, new = _read_file_list(folder), dict[str, str]()
-        for file in sorted(made.rglob("*")):
+        for file in sorted(new_files.rglob("*")):
             if not file.is_dir():
-                new[file.relative_to(made).as_posix()] = _sha256(file)
+                new[file.relative_to(new_files).as_posix()] = _sha256(file)
         wrong = {
             place
             for place, value in new.items()
             if not _may_replace(folder, place, {*known.get(place, "").split(), value}, overwrite)
         }
-        if wrong and kept is None:
+        if wrong and not_replaced is None:
             raise _foreign_file_error(
                 [folder / place for place in new if place in wrong], overwrite
             )
@@ -376,10 +376,10 @@ def staging_folder(
             (folder / place).unlink(missing_ok=True)
         for place in sorted(moved, key=last.count):
             (folder / place).parent.mkdir(parents=True, exist_ok=True)
-            (made / place).replace(folder / place)
+            (new_files / place).replace(folder / place)
         _write_file_list(Path(name), folder, known | moved)
-        if kept is not None:
-            kept += [folder / place for place in new if place in wrong]
+        if not_replaced is not None:
+            not_replaced += [folder / place for place in new if place in wrong]
 
 
 def _write_file_list(staging: Path, folder: Path, written: dict[str, str]) -> None:

@@ -30,7 +30,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specbench_cli.errors import HIDDEN
-from specbench_cli.errors import plain as plain
+from specbench_cli.errors import escape_hidden as escape_hidden
 
 Format = Literal["table", "tsv", "json"]
 """Output format: a table for people, tab-separated lines, or one JSON object per line."""
@@ -105,39 +105,39 @@ class NamedStream:
     """
 
     def __init__(self, stream: TextIO, name: str) -> None:
-        self._stream, self._called = stream, name
+        self._stream, self._name = stream, name
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
         """Write a text."""
-        with self._naming():
+        with self._name_in_errors():
             return self._stream.write(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
         """Write a sequence of texts."""
-        with self._naming():
+        with self._name_in_errors():
             self._stream.writelines(lines)
 
     def flush(self) -> None:
         """Flush the buffer."""
-        with self._naming():
+        with self._name_in_errors():
             self._stream.flush()
 
     @contextmanager
-    def _naming(self) -> Iterator[None]:
+    def _name_in_errors(self) -> Iterator[None]:
         try:
             yield
         except BrokenPipeError:
             raise
         except OSError as fault:
             if fault.errno != errno.EIO:  # EIO: a terminal that was closed
-                fault.filename = self._called
+                fault.filename = self._name
             raise
 
 
-def human() -> bool:
+def is_interactive() -> bool:
     """Return True if a person reads stdout: it is a terminal, or FORCE_COLOR is set."""
     return sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
 
@@ -147,14 +147,14 @@ def columns() -> int | None:
     return console(stderr=False).width if sys.stdout.isatty() else None
 
 
-def wrapped(text: str, width: int, first: str = "", rest: str = "  ") -> list[str]:
+def wrap(text: str, width: int, first: str = "", rest: str = "  ") -> list[str]:
     """Return a text wrapped at a width. Words are never broken.
 
     Args:
         first, rest: Prefix of the first line, and of the other lines.
     """
     return textwrap.wrap(
-        plain(text),
+        escape_hidden(text),
         width,
         initial_indent=first,
         subsequent_indent=rest,
@@ -177,9 +177,9 @@ def console(*, stderr: bool) -> Console:
     )
 
 
-def styled(value: object, style: str = "") -> Text:
+def make_text(value: object, style: str = "") -> Text:
     """Return rich text with hidden characters escaped, so that rich measures the printed width."""
-    return Text(plain(value), style)
+    return Text(escape_hidden(value), style)
 
 
 def escape_formula(value: object) -> object:
@@ -193,10 +193,10 @@ def escape_formula(value: object) -> object:
     text = value.lstrip()
     blank = value[: len(value) - len(text)]
     lead = "'" if text.startswith(_FORMULA) or blank.startswith(_SPLITS) else ""
-    return plain(lead + _SPLIT_OFF.sub(r"\g<0>'", value))
+    return escape_hidden(lead + _SPLIT_OFF.sub(r"\g<0>'", value))
 
 
-def escaped_json(document: str) -> str:
+def escape_json(document: str) -> str:
     """Return a JSON document with its hidden characters as JSON escapes, so it reads the same."""
     return _HIDDEN_IN_JSON.sub(lambda found: _units(found[0]), document)
 
@@ -209,7 +209,7 @@ def _units(text: str) -> str:
 
 def escape_for_log(text: str) -> str:
     """Return escaped text. Under GitHub Actions, also escape workflow commands."""
-    shown = plain(text)
+    shown = escape_hidden(text)
     if os.environ.get("GITHUB_ACTIONS") != "true":
         return shown
     return _WORKFLOW_COMMAND.sub(lambda found: f"{found[0][:-1]}\\x{ord(found[0][-1]):02x}", shown)
@@ -229,7 +229,7 @@ def rows(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = N
     Args:
         columns: See `table`.
     """
-    (table if human() else tsv)(records, columns)
+    (table if is_interactive() else tsv)(records, columns)
 
 
 def table(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
@@ -244,9 +244,11 @@ def table(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = 
     """
     names, cells = _cells(records, columns)
     page = console(stderr=False)
-    if not human():
+    if not is_interactive():
         page.width = _LOG_WIDTH
-    texts = [[line[at] for line in [[*map(plain, names)], *cells]] for at in range(len(names))]
+    texts = [
+        [line[at] for line in [[*map(escape_hidden, names)], *cells]] for at in range(len(names))
+    ]
     words = [max(len(word) for text in column for word in text.split() or [""]) for column in texts]
     parts = [[0]] if names else []
     for at in range(1, len(names)):
@@ -261,10 +263,10 @@ def table(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = 
         for at in part:
             single = max(map(len, texts[at])) == words[at]
             drawn.add_column(
-                styled(texts[at][0]), overflow="fold", no_wrap=single, min_width=words[at]
+                make_text(texts[at][0]), overflow="fold", no_wrap=single, min_width=words[at]
             )
         for line in cells:
-            drawn.add_row(*(styled(line[at]) for at in part))
+            drawn.add_row(*(make_text(line[at]) for at in part))
         page.print(drawn, soft_wrap=False)
 
 
@@ -292,30 +294,30 @@ def _cells(
 
 def facts(pairs: Mapping[str, Any]) -> None:
     """Print one fact per line: `name  value` on a terminal, `name<TAB>value` in a pipe."""
-    width = max(map(len, pairs), default=0) + 2 if human() else 0
+    width = max(map(len, pairs), default=0) + 2 if is_interactive() else 0
     for name, value in pairs.items():
-        gap = " " * (width - len(name)) if human() else "\t"
+        gap = " " * (width - len(name)) if is_interactive() else "\t"
         data(f"{name}{gap}{_cell(value)}")
 
 
 def json_line(record: object) -> None:
     """Print one JSON line on stdout and flush it. NaN and infinity become null."""
     line = json.dumps(_jsonable(record), ensure_ascii=False, allow_nan=False)
-    sys.stdout.write(escaped_json(line) + "\n")
+    sys.stdout.write(escape_json(line) + "\n")
     sys.stdout.flush()
 
 
 def note(text: str) -> None:
     """Print a message on stderr."""
-    console(stderr=True).print(styled(text))
+    console(stderr=True).print(make_text(text))
 
 
 def error(message: str, hint: str | None = None) -> None:
     """Print an error on stderr, with a hint how to fix it."""
     talk = console(stderr=True)
-    talk.print(Text("error: ", "bold red").append_text(styled(message)))
+    talk.print(Text("error: ", "bold red").append_text(make_text(message)))
     if hint:
-        talk.print(Text("hint: ", "bold cyan").append_text(styled(hint)))
+        talk.print(Text("hint: ", "bold cyan").append_text(make_text(hint)))
 
 
 def open_closed_streams() -> None:
@@ -349,13 +351,13 @@ def _drop(stream: TextIO) -> None:
 def _cell(value: object) -> str:
     """Return a table entry as text. Lists and mappings are joined by commas."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{plain(key)} {_cell(member)}" for key, member in value.items())
+        return ", ".join(f"{escape_hidden(key)} {_cell(member)}" for key, member in value.items())
     if isinstance(value, (list, tuple, set, frozenset)):
         members = sorted(value) if isinstance(value, (set, frozenset)) else value
         return ", ".join(_cell(member) for member in members)
     if isinstance(value, float):
-        return f"{value:.{4 if human() else _DIGITS}g}"
-    return plain(value)
+        return f"{value:.{4 if is_interactive() else _DIGITS}g}"
+    return escape_hidden(value)
 
 
 def _jsonable(value: Any) -> Any:

@@ -16,14 +16,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from specbench_cli.api import Method
 from specbench_cli.config import plugin_file
-from specbench_cli.config.problems import shown
+from specbench_cli.config.problems import shorten
 from specbench_cli.errors import UsageError, message_of
 from specbench_cli.time_limit import limit_time
 
 IMPORT_S = 120.0
 """Maximum time in seconds to import a plug-in."""
 
-MOST_LETTERS = 64
+MAX_NAME_LENGTH = 64
 """Maximum length of a method name."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._+:-]*")
@@ -59,10 +59,10 @@ def check_name(name: object, origin: str) -> None:
     Args:
         origin: the file or package that defines the method.
     """
-    if not isinstance(name, str) or len(name) > MOST_LETTERS or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
         raise UsageError(
-            f"{origin}: {shown(repr(name))} cannot be a method's name, which has lower-case"
-            f" letters, digits and . _ - + : and at most {MOST_LETTERS} of them",
+            f"{origin}: {shorten(repr(name))} cannot be a method's name, which has lower-case"
+            f" letters, digits and . _ - + : and at most {MAX_NAME_LENGTH} of them",
             'give the class another `name = "..."`, such as "my-method"',
         )
 
@@ -82,7 +82,7 @@ def _check_attributes(path: str, method: type[Method]) -> None:
         except ValidationError:
             raise UsageError(
                 f"{path}: `{name}` of {method.__name__} is"
-                f" {shown(repr(value))},"
+                f" {shorten(repr(value))},"
                 f" of type {type(value).__name__}",
                 f"`{name}` must be {_words(kind)}, as in {name} = {_example(name)}",
             ) from None

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     import pandas
 
     from specbench_cli.comparison.outcome import Comparison
-    from specbench_cli.report.reading import Reading
+    from specbench_cli.report.report_data import ReportData
 
 Named = str | os.PathLike[str]
 """A name or a path."""
 
-LONGEST_START_S = 3.0
+MAX_START_S = 3.0
 
 
 def run(
@@ -71,8 +71,8 @@ def run(
         EnvironmentFault: This machine lacks weights, data, a device or disk space.
         SpecbenchError: Any other error of the command line.
     """
-    from specbench_cli.commands._progress import RunProgress, make_progress
-    from specbench_cli.commands._running import NOISE, read_settings, show_resume_command
+    from specbench_cli.commands._progress import ProgressDisplay, make_progress
+    from specbench_cli.commands._running import NOISE_ERROR, read_settings, show_resume_command
     from specbench_cli.config import permission
     from specbench_cli.config.sources import from_call
 
@@ -82,37 +82,37 @@ def run(
     )
     registry.check_shadowing()
     named = {"target": target, "methods": methods, "tasks": tasks}
-    given = {key: _plain(value) for key, value in named.items() if value is not None}
-    asked, sources = read_settings(
-        from_call(given | {key: _plain(value) for key, value in settings.items()}),
+    given = {key: _paths_to_text(value) for key, value in named.items() if value is not None}
+    run_config, sources = read_settings(
+        from_call(given | {key: _paths_to_text(value) for key, value in settings.items()}),
         file,
         permission.permit_all if trust else permission.check,
     )
-    from specbench_cli.measure import run as execute
+    from specbench_cli.measure.run import measure_run, start_run
     from specbench_cli.plan.matrix import is_matrix
     from specbench_cli.report import outputs
     from specbench_cli.store.run_dir import RunDir, register_run
 
-    if is_matrix(asked):
+    if is_matrix(run_config):
         raise UsageError(
             "targets and drafts stand for several runs, and a call makes one",
             "[sb.run(target) for target in TARGETS], or specbench run --targets",
         )
     with (
         warnings.catch_warnings(),
-        _threads_kept(),
-        make_progress(json=False, start_s=_start_s()) if progress else RunProgress() as view,
+        _keep_thread_count(),
+        make_progress(json=False, start_s=_start_s()) if progress else ProgressDisplay() as view,
     ):
         # transformers warns on import in a notebook without ipywidgets. Its progress bar is never
         # drawn.
         warnings.filterwarnings("ignore", message="IProgress not found")
-        plan, run_dir = execute.start_run(asked, sources, folder, view)
-        with show_resume_command(run_dir.path, view, part=False):
-            result = execute.measure_run(plan, run_dir, view, fresh=True)
+        plan, run_dir = start_run(run_config, sources, folder, view)
+        with show_resume_command(run_dir.path, view, is_repeat=False):
+            result = measure_run(plan, run_dir, view, fresh=True)
             found = Run(outputs.write_outputs(RunDir.open(result.run_dir)))
     register_run(run_dir.path)
     if result.noisy:
-        warnings.warn("; ".join(NOISE), stacklevel=2)
+        warnings.warn("; ".join(NOISE_ERROR), stacklevel=2)
     return found
 
 
@@ -125,10 +125,10 @@ def load(run: Named = "last") -> Run:
     Raises:
         UsageError: There is no run, or its files are damaged.
     """
-    from specbench_cli.report.reading import read
+    from specbench_cli.report.report_data import read_report_data
     from specbench_cli.store.run_dir import RunDir, find_run
 
-    return Run(read(RunDir.open(find_run(_to_name("load(): run", run)))))
+    return Run(read_report_data(RunDir.open(find_run(_to_name("load(): run", run)))))
 
 
 def compare(
@@ -153,19 +153,19 @@ def compare(
     """
     from specbench_cli.comparison.compare import compare as put_together
     from specbench_cli.comparison.outcome import parse_fail_on, parse_tolerance
-    from specbench_cli.comparison.reading import load_side
+    from specbench_cli.comparison.side_sources import load_side
     from specbench_cli.config.commands import CompareOptions
 
     base, new = (
         str(each.path) if isinstance(each, Run) else _to_name(f"compare(): {word}", each)
         for word, each in (("base", base), ("new", new))
     )
-    usual = CompareOptions()
+    defaults = CompareOptions()
     found = put_together(
         load_side(base),
         load_side(new),
-        tolerance=parse_tolerance(str(usual.tolerance if tolerance is None else tolerance)),
-        fail_on=parse_fail_on(usual.fail_on if fail_on is None else fail_on),
+        tolerance=parse_tolerance(str(defaults.tolerance if tolerance is None else tolerance)),
+        fail_on=parse_fail_on(defaults.fail_on if fail_on is None else fail_on),
     )
     return ComparisonResult(found)
 
@@ -174,15 +174,15 @@ def methods() -> pandas.DataFrame:
     """Return all methods, one row per method: requirements, guarantee and description."""
     import pandas
 
-    from specbench_cli.commands._card import brief
+    from specbench_cli.commands._card import describe_entry
 
-    return pandas.DataFrame(map(brief, registry.entries())).set_index("name")
+    return pandas.DataFrame(map(describe_entry, registry.entries())).set_index("name")
 
 
 class Run:
     """A finished run: its records and results. `run` and `load` return it."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: ReportData) -> None:
         self._reading = reading
 
     def __repr__(self) -> str:
@@ -295,7 +295,7 @@ class ComparisonResult:
         """Return the verdict in one line."""
         from specbench_cli.comparison.pages.words import headline
 
-        return output.plain(headline(self._comparison))
+        return output.escape_hidden(headline(self._comparison))
 
     def _repr_markdown_(self) -> str:
         from specbench_cli.comparison.pages.markdown import render
@@ -338,11 +338,11 @@ def _start_s() -> float:
 
     It is this process's own time, limited because an old process has also done other work.
     """
-    return min(time.process_time(), LONGEST_START_S)
+    return min(time.process_time(), MAX_START_S)
 
 
 @contextmanager
-def _threads_kept() -> Iterator[None]:
+def _keep_thread_count() -> Iterator[None]:
     """Restore torch's number of threads afterwards, since it is the next run's default."""
     import torch
 
@@ -364,11 +364,11 @@ def _to_name(what: str, value: Named) -> str:
     raise UsageError(f"{what} must be a name or a path, got {value!r}", "help(specbench_cli.run)")
 
 
-def _plain(value: Any) -> Any:
+def _paths_to_text(value: Any) -> Any:
     """Return a setting with paths as text."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+    return [_paths_to_text(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _in_notebook() -> bool:

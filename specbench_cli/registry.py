@@ -18,7 +18,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench_cli.config.problems import did_you_mean, listed, shown, usage_error
+from specbench_cli.config.problems import did_you_mean, join_names, shorten, usage_error
 from specbench_cli.errors import UsageError, message_of
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ _plugin_methods: dict[str, MethodEntry] = {}
 
 
 @cache
-def ours() -> dict[str, MethodEntry]:
+def built_in_methods() -> dict[str, MethodEntry]:
     """Return the built-in methods, in the order of `FAMILIES` and of their names.
 
     Each class in `methods/NAME.py`, or in `methods/NAME/method.py`, declares the attributes of its
@@ -118,10 +118,10 @@ def ours() -> dict[str, MethodEntry]:
     found: dict[str, MethodEntry] = {}
     for module, file in _sources():
         found |= parse_entries(file.read_text(encoding="utf-8"), module)
-    return dict(sorted(found.items(), key=lambda item: _place(*item)))
+    return dict(sorted(found.items(), key=lambda item: _sort_key(*item)))
 
 
-def _place(name: str, entry: MethodEntry) -> tuple[int, str]:
+def _sort_key(name: str, entry: MethodEntry) -> tuple[int, str]:
     """Return the sort key of a method: its family, then its name. Peers keep their files' order."""
     return FAMILIES.index(entry.family), "" if entry.peer else name.replace("-", "")
 
@@ -156,7 +156,7 @@ def parse_entries(text: str, module: str) -> dict[str, MethodEntry]:
     for node in ast.parse(text).body:
         if not isinstance(node, ast.ClassDef):
             continue
-        own = dict(_literals(node, module))
+        own = dict(_read_declarations(node, module))
         bases = [attributes.get(base.id, {}) for base in node.bases if isinstance(base, ast.Name)]
         known = attributes[node.name] = {k: v for base in bases for k, v in base.items()} | own
         if "name" in own and known.get("family") and not node.name.startswith("_"):
@@ -183,7 +183,7 @@ _DECLARED = frozenset(
 """Class attributes that become attributes of an entry."""
 
 
-def _literals(node: ast.ClassDef, module: str) -> Iterator[tuple[str, Any]]:
+def _read_declarations(node: ast.ClassDef, module: str) -> Iterator[tuple[str, Any]]:
     """Yield names and values of the declared attributes of a class."""
     for each in node.body:
         if not (isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)):
@@ -202,22 +202,22 @@ def _literals(node: ast.ClassDef, module: str) -> Iterator[tuple[str, Any]]:
 
 def entries() -> dict[str, MethodEntry]:
     """Return all methods by canonical name. The names of built-in methods cannot be replaced."""
-    return {**ours(), **_installed(), **_plugin_methods}
+    return {**built_in_methods(), **_entry_point_methods(), **_plugin_methods}
 
 
-def without_plugins() -> Mapping[str, MethodEntry]:
+def entries_without_plugins() -> Mapping[str, MethodEntry]:
     """Return the methods that need no plug-in file: built-in ones and those of distributions."""
-    return {**ours(), **_installed()}
+    return {**built_in_methods(), **_entry_point_methods()}
 
 
 @cache
-def _installed() -> dict[str, MethodEntry]:
+def _entry_point_methods() -> dict[str, MethodEntry]:
     """Return the methods of other distributions. Cached, since the lookup reads all metadata."""
     import importlib.metadata
 
     found = {}
     for point in importlib.metadata.entry_points(group=GROUP):
-        if point.name in ours():
+        if point.name in built_in_methods():
             continue
         package = point.dist.name if point.dist else "an unknown distribution"
         found[point.name] = MethodEntry(
@@ -243,7 +243,7 @@ def check_shadowing() -> None:
             )
 
 
-def foreign() -> bool:
+def has_loaded_plugin() -> bool:
     """Return True if this process imported a plug-in."""
     return bool(_plugin_methods)
 
@@ -263,14 +263,18 @@ def resolve(name: str) -> str:
         return aliases[word]
     guess = did_you_mean(word, [*known, *aliases])
     raise UsageError(
-        f"there is no method {shown(repr(name))}{guess or f'; there are {listed(known)}'}",
+        f"there is no method {shorten(repr(name))}{guess or f'; there are {join_names(known)}'}",
         f"--plugin {name}" if word.endswith(".py") else "specbench list methods",
     )
 
 
-def lossless() -> list[str]:
+def lossless_methods() -> list[str]:
     """Return the built-in methods that guarantee vanilla's output, without peers."""
-    return [name for name, each in ours().items() if each.guarantee == LOSSLESS and not each.peer]
+    return [
+        name
+        for name, each in built_in_methods().items()
+        if each.guarantee == LOSSLESS and not each.peer
+    ]
 
 
 def load(name: str) -> type[Method]:
@@ -307,14 +311,14 @@ def papers(name: str) -> Papers:
     """
     entry = entries()[resolve(name)]
     if entry.proposed_in or entry.builds_on:  # available without importing the method and torch
-        return _cited(entry.proposed_in, entry.builds_on)
+        return _cite_papers(entry.proposed_in, entry.builds_on)
     method = load(name)
     if method.citation or method.claims:
         return Papers(inspect.cleandoc(method.citation), tuple(method.claims))
-    return _cited(method.proposed_in, method.builds_on)
+    return _cite_papers(method.proposed_in, method.builds_on)
 
 
-def _cited(proposed_in: Sequence[str], builds_on: Sequence[str]) -> Papers:
+def _cite_papers(proposed_in: Sequence[str], builds_on: Sequence[str]) -> Papers:
     """Return the citations of papers by key, with the claims of the `proposed_in` papers."""
     from specbench_cli.engine.params import Claim
 
@@ -334,16 +338,16 @@ def _bibliography() -> dict[str, Any]:
     return papers
 
 
-def build(name: str, passed: Mapping[str, Any]) -> Method:
+def build(name: str, params: Mapping[str, Any]) -> Method:
     """Return a method with its parameters: those passed, and defaults for the rest.
 
     Raises:
         UsageError: A parameter is unknown or its value is not allowed. See also `load`.
     """
-    return _with_parameters(load(name), name, passed)
+    return _with_parameters(load(name), name, params)
 
 
-def declare(name: str, passed: Mapping[str, Any]) -> Method:
+def declare(name: str, params: Mapping[str, Any]) -> Method:
     """Return a method for a plan. It has parameters and hooks, but cannot decode.
 
     Unlike `build`, it does not import torch. Exceptions are plug-ins, and peers that check what is
@@ -355,22 +359,22 @@ def declare(name: str, passed: Mapping[str, Any]) -> Method:
     canonical = resolve(name)
     entry = entries()[canonical]
     if entry.origin != "specbench":
-        return build(name, passed)
-    from specbench_cli.declarations import declared
+        return build(name, params)
+    from specbench_cli.declarations import load_declaration
     from specbench_cli.engine.method import Method
 
-    kind: type[Method] = declared(*entry.target.split(":"))
+    kind: type[Method] = load_declaration(*entry.target.split(":"))
     if kind.check is not Method.check:
-        return build(name, passed)
-    return _with_parameters(kind, name, passed)
+        return build(name, params)
+    return _with_parameters(kind, name, params)
 
 
-def _with_parameters(kind: type[Method], name: str, passed: Mapping[str, Any]) -> Method:
+def _with_parameters(kind: type[Method], name: str, params: Mapping[str, Any]) -> Method:
     """Return an instance of a method's class. See `build`."""
     from pydantic import ValidationError
 
     try:
-        return kind(kind.Params.model_validate(dict(passed)))
+        return kind(kind.Params.model_validate(dict(params)))
     except ValidationError as found:
         raise usage_error(
             found,

@@ -86,7 +86,7 @@ def _load_method(method: str | os.PathLike[str]) -> str:
     path = Path(method)
     if path.suffix != ".py":
         return registry.resolve(os.fspath(method))
-    plugin_file.release()
+    plugin_file.unpin_all()
     names = registry.load_plugin(str(path))
     if len(names) != 1:
         raise UsageError(

@@ -38,11 +38,11 @@ def limit_time(
         raise error(message)
 
     timer = signal.ITIMER_PROF if cpu else signal.ITIMER_REAL
-    sent = signal.SIGPROF if cpu else signal.SIGALRM
-    before = signal.signal(sent, stop)
+    signal_number = signal.SIGPROF if cpu else signal.SIGALRM
+    before = signal.signal(signal_number, stop)
     signal.setitimer(timer, seconds, again_s)
     try:
         yield
     finally:
         signal.setitimer(timer, 0)
-        signal.signal(sent, before)
+        signal.signal(signal_number, before)

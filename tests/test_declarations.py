@@ -38,7 +38,7 @@ PASSED: dict[str, list[dict[str, Any]]] = {
 
 CASES = [
     pytest.param(name, passed, id=f"{name} {passed}")
-    for name in registry.ours()
+    for name in registry.built_in_methods()
     for passed in ({}, *PASSED.get(name, []))
 ]
 ATTRIBUTES = [
@@ -87,7 +87,7 @@ def test_modules_of_declarations_do_not_import_torch():
 
 
 def test_a_name_of_torch_is_a_placeholder():
-    assert declarations.declared("methods.eagle3.head", "nn") is declarations.Placeholder
+    assert declarations.load_declaration("methods.eagle3.head", "nn") is declarations.Placeholder
 
 
 def specbench(*args: str) -> subprocess.CompletedProcess[str]:

@@ -5,23 +5,23 @@ from __future__ import annotations
 import pytest
 
 from specbench_cli.errors import (
-    LONGEST_TEXT,
+    MAX_TEXT_LENGTH,
     MethodFault,
     UsageError,
     message_of,
-    on_one_line,
+    to_one_line,
     truncate,
 )
 
-NEVER_LONGER = 2 * LONGEST_TEXT
+NEVER_LONGER = 2 * MAX_TEXT_LENGTH
 """Maximum length of a truncated text with its prefix and suffix."""
 
 
 def test_a_long_text_is_cut_and_says_by_how_much():
-    assert truncate("x" * 50_000) == "x" * LONGEST_TEXT + "... (48000 more characters cut)"
+    assert truncate("x" * 50_000) == "x" * MAX_TEXT_LENGTH + "... (48000 more characters cut)"
 
 
-@pytest.mark.parametrize("text", ["", "short", "x" * LONGEST_TEXT])
+@pytest.mark.parametrize("text", ["", "short", "x" * MAX_TEXT_LENGTH])
 def test_a_text_of_usual_length_is_left_alone(text):
     assert truncate(text) == text
 
@@ -37,7 +37,7 @@ def test_half_a_character_which_no_file_can_hold_is_spelled_out():
 
 
 def test_line_breaks_of_every_kind_become_blanks():
-    assert on_one_line("a\nb\r\nc\x85d\u2028e\x0bf") == "a b c d e f"
+    assert to_one_line("a\nb\r\nc\x85d\u2028e\x0bf") == "a b c d e f"
 
 
 class Unsayable(Exception):

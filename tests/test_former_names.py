@@ -68,6 +68,7 @@ def test_functions_of_host_keep_their_former_names():
         *(api.AcceptRule, api.Batch, api.Method, api.ModelOutput, api.Partial, api.PeerSession),
         *(api.SegmentParams, api.SegmentRule, api.Segments, api.Session, api.Topics),
         *(LookAheadRows, PausedForward, Transcript, Vocabulary),
+        *(api.KVState, api.LayerReader, api.Scratch, api.StopRule),
         *(api.Decoder, api.DraftSession, api.Drafter, api.Growth, api.Length, api.Metered),
         *(api.SuffixArray, api.TreeTemplate, api.Worker, api.Head, api.FeatureHead, api.ModelInput),
     ],

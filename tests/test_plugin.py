@@ -39,13 +39,13 @@ def test_a_usual_name_is_taken(tmp_path, name):
 
 
 def test_every_name_of_ours_is_one_that_a_plug_in_could_have():
-    for name in registry.ours():
+    for name in registry.built_in_methods():
         plugin.check_name(name, "specbench")
 
 
 def test_a_name_of_another_distribution_is_checked_before_it_is_imported(monkeypatch):
     entry = registry.MethodEntry("os:path", "", origin="theirs")
-    monkeypatch.setattr(registry, "_installed", lambda: {"../x": entry})
+    monkeypatch.setattr(registry, "_entry_point_methods", lambda: {"../x": entry})
     with pytest.raises(UsageError, match=r"theirs: '\.\./x' cannot be a method's name"):
         registry.load("../x")
 

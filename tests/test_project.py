@@ -17,10 +17,10 @@ import yaml
 
 from recipes import reference
 from specbench_cli import __version__, registry
-from specbench_cli.commands._card import brief, catalogue_row, family_rows
+from specbench_cli.commands._card import catalogue_row, describe_entry, family_rows
 from specbench_cli.config.sources import OTHER_VARIABLES
 from specbench_cli.errors import ExitCode
-from specbench_cli.registry import ours
+from specbench_cli.registry import built_in_methods
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("specbench_cli", "methods", "datasets_cfg")
@@ -63,7 +63,11 @@ def shipped() -> set[str]:
     ("marker", "page", "rows"),
     [
         ("families", "docs/reference/methods.md", family_rows),
-        ("methods", "docs/reference/methods.md", lambda: [catalogue_row(brief(m)) for m in ours()]),
+        (
+            "methods",
+            "docs/reference/methods.md",
+            lambda: [catalogue_row(describe_entry(m)) for m in built_in_methods()],
+        ),
     ],
 )
 def test_the_method_tables_of_the_pages_are_generated(marker, page, rows):

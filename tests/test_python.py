@@ -102,7 +102,9 @@ def test_time_left_counts_the_report_by_the_start_of_the_program(monkeypatch, sp
     seen = []
     monkeypatch.setattr("time.process_time", lambda: spent)
     monkeypatch.setattr(
-        _progress, "make_progress", lambda **given: seen.append(given) or _progress.RunProgress()
+        _progress,
+        "make_progress",
+        lambda **given: seen.append(given) or _progress.ProgressDisplay(),
     )
     with pytest.raises(UsageError, match="positions"):
         sb.run(methods="pld", limit=1, max_new_tokens=10**9)

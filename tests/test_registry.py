@@ -13,7 +13,7 @@ import methods
 from specbench_cli import registry
 from specbench_cli.api import Method
 from specbench_cli.errors import UsageError
-from specbench_cli.registry import ours, parse_entries
+from specbench_cli.registry import built_in_methods, parse_entries
 
 REPEATER = '''
 from specbench_cli.api import Draft, Field, Method, MethodParams, Session
@@ -62,12 +62,12 @@ def classes_on_disk() -> dict[str, type[Method]]:
 
 
 def test_the_registry_holds_exactly_the_methods_on_disk():
-    assert sorted(ours()) == sorted(classes_on_disk())
+    assert sorted(built_in_methods()) == sorted(classes_on_disk())
 
 
-@pytest.mark.parametrize("name", ours())
+@pytest.mark.parametrize("name", built_in_methods())
 def test_an_entry_is_equal_to_its_class(name):
-    entry, found = ours()[name], registry.load(name)
+    entry, found = built_in_methods()[name], registry.load(name)
     assert entry.target == f"{found.__module__}:{found.__qualname__}"
     assert found.name == name
     assert entry.summary == inspect.getdoc(found).partition("\n")[0]
@@ -99,7 +99,8 @@ def test_a_class_inherits_what_its_base_declares_but_for_name_and_aliases():
 
 
 def test_reading_the_registry_imports_no_torch():
-    code = "import sys; from specbench_cli import registry; registry.ours(); registry.papers('sps')"
+    code = "import sys; from specbench_cli import registry"
+    code += "; registry.built_in_methods(); registry.papers('sps')"
     code += "; assert not {'torch', 'methods.sps'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -136,8 +137,8 @@ def test_unknown_method_far_from_all_is_answered_with_all():
 
 
 def test_aliases_are_nobody_elses_name():
-    aliases = [alias for entry in ours().values() for alias in entry.aliases]
-    assert len({*aliases, *ours()}) == len(aliases) + len(ours())
+    aliases = [alias for entry in built_in_methods().values() for alias in entry.aliases]
+    assert len({*aliases, *built_in_methods()}) == len(aliases) + len(built_in_methods())
 
 
 def test_parameters_have_their_defaults():
@@ -223,11 +224,11 @@ def distribution(tmp_path, monkeypatch):
         (site / "their_methods.py").write_text(module_text)
         monkeypatch.syspath_prepend(str(site))
         monkeypatch.delitem(sys.modules, "their_methods", raising=False)
-        registry._installed.cache_clear()
+        registry._entry_point_methods.cache_clear()
         return Path(site)
 
     yield install
-    registry._installed.cache_clear()
+    registry._entry_point_methods.cache_clear()
 
 
 def test_entry_point_is_listed_without_being_imported(distribution):

@@ -106,12 +106,12 @@ def load_once(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a loader that loads each checkpoint once."""
     loaded: dict[Path, Any] = {}
 
-    def once(checkpoint: Any) -> Any:
+    def load(checkpoint: Any) -> Any:
         if checkpoint.path not in loaded:
             loaded[checkpoint.path] = make(checkpoint)
         return loaded[checkpoint.path]
 
-    return once
+    return load
 
 
 def wait_for_exit_code(child: int) -> int:
@@ -282,9 +282,9 @@ def main() -> int:
         patch.multiple(
             bench,
             load_decoder=cache(bench.load_decoder),
-            config_facts=cache(bench.config_facts),
-            module_of=cache(bench.module_of),
-            tokenizer_of=load_once(bench.load_tokenizer),
+            read_checkpoint_facts=cache(bench.read_checkpoint_facts),
+            get_module=cache(bench.get_module),
+            load_tokenizer=load_once(bench.load_tokenizer),
         ),
         patch.object(outputs, "write_figures", lambda *_, **__: []),
         patch.object(

@@ -30,7 +30,7 @@ def detection_rate(rng, before, after, size, replications):
         series = rng.normal(size=before + after)
         series[before:] += size
         detected = find_level_shifts(series, level=RARE, draws=999, seed=i)
-        hits += any(abs(shift.at - before) <= 1 for shift in detected)
+        hits += any(abs(shift.index - before) <= 1 for shift in detected)
     return hits / replications
 
 

@@ -54,7 +54,7 @@ def _run(path: Path, seed: int, rule: str, dtype: str, prompts: int, tokens: int
             return
         order = [*specbench, "--resume", str(path)]
     else:
-        methods = [name for name in registry.lossless() if name != "vanilla"]
+        methods = [name for name in registry.lossless_methods() if name != "vanilla"]
         sampling = () if rule == "greedy" else (*WARPS[seed], "--verify", rule)
         sizes = ("--limit", str(prompts), "--max-new-tokens", str(tokens), "--seed", str(seed))
         rest = (*sizes, *sampling, "--dtype", dtype, "--threads", "1", "--allow-noise")

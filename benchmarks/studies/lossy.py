@@ -29,12 +29,12 @@ from typing import NamedTuple
 import yaml
 from transformers import PreTrainedTokenizerFast
 
-from specbench_cli.config.sweep import settings
+from specbench_cli.config.sweep import format_params
 from specbench_cli.models import resolve
 from specbench_cli.report.figures import frontier
 from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.markdown_table import table
-from specbench_cli.report.reading import read
+from specbench_cli.report.report_data import read_report_data
 from specbench_cli.stats.difference import MeanDifference
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Record
@@ -106,7 +106,7 @@ def main() -> None:
     summaries, matched = dict[str, Summary](), list[RateMatchedComparison]()
     for rules in args.rules or (*RULES, *ROWS):
         run = _run(rules, args.folder / rules, args.limit)
-        summaries[rules] = read(run).summary
+        summaries[rules] = read_report_data(run).summary
         print(f"\n## {rules}: {_describe_prompts(summaries[rules])}\n")
         matched += _print_table(rules, run, summaries[rules])
     print(f"\n{_summarise(matched)}")
@@ -197,8 +197,8 @@ def _limit_or_zero(value: float | None) -> float:
 def _draw_figure(summaries: Mapping[str, Summary], file: Path) -> None:
     """Draw accuracy against tokens per forward, a panel per kind of rule."""
     rows = -(-len(summaries) // 2)
-    with style.applied():
-        figure = style.blank(style.PAGE_IN, 3.4 * rows, layout="constrained")
+    with style.figure_style():
+        figure = style.new_figure(style.PAGE_IN, 3.4 * rows, layout="constrained")
         for place, (rules, summary) in enumerate(summaries.items(), 1):
             axes = figure.add_subplot(rows, min(2, len(summaries)), place)
             lossy = tuple(replace(row, speedup=None) for row in summary.lossy)
@@ -214,7 +214,7 @@ def _write_config(rules: str, file: Path) -> Path:
     """Write a configuration with the methods of a kind of rule and return its path."""
     name = METHODS[rules]
     rows = [
-        {"name": name, "label": " ".join([name, *settings(params)]), "params": params}
+        {"name": name, "label": " ".join([name, *format_params(params)]), "params": params}
         for params in ROWS[rules]
     ]
     if rules == "words":
@@ -299,7 +299,7 @@ def _table_cells(
     )
     figures = formats.percent(rates[row.label]), formats.number(row.per_forward)
     discarded = (formats.number(row.draft_discarded, 0), formats.number(row.scored, 0))
-    accuracy = (formats.percent(row.score, 1), metrics.lost(row))
+    accuracy = (formats.percent(row.score, 1), metrics.accuracy_loss(row))
     return [row.label, *figures, *accuracy, *comparison, *discarded, row.n_prompts]
 
 

@@ -355,7 +355,7 @@ def decode_full_batch(bench: Bench, method: object, requests: list[Request]) -> 
     ns = tokens = n_accepted = tested = 0
     for step in method.generate_batch(batch):  # type: ignore[attr-defined]
         if ended is None or ended is step.forwards:  # the sequences of a step share its forwards
-            ns = batch.meter.clock.now() - max(text.first_ns for text in texts)
+            ns = batch.meter.clock.now_ns() - max(text.first_ns for text in texts)
             tokens = sum(
                 text.position - 1 for text in texts
             )  # the first token of each sequence belongs to prefill

@@ -1,12 +1,12 @@
 """Measure forward time by number of rows, against the time to read the weights.
 
-A memory-bound target reads its weights once per forward, however many tokens it verifies. So a
+A memory-bound target reads its weights action per forward, however many tokens it verifies. So a
 forward over 6 rows should take about as long as one over 1 row. The script prints for 1 to 64 rows:
 milliseconds, the share of the read bandwidth that is reached (bytes read by a forward, divided by
 time and bandwidth), and each row count that costs over 10% more than the next larger one.
 
     python -P benchmarks/times/forward_rows.py smollm2-135m --dtype float32 --threads 2
-    python -P benchmarks/times/forward_rows.py smollm2-135m --forms  # each matrix, by form
+    python -P benchmarks/times/forward_rows.py smollm2-135m --forms  # each matrix, by backend
     python -P benchmarks/times/forward_rows.py shape:llama-2-7b --device cuda --dtype bfloat16
     python -P benchmarks/times/forward_rows.py shape:llama-68m --device cuda --steps
 
@@ -34,7 +34,13 @@ import torch
 from specbench_cli.engine.models.cuda.graphs import CudaGraphs
 from specbench_cli.engine.models.fused import FusedDecoder
 from specbench_cli.engine.models.layers import layer_bytes
-from specbench_cli.engine.models.linear import Form, Linear, WeightArena, choose_form, linear
+from specbench_cli.engine.models.linear import (
+    Linear,
+    LinearBackend,
+    WeightArena,
+    choose_backend,
+    linear,
+)
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.models.meter import Meter, Metered
 from specbench_cli.engine.models.state import KVState
@@ -51,13 +57,13 @@ DRAFTS, CHAINS = 5, 40
 """Number of forwards of a draft step, and number of steps."""
 
 
-def shortest_time(once: Callable[[], object], clock: Callable[[], float], repeats: int) -> float:
+def shortest_time(action: Callable[[], object], clock: Callable[[], float], repeats: int) -> float:
     """Return the shortest of several times in seconds, with a sync at the end on a GPU."""
-    once()
+    action()
     times = []
     for _ in range(repeats):
         start = clock()
-        once()
+        action()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         times.append(clock() - start)
@@ -89,12 +95,14 @@ def measure_rows(
     """Return the seconds of a forward with all logits, by number of rows."""
     state = create_prompted_state(decoder)
 
-    def once(rows: int) -> None:
+    def run_forward(rows: int) -> None:
         ids = torch.arange(rows, device=decoder.device)[None] + 20
         decoder.forward(Tokens(ids), state, logits_at="all")
         state.rollback(0, PROMPT)
 
-    return {rows: shortest_time(lambda rows=rows: once(rows), clock, repeats) for rows in ROWS}
+    return {
+        rows: shortest_time(lambda rows=rows: run_forward(rows), clock, repeats) for rows in ROWS
+    }
 
 
 def measure_draft_step(decoder: FusedDecoder) -> tuple[float, float]:
@@ -102,23 +110,23 @@ def measure_draft_step(decoder: FusedDecoder) -> tuple[float, float]:
     state = create_prompted_state(decoder)
     model = Metered(decoder, Meter(decoder.device), role="draft")
 
-    def once() -> None:
+    def run_step() -> None:
         x = torch.zeros(1, 1, dtype=torch.int64, device=decoder.device)
         for _ in range(DRAFTS):
             x = model.forward(Tokens(x), state).rows.argmax(-1)[None]
         x.tolist()
         state.rollback(0, PROMPT)
 
-    def several() -> None:
+    def run_steps() -> None:
         for _ in range(CHAINS):
-            once()
+            run_step()
 
-    several()
+    run_steps()
     start = time.perf_counter()
-    several()
+    run_steps()
     token_seconds = time.perf_counter() - start
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        several()
+        run_steps()
     busy = sum(event.self_device_time_total for event in profile.key_averages()) / 1e6
     return token_seconds / CHAINS / DRAFTS, busy / CHAINS / DRAFTS
 
@@ -168,18 +176,18 @@ def print_forms(decoder: FusedDecoder, clock: Callable[[], float], repeats: int)
     for name, (n_in, n_out, count) in shapes.items():
         pages = WeightArena()
         weights = [pages.store(torch.randn(n_in, n_out).to(decoder.dtype)) for _ in range(count)]
-        print(f"\n{name} {n_in} x {n_out}, {count} of them; the rule: {choose_form(weights[0])}")
+        print(f"\n{name} {n_in} x {n_out}, {count} of them; the rule: {choose_backend(weights[0])}")
         print(f"{'rows':>10}", *(f"{n:>7}" for n in rows))
-        for form in get_args(Form):
-            if form in ("packed16", "widened") and decoder.dtype == torch.float32:
+        for backend in get_args(LinearBackend):
+            if backend in ("packed16", "widened") and decoder.dtype == torch.float32:
                 continue
-            products = [linear(weight, form=form) for weight in weights]
+            products = [linear(weight, backend=backend) for weight in weights]
             times = []
             for n in rows:
                 x = torch.randn(n, n_in).to(decoder.dtype)
-                once = partial(multiply, products, x)
-                times.append(shortest_time(once, clock, repeats))
-            print(f"{form:>10}", *(f"{each * 1e3:7.2f}" for each in times), flush=True)
+                action = partial(multiply, products, x)
+                times.append(shortest_time(action, clock, repeats))
+            print(f"{backend:>10}", *(f"{each * 1e3:7.2f}" for each in times), flush=True)
 
 
 def main() -> None:
@@ -190,8 +198,10 @@ def main() -> None:
     parser.add_argument("--graphs", default="on", choices=("on", "off"), help="on a GPU")
     parser.add_argument("--steps", action="store_true", help="launch overhead of a draft step")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--form", choices=get_args(Form), help="default: the rule's")
-    parser.add_argument("--forms", action="store_true", help="each matrix by form")
+    parser.add_argument(
+        "--form", dest="backend", choices=get_args(LinearBackend), help="default: the rule's"
+    )
+    parser.add_argument("--forms", action="store_true", help="each matrix by backend")
     parser.add_argument("--cpu-time", action="store_true", help="measure CPU time of one thread")
     parser.add_argument("--repeats", type=int, default=10)
     args = parser.parse_args()
@@ -200,7 +210,7 @@ def main() -> None:
     dtype = getattr(torch, args.dtype)
     device = torch.device(args.device)
     decoder = load_decoder(
-        resolve(args.model).path, name="target", device=device, dtype=dtype, form=args.form
+        resolve(args.model).path, name="target", device=device, dtype=dtype, backend=args.backend
     )
     if not isinstance(decoder, FusedDecoder):
         raise SystemExit(f"{args.model} runs through transformers' module: no kernels of ours")

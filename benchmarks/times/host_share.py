@@ -27,7 +27,7 @@ from transformers import AutoTokenizer
 
 from specbench_cli import registry
 from specbench_cli.api import ArtifactSpec, Method, Session
-from specbench_cli.engine.models.checkpoint import config_facts
+from specbench_cli.engine.models.checkpoint import read_checkpoint_facts
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
@@ -127,7 +127,7 @@ def load_models(target: str, random_heads: bool) -> tuple[Workspace, Any, frozen
 
     tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
     workspace = Workspace(decoders, 0, tokenizer=tokenizer, load_artifact=make)
-    return workspace, tokenizer, frozenset(config_facts(checkpoint.path).eos), random_kinds
+    return workspace, tokenizer, frozenset(read_checkpoint_facts(checkpoint.path).eos), random_kinds
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

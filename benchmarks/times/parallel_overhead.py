@@ -26,7 +26,7 @@ import torch
 from transformers import AutoTokenizer
 
 from methods.pearl import Pearl, PearlParams
-from specbench_cli.engine.models.checkpoint import config_facts
+from specbench_cli.engine.models.checkpoint import read_checkpoint_facts
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
@@ -114,7 +114,7 @@ def measure(args: argparse.Namespace) -> StepTimeline:
         "draft": recipe(),
     }
     tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
-    eos = frozenset(config_facts(checkpoint.path).eos)
+    eos = frozenset(read_checkpoint_facts(checkpoint.path).eos)
     transport: Transport = (
         ThreadTransport()
         if args.transport == "thread"

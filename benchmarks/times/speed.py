@@ -27,8 +27,8 @@ from methods.pld import Pld, PldParams
 from methods.sps import Sps, SpsParams
 from methods.vanilla import Vanilla
 from specbench_cli.api import Method, Session, Step
-from specbench_cli.engine.models.checkpoint import config_facts
-from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.engine.models.checkpoint import read_checkpoint_facts
+from specbench_cli.engine.models.load import get_module, load_decoder
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.sampling import Sampling
@@ -136,9 +136,9 @@ def load_models(target: str, draft: str | None) -> tuple[Workspace, Any, frozens
         for role, name in names.items()
     }
     tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
-    modules = cache(lambda role: module_of(decoders[role]))
+    modules = cache(lambda role: get_module(decoders[role]))
     workspace = Workspace(decoders, 0, modules, tokenizer)
-    return workspace, tokenizer, frozenset(config_facts(checkpoint.path).eos)
+    return workspace, tokenizer, frozenset(read_checkpoint_facts(checkpoint.path).eos)
 
 
 def measure(args: argparse.Namespace) -> dict[str, MethodTotals]:

@@ -307,7 +307,7 @@ class InferenceServer:
         self.kind = next(known, KINDS["openai"]) if kind == "auto" else KINDS[kind]
         self._totals = self.kind.read_totals(client)
 
-    def complete(self, request: CompletionRequest, now: Callable[[], int]) -> CompletionReply:
+    def complete(self, request: CompletionRequest, now_ns: Callable[[], int]) -> CompletionReply:
         """Complete a prompt. Raise EnvironmentFault if the server fails."""
         reply, client = CompletionReply(), self._client
         for event in client.stream_events(self.kind.path, self.kind.body(request), self.kind.event):
@@ -316,7 +316,7 @@ class InferenceServer:
             before = reply.progress
             event.add(reply)
             if reply.progress != before:
-                reply.last_ns = now()
+                reply.last_ns = now_ns()
                 reply.first_ns = reply.first_ns or reply.last_ns
             if len(reply.ids) > request.budget:
                 raise client.make_fault(f"made more than the {request.budget} tokens asked for")
@@ -326,5 +326,7 @@ class InferenceServer:
         """Add the draft counts that only the server's totals show. This takes one request."""
         before, self._totals = self._totals, self.kind.read_totals(self._client)
         if before is not None and self._totals is not None:
-            drafted, accepted = (now - was for now, was in zip(self._totals, before, strict=True))
+            drafted, accepted = (
+                now_ns - was for now_ns, was in zip(self._totals, before, strict=True)
+            )
             reply.drafted, reply.accepted = max(0, drafted), max(0, accepted)

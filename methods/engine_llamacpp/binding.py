@@ -118,7 +118,7 @@ def decode(engine: LlamaCppEngine, session: PeerSession) -> CompletionReply:
         drafting.steps = drafting.drafted = 0
     for token in engine.target.generate(request.ids, temp=0.0):
         reply.ids.append(token)
-        reply.last_ns = session.now()
+        reply.last_ns = session.now_ns()
         reply.first_ns = reply.first_ns or reply.last_ns
         if token in stop.eos or len(reply.ids) == stop.max_new_tokens:
             break

@@ -62,9 +62,9 @@ def decode(pipeline: Any, session: PeerSession, **options: Any) -> CompletionRep
         do_sample=False,
         **options,
     )
-    began = session.now()
+    began = session.now_ns()
     said = pipeline.generate(core.Tensor(np.array([request.ids], dtype=np.int64)), settings)
-    ended = session.now()
+    ended = session.now_ns()
     first = began + round(said.perf_metrics.get_ttft().mean * 1e6)
     reply = CompletionReply(said.tokens[0], first_ns=min(first, ended), last_ns=ended)
     counted = said.extended_perf_metrics

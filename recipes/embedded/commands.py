@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from recipes.command_line import commands_of
+from recipes.command_line import create_app
 from recipes.embedded.quality import quality
 from specbench_cli.commands.training import _shared as shared
 from specbench_cli.config import options
@@ -61,8 +61,8 @@ def pair(asked: PairOptions) -> None:
     from recipes.embedded.family import BASE, DRAFT, TARGET
 
     recipes = _recipes(asked, BASE, TARGET, DRAFT)
-    with shared.bars() as report:
-        shared.finish(_trainer(asked, report).pair(*recipes), asked.out)
+    with shared.show_bars() as report:
+        shared.finish(_trainer(asked, report).train_pair(*recipes), asked.out)
 
 
 @options.parsed_command("recipes.embedded.commands:VariantOptions")
@@ -71,9 +71,9 @@ def early_exit(asked: VariantOptions) -> None:
     from recipes.embedded.family import EXIT
 
     (recipe,) = _recipes(asked, EXIT)
-    with shared.bars() as report:
+    with shared.show_bars() as report:
         trainer = _trainer(asked, report)
-        shared.finish(trainer.exit(recipe, _target(asked.target, asked.out)), asked.out)
+        shared.finish(trainer.train_early_exit(recipe, _target(asked.target, asked.out)), asked.out)
 
 
 @options.parsed_command("recipes.embedded.commands:VariantOptions")
@@ -82,12 +82,12 @@ def foreign(asked: VariantOptions) -> None:
     from recipes.embedded.family import FOREIGN
 
     (recipe,) = _recipes(asked, FOREIGN)
-    with shared.bars() as report:
+    with shared.show_bars() as report:
         trainer = _trainer(asked, report)
-        shared.finish(trainer.foreign(recipe, _target(asked.target, asked.out)), asked.out)
+        shared.finish(trainer.train_foreign(recipe, _target(asked.target, asked.out)), asked.out)
 
 
-app = commands_of(
+app = create_app(
     "Train the embedded family, and measure what its models can do.",
     {
         "pair": (
@@ -118,7 +118,7 @@ app = commands_of(
 
 def _recipes(asked: PairOptions, *recipes: Recipe) -> list[Recipe]:
     """Return recipes at the scale that the options ask for."""
-    return shared.recipes(recipes, asked.steps_scale, asked.smoke, asked.out, asked.resume)
+    return shared.prepare_recipes(recipes, asked.steps_scale, asked.smoke, asked.out, asked.resume)
 
 
 def _trainer(asked: PairOptions, report: Report) -> Trainer:
@@ -126,7 +126,7 @@ def _trainer(asked: PairOptions, report: Report) -> Trainer:
     from recipes.embedded.trainer import Trainer
     from specbench_cli.training.corpus import load_gsm8k
 
-    place = shared.device(asked.device)
+    place = shared.choose_device(asked.device)
     if asked.smoke:
         return Trainer(asked.out, [], asked.seed, place, n_replies=16, fast=False, report=report)
     return Trainer(asked.out, load_gsm8k(asked.data), asked.seed, place, report=report)

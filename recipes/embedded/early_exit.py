@@ -54,11 +54,11 @@ def exit_loss(model: LlamaForCausalLM, fast: bool) -> Loss:
 
     step = compile_loss(loss) if fast else loss
 
-    def drawn(batch: TrainingBatch) -> Tensor:
+    def sampled_loss(batch: TrainingBatch) -> Tensor:
         rng = torch.Generator().manual_seed(int((batch.inputs * (batch.weights > 0)).sum()))
         each = keep_probability[:, None].expand(n_layers, len(batch.inputs))
         keep = torch.bernoulli(each, generator=rng).to(batch.inputs.device)
         early = torch.multinomial(depth_weight, 1, generator=rng).to(batch.inputs.device)
         return step(batch, keep, early)
 
-    return on_device(drawn, model.device)
+    return on_device(sampled_loss, model.device)

@@ -48,7 +48,7 @@ class Quality:
     mat: float | None
 
 
-class Measurement(NamedTuple):
+class QualityRun(NamedTuple):
     """A run to make: its name in the file, the model that answers, and how; vanilla runs too."""
 
     name: str
@@ -57,12 +57,12 @@ class Measurement(NamedTuple):
     temperature: float = 0.0
 
 
-MEASUREMENTS = (
-    Measurement("embedded-7m", "embedded-7m", "sps"),
-    Measurement("embedded-7m at temperature 1", "embedded-7m", temperature=1.0),
-    Measurement("embedded-1m", "embedded-1m"),
-    Measurement("embedded-exit", "embedded-exit"),
-    Measurement("embedded-xv", "embedded-xv"),
+QUALITY_RUNS = (
+    QualityRun("embedded-7m", "embedded-7m", "sps"),
+    QualityRun("embedded-7m at temperature 1", "embedded-7m", temperature=1.0),
+    QualityRun("embedded-1m", "embedded-1m"),
+    QualityRun("embedded-exit", "embedded-exit"),
+    QualityRun("embedded-xv", "embedded-xv"),
 )
 
 
@@ -90,7 +90,7 @@ def quality(asked: QualityOptions) -> None:
     files.check_listed(out / FILE)
     facts: dict[str, Any] = {"task": TASK, "limit": limit, "seed": seed, "sps_length": K}
     facts["models"] = {
-        measurement.name: _measured(measurement, out, limit, seed) for measurement in MEASUREMENTS
+        measurement.name: _measured(measurement, out, limit, seed) for measurement in QUALITY_RUNS
     }
     path = out / FILE
     files.write_listed(path, json.dumps(facts, indent=1) + "\n")
@@ -108,7 +108,7 @@ def table(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _measured(
-    measurement: Measurement, out: Path, limit: int | None, seed: int
+    measurement: QualityRun, out: Path, limit: int | None, seed: int
 ) -> dict[str, dict[str, Any]]:
     """Figures of the method by family."""
     from specbench_cli.commands._progress import make_progress
@@ -138,7 +138,7 @@ def _measured(
         else:
             plan, run_dir = execute.start_run(config, {}, folder, view)
         execute.measure_run(plan, run_dir, view)
-    found = figures_of(RunDir.open(folder).records(), measurement.method)
+    found = summarise_by_family(RunDir.open(folder).records(), measurement.method)
     return {
         family: {
             key: round(value, 4) if isinstance(value, float) else value
@@ -148,7 +148,7 @@ def _measured(
     }
 
 
-def figures_of(records: Iterable[Record], label: str) -> dict[str, Quality]:
+def summarise_by_family(records: Iterable[Record], label: str) -> dict[str, Quality]:
     """Figures of one row of a run by family, `all` the last; failed cells are left out."""
     families: dict[str, list[Record]] = {}
     for record in records:

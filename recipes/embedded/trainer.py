@@ -53,7 +53,9 @@ class Trainer:
     fast: bool = True
     report: Report = lambda _name, _point: None
 
-    def pair(self, base: Recipe, target: Recipe, draft: Recipe) -> dict[str, loop.TrainingResult]:
+    def train_pair(
+        self, base: Recipe, target: Recipe, draft: Recipe
+    ) -> dict[str, loop.TrainingResult]:
         """The target in two cycles, then its draft; each loss curve and its seconds, by name."""
         tokenizer = self._tokenizer("tokenizer", self.seed, target.vocabulary)
         results = {base.name: self._train(base, tokenizer)}
@@ -61,12 +63,12 @@ class Trainer:
         results[draft.name] = self._train(draft, tokenizer, self.out / target.name)
         return results
 
-    def exit(self, recipe: Recipe, target: Path) -> dict[str, loop.TrainingResult]:
+    def train_early_exit(self, recipe: Recipe, target: Path) -> dict[str, loop.TrainingResult]:
         """The early-exit variant of the stored `target`."""
         tokenizer: PreTrainedTokenizerFast = read_tokenizer(target)
         return {recipe.name: self._train(recipe, tokenizer, start=target)}
 
-    def foreign(self, recipe: Recipe, target: Path) -> dict[str, loop.TrainingResult]:
+    def train_foreign(self, recipe: Recipe, target: Path) -> dict[str, loop.TrainingResult]:
         """A draft of the stored `target` with a vocabulary of its own."""
         name = f"tokenizer-{recipe.name}"
         tokenizer = self._tokenizer(name, self.seed + FOREIGN_SEED, recipe.vocabulary)
@@ -134,7 +136,7 @@ class Trainer:
     def _tokenizer(self, name: str, seed: int, size: int) -> PreTrainedTokenizerFast:
         """The tokenizer kept in the work folder, trained first where there is none."""
         folder = self.out / WORK / name
-        files.refuse_link(folder)
+        files.check_no_link(folder)
         if not (folder / "tokenizer.json").is_file():
             trained = train_tokenizer(tokenizer_texts(self.gsm8k, seed), size)
             disable_progress_bars()

@@ -1,11 +1,11 @@
 """Commands of `python -m recipes.studies`."""
 
-from recipes.command_line import commands_of
+from recipes.command_line import create_app
 from recipes.studies.compare import compare
 from recipes.studies.grid import grid
 from recipes.studies.scaling import scaling
 
-app = commands_of(
+app = create_app(
     "Compare heads, and measure how acceptance grows with training and size.",
     {
         "compare": (

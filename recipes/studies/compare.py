@@ -70,8 +70,8 @@ def compare(asked: CompareHeadsOptions) -> None:
     own = HeadOptions.model_validate(asked.model_dump(exclude={"kinds", "plugins"}))
     records = []
     for kind in [heads.resolve_kind(name) for name in dict.fromkeys(asked.kinds)]:
-        with shared.bars() as report:
-            trainer = heads.trainer_for(own, report, report.count)
+        with shared.show_bars() as report:
+            trainer = heads.make_trainer(own, report, report.count)
             schedule = trainer.get_schedule(kind)
             result = heads.train_head(trainer, kind, schedule, own)
         records.append(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite, log10
 
-from recipes.studies.laws import Law
+from recipes.studies.laws import ScalingLaw
 from recipes.studies.numbers import short
 from recipes.studies.points import FIGURES, SIZES
 from specbench_cli.report.figures.drawing import plots, style
@@ -20,10 +20,11 @@ _ASIDE, _MARGIN = 1.05, 1.15
 """Factors: a prediction stands beside what it is of, and the axes go on beyond the sizes."""
 
 
-def draw(laws: Sequence[Law]) -> plots.Figure:
+def draw(laws: Sequence[ScalingLaw]) -> plots.Figure:
     """Return the figure, two columns of a journal wide."""
     looks = {
-        where: style.look(at) for at, where in enumerate(dict.fromkeys(law.where for law in laws))
+        where: style.series_look(at)
+        for at, where in enumerate(dict.fromkeys(law.where for law in laws))
     }
     stacks = []
     for size in (name for name in SIZES if any(law.along == name for law in laws)):
@@ -36,41 +37,41 @@ def draw(laws: Sequence[Law]) -> plots.Figure:
 
 
 def _panels(
-    laws: Sequence[Law], figure: str, size: str, looks: Mapping[str, style.Look]
+    laws: Sequence[ScalingLaw], figure: str, size: str, looks: Mapping[str, style.Look]
 ) -> list[plots.Panel]:
     """Return the panel of a figure's laws, and below it that of their residuals."""
     seen = sorted({x for law in laws for x, _ in law.points})
     low, high = seen[0] / _MARGIN, seen[-1] * _MARGIN
     x = plots.Axis("", low, high, ticks={at: short(at) for at in seen}, log=True)
-    lines = [mark for law in laws for mark in _law(law, looks[law.where])]
+    lines = [mark for law in laws for mark in _line_series(law, looks[law.where])]
     off = [
-        plots.Series(
-            [plots.Point(size, y - _at(law, size)) for size, y in law.points],
+        plots.PlotSeries(
+            [plots.PlotPoint(size, y - _value_at(law, size)) for size, y in law.points],
             replace(looks[law.where], line="", size=3),
         )
         for law in laws
     ]
-    zero = plots.Rule(y=0, colour=style.MUTED, width=0.6)
+    zero = plots.RuleLine(y=0, colour=style.MUTED, width=0.6)
     return [
-        plots.Panel(lines, x, plots.Axis(figure), high=_LAW_IN),
-        plots.Panel([zero, *off], replace(x, name=size), plots.Axis("residual"), high=_OFF_IN),
+        plots.Panel(lines, x, plots.Axis(figure), height=_LAW_IN),
+        plots.Panel([zero, *off], replace(x, name=size), plots.Axis("residual"), height=_OFF_IN),
     ]
 
 
-def _at(law: Law, size: float) -> float:
+def _value_at(law: ScalingLaw, size: float) -> float:
     """Return the value of a law at a size."""
     return law.fit.a.value + law.fit.b.value * log10(size)
 
 
-def _law(law: Law, look: style.Look) -> Iterator[plots.Series]:
+def _line_series(law: ScalingLaw, look: style.Look) -> Iterator[plots.PlotSeries]:
     """Yield a law's line, its points, and the prediction of the held-out point."""
-    ends = [plots.Point(at, _at(law, at)) for at in (law.fit.smallest, law.fit.largest)]
-    yield plots.Series(ends, replace(look, marker=""))
-    points = [plots.Point(x, y) for x, y in law.points]
-    yield plots.Series(points, replace(look, line="", size=3), law.where or "all")
-    if law.held is not None:
-        said = law.held.predicted
+    ends = [plots.PlotPoint(at, _value_at(law, at)) for at in (law.fit.smallest, law.fit.largest)]
+    yield plots.PlotSeries(ends, replace(look, marker=""))
+    points = [plots.PlotPoint(x, y) for x, y in law.points]
+    yield plots.PlotSeries(points, replace(look, line="", size=3), law.where or "all")
+    if law.held_out is not None:
+        said = law.held_out.predicted
         known = isfinite(said.low) and isfinite(said.high)
         interval = (said.low, said.high) if known else ()
-        point = plots.Point(law.held.size * _ASIDE, said.value, *interval)
-        yield plots.Series([point], replace(look, face="white", line=""))
+        point = plots.PlotPoint(law.held_out.size * _ASIDE, said.value, *interval)
+        yield plots.PlotSeries([point], replace(look, face="white", line=""))

@@ -18,7 +18,7 @@ from specbench_cli.config.train import TRAINING, WHAT, Data, Out, Resume, Smoke,
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from recipes.studies.grown import Grower
+    from recipes.studies.scratch_training import ScratchTrainer
 
 COLUMNS = ("layers", "parameters", "tokens", "seed", "alpha", "mat", "mbsu")
 
@@ -78,29 +78,29 @@ def grid(asked: GridOptions) -> None:
     sizes = _numbers("--tokens", asked.tokens, number)
     depths = [int(n) for n in _numbers("--layers", asked.layers, int)]
     out, rows = asked.out, []
-    with shared.bars() as report:
+    with shared.show_bars() as report:
         trainer = _trainer(asked, report)
         for (at, size), depth, seed in product(enumerate(sizes, 1), depths, range(asked.seeds)):
             updates = at if asked.smoke else max(1, round(size / (SEQUENCES * LENGTH)))
             name = f"{depth}-layers-{short(size)}-seed-{seed}"
             shared.check_model(out, name)
             if not asked.resume:
-                shared.forget_work(out, name)
+                shared.delete_work(out, name)
                 files.remove_own(out / name / RECORD)  # without it the draft is trained again
-            rows.append(trainer.grow(name, depth, updates, seed))
+            rows.append(trainer.train_draft(name, depth, updates, seed))
     output.rows(rows, COLUMNS)
     output.note(f"their law: python -m recipes.studies scaling {out}")
 
 
-def _trainer(asked: GridOptions, report: shared.Bars) -> Grower:
+def _trainer(asked: GridOptions, report: shared.Bars) -> ScratchTrainer:
     """Return the trainer of all drafts."""
-    from recipes.studies.grown import Grower
+    from recipes.studies.scratch_training import ScratchTrainer
     from specbench_cli.models import resolve
     from specbench_cli.training.corpus import load_gsm8k
 
-    found, place = resolve(asked.target), shared.device(asked.device)
+    found, place = resolve(asked.target), shared.choose_device(asked.device)
     own = asked.draft or found.draft
-    trainer = Grower(
+    trainer = ScratchTrainer(
         asked.out,
         found.path,
         [] if asked.smoke else load_gsm8k(asked.data),

@@ -10,33 +10,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from recipes.studies.loglinear import Estimate, LogLinear, TooFar, fit_loglinear
+from recipes.studies.loglinear import IntervalEstimate, LogLinear, TooFar, fit_loglinear
 from recipes.studies.numbers import short
-from recipes.studies.points import FIGURES, SIZES, Point
+from recipes.studies.points import FIGURES, SIZES, ScalingPoint
 from specbench_cli.errors import UsageError
 
 Pairs = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldOutPoint:
     """The largest size of a line, predicted from the others. value: the mean of its `of` points;
     beyond: how many decades it lies beyond the others."""
 
     size: float
     value: float
-    of: int
-    predicted: Estimate
-    beyond: float
+    n: int
+    predicted: IntervalEstimate
+    decades_beyond: float
 
     @property
-    def inside(self) -> bool:
+    def is_inside(self) -> bool:
         """Whether the interval holds it."""
         return self.predicted.low <= self.value <= self.predicted.high
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
+class ScalingLaw:
     """A figure along a size. where: what else the points have, as far as lines differ in it. held:
     None of a line of two sizes, or whose largest lies too far from the others."""
 
@@ -45,7 +45,7 @@ class Law:
     where: str
     points: Pairs
     fit: LogLinear
-    held: Held | None
+    held_out: HeldOutPoint | None
 
     @property
     def name(self) -> str:
@@ -56,12 +56,14 @@ class Law:
     def warnings(self) -> list[str]:
         """Why not to believe it, or not what it says of the held-out point."""
         found = list(self.fit.warnings)
-        if self.held is not None and self.held.beyond:
-            found.append(f"held-out point {self.held.beyond:.2f} decades beyond the others")
+        if self.held_out is not None and self.held_out.decades_beyond:
+            found.append(
+                f"held-out point {self.held_out.decades_beyond:.2f} decades beyond the others"
+            )
         return found
 
 
-def laws_of(points: Sequence[Point]) -> list[Law]:
+def fit_scaling_laws(points: Sequence[ScalingPoint]) -> list[ScalingLaw]:
     """All laws that some points have, a line for each set of points that differ in one size.
 
     Raises:
@@ -83,7 +85,7 @@ def laws_of(points: Sequence[Point]) -> list[Law]:
             for key, pairs in lines.items():
                 if len({size for size, _ in pairs}) > 1:
                     where = ", ".join(f"{what} {value}" for what, value in key if what in told)
-                    found.append(_law(figure, along, where, sorted(pairs)))
+                    found.append(_fit_line(figure, along, where, sorted(pairs)))
     if not found:
         raise UsageError(
             f"no two of {len(points)} points differ in one size alone: {', '.join(SIZES)}",
@@ -92,7 +94,7 @@ def laws_of(points: Sequence[Point]) -> list[Law]:
     return found
 
 
-def _differing(points: Sequence[Point]) -> set[str]:
+def _differing(points: Sequence[ScalingPoint]) -> set[str]:
     """What points have several values of."""
     values: dict[str, set[object]] = {}
     for point in points:
@@ -102,11 +104,11 @@ def _differing(points: Sequence[Point]) -> set[str]:
     return {what for what, own in values.items() if len(own) > 1}
 
 
-def _law(figure: str, along: str, where: str, pairs: Pairs) -> Law:
-    return Law(figure, along, where, pairs, fit_loglinear(pairs), _held(pairs))
+def _fit_line(figure: str, along: str, where: str, pairs: Pairs) -> ScalingLaw:
+    return ScalingLaw(figure, along, where, pairs, fit_loglinear(pairs), _predict_held_out(pairs))
 
 
-def _held(pairs: Pairs) -> Held | None:
+def _predict_held_out(pairs: Pairs) -> HeldOutPoint | None:
     """The largest size by the others."""
     largest = pairs[-1][0]
     rest = [pair for pair in pairs if pair[0] < largest]
@@ -114,26 +116,26 @@ def _held(pairs: Pairs) -> Held | None:
         return None
     fit, values = fit_loglinear(rest), [value for size, value in pairs if size == largest]
     try:
-        predicted = fit.predict(largest, of=len(values))
+        predicted = fit.predict(largest, n_points=len(values))
     except TooFar:
         return None
-    return Held(largest, mean(values), len(values), predicted, fit.beyond(largest))
+    return HeldOutPoint(largest, mean(values), len(values), predicted, fit.decades_beyond(largest))
 
 
 # ---- what is asked of laws -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ScalingPrediction:
     """What a law says of a size that was asked for; None, with the reason, where it is refused."""
 
-    law: Law
+    law: ScalingLaw
     size: float
-    predicted: Estimate | None
+    predicted: IntervalEstimate | None
     note: str
 
 
-def predictions(laws: Sequence[Law], along: str, size: float) -> list[Said]:
+def predict_size(laws: Sequence[ScalingLaw], along: str, size: float) -> list[ScalingPrediction]:
     """What the laws along a size say of one more point there.
 
     Raises:
@@ -145,12 +147,12 @@ def predictions(laws: Sequence[Law], along: str, size: float) -> list[Said]:
         raise UsageError(f"no law goes along {along}; these go along {known}", "--at SIZE=NUMBER")
     found = []
     for law in asked:
-        beyond = law.fit.beyond(size)
+        beyond = law.fit.decades_beyond(size)
         try:
             note = f"extrapolated by {beyond:.2f} decades" if beyond else ""
-            found.append(Said(law, size, law.fit.predict(size), note))
+            found.append(ScalingPrediction(law, size, law.fit.predict(size), note))
         except TooFar as fault:
-            found.append(Said(law, size, None, str(fault)))
+            found.append(ScalingPrediction(law, size, None, str(fault)))
     if all(said.predicted is None for said in found):
         fit = found[0].law.fit
         nearest = 10 * fit.largest if size > fit.largest else fit.smallest / 10

@@ -25,7 +25,7 @@ _EPS = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class IntervalEstimate:
     """A number with its 95% interval, which has no ends where no point is left to tell noise."""
 
     value: float
@@ -47,10 +47,10 @@ class LogLinear:
     of log10(x), the mean and the sum of squares about it.
     """
 
-    a: Estimate
-    b: Estimate
+    a: IntervalEstimate
+    b: IntervalEstimate
     r2: float
-    lack: float | None
+    lack_of_fit_p: float | None
     n: int
     smallest: float
     largest: float
@@ -59,12 +59,12 @@ class LogLinear:
     mean: float
     spread: float
 
-    def beyond(self, x: float) -> float:
+    def decades_beyond(self, x: float) -> float:
         """Decades that a size lies beyond the points."""
         found = max(math.log10(self.smallest / x), math.log10(x / self.largest))
         return found if found > _EPS else 0.0
 
-    def predict(self, x: float, of: int = 1) -> Estimate:
+    def predict(self, x: float, n_points: int = 1) -> IntervalEstimate:
         """What the mean of `of` new points at a size will be.
 
         Raises:
@@ -73,13 +73,13 @@ class LogLinear:
         """
         if not x > 0:
             raise ValueError(f"a size is above 0, not {x:g}")
-        if self.beyond(x) > FARTHEST + _EPS:
+        if self.decades_beyond(x) > FARTHEST + _EPS:
             raise TooFar(
-                f"{x:g} lies {self.beyond(x):.1f} decades beyond the points, {self.smallest:g} to"
-                f" {self.largest:g}; at most {FARTHEST:g} is predicted"
+                f"{x:g} lies {self.decades_beyond(x):.1f} decades beyond the points,"
+                f" {self.smallest:g} to {self.largest:g}; at most {FARTHEST:g} is predicted"
             )
         far = math.log10(x) - self.mean
-        error = self.noise * math.sqrt(1 / of + 1 / self.n + far**2 / self.spread)
+        error = self.noise * math.sqrt(1 / n_points + 1 / self.n + far**2 / self.spread)
         return _estimate(self.a.value + self.b.value * math.log10(x), error, self.df)
 
     @property
@@ -92,8 +92,8 @@ class LogLinear:
             found.append("the same at all sizes")
         elif self.r2 < LOW_R2:
             found.append(f"R2 {self.r2:.3f}, below {LOW_R2}")
-        if self.lack is not None and self.lack < BENDS:
-            found.append(f"no straight line (lack of fit, p {self.lack:.2g})")
+        if self.lack_of_fit_p is not None and self.lack_of_fit_p < BENDS:
+            found.append(f"no straight line (lack of fit, p {self.lack_of_fit_p:.2g})")
         return found
 
 
@@ -123,7 +123,7 @@ def fit_loglinear(points: Iterable[tuple[float, float]]) -> LogLinear:
         a=_estimate(a, noise * math.sqrt(1 / n + mean**2 / spread), df),
         b=_estimate(b, noise / math.sqrt(spread), df),
         r2=1 - squares / total if total > 0 else 0.0,
-        lack=_lack(y, group, squares),
+        lack_of_fit_p=_lack(y, group, squares),
         n=n,
         smallest=float(levels[0]),
         largest=float(levels[-1]),
@@ -134,11 +134,11 @@ def fit_loglinear(points: Iterable[tuple[float, float]]) -> LogLinear:
     )
 
 
-def _estimate(value: float, error: float, df: int) -> Estimate:
+def _estimate(value: float, error: float, df: int) -> IntervalEstimate:
     if not df:
-        return Estimate(value)
+        return IntervalEstimate(value)
     wide = float(stats.t.ppf((1 + LEVEL) / 2, df)) * error
-    return Estimate(value, value - wide, value + wide)
+    return IntervalEstimate(value, value - wide, value + wide)
 
 
 def _lack(y: np.ndarray, group: np.ndarray, squares: float) -> float | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from specbench_cli import files
 from specbench_cli.errors import UsageError
-from specbench_cli.report.reading import read
+from specbench_cli.report.report_data import read_report_data
 from specbench_cli.store.run_dir import RunDir, find_run
 from specbench_cli.summary.compatibility import collect_facts
 
@@ -35,7 +35,7 @@ _DIGITS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ScalingPoint:
     """A trained draft, or a row of a run.
 
     sizes: of `SIZES`, those that it has. figures: of `FIGURES`. alike: what points of one line must
@@ -48,13 +48,13 @@ class Point:
     alike: Mapping[str, str]
 
 
-def points_of(words: Sequence[str]) -> list[Point]:
+def read_points(words: Sequence[str]) -> list[ScalingPoint]:
     """The points of runs, and of all trained drafts in folders.
 
     Raises:
         UsageError: one holds neither, or a record that cannot be read.
     """
-    found: list[Point] = []
+    found: list[ScalingPoint] = []
     for path in {path.resolve(): path for path in map(find_run, words)}.values():
         own = list(_rows(path) if RunDir.holds_run(path) else _drafts(path))
         if not own:
@@ -66,7 +66,7 @@ def points_of(words: Sequence[str]) -> list[Point]:
     return found
 
 
-def _drafts(path: Path) -> Iterator[Point]:
+def _drafts(path: Path) -> Iterator[ScalingPoint]:
     """The drafts of a training folder; tables of them, which bear the same name, are none."""
     for file in sorted(path.rglob(RECORD)):
         try:
@@ -79,11 +79,11 @@ def _drafts(path: Path) -> Iterator[Point]:
             ) from fault
 
 
-def _draft(name: str, record: Mapping[str, Any]) -> Point:
+def _draft(name: str, record: Mapping[str, Any]) -> ScalingPoint:
     alike = {what: str(record[what]) for what in _ALIKE if what in record}
     if "target_sha256" in alike:
         alike["target_sha256"] = alike["target_sha256"][:_DIGITS]
-    return Point(name, _numbers(record, SIZES), _numbers(record, FIGURES), alike)
+    return ScalingPoint(name, _numbers(record, SIZES), _numbers(record, FIGURES), alike)
 
 
 def _numbers(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
@@ -93,14 +93,14 @@ def _numbers(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, float
     return found
 
 
-def _rows(path: Path) -> Iterator[Point]:
+def _rows(path: Path) -> Iterator[ScalingPoint]:
     """The rows of a run that draft."""
     run = RunDir.open(path)
-    reading, alike = read(run), collect_facts(run)
+    reading, alike = read_report_data(run), collect_facts(run)
     alike.pop("batch", None)
     for row in reading.summary.rows:
         values = {name: getattr(row, name) for name in FIGURES}
         figures = {name: value for name, value in values.items() if value is not None}
         if row.alpha is not None and not row.broken:
             sizes = {"batch": float(reading.facts.batch)}
-            yield Point(row.label, sizes, figures, {"method": row.label, **alike})
+            yield ScalingPoint(row.label, sizes, figures, {"method": row.label, **alike})

@@ -12,23 +12,23 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from recipes.studies.figure import draw
-from recipes.studies.laws import Law, Said, laws_of, predictions
-from recipes.studies.loglinear import Estimate
+from recipes.studies.laws import ScalingLaw, ScalingPrediction, fit_scaling_laws, predict_size
+from recipes.studies.loglinear import IntervalEstimate
 from recipes.studies.numbers import number, short
-from recipes.studies.points import FIGURES, SIZES, Point, points_of
+from recipes.studies.points import FIGURES, SIZES, ScalingPoint, read_points
 from specbench_cli import files, output
 from specbench_cli.config import options
-from specbench_cli.config.commands import SHOWN, CommandOptions, Form
+from specbench_cli.config.commands import CONTENT, CommandOptions, Form
 from specbench_cli.config.options import ARGUMENTS, OUTPUT, OVERWRITE, Option
 from specbench_cli.errors import UsageError
 from specbench_cli.report.document import (
     Bullets,
-    Document,
     Grid,
     Paragraph,
     Part,
     Picture,
-    grid_of_values,
+    ReportDocument,
+    make_value_grid,
 )
 from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.markdown import render
@@ -56,7 +56,7 @@ class ScalingOptions(CommandOptions):
     at: Annotated[
         list[str],
         Option(
-            SHOWN,
+            CONTENT,
             "SIZE=N",
             "What the laws say of a size: tokens=30M, layers=8, batch=16.",
             default="none",
@@ -84,9 +84,9 @@ def scaling(asked: ScalingOptions) -> None:
     the batch, with intervals, a held-out point and warnings; with --out too: the table, the points
     and a picture of the residuals (scaling.md, .json, .svg, .png).
     """
-    points, out = points_of(asked.runs), asked.out
-    laws = laws_of(points)
-    predicted = [each for word in asked.at for each in predictions(laws, *_size(word))]
+    points, out = read_points(asked.runs), asked.out
+    laws = fit_scaling_laws(points)
+    predicted = [each for word in asked.at for each in predict_size(laws, *_size(word))]
     show(laws, predicted, "json" if asked.as_json else asked.form)
     if out is None:
         return
@@ -114,20 +114,20 @@ def _size(word: str) -> tuple[str, float]:
     return size, wanted
 
 
-def as_dict(law: Law) -> dict[str, Any]:
+def as_dict(law: ScalingLaw) -> dict[str, Any]:
     """A law for programs."""
-    fit, held = law.fit, law.held
+    fit, held = law.fit, law.held_out
     found: dict[str, Any] = {"figure": law.figure, "along": law.along, "where": law.where}
     found |= {"n": fit.n, "smallest": fit.smallest, "largest": fit.largest}
     found |= _ends("a", fit.a) | _ends("b", fit.b)
-    found |= {"r2": fit.r2, "noise": fit.noise, "lack_of_fit_p": fit.lack}
+    found |= {"r2": fit.r2, "noise": fit.noise, "lack_of_fit_p": fit.lack_of_fit_p}
     if held is not None:
-        found |= {"held_out": held.size, "held_out_value": held.value, "held_out_n": held.of}
-        found |= _ends("predicted", held.predicted) | {"inside": held.inside}
+        found |= {"held_out": held.size, "held_out_value": held.value, "held_out_n": held.n}
+        found |= _ends("predicted", held.predicted) | {"inside": held.is_inside}
     return found | {"warnings": law.warnings}
 
 
-def said_dict(said: Said) -> dict[str, Any]:
+def prediction_as_dict(said: ScalingPrediction) -> dict[str, Any]:
     """A prediction for programs."""
     law = said.law
     found = {"figure": law.figure, "along": law.along, "where": law.where, "at": said.size}
@@ -135,13 +135,13 @@ def said_dict(said: Said) -> dict[str, Any]:
     return {**found, **predicted, "note": said.note}
 
 
-def _ends(name: str, estimate: Estimate) -> dict[str, float]:
+def _ends(name: str, estimate: IntervalEstimate) -> dict[str, float]:
     return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
 
 
-def cells(law: Law) -> dict[str, object]:
+def table_cells(law: ScalingLaw) -> dict[str, object]:
     """A law as a row of a table."""
-    fit, held = law.fit, law.held
+    fit, held = law.fit, law.held_out
     found: dict[str, object] = {"figure": FIGURES[law.figure][0], "along": law.along}
     found |= {
         "where": law.where,
@@ -151,11 +151,11 @@ def cells(law: Law) -> dict[str, object]:
     found |= {"a": _interval(fit.a), "b": _interval(fit.b), "R2": f"{fit.r2:.3f}"}
     if held is not None:
         found |= {"held out": short(held.size), "predicted": _interval(held.predicted)}
-        found |= {"came to": f"{held.value:.3g}", "": "" if held.inside else "outside"}
+        found |= {"came to": f"{held.value:.3g}", "": "" if held.is_inside else "outside"}
     return found
 
 
-def said_cells(said: Said) -> dict[str, object]:
+def prediction_cells(said: ScalingPrediction) -> dict[str, object]:
     """A prediction as a row of a table."""
     law = said.law
     found = {"figure": FIGURES[law.figure][0], "where": law.where, law.along: short(said.size)}
@@ -163,61 +163,66 @@ def said_cells(said: Said) -> dict[str, object]:
     return {**found, "predicted": predicted, "note": said.note}
 
 
-def _interval(estimate: Estimate) -> str:
+def _interval(estimate: IntervalEstimate) -> str:
     if not math.isfinite(estimate.low):
         return f"{estimate.value:.3g}"
     return f"{estimate.value:.3g} [{estimate.low:.3g}, {estimate.high:.3g}]"
 
 
-def warnings(laws: Sequence[Law]) -> list[str]:
+def warnings(laws: Sequence[ScalingLaw]) -> list[str]:
     """Why not to believe some of them, a line each."""
     return [f"{law.name}: {'; '.join(law.warnings)}" for law in laws if law.warnings]
 
 
-def show(laws: Sequence[Law], asked: Sequence[Said], form: output.Format) -> None:
+def show(
+    laws: Sequence[ScalingLaw], asked: Sequence[ScalingPrediction], form: output.Format
+) -> None:
     """Print them, and what was asked of them."""
     if form == "json":
-        for record in [*map(as_dict, laws), *map(said_dict, asked)]:
+        for record in [*map(as_dict, laws), *map(prediction_as_dict, asked)]:
             output.json_line(record)
     elif form == "tsv":
         output.tsv(map(as_dict, laws))
         if asked:
-            output.tsv(map(said_dict, asked))
+            output.tsv(map(prediction_as_dict, asked))
     else:
-        output.table(map(cells, laws))
+        output.table(map(table_cells, laws))
         if asked:
             output.data("")
-            output.table(map(said_cells, asked))
+            output.table(map(prediction_cells, asked))
     for line in warnings(laws):
         output.note(f"warning: {line}")
 
 
 def write(
-    points: Sequence[Point], laws: Sequence[Law], asked: Sequence[Said], folder: Path
+    points: Sequence[ScalingPoint],
+    laws: Sequence[ScalingLaw],
+    asked: Sequence[ScalingPrediction],
+    folder: Path,
 ) -> list[Path]:
     """Write scaling.md, scaling.json (points too), scaling.svg and scaling.png to a folder that
     exists."""
-    with style.applied():
+    with style.figure_style():
         figures = style.write(draw(laws), folder, "scaling")
     page, facts = folder / "scaling.md", folder / "scaling.json"
     words = [f"{name}: {what}" for name, what in _words(laws)]
-    parts: list[Part] = [Paragraph(NOTE), Bullets(words), _grid([cells(law) for law in laws])]
+    parts: list[Part] = [Paragraph(NOTE), Bullets(words), _grid([table_cells(law) for law in laws])]
     if asked:
-        parts.append(_grid([said_cells(said) for said in asked]))
+        parts.append(_grid([prediction_cells(said) for said in asked]))
     if found := warnings(laws):
         parts.append(Bullets(found, title="Warnings:"))
     parts.append(Picture(figures[0].name, "Laws and residuals"))
-    page.write_text(render(Document(TITLE, parts)), encoding="utf-8")
+    page.write_text(render(ReportDocument(TITLE, parts)), encoding="utf-8")
     record = {
         "points": [asdict(point) for point in points],
         "laws": [as_dict(law) for law in laws],
-        "asked": [said_dict(said) for said in asked],
+        "asked": [prediction_as_dict(said) for said in asked],
     }
     facts.write_text(json.dumps(_finite(record), indent=1) + "\n", encoding="utf-8")
     return [page, facts, *figures]
 
 
-def _words(laws: Sequence[Law]) -> list[tuple[str, str]]:
+def _words(laws: Sequence[ScalingLaw]) -> list[tuple[str, str]]:
     """What the figures and sizes of some laws are."""
     figures, sizes = {law.figure for law in laws}, {law.along for law in laws}
     found = [shown for name, shown in FIGURES.items() if name in figures]
@@ -226,7 +231,7 @@ def _words(laws: Sequence[Law]) -> list[tuple[str, str]]:
 
 def _grid(rows: Sequence[Mapping[str, object]]) -> Grid:
     names = list(dict.fromkeys(name for row in rows for name in row))
-    return grid_of_values(names, [[row.get(name) for name in names] for row in rows])
+    return make_value_grid(names, [[row.get(name) for name in names] for row in rows])
 
 
 def _finite(value: Any) -> Any:

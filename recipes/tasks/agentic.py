@@ -48,45 +48,45 @@ COLLECT = (
 MISREAD = "Check: the tool misread a passage. It is {passage}\nWrite all lines again, corrected."
 
 
-class Subject(NamedTuple):
+class LookupSubject(NamedTuple):
     """A kind of thing to look up: its passage, and the facts that are asked for."""
 
     kind: str
     name: Callable[[Draw], str]
     passage: str
-    asked: Mapping[str, Callable[[Draw], Any]]
+    facts: Mapping[str, Callable[[Draw], Any]]
 
 
-def _year(d: Draw) -> int:
+def _draw_year(d: Draw) -> int:
     return d.number(1800, 1990)
 
 
 SUBJECTS = (
-    Subject(
+    LookupSubject(
         "museum",
         lambda d: f"{d.word(TOWNS)} Museum of {capitalise(d.word(EXHIBITS))}",
         "The {name} was opened in {year} by {founder}, and entry is free.",
-        {"founder": person, "year": _year},
+        {"founder": person, "year": _draw_year},
     ),
-    Subject(
+    LookupSubject(
         "bridge",
         lambda d: f"{d.word(TOWNS)} Bridge",
         "The {name} is made of {material} and was finished in {year}, after two storms.",
-        {"material": lambda d: d.word(MATERIALS), "year": _year},
+        {"material": lambda d: d.word(MATERIALS), "year": _draw_year},
     ),
-    Subject(
+    LookupSubject(
         "festival",
         lambda d: f"{d.word(TOWNS)} Festival of {capitalise(d.word(FESTIVAL_THINGS))}",
         "The {name} is held in {month} and lasts {days} days, whatever the weather.",
         {"month": lambda d: d.word(MONTHS), "days": lambda d: d.number(2, 9)},
     ),
-    Subject(
+    LookupSubject(
         "company",
         lambda d: d.word(COMPANIES),
         "The company {name} is in {town}, and every {product} that it makes is tested twice.",
         {"town": lambda d: d.word(TOWNS), "product": lambda d: d.word(PRODUCTS)},
     ),
-    Subject(
+    LookupSubject(
         "team",
         lambda d: f"{d.word(TOWNS)} {d.word(TEAMS)}",
         "The {name} have won {titles} titles under {coach}, who never played for them.",
@@ -95,14 +95,14 @@ SUBJECTS = (
 )
 
 
-def _collect(d: Draw, subject: Subject) -> Turns:
+def _write_documents(d: Draw, subject: LookupSubject) -> Turns:
     """Two searches, the facts from three passages, one fact corrected, all of it again."""
     names: list[str] = []
     while len(names) < 3:
         name = subject.name(d)
         if name not in names:
             names.append(name)
-    facts = [{key: draw(d) for key, draw in subject.asked.items()} for _ in names]
+    facts = [{key: draw(d) for key, draw in subject.facts.items()} for _ in names]
     place = d.rng.sample(range(3), 3)  # of each name's passage; nobody asked for the third name
 
     def passage(at: int) -> str:
@@ -112,18 +112,21 @@ def _collect(d: Draw, subject: Subject) -> Turns:
         found = ({"name": names[at], **facts[at], "passage": place[at] + 1} for at in (0, 1))
         return "\n".join("; ".join(f"{k}: {v}" for k, v in each.items()) for each in found)
 
-    one, other = subject.asked
+    one, other = subject.facts
     task = f"Find {one} and {other} of {names[0]} and of {names[1]}."
     turns = [
         (COLLECT.format(task=task), "\n".join(f"search({name})" for name in names[:2])),
         (OUTPUT.format(lines="\n".join(sorted(map(passage, range(3))))), lines()),
     ]
     wrong = d.number(0, 1)
-    facts[wrong] = {**facts[wrong], other: _another(d, subject.asked[other], [facts[wrong][other]])}
+    facts[wrong] = {
+        **facts[wrong],
+        other: _draw_other(d, subject.facts[other], [facts[wrong][other]]),
+    }
     return [*turns, (MISREAD.format(passage=passage(wrong)), lines()), (AGAIN, lines())]
 
 
-def _another(d: Draw, draw: Callable[[Draw], Any], but: Sequence[Any]) -> Any:
+def _draw_other(d: Draw, draw: Callable[[Draw], Any], but: Sequence[Any]) -> Any:
     """A draw that is none of `but`."""
     while (found := draw(d)) in but:
         pass
@@ -149,7 +152,7 @@ QUERIES = {
 """Selected column, column that decides which rows count -> question."""
 
 
-def _count(d: Draw, query: tuple[str, str]) -> Turns:
+def _write_orders(d: Draw, query: tuple[str, str]) -> Turns:
     """A selection, the rows that count and their sum, with more rows, without one of them."""
     selected, counted = query
     words = {"buyer": d.words(NAMES, 4), "town": d.words(TOWNS, 4), "item": d.words(ITEMS, 4)}
@@ -198,12 +201,12 @@ STEPS: Mapping[str, Callable[[Draw], str]] = {
 }
 
 
-def _carry_out(d: Draw, fails: str) -> Turns:
+def _write_plan(d: Draw, fails: str) -> Turns:
     """A plan, the same with one step replaced, with more steps done, with all done."""
     kinds = d.rng.sample([*STEPS], len(STEPS))
     steps = [STEPS[kind](d) for kind in kinds]
     at = kinds.index(fails)
-    instead = _another(d, STEPS[fails], [steps[at]])
+    instead = _draw_other(d, STEPS[fails], [steps[at]])
 
     def lines(done: Sequence[int]) -> str:
         return "\n".join(f"[{'done' if i in done else 'open'}] {s}" for i, s in enumerate(steps))
@@ -230,7 +233,7 @@ HELD_OUT, HALF_B = 1, 1
 """The wording and the half of the lexicons whose combination no model was trained on."""
 
 
-def _research(d: Draw, about: Callable[[Draw], rag.Fact]) -> Turns:
+def _write_research(d: Draw, about: Callable[[Draw], rag.Fact]) -> Turns:
     """Questions on the passages found so far: each of two, a third one, the first again."""
     d = Draw(d.rng, HALF_B)
     others = [write for write in rag.SUBJECTS if write is not about]
@@ -249,7 +252,7 @@ LONGEST_ARTICLE = 450
 """Characters; what an article has beyond it are remarks that belong in no summary."""
 
 
-def _revision(d: Draw, write: Skill) -> Turns:
+def _write_revision(d: Draw, write: Skill) -> Turns:
     """An article, then the same with a number corrected, and with another one corrected."""
     d = Draw(d.rng, HALF_B)
     text, numbers = "", list[str]()
@@ -264,15 +267,18 @@ def _revision(d: Draw, write: Skill) -> Turns:
         at = d.rng.randrange(len(numbers))
         old = re.compile(rf"\b{numbers[at]}\b")
         inside = re.findall(r"\d+", text)
-        numbers[at] = _another(d, lambda d: str(d.number(2, 99)), inside)
+        numbers[at] = _draw_other(d, lambda d: str(d.number(2, 99)), inside)
         text, summary = (old.sub(numbers[at], each) for each in (text, summary))
     return turns
 
 
 WORKFLOWS = (
-    *(Workflow("rag", "research", f.__name__, partial(_research, about=f)) for f in rag.SUBJECTS),
     *(
-        Workflow("summarization", "revision", f.__name__, partial(_revision, write=f))
+        Workflow("rag", "research", f.__name__, partial(_write_research, about=f))
+        for f in rag.SUBJECTS
+    ),
+    *(
+        Workflow("summarization", "revision", f.__name__, partial(_write_revision, write=f))
         for f in (
             summarization.council,
             summarization.storm,
@@ -284,9 +290,12 @@ WORKFLOWS = (
         )
     ),
     *(
-        Workflow("multi_turn", "documents", each.kind, partial(_collect, subject=each))
+        Workflow("multi_turn", "documents", each.kind, partial(_write_documents, subject=each))
         for each in SUBJECTS
     ),
-    *(Workflow("multi_turn", "orders", "_".join(q), partial(_count, query=q)) for q in QUERIES),
-    *(Workflow("multi_turn", "plan", fails, partial(_carry_out, fails=fails)) for fails in STEPS),
+    *(
+        Workflow("multi_turn", "orders", "_".join(q), partial(_write_orders, query=q))
+        for q in QUERIES
+    ),
+    *(Workflow("multi_turn", "plan", fails, partial(_write_plan, fails=fails)) for fails in STEPS),
 )

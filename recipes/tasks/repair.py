@@ -36,34 +36,34 @@ class Fault(NamedTuple):
     right: str
     advice: str
 
-    def mended(self, lines: Sequence[str]) -> list[str]:
+    def fix(self, lines: Sequence[str]) -> list[str]:
         """The snippet without this fault."""
         if self.wrong is None:
             return [self.right, *lines]
         return [self.right if line == self.wrong else line for line in lines]
 
 
-def missing(name: str, line: str) -> Fault:
+def missing_line(name: str, line: str) -> Fault:
     """A name that is never defined."""
-    return Fault(undefined(name), None, line, f"Begin with `{line}`.")
+    return Fault(name_error(name), None, line, f"Begin with `{line}`.")
 
 
-def mistaken(line: str, right: str, wrong: str, error: str) -> Fault:
+def wrong_line(line: str, right: str, wrong: str, error: str) -> Fault:
     """A line in which `wrong` stands for `right`, which it holds once."""
     return Fault(error, line.replace(right, wrong), line, f"Write `{right}` for `{wrong}`.")
 
 
-def undefined(name: str) -> str:
+def name_error(name: str) -> str:
     """The message for a name that there is not."""
     return f"NameError: name '{name}' is not defined"
 
 
-def unlike(kind: str) -> str:
+def concatenation_error(kind: str) -> str:
     """The message for a text to which something else is added."""
     return f'TypeError: can only concatenate str (not "{kind}") to str'
 
 
-def lacking(kind: str, name: str) -> str:
+def attribute_error(kind: str, name: str) -> str:
     """The message for an attribute that there is not."""
     return f"AttributeError: '{kind}' object has no attribute '{name}'"
 
@@ -77,10 +77,10 @@ def receipt(d: Draw) -> Snippet:
     prices = f"prices = {[d.number(2, 90) for _ in range(d.number(2, 5))]}"
     add, tell = "    total = total + price", 'print("total: " + str(total))'
     return (prices, "total = 0", "for price in prices:", add, tell), (
-        missing("prices", prices),
-        missing("total", "total = 0"),
-        mistaken(add, "+ price", "+ pric", undefined("pric")),
-        mistaken(tell, "+ str(total)", "+ total", unlike("int")),
+        missing_line("prices", prices),
+        missing_line("total", "total = 0"),
+        wrong_line(add, "+ price", "+ pric", name_error("pric")),
+        wrong_line(tell, "+ str(total)", "+ total", concatenation_error("int")),
     )
 
 
@@ -91,11 +91,11 @@ def short_names(d: Draw) -> Snippet:
     test = f"    if len(name) < {min(map(len, found)) + d.number(1, 2)}:"
     keep, tell = "        short.append(name)", 'print(", ".join(sorted(short)))'
     return (names, "short = []", "for name in names:", test, keep, tell), (
-        missing("names", names),
-        mistaken(test, "(name)", "(nam)", undefined("nam")),
-        missing("short", "short = []"),
-        mistaken(keep, ".append", ".push", lacking("list", "push")),
-        mistaken(tell, "(sorted", "(sort", undefined("sort")),
+        missing_line("names", names),
+        wrong_line(test, "(name)", "(nam)", name_error("nam")),
+        missing_line("short", "short = []"),
+        wrong_line(keep, ".append", ".push", attribute_error("list", "push")),
+        wrong_line(tell, "(sorted", "(sort", name_error("sort")),
     )
 
 
@@ -107,10 +107,10 @@ def stock(d: Draw) -> Snippet:
     less = "    stock[item] = stock[item] - sold[item]"
     tell = f'print("{one} left: " + str(stock["{one}"]))'
     return (held, sold, "for item in sold:", less, tell), (
-        missing("sold", sold),
-        missing("stock", held),
-        mistaken(less, "- sold[item]", "- sales[item]", undefined("sales")),
-        mistaken(tell, f'["{one}"]', f'["{one[:-1]}"]', f"KeyError: '{one[:-1]}'"),
+        missing_line("sold", sold),
+        missing_line("stock", held),
+        wrong_line(less, "- sold[item]", "- sales[item]", name_error("sales")),
+        wrong_line(tell, f'["{one}"]', f'["{one[:-1]}"]', f"KeyError: '{one[:-1]}'"),
     )
 
 
@@ -120,11 +120,13 @@ def distance(d: Draw) -> Snippet:
     squares = "squares = [side * side for side in sides]"
     root, tell = "length = math.sqrt(sum(squares))", 'print("length: " + str(round(length, 2)))'
     return ("import math", sides, squares, root, tell), (
-        missing("sides", sides),
-        mistaken(squares, "[side *", "[edge *", undefined("edge")),
-        missing("math", "import math"),
-        mistaken(root, "(squares)", "(square)", undefined("square")),
-        mistaken(tell, "+ str(round(length, 2))", "+ round(length, 2)", unlike("float")),
+        missing_line("sides", sides),
+        wrong_line(squares, "[side *", "[edge *", name_error("edge")),
+        missing_line("math", "import math"),
+        wrong_line(root, "(squares)", "(square)", name_error("square")),
+        wrong_line(
+            tell, "+ str(round(length, 2))", "+ round(length, 2)", concatenation_error("float")
+        ),
     )
 
 
@@ -134,10 +136,12 @@ def average(d: Draw) -> Snippet:
     share, most = "    return sum(numbers) / len(numbers)", "best = max(points)"
     tell = 'print("mean " + str(mean(points)) + ", best " + str(best))'
     return (points, "def mean(numbers):", share, most, tell), (
-        mistaken(most, "max(", "maximum(", undefined("maximum")),  # looked up before its argument
-        missing("points", points),
-        mistaken(share, "len(", "length(", undefined("length")),
-        mistaken(tell, "+ str(best)", "+ best", unlike("int")),
+        wrong_line(
+            most, "max(", "maximum(", name_error("maximum")
+        ),  # looked up before its argument
+        missing_line("points", points),
+        wrong_line(share, "len(", "length(", name_error("length")),
+        wrong_line(tell, "+ str(best)", "+ best", concatenation_error("int")),
     )
 
 
@@ -148,15 +152,15 @@ def word_count(d: Draw) -> Snippet:
     loop, add = "for word in text.split():", "    counts[word] = counts.get(word, 0) + 1"
     tell = f'print("{words[0]}: " + str(counts["{words[0]}"]))'
     return (text, "counts = {}", loop, add, tell), (
-        missing("text", text),
-        mistaken(loop, ".split", ".splits", lacking("str", "splits")),
-        missing("counts", "counts = {}"),
-        mistaken(add, "(word,", "(wrd,", undefined("wrd")),
-        mistaken(tell, f'["{words[0]}"]', f'["{words[0][:-1]}"]', f"KeyError: '{words[0][:-1]}'"),
+        missing_line("text", text),
+        wrong_line(loop, ".split", ".splits", attribute_error("str", "splits")),
+        missing_line("counts", "counts = {}"),
+        wrong_line(add, "(word,", "(wrd,", name_error("wrd")),
+        wrong_line(tell, f'["{words[0]}"]', f'["{words[0][:-1]}"]', f"KeyError: '{words[0][:-1]}'"),
     )
 
 
-def _loop(d: Draw, write: Callable[[Draw], Snippet]) -> Turns:
+def _write_snippet(d: Draw, write: Callable[[Draw], Snippet]) -> Turns:
     """Three faults, met and mended one after another."""
     lines, possible = write(d)
     faults = [possible[at] for at in sorted(d.rng.sample(range(len(possible)), 3))]
@@ -167,7 +171,7 @@ def _loop(d: Draw, write: Callable[[Draw], Snippet]) -> Turns:
             lines = [fault.wrong if line == fault.right else line for line in lines]
     turns: Turns = []
     for fault in faults:
-        snippet, lines = "\n".join(lines), fault.mended(lines)
+        snippet, lines = "\n".join(lines), fault.fix(lines)
         turns.append(
             (
                 LOOP.format(snippet=snippet, error=fault.error, advice=fault.advice),
@@ -177,7 +181,7 @@ def _loop(d: Draw, write: Callable[[Draw], Snippet]) -> Turns:
     return turns
 
 
-class Option(NamedTuple):
+class ManualOption(NamedTuple):
     """An option of a command: its name, what it takes ("", N or FILE), what it does."""
 
     name: str
@@ -190,7 +194,7 @@ class Option(NamedTuple):
         return f"--{self.name} {self.takes}".strip()
 
     @property
-    def used(self) -> str:
+    def example(self) -> str:
         """As a command has it."""
         return f"--{self.name} {VALUES.get(self.takes, '')}".strip()
 
@@ -205,7 +209,7 @@ COMMANDS = {
     "scan": "looks for files that are the same",
 }
 OPTIONS = [
-    Option(*entry.split("/"))
+    ManualOption(*entry.split("/"))
     for entry in (
         "depth/N/goes down at most N levels,flat//leaves out folders inside folders,"
         "output/FILE/writes to FILE in place of the screen,quiet//prints nothing but errors,"
@@ -233,14 +237,14 @@ TOGETHER = (
 )
 
 
-def _manual(d: Draw, command: str) -> Turns:
+def _write_manual(d: Draw, command: str) -> Turns:
     """All options of a manual, those that exclude each other, those that need each other."""
     options = d.words(OPTIONS, 8)
     first, second, third, fourth, *others = d.rng.sample(options, len(options))
     excludes = {first: others[0], second: others[1]}
     needs = {third: others[2], fourth: others[3]}
 
-    def entry(option: Option) -> str:
+    def entry(option: ManualOption) -> str:
         said = f"  {option.usage}: {option.does}."
         if option in excludes:
             return f"{said} Cannot be used with --{excludes[option].name}."
@@ -248,7 +252,7 @@ def _manual(d: Draw, command: str) -> Turns:
 
     manual = "\n".join([f"{command} {COMMANDS[command]}. Options:", *map(entry, options)])
     pairs = [f"--{o.name} --{excludes[o].name}" for o in options if o in excludes]
-    commands = [f"{command} {o.used} {needs[o].used}" for o in options if o in needs]
+    commands = [f"{command} {o.example} {needs[o].example}" for o in options if o in needs]
     return [
         (LIST.format(manual=manual), "\n".join(option.usage for option in options)),
         (EXCLUDE, "\n".join(pairs)),
@@ -258,9 +262,12 @@ def _manual(d: Draw, command: str) -> Turns:
 
 SNIPPETS = (receipt, short_names, stock, distance, average, word_count)
 WORKFLOWS = (
-    *(Workflow("code", "snippet", each.__name__, partial(_loop, write=each)) for each in SNIPPETS),
     *(
-        Workflow("multi_turn", "manual", command, partial(_manual, command=command))
+        Workflow("code", "snippet", each.__name__, partial(_write_snippet, write=each))
+        for each in SNIPPETS
+    ),
+    *(
+        Workflow("multi_turn", "manual", command, partial(_write_manual, command=command))
         for command in COMMANDS
     ),
 )

@@ -13,7 +13,7 @@ from specbench_cli.training.generated.template import FAMILIES, TEMPLATES, Draw
 
 
 def mini_rows(
-    seed: int = 0, per_family: int = 80, apart_from: Iterable[GeneratedConversation] = ()
+    seed: int = 0, per_family: int = 80, exclude: Iterable[GeneratedConversation] = ()
 ) -> list[GeneratedConversation]:
     """The task `mini`: `per_family` different rows of each family, families in order.
 
@@ -23,7 +23,7 @@ def mini_rows(
     Raises UsageError where the lexicons cannot give that many different first turns.
     """
     kept: dict[str, list[GeneratedConversation]] = {family: [] for family in FAMILIES}
-    seen = {known["turns"][0] for known in apart_from}
+    seen = {known["turns"][0] for known in exclude}
     limit = 10 * per_family * len(FAMILIES)
     for candidate in generate_rows(seed, "mini"):
         rows = kept[candidate["family"]]
@@ -44,7 +44,7 @@ def mini_rows(
 
 def best_of_n_rows() -> list[GeneratedConversation]:
     """The task `best-of-n`: rows like `mini`'s, and none of them; its card has each asked often."""
-    return mini_rows(seed=1, per_family=8, apart_from=mini_rows())
+    return mini_rows(seed=1, per_family=8, exclude=mini_rows())
 
 
 def workflow_rows(

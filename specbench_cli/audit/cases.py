@@ -19,7 +19,7 @@ from specbench_cli.audit.models.table import (
     deep_pair,
     fix_token,
     make_exit_table,
-    pair,
+    make_table_pair,
     random_table,
     wide_pair,
 )
@@ -154,15 +154,17 @@ def enumerated_cases(rule: Rule, *, include_costly: bool) -> Iterator[Case]:
     def warp(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Sampling:
         return Sampling(rule, temperature, top_k, top_p)
 
-    near, plain = fix_token(pair("near"), PROMPT, 2), warp()
-    yield Case("near", pair("near"), warp(2.0, top_k=2))
-    yield Case("peaked", fix_token(pair("peaked"), PROMPT, 1), warp(0.5))
-    yield Case("flat", fix_token(pair("flat"), PROMPT, 2), warp(0.5))
+    near, plain = fix_token(make_table_pair("near"), PROMPT, 2), warp()
+    yield Case("near", make_table_pair("near"), warp(2.0, top_k=2))
+    yield Case("peaked", fix_token(make_table_pair("peaked"), PROMPT, 1), warp(0.5))
+    yield Case("flat", fix_token(make_table_pair("flat"), PROMPT, 2), warp(0.5))
     yield Case("near", near, warp(0.8, top_p=0.7))
-    yield Case("tied", fix_token(pair("tied"), PROMPT, 1), warp(1.0, top_k=1))
-    yield Case("disjoint", pair("disjoint", 4), plain)
-    yield Case("equal", fix_token(pair("equal"), PROMPT, 0), warp(0.5))
-    yield Case("peaked", fix_token(pair("near"), PROMPT, 1), warp(0.5, top_k=2), length=4)
+    yield Case("tied", fix_token(make_table_pair("tied"), PROMPT, 1), warp(1.0, top_k=1))
+    yield Case("disjoint", make_table_pair("disjoint", 4), plain)
+    yield Case("equal", fix_token(make_table_pair("equal"), PROMPT, 0), warp(0.5))
+    yield Case(
+        "peaked", fix_token(make_table_pair("near"), PROMPT, 1), warp(0.5, top_k=2), length=4
+    )
     # With four tokens, three of them verified, a draft of two tokens has an EOS inside, at its end
     # and as its bonus token.
     for eos in ((0,), (1,), (0, 2)):
@@ -171,11 +173,11 @@ def enumerated_cases(rule: Rule, *, include_costly: bool) -> Iterator[Case]:
         yield Case("near", near, plain, eos=(2,), budget=budget, length=min(3, budget))
     if include_costly:
         yield wide_case(rule, 64)
-        yield Case("near", pair("near"), plain)
-        yield Case("peaked", pair("peaked"), plain)
-        yield Case("near", pair("near", 4), warp(1.5, top_k=3, top_p=0.9))
-        yield Case("near", pair("near", 5), warp(0.7, top_k=2), eos=(4,))
-        yield Case("flat", pair("flat"), warp(2.0))
+        yield Case("near", make_table_pair("near"), plain)
+        yield Case("peaked", make_table_pair("peaked"), plain)
+        yield Case("near", make_table_pair("near", 4), warp(1.5, top_k=3, top_p=0.9))
+        yield Case("near", make_table_pair("near", 5), warp(0.7, top_k=2), eos=(4,))
+        yield Case("flat", make_table_pair("flat"), warp(2.0))
 
 
 WIDE_WARP = (0.7, 4, 0.7)
@@ -273,7 +275,9 @@ def random_cases(rule: Rule, n: int, levels: int) -> Iterator[Case]:
     rng, levels = random.Random(5), max(1, levels)  # a budget is 1 at least
     for turn in range(n):
         vocab, kind = 3 + turn % 3, ("near", "flat", "equal", "disjoint")[turn % 4]
-        tables = pair(kind, max(4, vocab) if kind == "disjoint" else vocab, seed=100 + 2 * turn)
+        tables = make_table_pair(
+            kind, max(4, vocab) if kind == "disjoint" else vocab, seed=100 + 2 * turn
+        )
         if kind == "flat":
             tables = random_table(vocab, 100 + 2 * turn, 1.5), tables[1]
         allowed = range(tables[0].shape[-1] // 2 if kind == "disjoint" else vocab)
@@ -293,13 +297,15 @@ def long_case(rule: Rule, prompt: int = LONG_PROMPT, output: int = LONG_OUTPUT) 
     """Return a case with a long prompt and a long output, with rejected drafts throughout."""
     chance = random.Random(7)
     ids = tuple(chance.choice(range(LONG_VOCAB)) for _ in range(prompt))
-    tables = pair("mixed", LONG_VOCAB, seed=LONG_SEED)
+    tables = make_table_pair("mixed", LONG_VOCAB, seed=LONG_SEED)
     return Case("mixed", tables, make_sampling(rule, 0), ids, budget=output, prompt_id="long/0")
 
 
 def tied_logits_case(rule: Rule) -> Case:
     """Return a request whose two likeliest tokens are equally likely at every position."""
-    return Case("tied", pair("tied", 5), make_sampling(rule, 0), budget=20, prompt_id="tied/0")
+    return Case(
+        "tied", make_table_pair("tied", 5), make_sampling(rule, 0), budget=20, prompt_id="tied/0"
+    )
 
 
 def add_eos(case: Case, ids: Sequence[int], turn: int) -> Case:

@@ -119,7 +119,7 @@ def load_reusable_certificate(file: Path, method: type[Method]) -> Certificate |
     except (OSError, ValueError, KeyError, TypeError):
         return None
     same = certificate.sha256 == _sha256(Path(inspect.getfile(method)))
-    return certificate if same and certificate.code_sha256 == code_sha256() else None
+    return certificate if same and certificate.code_sha256 == hash_audit_code() else None
 
 
 def certify(subject: AuditSubject, findings: Sequence[Finding], seconds: float) -> Certificate:
@@ -145,7 +145,7 @@ def certify(subject: AuditSubject, findings: Sequence[Finding], seconds: float) 
         seconds=seconds,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         commit=read_commit(),
-        code_sha256=code_sha256(),
+        code_sha256=hash_audit_code(),
     )
 
 
@@ -157,7 +157,7 @@ def read_commit() -> str | None:
 
 
 @cache
-def code_sha256() -> str:
+def hash_audit_code() -> str:
     """Return the SHA-256 of all code that a certificate depends on."""
     root = Path(__file__).parents[2]
     whole = hashlib.sha256()

@@ -30,7 +30,7 @@ from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.config import plugin_file
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.workers.process_lifetime import block_interrupts, exit_on_interrupt
-from specbench_cli.errors import MethodFault, message_of, on_one_line
+from specbench_cli.errors import MethodFault, message_of, to_one_line
 from specbench_cli.interpreter import usable_cpus
 
 Check = Callable[[AuditSubject], list[Finding]]
@@ -82,7 +82,7 @@ def audit_all(names: Sequence[str], plugins: Sequence[str] = ()) -> Iterator[Cer
     # New interpreters: a fork would inherit torch's threads in an undefined state.
     context = multiprocessing.get_context("spawn")
     with block_interrupts(context):  # creating the pool starts a process too
-        pool = ProcessPoolExecutor(workers, context, _init_worker, (plugin_file.held(),))
+        pool = ProcessPoolExecutor(workers, context, _init_worker, (plugin_file.pinned_contents(),))
     waiting: list[Future[Certificate]]
     try:
         with block_interrupts(context):
@@ -98,7 +98,7 @@ def audit_all(names: Sequence[str], plugins: Sequence[str] = ()) -> Iterator[Cer
 
 def _init_worker(held: Mapping[Path, bytes]) -> None:
     """Initialise a process of the pool with the plug-in files of the parent process."""
-    plugin_file.hold_all(held)
+    plugin_file.pin_all(held)
     exit_on_interrupt()
 
 
@@ -143,7 +143,7 @@ def _describe_crash(subject: AuditSubject, error: Exception, name: str) -> Probl
     last = (own_frames or frames)[-1] if frames else None
     place = f"{Path(last.filename).name}:{last.lineno}" if last else "?"
     where = f"{place}, while checking: {name}"
-    what = on_one_line(f"{type(error).__name__}: {message_of(error)}")
+    what = to_one_line(f"{type(error).__name__}: {message_of(error)}")
     raised_here = last is None or frames[-1] is last
     if own_frames:
         return Problem(

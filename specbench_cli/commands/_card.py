@@ -1,4 +1,7 @@
-"""Description of a method: guarantee, parameters, claims of its papers, and audit results."""
+"""Facts about a method for `specbench list methods` and for the generated table of methods.
+
+The facts are its guarantee, parameters, audit results, and the speedups that its papers claim.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from specbench_cli.engine.method import Method
 
 
-def brief(name: str) -> dict[str, Any]:
+def describe_entry(name: str) -> dict[str, Any]:
     """Return the registry's facts about a method, without importing it."""
     entry = registry.entries()[name]
     return {
@@ -30,8 +33,8 @@ def brief(name: str) -> dict[str, Any]:
     }
 
 
-def card(name: str) -> dict[str, Any]:
-    """Return the registry's facts, the facts of the method's class, and its audit."""
+def describe_method(name: str) -> dict[str, Any]:
+    """Return all facts about a method, which is imported for this."""
     canonical = registry.resolve(name)
     method = registry.load(canonical)
     build, papers = method(), registry.papers(canonical)
@@ -39,7 +42,7 @@ def card(name: str) -> dict[str, Any]:
         {
             "parameter": f"{canonical}.{key}",
             "default": field.default,
-            "type": _type(field.annotation),
+            "type": _format_type(field.annotation),
             "description": field.description,
         }
         for key, field in method.Params.model_fields.items()
@@ -56,14 +59,14 @@ def card(name: str) -> dict[str, Any]:
         for claim in papers.claims
     ]
     return {
-        **brief(canonical),
+        **describe_entry(canonical),
         "guarantee": {
             rule: build.guarantee(rule) for rule in ("greedy", "rejection", "block", "coupled")
         },
         "state_scope": method.state_scope,
         "timing_free": build.timing_free,
         "workers": method.workers,
-        "audit": audit_facts(canonical, method),
+        "audit": audit_status(canonical, method),
         "parameters": parameters,
         "claims": claims,
         "about": inspect.getdoc(method) or "",
@@ -71,8 +74,12 @@ def card(name: str) -> dict[str, Any]:
     }
 
 
-def audit_facts(name: str, method: type[Method], folder: Path | None = None) -> str:
-    """Return the verdict of the newest certificate, if the method's file has not changed since."""
+def audit_status(name: str, method: type[Method], folder: Path | None = None) -> str:
+    """Return the audit's verdict on the current code of a method, or that there is none.
+
+    Args:
+        folder: Folder with the certificates of audits. None means the default folder.
+    """
     from specbench_cli.judge.broken import find_certificates
 
     found = find_certificates(name, folder)
@@ -84,7 +91,7 @@ def audit_facts(name: str, method: type[Method], folder: Path | None = None) -> 
         verdict = found[-1].get("verdict")
         return f"stale: {verdict}, but its file has changed since: specbench audit {name}"
     checks = same[-1].get("checks", [])
-    return f"{same[-1].get('verdict')}: {len(checks)} checks of this very file"
+    return f"{same[-1].get('verdict')}: {len(checks)} checks of the current file"
 
 
 def catalogue_row(facts: dict[str, Any]) -> dict[str, str]:
@@ -96,7 +103,7 @@ def catalogue_row(facts: dict[str, Any]) -> dict[str, str]:
         "idea": facts["summary"].rstrip("."),
         "source": facts["source"],
     }
-    if facts["name"] in registry.ours():
+    if facts["name"] in registry.built_in_methods():
         return row
     from specbench_cli.report.markdown_table import inline
 
@@ -104,9 +111,9 @@ def catalogue_row(facts: dict[str, Any]) -> dict[str, str]:
 
 
 def family_rows() -> list[dict[str, str]]:
-    """Return the method table by family: one row per family, and one for its lossy methods."""
+    """Return a table of method families, with separate rows for lossless and lossy methods."""
     groups: dict[tuple[str, bool], list[str]] = {}
-    for name, entry in registry.ours().items():
+    for name, entry in registry.built_in_methods().items():
         lossy = entry.guarantee == registry.LOSSY
         groups.setdefault((entry.family, lossy), []).append(f"`{name}`")
     return [
@@ -120,10 +127,10 @@ def family_rows() -> list[dict[str, str]]:
     ]
 
 
-def _type(annotation: Any) -> str:
-    """Return a parameter's type in readable form: "int | heuristic | oracle"."""
+def _format_type(annotation: Any) -> str:
+    """Return a parameter's type as text, e.g. "int | heuristic | oracle"."""
     if get_origin(annotation) is Literal:
         return " | ".join(map(str, get_args(annotation)))
     if get_origin(annotation) in (Union, UnionType):
-        return " | ".join(map(_type, get_args(annotation)))
+        return " | ".join(map(_format_type, get_args(annotation)))
     return "none" if annotation is NoneType else str(getattr(annotation, "__name__", annotation))

@@ -1,6 +1,6 @@
-"""Progress displays of a run, for a terminal, a log or a program.
+"""Progress displays of a run: a bar on a terminal, lines in a log, or JSON lines for a program.
 
-Everything is drawn in callbacks between prompts. No thread redraws while an output is timed.
+The run calls a display between prompts. No background thread draws, since it would disturb timings.
 """
 
 from __future__ import annotations
@@ -15,30 +15,31 @@ from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from specbench_cli import output
-from specbench_cli.config.sweep import settings
+from specbench_cli.config.sweep import format_params
 from specbench_cli.measure.eta import estimate_report_seconds
 from specbench_cli.measure.quiet import TIMES_VOID
 from specbench_cli.measure.repeat_process import TUNING
 
 if TYPE_CHECKING:
-    from specbench_cli.measure.view import PromptProgress as HowFar
+    from specbench_cli.measure.view import PromptProgress
     from specbench_cli.store.schema import Record
 
 BASELINE = "vanilla"
 LOSSLESS = ("exact_tokens", "exact_law")
-LINE_EVERY_S = 60.0
-"""Minimum time in seconds between two log lines about the same prompts."""
+LOG_INTERVAL_S = 60.0
+"""Minimum interval in seconds between two log lines about the same prompt."""
 
 
-BUSY = (
-    "other programs are at work, and times taken beside them are void: close them, or interrupt"
-    " and begin again with --allow-noise, which keeps such times and labels the run"
+NOISE_WARNING = (
+    "other programs use the CPU, so current times are noisy and will not be used: close these"
+    " programs, or interrupt and run again with --allow-noise, which uses noisy times and labels"
+    " the run"
 )
-"""Message during a run, so that a waiting user can act before the end."""
+"""Message that a run prints once, as soon as it is disturbed."""
 
 
 class Timing(NamedTuple):
-    """The values of a record that a speedup needs."""
+    """Total time and number of tokens of one output."""
 
     label: str
     ns: int
@@ -46,58 +47,58 @@ class Timing(NamedTuple):
 
 
 class LiveSpeedups:
-    """Speedups of the outputs so far. They are provisional and have no intervals.
+    """Provisional speedups, computed from the outputs measured so far, without intervals.
 
-    Times are paired by prompt, turn and repeat, and compared per token, like in the report. A
-    method with a wrong output has no speedup from then on. Lossy methods have none, since their
-    loss of accuracy is not known yet.
+    A method's time per token is compared with its baseline's for the same prompt, turn and repeat,
+    as in the report. Methods with a wrong output and lossy methods have no speedup here.
 
     Args:
-        bases: Baseline of each method whose baseline is not vanilla.
+        baselines: Label of each method's baseline. The default is vanilla.
     """
 
-    def __init__(self, bases: Mapping[str, str] | None = None) -> None:
-        self._bases = bases or {}
-        self._visits: dict[tuple[str, int, int], list[Timing]] = {}
+    def __init__(self, baselines: Mapping[str, str] | None = None) -> None:
+        self._baselines = baselines or {}
+        self._timings: dict[tuple[str, int, int], list[Timing]] = {}
         self._sums: dict[str, tuple[float, float]] = {}
         self._wrong: set[str] = set()
 
     def add(self, record: Record) -> dict[str, float]:
-        """Add a record and return the speedup of every method except vanilla."""
+        """Add a record. Return the current speedups by label, without those of baselines."""
         wrong = record.verdict is not None and record.verdict.kind == "mismatch"
         if wrong or record.guarantee not in LOSSLESS:
             self._wrong.add(record.label)
         if not record.void and record.error is None and record.ns.total and record.n_tokens:
-            visit = self._visits.setdefault((record.prompt_id, record.turn, record.pass_), [])
+            visit = self._timings.setdefault((record.prompt_id, record.turn, record.pass_), [])
             own = Timing(record.label, record.ns.total, record.n_tokens)
             visit.append(own)
             pairs = [(own, other) for other in visit] + [(other, own) for other in visit[:-1]]
             for base, timing in pairs:
-                if base.label == self._base(timing.label):
-                    self._pair(base, timing)
-        hidden = {*map(self._base, self._sums), *self._wrong}
+                if base.label == self._get_baseline(timing.label):
+                    self._add_pair(base, timing)
+        hidden = {*map(self._get_baseline, self._sums), *self._wrong}
         return {
             label: base / own for label, (base, own) in self._sums.items() if label not in hidden
         }
 
-    def _base(self, label: str) -> str:
-        return self._bases.get(label, BASELINE)
+    def _get_baseline(self, label: str) -> str:
+        return self._baselines.get(label, BASELINE)
 
-    def _pair(self, base: Timing, own: Timing) -> None:
+    def _add_pair(self, base: Timing, own: Timing) -> None:
         expected, taken = self._sums.get(own.label, (0.0, 0.0))
         expected += base.ns * own.tokens / base.tokens
         self._sums[own.label] = (expected, taken + own.ns)
 
 
-class RunProgress:
-    """Base class of all displays: counts, running speedups, and the run's folder. A context
-    manager.
+class ProgressDisplay:
+    """Base class of the displays. It counts outputs and computes speedups, and shows only notes.
+
+    A context manager, which restores the terminal at the end.
 
     Args:
-        dry_run: The plan is the result and goes to stdout.
-        part: This process runs one repeat of a run that another process has announced.
-        start_s: Processor time in seconds that starting this process took. The time for the final
-            report is estimated from it. 0 if there is no report.
+        dry_run: True if the command only prints the plan.
+        part: True if this process runs one repeat, and its parent process has shown the plan.
+        start_s: CPU time in seconds that starting this process took. The time for the final report
+            is estimated from it. 0 means that no report follows.
     """
 
     def __init__(self, *, dry_run: bool = False, part: bool = False, start_s: float = 0.0) -> None:
@@ -106,11 +107,11 @@ class RunProgress:
         self.speedups: dict[str, float] = {}
         self._dry_run = dry_run
         self._part = part
-        self._cells = self._done = 0
-        self._pairs = LiveSpeedups()
-        self._bases: dict[str, str] = {}
+        self._n_outputs = self._n_done = 0
+        self._live_speedups = LiveSpeedups()
+        self._baselines: dict[str, str] = {}
         self._stage = self._window = ""
-        self._told_of_noise = False
+        self._warned_of_noise = False
 
     def __enter__(self) -> Self:
         return self
@@ -119,50 +120,50 @@ class RunProgress:
         """Restore the terminal."""
 
     def planned(self, facts: dict[str, Any]) -> None:
-        """Show the plan, before anything is loaded."""
-        self._foresee(facts)
+        """Show the plan, before models are loaded."""
+        self._estimate_report(facts)
         if self._dry_run:
-            output.facts(_readable(facts))
+            output.facts(_format_plan(facts))
 
-    def _foresee(self, facts: dict[str, Any]) -> None:
+    def _estimate_report(self, facts: dict[str, Any]) -> None:
         self._report_s = estimate_report_seconds(
             self._start_s, len(facts["methods"]), facts["cells"]
         )
-        self._bases = {row["label"]: row["baseline"] for row in facts["methods"]}
+        self._baselines = {row["label"]: row["baseline"] for row in facts["methods"]}
 
     def started(self, cells: int, done: int, run_dir: Path) -> None:
-        """Start the display. `done` of the `cells` outputs exist already."""
-        self.run_dir, self._cells, self._done = run_dir, cells, done
-        self._pairs, self.speedups = (
-            LiveSpeedups(self._bases),
+        """Start the display. Of the run's outputs (`cells`), `done` are already stored."""
+        self.run_dir, self._n_outputs, self._n_done = run_dir, cells, done
+        self._live_speedups, self.speedups = (
+            LiveSpeedups(self._baselines),
             {},
         )  # drop the speedups of a tuning
 
     def stage(self, text: str) -> None:
-        """Show a stage that is not a prompt."""
+        """Show the current stage other than decoding, e.g. loading."""
         self._stage = text
 
-    def prompt(self, progress: HowFar) -> None:
-        """Show that prompts were measured."""
-        self._stage = how_far(self.to_the_end(progress))
+    def prompt(self, progress: PromptProgress) -> None:
+        """Show the number of measured prompts."""
+        self._stage = format_progress(self.add_report_time(progress))
 
-    def to_the_end(self, progress: HowFar) -> HowFar:
-        """Add the time for the report to the ETA. A tuning has no report."""
+    def add_report_time(self, progress: PromptProgress) -> PromptProgress:
+        """Return the progress with the report's time added to the ETA. A tuning has no report."""
         if progress.left_s is None or progress.part == TUNING:
             return progress
         return progress._replace(left_s=progress.left_s + self._report_s)
 
     def window(self, other_cpu: float | None, text: str) -> None:
-        """Show a timed window. On the first noisy one, also print how to avoid noise."""
+        """Show the noise of a timed window. For the first noisy window, also print a warning."""
         self._window = text
-        if text.endswith(TIMES_VOID) and not self._told_of_noise and not self._part:
-            self._told_of_noise = True
-            self.note(BUSY)
+        if text.endswith(TIMES_VOID) and not self._warned_of_noise and not self._part:
+            self._warned_of_noise = True
+            self.note(NOISE_WARNING)
 
     def show_record(self, record: Record) -> None:
         """Count a stored record."""
-        self._done += 1
-        self.speedups = self._pairs.add(record)
+        self._n_done += 1
+        self.speedups = self._live_speedups.add(record)
 
     def hand_over(self) -> None:
         """Pause the display while another process continues the run and shows its own."""
@@ -172,30 +173,30 @@ class RunProgress:
         output.note(text)
 
     def flags(self) -> list[str]:
-        """Return the options with which another process of this run shows the same display."""
+        """Return the options that give a child process of this run the same display."""
         return []
 
     def line(self) -> str:
-        """Return the noise level and the running speedups, the fastest first."""
+        """Return the noise level and the provisional speedups, in descending order."""
         ranked = sorted(self.speedups.items(), key=lambda each: -each[1])
-        speedups = [f"{label} {ratio:.2f}x" for label, ratio in ranked[:SHOWN]]
-        slower = len(ranked) - SHOWN
+        speedups = [f"{label} {ratio:.2f}x" for label, ratio in ranked[:MAX_SPEEDUPS]]
+        slower = len(ranked) - MAX_SPEEDUPS
         more = f"and {slower} slower" if slower > 0 else ""
         return "  ".join(filter(None, [self._window, *speedups, more]))
 
 
-def how_far(progress: HowFar) -> str:
-    """Return the current prompt and the ETA."""
+def format_progress(progress: PromptProgress) -> str:
+    """Return the progress as text: the current prompt and the ETA."""
     part, prompt, prompts, left_s = progress
     place = f"prompt {prompt} of {prompts} done" if prompt else f"prompt 1 of {prompts}"
     done = f"{part + ', ' if part else ''}{place}"
     if left_s is None:
         return done
-    return f"{done}, about {duration(left_s)} left{' of tuning' if part == TUNING else ''}"
+    return f"{done}, about {format_duration(left_s)} left{' of tuning' if part == TUNING else ''}"
 
 
-def duration(seconds: float) -> str:
-    """Return a time in readable form: 40 s, 12 min, 3 h 10 min."""
+def format_duration(seconds: float) -> str:
+    """Return a time as text, e.g. 40 s, 12 min, 3 h 10 min."""
     if seconds < MINUTE:
         return f"{max(1, round(seconds))} s"
     minutes = round(seconds / MINUTE)
@@ -216,17 +217,17 @@ class _BarAndLine(Progress):
     def get_renderables(self) -> Iterable[RenderableType]:
         """Yield the bar and the line."""
         yield from super().get_renderables()
-        yield output.styled(self.line)
+        yield output.make_text(self.line)
 
 
-SHOWN = 6
-"""Maximum number of speedups in a line."""
+MAX_SPEEDUPS = 6
+"""Maximum number of speedups in the status line."""
 BAR_WIDTH = 24
-"""Width of the bar in columns. The text next to it fits into 80 columns."""
+"""Width of the bar in columns, which leaves space for text on a terminal with 80 columns."""
 
 
-class Bar(RunProgress):
-    """A progress bar on stderr, with the stage next to it and the running speedups below it."""
+class BarDisplay(ProgressDisplay):
+    """Progress bar on stderr, with the stage next to it and provisional speedups below it."""
 
     def __init__(self, *, dry_run: bool = False, part: bool = False, start_s: float = 0.0) -> None:
         super().__init__(dry_run=dry_run, part=part, start_s=start_s)
@@ -260,7 +261,7 @@ class Bar(RunProgress):
             self._bar.start()  # another process may have used the terminal
         self._draw()
 
-    def prompt(self, progress: HowFar) -> None:
+    def prompt(self, progress: PromptProgress) -> None:
         """Show the progress."""
         super().prompt(progress)
         self._draw()
@@ -278,17 +279,17 @@ class Bar(RunProgress):
     def _draw(self) -> None:
         if self._bar.task_ids:
             self._bar.line = self.line()
-            said = output.plain(self._stage)
-            self._bar.update(self._task, completed=self._done, description=said, refresh=True)
+            said = output.escape_hidden(self._stage)
+            self._bar.update(self._task, completed=self._n_done, description=said, refresh=True)
 
     def hand_over(self) -> None:
-        """Remove the bar, so that the other process can show its own. It completes all outputs."""
+        """Remove the bar, because a child process shows its own and measures all other outputs."""
         self._bar.stop()
-        self._done = self._cells
+        self._n_done = self._n_outputs
 
     def note(self, text: str) -> None:
         """Print a message above the bar."""
-        self._bar.console.print(output.styled(text))
+        self._bar.console.print(output.make_text(text))
 
 
 def time_of_day() -> str:
@@ -296,8 +297,8 @@ def time_of_day() -> str:
     return time.strftime("%H:%M:%S")
 
 
-class Lines(RunProgress):
-    """Log lines on stderr, one per stage and prompt, with the time of day."""
+class LogDisplay(ProgressDisplay):
+    """Log lines on stderr with the time of day, one per stage and prompt."""
 
     def __init__(
         self,
@@ -310,39 +311,39 @@ class Lines(RunProgress):
     ) -> None:
         super().__init__(dry_run=dry_run, part=part, start_s=start_s)
         self._clock, self._stamp = clock, stamp
-        self._said = clock()
+        self._printed_at = clock()
         self._prompt = -1
 
     def started(self, cells: int, done: int, run_dir: Path) -> None:
         """Print the number of outputs to measure."""
         super().started(cells, done, run_dir)
         if not self._part:
-            there = f", {done} of them done already" if done else ""
-            self._line(f"{cells} cells (a prompt by a method each){there}, in {run_dir}")
+            there = f", {done} of them already measured" if done else ""
+            self._line(f"{cells} outputs (prompts x methods x repeats){there}, in {run_dir}")
 
     def stage(self, text: str) -> None:
         """Print the stage."""
         super().stage(text)
         self._line(text)
 
-    def prompt(self, progress: HowFar) -> None:
-        """Print the progress, at most every `LINE_EVERY_S` for the same prompt."""
+    def prompt(self, progress: PromptProgress) -> None:
+        """Print the progress, at most every `LOG_INTERVAL_S` for the same prompt."""
         super().prompt(progress)
         now = self._clock()
-        if progress.prompt != self._prompt or now - self._said >= LINE_EVERY_S:
-            self._prompt, self._said = progress.prompt, now
+        if progress.prompt != self._prompt or now - self._printed_at >= LOG_INTERVAL_S:
+            self._prompt, self._printed_at = progress.prompt, now
             self._line("  ".join(filter(None, [self._stage, self.line()])))
 
     def _line(self, text: str) -> None:
         output.note(f"{self._stamp()} {text}")
 
 
-class JsonLines(RunProgress):
-    """Events for programs, one JSON line each on stdout."""
+class JsonDisplay(ProgressDisplay):
+    """JSON lines on stdout, one per event, for programs."""
 
     def planned(self, facts: dict[str, Any]) -> None:
         """Print {"event": "plan", ...}."""
-        self._foresee(facts)
+        self._estimate_report(facts)
         if not self._part:
             output.json_line({"event": "plan", **facts})
 
@@ -356,22 +357,22 @@ class JsonLines(RunProgress):
         """Print {"event": "stage", ...}."""
         output.json_line({"event": "stage", "stage": text})
 
-    def prompt(self, progress: HowFar) -> None:
+    def prompt(self, progress: PromptProgress) -> None:
         """Print {"event": "prompt", ...}."""
-        output.json_line({"event": "prompt", **self.to_the_end(progress)._asdict()})
+        output.json_line({"event": "prompt", **self.add_report_time(progress)._asdict()})
 
     def window(self, other_cpu: float | None, text: str) -> None:
         """Print {"event": "window", ...}."""
         output.json_line({"event": "window", "other_cpu": other_cpu, "says": text})
 
     def show_record(self, record: Record) -> None:
-        """Print {"event": "cell", ...}: the record without its details."""
+        """Print {"event": "cell", ...}: the main fields of the record."""
         super().show_record(record)
         output.json_line(
             {
                 "event": "cell",
-                "done": self._done,
-                "cells": self._cells,
+                "done": self._n_done,
+                "cells": self._n_outputs,
                 "prompt_id": record.prompt_id,
                 "turn": record.turn,
                 "label": record.label,
@@ -395,15 +396,18 @@ class JsonLines(RunProgress):
 
 def make_progress(
     *, json: bool, dry_run: bool = False, part: bool = False, start_s: float = 0.0
-) -> RunProgress:
-    """Return the display that fits stdout and stderr. See `RunProgress`."""
-    text = Bar if output.console(stderr=True).is_terminal else Lines
-    return (JsonLines if json else text)(dry_run=dry_run, part=part, start_s=start_s)
+) -> ProgressDisplay:
+    """Return a display: JSON lines, a bar if stderr is a terminal, or log lines.
+
+    See `ProgressDisplay` for the other arguments.
+    """
+    text = BarDisplay if output.console(stderr=True).is_terminal else LogDisplay
+    return (JsonDisplay if json else text)(dry_run=dry_run, part=part, start_s=start_s)
 
 
 @contextmanager
 def count_rounds(rounds: int, *, json: bool) -> Iterator[Callable[[int], None]]:
-    """Show the number of finished probe rounds: as a bar, log lines or JSON lines."""
+    """Show the number of finished probe rounds. Yield the function to call after each round."""
     if json:
         yield lambda done: output.json_line({"event": "round", "done": done, "rounds": rounds})
     elif output.console(stderr=True).is_terminal:
@@ -417,10 +421,12 @@ def count_rounds(rounds: int, *, json: bool) -> Iterator[Callable[[int], None]]:
         yield lambda done: None
 
 
-def _readable(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return a plan's facts with its tables as text."""
+def _format_plan(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts of a plan with lists of methods and tasks as text."""
     methods = (
-        " ".join([m["label"], *(s for s in settings(m["params"]) if s not in m["label"].split())])
+        " ".join(
+            [m["label"], *(s for s in format_params(m["params"]) if s not in m["label"].split())]
+        )
         for m in facts["methods"]
     )
     tasks = (

@@ -1,6 +1,7 @@
-"""Steps of the commands that measure: settings, one run, the runs of a matrix, interruptions.
+"""Steps shared by the commands that measure, such as `specbench run` and `specbench recommend`.
 
-Nothing here imports torch before the settings are read, because that takes a second.
+They read settings, measure a run or a matrix of runs, and print how to resume after an
+interruption. Importing torch takes a second, so settings are checked before it is imported.
 """
 
 from __future__ import annotations
@@ -20,31 +21,31 @@ from specbench_cli.measure import repeat_process
 
 if TYPE_CHECKING:
     from specbench_cli.config.run import RunConfig
-    from specbench_cli.config.sources import Given
+    from specbench_cli.config.sources import SettingsLayer
     from specbench_cli.measure.result import RunResult
     from specbench_cli.measure.view import RunView
     from specbench_cli.plan.plan import Plan
-    from specbench_cli.report.reading import Reading
+    from specbench_cli.report.report_data import ReportData
     from specbench_cli.store.run_dir import RunDir
 
-NOISE = (
-    "the machine was not quiet: other processes took more than 5% of it while too many outputs were"
-    " timed, so those times are void and speedups are missing; outputs and verdicts stand",
-    "close other programs (specbench doctor measures them) and run again; or keep such times,"
-    " labelled noisy: --allow-noise",
+NOISE_ERROR = (
+    "the machine was not quiet: for too many outputs, other processes used more than 5% of the CPU,"
+    " so their times are not used and speedups are missing; outputs and verdicts are valid",
+    "close other programs (specbench doctor measures their load) and run again; or use noisy times,"
+    " which labels the run: --allow-noise",
 )
 """Error message and hint of a run that ends with exit code 3 because of noise."""
 
 
 def read_settings(
-    given: Given, file: Path | None, check: permission.Check
+    given: SettingsLayer, file: Path | None, check: permission.Check
 ) -> tuple[RunConfig, dict[str, str]]:
     """Return the settings of a new run and the source of each.
 
     Args:
-        given: values from the command line or from a call.
-        file: the --config file.
-        check: raises UsageError for programs that the user did not permit.
+        given: settings from the command line or from a Python call.
+        file: the file of `--config`.
+        check: raises UsageError for plug-ins and other programs that the user did not permit.
 
     Raises:
         UsageError: a value, key, method, parameter or file is invalid.
@@ -52,16 +53,22 @@ def read_settings(
     from specbench_cli.config.load import load
 
     config, sources = load(
-        given, file, methods=registry, env=os.environ, folder=Path(), vet=_vet, check=check
+        given,
+        file,
+        methods=registry,
+        env=os.environ,
+        folder=Path(),
+        vet=_inspect_plugin,
+        check=check,
     )
     for row in config.methods:
-        if row.name in registry.ours():
+        if row.name in registry.built_in_methods():
             registry.declare(row.name, row.params)  # reject wrong parameters before torch is loaded
     return config, sources
 
 
-def _vet(plugin: str) -> None:
-    """Import a plug-in in a separate process first. Raise UsageError if it is not usable."""
+def _inspect_plugin(plugin: str) -> None:
+    """Import a plug-in in a separate process. Raise UsageError if the import fails."""
     from specbench_cli.measure.isolation.plugin_process import check_plugin_import
 
     check_plugin_import(plugin)
@@ -78,16 +85,16 @@ def measure_missing(
     only_pass: int | None = None,
     fresh: bool,
 ) -> RunResult:
-    """Measure the missing outputs of a run (`execute.run`).
+    """Measure the missing outputs of a run (see `measure.measure_run.measure_run`).
 
     Args:
-        place: Path under which the run is registered: its folder or its matrix.
+        place: Folder to add to the list of runs: the run's folder, or that of its matrix.
     """
-    from specbench_cli.measure import run as execute
+    from specbench_cli.measure.run import measure_run
     from specbench_cli.store.run_dir import RunDir, register_run
 
     try:
-        return execute.measure_run(
+        return measure_run(
             plan,
             run_dir,
             view,
@@ -98,15 +105,15 @@ def measure_missing(
         )
     except repeat_process.UnfinishedRepeat as fault:
         if fault.already_reported and plan is not None and plan.config.repeats == 1:
-            raise typer.Exit(fault.exit_code) from fault  # already printed
+            raise typer.Exit(fault.exit_code) from fault  # the child process has printed the error
         raise
     finally:
-        if RunDir.holds_run(run_dir.path):  # else it failed before the first measurement
+        if RunDir.holds_run(run_dir.path):  # otherwise it failed before it stored anything
             register_run(place)
 
 
-def write_report(folder: Path, view: RunView) -> Reading:
-    """Write the final files of a run."""
+def write_report(folder: Path, view: RunView) -> ReportData:
+    """Write the report of a run into its folder, and return the data of the report."""
     from specbench_cli.report import outputs
     from specbench_cli.store.run_dir import RunDir
 
@@ -114,90 +121,90 @@ def write_report(folder: Path, view: RunView) -> Reading:
     return outputs.write_outputs(RunDir.open(folder))
 
 
-def create_matrix(asked: RunConfig, sources: Mapping[str, str], out: Path | None) -> Path:
-    """Create the folder of a matrix and return it. Each of its runs is checked first."""
+def create_matrix(config: RunConfig, sources: Mapping[str, str], out: Path | None) -> Path:
+    """Create the folder of a matrix (one run per target and draft) after planning every run."""
     from specbench_cli.measure.planning import plan_dry_run
-    from specbench_cli.plan.matrix import pairs
+    from specbench_cli.plan.matrix import expand_matrix
     from specbench_cli.store import matrix
     from specbench_cli.store.run_dir import new_path
 
-    runs = pairs(asked)
+    runs = expand_matrix(config)
     for each in runs.values():
         plan_dry_run(each)  # report missing assets before any run starts
-    path = out or new_path("matrix", asked.model_dump(mode="json"))
+    path = out or new_path("matrix", config.model_dump(mode="json"))
     order = {name: each.model_dump_json() for name, each in runs.items()}
-    matrix.create(path, matrix.MatrixOrder(order, sources))
+    matrix.create(path, matrix.MatrixConfig(order, sources))
     for each in runs.values():
-        permission.permit(permission.requests(each, matrix.order_file(path)))
+        permission.permit(permission.collect_requests(each, matrix.resume_file(path)))
     return path
 
 
 def measure_matrix(
-    whole: Path, view: RunView, force: bool, in_turn: Path | None
-) -> tuple[list[RunResult], Reading]:
-    """Measure the missing outputs of a matrix, run by run, and read all runs as one."""
+    folder: Path, view: RunView, force: bool, in_turn: Path | None
+) -> tuple[list[RunResult], ReportData]:
+    """Measure the missing outputs of a matrix. Return each run's result and the common report."""
     from specbench_cli.config.run import RunConfig
-    from specbench_cli.measure import run as execute
+    from specbench_cli.measure.run import resume_run, start_run
     from specbench_cli.report import outputs
-    from specbench_cli.report.reading import read_matrix
+    from specbench_cli.report.report_data import read_matrix
     from specbench_cli.store import matrix
     from specbench_cli.store.run_dir import RunDir
 
-    order = matrix.read_order(whole)
+    order = matrix.read_config(folder)
     results: list[RunResult] = []
     try:
-        for path in matrix.members(whole):
+        for path in matrix.run_folders(folder):
             plan: Plan | None
             fresh = not RunDir.holds_run(path)
             if fresh and order is not None:
                 config = RunConfig.model_validate_json(order.runs[path.name])
-                place = matrix.order_file(whole)
-                permission.check(permission.requests(config, place), str(place))
-                plan, run_dir = execute.start_run(config, order.sources, path, view)
+                place = matrix.resume_file(folder)
+                permission.check(permission.collect_requests(config, place), str(place))
+                plan, run_dir = start_run(config, order.sources, path, view)
             else:
-                plan, run_dir = execute.resume_run(path, view, force=force)
-            made = measure_missing(plan, run_dir, view, whole, force, in_turn, fresh=fresh)
-            results.append(made)
+                plan, run_dir = resume_run(path, view, force=force)
+            result = measure_missing(plan, run_dir, view, folder, force, in_turn, fresh=fresh)
+            results.append(result)
             if plan is not None:
                 write_report(path, view)
     except SpecbenchError:
-        matrix.discard(whole)
+        matrix.discard(folder)
         raise
-    matrix.finish(whole)
-    reading = read_matrix(whole)
-    outputs.write_into_run(reading, whole, ("csv", "md"))
+    matrix.finish(folder)
+    reading = read_matrix(folder)
+    outputs.write_into_run(reading, folder, ("csv", "md"))
     return results, reading
 
 
 @contextmanager
 def show_resume_command(
-    path: Path, view: RunView, part: bool, command: str | None = None
+    path: Path, view: RunView, is_repeat: bool, command: str | None = None
 ) -> Iterator[None]:
-    """Print the command that resumes the run if the user, a full disk or a closed pipe stops it.
-
-    For a single repeat, the parent process prints the command.
+    """Print how to resume the run if Ctrl-C, a full disk or a closed pipe stops the `with` block.
 
     Args:
-        command: Command to print, if it is not the run's own.
+        path: Folder of the run.
+        is_repeat: True if this process runs one repeat. Its parent then prints the command.
+        command: Command that resumes. None means `specbench run --resume` with the folder.
     """
     try:
         yield
     except KeyboardInterrupt as stopped:
-        if part:
+        if is_repeat:
             raise typer.Exit(ExitCode.INTERRUPTED) from stopped
-        if (resumed := command or _resumption(path)) is not None:
-            view.note(f"to go on: {resumed}")
+        if (resume := command or _find_resume_command(path)) is not None:
+            view.note(f"to resume: {resume}")
         raise
     except BrokenPipeError as fault:
         output.drop_stdout()
-        resumed = command or _resumption(path)
-        raise EnvironmentFault("stdout was closed by its reader", resumed) from fault
+        resume = command or _find_resume_command(path)
+        raise EnvironmentFault("the program that reads stdout has closed it", resume) from fault
     except OSError as fault:
-        raise to_write_error(fault, command or _resumption(path)) or fault from fault
+        raise to_write_error(fault, command or _find_resume_command(path)) or fault from fault
 
 
-def _resumption(path: Path) -> str | None:
-    """Return the command that resumes a run, or None if nothing of the run was stored."""
+def _find_resume_command(path: Path) -> str | None:
+    """Return the command that resumes a run, or None if the run has stored nothing."""
     from specbench_cli.store.matrix import is_matrix
     from specbench_cli.store.run_dir import RunDir
 

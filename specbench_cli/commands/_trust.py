@@ -1,4 +1,4 @@
-"""Prompt for the user's permission to run the programs that a folder names."""
+"""Question whether plug-ins that a run folder or `specbench.yaml` names may run."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from specbench_cli.config import permission
 
 
 def permission_check(trust: bool) -> permission.Check:
-    """Return the permission check.
+    """Return the function that checks permissions (see `config.permission`).
 
-    `--trust` permits everything. Otherwise the check asks at a terminal, and refuses without one.
+    Args:
+        trust: True permits everything (`--trust`). False asks the user at a terminal, and raises
+            UsageError without a terminal.
     """
     return permission.permit_all if trust else _ask
 
 
-def _ask(asked: Sequence[permission.PermissionRequest], source: str) -> None:
+def _ask(requests: Sequence[permission.PermissionRequest], source: str) -> None:
     """Ask the user at a terminal. Raise UsageError if there is no terminal or the answer is no."""
-    lacking = [request for request in asked if not request.granted]
-    if lacking and sys.stdin.isatty() and sys.stderr.isatty():
-        output.note(f"{source} requests {', '.join(request.what for request in lacking)}")
+    missing = [request for request in requests if not request.is_granted]
+    if missing and sys.stdin.isatty() and sys.stderr.isatty():
+        output.note(f"{source} requests {', '.join(request.what for request in missing)}")
         if typer.confirm("Permit this from now on?", default=False, err=True):
-            permission.permit(lacking)
-    permission.check(asked, source)
+            permission.permit(missing)
+    permission.check(requests, source)

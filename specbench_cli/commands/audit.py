@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench_cli import files, output, registry
-from specbench_cli.config import options, plugin_file
+from specbench_cli.config import plugin_file
+from specbench_cli.config.options import parsed_command
 from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -32,53 +33,59 @@ EPILOG = "\n\n".join(
 )
 
 
-@options.parsed_command("specbench_cli.config.commands:AuditOptions")
-def audit(asked: AuditOptions) -> ExitCode:
-    """Check on small models that methods keep their guarantees.
+@parsed_command("specbench_cli.config.commands:AuditOptions")
+def audit(options: AuditOptions) -> ExitCode:
+    """Check the guarantees of methods on small models.
 
-    On tabular models, every random outcome of a method is enumerated, so that the distribution of
-    its output is exact. Greedy and coupled outputs, caches, counters and acceptance are checked
-    there and on a tiny Llama.
+    For models with a table of probabilities, all random outcomes of a method are enumerated. This
+    gives the exact distribution of its output. Greedy and coupled outputs, caches, counters and
+    acceptance rates are checked with these models and with a tiny Llama.
     """
-    names = _names(asked.methods, asked.every, asked.plugins)
+    names = _select_methods(options.methods, options.every, options.plugins)
     from specbench_cli.judge.broken import CERTIFICATES
 
-    folder = asked.out or CERTIFICATES
-    done = _load_unchanged(names, folder) if asked.resume else []
-    kept = {certificate.method for certificate in done}
-    due = [name for name in names if name not in kept]
+    folder = options.out or CERTIFICATES
+    done = _load_unchanged(names, folder) if options.resume else []
+    unchanged = {certificate.method for certificate in done}
+    due = [name for name in names if name not in unchanged]
     for name in due:
-        files.check_listed(_file(folder, name), overwrite=asked.overwrite)
+        files.check_listed(_certificate_path(folder, name), overwrite=options.overwrite)
     if done:
-        output.note(f"{len(done)} of {len(names)} certificates in {folder} are kept")
-    for certificate in done if asked.as_json else ():
+        output.note(
+            f"{len(done)} of {len(names)} certificates in {folder} are up to date: audit skipped"
+        )
+    for certificate in done if options.as_json else ():
         output.json_line(certificate.to_dict())
-    done += _run_audits(due, folder, asked, total=len(names))
-    if not asked.as_json:
+    done += _run_audits(due, folder, options, total=len(names))
+    if not options.as_json:
         from specbench_cli.report.terminal.certificates import print_certificates
 
         print_certificates(sorted(done, key=lambda certificate: names.index(certificate.method)))
     return ExitCode.OK if all(c.passed for c in done) else ExitCode.BAD_ANSWER
 
 
-def _run_audits(due: list[str], folder: Path, asked: AuditOptions, total: int) -> list[Certificate]:
-    """Audit methods, and write and print each certificate as soon as it is made.
+def _run_audits(
+    due: list[str], folder: Path, options: AuditOptions, total: int
+) -> list[Certificate]:
+    """Audit methods. Write and print the certificate of each method as soon as it is ready.
 
     Args:
-        due: names of the methods.
-        folder: folder of the certificates.
-        total: number of methods, including those with a certificate from an earlier call.
+        due: names of the methods to audit.
+        folder: output folder of the certificates.
+        total: number of methods, including those that are skipped.
     """
     from specbench_cli.audit.runner import audit_all
 
     start, made = time.monotonic(), []
-    for n, certificate in enumerate(audit_all(due, asked.plugins), start=1):
+    for n, certificate in enumerate(audit_all(due, options.plugins), start=1):
         made.append(certificate)
-        _write(certificate, folder, asked.overwrite)
+        _write(certificate, folder, options.overwrite)
         left = (time.monotonic() - start) / n * (len(due) - n)
         finished = total - len(due) + n
-        progress = f" ({finished} of {total}, about {_duration(left)} left)" if n < len(due) else ""
-        if asked.as_json:
+        progress = (
+            f" ({finished} of {total}, about {_format_duration(left)} left)" if n < len(due) else ""
+        )
+        if options.as_json:
             output.json_line(certificate.to_dict())
         else:
             output.note(
@@ -88,43 +95,46 @@ def _run_audits(due: list[str], folder: Path, asked: AuditOptions, total: int) -
     return made
 
 
-def _names(methods: list[str], every: bool, plugins: list[str]) -> list[str]:
+def _select_methods(methods: list[str], every: bool, plugins: list[str]) -> list[str]:
     """Return the canonical names of the methods to audit, without duplicates."""
     for file in plugins:
         if Path(file).is_file():
-            plugin_file.hold(file)  # for the processes that run the audit
-    plugged = [name for file in plugins for name in registry.load_plugin(file)]
+            plugin_file.pin(file)  # child processes then run the same content
+    plugin_methods = [name for file in plugins for name in registry.load_plugin(file)]
     known = registry.entries()
     own = [name for name, entry in known.items() if entry.baseline == "vanilla"]
     if every:
         if methods:
-            raise UsageError("--all audits every method; drop the names", "specbench audit --all")
+            raise UsageError("--all audits every method: omit the names", "specbench audit --all")
         return own
     words = [word for given in methods for word in given.split(",") if word.strip()]
-    names = [registry.resolve(word) for word in words] or plugged
+    names = [registry.resolve(word) for word in words] or plugin_methods
     if not names:
         raise UsageError("no method to audit", "specbench audit METHOD, --all or --plugin FILE")
     if elsewhere := [name for name in names if name not in own]:
         raise UsageError(
-            f"{', '.join(elsewhere)} decodes by another engine, which has none of the small models",
-            "specbench run: every output of it is held against vanilla's",
+            f"{', '.join(elsewhere)} uses another engine, which has none of the audit's models",
+            "specbench run compares each of its outputs with vanilla's",
         )
     return list(dict.fromkeys(names))
 
 
 def _load_unchanged(names: list[str], folder: Path) -> list[Certificate]:
-    """Return the certificates in a folder whose method and code are unchanged."""
+    """Return the certificates in a folder that were made from the current code."""
     from specbench_cli.audit.certificate import load_reusable_certificate
 
-    found = (load_reusable_certificate(_file(folder, name), registry.load(name)) for name in names)
+    found = (
+        load_reusable_certificate(_certificate_path(folder, name), registry.load(name))
+        for name in names
+    )
     return [certificate for certificate in found if certificate is not None]
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
 
 
-def _file(folder: Path, method: str) -> Path:
+def _certificate_path(folder: Path, method: str) -> Path:
     """Return the path of a method's certificate."""
     return folder / f"{method.replace(':', '-')}.json"
 
@@ -134,6 +144,6 @@ def _write(certificate: Certificate, folder: Path, overwrite: bool) -> None:
 
     try:
         text = json.dumps(certificate.to_dict(), indent=2) + "\n"
-        files.write_listed(_file(folder, certificate.method), text, overwrite=overwrite)
+        files.write_listed(_certificate_path(folder, certificate.method), text, overwrite=overwrite)
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror}") from error

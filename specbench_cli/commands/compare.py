@@ -1,4 +1,4 @@
-"""`specbench compare`: differences in outputs, counters and speed, baselines, and trends."""
+"""`specbench compare`: compare the outputs, counters and speed of runs, or show their trend."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench_cli import files, output
-from specbench_cli.commands._formats import formats
-from specbench_cli.config import options
+from specbench_cli.commands._formats import parse_formats
+from specbench_cli.config.options import parsed_command
 from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from specbench_cli.config.commands import CompareOptions
 
 FILES = {"markdown": "compare.md", "junit": "compare.xml", "json": "compare.json"}
-"""File name of each output format, if a folder is written."""
+"""File name of each output format in a folder."""
 EXAMPLES = (
     "specbench compare results/runs/20261121T102403Z-mini-1f2e3d4c last",
     "specbench compare main last --tolerance 3%",
@@ -34,14 +34,15 @@ EPILOG = "\n\n".join(
     (
         "Examples:",
         *EXAMPLES,
-        "Exit code 1: found an outcome of --fail-on. To accept the change, save a new baseline.",
+        "Exit code 1: the comparison has an outcome of --fail-on. To accept the change, save a new"
+        " baseline.",
     )
 )
 SIDES = "specbench compare BASE NEW"
 
 
-@options.parsed_command("specbench_cli.config.commands:CompareOptions")
-def compare(asked: CompareOptions) -> ExitCode:
+@parsed_command("specbench_cli.config.commands:CompareOptions")
+def compare(options: CompareOptions) -> ExitCode:
     """Compare two runs method by method, and fail on regressions.
 
     Tokens and counters must be equal if machine and versions are the same; otherwise verdicts are
@@ -49,66 +50,70 @@ def compare(asked: CompareOptions) -> ExitCode:
     significant and larger than --tolerance. To detect small changes, alternate the runs with
     `specbench run --in-turn`.
     """
-    if asked.save is not None and asked.over_time:
+    if options.save is not None and options.over_time:
         raise UsageError(
-            "--save and --over-time do not go together",
-            f"specbench compare --save {asked.save} RUN",
+            "--save and --over-time cannot be combined",
+            f"specbench compare --save {options.save} RUN",
         )
-    if asked.save is not None:
+    if options.save is not None:
         printed = ("form", "as_json", "to", "out", "overwrite")
-        _check_exclusive(asked, "--save", "tolerance", "fail_on", *printed)
-        return _save(asked.save, asked.sides)
-    if asked.over_time:
-        _check_exclusive(asked, "--over-time", "tolerance", "fail_on", "to")
-        return _over_time(asked)
-    return _compare(asked)
+        _check_exclusive(options, "--save", "tolerance", "fail_on", *printed)
+        return _save(options.save, options.sides)
+    if options.over_time:
+        _check_exclusive(options, "--over-time", "tolerance", "fail_on", "to")
+        return _over_time(options)
+    return _compare(options)
 
 
-def _compare(asked: CompareOptions) -> ExitCode:
-    """Compare BASE and NEW, and return the exit code of the gate."""
-    formats = _checked_formats(asked)
+def _compare(options: CompareOptions) -> ExitCode:
+    """Compare BASE and NEW. Return exit code 1 if the comparison has an outcome of --fail-on."""
+    formats = _check_formats(options)
     from specbench_cli.comparison.outcome import parse_fail_on, parse_tolerance
 
-    let_pass, closing = parse_tolerance(asked.tolerance), parse_fail_on(asked.fail_on)
+    tolerance, fail_on = parse_tolerance(options.tolerance), parse_fail_on(options.fail_on)
     from specbench_cli.comparison.compare import compare as put_together
-    from specbench_cli.comparison.reading import load_side
+    from specbench_cli.comparison.side_sources import load_side
 
-    failed, (first, second) = False, asked.sides
-    for name, pair in _pairs(first, second).items():
+    failed, (first, second) = False, options.sides
+    for name, pair in _pair_runs(first, second).items():
         base, new = map(load_side, pair)
         gc.freeze()  # loaded records have no cycles, so skip them in garbage collection
-        found = put_together(base, new, tolerance=let_pass, fail_on=closing)
+        found = put_together(base, new, tolerance=tolerance, fail_on=fail_on)
         failed = failed or bool(found.failed_rows)
-        place = asked.out / name if name and asked.out is not None else asked.out
-        _print_or_write(found, asked.printed, formats, place, asked.overwrite)
+        place = options.out / name if name and options.out is not None else options.out
+        _print_or_write(found, options.output_format, formats, place, options.overwrite)
     return ExitCode.BAD_ANSWER if failed else ExitCode.OK
 
 
-def _checked_formats(asked: CompareOptions) -> list[str]:
-    """Return the formats of `--to`. Raise UsageError for options that do not go together."""
-    sides, to = asked.sides, asked.to
+def _check_formats(options: CompareOptions) -> list[str]:
+    """Return the formats of `--to`. Raise UsageError for options that cannot be combined."""
+    sides, to = options.sides, options.to
     if len(sides) != 2:
         raise UsageError(
-            f"two sides are compared, BASE and NEW; {len(sides)} given: {' '.join(sides) or '-'}",
+            f"give two runs, BASE and NEW; got {len(sides)}: {' '.join(sides) or '-'}",
             "specbench compare --over-time " + " ".join(sides) if len(sides) > 2 else SIDES,
         )
-    if asked.printed != "table" and to is not None:
+    if options.output_format != "table" and to is not None:
         raise UsageError(
-            "--to makes documents, and --format says how the table is printed: give one of the two",
+            "--to writes documents and --format prints a table: give only one of them",
             f"{SIDES} --to {to}",
         )
-    found = formats(to, FILES, f"{SIDES} --to markdown") if to is not None else []
-    if asked.out is not None and not found:
-        raise UsageError("--out needs --to", f"{SIDES} --to markdown --out {asked.out}")
-    if len(found) > 1 and asked.out is None:
+    found = parse_formats(to, FILES, f"{SIDES} --to markdown") if to is not None else []
+    if options.out is not None and not found:
+        raise UsageError("--out needs --to", f"{SIDES} --to markdown --out {options.out}")
+    if len(found) > 1 and options.out is None:
         raise UsageError(
-            "--to with several formats needs --out, a folder", f"{SIDES} --to {to} -o DIR"
+            "--to with several formats needs an output folder, --out", f"{SIDES} --to {to} -o DIR"
         )
     return found
 
 
 def _print_or_write(
-    found: Comparison, form: output.Format, formats: list[str], out: Path | None, overwrite: bool
+    comparison: Comparison,
+    form: output.Format,
+    formats: list[str],
+    out: Path | None,
+    overwrite: bool,
 ) -> None:
     """Print a comparison, or write it to files."""
     from specbench_cli.comparison.pages.words import headline
@@ -116,20 +121,20 @@ def _print_or_write(
     if form == "json":
         from specbench_cli.comparison.pages.as_dict import as_dict
 
-        output.json_line(as_dict(found))
+        output.json_line(as_dict(comparison))
     elif not formats:
         from specbench_cli.comparison.pages.text import print_comparison
 
-        print_comparison(found, form)
+        print_comparison(comparison, form)
     elif out is None:
-        output.data(_rendered(found, formats[0]).rstrip("\n"))
+        output.data(_render(comparison, formats[0]).rstrip("\n"))
     else:
-        _write(found, formats, out, overwrite)
+        _write(comparison, formats, out, overwrite)
     if form == "json" or formats:
-        output.note(headline(found))
+        output.note(headline(comparison))
 
 
-def _pairs(base: str, new: str) -> dict[str, tuple[str, str]]:
+def _pair_runs(base: str, new: str) -> dict[str, tuple[str, str]]:
     """Return the pairs to compare, by name.
 
     Two runs are one pair. Two matrices are one pair per shared target.
@@ -137,31 +142,31 @@ def _pairs(base: str, new: str) -> dict[str, tuple[str, str]]:
     Raises:
         UsageError: Only one side is a matrix, or they share no target.
     """
-    from specbench_cli.store.matrix import is_matrix, members
+    from specbench_cli.store.matrix import is_matrix, run_folders
     from specbench_cli.store.run_dir import find_run
 
     sides = [find_run(each) for each in (base, new)]
-    held = [{run.name: str(run) for run in members(path)} for path in sides if is_matrix(path)]
-    if not held:
+    runs = [{run.name: str(run) for run in run_folders(path)} for path in sides if is_matrix(path)]
+    if not runs:
         return {"": (base, new)}
-    shared = [name for name in held[0] if name in held[-1]]
-    if len(held) == 1 or not shared:
+    shared = [name for name in runs[0] if name in runs[-1]]
+    if len(runs) == 1 or not shared:
         raise UsageError(
             f"{base} and {new} have no target in common"
-            if len(held) > 1
-            else f"only one of {base} and {new} is runs of several targets",
-            f"compare two of one target: specbench compare RUN {next(iter(held[0].values()))}",
+            if len(runs) > 1
+            else f"only one of {base} and {new} contains runs of several targets",
+            f"compare two runs of one target: specbench compare RUN {next(iter(runs[0].values()))}",
         )
-    for name in held[0].keys() ^ held[1].keys():
-        output.note(f"{name} is in one of the two alone: not compared")
-    return {name: (held[0][name], held[1][name]) for name in shared}
+    for name in runs[0].keys() ^ runs[1].keys():
+        output.note(f"{name} is missing on one side, so it is not compared")
+    return {name: (runs[0][name], runs[1][name]) for name in shared}
 
 
-def _write(found: Comparison, formats: list[str], out: Path, overwrite: bool) -> None:
-    """Write one format to the file `out`, or any number into the folder `out`."""
+def _write(comparison: Comparison, formats: list[str], out: Path, overwrite: bool) -> None:
+    """Write formats to `out`: a folder if there are several formats or it exists, else a file."""
     several = len(formats) > 1 or out.is_dir()
     places = {name: out / FILES[name] if several else out for name in formats}
-    texts = {name: _rendered(found, name) for name in formats}
+    texts = {name: _render(comparison, name) for name in formats}
     try:
         for file in places.values():
             files.check_listed(file, overwrite=overwrite)
@@ -175,25 +180,25 @@ def _write(found: Comparison, formats: list[str], out: Path, overwrite: bool) ->
         output.data(str(file))
 
 
-def _rendered(found: Comparison, name: str) -> str:
+def _render(comparison: Comparison, name: str) -> str:
     from specbench_cli.comparison.pages import as_dict, junit, markdown
 
     renderings: dict[str, Callable[[Comparison], str]] = {
         "markdown": markdown.render,
         "junit": junit.render,
-        "json": lambda comparison: _document(as_dict.as_dict(comparison)),
+        "json": lambda comparison: _format_json(as_dict.as_dict(comparison)),
     }
-    return renderings[name](found)
+    return renderings[name](comparison)
 
 
-def _document(content: dict[str, Any]) -> str:
-    return output.escaped_json(dumps(content, indent=2, ensure_ascii=False, allow_nan=False)) + "\n"
+def _format_json(content: dict[str, Any]) -> str:
+    return output.escape_json(dumps(content, indent=2, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
 def _save(name: str, runs: list[str]) -> ExitCode:
     """Save runs as a baseline of this machine."""
     from specbench_cli.comparison.baselines.baseline import save
-    from specbench_cli.comparison.reading import find_run_folders
+    from specbench_cli.comparison.side_sources import find_run_folders
     from specbench_cli.store.run_dir import find_run
 
     if not runs:
@@ -205,24 +210,24 @@ def _save(name: str, runs: list[str]) -> ExitCode:
     return ExitCode.OK
 
 
-def _over_time(asked: CompareOptions) -> ExitCode:
-    """Print trends, and draw them to a folder."""
+def _over_time(options: CompareOptions) -> ExitCode:
+    """Print the trend of runs over time. With --out, also draw it into that folder."""
     from specbench_cli.comparison.trend import load_trends
 
-    trends, out = load_trends(asked.sides), asked.out
-    if asked.printed == "json":
+    trends, out = load_trends(options.sides), options.out
+    if options.output_format == "json":
         from specbench_cli.comparison.pages.as_dict import trends_as_dict
 
         output.json_line(trends_as_dict(trends))
     else:
         from specbench_cli.comparison.pages.text import print_trends
 
-        print_trends(trends, asked.printed)
+        print_trends(trends, options.output_format)
     if out is not None:
         from specbench_cli.comparison.pages.figure import write
 
         try:
-            with files.staging_folder(out, overwrite=asked.overwrite) as staging:
+            with files.staging_folder(out, overwrite=options.overwrite) as staging:
                 written = write(trends, staging)
         except OSError as error:
             raise UsageError(
@@ -233,10 +238,8 @@ def _over_time(asked: CompareOptions) -> ExitCode:
     return ExitCode.OK
 
 
-def _check_exclusive(asked: CompareOptions, option: str, *others: str) -> None:
+def _check_exclusive(options: CompareOptions, option: str, *others: str) -> None:
     """Raise UsageError if one of the other options was given together with `option`."""
-    for given in asked.given(*others):
+    for given in options.changed_flags(*others):
         other = "--format" if given == "--json" else given
-        raise UsageError(
-            f"{other} belongs to a comparison, not to {option}", f"{SIDES} {other} ..."
-        )
+        raise UsageError(f"{other} cannot be combined with {option}", f"{SIDES} {other} ...")

@@ -1,11 +1,11 @@
-"""`specbench export`: write a run's outputs for other evaluation tools."""
+"""`specbench export`: write a run's results for other evaluation tools."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from specbench_cli import files, output
-from specbench_cli.config import options
+from specbench_cli.config.options import parsed_command
 from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -26,36 +26,36 @@ EPILOG = "\n\n".join(
 )
 
 
-@options.parsed_command("specbench_cli.config.commands:ExportOptions")
-def export(asked: ExportOptions) -> ExitCode:
+@parsed_command("specbench_cli.config.commands:ExportOptions")
+def export(options: ExportOptions) -> ExitCode:
     """Export a run to Inspect AI, lm-evaluation-harness, Weights & Biases or MLflow.
 
-    Each output is scored by whether it equals vanilla's output, and by its task's score if there
-    is one. Speedups are stored as metadata. No data leaves this machine, unless MLFLOW_TRACKING_URI
-    names a server.
+    An output's score is 1 if it equals vanilla's output, else 0. A score of the task is added if
+    there is one. Speedups are stored as metadata. No data leaves this machine, unless
+    MLFLOW_TRACKING_URI names a server.
     """
-    formats = [flag.removeprefix("--") for flag in asked.given("inspect", "lm_eval")]
-    trackers = [flag.removeprefix("--") for flag in asked.given("wandb", "mlflow")]
+    formats = [flag.removeprefix("--") for flag in options.changed_flags("inspect", "lm_eval")]
+    trackers = [flag.removeprefix("--") for flag in options.changed_flags("wandb", "mlflow")]
     if not formats and not trackers:
         raise UsageError(
             "export needs a format: --inspect, --lm-eval, --wandb or --mlflow",
-            f"specbench export {asked.run} --inspect",
+            f"specbench export {options.run} --inspect",
         )
     from specbench_cli.report.samples import export as write
     from specbench_cli.report.trackers import track
     from specbench_cli.store.run_dir import RunDir, find_run
 
-    run_dir = RunDir.open(find_run(asked.run))
-    place = asked.out or run_dir.path / "export"
+    run_dir = RunDir.open(find_run(options.run))
+    place = options.out or run_dir.path / "export"
     try:
         if formats:
-            with files.staging_folder(place, overwrite=asked.overwrite) as staging:
+            with files.staging_folder(place, overwrite=options.overwrite) as staging:
                 written = write(run_dir, staging, formats)
             for file in written:
                 output.data(str(place / file.relative_to(staging)))
-        further = [line for name in trackers for line in track(run_dir, place, name)]
+        hints = [line for name in trackers for line in track(run_dir, place, name)]
     except OSError as error:
         raise UsageError(f"cannot write to {place}: {error.strerror}") from error
-    for line in further:
+    for line in hints:
         output.note(f"next: {line}")
     return ExitCode.OK

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specbench_cli import output, registry
-from specbench_cli.commands._card import brief, card, catalogue_row, family_rows
-from specbench_cli.config import options
-from specbench_cli.config.problems import did_you_mean, listed, shown
+from specbench_cli.commands._card import catalogue_row, describe_entry, describe_method, family_rows
+from specbench_cli.config.options import parsed_command
+from specbench_cli.config.problems import did_you_mean, join_names, shorten
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +24,14 @@ EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
 
 
 class Listing(NamedTuple):
-    """Functions for a kind of entries: names, facts of one entry, and the facts for a table."""
+    """Functions that list one kind of entries, such as tasks.
+
+    Attributes:
+        names: Returns the names of all entries.
+        brief: Returns the facts of an entry for the table.
+        full: Returns all facts of an entry.
+        columns: Columns of the table.
+    """
 
     names: Callable[[], list[str]]
     brief: Callable[[str], dict[str, Any]]
@@ -32,29 +39,32 @@ class Listing(NamedTuple):
     columns: tuple[str, ...]
 
 
-@options.parsed_command("specbench_cli.config.commands:ListOptions")
-def list_(asked: ListOptions) -> None:
+@parsed_command("specbench_cli.config.commands:ListOptions")
+def list_(options: ListOptions) -> None:
     """List methods, tasks, models, runs, model shapes or hardware, or show one of them."""
-    kind, name = asked.kind, asked.name
-    if (asked.markdown or asked.families) and (
-        kind != "methods" or name is not None or asked.as_json
+    kind, name = options.kind, options.name
+    if (options.markdown or options.families) and (
+        kind != "methods" or name is not None or options.as_json
     ):
-        wanted = "--markdown" if asked.markdown else "--families"
-        raise UsageError(f"{wanted} is for all methods", f"specbench list methods {wanted}")
-    if asked.families:
-        output.data(_markdown(family_rows()))
+        wanted = "--markdown" if options.markdown else "--families"
+        raise UsageError(
+            f"{wanted} lists all methods and cannot be combined with other options",
+            f"specbench list methods {wanted}",
+        )
+    if options.families:
+        output.data(_to_markdown(family_rows()))
         return
     listing = LISTINGS[kind]
     if name is not None:
         facts = listing.full(name)
-        output.json_line(facts) if asked.as_json else _show(facts)
+        output.json_line(facts) if options.as_json else _show(facts)
         return
     found = [listing.brief(each) for each in listing.names()]
-    if asked.as_json:
+    if options.as_json:
         for facts in found:
             output.json_line(facts)
-    elif asked.markdown:
-        output.data(_markdown([catalogue_row(facts) for facts in found]))
+    elif options.markdown:
+        output.data(_to_markdown([catalogue_row(facts) for facts in found]))
     else:
         output.rows(found, listing.columns)
 
@@ -71,8 +81,9 @@ def _show(facts: dict[str, Any]) -> None:
         output.data(f"\n{value}")
 
 
-def _markdown(rows: Sequence[Mapping[str, str]]) -> str:
-    """Return a table of rows that have the same keys and contain Markdown."""
+def _to_markdown(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return a Markdown table of rows. Entries may contain Markdown; all rows have the same
+    keys."""
     from specbench_cli.report.markdown_table import table
 
     return table(list(rows[0]), ([*row.values()] for row in rows), escaped=True)
@@ -88,7 +99,7 @@ def _task_names() -> list[str]:
     return task_names()
 
 
-def _task(name: str) -> dict[str, Any]:
+def _describe_task(name: str) -> dict[str, Any]:
     from specbench_cli.tasks import describe
 
     return describe(name)
@@ -100,14 +111,14 @@ def _model_names() -> list[str]:
     return model_names()
 
 
-def _model(name: str) -> dict[str, Any]:
+def _describe_model(name: str) -> dict[str, Any]:
     from specbench_cli.models import describe
 
     return describe(name)
 
 
-def _model_in_full(name: str) -> dict[str, Any]:
-    """Return a model's facts, and the measured quality of a shipped model."""
+def _describe_model_fully(name: str) -> dict[str, Any]:
+    """Return a model's facts. A model that specbench ships also has its measured quality."""
     from specbench_cli.models import describe
     from specbench_cli.models.quality import quality_tables
 
@@ -121,7 +132,7 @@ def _shape_names() -> list[str]:
     return list(load_shapes())
 
 
-def _shape(name: str) -> dict[str, Any]:
+def _describe_shape(name: str) -> dict[str, Any]:
     from specbench_cli.models.shapes import get_shape
 
     found = get_shape(name)
@@ -134,13 +145,15 @@ def _hardware_names() -> list[str]:
     return list(load_accelerators())
 
 
-def _hardware(name: str) -> dict[str, Any]:
+def _describe_hardware(name: str) -> dict[str, Any]:
     from specbench_cli.predict.accelerators import load_accelerators
 
     known = load_accelerators()
     if name not in known:
         guess = did_you_mean(name, known)
-        raise UsageError(f"unknown hardware {shown(repr(name))}{guess}", f"known: {listed(known)}")
+        raise UsageError(
+            f"unknown hardware {shorten(repr(name))}{guess}", f"known: {join_names(known)}"
+        )
     facts = known[name].model_dump()
     peaks = {f"flops_{dtype}": peak for dtype, peak in facts.pop("flops").items()}
     return {"name": name, "device": facts.pop("name"), **peaks, **facts}
@@ -151,14 +164,14 @@ def _run_names() -> list[str]:
 
 
 def _runs() -> dict[str, Path]:
-    """Return the folders of runs, by name in the default folder and by path elsewhere."""
+    """Return the folders of all runs by name. Runs outside the default folder are named by path."""
     from specbench_cli.store.run_dir import RUNS, list_runs
 
     return {path.name if path.parent == RUNS else str(path): path for path in list_runs()}
 
 
-def _run(name: str) -> dict[str, Any]:
-    manifest = _run_in_full(name)
+def _describe_run(name: str) -> dict[str, Any]:
+    manifest = _describe_run_fully(name)
     config = manifest.get("config", {}).get("effective", {})
     return {
         "name": name,
@@ -170,13 +183,13 @@ def _run(name: str) -> dict[str, Any]:
     }
 
 
-def _run_in_full(name: str) -> dict[str, Any]:
+def _describe_run_fully(name: str) -> dict[str, Any]:
     from specbench_cli.store.run_dir import RUNS, RunDir
 
     found = _runs()
     if name not in found:
         raise UsageError(
-            f"there is no run {shown(repr(name))} in {RUNS}{did_you_mean(name, found)}",
+            f"unknown run {shorten(repr(name))} in {RUNS}{did_you_mean(name, found)}",
             "specbench list runs",
         )
     return {"name": name, **RunDir.open(found[name]).manifest}
@@ -185,30 +198,38 @@ def _run_in_full(name: str) -> dict[str, Any]:
 LISTINGS: dict[str, Listing] = {
     "methods": Listing(
         lambda: list(registry.entries()),
-        brief,
-        card,
+        describe_entry,
+        describe_method,
         ("name", "aliases", "needs", "guarantee", "summary"),
     ),
-    "tasks": Listing(_task_names, _task, _task, ("name", "rows", "embedded", "licence", "title")),
+    "tasks": Listing(
+        _task_names,
+        _describe_task,
+        _describe_task,
+        ("name", "rows", "embedded", "licence", "title"),
+    ),
     "models": Listing(
         _model_names,
-        _model,
-        _model_in_full,
+        _describe_model,
+        _describe_model_fully,
         ("name", "parameters", "draft", "download_gb", "available", "licence"),
     ),
     "runs": Listing(
-        _run_names, _run, _run_in_full, ("name", "status", "target", "tasks", "methods")
+        _run_names,
+        _describe_run,
+        _describe_run_fully,
+        ("name", "status", "target", "tasks", "methods"),
     ),
     "shapes": Listing(
         _shape_names,
-        _shape,
-        _shape,
+        _describe_shape,
+        _describe_shape,
         ("name", "parameters", "family", "layers", "hidden", "experts", "source"),
     ),
     "hardware": Listing(
         _hardware_names,
-        _hardware,
-        _hardware,
+        _describe_hardware,
+        _describe_hardware,
         ("name", "device", "memory", "bandwidth", "flops_bfloat16", "link", "source"),
     ),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specbench_cli import output
-from specbench_cli.config import options
+from specbench_cli.config.options import parsed_command
 from specbench_cli.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -19,26 +19,26 @@ EXAMPLES = (
 EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
 
 
-@options.parsed_command("specbench_cli.config.commands:PublishOptions")
-def publish(asked: PublishOptions) -> ExitCode:
+@parsed_command("specbench_cli.config.commands:PublishOptions")
+def publish(options: PublishOptions) -> ExitCode:
     """Publish runs in a gallery of static HTML pages with a leaderboard.
 
     The leaderboard has sections by target, task, machine, settings and guarantee. Each run gets a
     page with its figure, table and full report; publishing it again replaces the page. Runs that
     are unfinished, broken, noisy or combined are refused.
     """
+    from specbench_cli.report.gallery.checks import check_publishable
     from specbench_cli.report.gallery.gallery import publish as add
-    from specbench_cli.report.gallery.refusal import refuse
-    from specbench_cli.report.reading import read
+    from specbench_cli.report.report_data import read_report_data
     from specbench_cli.store.run_dir import RunDir, find_run
 
-    found = [read(RunDir.open(find_run(run))) for run in asked.runs]
+    found = [read_report_data(RunDir.open(find_run(run))) for run in options.runs]
     for run in found:
-        refuse(run)
+        check_publishable(run)
     for run in found:
-        published = add(run, asked.to, overwrite=asked.overwrite)
+        published = add(run, options.to, overwrite=options.overwrite)
         entry = published.entry
-        if asked.as_json:
+        if options.as_json:
             output.json_line(
                 {
                     "run": entry.name,
@@ -53,6 +53,6 @@ def publish(asked: PublishOptions) -> ExitCode:
             )
         else:
             output.data(str(published.page))
-    if not asked.as_json:
+    if not options.as_json:
         output.data(str(published.index))
     return ExitCode.OK

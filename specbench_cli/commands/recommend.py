@@ -14,7 +14,7 @@ from specbench_cli import output, registry
 from specbench_cli.commands._trust import permission_check
 from specbench_cli.config import options, permission
 from specbench_cli.config.options import option_name
-from specbench_cli.config.sources import BLOCKS
+from specbench_cli.config.sources import PARAM_FIELDS
 from specbench_cli.errors import ExitCode, SpecbenchError, UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ EPILOG = "\n\n".join(
     (
         "Examples:",
         *EXAMPLES,
-        "traffic.jsonl holds one OpenAI chat completion request per line, or is a batch file"
+        "traffic.jsonl has one OpenAI chat completion request per line, or is a batch file"
         " (docs/how-to/tasks.md).",
     )
 )
@@ -84,75 +84,75 @@ def recommend(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
     """
     from specbench_cli.config.recommend import RecommendInvocation
 
-    how = options.validate(RecommendInvocation, call, "specbench recommend --help")
-    for file in filter(None, (how.costs, *how.against)):
+    invocation = options.validate(RecommendInvocation, call, "specbench recommend --help")
+    for file in filter(None, (invocation.costs, *invocation.against)):
         if not file.is_file():
             raise UsageError(
-                f"no such file of costs: {file}", "specbench predict --probe --out FILE"
+                f"the file of costs {file} does not exist", "specbench predict --probe --out FILE"
             )
-    asked = None
-    if how.resume is not None:
+    settings = None
+    if invocation.resume is not None:
         wrong = [
             *map(option_name, given),
             *(option_name(key) for key in ("out", "config") if call.get(key)),
         ]
         if wrong:
             raise UsageError(
-                f"--resume takes all settings from the recommendation; drop {', '.join(wrong)}",
+                f"--resume uses the settings of the recommendation; omit {', '.join(wrong)}",
                 "specbench recommend --resume DIR",
             )
-    elif how.force:
+    elif invocation.force:
         raise UsageError(
-            "--force is for a recommendation that is resumed",
+            "--force needs --resume",
             "specbench recommend --resume DIR --force",
         )
     else:
-        asked = _parse_settings(given, how)
-    return _run_recommendation(asked, how)
+        settings = _parse_settings(given, invocation)
+    return _run_recommendation(settings, invocation)
 
 
 def _run_recommendation(
-    asked: tuple[RunConfig, dict[str, str]] | None, how: RecommendInvocation
+    settings: tuple[RunConfig, dict[str, str]] | None, invocation: RecommendInvocation
 ) -> ExitCode:
-    """Make and print a new recommendation, or finish an interrupted one (`asked` is None)."""
+    """Make and print a recommendation, or resume an interrupted one (`settings` is None)."""
     # Validate first: importing torch takes a second.
     from specbench_cli.commands._progress import make_progress
-    from specbench_cli.commands._running import NOISE, show_resume_command
+    from specbench_cli.commands._running import NOISE_ERROR, show_resume_command
     from specbench_cli.predict.recommend import journal as kept
-    from specbench_cli.predict.recommend.search import prepare
+    from specbench_cli.predict.recommend.search import create_journal
     from specbench_cli.store.run_dir import new_path
 
-    if how.resume is not None and kept.read_result(how.resume) is None:
-        file = how.resume / kept.FILE
-        requests = permission.requests(kept.Journal.read(how.resume).config, file)
-        permission_check(how.trust)(requests, str(file))
-    with make_progress(json=how.as_json, start_s=0.0) as view:
-        if asked is None:
-            place = Path(str(how.resume))
-            if (told := kept.read_result(place)) is not None:
-                _show(told, place, json=how.as_json)
+    if invocation.resume is not None and kept.read_result(invocation.resume) is None:
+        file = invocation.resume / kept.FILE
+        requests = permission.collect_requests(kept.Journal.read(invocation.resume).config, file)
+        permission_check(invocation.trust)(requests, str(file))
+    with make_progress(json=invocation.as_json, start_s=0.0) as view:
+        if settings is None:
+            place = Path(str(invocation.resume))
+            if (result := kept.read_result(place)) is not None:
+                _show(result, place, json=invocation.as_json)
                 return ExitCode.OK
             journal = kept.Journal.read(place)
         else:
-            config, sources = asked
+            config, sources = settings
             view.stage("checking which methods can run here")
-            journal = prepare(config, sources, how.minutes)
+            journal = create_journal(config, sources, invocation.minutes)
             name = "-".join(["recommend", *(Path(task).stem for task in config.tasks)])
-            place = how.out or new_path(name, journal.model_dump(mode="json"))
+            place = invocation.out or new_path(name, journal.model_dump(mode="json"))
             kept.create(place, journal)
         command = f"specbench recommend --resume {shlex.quote(str(place))}"
-        with show_resume_command(place, view, part=False, command=command):
-            code, result = _search(journal, place, view, how)
-    _show(result, place, json=how.as_json)
+        with show_resume_command(place, view, is_repeat=False, command=command):
+            code, result = _search(journal, place, view, invocation)
+    _show(result, place, json=invocation.as_json)
     if code is ExitCode.ENVIRONMENT:
-        output.error(*NOISE)
+        output.error(*NOISE_ERROR)
     return code
 
 
 def _search(
-    journal: Journal, place: Path, view: RunView, how: RecommendInvocation
+    journal: Journal, place: Path, view: RunView, invocation: RecommendInvocation
 ) -> tuple[ExitCode, dict[str, Any]]:
-    """Search, confirm and advise. Store the result in the folder."""
+    """Search the best method, confirm it, and store the recommendation in the folder."""
     from specbench_cli.measure import repeat_process
     from specbench_cli.predict.recommend import journal as kept
     from specbench_cli.predict.recommend.advice import advise
@@ -160,9 +160,9 @@ def _search(
     from specbench_cli.report import outputs
     from specbench_cli.store.run_dir import RunDir, register_run
 
-    begun = time.monotonic()
+    start = time.monotonic()
     try:
-        outcome = search(journal, place, view, how.force)
+        outcome = search(journal, place, view, invocation.force)
     except repeat_process.UnfinishedRepeat as fault:
         if fault.already_reported:
             raise typer.Exit(fault.exit_code) from fault
@@ -179,18 +179,18 @@ def _search(
         journal,
         outcome,
         reading.summary if reading is not None else None,
-        sizes=how.batches,
-        costs=how.costs,
-        others=how.against,
+        sizes=invocation.batches,
+        costs=invocation.costs,
+        others=invocation.against,
     )
     result["header"] = _header(journal, reading)
-    result["wall_s"] = round(time.monotonic() - begun, 1)
+    result["wall_s"] = round(time.monotonic() - start, 1)
     kept.finish(place, result)
     return outcome.exit_code, result
 
 
 def _header(journal: Journal, reading: Any) -> list[str]:
-    """Return lines that describe the measurement."""
+    """Return the lines above a recommendation: models, tasks and settings of the measurement."""
     if reading is None:
         return [f"specbench  target {journal.config.target}  {', '.join(journal.config.tasks)}"]
     lines: list[str] = reading.facts.header(reading.summary.prompts, width=100)
@@ -208,30 +208,33 @@ def _show(result: Mapping[str, Any], place: Path, *, json: bool) -> None:
 
 
 def _parse_settings(
-    given: Mapping[str, Any], how: RecommendInvocation
+    given: Mapping[str, Any], invocation: RecommendInvocation
 ) -> tuple[RunConfig, dict[str, str]]:
-    """Return the settings of all rounds and the source of each. Raise UsageError if invalid."""
+    """Return the settings of all runs of the search, and the source of each setting.
+
+    Raises:
+        UsageError: A setting is invalid or not supported by `specbench recommend`.
+    """
     from specbench_cli.commands._running import read_settings
     from specbench_cli.config.sources import from_command_line
 
-    flags = {name: value for name, value in given.items() if name not in BLOCKS}
-    asked, sources = read_settings(
-        from_command_line({"methods": registry.lossless()} | flags, given.get("set", [])),
-        how.config,
-        permission_check(how.trust),
+    flags = {name: value for name, value in given.items() if name not in PARAM_FIELDS}
+    config, sources = read_settings(
+        from_command_line({"methods": registry.lossless_methods()} | flags, given.get("set", [])),
+        invocation.config,
+        permission_check(invocation.trust),
     )
     foreign = {
-        "--targets or --drafts": asked.targets or asked.drafts,
-        "--load": asked.load,
-        "--tune": asked.tune,
-        "--sweep": asked.sweep,
-        "--verify replay": asked.verify == "replay",
-        f"--executor {asked.executor}": asked.executor != "local",
+        "--targets or --drafts": config.targets or config.drafts,
+        "--load": config.load,
+        "--tune": config.tune,
+        "--sweep": config.sweep,
+        "--verify replay": config.verify == "replay",
+        f"--executor {config.executor}": config.executor != "local",
     }
     if wrong := [name for name, value in foreign.items() if value]:
         raise UsageError(
-            f"{', '.join(wrong)} cannot go with recommend, which searches by itself on this"
-            " machine",
-            "take it out of the config file or the environment",
+            f"specbench recommend does not support {', '.join(wrong)}",
+            "remove it from the config file or the environment",
         )
-    return asked, sources
+    return config, sources

@@ -1,4 +1,4 @@
-"""`specbench report`: print tables of runs, write reports, or compare two outputs."""
+"""`specbench report`: print tables of runs, write reports, or show the outputs for one prompt."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench_cli import files, output
-from specbench_cli.commands._formats import formats
-from specbench_cli.config import options
+from specbench_cli.commands._formats import parse_formats
+from specbench_cli.config.options import parsed_command
 from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from specbench_cli.config.commands import ReportOptions
-    from specbench_cli.report.reading import Reading
+    from specbench_cli.report.report_data import ReportData
     from specbench_cli.summary.source import RecordSource
 
 SPEC_BENCH = "spec-bench"
@@ -35,8 +35,8 @@ EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
 TYPESET = "pdflatex report; bibtex report; pdflatex report; pdflatex report"
 
 
-@options.parsed_command("specbench_cli.config.commands:ReportOptions")
-def report(asked: ReportOptions) -> ExitCode:
+@parsed_command("specbench_cli.config.commands:ReportOptions")
+def report(options: ReportOptions) -> ExitCode:
     """Show the results of runs as tables, or write them to files (--to).
 
     Several runs make one report if they share target, draft, prompts, seed, machine, settings and
@@ -44,83 +44,83 @@ def report(asked: ReportOptions) -> ExitCode:
     every step. With --prompt and --out, write a timeline (lanes.svg, lanes.png) and a Chrome trace
     for ui.perfetto.dev (trace.json).
     """
-    _check_combination(asked)
-    if asked.prompt is not None:
-        return _compare(asked, asked.prompt)
-    return _print(asked) if asked.to is None else _write(asked, asked.to)
+    _check_combination(options)
+    if options.prompt is not None:
+        return _compare(options, options.prompt)
+    return _print(options) if options.to is None else _write(options, options.to)
 
 
-def _check_combination(asked: ReportOptions) -> None:
-    """Raise UsageError for options that do not go together."""
-    command = f"specbench report {asked.runs[0]}"
-    if asked.prompt is not None:
-        if asked.to is not None or asked.also is not None or len(asked.runs) > 1:
+def _check_combination(options: ReportOptions) -> None:
+    """Raise UsageError for options that cannot be combined."""
+    command = f"specbench report {options.runs[0]}"
+    if options.prompt is not None:
+        if options.to is not None or options.also is not None or len(options.runs) > 1:
             raise UsageError(
-                "--prompt shows one run and takes neither --to nor --also",
-                f"{command} --prompt {asked.prompt}",
+                "--prompt shows one run and cannot be combined with --to or --also",
+                f"{command} --prompt {options.prompt}",
             )
-    elif asked.method is not None:
+    elif options.method is not None:
         raise UsageError(
-            "--method needs --prompt", f"{command} --prompt ID --method {asked.method}"
+            "--method needs --prompt", f"{command} --prompt ID --method {options.method}"
         )
-    elif asked.to is not None and asked.printed != "table":
+    elif options.to is not None and options.output_format != "table":
         raise UsageError(
-            "--to writes files, and --format says how tables are printed: give one of the two",
-            f"{command} --to {asked.to}",
+            "--to writes files and --format prints tables: give only one of them",
+            f"{command} --to {options.to}",
         )
-    elif asked.to is None and asked.out is not None:
-        raise UsageError("--out needs --to", f"{command} --to md --out {asked.out}")
-    elif asked.also not in (None, SPEC_BENCH):
+    elif options.to is None and options.out is not None:
+        raise UsageError("--out needs --to", f"{command} --to md --out {options.out}")
+    elif options.also not in (None, SPEC_BENCH):
         raise UsageError(
-            f"--also {asked.also!r}: there is {SPEC_BENCH} only", f"{command} --also {SPEC_BENCH}"
+            f"--also must be {SPEC_BENCH}, got {options.also!r}", f"{command} --also {SPEC_BENCH}"
         )
 
 
-def _read(asked: ReportOptions) -> tuple[Reading, Path]:
-    """Read the runs as one report. Return it with the folder of the first run or of the matrix."""
-    from specbench_cli.report.reading import read_matrix, read_together
+def _read(options: ReportOptions) -> tuple[ReportData, Path]:
+    """Read the runs as one report. Return it, and the folder of the matrix or of the first run."""
+    from specbench_cli.report.report_data import read_matrix, read_runs
     from specbench_cli.report.spec_bench import table as spec_bench_table
 
-    whole = _matrix(asked.runs)
+    whole = _find_matrix(options.runs)
     if whole is not None:
-        reading = read_matrix(whole, force=asked.force)
+        reading = read_matrix(whole, force=options.force)
     else:
-        reading = read_together(_sources(asked.runs), force=asked.force)
+        reading = read_runs(_open_runs(options.runs), force=options.force)
     gc.freeze()  # loaded records have no cycles, and collecting takes seconds
-    if asked.also or any(map(spec_bench_table.is_imported, reading.sources)):
-        found = spec_bench_table.spec_bench(reading.run, reading.sources, reading.summary)
+    if options.also or any(map(spec_bench_table.is_imported, reading.sources)):
+        found = spec_bench_table.compute_spec_bench(reading.run, reading.sources, reading.summary)
         reading = replace(reading, spec_bench=found)
     return reading, whole or reading.sources[0].path
 
 
-def _print(asked: ReportOptions) -> ExitCode:
+def _print(options: ReportOptions) -> ExitCode:
     """Print the tables of a report."""
     from specbench_cli.report.terminal import table
 
-    reading, _ = _read(asked)
-    table.print_runs([reading], families=True, explain=asked.explain, form=asked.printed)
+    reading, _ = _read(options)
+    table.print_runs([reading], families=True, explain=options.explain, form=options.output_format)
     if reading.spec_bench is not None:
-        table.print_spec_bench(reading.spec_bench, asked.printed)
+        table.print_spec_bench(reading.spec_bench, options.output_format)
     return ExitCode.OK
 
 
-def _write(asked: ReportOptions, to: str) -> ExitCode:
+def _write(options: ReportOptions, to: str) -> ExitCode:
     """Write the files of a report."""
     from specbench_cli.report import outputs
 
-    wanted = formats(to, outputs.FORMATS, "specbench report RUN --to md")
-    reading, first = _read(asked)
-    folder = asked.out or first / "report"
-    with _writable(folder):
-        found = outputs.write(reading, folder, wanted, overwrite=asked.overwrite)
+    wanted = parse_formats(to, outputs.FORMATS, "specbench report RUN --to md")
+    reading, first = _read(options)
+    folder = options.out or first / "report"
+    with _report_write_errors(folder):
+        found = outputs.write(reading, folder, wanted, overwrite=options.overwrite)
     for file in found:
         output.data(str(file))
     if "latex" in wanted:
-        output.note(f"on paper: cd {shlex.quote(str(folder / 'latex'))} && {TYPESET}")
+        output.note(f"to typeset: cd {shlex.quote(str(folder / 'latex'))} && {TYPESET}")
     return ExitCode.OK
 
 
-def _matrix(words: list[str]) -> Path | None:
+def _find_matrix(words: list[str]) -> Path | None:
     """Return the folder of a matrix, or None if no argument is a matrix.
 
     Raises:
@@ -132,47 +132,50 @@ def _matrix(words: list[str]) -> Path | None:
     found = [path for path in map(find_run, words) if is_matrix(path)]
     if found and len(words) > 1:
         raise UsageError(
-            f"{found[0]} is runs of several targets, which are a report of their own",
+            f"{found[0]} has runs of several targets and cannot be combined with other runs",
             f"specbench report {found[0]}",
         )
     return found[0] if found else None
 
 
-def _sources(words: list[str]) -> list[RecordSource]:
-    """Return the runs without duplicates. All answer files together are one run."""
-    from specbench_cli.report.spec_bench.files import Imported
+def _open_runs(words: list[str]) -> list[RecordSource]:
+    """Return the runs without duplicates. All answer files of Spec-Bench together are one run."""
+    from specbench_cli.report.spec_bench.files import ImportedAnswers
     from specbench_cli.store.run_dir import RunDir, find_run
 
     paths = list({path.resolve(): path for path in map(find_run, words)}.values())
     answers = [path for path in paths if path.suffix == ".jsonl"]
     runs: list[RecordSource] = [RunDir.open(path) for path in paths if path not in answers]
-    return [*runs, Imported(answers)] if answers else runs
+    return [*runs, ImportedAnswers(answers)] if answers else runs
 
 
-def _compare(asked: ReportOptions, prompt: str) -> ExitCode:
+def _compare(options: ReportOptions, prompt: str) -> ExitCode:
     """Print the outputs for one prompt, or write their timeline."""
     from specbench_cli.report.terminal.side_by_side import page
     from specbench_cli.report.timeline.files import write_lanes
-    from specbench_cli.report.tokens import decoder_of
+    from specbench_cli.report.tokens import load_text_decoder
     from specbench_cli.store.run_dir import RunDir, find_run
     from specbench_cli.summary.comparison import compare_outputs
     from specbench_cli.summary.facts import Facts
 
-    run_dir, out = RunDir.open(find_run(asked.runs[0])), asked.out
-    target = Facts.of(run_dir.manifest).target
-    labels = [word for word in (asked.method or "").split(",") if word]
-    decode = decoder_of(target)
+    run_dir, out = RunDir.open(find_run(options.runs[0])), options.out
+    target = Facts.from_manifest(run_dir.manifest).target
+    labels = [word for word in (options.method or "").split(",") if word]
+    decode = load_text_decoder(target)
     found = compare_outputs(run_dir, prompt, labels, decode)
     if out is not None:
-        with _writable(out), files.staging_folder(out, overwrite=asked.overwrite) as staging:
+        with (
+            _report_write_errors(out),
+            files.staging_folder(out, overwrite=options.overwrite) as staging,
+        ):
             written = write_lanes(run_dir, found, staging)
         for file in written:
             output.data(str(out / file.relative_to(staging)))
         return ExitCode.OK
     if decode is None:
-        output.note(f"ids instead of texts: the tokenizer of {target} is not on this machine")
+        output.note(f"showing token ids, because the tokenizer of {target} is not on this machine")
     for number, comparison in enumerate(found):
-        if asked.printed == "json":
+        if options.output_format == "json":
             output.json_line(comparison.as_dict())
         else:
             output.data(("\n\n" if number else "") + page(comparison))
@@ -180,8 +183,8 @@ def _compare(asked: ReportOptions, prompt: str) -> ExitCode:
 
 
 @contextmanager
-def _writable(folder: Path) -> Iterator[None]:
-    """Raise UsageError if writing to a folder fails."""
+def _report_write_errors(folder: Path) -> Iterator[None]:
+    """Raise UsageError if the `with` block fails to write to a folder."""
     try:
         yield
     except OSError as error:

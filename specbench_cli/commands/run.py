@@ -12,7 +12,7 @@ import typer
 
 from specbench_cli import output
 from specbench_cli.commands._running import (
-    NOISE,
+    NOISE_ERROR,
     create_matrix,
     measure_matrix,
     measure_missing,
@@ -24,17 +24,17 @@ from specbench_cli.commands._trust import permission_check
 from specbench_cli.config import options
 from specbench_cli.config.options import option_name
 from specbench_cli.config.profile import PROFILES
-from specbench_cli.config.sources import BLOCKS
+from specbench_cli.config.sources import PARAM_FIELDS
 from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.measure import repeat_process
-from specbench_cli.store.recorded import resolve_acceptance
+from specbench_cli.store.record_queries import resolve_acceptance
 
 if TYPE_CHECKING:
-    from specbench_cli.commands._progress import RunProgress
+    from specbench_cli.commands._progress import ProgressDisplay
     from specbench_cli.config.run import RunConfig, RunInvocation
     from specbench_cli.measure.result import RunResult
     from specbench_cli.plan.plan import Plan
-    from specbench_cli.report.reading import Reading
+    from specbench_cli.report.report_data import ReportData
 
 EXAMPLES = (
     "specbench run",
@@ -62,7 +62,7 @@ EPILOG = "\n\n".join(
     )
 )
 
-CANDIDATES = "8"
+DEFAULT_CANDIDATES = "8"
 """Number of candidates of `--tune` if no number is given."""
 
 
@@ -75,127 +75,129 @@ def run(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
     """
     from specbench_cli.config.run import RunInvocation
 
-    how = options.validate(RunInvocation, call, "specbench run --help")
-    settings = None if how.resume is not None else _compose(given, how)
-    if how.resume is not None:
+    invocation = options.validate(RunInvocation, call, "specbench run --help")
+    settings = None if invocation.resume is not None else _compose(given, invocation)
+    if invocation.resume is not None:
         _check_resume_options(
             [*map(option_name, given), *(option_name(key) for key in _NEW_RUN if call.get(key))]
         )
-    if how.parent is not None:
-        repeat_process.bind_to_parent(how.parent)
+    if invocation.parent is not None:
+        repeat_process.bind_to_parent(invocation.parent)
     from specbench_cli.commands._progress import make_progress
 
-    form = "json" if how.as_json else how.format
-    part = how.only_pass is not None
+    form = "json" if invocation.as_json else invocation.format
+    is_repeat = invocation.only_pass is not None
     with make_progress(
-        json=form == "json", dry_run=how.dry_run, part=part, start_s=time.process_time()
+        json=form == "json", dry_run=invocation.dry_run, part=is_repeat, start_s=time.process_time()
     ) as view:
-        if settings is not None and how.dry_run:
+        if settings is not None and invocation.dry_run:
             return _print_plan(settings[0], view)
-        place, results, reading = _measure(settings, how, view)
+        place, results, reading = _measure(settings, invocation, view)
     with (
-        show_resume_command(place, view, part=False),
-        suppress(BrokenPipeError),  # the run is finished, so a closed pipe does no harm
+        show_resume_command(place, view, is_repeat=False),
+        suppress(BrokenPipeError),  # all results are stored, so a closed pipe is no error
     ):
         _show(reading, place, form)
     return _report_missing(results, reading)
 
 
 _NEW_RUN = ("out", "config", "dry_run")
-"""Options of a new run. They are an error with `--resume`."""
+"""Options that cannot be combined with `--resume`."""
 
 
-def _compose(given: dict[str, Any], how: RunInvocation) -> tuple[RunConfig, dict[str, str]]:
+def _compose(given: dict[str, Any], invocation: RunInvocation) -> tuple[RunConfig, dict[str, str]]:
     """Return the settings of a new run and the source of each. Raise UsageError if invalid."""
     from specbench_cli.config.sources import from_command_line
 
-    if how.force:
-        raise UsageError(
-            "--force is for a run that is resumed", "specbench run --resume RUN --force"
-        )
-    flags = {name: value for name, value in given.items() if name not in BLOCKS}
+    if invocation.force:
+        raise UsageError("--force needs --resume", "specbench run --resume RUN --force")
+    flags = {name: value for name, value in given.items() if name not in PARAM_FIELDS}
     if "acceptance" in flags:
         flags["acceptance"] = resolve_acceptance(flags["acceptance"])
     return read_settings(
         from_command_line(flags, given.get("set", []), given.get("sweep", [])),
-        how.config,
-        permission_check(how.trust),
+        invocation.config,
+        permission_check(invocation.trust),
     )
 
 
-def _print_plan(asked: RunConfig, view: RunProgress) -> ExitCode:
-    """Print the plan of a run, or of each run in a matrix."""
+def _print_plan(config: RunConfig, view: ProgressDisplay) -> ExitCode:
+    """Print the plan of a run, or of each run of a matrix."""
     from specbench_cli.measure.planning import plan_dry_run
-    from specbench_cli.plan.matrix import is_matrix, pairs
+    from specbench_cli.plan.matrix import expand_matrix, is_matrix
     from specbench_cli.plan.power import estimate_power
 
-    for each in pairs(asked).values() if is_matrix(asked) else [asked]:
+    for each in expand_matrix(config).values() if is_matrix(config) else [config]:
         first, facts = plan_dry_run(each)
         view.planned({**facts, "detects": estimate_power(first)})
     return ExitCode.OK
 
 
 def _measure(
-    settings: tuple[RunConfig, dict[str, str]] | None, how: RunInvocation, view: RunProgress
-) -> tuple[Path, list[RunResult], Reading]:
+    settings: tuple[RunConfig, dict[str, str]] | None,
+    invocation: RunInvocation,
+    view: ProgressDisplay,
+) -> tuple[Path, list[RunResult], ReportData]:
     """Measure a new run or matrix, or complete an interrupted one (`settings` is None).
 
     Raises:
-        typer.Exit: this process measured one repeat; the parent process reads the exit code.
+        typer.Exit: this process measured one repeat. Its parent process reads the exit code.
     """
-    from specbench_cli.measure import run as execute
+    from specbench_cli.measure.run import permissions_to_resume, resume_run, start_run
     from specbench_cli.plan.matrix import is_matrix
     from specbench_cli.store import matrix
     from specbench_cli.store.run_dir import find_run
 
-    part = how.only_pass is not None
+    is_repeat = invocation.only_pass is not None
     plan: Plan | None
     if settings is not None:
-        asked, sources = settings
-        if is_matrix(asked):
-            return _measure_matrix(create_matrix(asked, sources, how.out), how, view)
-        plan, run_dir = execute.start_run(asked, sources, how.out, view)
+        config, sources = settings
+        if is_matrix(config):
+            return _measure_matrix(create_matrix(config, sources, invocation.out), invocation, view)
+        plan, run_dir = start_run(config, sources, invocation.out, view)
     else:
-        begun = find_run(str(how.resume))
-        if not part:
-            permission_check(how.trust)(execute.permissions_to_resume(begun, how.force), str(begun))
-        if matrix.is_matrix(begun):
-            return _measure_matrix(begun, how, view)
-        plan, run_dir = execute.resume_run(begun, view, part=part, force=how.force)
+        folder = find_run(str(invocation.resume))
+        if not is_repeat:
+            permission_check(invocation.trust)(
+                permissions_to_resume(folder, invocation.force), str(folder)
+            )
+        if matrix.is_matrix(folder):
+            return _measure_matrix(folder, invocation, view)
+        plan, run_dir = resume_run(folder, view, part=is_repeat, force=invocation.force)
     place = run_dir.path
-    with show_resume_command(place, view, part):
+    with show_resume_command(place, view, is_repeat):
         made = measure_missing(
             plan,
             run_dir,
             view,
             place,
-            how.force,
-            how.in_turn,
-            only_pass=how.only_pass,
+            invocation.force,
+            invocation.in_turn,
+            only_pass=invocation.only_pass,
             fresh=settings is not None,
         )
-    if part:
+    if is_repeat:
         raise typer.Exit(repeat_process.FINISHED_OFFSET + made.exit_code)
-    with show_resume_command(place, view, part=False):
+    with show_resume_command(place, view, is_repeat=False):
         return place, [made], write_report(place, view)
 
 
 def _measure_matrix(
-    place: Path, how: RunInvocation, view: RunProgress
-) -> tuple[Path, list[RunResult], Reading]:
+    place: Path, invocation: RunInvocation, view: ProgressDisplay
+) -> tuple[Path, list[RunResult], ReportData]:
     """Measure the missing outputs of all runs in a matrix."""
-    with show_resume_command(place, view, part=False):
-        return place, *measure_matrix(place, view, how.force, how.in_turn)
+    with show_resume_command(place, view, is_repeat=False):
+        return place, *measure_matrix(place, view, invocation.force, invocation.in_turn)
 
 
-def _report_missing(results: Sequence[RunResult], reading: Reading) -> ExitCode:
-    """Print what the runs are missing, and return the worst of their exit codes."""
+def _report_missing(results: Sequence[RunResult], reading: ReportData) -> ExitCode:
+    """Print why times or methods are missing, and return the most severe exit code of the runs."""
     if any(each.exit_code is ExitCode.ENVIRONMENT and each.noisy for each in results):
-        output.error(*NOISE)
+        output.error(*NOISE_ERROR)
     if left_out := reading.run.manifest.get("left_out"):
         output.error(
-            f"not all that was asked for could run here: {', '.join(left_out)} left out",
-            "why is said above, and in report.md",
+            f"could not run on this machine, so left out: {', '.join(left_out)}",
+            "the reasons are above, and in report.md",
         )
     environment = any(each.exit_code is ExitCode.ENVIRONMENT for each in results)
     if environment and not left_out and not any(each.noisy for each in results):
@@ -207,11 +209,11 @@ def _report_missing(results: Sequence[RunResult], reading: Reading) -> ExitCode:
     return max((each.exit_code for each in results), key=order.index)
 
 
-def _show(reading: Reading, folder: Path, form: output.Format) -> None:
-    """Show a run's result."""
+def _show(reading: ReportData, folder: Path, form: output.Format) -> None:
+    """Print the results of a run."""
     from specbench_cli.report.export import row_dicts
     from specbench_cli.report.terminal import table
-    from specbench_cli.summary.load import as_dict, load_rows, saturation
+    from specbench_cli.summary.load import as_dict, load_rows, saturation_notes
 
     if form == "json":
         manifest = reading.run.manifest
@@ -225,7 +227,7 @@ def _show(reading: Reading, folder: Path, form: output.Format) -> None:
                 **(several if reading.facts.targets else one),
                 "summary": row_dicts(reading.summary),
                 "load": [as_dict(row) for row in loads],
-                "saturation": saturation(loads),
+                "saturation": saturation_notes(loads),
             }
         )
     else:
@@ -233,24 +235,27 @@ def _show(reading: Reading, folder: Path, form: output.Format) -> None:
         output.note(f"in {folder}")
 
 
-def spelled_out(args: Sequence[str]) -> list[str]:
-    """Return the arguments with a number after a bare `--tune`.
+def expand_tune(args: Sequence[str]) -> list[str]:
+    """Return the arguments with the default number of candidates added to `--tune`.
 
-    The parser does not support options with an optional value.
+    Typer does not support options with an optional value.
     """
     words: list[str] = []
     for at, word in enumerate(args):
         words.append(word)
         if word == "--tune" and all(next_.startswith("-") for next_ in args[at + 1 : at + 2]):
-            words.append(CANDIDATES)
+            words.append(DEFAULT_CANDIDATES)
     return words
 
 
 def _check_resume_options(options: list[str]) -> None:
-    """Raise UsageError if options were given with `--resume`, which takes all settings from the
-    run."""
+    """Raise UsageError if settings were given with `--resume`.
+
+    Args:
+        options: The options given, except those of resuming.
+    """
     if options:
         raise UsageError(
-            f"--resume takes all settings from the run; drop {', '.join(options)}",
+            f"--resume uses the settings of the run; omit {', '.join(options)}",
             "specbench run --resume RUN",
         )

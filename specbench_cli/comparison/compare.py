@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from specbench_cli.comparison import deterministic, timing
-from specbench_cli.comparison.cell import RowKey
+from specbench_cli.comparison.compared_output import RowKey
 from specbench_cli.comparison.outcome import (
     Comparison,
     ComparisonFinding,
@@ -94,7 +94,7 @@ def _missing_rows(scope: Scope) -> Iterator[RowOutcome]:
 def _added_rows(scope: Scope, new: Side) -> Iterator[RowOutcome]:
     """Yield the outcomes of rows that only NEW has; broken outputs count there too."""
     for row in scope.new:
-        cells = [cell for cell in new.cells.values() if cell.row == row]
+        cells = [cell for cell in new.outputs.values() if cell.row == row]
         bad = [cell for cell in cells if deterministic.is_bad(cell)]
         found = [ComparisonFinding(outcome="new", message="not in BASE")]
         if bad:

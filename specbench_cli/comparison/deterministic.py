@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from specbench_cli.comparison.cell import ComparedOutput, Counters, RowKey
+from specbench_cli.comparison.compared_output import ComparedOutput, Counters, RowKey
 from specbench_cli.comparison.outcome import ComparisonFinding, Rule
 
 if TYPE_CHECKING:

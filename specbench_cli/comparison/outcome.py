@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from specbench_cli.comparison.cell import RowKey
+from specbench_cli.comparison.compared_output import RowKey
 from specbench_cli.config.problems import did_you_mean
 from specbench_cli.errors import UsageError
 

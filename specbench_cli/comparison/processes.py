@@ -10,7 +10,7 @@ from itertools import compress
 import numpy as np
 from numpy.typing import NDArray
 
-from specbench_cli.comparison.cell import ComparedOutput, PromptTurn
+from specbench_cli.comparison.compared_output import ComparedOutput, PromptTurn
 from specbench_cli.comparison.side import Side
 from specbench_cli.stats.regression import MIN_PAIRS, UNPAIRED, has_partner
 from specbench_cli.summary.speedups import MAX_UNTIMED
@@ -31,7 +31,7 @@ class ComparedProcesses:
     outputs: tuple[Outputs, ...]
     new: tuple[bool, ...]
     pair: NDArray[np.int_] | None
-    lost: tuple[frozenset[str], ...]
+    untimed_labels: tuple[frozenset[str], ...]
 
     @property
     def pairs(self) -> int:
@@ -40,7 +40,7 @@ class ComparedProcesses:
             return 0
         return len(set(self.pair[has_partner(self.pair, np.array(self.new, dtype=bool))]))
 
-    def cells(
+    def select_outputs(
         self, label: str, places: Iterable[PromptTurn], *, of_new: bool
     ) -> Iterator[ComparedOutput]:
         """Yield a method's outputs for some prompts, from the processes of one side."""
@@ -48,17 +48,19 @@ class ComparedProcesses:
             if is_new == of_new:
                 yield from _select_outputs(own.get(label, {}), places)
 
-    def whole(self, labels: Sequence[str], places: Collection[PromptTurn]) -> ComparedProcesses:
+    def drop_incomplete(
+        self, labels: Sequence[str], places: Collection[PromptTurn]
+    ) -> ComparedProcesses:
         """Return the processes in which no label lost more than a tenth of its times."""
         kept = [
             all(label not in lost or _is_complete(own[label], places) for label in labels)
-            for own, lost in zip(self.outputs, self.lost, strict=True)
+            for own, lost in zip(self.outputs, self.untimed_labels, strict=True)
         ]
         return ComparedProcesses(
             tuple(compress(self.outputs, kept)),
             tuple(compress(self.new, kept)),
             None if self.pair is None else self.pair[np.array(kept, dtype=bool)],
-            tuple(compress(self.lost, kept)),
+            tuple(compress(self.untimed_labels, kept)),
         )
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from specbench_cli.comparison.cell import ComparedOutput, PairKey, PromptTurn, RowKey
+from specbench_cli.comparison.compared_output import ComparedOutput, PairKey, PromptTurn, RowKey
 from specbench_cli.comparison.outcome import Rule
 from specbench_cli.comparison.side import (
     RowFacts,
@@ -134,7 +134,7 @@ def _describe_unfinished(base: Side, new: Side) -> Iterator[str]:
 def _shared_tasks(base: Side, new: Side, notes: list[str]) -> set[str]:
     """Return the tasks that both sides have in the same version; add the others to `notes`."""
     ours, theirs = (
-        dict.fromkeys(cell.task for cell in side.cells.values()) for side in (base, new)
+        dict.fromkeys(cell.task for cell in side.outputs.values()) for side in (base, new)
     )
     notes += (f"task {task}: only BASE has it" for task in ours if task not in theirs)
     notes += (f"task {task}: only NEW has it" for task in theirs if task not in ours)
@@ -148,7 +148,7 @@ def _shared_tasks(base: Side, new: Side, notes: list[str]) -> set[str]:
 def _shared_prompts(base: Side, new: Side, tasks: set[str], notes: list[str]) -> set[PromptTurn]:
     """Return the prompts that are equal on both sides; add the others to `notes`, by task."""
     prompts: list[dict[PromptTurn, str]] = [
-        {c.key.prompt_turn: c.task for c in side.cells.values() if c.task in tasks}
+        {c.key.prompt_turn: c.task for c in side.outputs.values() if c.task in tasks}
         for side in (base, new)
     ]
     ours, theirs = prompts
@@ -177,7 +177,7 @@ def _shared_passes(base: Side, new: Side, notes: list[str]) -> set[int]:
 
     Times of the other repeats still count as processes.
     """
-    ours, theirs = ({key.pass_ for key in side.cells} for side in (base, new))
+    ours, theirs = ({key.pass_ for key in side.outputs} for side in (base, new))
     for which, only_here in (("BASE", ours - theirs), ("NEW", theirs - ours)):
         if only_here:
             numbers = ", ".join(map(str, sorted(only_here)))
@@ -187,13 +187,13 @@ def _shared_passes(base: Side, new: Side, notes: list[str]) -> set[int]:
 
 def _group_by_row(side: Side, tasks: set[str]) -> dict[RowKey, dict[PairKey, ComparedOutput]]:
     """Return a side's outputs by row, in the order of tasks and of the run's methods."""
-    order = dict.fromkeys(cell.task for cell in side.cells.values() if cell.task in tasks)
+    order = dict.fromkeys(cell.task for cell in side.outputs.values() if cell.task in tasks)
     rows = {
         RowKey(task, label): dict[PairKey, ComparedOutput]()
         for task in order
         for label in side.rows
     }
-    for key, cell in side.cells.items():
+    for key, cell in side.outputs.items():
         if cell.task in tasks:
             rows[cell.row][key] = cell
     return {row: own for row, own in rows.items() if own}

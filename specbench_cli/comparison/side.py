@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specbench_cli.comparison.cell import ComparedOutput, PairKey
+from specbench_cli.comparison.compared_output import ComparedOutput, PairKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Side:
     machine: str | None
     noisy: bool
     rows: Mapping[str, RowFacts]
-    cells: Mapping[PairKey, ComparedOutput]
+    outputs: Mapping[PairKey, ComparedOutput]
     processes: tuple[tuple[ComparedOutput, ...], ...] = field(default=())
     start_times: tuple[str | None, ...] = ()
     left_out: tuple[str, ...] = ()

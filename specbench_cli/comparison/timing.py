@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specbench_cli.comparison.cell import ComparedOutput, PromptTurn, RowKey
+from specbench_cli.comparison.compared_output import ComparedOutput, PromptTurn, RowKey
 from specbench_cli.comparison.outcome import ComparisonFinding, TimeChange
 from specbench_cli.comparison.processes import ComparedProcesses
 from specbench_cli.stats.bootstrap import MAX_INTERVAL_RATIO
@@ -62,7 +62,7 @@ def estimate_changes(
             labels = _reference_label(row.label), row.label
             entries += (
                 (row, *entry)
-                for entry in _build_series(row, pairs, processes.whole(labels, places))
+                for entry in _build_series(row, pairs, processes.drop_incomplete(labels, places))
             )
     estimates = estimate_slowdowns(
         [series for *_, series in entries], tolerance=math.log1p(tolerance)
@@ -162,17 +162,17 @@ def _skip_reason(
     row."""
     labels = _reference_label(row.label), row.label
     for label in labels:
-        complete = processes.whole((label,), places)
+        complete = processes.drop_incomplete((label,), places)
         for side, which in ((False, "BASE"), (True, "NEW")):
-            if next(processes.cells(label, places, of_new=side), None) is None:
+            if next(processes.select_outputs(label, places, of_new=side), None) is None:
                 return f"{which} has no {label} to compare with"
             if side not in complete.new:
-                cells = list(processes.cells(label, places, of_new=side))
+                cells = list(processes.select_outputs(label, places, of_new=side))
                 lost = sum(cell.times is None for cell in cells)
                 return f"{which}'s {label} lost {lost} of {len(cells)} (void or failed)"
     if len(places) < MIN_PROMPTS:
         return f"fewer than {MIN_PROMPTS} prompts"
-    remaining = processes.whole(labels, places)
+    remaining = processes.drop_incomplete(labels, places)
     for side, which in ((False, "BASE"), (True, "NEW")):
         if side not in remaining.new:
             return f"no run of {which} is whole (void or failed outputs)"
@@ -189,7 +189,9 @@ def _describe_excluded(
 ) -> str | None:
     """Describe how many processes of a judged row are excluded, or return None."""
     total = len(processes.outputs)
-    lost = total - len(processes.whole((_reference_label(row.label), row.label), places).outputs)
+    lost = total - len(
+        processes.drop_incomplete((_reference_label(row.label), row.label), places).outputs
+    )
     return f"{lost} of {total} runs are left out (void or failed outputs)" if lost else None
 
 

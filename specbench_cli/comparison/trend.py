@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specbench_cli.comparison import reading
+from specbench_cli.comparison import side_sources
 from specbench_cli.comparison.baselines import baseline
-from specbench_cli.comparison.cell import ComparedOutput, PairKey, RowKey
+from specbench_cli.comparison.compared_output import ComparedOutput, PairKey, RowKey
 from specbench_cli.comparison.deterministic import is_bad
 from specbench_cli.comparison.side import Side, describe_changed_params
 from specbench_cli.errors import UsageError
@@ -100,11 +100,11 @@ def load_trends(sources: Sequence[str]) -> Trends:
         UsageError: an argument does not exist, or fewer than two runs are compatible.
     """
     if sources:
-        return find_trends([reading.load_side(name) for name in sources])
+        return find_trends([side_sources.load_side(name) for name in sources])
     sides, unreadable = [], []
     for path in _find_sources():
         try:
-            sides.append(reading.load_side(str(path)))
+            sides.append(side_sources.load_side(str(path)))
         except UsageError as error:
             unreadable.append(f"{path.name}: {error}")
     return find_trends(sides, unreadable)
@@ -190,14 +190,14 @@ def _select_compatible(sides: Sequence[Side]) -> tuple[list[Side], list[str]]:
             words = ", ".join(sorted(differing))
             excluded.append(f"{side.name} does not belong with {ordered[-1].name}: {words}")
         else:
-            compatible.setdefault((side.created_utc, frozenset(side.cells)), side)
+            compatible.setdefault((side.created_utc, frozenset(side.outputs)), side)
     return list(compatible.values()), excluded
 
 
 def _list_rows(sides: Sequence[Side]) -> list[RowKey]:
     """Return all rows: by task, then in the newest run's order; rows that it lacks are last."""
     place = {label: i for i, label in enumerate(sides[-1].rows)}
-    keys = dict.fromkeys(cell.row for side in sides for cell in side.cells.values())
+    keys = dict.fromkeys(cell.row for side in sides for cell in side.outputs.values())
     return sorted(keys, key=lambda key: (key.task, place.get(key.label, len(place))))
 
 
@@ -220,7 +220,7 @@ def _find_changes(
     )
     points = []
     for shift in shifts:
-        last, first = known[shift.at - 1], known[shift.at]
+        last, first = known[shift.index - 1], known[shift.index]
         params = _changed_params(label, sides[last], sides[first])
         points.append(ChangePoint(last, first, shift.before, shift.after, shift.p, params))
     return tuple(points)
@@ -238,7 +238,7 @@ def _speedup(side: Side, key: RowKey) -> float | None:
         return None
     vanilla_time = own_time = 0.0
     pairs = cells = 0
-    for process in side.processes or (tuple(side.cells.values()),):
+    for process in side.processes or (tuple(side.outputs.values()),):
         plain = {_pair_key(cell.key): cell for cell in process if cell.key.label == BASELINE}
         for cell in process:
             if cell.row != key:
@@ -285,11 +285,11 @@ def _make_ratio(
 
 def _outputs(side: Side, key: RowKey) -> list[ComparedOutput]:
     """Return a row's outputs without the failed ones."""
-    return [cell for cell in side.cells.values() if cell.row == key and cell.error is None]
+    return [cell for cell in side.outputs.values() if cell.row == key and cell.error is None]
 
 
 def _count_bad(side: Side, key: RowKey) -> float | None:
-    own = [cell for cell in side.cells.values() if cell.row == key]
+    own = [cell for cell in side.outputs.values() if cell.row == key]
     return float(sum(map(is_bad, own))) if own else None
 
 

@@ -11,22 +11,22 @@ from pathlib import Path
 
 from specbench_cli import files
 from specbench_cli.config import problems
-from specbench_cli.config.sweep import values, written
+from specbench_cli.config.sweep import format_value, parse_values
 
-MOST_BYTES = 64 * files.MB
+MAX_BYTES = 64 * files.MB
 """Maximum size of a trace file in bytes."""
 
-FORMS = "poisson:RATE (requests a second), burst:SIZE:SECONDS or trace:FILE (a time in s a line)"
+SYNTAX = "poisson:RATE (requests a second), burst:SIZE:SECONDS or trace:FILE (a time in s a line)"
 
 
-def number_of_loads(text: str) -> int:
+def count_loads(text: str) -> int:
     """Return the number of loads in a value of `--load`.
 
     Raises:
         ValueError: the value is not a list or range of rates.
     """
     kind, _, rest = text.partition(":")
-    return len(values(rest)) if kind == "poisson" else 1
+    return len(parse_values(rest)) if kind == "poisson" else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,28 +41,28 @@ class Arrivals:
     """
 
     kind: str
-    typed: str
+    text: str
     rate: float = 0.0
     size: int = 0
     seconds: float = 0.0
-    listed: tuple[float, ...] = ()
+    trace_times: tuple[float, ...] = ()
 
     @classmethod
-    def sweep(cls, text: str) -> tuple[Arrivals, ...]:
+    def parse_sweep(cls, text: str) -> tuple[Arrivals, ...]:
         """Parse a value of `--load` that may have several rates: `poisson:1,2,4`, `poisson:1:8:1`.
 
         Raises:
-            ValueError: See `parse` and `sweep.values`.
+            ValueError: See `parse` and `sweep.parse_values`.
         """
         kind, _, rest = text.partition(":")
         if kind != "poisson":
             return (cls.parse(text),)
         try:
-            rates = values(rest)
+            rates = parse_values(rest)
         except ValueError as error:
-            shown = problems.shown(repr(text))
-            raise ValueError(f"{shown}: RATE {error}; one of {FORMS}") from error
-        return tuple(cls.parse(f"poisson:{written(rate)}") for rate in rates)
+            shown = problems.shorten(repr(text))
+            raise ValueError(f"{shown}: RATE {error}; one of {SYNTAX}") from error
+        return tuple(cls.parse(f"poisson:{format_value(rate)}") for rate in rates)
 
     @classmethod
     def parse(cls, text: str) -> Arrivals:
@@ -72,18 +72,20 @@ class Arrivals:
             ValueError: The value is invalid. The message names the valid forms.
         """
         kind, _, rest = text.partition(":")
-        shown = problems.shown(repr(text))
+        shown = problems.shorten(repr(text))
         if kind == "poisson":
-            rate = _positive(rest, "RATE", text)
+            rate = _parse_positive(rest, "RATE", text)
             return cls(kind, f"poisson:{rate:.12g}", rate=rate)
         if kind == "burst":
             size, _, seconds = rest.partition(":")
             if not size.isdecimal() or not 0 < len(size) <= 18 or int(size) < 1:
-                raise ValueError(f"{shown}: SIZE must be a whole number from 1; one of {FORMS}")
-            return cls(kind, text, size=int(size), seconds=_positive(seconds, "SECONDS", text))
+                raise ValueError(f"{shown}: SIZE must be a whole number from 1; one of {SYNTAX}")
+            return cls(
+                kind, text, size=int(size), seconds=_parse_positive(seconds, "SECONDS", text)
+            )
         if kind == "trace" and rest:
-            return cls(kind, text, listed=_trace(Path(rest)))
-        raise ValueError(f"must be {FORMS}, got {shown}")
+            return cls(kind, text, trace_times=_read_trace(Path(rest)))
+        raise ValueError(f"must be {SYNTAX}, got {shown}")
 
     def times(self, n: int, seed: int) -> list[float]:
         """Return the arrival times of n requests, in seconds from the start of the measurement.
@@ -96,28 +98,28 @@ class Arrivals:
             return list(accumulate(draw.expovariate(self.rate) for _ in range(n)))
         if self.kind == "burst":
             return [at // self.size * self.seconds for at in range(n)]
-        if n > len(self.listed):
+        if n > len(self.trace_times):
             raise ValueError(
-                f"the trace lists {len(self.listed)} arrivals for {n} prompts: add lines, or"
-                f" --limit {len(self.listed)}"
+                f"the trace lists {len(self.trace_times)} arrivals for {n} prompts: add lines, or"
+                f" --limit {len(self.trace_times)}"
             )
-        return list(self.listed[:n])
+        return list(self.trace_times[:n])
 
 
-def _positive(text: str, what: str, typed: str) -> float:
+def _parse_positive(text: str, what: str, typed: str) -> float:
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not 0 < number < math.inf:
-        typed = problems.shown(repr(typed))
-        raise ValueError(f"{typed}: {what} must be a number above 0; one of {FORMS}")
+        typed = problems.shorten(repr(typed))
+        raise ValueError(f"{typed}: {what} must be a number above 0; one of {SYNTAX}")
     return number
 
 
-def _trace(path: Path) -> tuple[float, ...]:
+def _read_trace(path: Path) -> tuple[float, ...]:
     try:
-        lines = files.read_text(path, MOST_BYTES).split("\n")
+        lines = files.read_text(path, MAX_BYTES).split("\n")
     except (OSError, ValueError) as error:  # a name with a null byte, or text that is not UTF-8
         why = getattr(error, "strerror", None) or error
         raise ValueError(f"trace {path} cannot be read: {why}") from error
@@ -130,7 +132,7 @@ def _trace(path: Path) -> tuple[float, ...]:
         except ValueError:
             time = math.nan
         if not 0 <= time < math.inf:
-            shown = problems.shown(repr(line.strip()))
+            shown = problems.shorten(repr(line.strip()))
             raise ValueError(f"trace {path}, line {number}: {shown} is no time in seconds")
         times.append(time)
     _check_order(path, times)

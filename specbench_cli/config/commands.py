@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from specbench_cli.config.options import ARGUMENTS, OUTPUT, OVERWRITE, Option, settings
+from specbench_cli.config.options import ARGUMENTS, OUTPUT, OVERWRITE, Option, option_fields
 
 Form = Literal["table", "tsv", "json"]
 """Output format of tables."""
@@ -18,9 +18,9 @@ class CommandOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    def given(self, *names: str) -> list[str]:
+    def changed_flags(self, *names: str) -> list[str]:
         """Return the flags of the named fields that differ from their defaults."""
-        found = {each.name: each for each in settings(type(self))}
+        found = {each.name: each for each in option_fields(type(self))}
         return [
             found[name].flag
             for name in names
@@ -28,7 +28,7 @@ class CommandOptions(BaseModel):
         ]
 
 
-SHOWN = "What to show"
+CONTENT = "What to show"
 
 
 class ReportOptions(CommandOptions):
@@ -46,24 +46,24 @@ class ReportOptions(CommandOptions):
     also: Annotated[
         str | None,
         Option(
-            SHOWN,
+            CONTENT,
             "spec-bench",
             "Add figures computed with Spec-Bench's formulas; with --to, also its answer files.",
         ),
     ] = None
     force: Annotated[
-        bool, Option(SHOWN, None, "Report runs together even if they are not comparable.")
+        bool, Option(CONTENT, None, "Report runs together even if they are not comparable.")
     ] = False
     explain: Annotated[
-        bool, Option(SHOWN, None, "Print all notes below the table, not only the short ones.")
+        bool, Option(CONTENT, None, "Print all notes below the table, not only the short ones.")
     ] = False
     prompt: Annotated[
         str | None,
-        Option(SHOWN, "ID", "Show the outputs for one prompt, next to vanilla's."),
+        Option(CONTENT, "ID", "Show the outputs for one prompt, next to vanilla's."),
     ] = None
     method: Annotated[
         str | None,
-        Option(SHOWN, "NAME", "With --prompt: methods to show.", default="all", short="-m"),
+        Option(CONTENT, "NAME", "With --prompt: methods to show.", default="all", short="-m"),
     ] = None
     to: Annotated[
         str | None,
@@ -104,12 +104,12 @@ class ReportOptions(CommandOptions):
     ] = False
 
     @property
-    def printed(self) -> Form:
+    def output_format(self) -> Form:
         """Output format of tables."""
         return "json" if self.as_json else self.form
 
 
-GATED = "Gate"
+GATE = "Gate"
 BASELINES = "Baselines and trends"
 
 
@@ -126,13 +126,13 @@ class CompareOptions(CommandOptions):
         ),
     ] = []
     tolerance: Annotated[
-        str, Option(GATED, "X", "Largest slowdown that passes, e.g. 5% or 0.05.")
+        str, Option(GATE, "X", "Largest slowdown that passes, e.g. 5% or 0.05.")
     ] = "5%"
     # Equals FAIL_ON of compare.outcome, which is slow to import for a help page.
     fail_on: Annotated[
         str,
         Option(
-            GATED,
+            GATE,
             "OUTCOMES",
             "Outcomes that fail the comparison (exit code 1), separated by commas: broken,"
             " changed-output, mat, slower, missing, faster, new, or none.",
@@ -175,25 +175,25 @@ class CompareOptions(CommandOptions):
     as_json: Annotated[bool, Option(OUTPUT, None, "Same as --format json.", name="--json")] = False
 
     @property
-    def printed(self) -> Form:
+    def output_format(self) -> Form:
         """Output format of tables."""
         return "json" if self.as_json else self.form
 
 
-AUDITED = "What to audit"
+AUDIT = "What to audit"
 
 
 class AuditOptions(CommandOptions):
     """Options of `specbench audit`."""
 
     methods: Annotated[list[str], Option(ARGUMENTS, "METHOD", "Methods to audit.")] = []
-    every: Annotated[
-        bool, Option(AUDITED, None, "Audit every registered method.", name="--all")
-    ] = False
+    every: Annotated[bool, Option(AUDIT, None, "Audit every registered method.", name="--all")] = (
+        False
+    )
     plugins: Annotated[
         list[str],
         Option(
-            AUDITED, "FILE", "Load methods from a Python file. Without METHOD: audit all of them."
+            AUDIT, "FILE", "Load methods from a Python file. Without METHOD: audit all of them."
         ),
     ] = []
     out: Annotated[
@@ -209,7 +209,7 @@ class AuditOptions(CommandOptions):
     resume: Annotated[
         bool,
         Option(
-            AUDITED,
+            AUDIT,
             None,
             "Skip methods that have a certificate of the same code in --out.",
         ),
@@ -235,7 +235,7 @@ class ListOptions(CommandOptions):
     families: Annotated[bool, Option(OUTPUT, None, "Print method names by family.")] = False
 
 
-WRITTEN = "What to write"
+EXPORT = "What to write"
 
 
 class ExportOptions(CommandOptions):
@@ -243,17 +243,17 @@ class ExportOptions(CommandOptions):
 
     run: Annotated[str, Option(ARGUMENTS, "RUN", "Run folder, or `last`.")]
     inspect: Annotated[
-        bool, Option(WRITTEN, None, "Write Inspect AI logs, one per task and method.")
+        bool, Option(EXPORT, None, "Write Inspect AI logs, one per task and method.")
     ] = False
     lm_eval: Annotated[
         bool,
-        Option(WRITTEN, None, "Write lm-evaluation-harness results and samples."),
+        Option(EXPORT, None, "Write lm-evaluation-harness results and samples."),
     ] = False
     wandb: Annotated[
         bool,
-        Option(WRITTEN, None, "Log results to Weights & Biases (offline), one run per method."),
+        Option(EXPORT, None, "Log results to Weights & Biases (offline), one run per method."),
     ] = False
-    mlflow: Annotated[bool, Option(WRITTEN, None, "Log results to MLflow, one run per method.")] = (
+    mlflow: Annotated[bool, Option(EXPORT, None, "Log results to MLflow, one run per method.")] = (
         False
     )
     out: Annotated[

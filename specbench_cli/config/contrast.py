@@ -12,10 +12,10 @@ DEFAULTS = {"beta": 0.5, "keep": 0.5, "below": 0.45, "floor": 0.1}
 LIMITS = {"beta": (0.0, 10.0), "keep": (0.0, 1.0), "below": (0.0, 1.0), "floor": (0.0, 1.0)}
 """Minimum and maximum of each setting."""
 
-FORM = "beta=0.5,keep=0.5,below=0.45,floor=0.1, or some of them"
+SYNTAX = "beta=0.5,keep=0.5,below=0.45,floor=0.1, or some of them"
 
 
-def contrasting(value: Any) -> Any:
+def parse_contrast(value: Any) -> Any:
     """Return all settings of a contrast.
 
     Args:
@@ -27,28 +27,28 @@ def contrasting(value: Any) -> Any:
     """
     if value is None:
         return None
-    pairs = _pairs(value) if isinstance(value, str) else value
+    pairs = _split_pairs(value) if isinstance(value, str) else value
     if not isinstance(pairs, Mapping) or not pairs:
-        raise ValueError(f"must be {FORM}, got {value!r}")
+        raise ValueError(f"must be {SYNTAX}, got {value!r}")
     for key in pairs:
         if key not in DEFAULTS:
-            raise ValueError(f"names {str(key)!r}; known are {', '.join(DEFAULTS)}: {FORM}")
-    return {key: _within(key, pairs.get(key, usual)) for key, usual in DEFAULTS.items()}
+            raise ValueError(f"names {str(key)!r}; known are {', '.join(DEFAULTS)}: {SYNTAX}")
+    return {key: _parse_number(key, pairs.get(key, usual)) for key, usual in DEFAULTS.items()}
 
 
-def _pairs(text: str) -> dict[str, str]:
+def _split_pairs(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for part in text.split(","):
         key, equals, value = (word.strip() for word in part.partition("="))
         if not equals:
-            raise ValueError(f"must be {FORM}, got {text!r}")
+            raise ValueError(f"must be {SYNTAX}, got {text!r}")
         if key in found:
-            raise ValueError(f"names {key} twice; must be {FORM}")
+            raise ValueError(f"names {key} twice; must be {SYNTAX}")
         found[key] = value
     return found
 
 
-def _within(key: str, value: Any) -> float:
+def _parse_number(key: str, value: Any) -> float:
     least, most = LIMITS[key]
     try:
         number = math.nan if isinstance(value, bool) else float(value)

@@ -12,15 +12,15 @@ import yaml
 from specbench_cli import files
 from specbench_cli.errors import UsageError
 
-_MOST = 100_000
+_MAX_VALUES = 100_000
 """Maximum number of values in a file. Aliases count as often as they are used."""
-MOST_BYTES = files.MB
+MAX_BYTES = files.MB
 """Maximum size of a config file in bytes."""
 EXAMPLE = "a line is an option's name and its value, for example: limit: 24"
 
 
 @dataclass(frozen=True)
-class Document:
+class YamlDocument:
     """Content of a YAML file.
 
     Attributes:
@@ -35,7 +35,7 @@ class Document:
     lines: dict[str, int]
     texts: dict[str, str]
 
-    def where(self, key: str) -> str:
+    def locate(self, key: str) -> str:
         """Return the place of a key: `specbench.yaml:3`.
 
         A key from an alias or a merge has no line. It gets the line of its innermost parent that
@@ -61,7 +61,7 @@ class _Loader(yaml.SafeLoader):
         return value
 
 
-def read(path: Path) -> Document:
+def read(path: Path) -> YamlDocument:
     """Read a YAML file by yaml.safe_load's rules, without duplicate keys.
 
     Raises:
@@ -71,7 +71,7 @@ def read(path: Path) -> Document:
     """
     files.check_regular(path)
     try:
-        text = files.read_text(path, MOST_BYTES)
+        text = files.read_text(path, MAX_BYTES)
     except (OSError, UnicodeDecodeError) as fault:
         reason = getattr(fault, "strerror", None) or "it is no UTF-8 text"
         raise UsageError(f"cannot read {path}: {reason}") from fault
@@ -79,8 +79,8 @@ def read(path: Path) -> Document:
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
-        _count(root, path, {})
-        lines, texts = _lines(root, path) if root is not None else ({}, {})
+        _count_values(root, path, {})
+        lines, texts = _find_lines(root, path) if root is not None else ({}, {})
         values = loader.construct_document(root) if root is not None else {}
     except yaml.MarkedYAMLError as fault:
         mark = fault.problem_mark or fault.context_mark
@@ -100,10 +100,10 @@ def read(path: Path) -> Document:
         raise UsageError(
             f"{path} must hold `key: value` lines, got {type(values).__name__}", EXAMPLE
         )
-    return Document(path.name, values, lines, texts)
+    return YamlDocument(path.name, values, lines, texts)
 
 
-def scalar(text: str) -> Any:
+def parse_scalar(text: str) -> Any:
     """Parse a number, true, false or null. Return any other text unchanged."""
     try:
         value = yaml.safe_load(text)
@@ -112,7 +112,7 @@ def scalar(text: str) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else text
 
 
-def _count(node: yaml.Node | None, path: Path, counts: dict[int, int]) -> int:
+def _count_values(node: yaml.Node | None, path: Path, counts: dict[int, int]) -> int:
     """Return the number of values of a node, with aliases expanded.
 
     Args:
@@ -125,16 +125,20 @@ def _count(node: yaml.Node | None, path: Path, counts: dict[int, int]) -> int:
         pairs = (
             node.value if isinstance(node, yaml.MappingNode) else ((each,) for each in node.value)
         )
-        counts[id(node)] = 1 + sum(_count(each, path, counts) for pair in pairs for each in pair)
+        counts[id(node)] = 1 + sum(
+            _count_values(each, path, counts) for pair in pairs for each in pair
+        )
     count, at = counts[id(node)], f"{path}:{node.start_mark.line + 1}"
     if count == 0:
         raise UsageError(f"{at}: an alias leads to the anchor that it stands in", EXAMPLE)
-    if count > _MOST:
-        raise UsageError(f"{at}: aliases make of it {count:,} values, {_MOST:,} may be", EXAMPLE)
+    if count > _MAX_VALUES:
+        raise UsageError(
+            f"{at}: aliases make of it {count:,} values, {_MAX_VALUES:,} may be", EXAMPLE
+        )
     return count
 
 
-def _lines(root: yaml.Node, path: Path) -> tuple[dict[str, int], dict[str, str]]:
+def _find_lines(root: yaml.Node, path: Path) -> tuple[dict[str, int], dict[str, str]]:
     """Return the line of every key and the text of every scalar, by dotted path.
 
     Raises:

@@ -19,22 +19,22 @@ from specbench_cli.config.problems import Place, usage_error
 from specbench_cli.config.profile import from_profile
 from specbench_cli.config.run import DEFAULT_METHODS, MethodChoice, RunConfig
 from specbench_cli.config.sources import (
-    ANSWERED,
-    BLOCKS,
-    Given,
-    Sourced,
+    EXPLICIT_SOURCES,
+    PARAM_FIELDS,
+    SettingsLayer,
+    SourcedValue,
     from_env,
     from_file,
 )
 from specbench_cli.errors import UsageError
 
-DEFAULT_METHODS_TOGETHER = ("vanilla", "sps", "pld")
+DEFAULT_BATCH_METHODS = ("vanilla", "sps", "pld")
 """Default methods that support batching, a grammar and contrastive decoding."""
 
 SHORT_RUN = {"limit": 12, "max_new_tokens": 64}
 """Limits of the default run: 2 prompts per family, 64 tokens."""
 
-CIRCUMSTANCES = frozenset(
+NEUTRAL_SETTINGS = frozenset(
     (
         "batch prefill_chunk load memory_budget grammar contrast acceptance seed threads device"
         " devices dtype graphs allow_noise isolation executor timeout_per_prompt"
@@ -43,7 +43,7 @@ CIRCUMSTANCES = frozenset(
 """Settings that do not turn the default run into a full run."""
 
 
-class Methods(Protocol):
+class MethodRegistry(Protocol):
     """Registry functions that `load` needs."""
 
     def resolve(self, name: str, /) -> str:
@@ -56,15 +56,15 @@ class Methods(Protocol):
     def load_plugin(self, path: str, /) -> list[str]:
         """Register the methods of a file and return their names."""
 
-    def lossless(self) -> list[str]:
+    def lossless_methods(self) -> list[str]:
         """Return the registered methods that guarantee vanilla's output."""
 
 
 def load(
-    asked: Given,
+    explicit: SettingsLayer,
     file: Path | None,
     *,
-    methods: Methods,
+    methods: MethodRegistry,
     env: Mapping[str, str],
     folder: Path,
     vet: Callable[[str], None] | None = None,
@@ -84,147 +84,157 @@ def load(
     Raises:
         UsageError: a value, key, method or file is invalid.
     """
-    plugin_file.release()
-    own = folder / "specbench.yaml"
-    files = [path for path in (own if own.is_file() else None, file) if path]
-    layers = [*map(from_file, files), from_env(env), asked]
+    plugin_file.unpin_all()
+    local_file = folder / "specbench.yaml"
+    files = [path for path in (local_file if local_file.is_file() else None, file) if path]
+    layers = [*map(from_file, files), from_env(env), explicit]
 
     # Load plug-ins first, since any layer may name their methods.
-    first = reduce(or_, layers).fields
-    plugins = _split(first.get("plugins", Sourced([], "")).value)
+    merged = reduce(or_, layers).fields
+    plugins = _split(merged.get("plugins", SourcedValue([], "")).value)
     # The file in the working folder is read automatically, so another person may have written it.
-    found = layers[0] if own.is_file() and file != own else Given()
-    foreign = partial(_is_of, found)
+    local_layer = layers[0] if local_file.is_file() and file != local_file else SettingsLayer()
+    is_local = partial(_comes_from, local_layer)
     if isinstance(plugins, list):
-        wanted = permission.plugins(map(str, plugins))
-        if foreign("plugins", first):
-            check(wanted, str(own))
+        requests = permission.plugin_requests(map(str, plugins))
+        if is_local("plugins", merged):
+            check(requests, str(local_file))
         else:
-            permission.permit(wanted)
-    if foreign("uncontained", first) and permission.is_given(first["uncontained"].value):
-        check([permission.uncontained(own, own.read_text(encoding="utf-8"))], str(own))
-    if vet is not None and first.get("isolation", Sourced("", "")).value != "none":
+            permission.permit(requests)
+    if is_local("uncontained", merged) and permission.is_enabled(merged["uncontained"].value):
+        check(
+            [permission.uncontained_request(local_file, local_file.read_text(encoding="utf-8"))],
+            str(local_file),
+        )
+    if vet is not None and merged.get("isolation", SourcedValue("", "")).value != "none":
         for path in plugins:
             vet(str(path))
-    plugged = [name for path in plugins for name in methods.load_plugin(str(path))]
+    plugin_methods = [name for path in plugins for name in methods.load_plugin(str(path))]
 
-    said = reduce(or_, (_canonical(layer, methods) for layer in layers))
-    named = [*dict.fromkeys([*plugged, *(name for name, _ in said.swept)])]
-    given = _profile(said, named, methods) | said
-    if given.fields.keys() <= CIRCUMSTANCES and not given.params and not given.swept:
-        short = {key: Sourced(value, "default run") for key, value in SHORT_RUN.items()}
-        given = Given(short) | given
-    held = ("load", "memory_budget", "grammar", "contrast")
-    together = not given.fields.keys().isdisjoint(held)
-    together = together or str(given.fields.get("batch", Sourced(1, "")).value) != "1"
-    usual = DEFAULT_METHODS_TOGETHER if together else DEFAULT_METHODS
-    given.fields.setdefault("methods", Sourced(named or list(usual), "default"))
-    config, sources = _validated(given, methods)
-    if "methods" in found.fields or found.params or found.swept:
-        check(permission.keys(config), str(own))
+    chosen = reduce(or_, (_use_canonical_names(layer, methods) for layer in layers))
+    added_methods = [*dict.fromkeys([*plugin_methods, *(name for name, _ in chosen.sweeps)])]
+    settings = _load_profile(chosen, added_methods, methods) | chosen
+    if settings.fields.keys() <= NEUTRAL_SETTINGS and not settings.params and not settings.sweeps:
+        short_run = {key: SourcedValue(value, "default run") for key, value in SHORT_RUN.items()}
+        settings = SettingsLayer(short_run) | settings
+    batch_settings = ("load", "memory_budget", "grammar", "contrast")
+    is_batched = not settings.fields.keys().isdisjoint(batch_settings)
+    is_batched = is_batched or str(settings.fields.get("batch", SourcedValue(1, "")).value) != "1"
+    default_methods = DEFAULT_BATCH_METHODS if is_batched else DEFAULT_METHODS
+    settings.fields.setdefault(
+        "methods", SourcedValue(added_methods or list(default_methods), "default")
+    )
+    config, sources = _validate(settings, methods)
+    if "methods" in local_layer.fields or local_layer.params or local_layer.sweeps:
+        check(permission.server_requests(config), str(local_file))
     return config, sources
 
 
-def _is_of(source: Given, name: str, fields: Mapping[str, Sourced]) -> bool:
+def _comes_from(source: SettingsLayer, name: str, fields: Mapping[str, SourcedValue]) -> bool:
     """Return True if the value of a field comes from a source."""
     return name in fields and fields[name] is source.fields.get(name)
 
 
-def _profile(given: Given, asked: Sequence[str], methods: Methods) -> Given:
+def _load_profile(
+    settings: SettingsLayer, added_methods: Sequence[str], methods: MethodRegistry
+) -> SettingsLayer:
     """Return the settings of the chosen profile. `asked` methods are measured in addition to its
     own."""
-    name = given.fields.get("profile", Sourced(None, "")).value
+    name = settings.fields.get("profile", SourcedValue(None, "")).value
     if name is None:
-        return Given()
-    profile = _canonical(from_profile(str(name), methods.lossless()), methods)
+        return SettingsLayer()
+    profile = _use_canonical_names(from_profile(str(name), methods.lossless_methods()), methods)
     listed, source = profile.fields["methods"]
-    profile.fields["methods"] = Sourced([*listed, *asked], source)
+    profile.fields["methods"] = SourcedValue([*listed, *added_methods], source)
     return profile
 
 
-def _canonical(given: Given, methods: Methods) -> Given:
+def _use_canonical_names(layer: SettingsLayer, methods: MethodRegistry) -> SettingsLayer:
     """Return the same settings with the canonical method name for every parameter."""
     params, swept = (
         {(methods.resolve(name), key): got for (name, key), got in block.items()}
-        for block in (given.params, given.swept)
+        for block in (layer.params, layer.sweeps)
     )
-    return Given(given.fields, params, swept)
+    return SettingsLayer(layer.fields, params, swept)
 
 
-def _validated(given: Given, methods: Methods) -> tuple[RunConfig, dict[str, str]]:
-    values = {key: got.value for key, got in given.fields.items()}
+def _validate(settings: SettingsLayer, methods: MethodRegistry) -> tuple[RunConfig, dict[str, str]]:
+    values = {key: got.value for key, got in settings.fields.items()}
     for key in values.keys() & {"tasks", "targets", "drafts", "category", "plugins"}:
         values[key] = _split(values[key])
-    values["methods"] = _rows(values["methods"], given, methods)
+    values["methods"] = _make_method_rows(values["methods"], settings, methods)
     if values.get("executor", "local") != "local":
-        values["methods"] = _with_aa(values["methods"])
-    values["set"], values["sweep"] = _by_method(given.params), _by_method(given.swept)
-    sources = {key: got.source for key, got in given.fields.items()}
+        values["methods"] = _add_second_vanilla(values["methods"])
+    values["set"], values["sweep"] = _by_method(settings.params), _by_method(settings.sweeps)
+    sources = {key: got.source for key, got in settings.fields.items()}
     for key, value in values.items():
-        _plain(value, (key,), sources)
+        _check_storable(value, (key,), sources)
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as found:
         raise usage_error(
             found,
-            subject=lambda place: _subject(place, sources),
+            subject=lambda place: _describe_place(place, sources),
             keys=lambda place: list((MethodChoice if len(place) > 1 else RunConfig).model_fields),
             hint="specbench run --help",
         ) from found
-    defaults = {key: "default" for key in RunConfig.model_fields if key not in BLOCKS}
+    defaults = {key: "default" for key in RunConfig.model_fields if key not in PARAM_FIELDS}
     of_params = {
         f"{block}.{name}.{key}": got.source
-        for block, params in (("set", given.params), ("sweep", given.swept))
+        for block, params in (("set", settings.params), ("sweep", settings.sweeps))
         for (name, key), got in params.items()
     }
     return config, {**defaults, **sources, **of_params}
 
 
-def _plain(value: Any, place: Place, sources: Mapping[str, str]) -> None:
+def _check_storable(value: Any, place: Place, sources: Mapping[str, str]) -> None:
     """Raise UsageError unless JSON can store a value, since a run must store its settings to be
     resumed."""
     if isinstance(value, dict | list | tuple):
         entries = value.items() if isinstance(value, dict) else enumerate(value)
         for key, each in entries:
             if isinstance(key, str) or not isinstance(value, dict):
-                _plain(each, (*place, key), sources)
+                _check_storable(each, (*place, key), sources)
             else:
-                raise UsageError(f"{_subject(place, sources)}: {key!r} is no name")
+                raise UsageError(f"{_describe_place(place, sources)}: {key!r} is no name")
         return
     usual = value is None or isinstance(value, str | int | float)
     endless = isinstance(value, float) and not isfinite(value)
     if not usual or (endless and len(place) > 1):  # the checks of fields have clearer messages
         raise UsageError(
-            f"{_subject(place, sources)} must be a text, a finite number, true, false or null,"
-            f" got {problems.shown(repr(value))}"
+            f"{_describe_place(place, sources)} must be a text, a finite number, true, false or"
+            f" null, got {problems.shorten(repr(value))}"
         )
     if isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError as fault:
             raise UsageError(
-                f"{_subject(place, sources)} holds half a character: {problems.shown(repr(value))}"
+                f"{_describe_place(place, sources)} contains half a character:"
+                f" {problems.shorten(repr(value))}"
             ) from fault
-        if not _is_of_params(place):
-            problems.check_one_line(_subject(place, sources), value)
+        if not _is_parameter(place):
+            problems.check_one_line(_describe_place(place, sources), value)
 
 
-def _is_of_params(place: Place) -> bool:
+def _is_parameter(place: Place) -> bool:
     """Return True if a value is a method parameter. Those may have several lines."""
-    return place[0] in BLOCKS or "params" in place
+    return place[0] in PARAM_FIELDS or "params" in place
 
 
-def _rows(listed: Any, given: Given, methods: Methods) -> list[dict[str, Any]] | Any:
+def _make_method_rows(
+    entries: Any, settings: SettingsLayer, methods: MethodRegistry
+) -> list[dict[str, Any]] | Any:
     """Return the methods to measure, by canonical name: vanilla first, without duplicates.
 
     A method's own `params` (config file) override a `set` block. --set on the command line, or
     `set` of a call, overrides both. A swept method appears once per combination, unless the run is
     tuned, since tuning chooses one. The model rejects invalid entries.
     """
-    flagged = {key: got for key, got in given.params.items() if got.source in ANSWERED}
-    block, final = _by_method(given.params), _by_method(flagged)
+    explicit = {key: got for key, got in settings.params.items() if got.source in EXPLICIT_SOURCES}
+    block, final = _by_method(settings.params), _by_method(explicit)
     rows: list[Any] = []
-    for entry in ["vanilla", *_split(listed)]:
+    for entry in ["vanilla", *_split(entries)]:
         row = {"name": entry} if isinstance(entry, str) else entry
         if isinstance(row, dict) and isinstance(row.get("name"), str):
             name = methods.resolve(row["name"])
@@ -235,25 +245,27 @@ def _rows(listed: Any, given: Given, methods: Methods) -> list[dict[str, Any]] |
         if row not in rows:
             rows.append(row)
     names = [str(row["name"]) for row in rows if isinstance(row, dict) and "name" in row]
-    for asked in (flagged, given.swept):
-        for (name, key), got in asked.items():
+    for params in (explicit, settings.sweeps):
+        for (name, key), got in params.items():
             if name not in names:
                 raise UsageError(
                     f"{got.source} {name}.{key} is for a method that is not"
-                    f" run ({problems.listed(names)})",
+                    f" run ({problems.join_names(names)})",
                     f"add --method {name}",
                 )
-    for name, key in flagged.keys() & given.swept.keys():
+    for name, key in explicit.keys() & settings.sweeps.keys():
         raise UsageError(
-            f"{name}.{key} is both set ({flagged[name, key].source})"
-            f" and swept ({given.swept[name, key].source})",
+            f"{name}.{key} is both set ({explicit[name, key].source})"
+            f" and swept ({settings.sweeps[name, key].source})",
             "drop one of the two",
         )
-    tuned = given.fields.get("tune", Sourced(None, "")).value is not None
-    return rows if tuned or not given.swept else _swept(rows, _by_method(given.swept))
+    tuned = settings.fields.get("tune", SourcedValue(None, "")).value is not None
+    return (
+        rows if tuned or not settings.sweeps else _expand_sweep(rows, _by_method(settings.sweeps))
+    )
 
 
-def _with_aa(rows: Sequence[Any]) -> list[Any]:
+def _add_second_vanilla(rows: Sequence[Any]) -> list[Any]:
     """Return the methods with a second vanilla.
 
     The difference between the two vanillas shows the noise of devices that are not monitored.
@@ -263,24 +275,30 @@ def _with_aa(rows: Sequence[Any]) -> list[Any]:
     return [*rows, second] if named.count("vanilla") == 1 else [*rows]
 
 
-def _swept(rows: Sequence[Any], swept: Mapping[str, Mapping[str, Sequence[Any]]]) -> list[Any]:
+def _expand_sweep(
+    rows: Sequence[Any], swept: Mapping[str, Mapping[str, Sequence[Any]]]
+) -> list[Any]:
     """Return the methods, with swept methods once per combination of values."""
 
-    def own(row: Any) -> Mapping[str, Sequence[Any]]:
+    def get_sweep(row: Any) -> Mapping[str, Sequence[Any]]:
         return swept.get(str(row.get("name")), {}) if isinstance(row, dict) else {}
 
-    count = sum(sweep.size(own(row)) for row in rows)
+    count = sum(sweep.count_combinations(get_sweep(row)) for row in rows)
     if count > sweep.MAX_ROWS:
-        sizes = (f"{name} {sweep.size(params)}" for name, params in swept.items())
+        sizes = (f"{name} {sweep.count_combinations(params)}" for name, params in swept.items())
         raise UsageError(
             f"the sweep makes {count} rows ({', '.join(sizes)}), and a run takes"
             f" {sweep.MAX_ROWS} at most",
             "sweep over fewer values, or in several runs",
         )
-    return [each for row in rows for each in (sweep.rows(row, own(row)) if own(row) else [row])]
+    return [
+        each
+        for row in rows
+        for each in (sweep.expand_method(row, get_sweep(row)) if get_sweep(row) else [row])
+    ]
 
 
-def _by_method(params: Mapping[tuple[str, str], Sourced]) -> dict[str, dict[str, Any]]:
+def _by_method(params: Mapping[tuple[str, str], SourcedValue]) -> dict[str, dict[str, Any]]:
     """Return method -> parameter -> value."""
     block: dict[str, dict[str, Any]] = {}
     for (name, key), got in params.items():
@@ -288,9 +306,9 @@ def _by_method(params: Mapping[tuple[str, str], Sourced]) -> dict[str, dict[str,
     return block
 
 
-def _split(listed: Any) -> list[Any]:
+def _split(value: Any) -> list[Any]:
     """Return a list. Texts are split at commas, unless they are an existing path."""
-    entries = listed if isinstance(listed, (list, tuple)) else [listed]
+    entries = value if isinstance(value, (list, tuple)) else [value]
     words: list[Any] = []
     for entry in entries:
         if isinstance(entry, str) and not _exists(entry):
@@ -307,7 +325,7 @@ def _exists(name: str) -> bool:
         return False
 
 
-def _subject(place: Place, sources: Mapping[str, str]) -> str:
+def _describe_place(place: Place, sources: Mapping[str, str]) -> str:
     """Return a place for messages: `--limit`, `SPECBENCH_LIMIT`, `specbench.yaml:3: limit`."""
     if not place:
         return "the configuration"

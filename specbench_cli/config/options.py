@@ -72,7 +72,7 @@ TRUST = Option(
 """Option of every command that may import a plug-in named by a folder."""
 
 
-class Setting(NamedTuple):
+class OptionField(NamedTuple):
     """A field of a config model together with its option."""
 
     name: str
@@ -111,10 +111,10 @@ class Setting(NamedTuple):
         )
 
 
-def settings(model: type[BaseModel]) -> Iterator[Setting]:
+def option_fields(model: type[BaseModel]) -> Iterator[OptionField]:
     """Yield the fields of a model that have an option, in the order of the help."""
     found = [
-        Setting(name, field, option)
+        OptionField(name, field, option)
         for name, field in model.model_fields.items()
         for option in field.metadata
         if isinstance(option, Option)
@@ -136,9 +136,9 @@ class OptionSubset:
     model: str
     fields: Mapping[str, Mapping[str, Any]]
 
-    def settings(self) -> list[Setting]:
+    def option_fields(self) -> list[OptionField]:
         """Return the chosen settings."""
-        known = {each.name: each for each in settings(_import_attribute(self.model))}
+        known = {each.name: each for each in option_fields(_import_attribute(self.model))}
         return [
             known[name]._replace(option=replace(known[name].option, **changes))
             for name, changes in self.fields.items()
@@ -156,9 +156,9 @@ def command(*models: str | OptionSubset) -> Callable[[Callable[..., Any]], Calla
             command is built, because importing pydantic would slow down the help of all commands.
     """
 
-    def find() -> list[list[Setting]]:
+    def find() -> list[list[OptionField]]:
         return [
-            each.settings() if isinstance(each, OptionSubset) else _model_settings(each)
+            each.option_fields() if isinstance(each, OptionSubset) else _model_option_fields(each)
             for each in models
         ]
 
@@ -169,7 +169,7 @@ def command(*models: str | OptionSubset) -> Callable[[Callable[..., Any]], Calla
             def run(**values: Any) -> Any:
                 return function(*(_typed_values(values, group) for group in groups))
 
-            return _with_signature(run, function, [_parameter(s) for g in groups for s in g])
+            return _with_signature(run, function, [_text_parameter(s) for g in groups for s in g])
 
         return _attach(function, built, lambda: [each for group in find() for each in group])
 
@@ -196,10 +196,10 @@ def parsed_command(model: str) -> Callable[[Callable[..., Any]], Callable[..., A
             context = inspect.Parameter(
                 "typer_context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
             )
-            parameters = [_parsed_parameter(each) for each in _model_settings(model)]
+            parameters = [_parsed_parameter(each) for each in _model_option_fields(model)]
             return _with_signature(run, function, [context, *parameters])
 
-        return _attach(function, built, lambda: _model_settings(model))
+        return _attach(function, built, lambda: _model_option_fields(model))
 
     return decorate
 
@@ -210,15 +210,15 @@ def build(function: Callable[..., Any]) -> Callable[..., Any]:
     return built()
 
 
-def settings_of(function: Callable[..., Any]) -> list[Setting]:
+def command_option_fields(function: Callable[..., Any]) -> list[OptionField]:
     """Return the options and arguments of a command's function, in the order of the help."""
-    found: Callable[[], list[Setting]] = getattr(function, "settings", list)
+    found: Callable[[], list[OptionField]] = getattr(function, "settings", list)
     return found()
 
 
-def _model_settings(model: str) -> list[Setting]:
+def _model_option_fields(model: str) -> list[OptionField]:
     """Return the settings of a config model named as "module:class"."""
-    return list(settings(_import_attribute(model)))
+    return list(option_fields(_import_attribute(model)))
 
 
 def validate(model: type[M], values: Mapping[str, Any], hint: str) -> M:
@@ -231,7 +231,7 @@ def validate(model: type[M], values: Mapping[str, Any], hint: str) -> M:
 
     from specbench_cli.config.problems import usage_error
 
-    flags = {each.name: each.flag for each in settings(model)}
+    flags = {each.name: each.flag for each in option_fields(model)}
     try:
         return model.model_validate(dict(values))
     except ValidationError as fault:
@@ -248,7 +248,7 @@ def validate(model: type[M], values: Mapping[str, Any], hint: str) -> M:
 def _attach(
     function: Callable[..., Any],
     build: Callable[[], Callable[..., Any]],
-    settings: Callable[[], list[Setting]],
+    settings: Callable[[], list[OptionField]],
 ) -> Callable[..., Any]:
     """Store how to build and list a command's options, and return the command's function."""
     function.build, function.settings = build, settings  # type: ignore[attr-defined]
@@ -266,7 +266,7 @@ def _with_signature(
     return run
 
 
-def _typed_values(values: Mapping[str, Any], group: list[Setting]) -> dict[str, Any]:
+def _typed_values(values: Mapping[str, Any], group: list[OptionField]) -> dict[str, Any]:
     """Return the values of a model's options that the user typed, by field name."""
     typed = {setting.name: values[setting.name] for setting in group}
     return {name: value for name, value in typed.items() if value not in (None, [], False)}
@@ -277,18 +277,18 @@ def _import_attribute(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def _parameter(setting: Setting) -> inspect.Parameter:
+def _text_parameter(setting: OptionField) -> inspect.Parameter:
     """Return the function parameter from which typer creates an option whose value is text."""
     kind = _text_type(setting.field.annotation, setting.option)
     return inspect.Parameter(
         setting.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=False if kind is bool else None,
-        annotation=Annotated[kind, _declared(setting, setting.default)],
+        annotation=Annotated[kind, _make_typer_declaration(setting, setting.default)],
     )
 
 
-def _parsed_parameter(setting: Setting) -> inspect.Parameter:
+def _parsed_parameter(setting: OptionField) -> inspect.Parameter:
     """Return the function parameter from which typer creates an option and parses its value."""
     field, option = setting.field, setting.option
     kind, bounds = _bounded_type(field)
@@ -299,7 +299,9 @@ def _parsed_parameter(setting: Setting) -> inspect.Parameter:
         setting.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=default,
-        annotation=Annotated[kind, _declared(setting, option.default or True, **bounds)],
+        annotation=Annotated[
+            kind, _make_typer_declaration(setting, option.default or True, **bounds)
+        ],
     )
 
 
@@ -319,7 +321,7 @@ def _bounded_type(field: FieldInfo) -> tuple[Any, dict[str, Any]]:
     return kind, bounds
 
 
-def _declared(setting: Setting, show_default: str | bool, **bounds: Any) -> Any:
+def _make_typer_declaration(setting: OptionField, show_default: str | bool, **bounds: Any) -> Any:
     """Return typer's declaration of an option or argument."""
     option = setting.option
     if option.panel == ARGUMENTS:

@@ -45,7 +45,7 @@ class PermissionRequest:
     digest: str
 
     @property
-    def granted(self) -> bool:
+    def is_granted(self) -> bool:
         """Return True if the user permitted this before."""
         return self.digest in _permitted or (_folder() / self.digest).is_file()
 
@@ -54,18 +54,18 @@ Check = Callable[[Sequence[PermissionRequest], str], None]
 """Function of the requests and the file they come from. Raises UsageError if not permitted."""
 
 
-def plugins(paths: Iterable[str]) -> list[PermissionRequest]:
+def plugin_requests(paths: Iterable[str]) -> list[PermissionRequest]:
     """Return a request for each existing plug-in file, and hold its content (see `plugin_file`)."""
     found = []
     for path in map(Path, paths):
         if path.is_file():
-            content = plugin_file.hold(path)
+            content = plugin_file.pin(path)
             digest = _digest("plug-in", path.resolve(), sha256(content).hexdigest())
             found.append(PermissionRequest(f"the plug-in {path.resolve()}", digest))
     return found
 
 
-def uncontained(place: Path, content: str) -> PermissionRequest:
+def uncontained_request(place: Path, content: str) -> PermissionRequest:
     """Return the request to run generated code and its tests without containment.
 
     Args:
@@ -76,7 +76,7 @@ def uncontained(place: Path, content: str) -> PermissionRequest:
     return PermissionRequest(what, _digest("uncontained", place.resolve(), content))
 
 
-def keys(config: RunConfig) -> list[PermissionRequest]:
+def server_requests(config: RunConfig) -> list[PermissionRequest]:
     """Return a request for each server that prompts or environment variables are sent to.
 
     All methods are checked, since a method of a plug-in may send a key, too. With `tune`, the
@@ -104,52 +104,54 @@ def keys(config: RunConfig) -> list[PermissionRequest]:
     return [*found.values()]
 
 
-def requests(config: RunConfig, place: Path) -> list[PermissionRequest]:
+def collect_requests(config: RunConfig, place: Path) -> list[PermissionRequest]:
     """Return all requests of a configuration.
 
     Args:
         place: the file that stores the configuration.
     """
     loose = config.run_code and config.uncontained
-    answers = [uncontained(place, config.model_dump_json())] if loose else []
-    return [*plugins(config.plugins), *answers, *keys(config)]
+    answers = [uncontained_request(place, config.model_dump_json())] if loose else []
+    return [*plugin_requests(config.plugins), *answers, *server_requests(config)]
 
 
-def permit(asked: Iterable[PermissionRequest]) -> None:
+def permit(requests: Iterable[PermissionRequest]) -> None:
     """Store that the user permits these requests."""
-    for request in asked:
+    for request in requests:
         _permitted.add(request.digest)
         with suppress(OSError):
             _folder().mkdir(parents=True, exist_ok=True)
             (_folder() / request.digest).touch()
 
 
-def check(asked: Sequence[PermissionRequest], source: str) -> None:
+def check(requests: Sequence[PermissionRequest], source: str) -> None:
     """Raise UsageError unless the user permitted all requests.
 
     Args:
         source: the file that the requests come from.
     """
-    lacking = [request.what for request in asked if not request.granted]
-    if lacking:
+    missing = [request.what for request in requests if not request.is_granted]
+    if missing:
         raise UsageError(
-            f"{source} requests {', '.join(lacking)}, which you did not permit before",
+            f"{source} requests {', '.join(missing)}, which you did not permit before",
             hint=f"read it first; then permit it by adding {TRUST} to the command, or name it on"
             " the command line yourself",
         )
 
 
-def permit_all(asked: Sequence[PermissionRequest], source: str) -> None:
+def permit_all(requests: Sequence[PermissionRequest], source: str) -> None:
     """Permit all requests, because the user passed `TRUST`."""
-    permit(asked)
+    permit(requests)
 
 
-def is_given(value: Any) -> bool:
+def is_enabled(value: Any) -> bool:
     """Return True if the raw value of a setting may mean yes."""
     return value not in (None, False, 0, "", "0", "false", "no", "off")
 
 
-def same_plugins(method_files: Mapping[str, str], paths: Iterable[str]) -> list[tuple[str, str]]:
+def find_changed_plugins(
+    method_files: Mapping[str, str], paths: Iterable[str]
+) -> list[tuple[str, str]]:
     """Return the plug-in methods whose file changed, each with the current checksum of the file.
 
     With several plug-ins the checksum is "another".
@@ -165,7 +167,7 @@ def same_plugins(method_files: Mapping[str, str], paths: Iterable[str]) -> list[
     for path in paths:
         if not Path(path).is_file():
             raise UsageError(f"there is no plug-in file {path}", "--plugin FILE.py")
-        now.append(sha256(plugin_file.hold(path)).hexdigest())
+        now.append(sha256(plugin_file.pin(path)).hexdigest())
     seen = now[0] if len(now) == 1 else "another"
     return [(name, seen) for name, then in method_files.items() if then not in now]
 

@@ -8,37 +8,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-_held: dict[Path, bytes] = {}
+_pinned: dict[Path, bytes] = {}
 """Checked contents of plug-in files, by resolved path. Imports use them instead of the files."""
 
 
-def hold(path: str | Path) -> bytes:
+def pin(path: str | Path) -> bytes:
     """Read a plug-in file and use this content until `release`.
 
     The checked bytes are then the bytes that run, even if the file changes in between.
     """
     file = Path(path).resolve()
-    if file not in _held:
-        _held[file] = file.read_bytes()
-    return _held[file]
+    if file not in _pinned:
+        _pinned[file] = file.read_bytes()
+    return _pinned[file]
 
 
 def content(path: str | Path) -> bytes:
     """Return the held content of a plug-in file, or its current content."""
-    held = _held.get(Path(path).resolve())
+    held = _pinned.get(Path(path).resolve())
     return Path(path).read_bytes() if held is None else held
 
 
-def held() -> dict[Path, bytes]:
+def pinned_contents() -> dict[Path, bytes]:
     """Return the held contents, for another process that must run the same."""
-    return dict(_held)
+    return dict(_pinned)
 
 
-def hold_all(contents: Mapping[Path, bytes]) -> None:
+def pin_all(contents: Mapping[Path, bytes]) -> None:
     """Hold the contents that another process passes."""
-    _held.update(contents)
+    _pinned.update(contents)
 
 
-def release() -> None:
+def unpin_all() -> None:
     """Drop all held contents. Files are read and checked again."""
-    _held.clear()
+    _pinned.clear()

@@ -9,17 +9,17 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from specbench_cli.config.commands import CommandOptions
-from specbench_cli.config.options import ARGUMENTS, OUTPUT, OVERWRITE, TRUST, Option, settings
+from specbench_cli.config.options import ARGUMENTS, OUTPUT, OVERWRITE, TRUST, Option, option_fields
 from specbench_cli.config.run import RunConfig
 
-PREDICTED = "Prediction"
+PREDICTION = "Prediction"
 ROOFLINE = "Roofline (modelled)"
 PROBE = "Probe"
 
 
-def _of_run(name: str, **changes: Any) -> Option:
+def _run_option(name: str, **changes: Any) -> Option:
     """Return the option of a run setting that a probe also has."""
-    option = next(each.option for each in settings(RunConfig) if each.name == name)
+    option = next(each.option for each in option_fields(RunConfig) if each.name == name)
     inherited = {
         "panel": PROBE,
         "help": "As in `specbench run`.",
@@ -36,32 +36,33 @@ class PredictOptions(CommandOptions):
     costs: Annotated[
         list[Path],
         Option(
-            PREDICTED,
+            PREDICTION,
             "FILE",
             "Costs to predict with. Several files are averaged.",
             default="the run's",
         ),
     ] = Field([])
     against: Annotated[
-        Path | None, Option(PREDICTED, "FILE", "Costs of another machine, to predict times there.")
+        Path | None, Option(PREDICTION, "FILE", "Costs of another machine, to predict times there.")
     ] = None
     compare: Annotated[
-        tuple[Path, Path] | None, Option(PREDICTED, "FILE FILE", "Compare the costs of two probes.")
+        tuple[Path, Path] | None,
+        Option(PREDICTION, "FILE FILE", "Compare the costs of two probes."),
     ] = None
     load: Annotated[
         str | None,
-        _of_run(
+        _run_option(
             "load",
-            panel=PREDICTED,
+            panel=PREDICTION,
             help="Simulate the run's methods under load, as in `specbench run`.",
             default=None,
         ),
     ] = None
     sweep: Annotated[
         list[str],
-        _of_run(
+        _run_option(
             "sweep",
-            panel=PREDICTED,
+            panel=PREDICTION,
             metavar="METHOD.PARAM=VALUES",
             help="Simulate other settings of a method, from its recorded acceptance.",
             default=None,
@@ -70,7 +71,7 @@ class PredictOptions(CommandOptions):
     row: Annotated[
         str | None,
         Option(
-            PREDICTED,
+            PREDICTION,
             "LABEL",
             "With --sweep: take the acceptance from this method run.",
             default="the one with the most drafted tokens",
@@ -80,7 +81,7 @@ class PredictOptions(CommandOptions):
         int | None,
         Field(ge=1),
         Option(
-            PREDICTED,
+            PREDICTION,
             "N",
             "Batch size for --load, --probe or --hardware.",
             default="the run's; 1 with --probe or --hardware",
@@ -114,37 +115,37 @@ class PredictOptions(CommandOptions):
         ),
     ] = None
     probe: Annotated[bool, Option(PROBE, None, "Measure forward costs on this machine.")] = False
-    target: Annotated[str | None, _of_run("target")] = None
-    draft: Annotated[str | None, _of_run("draft")] = None
-    device: Annotated[str | None, _of_run("device")] = None
+    target: Annotated[str | None, _run_option("target")] = None
+    draft: Annotated[str | None, _run_option("draft")] = None
+    device: Annotated[str | None, _run_option("device")] = None
     dtype: Annotated[
         str | None,
-        _of_run(
+        _run_option(
             "dtype",
             help="As in `specbench run`. With --hardware: the modelled type.",
             default="as in run; bfloat16 with --hardware",
         ),
     ] = None
-    graphs: Annotated[str | None, _of_run("graphs")] = None
-    threads: Annotated[str | None, _of_run("threads")] = None
+    graphs: Annotated[str | None, _run_option("graphs")] = None
+    threads: Annotated[str | None, _run_option("threads")] = None
     methods: Annotated[
         list[str],
-        _of_run(
+        _run_option(
             "methods",
             help="Probe the heads of these methods.",
             default="all shipped with the target",
         ),
     ] = Field([])
-    set: Annotated[list[str], _of_run("set", metavar="METHOD.PARAM=VALUE")] = Field([])
+    set: Annotated[list[str], _run_option("set", metavar="METHOD.PARAM=VALUE")] = Field([])
     plugins: Annotated[
-        list[str], _of_run("plugins", help="Load methods from a Python file.", default=None)
+        list[str], _run_option("plugins", help="Load methods from a Python file.", default=None)
     ] = Field([])
     rounds: Annotated[
         int | None, Field(ge=1), Option(PROBE, "N", "Number of timings per point.", default="24")
     ] = None
     allow_noise: Annotated[
         bool,
-        _of_run(
+        _run_option(
             "allow_noise",
             help="Keep timings taken while other processes used the CPU.",
             default=None,

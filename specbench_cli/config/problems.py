@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
-_SHOWN = 80
+_MAX_VALUE_LENGTH = 80
 """Maximum number of characters of a value in a message."""
 
-_LISTED = 12
+_MAX_NAMES = 12
 """Maximum number of names that an error lists. The others are counted."""
 
 _LONG_WORD = re.compile(r"\S{1000,}")
@@ -38,20 +38,20 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     Words that begin with the typed text come before similar words: `gsm` means `gsm8k`, not `mgsm`.
     Case does not matter, and `-` equals `_`.
     """
-    if len(word) > _SHOWN:
+    if len(word) > _MAX_VALUE_LENGTH:
         return None
-    plain = {_plain(name): name for name in sorted(known)}
-    typed = _plain(word)
+    plain = {_normalize(name): name for name in sorted(known)}
+    typed = _normalize(word)
     longer = [name for name in plain if typed and name.startswith(typed)]
     near = get_close_matches(typed, longer, n=1) or get_close_matches(typed, plain, n=1)
     return plain[near[0]] if near else None
 
 
-def listed(known: Iterable[str]) -> str:
-    """Return names separated by commas for an error, at most `_LISTED` and a count of the rest."""
+def join_names(known: Iterable[str]) -> str:
+    """Return names separated by commas, for an error. After `_MAX_NAMES`, count the others."""
     names = list(known)
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED + 1 else ""
-    return ", ".join(map(shown, names[:_LISTED] if more else names)) + more
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES + 1 else ""
+    return ", ".join(map(shorten, names[:_MAX_NAMES] if more else names)) + more
 
 
 def first_duplicate(names: Iterable[str]) -> str | None:
@@ -77,23 +77,24 @@ def check_one_line(subject: str, text: str) -> None:
     """
     if not is_one_line(text):
         raise UsageError(
-            f"{subject} must have no line break and no control character, got {shown(repr(text))}",
+            f"{subject} must have no line break and no control character,"
+            f" got {shorten(repr(text))}",
             "use a name of one line",
         )
 
 
-def shown(value: object) -> str:
+def shorten(value: object) -> str:
     """Return a value as text for an error, cut to one line."""
     text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[:_MAX_VALUE_LENGTH]}..."
 
 
 def shorten_words(message: str) -> str:
     """Return a message with very long words cut, such as huge numbers."""
-    return _LONG_WORD.sub(lambda word: shown(word[0]), message)
+    return _LONG_WORD.sub(lambda word: shorten(word[0]), message)
 
 
-def _plain(name: str) -> str:
+def _normalize(name: str) -> str:
     return name.lower().replace("-", "_")
 
 
@@ -112,26 +113,28 @@ def usage_error(
         keys: Returns the keys that are allowed at the level of a place.
         hint: The next command to type.
     """
-    return UsageError("\n".join(_sentence(e, subject, keys) for e in _deepest(found)), hint)
+    return UsageError(
+        "\n".join(_format_problem(e, subject, keys) for e in _first_per_place(found)), hint
+    )
 
 
-def first_problem(found: ValidationError) -> str:
+def format_first_problem(found: ValidationError) -> str:
     """Return the first problem of a line or file of specbench.
 
     For example: `steps.levels[3] must be at least 0, got -1`.
     """
-    error = _deepest(found)[0]
+    error = _first_per_place(found)[0]
     if error["type"] == "json_invalid":
         return f"no JSON: {error['ctx']['error']}"
-    return _sentence(error, _dotted, lambda _: ())
+    return _format_problem(error, _format_path, lambda _: ())
 
 
-def _dotted(place: Place) -> str:
+def _format_path(place: Place) -> str:
     words = (f"[{word}]" if isinstance(word, int) else f".{word}" for word in place)
     return "".join(words).removeprefix(".") or "it"
 
 
-def _deepest(found: ValidationError) -> list[ErrorDetails]:
+def _first_per_place(found: ValidationError) -> list[ErrorDetails]:
     """Return one error per place. A union reports a place once per member type."""
     first: dict[Place, ErrorDetails] = {}
     for error in found.errors(include_url=False):
@@ -139,7 +142,7 @@ def _deepest(found: ValidationError) -> list[ErrorDetails]:
     return list(first.values())
 
 
-def _sentence(
+def _format_problem(
     error: ErrorDetails,
     subject: Callable[[Place], str],
     keys: Callable[[Place], Sequence[str]],
@@ -148,7 +151,7 @@ def _sentence(
     match error["type"]:
         case "extra_forbidden" | "unexpected_keyword_argument":
             known, word = keys(place), str(place[-1])
-            guess = did_you_mean(word, known) or (known and f"; known: {listed(known)}") or ""
+            guess = did_you_mean(word, known) or (known and f"; known: {join_names(known)}") or ""
             return f"{subject(place)} is not known{guess}"
         case "value_error":
             says = str(bounds["error"])
@@ -156,8 +159,8 @@ def _sentence(
         case "missing":
             return f"{subject(place)} is missing"
         case kind:
-            got = f"{len(value)}" if kind == "too_long" else shown(repr(value))
-            return f"{subject(place)} must be {_allowed(kind, bounds)}, got {got}"
+            got = f"{len(value)}" if kind == "too_long" else shorten(repr(value))
+            return f"{subject(place)} must be {_describe_allowed(kind, bounds)}, got {got}"
 
 
 _ALLOWED = {
@@ -182,7 +185,7 @@ _ALLOWED = {
 """Allowed values in words, by pydantic's kinds of errors. Braces hold bounds of the error."""
 
 
-def _allowed(kind: str, bounds: dict[str, Any]) -> str:
+def _describe_allowed(kind: str, bounds: dict[str, Any]) -> str:
     """Return the allowed values in words for a kind of error."""
     if kind == "string_pattern_mismatch" and "Cc" in bounds["pattern"]:
         return "given, without control characters or line breaks"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from specbench_cli.config.problems import did_you_mean, listed, shown
-from specbench_cli.config.sources import Given, Sourced, from_file
+from specbench_cli.config.problems import did_you_mean, join_names, shorten
+from specbench_cli.config.sources import SettingsLayer, SourcedValue, from_file
 from specbench_cli.errors import UsageError
 
 FOLDER = Path(__file__).parent / "profiles"
@@ -34,7 +34,7 @@ LOSSLESS = "lossless"
 """Word in a profile's methods that means all registered methods with vanilla's output."""
 
 
-def from_profile(name: str, lossless: list[str]) -> Given:
+def from_profile(name: str, lossless: list[str]) -> SettingsLayer:
     """Return the settings of a profile.
 
     Args:
@@ -44,20 +44,20 @@ def from_profile(name: str, lossless: list[str]) -> Given:
         UsageError: The profile does not exist.
     """
     if name not in PROFILES:
-        guess = did_you_mean(name, PROFILES)
+        guess = did_you_mean(name, PROFILES) or f"; there are {join_names(PROFILES)}"
         raise UsageError(
-            f"there is no profile {shown(repr(name))}{guess or f'; there are {listed(PROFILES)}'}",
+            f"there is no profile {shorten(repr(name))}{guess}",
             "specbench run --help",
         )
-    given, source = from_file(FOLDER / f"{name}.yaml"), f"profile {name}"
-    own = {key: value for key, (value, _) in given.fields.items()}
+    layer, source = from_file(FOLDER / f"{name}.yaml"), f"profile {name}"
+    own = {key: value for key, (value, _) in layer.fields.items()}
     without = own.pop("without", [])
-    own["methods"] = _spelled_out(own["methods"], [m for m in lossless if m not in without])
-    return Given(
-        {key: Sourced(value, source) for key, value in own.items()},
-        {at: Sourced(value, source) for at, (value, _) in given.params.items()},
+    own["methods"] = _expand_lossless(own["methods"], [m for m in lossless if m not in without])
+    return SettingsLayer(
+        {key: SourcedValue(value, source) for key, value in own.items()},
+        {at: SourcedValue(value, source) for at, (value, _) in layer.params.items()},
     )
 
 
-def _spelled_out(methods: list[Any], lossless: list[str]) -> list[Any]:
+def _expand_lossless(methods: list[Any], lossless: list[str]) -> list[Any]:
     return [each for entry in methods for each in (lossless if entry == LOSSLESS else [entry])]

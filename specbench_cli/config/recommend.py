@@ -9,13 +9,13 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from specbench_cli.config.options import OUTPUT, TRUST, WHAT, Option
-from specbench_cli.config.problems import shown
+from specbench_cli.config.problems import shorten
 
-ELSEWHERE = "Other machines and batch sizes"
+OTHER_MACHINES = "Other machines and batch sizes"
 """Help panel of the options about modelled batches and other machines."""
 
 
-MOST_MINUTES = 100_000
+MAX_MINUTES = 100_000
 """Maximum time limit in minutes (69 days)."""
 
 
@@ -24,9 +24,9 @@ def _minutes(value: Any) -> Any:
         minutes = float(value)
     except ValueError:
         minutes = math.nan
-    if not 0 < minutes <= MOST_MINUTES:
-        got = shown(repr(value))
-        raise ValueError(f"must be a number of minutes up to {MOST_MINUTES:,}, got {got}")
+    if not 0 < minutes <= MAX_MINUTES:
+        got = shorten(repr(value))
+        raise ValueError(f"must be a number of minutes up to {MAX_MINUTES:,}, got {got}")
     return minutes
 
 
@@ -37,7 +37,7 @@ def _batch_sizes(value: Any) -> Any:
     if not words or not sound or len(set(words)) < len(words):
         raise ValueError(
             "must be whole numbers below a million, separated by commas such as 2,4,8, or 0 for"
-            f" none; got {shown(repr(value))}"
+            f" none; got {shorten(repr(value))}"
         )
     return [int(word) for word in words if int(word) > 1]
 
@@ -60,20 +60,24 @@ class RecommendInvocation(BaseModel):
         list[int],
         BeforeValidator(_batch_sizes),
         Option(
-            ELSEWHERE, "N,N", "Batch sizes to model throughput for. 0 means none.", as_text=True
+            OTHER_MACHINES,
+            "N,N",
+            "Batch sizes to model throughput for. 0 means none.",
+            as_text=True,
         ),
     ] = Field([2, 4, 8], validate_default=False)
     costs: Annotated[
         Path | None,
         Option(
-            ELSEWHERE,
+            OTHER_MACHINES,
             "FILE",
             "Costs of this machine, measured by specbench predict --probe --batch 8.",
             default="in the cache folder",
         ),
     ] = None
     against: Annotated[
-        list[Path], Option(ELSEWHERE, "FILE", "Costs of another machine, to model times there.")
+        list[Path],
+        Option(OTHER_MACHINES, "FILE", "Costs of another machine, to model times there."),
     ] = []
     out: Annotated[
         Path | None,

@@ -21,11 +21,11 @@ from pydantic import (
 )
 
 from specbench_cli.config.arrivals import Arrivals
-from specbench_cli.config.contrast import contrasting
-from specbench_cli.config.devices import places
+from specbench_cli.config.contrast import parse_contrast
+from specbench_cli.config.devices import parse_devices
 from specbench_cli.config.options import DECODING, MEASURING, OUTPUT, TRUST, WHAT, Option
-from specbench_cli.config.problems import first_duplicate, shown
-from specbench_cli.errors import LONGEST_TEXT
+from specbench_cli.config.problems import first_duplicate, shorten
+from specbench_cli.errors import MAX_TEXT_LENGTH
 
 DEFAULT_METHODS = ("vanilla", "sps", "pld", "hf:vanilla", "hf:assisted")
 """Methods that are measured by default."""
@@ -43,44 +43,44 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Short names of the dtypes."""
 
 
-COLDEST, HOTTEST = 1e-3, 1e6
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e6
 """The lowest temperature above 0, and the highest temperature."""
-MOST_DIGITS = 300
+MAX_DIGITS = 300
 """Maximum number of digits of a number, since longer ones do not fit into a float."""
-MOST_METHODS = 128
+MAX_METHODS = 128
 """Maximum number of methods in a run or table. Comparing all pairs takes memory and time."""
-MOST_NAMES = 10_000
+MAX_NAMES = 10_000
 """Maximum length of all other lists: tasks, questions, categories, models, plug-ins."""
-SMALLEST_P = 1e-9
+MIN_TOP_P = 1e-9
 """The smallest top-p. float32 rounds much smaller values to 0, which would keep no token."""
 
 
-def _number(value: Any) -> Any:
+def _check_number(value: Any) -> Any:
     """Reject booleans and NaN. In YAML, `yes` becomes True, which Python accepts as a number."""
     if isinstance(value, bool):
         raise ValueError("must be a number, not yes or no")
     digits = len(value.strip()) if isinstance(value, str) and value.strip().isdecimal() else 0
-    if digits > MOST_DIGITS:
-        raise ValueError(f"must have at most {MOST_DIGITS} digits, got {digits}")
+    if digits > MAX_DIGITS:
+        raise ValueError(f"must have at most {MAX_DIGITS} digits, got {digits}")
     try:
         finite = math.isfinite(float(value))
     except (TypeError, ValueError, OverflowError):
         return value  # the field's own check rejects it
     if not finite:
-        raise ValueError(f"must be a finite number, got {shown(str(value))}")
+        raise ValueError(f"must be a finite number, got {shorten(str(value))}")
     return value
 
 
-def _workable(value: float) -> float:
+def _check_temperature(value: float) -> float:
     """Reject temperatures that float32 logits cannot represent.
 
     Below the coldest temperature, logits divided by it lose all digits, and decoding is greedy.
     Above the hottest one, all tokens are almost equally likely.
     """
-    if 0 < value < COLDEST:
-        raise ValueError(f"must be 0, which is greedy, or at least {COLDEST}, got {value}")
-    if value > HOTTEST:
-        raise ValueError(f"must be at most {HOTTEST:g}, got {value}")
+    if 0 < value < MIN_TEMPERATURE:
+        raise ValueError(f"must be 0, which is greedy, or at least {MIN_TEMPERATURE}, got {value}")
+    if value > MAX_TEMPERATURE:
+        raise ValueError(f"must be at most {MAX_TEMPERATURE:g}, got {value}")
     return value
 
 
@@ -89,14 +89,14 @@ def _device_of(place: str) -> str:
     return "cpu" if place.startswith("cpu") else place
 
 
-def _listed(value: Any) -> Any:
+def _to_list(value: Any) -> Any:
     """Return a list for a single word."""
     return [value] if isinstance(value, str) else value
 
 
-Number = Annotated[int, BeforeValidator(_number), Field(lt=2**63)]
-Real = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
-Words = Annotated[list[str], BeforeValidator(_listed), Field(max_length=MOST_NAMES)]
+Number = Annotated[int, BeforeValidator(_check_number), Field(lt=2**63)]
+Real = Annotated[float, BeforeValidator(_check_number), Field(allow_inf_nan=False)]
+Words = Annotated[list[str], BeforeValidator(_to_list), Field(max_length=MAX_NAMES)]
 
 
 class MethodChoice(BaseModel):
@@ -105,28 +105,28 @@ class MethodChoice(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(min_length=1)
-    label: str = Field("", min_length=1, max_length=LONGEST_TEXT)
+    label: str = Field("", min_length=1, max_length=MAX_TEXT_LENGTH)
     params: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
-    def _named_by_one_word(cls, value: Any) -> Any:
+    def _accept_name_only(cls, value: Any) -> Any:
         if isinstance(value, str):
             return {"name": value, "label": value}
         if isinstance(value, dict) and "label" not in value:
             return {**value, "label": value.get("name", "")}
         if not isinstance(value, dict | cls):
-            got = shown(repr(value))
+            got = shorten(repr(value))
             raise ValueError(f"must hold names, or mappings of name, label, params; got {got}")
         return value
 
 
-def _known_load(value: str) -> str:
-    Arrivals.sweep(value)
+def _check_load(value: str) -> str:
+    Arrivals.parse_sweep(value)
     return value
 
 
-def nbytes(text: str) -> int:
+def parse_size(text: str) -> int:
     """Return the number of bytes of a size: `2GB`, `500MiB`, `1500000`.
 
     Raises:
@@ -138,13 +138,13 @@ def nbytes(text: str) -> int:
         size = 0
     if size < 1:
         raise ValueError(
-            f"must be a size above 0 such as 2GB, 500MB or 1.5GiB, got {shown(repr(text))}"
+            f"must be a size above 0 such as 2GB, 500MB or 1.5GiB, got {shorten(repr(text))}"
         )
     return size
 
 
-def _known_budget(value: str) -> str:
-    nbytes(value)
+def _check_size(value: str) -> str:
+    parse_size(value)
     return value
 
 
@@ -168,7 +168,7 @@ class RunConfig(BaseModel):
             short="-m",
             complete="specbench_cli.registry:entries",
         ),
-    ] = Field(min_length=1, max_length=MOST_METHODS)
+    ] = Field(min_length=1, max_length=MAX_METHODS)
     tasks: Annotated[
         Words,
         Option(
@@ -276,11 +276,11 @@ class RunConfig(BaseModel):
     plugins: Annotated[Words, Option(WHAT, "FILE", "Load methods from a Python file.")] = []
     temperature: Annotated[
         Real,
-        AfterValidator(_workable),
+        AfterValidator(_check_temperature),
         Option(DECODING, "T", "Sampling temperature. 0 means greedy decoding."),
     ] = Field(0.0, ge=0)
     top_p: Annotated[Real, Option(DECODING, "P", "Top-p (nucleus) sampling. 1 disables it.")] = (
-        Field(1.0, ge=SMALLEST_P, le=1)
+        Field(1.0, ge=MIN_TOP_P, le=1)
     )
     top_k: Annotated[Number, Option(DECODING, "K", "Top-k sampling. 0 disables it.")] = Field(
         0, ge=0
@@ -309,7 +309,7 @@ class RunConfig(BaseModel):
     ] = Field(None, min_length=1)
     contrast: Annotated[
         dict[str, float] | None,
-        BeforeValidator(contrasting),
+        BeforeValidator(parse_contrast),
         Option(
             DECODING,
             "SETTINGS",
@@ -350,7 +350,7 @@ class RunConfig(BaseModel):
         ),
     ] = Field(256, ge=1)
     load: Annotated[
-        Annotated[str, AfterValidator(_known_load)] | None,
+        Annotated[str, AfterValidator(_check_load)] | None,
         Option(
             DECODING,
             "ARRIVALS",
@@ -360,7 +360,7 @@ class RunConfig(BaseModel):
         ),
     ] = None
     memory_budget: Annotated[
-        Annotated[str, AfterValidator(_known_budget)] | None,
+        Annotated[str, AfterValidator(_check_size)] | None,
         Option(
             DECODING,
             "SIZE",
@@ -387,7 +387,7 @@ class RunConfig(BaseModel):
     ] = "auto"
     devices: Annotated[
         dict[str, str] | None,
-        BeforeValidator(places),
+        BeforeValidator(parse_devices),
         Option(
             DECODING,
             "PLACES",
@@ -500,20 +500,20 @@ class RunConfig(BaseModel):
         return self.verify
 
     @property
-    def home(self) -> str:
+    def main_device(self) -> str:
         """Device of the target and of everything else without its own device: auto, cpu, cuda or
         cuda:N."""
         return _device_of(self.devices["target"]) if self.devices else self.device
 
     @field_validator("device")
     @classmethod
-    def _known_device(cls, value: str) -> str:
+    def _check_device(cls, value: str) -> str:
         if not re.fullmatch(r"auto|cpu|cuda(:\d{1,4})?", value):
-            raise ValueError(f"must be auto, cpu, cuda or cuda:N, got {shown(repr(value))}")
+            raise ValueError(f"must be auto, cpu, cuda or cuda:N, got {shorten(repr(value))}")
         return value
 
     @model_validator(mode="after")
-    def _target_is_in_one_place(self) -> RunConfig:
+    def _check_target_device(self) -> RunConfig:
         if self.devices is None or self.device == "auto":
             return self
         asked = "cuda:0" if self.device == "cuda" else self.device
@@ -530,7 +530,7 @@ class RunConfig(BaseModel):
         return DTYPES.get(value, value) if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _verify_fits_temperature(self) -> RunConfig:
+    def _check_verify(self) -> RunConfig:
         if self.temperature == 0 and self.verify in SAMPLED_VERIFY:
             raise ValueError(
                 f"verify {self.verify!r} applies above temperature 0, and at 0 decoding is greedy:"
@@ -542,13 +542,13 @@ class RunConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _criterion_has_its_tuning(self) -> RunConfig:
+    def _check_tune_by(self) -> RunConfig:
         if self.tune is None and self.tune_by != "time":
             raise ValueError(f"tune_by {self.tune_by!r} says how --tune chooses; add --tune 8")
         return self
 
     @model_validator(mode="after")
-    def _cluster_can_do_it(self) -> RunConfig:
+    def _check_executor(self) -> RunConfig:
         if self.executor == "local":
             return self
         numbered = self.device.startswith("cuda:")
@@ -566,7 +566,7 @@ class RunConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _budget_knows_of_all_states(self) -> RunConfig:
+    def _check_memory_budget(self) -> RunConfig:
         if self.contrast is not None and self.memory_budget is not None:
             raise ValueError(
                 f"memory_budget {self.memory_budget} does not know of the state that a contrast's"
@@ -580,7 +580,7 @@ class RunConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _limit_is_between_prompts(self) -> RunConfig:
+    def _check_stop_after(self) -> RunConfig:
         if self.stop_after is not None and (self.load is not None or self.executor != "local"):
             raise ValueError(
                 "stop_after ends a pass of this machine between two prompts: drop it, or load and"
@@ -589,27 +589,27 @@ class RunConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _uncontained_is_said_of_code(self) -> RunConfig:
+    def _check_uncontained(self) -> RunConfig:
         if self.uncontained and not self.run_code:
             raise ValueError("uncontained says how code is run: add --run-code")
         return self
 
     @field_validator("targets", "drafts")
     @classmethod
-    def _each_once(cls, names: list[str]) -> list[str]:
+    def _check_duplicates(cls, names: list[str]) -> list[str]:
         if (twice := first_duplicate(names)) is not None:
             raise ValueError(f"has {twice} twice")
         return names
 
     @model_validator(mode="after")
-    def _one_or_several(self) -> RunConfig:
+    def _check_one_or_several(self) -> RunConfig:
         for one, several in (("target", self.targets), ("draft", self.drafts)):
             if several and one in self.model_fields_set:
                 raise ValueError(f"both {one} and {one}s say what to run: drop one of the two")
         return self
 
     @model_validator(mode="after")
-    def _labels_are_unique(self) -> RunConfig:
+    def _check_labels(self) -> RunConfig:
         if (twice := first_duplicate(choice.label for choice in self.methods)) is not None:
             raise ValueError(f"two methods have the label {twice!r}; choose another label for one")
         return self

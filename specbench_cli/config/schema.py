@@ -6,11 +6,11 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from specbench_cli.config.options import PANELS, settings
+from specbench_cli.config.options import PANELS, option_fields
 from specbench_cli.config.run import RunConfig
-from specbench_cli.config.sources import BLOCKS
+from specbench_cli.config.sources import PARAM_FIELDS
 
-HEAD = """\
+HEADER = """\
 # Settings of `specbench run` in this folder. A line is an option's name and its value; an option on
 # the command line and a variable SPECBENCH_NAME override it. What is commented out is as it stands.
 methods: [sps, pld]
@@ -25,7 +25,7 @@ _WORDS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "str
 _PARAMS = {"type": "object", "additionalProperties": {"type": "object"}}
 _METHOD = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/MethodChoice"}]}
 
-_AS_WRITTEN: Mapping[str, Mapping[str, Any]] = {
+_FILE_SCHEMAS: Mapping[str, Mapping[str, Any]] = {
     "methods": {"anyOf": [*_METHOD["anyOf"], {"type": "array", "items": _METHOD, "minItems": 1}]},
     "tasks": _WORDS,
     "targets": _WORDS,
@@ -45,26 +45,26 @@ _AS_WRITTEN: Mapping[str, Mapping[str, Any]] = {
 """Keys that accept more in a file than in the resulting configuration."""
 
 
-def commented_file() -> str:
+def make_commented_file() -> str:
     """Return the text of a config file: all settings, with help and default, by help panel."""
-    lines, found = [HEAD], [*settings(RunConfig)]
+    lines, found = [HEADER], [*option_fields(RunConfig)]
     for panel in PANELS:
         lines.append(f"# {panel}\n")
         for each in found:
             if each.option.panel == panel:
                 about = f"# {each.option.help} Default: {each.default}."
                 lines += textwrap.wrap(about, _WIDTH, subsequent_indent="# ")
-                lines.append(f"# {BLOCKS.get(each.name, f'{each.name}:')}\n")
+                lines.append(f"# {PARAM_FIELDS.get(each.name, f'{each.name}:')}\n")
     return "\n".join(lines).rstrip() + "\n"
 
 
-def schema() -> dict[str, Any]:
+def make_schema() -> dict[str, Any]:
     """Return the JSON schema of `specbench.yaml`."""
-    about = {each.name: each.option.help for each in settings(RunConfig)}
+    about = {each.name: each.option.help for each in option_fields(RunConfig)}
     own = RunConfig.model_json_schema()
     keys = {}
-    for name, told in own["properties"].items():
-        key = _AS_WRITTEN.get(name, _bounded(told))
+    for name, field_schema in own["properties"].items():
+        key = _FILE_SCHEMAS.get(name, _to_json_schema(field_schema))
         keys[name] = {**key, "description": about[name]}
     return {
         "$schema": DIALECT,
@@ -76,12 +76,12 @@ def schema() -> dict[str, Any]:
     }
 
 
-def _bounded(told: Mapping[str, Any]) -> dict[str, Any]:
+def _to_json_schema(field_schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON schema of a key without `title`, and with `minimum` instead of pydantic's
     `ge`."""
     options = [
         {"minimum" if word == "ge" else word: value for word, value in each.items()}
-        for each in told.get("anyOf", ())
+        for each in field_schema.get("anyOf", ())
     ]
-    plain = {word: value for word, value in told.items() if word not in ("anyOf", "title")}
+    plain = {word: value for word, value in field_schema.items() if word not in ("anyOf", "title")}
     return {**plain, **({"anyOf": options} if options else {})}

@@ -24,7 +24,7 @@ OTHER_VARIABLES = frozenset(
 )
 """Environment variables with the same prefix that are not options of a run."""
 
-BLOCKS = {
+PARAM_FIELDS = {
     "set": "set: {sps: {length: 7}}",
     "sweep": "sweep: {sps: {length: 1:6:1}}",
 }
@@ -33,11 +33,11 @@ BLOCKS = {
 CALL = "run()"
 """Source name of arguments of `specbench_cli.run`."""
 
-ANSWERED = ("--set", CALL)
+EXPLICIT_SOURCES = ("--set", CALL)
 """Sources whose parameters apply to this run only. Their methods must be among those measured."""
 
 
-class Sourced(NamedTuple):
+class SourcedValue(NamedTuple):
     """A value and its source: `--limit`, `SPECBENCH_LIMIT`, `specbench.yaml:3`."""
 
     value: Any
@@ -45,7 +45,7 @@ class Sourced(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Given:
+class SettingsLayer:
     """Settings from one source, or from several sources merged.
 
     Attributes:
@@ -54,23 +54,25 @@ class Given:
         swept: Lists of values of method parameters, by (method, parameter).
     """
 
-    fields: dict[str, Sourced] = field(default_factory=dict)
-    params: dict[tuple[str, str], Sourced] = field(default_factory=dict)
-    swept: dict[tuple[str, str], Sourced] = field(default_factory=dict)
+    fields: dict[str, SourcedValue] = field(default_factory=dict)
+    params: dict[tuple[str, str], SourcedValue] = field(default_factory=dict)
+    sweeps: dict[tuple[str, str], SourcedValue] = field(default_factory=dict)
 
-    def __or__(self, over: Given) -> Given:
+    def __or__(self, over: SettingsLayer) -> SettingsLayer:
         """Merge both. Values of `over` take precedence."""
-        return Given(self.fields | over.fields, self.params | over.params, self.swept | over.swept)
+        return SettingsLayer(
+            self.fields | over.fields, self.params | over.params, self.sweeps | over.sweeps
+        )
 
 
-def variable(name: str) -> str:
+def variable_name(name: str) -> str:
     """Return the environment variable of a field: `SPECBENCH_MAX_NEW_TOKENS`."""
     return "SPECBENCH_" + option_name(name)[2:].replace("-", "_").upper()
 
 
 def from_command_line(
     flags: Mapping[str, Any], sets: Sequence[str] = (), sweeps: Sequence[str] = ()
-) -> Given:
+) -> SettingsLayer:
     """Return what the command line sets.
 
     Args:
@@ -81,39 +83,41 @@ def from_command_line(
     return from_sweeps(sweeps) | from_sets(sets) | from_flags(flags)
 
 
-def from_flags(flags: Mapping[str, Any]) -> Given:
+def from_flags(flags: Mapping[str, Any]) -> SettingsLayer:
     """Return the options that were given."""
-    return Given(fields={name: Sourced(value, option_name(name)) for name, value in flags.items()})
+    return SettingsLayer(
+        fields={name: SourcedValue(value, option_name(name)) for name, value in flags.items()}
+    )
 
 
-def from_sets(sets: Sequence[str]) -> Given:
+def from_sets(sets: Sequence[str]) -> SettingsLayer:
     """Parse `METHOD.PARAM=VALUE` texts. Values are YAML scalars."""
-    given = Given()
+    layer = SettingsLayer()
     for text in sets:
-        method, param, value = _parted(text, "--set", "VALUE", "7")
-        given.params[method, param] = Sourced(document.scalar(value), "--set")
-    return given
+        method, param, value = _split_assignment(text, "--set", "VALUE", "7")
+        layer.params[method, param] = SourcedValue(document.parse_scalar(value), "--set")
+    return layer
 
 
-def from_sweeps(sweeps: Sequence[str]) -> Given:
+def from_sweeps(sweeps: Sequence[str]) -> SettingsLayer:
     """Parse `METHOD.PARAM=VALUES` texts. Values are a range or a list."""
-    given = Given()
+    layer = SettingsLayer()
     for text in sweeps:
-        method, param, values = _parted(text, "--sweep", "VALUES", "1:6:1")
-        if (method, param) in given.swept:
+        method, param, values = _split_assignment(text, "--sweep", "VALUES", "1:6:1")
+        if (method, param) in layer.sweeps:
             raise UsageError(
                 f"--sweep {method}.{param} is given twice", f"--sweep {method}.{param}=3,5,7"
             )
         try:
-            given.swept[method, param] = Sourced(sweep.values(values), "--sweep")
+            layer.sweeps[method, param] = SourcedValue(sweep.parse_values(values), "--sweep")
         except ValueError as fault:
             raise UsageError(
                 f"--sweep {method}.{param} {fault}", f"--sweep {method}.{param}=1:6:1"
             ) from fault
-    return given
+    return layer
 
 
-def _parted(text: str, where: str, values: str, example: str) -> tuple[str, str, str]:
+def _split_assignment(text: str, where: str, values: str, example: str) -> tuple[str, str, str]:
     """Return method, parameter and value of METHOD.PARAM=VALUE."""
     key, _, value = text.partition("=")
     method, _, param = key.strip().rpartition(".")
@@ -129,23 +133,25 @@ def _parted(text: str, where: str, values: str, example: str) -> tuple[str, str,
     return method, param, value.strip()
 
 
-def from_env(env: Mapping[str, str]) -> Given:
+def from_env(env: Mapping[str, str]) -> SettingsLayer:
     """Return the settings from SPECBENCH_* variables. Empty variables are ignored."""
     from specbench_cli.config.run import RunConfig
 
-    names = {variable(name): name for name in RunConfig.model_fields if name not in BLOCKS}
-    given = Given()
+    names = {
+        variable_name(name): name for name in RunConfig.model_fields if name not in PARAM_FIELDS
+    }
+    layer = SettingsLayer()
     for word, value in env.items():
         if not word.startswith("SPECBENCH_") or word in OTHER_VARIABLES or not value:
             continue
         if word not in names:
             guess = did_you_mean(word, [*names, *OTHER_VARIABLES])
             raise UsageError(f"the variable {word} is not known{guess}", f"unset {word}")
-        given.fields[names[word]] = Sourced(value, word)
-    return given
+        layer.fields[names[word]] = SourcedValue(value, word)
+    return layer
 
 
-def from_file(path: Path) -> Given:
+def from_file(path: Path) -> SettingsLayer:
     """Return the settings from a config file.
 
     Raises:
@@ -154,7 +160,7 @@ def from_file(path: Path) -> Given:
     return _from_document(document.read(path))
 
 
-def from_call(settings: Mapping[str, Any]) -> Given:
+def from_call(settings: Mapping[str, Any]) -> SettingsLayer:
     """Return the settings from a call, which has the keys and forms of a config file.
 
     Raises:
@@ -167,39 +173,39 @@ def from_call(settings: Mapping[str, Any]) -> Given:
         for param, values in (params.items() if isinstance(params, dict) else ())
         if isinstance(values, str)
     }
-    return _from_document(document.Document(CALL, dict(settings), {}, texts))
+    return _from_document(document.YamlDocument(CALL, dict(settings), {}, texts))
 
 
-def _from_document(found: document.Document) -> Given:
-    given = Given()
+def _from_document(found: document.YamlDocument) -> SettingsLayer:
+    layer = SettingsLayer()
     for key, value in found.values.items():
-        if key not in BLOCKS:
-            given.fields[str(key)] = Sourced(value, found.where(str(key)))
+        if key not in PARAM_FIELDS:
+            layer.fields[str(key)] = SourcedValue(value, found.locate(str(key)))
             continue
         if not isinstance(value, dict) or not all(isinstance(v, dict) for v in value.values()):
             raise UsageError(
-                f"{found.where(key)}: {key} must hold methods, and each method its parameters",
-                BLOCKS[key],
+                f"{found.locate(key)}: {key} must hold methods, and each method its parameters",
+                PARAM_FIELDS[key],
             )
         for method, params in value.items():
             for param, setting in params.items():
-                source = found.where(f"{key}.{method}.{param}")
+                source = found.locate(f"{key}.{method}.{param}")
                 at = str(method), str(param)
                 if key == "set":
-                    given.params[at] = Sourced(setting, source)
+                    layer.params[at] = SourcedValue(setting, source)
                 else:
-                    given.swept[at] = Sourced(_listed(found, at, setting), source)
-    return given
+                    layer.sweeps[at] = SourcedValue(_parse_sweep(found, at, setting), source)
+    return layer
 
 
-def _listed(found: document.Document, at: tuple[str, str], setting: Any) -> list[Any]:
+def _parse_sweep(found: document.YamlDocument, at: tuple[str, str], setting: Any) -> list[Any]:
     """Return the values of a swept parameter in a config file."""
     key = "sweep." + ".".join(at)
     try:
         if key in found.texts:
-            return sweep.values(found.texts[key])
+            return sweep.parse_values(found.texts[key])
         if not isinstance(setting, list) or any(isinstance(v, (list, dict)) for v in setting):
-            raise ValueError(f"must be {sweep.FORM}, got {setting!r}")
-        return sweep.distinct(setting)
+            raise ValueError(f"must be {sweep.SYNTAX}, got {setting!r}")
+        return sweep.check_distinct(setting)
     except ValueError as fault:
-        raise UsageError(f"{found.where(key)}: {key} {fault}", BLOCKS["sweep"]) from fault
+        raise UsageError(f"{found.locate(key)}: {key} {fault}", PARAM_FIELDS["sweep"]) from fault

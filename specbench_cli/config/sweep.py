@@ -9,20 +9,20 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from specbench_cli.config.document import scalar
-from specbench_cli.config.problems import first_duplicate, shown
+from specbench_cli.config.document import parse_scalar
+from specbench_cli.config.problems import first_duplicate, shorten
 
 MAX_ROWS = 64
 """Maximum number of methods in a run with sweeps."""
 
-LARGEST = 1e15
+MAX_NUMBER = 1e15
 """Upper bound of numbers in a range. Above it, floats cannot represent every integer."""
-FORM = "a range a:b:step, both ends included, or values separated by commas"
+SYNTAX = "a range a:b:step, both ends included, or values separated by commas"
 
 _RANGE = re.compile(r"[-+.\deE]*(:[-+.\deE]*)+")
 
 
-def values(text: str) -> list[Any]:
+def parse_values(text: str) -> list[Any]:
     """Return the values to sweep: `1:6:1`, `0.1:0.9:0.2`, `3,5,heuristic`, `1:4:1,8,16`.
 
     Values that contain commas are separated by semicolons: `3,2,1;4,2`.
@@ -34,26 +34,26 @@ def values(text: str) -> list[Any]:
     found: list[Any] = []
     for word in (word.strip() for word in text.split(";" if ";" in text else ",")):
         if not word:
-            raise ValueError(f"must be {FORM}, got {text!r}")
-        found += _range(word) if _RANGE.fullmatch(word) else [scalar(word)]
-    return distinct(found)
+            raise ValueError(f"must be {SYNTAX}, got {text!r}")
+        found += _parse_range(word) if _RANGE.fullmatch(word) else [parse_scalar(word)]
+    return check_distinct(found)
 
 
-def distinct(found: Sequence[Any]) -> list[Any]:
+def check_distinct(found: Sequence[Any]) -> list[Any]:
     """Return the values if there is at least one and no duplicate.
 
     Raises:
         ValueError: The list is empty or has a duplicate.
     """
     if not found:
-        raise ValueError(f"must be {FORM}, got nothing")
-    if (twice := first_duplicate(written(value) for value in found)) is not None:
-        raise ValueError(f"has {shown(twice)} twice")
+        raise ValueError(f"must be {SYNTAX}, got nothing")
+    if (twice := first_duplicate(format_value(value) for value in found)) is not None:
+        raise ValueError(f"has {shorten(twice)} twice")
     return list(found)
 
 
-def _range(text: str) -> list[Any]:
-    first, last, step = _bounds(text)
+def _parse_range(text: str) -> list[Any]:
+    first, last, step = _parse_bounds(text)
     if step == 0:
         raise ValueError(f"has step 0 in {text}; a step is any other number")
     if (last - first) * step < 0:
@@ -62,14 +62,14 @@ def _range(text: str) -> list[Any]:
     count = int((last - first) // step) + 1
     if count > MAX_ROWS:
         raise ValueError(
-            f"has {count} values in {shown(text)}, and a run takes {MAX_ROWS} methods at most"
+            f"has {count} values in {shorten(text)}, and a run takes {MAX_ROWS} methods at most"
         )
     whole = first == first.to_integral_value() and step == step.to_integral_value()
     kind = int if whole else float
     return [kind(first + place * step) for place in range(count)]
 
 
-def _bounds(text: str) -> tuple[Decimal, Decimal, Decimal]:
+def _parse_bounds(text: str) -> tuple[Decimal, Decimal, Decimal]:
     """Return first, last and step of a range.
 
     Raises:
@@ -78,17 +78,21 @@ def _bounds(text: str) -> tuple[Decimal, Decimal, Decimal]:
     """
     try:
         first, last, step = (Decimal(word) for word in text.split(":"))
-        fits = all(abs(each) < LARGEST for each in (first, last, step))  # raises for NaN
+        fits = all(abs(each) < MAX_NUMBER for each in (first, last, step))  # raises for NaN
         if step and fits:
             (last - first) // step
     except (ArithmeticError, ValueError) as fault:
-        raise ValueError(f"must be {FORM}, got {shown(repr(text))}") from fault
+        raise ValueError(f"must be {SYNTAX}, got {shorten(repr(text))}") from fault
     if not fits:
-        raise ValueError(f"must be {FORM}, of numbers below {LARGEST:g}, got {shown(repr(text))}")
+        raise ValueError(
+            f"must be {SYNTAX}, of numbers below {MAX_NUMBER:g}, got {shorten(repr(text))}"
+        )
     return first, last, step
 
 
-def rows(row: Mapping[str, Any], swept: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+def expand_method(
+    row: Mapping[str, Any], swept: Mapping[str, Sequence[Any]]
+) -> list[dict[str, Any]]:
     """Return a method's configuration once per combination of its swept values.
 
     The label contains the swept values: `sps length=3`.
@@ -97,29 +101,29 @@ def rows(row: Mapping[str, Any], swept: Mapping[str, Sequence[Any]]) -> list[dic
     return [
         {
             **row,
-            "label": " ".join([label, *settings(point)]),
+            "label": " ".join([label, *format_params(point)]),
             "params": {**row.get("params", {}), **point},
         }
-        for point in points(swept)
+        for point in list_combinations(swept)
     ]
 
 
-def points(swept: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+def list_combinations(swept: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Return all combinations of the values. The last parameter changes fastest."""
     return [dict(zip(swept, chosen, strict=True)) for chosen in product(*swept.values())]
 
 
-def size(swept: Mapping[str, Sequence[Any]]) -> int:
+def count_combinations(swept: Mapping[str, Sequence[Any]]) -> int:
     """Return the number of combinations."""
     return prod(len(found) for found in swept.values())
 
 
-def settings(params: Mapping[str, Any]) -> list[str]:
+def format_params(params: Mapping[str, Any]) -> list[str]:
     """Return parameters as on the command line: `length=3`."""
-    return [f"{name}={written(value)}" for name, value in params.items()]
+    return [f"{name}={format_value(value)}" for name, value in params.items()]
 
 
-def written(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value as on the command line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]

@@ -95,7 +95,7 @@ class Batch:
         self._allocators: dict[Session, StateAllocator] = {}
         self._waiting = deque(self.sessions)
         if self._num_slots:  # allocate the states before the clock starts
-            allocate_state = workspace.loans(self._num_slots)
+            allocate_state = workspace.create_allocator(self._num_slots)
             for _ in range(1 if sampling.contrast is None else 2):
                 allocate_state(target, 0)
 
@@ -125,7 +125,7 @@ class Batch:
         """
         self.leave()
         n = min(len(self._free_slots), self._count_arrived())
-        began = self.meter.clock.now()
+        began = self.meter.clock.now_ns()
         joined = [self._waiting.popleft() for _ in range(n)]
         # Neighbouring slots get sequences of similar length, which share an attention call.
         slots = sorted(self._free_slots)[:n]
@@ -134,11 +134,11 @@ class Batch:
         for session in joined:
             slot = self._slot_of[session] = slot_by_session[session]
             self._free_slots.remove(slot)
-            self._allocators[session] = self._workspace.loans(self._num_slots, slot)
+            self._allocators[session] = self._workspace.create_allocator(self._num_slots, slot)
             session.harness.set_states(self._allocators[session])
             if start is not None:
                 start(session)
-        self.prefill_ns += self.meter.clock.now() - began
+        self.prefill_ns += self.meter.clock.now_ns() - began
         return joined
 
     def leave(self) -> None:
@@ -154,27 +154,27 @@ class Batch:
         If no sequence is decoded, wait for the next one.
         """
         clock = self.meter.clock
-        now = clock.now()
+        now_ns = clock.now_ns()
         if self._first_ns is None:
-            self._first_ns = now
+            self._first_ns = now_ns
         if not self._arrivals or not self._waiting:
             return len(self._waiting)
         arrival_times = self._arrivals[len(self._arrivals) - len(self._waiting) :]
-        wait = self._first_ns + arrival_times[0] - now
+        wait = self._first_ns + arrival_times[0] - now_ns
         if not self._slot_of and wait > 0:
             clock.sleep(wait)
-            began, now = now, clock.now()
-            self.idle_ns += now - began
-        return bisect_right(arrival_times, now - self._first_ns)
+            began, now_ns = now_ns, clock.now_ns()
+            self.idle_ns += now_ns - began
+        return bisect_right(arrival_times, now_ns - self._first_ns)
 
     def prefill(self) -> None:
         """Run the prompts of new sequences through the target in one forward. Commit their first
         tokens."""
-        began = self.meter.clock.now()
+        began = self.meter.clock.now_ns()
         if prompts := self._select_prompts(None):
             self._run_forward((), prompts)
         self.forwards()  # prefill belongs to no step
-        self.prefill_ns += self.meter.clock.now() - began
+        self.prefill_ns += self.meter.clock.now_ns() - began
 
     # ---- a step ---------------------------------------------------------------------------------
 

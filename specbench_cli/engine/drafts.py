@@ -80,7 +80,9 @@ class DraftBuilder(SessionView):
         if not picks:
             return self.chain(())
         checks = self._validator
-        tokens = checks.set_chain(torch.cat([self._text.end, *[token for token, _ in picks]]))
+        tokens = checks.set_chain(
+            torch.cat([self._text.last_token, *[token for token, _ in picks]])
+        )
         distributions = [q for _, q in picks if q is not None]
         draft = (
             Draft(tokens, draw_mode="independent", q=torch.cat(distributions))
@@ -170,7 +172,7 @@ class DraftBuilder(SessionView):
         text = self._text
         if isinstance(ids, Tensor):
             if not host.is_on_host(ids.device):
-                return self._validator.set_chain(torch.cat((text.end, ids)))
+                return self._validator.set_chain(torch.cat((text.last_token, ids)))
             ids = host.numbers(ids)
         self._validator.run(check_ids, ids, self._chooser.vocab_size)
         if not ids:

@@ -84,9 +84,9 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 def concatenate(parts: Sequence[Ids]) -> Ids:
     """Return the ids of several parts, one after another."""
-    there = [part for part in parts if isinstance(part, Tensor)]
-    if there:
-        return torch.cat(there)
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    if tensors:
+        return torch.cat(tensors)
     return [token for part in parts for token in part]
 
 
@@ -113,9 +113,9 @@ def take(values: Ids, at: tuple[int, ...]) -> Ids:
 
 def interleave(parts: Sequence[Ids]) -> Ids:
     """Return the ids of parts of equal length: the first of each, the second of each, and so on."""
-    there = [part for part in parts if isinstance(part, Tensor)]
-    if there:
-        return torch.stack(there, 1).flatten()
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    if tensors:
+        return torch.stack(tensors, 1).flatten()
     return [token for each in zip(*parts, strict=True) for token in each]
 
 

@@ -182,9 +182,9 @@ class Topics:
 
         def likelihood(topic: str) -> float:
             seen = self._tokens[topic]
-            every = math.log(seen.total() + known)  # add-one smoothing
-            said = sum(math.log(seen[token] + 1) - every for token in ids)
-            return math.log(self._prompts[topic]) + said
+            log_total = math.log(seen.total() + known)  # add-one smoothing
+            log_likelihood = sum(math.log(seen[token] + 1) - log_total for token in ids)
+            return math.log(self._prompts[topic]) + log_likelihood
 
         return max(self._tokens, key=likelihood)
 

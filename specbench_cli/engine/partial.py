@@ -81,7 +81,7 @@ class Partial(Metered):
         Raises:
             MethodFault: `layers`, `skip` or `early` is given.
         """
-        if not model_input.whole or early:
+        if not model_input.runs_all_layers or early:
             raise MethodFault(
                 "a part of the target runs the layers that it was made of",
                 "leave out `layers`, `skip` and `early`, or make another `session.partial`",
@@ -93,15 +93,15 @@ class Partial(Metered):
             role = "draft" if read else "prefill"
         if state is not self._scoring.state:
             return super().execute(model_input, role=role, early=early)
-        begun = self._scoring.begin_partial(self._pending)
-        if begun is not None:
-            captured_layers = [at for at in self._scoring.captured_layers if at < begun.end_layer]
+        pending = self._scoring.begin_partial(self._pending)
+        if pending is not None:
+            captured_layers = [at for at in self._scoring.captured_layers if at < pending.end_layer]
             model_input = model_input._replace(captured_layers=captured_layers)
         out = super().execute(model_input, role=role, early=early)
         usual = model_input.mask is None and model_input.positions is None
-        if begun is not None and isinstance(x, Tokens) and usual:
-            begun.ids.append(x.ids)
-            begun.outputs.append(out)
+        if pending is not None and isinstance(x, Tokens) and usual:
+            pending.ids.append(x.ids)
+            pending.outputs.append(out)
         return out
 
     def rescore(self, ids: Sequence[int], first: int) -> Tensor:
@@ -118,10 +118,10 @@ class Partial(Metered):
         """
         state, n, device = self._scoring.state, len(ids), self._scoring.target.device
         length, written = state.position(), state.length()
-        sight = torch.ones(n, n, dtype=torch.bool, device=device).tril()
+        causal = torch.ones(n, n, dtype=torch.bool, device=device).tril()
         hidden = torch.zeros(n, length - first, dtype=torch.bool, device=device)
         positions = torch.arange(first, first + n, device=device)[None]
-        mask = torch.cat((hidden, sight), 1)
+        mask = torch.cat((hidden, causal), 1)
         x = Tokens(host.ids([ids], device))
         out = self.execute(ModelInput(x, state, positions, mask, logits_at="all"), role="aux")
         state.rollback(0, length)

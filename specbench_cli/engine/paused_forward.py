@@ -46,10 +46,10 @@ class PausedForward:
         target: Metered,
         state: State,
         captured_layers: Sequence[int] = (),
-        over: Callable[[ModelOutput | None], None] = lambda _: None,
+        on_end: Callable[[ModelOutput | None], None] = lambda _: None,
     ) -> None:
         self._target, self._state, self._captured_layers = target, state, captured_layers
-        self.layer, self._on_end = 0, over
+        self.layer, self._on_end = 0, on_end
         self._early_logits: Tensor | None = None
         self._last: int = target.n_layers
         self._input: ModelInput
@@ -153,7 +153,7 @@ class PausedForward:
         # The output matrix counts as verification.
         self._exit_forward.role, self._exit_forward.layers = "verify", (self._last, self._last)
         if copy and above:
-            self._target.remember(rows, self._state, above, self._positions)
+            self._target.append_kv(rows, self._state, above, self._positions)
         else:
             self._state.leave_out(0, above, rows.shape[1])
         self._end(None)

@@ -11,7 +11,7 @@ from specbench_cli.errors import MethodFault
 from specbench_cli.former_names import renamed_members
 
 
-@renamed_members(counted="counts", sees_first="knows_first_token_time")
+@renamed_members(counted="counts", sees_first="knows_first_token_time", now="now_ns")
 class PeerSession(Session):
     """Request that another project's implementation decodes with its own loop.
 
@@ -43,9 +43,9 @@ class PeerSession(Session):
             raise MethodFault(f"this run holds no transformers module of {name!r}")
         return self._workspace.modules(name)
 
-    def now(self) -> int:
+    def now_ns(self) -> int:
         """Return the request's clock in nanoseconds."""
-        return self.harness.meter.clock.now()
+        return self.harness.meter.clock.now_ns()
 
     def adopt(self, outcome: Outcome, at: int | None = None) -> Outcome:
         """Append decoded tokens as far as the stop rule allows. No state changes.

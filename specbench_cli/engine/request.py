@@ -29,7 +29,7 @@ class Request:
     topic: str = ""
 
     @classmethod
-    def of(
+    def create(
         cls,
         target: Decoder,
         prompt_id: str,

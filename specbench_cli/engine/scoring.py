@@ -74,7 +74,7 @@ class Scoring:
         self.target, self.state = target, state
         self._place, self._text = place, text
         self._validator, self._step_log = validator, step_log
-        self._tape: FeatureCache | None = None
+        self._feature_cache: FeatureCache | None = None
         self.look_ahead_rows: LookAheadRows | None = None
         self._paused: PausedForward | None = None  # the forward in progress
         self._num_reread = 0  # committed tokens before the root that the last forward read again
@@ -205,7 +205,7 @@ class Scoring:
 
     def capture_layers(self, layers: Sequence[int]) -> None:
         """See `Session.capture_layers`."""
-        self._tape = FeatureCache(self.target.decoder, layers)
+        self._feature_cache = FeatureCache(self.target.decoder, layers)
 
     def look_ahead(self, head: MeteredHead) -> LookAheadRows:
         """See `Session.reserve`."""
@@ -219,24 +219,24 @@ class Scoring:
 
     def features(self, tokens: Tokens) -> Features:
         """Return tokens with the captured features; see `Session.pending_features`."""
-        return Features(tokens.ids, self._required_tape.read()[None])
+        return Features(tokens.ids, self._required_feature_cache.read()[None])
 
     def last_features(self, n: int) -> Tensor:
         """See `Session.features`."""
-        return self._required_tape.last(n)
+        return self._required_feature_cache.last(n)
 
     @property
     def last_forward_features(self) -> Tensor | None:
         """Features [n, width] of the last forward's rows. None if none are captured."""
-        return None if self._tape is None else self._tape.latest
+        return None if self._feature_cache is None else self._feature_cache.latest
 
     @property
-    def _required_tape(self) -> FeatureCache:
-        if self._tape is None:
+    def _required_feature_cache(self) -> FeatureCache:
+        if self._feature_cache is None:
             raise MethodFault(
                 "no features are kept: `session.capture_layers` in `start` says of which layers"
             )
-        return self._tape
+        return self._feature_cache
 
     def forward(self, x: Tokens, draft: Draft | None, logits_at: LogitsAt) -> Tensor:
         """Run a forward over the root and a draft, or over the prompt. Return the logits [n, V]."""
@@ -326,33 +326,33 @@ class Scoring:
     @property
     def captured_layers(self) -> Sequence[int]:
         """Layers whose output `store_output` needs."""
-        return () if self._tape is None else self._tape.layers
+        return () if self._feature_cache is None else self._feature_cache.layers
 
     def store_prompt_chunk(self, out: ModelOutput) -> None:
         """Keep rows and features of a part of the prompt that is not the last."""
-        if self._tape is not None:
-            self._tape.write(out)
+        if self._feature_cache is not None:
+            self._feature_cache.write(out)
         self.keep(range(out.hidden.shape[1]))
 
     def store_output(self, out: ModelOutput) -> Tensor:
         """Store the features of a forward. Return its logits [n, V]."""
         if self._num_reread or self._root_output is not None:
             out, self._root_output = _rows_from_root(self._root_output, out), None
-        if self._tape is not None:
-            self._tape.write(out)
+        if self._feature_cache is not None:
+            self._feature_cache.write(out)
         return _logits(out)
 
     def _end_paused_forward(self, out: ModelOutput | None) -> None:
         """Store the features of a finished paused forward. `out` is None after an early exit."""
         self._paused = None
-        if self._tape is None:
+        if self._feature_cache is None:
             return
         if out is None:
             raise MethodFault(
                 "features are kept of whole forwards, and this one ends before its last layer",
                 "leave out `session.capture_layers`",
             )
-        self._tape.write(out)
+        self._feature_cache.write(out)
 
     def keep(self, path: Sequence[int]) -> None:
         """Keep the rows at `path` of the last forward, counted from the root's row."""
@@ -362,8 +362,8 @@ class Scoring:
             self.state.commit(0, (*range(num_reread), *(num_reread + row for row in path)))
         else:
             self.state.commit(0, path)
-        if self._tape is not None:
-            self._tape.keep(path)
+        if self._feature_cache is not None:
+            self._feature_cache.keep(path)
         if self.look_ahead_rows is not None:
             self.look_ahead_rows.keep(path)
 

@@ -12,12 +12,14 @@ from torch import Tensor, device
 
 from specbench_cli.engine import host
 from specbench_cli.engine.types import Origin, Outcome, Tokens
+from specbench_cli.former_names import renamed_members
 
 # ---- stop rule ----------------------------------------------------------------------------------
 
 Finish = Literal["eos", "stop", "length"]
 
 
+@renamed_members(cut="truncate")
 @dataclass(frozen=True, slots=True)
 class StopRule:
     """Rule for the end of an output.
@@ -37,7 +39,7 @@ class StopRule:
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {self.max_new_tokens}; prefill alone gives 1")
 
-    def cut(self, output: Sequence[int], new: Sequence[int]) -> tuple[int, Finish | None]:
+    def truncate(self, output: Sequence[int], new: Sequence[int]) -> tuple[int, Finish | None]:
         """Return how many `new` tokens to keep after `output`, and why it ends, or None."""
         for kept, token in enumerate(new, start=1):
             if token in self.eos:
@@ -106,16 +108,16 @@ class Text:
         ids: Sequence[int],
         stop: StopRule,
         device: device,
-        now: Callable[[], int] = time.perf_counter_ns,
+        now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self.stop, self.device, self._now = stop, device, now
+        self.stop, self.device, self._now = stop, device, now_ns
         self.tokens = list(ids)
         self.prompt_length = len(ids)
         self.origin: list[Origin] = []
         self.finish: Finish | None = None
         self.last_choice: tuple[int, Tensor] | None = None
         self._prompt = host.ids(ids, device)
-        self._end: Tensor | None = self._prompt[-1:]
+        self._last_token: Tensor | None = self._prompt[-1:]
         self.start()
 
     def start(self) -> None:
@@ -133,11 +135,11 @@ class Text:
         return self.tokens[self.prompt_length :]
 
     @property
-    def end(self) -> Tensor:
+    def last_token(self) -> Tensor:
         """Last token [1] on the device. Before the first commit it is the prompt's last token."""
-        if self._end is None:
-            self._end = host.ids(self.tokens[-1:], self.device)
-        return self._end
+        if self._last_token is None:
+            self._last_token = host.ids(self.tokens[-1:], self.device)
+        return self._last_token
 
     @property
     def max_draft_length(self) -> int:
@@ -155,17 +157,19 @@ class Text:
         if not self.position:
             return Tokens(self._prompt[None, length:])
         if length == len(self.tokens) - 1:
-            return Tokens(self.end[None])
+            return Tokens(self.last_token[None])
         return Tokens(host.ids(self.tokens[length:], self.device)[None])
 
     def append(self, outcome: Outcome) -> Outcome:
         """Append an outcome as far as the stop rule allows. Sets `finish` if the output ends."""
-        kept, self.finish = self.stop.cut(self.output, outcome.committed)
+        kept, self.finish = self.stop.truncate(self.output, outcome.committed)
         self.tokens.extend(outcome.committed[:kept])
         self.origin.extend(outcome.origin[:kept])
         # Reuse the token on the device if the text ends with it.
-        known = self.last_choice is not None and self.last_choice[0] == self.tokens[-1]
-        self._end = self.last_choice[1] if self.last_choice is not None and known else None
+        ends_with_choice = self.last_choice is not None and self.last_choice[0] == self.tokens[-1]
+        self._last_token = (
+            self.last_choice[1] if self.last_choice is not None and ends_with_choice else None
+        )
         self.last_ns = self._now()
         if self.position == kept:  # these are the first tokens
             self.first_ns = self.last_ns

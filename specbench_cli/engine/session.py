@@ -30,7 +30,7 @@ from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.engine.verify.random import Random
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.verifier import Verifier
-from specbench_cli.engine.verify.weakened import WeakenedPromptReader
+from specbench_cli.engine.verify.weakened_prompt import WeakenedPromptReader
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
 from specbench_cli.former_names import renamed_members
@@ -190,7 +190,7 @@ class Session(DraftBuilder):
         )
         self.harness = Harness(self, reference)
         if shared is None:
-            self.harness.set_states(workspace.loans())
+            self.harness.set_states(workspace.create_allocator())
 
     # ---- the target's state and features --------------------------------------------------------
 
@@ -247,13 +247,13 @@ class Session(DraftBuilder):
         Raises:
             MethodFault: a target that only runs whole forwards cannot look ahead.
         """
-        beside = None if ahead is None else self._scoring.look_ahead(ahead)
+        look_ahead_rows = None if ahead is None else self._scoring.look_ahead(ahead)
         self._validator.slack = nodes
-        rows = nodes if beside is None else beside.count_rows(nodes)
+        rows = nodes if look_ahead_rows is None else look_ahead_rows.count_rows(nodes)
         self._scoring.state = self.new_state(self.target, rows)
         if (weakened := self._verifier.weakened) is not None:
             weakened.set_state(self._allocate_state(self.target.decoder, nodes))
-        return beside
+        return look_ahead_rows
 
     def capture_layers(self, captured_layers: Sequence[int]) -> None:
         """Let the target's forwards store the features of a head (`Head.captured_layers`). Call it

@@ -74,7 +74,7 @@ class SessionView:
         self.sampling = sampling
         self.memory = Memory() if memory is None else memory
         self.target = Metered(decoder, meter, role=workspace.role, place=place)
-        self._text = Text(request.ids, request.stop, self.device, meter.clock.now)
+        self._text = Text(request.ids, request.stop, self.device, meter.clock.now_ns)
         size = workspace.output_vocab_size or decoder.vocab_size
         key = sampling.seed, request.prompt_id, request.turn
         self._noise = Noise(*key, size, self.device)
@@ -146,7 +146,7 @@ class SessionView:
             WorkerLost: The process does not start.
         """
         request = self.requests[0]
-        brief = DraftRequest(
+        draft_request = DraftRequest(
             request.prompt_id,
             request.turn,
             self._pass,
@@ -162,7 +162,7 @@ class SessionView:
             WorkerRequest(
                 kind,
                 params,
-                brief,
+                draft_request,
                 self._workspace.decoders,
                 self._workspace.decoder_factories,
                 self._meter,

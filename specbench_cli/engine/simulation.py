@@ -40,7 +40,7 @@ class SimulatedClock(HostClock):
         self._at = 0
         super().__init__()
 
-    def now(self) -> int:
+    def now_ns(self) -> int:
         """Return the nanoseconds spent so far."""
         return self._at
 
@@ -49,7 +49,7 @@ class SimulatedClock(HostClock):
         self._at += ns
 
 
-class PricedDecoder(Decoder):
+class SimulatedTimeDecoder(Decoder):
     """Decoder whose forwards take the time that a cost function returns, host work included."""
 
     def __init__(self, decoder: Decoder, clock: SimulatedClock, cost: CostFunction) -> None:
@@ -87,7 +87,7 @@ class PricedDecoder(Decoder):
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class ScriptedRequest:
     """A request with its known output.
 
     Attributes:
@@ -109,7 +109,7 @@ class Script:
         return Request(f"simulated/{place}", 1, self.prompt, stop)
 
 
-class ScriptState:
+class ScriptedState:
     """State of a scripted decoder: number of rows, text and script. `row_bytes` is the size of a
     row."""
 
@@ -119,7 +119,7 @@ class ScriptState:
         self.capacity, self._row_bytes = capacity, row_bytes
         self._written = self._kept = 0
         self.text: tuple[int, ...] = ()
-        self.script: Script | None = None
+        self.script: ScriptedRequest | None = None
 
     def length(self, seq: int = 0, layer: int = 0) -> int:
         """See `State`."""
@@ -173,7 +173,7 @@ class ScriptedDecoder(Decoder):
     device, dtype = torch.device("cpu"), torch.float32
 
     def __init__(
-        self, name: str, scripts: Sequence[Script], *, perfect: bool, row_bytes: int = 0
+        self, name: str, scripts: Sequence[ScriptedRequest], *, perfect: bool, row_bytes: int = 0
     ) -> None:
         self.name, self._perfect, self._row_bytes = name, perfect, row_bytes
         self._script_of = {script.prompt: script for script in scripts}
@@ -181,9 +181,9 @@ class ScriptedDecoder(Decoder):
             raise ValueError("two requests have one prompt and different outputs")
         self.vocab_size = 2 + max(max(s.prompt + s.output) for s in scripts)
 
-    def new_state(self, capacity: int, n_seqs: int = 1) -> ScriptState:
+    def new_state(self, capacity: int, n_seqs: int = 1) -> ScriptedState:
         """See `Decoder`."""
-        return ScriptState(capacity, self._row_bytes)
+        return ScriptedState(capacity, self._row_bytes)
 
     def execute(self, model_input: ModelInput) -> ModelOutput:
         """See `Decoder`. Supports only chains through the whole model.
@@ -197,7 +197,7 @@ class ScriptedDecoder(Decoder):
                 "a simulation knows chains of a draft model and of lookups: no trees, no heads, no"
                 " parts of the target"
             )
-        assert isinstance(state, ScriptState)
+        assert isinstance(state, ScriptedState)
         self.ran += 1
         ids, first = x.ids[0].tolist(), state.length()
         if first == len(state.text):  # a prompt may come in parts
@@ -214,7 +214,7 @@ class ScriptedDecoder(Decoder):
             logits[0, row, self._next_token(state.script, first + place + 1)] = 1.0
         return ModelOutput(logits, hidden)
 
-    def _next_token(self, script: Script, position: int) -> int:
+    def _next_token(self, script: ScriptedRequest, position: int) -> int:
         """Return the token at a position of the text; 0 after its end."""
         at = position - len(script.prompt)
         if at >= len(script.output):
@@ -225,7 +225,7 @@ class ScriptedDecoder(Decoder):
 
 def simulate(
     method: Method,
-    scripts: Sequence[Script],
+    scripts: Sequence[ScriptedRequest],
     cost: CostFunction,
     *,
     size: int,
@@ -245,7 +245,9 @@ def simulate(
     """
     clock = SimulatedClock()
     decoders: Mapping[str, Decoder] = {
-        name: PricedDecoder(ScriptedDecoder(name, scripts, perfect=name == "target"), clock, cost)
+        name: SimulatedTimeDecoder(
+            ScriptedDecoder(name, scripts, perfect=name == "target"), clock, cost
+        )
         for name in ("target", "draft")
     }
     requests = [script.request(place) for place, script in enumerate(scripts)]
@@ -264,7 +266,7 @@ def run_batch(
     chunk: int | None = None,
     arrivals: Sequence[float] = (),
 ) -> Batch:
-    """Decode requests as a batch on a simulated clock, which `PricedDecoder`s advance."""
+    """Decode requests as a batch on a simulated clock, which `SimulatedTimeDecoder`s advance."""
     batch = Batch(
         workspace,
         requests,

@@ -20,7 +20,7 @@ class DraftShape:
     parents: tuple[int, ...] | None
 
     @classmethod
-    def of(cls, draft: Draft, nodes: int | None = None) -> DraftShape:
+    def from_draft(cls, draft: Draft, nodes: int | None = None) -> DraftShape:
         """Return the shape of a draft, or of its first nodes."""
         if nodes is None or nodes == draft.nodes:
             return cls(draft.tokens, draft.parents)
@@ -55,11 +55,11 @@ class StepLog:
 
     def record_scored(self, draft: Draft, proposed: int | None = None) -> None:
         """Record that a draft, or its first `proposed` nodes, was scored."""
-        self._open_step().scored.append(DraftShape.of(draft, proposed))
+        self._open_step().scored.append(DraftShape.from_draft(draft, proposed))
 
     def record_verified(self, draft: Draft) -> None:
         """Record that a draft was verified."""
-        self._open_step().verified.append(DraftShape.of(draft))
+        self._open_step().verified.append(DraftShape.from_draft(draft))
 
     def record_committed(self, outcome: Outcome) -> None:
         """Record what was committed, and close the step."""

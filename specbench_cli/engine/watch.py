@@ -151,9 +151,9 @@ class ReportedStep:
     outcome: Outcome
 
     @classmethod
-    def of(cls, step: Step) -> ReportedStep:
+    def from_step(cls, step: Step) -> ReportedStep:
         """Return the report in a step."""
-        return cls(None if step.draft is None else DraftShape.of(step.draft), step.outcome)
+        return cls(None if step.draft is None else DraftShape.from_draft(step.draft), step.outcome)
 
 
 def find_misreported_step(
@@ -164,8 +164,8 @@ def find_misreported_step(
     Args:
         bonus: True if a bonus token follows a fully accepted draft (`Method.bonus`).
     """
-    for number, (saw, step) in enumerate(zip(records, reported, strict=False), start=1):
-        wrong = find_misreport(saw, step, bonus=bonus, last=number == len(reported))
+    for number, (record, step) in enumerate(zip(records, reported, strict=False), start=1):
+        wrong = find_misreport(record, step, bonus=bonus, last=number == len(reported))
         if wrong is not None:
             return f"step {number}: {wrong}"
     if len(records) != len(reported):
@@ -174,7 +174,7 @@ def find_misreported_step(
 
 
 def find_misreport(
-    saw: StepRecord, reported: ReportedStep, *, bonus: bool, last: bool
+    record: StepRecord, reported: ReportedStep, *, bonus: bool, last: bool
 ) -> str | None:
     """Return how a step's report differs from the session's record, or None.
 
@@ -184,19 +184,19 @@ def find_misreport(
     Args:
         last: True if the output ends with this step, perhaps within its draft.
     """
-    if len(saw.scored) != 1 or len(saw.verified) > 1:
+    if len(record.scored) != 1 or len(record.verified) > 1:
         return (
-            f"{len(saw.scored)} drafts were scored and {len(saw.verified)} verified before one"
-            " `commit`; a step has one draft"
+            f"{len(record.scored)} drafts were scored and {len(record.verified)} verified before"
+            " one `commit`; a step has one draft"
         )
-    (scored,), draft, outcome = saw.scored, reported.draft, reported.outcome
-    verified = saw.verified[0] if saw.verified else scored
+    (scored,), draft, outcome = record.scored, reported.draft, reported.outcome
+    verified = record.verified[0] if record.verified else scored
     if not _continues(scored, verified, last_too=not bonus):
         return f"{_describe(scored)} was scored and {_describe(verified)} verified"
     if draft is None or not _are_equal(draft, verified):
         return f"{_describe(draft)} is told where {_describe(verified)} was verified"
-    if outcome != saw.committed:
-        return f"{outcome} is told where {saw.committed} was committed"
+    if outcome != record.committed:
+        return f"{outcome} is told where {record.committed} was committed"
     path, parents, ids = outcome.path, _parents_of_nodes(draft), draft.tokens.tolist()
     accepted, committed = len(path), outcome.committed
     drafted = [word in ("accepted", "relaxed") for word in outcome.origin]

@@ -105,9 +105,9 @@ class Workspace:
                 ) from None
         return self.token_vocabulary
 
-    def loans(self, seats: int = 1, seat: int = 0) -> StateAllocator:
+    def create_allocator(self, slots: int = 1, slot: int = 0) -> StateAllocator:
         """Return the state allocator of a request; see `StateAllocator`."""
-        return StateAllocator(self, seats, seat)
+        return StateAllocator(self, slots, slot)
 
     def models(self, memory: Memory | None = None) -> list[Decoder | FeatureHead]:
         """Return all models that run forwards: decoders, heads, and a method's trained copies."""
@@ -158,7 +158,7 @@ class Workspace:
             if slots == 1:
                 states[key] = [pool]
             elif isinstance(pool, KVState):
-                states[key] = [pool.line(each) for each in range(slots)]
+                states[key] = [pool.sequence_state(each) for each in range(slots)]
             else:
                 states[key] = [decoder.new_state(room) for _ in range(slots)]
         state = states[key][slot]

@@ -1,14 +1,16 @@
 """Detection of broken methods, from the records of a run and from audits.
 
-Tables, files, figures and exit codes all use this result. A method is broken if
+Tables, files, figures and exit codes use the result. Vanilla is plain decoding without a draft. A
+near-tie is an output that differs from vanilla's only because two tokens have almost equal scores.
+A method is broken if one of these statements is true:
 
-- an output is neither vanilla's nor tied with it,
-- it has more near-ties than rounding explains,
-- the likelihood of its sampled outputs is too far from the target's distribution,
-- its counters depend on earlier prompts, or
-- the newest audit of its file failed.
+- One of its outputs is neither vanilla's output nor a near-tie.
+- It has more near-ties than rounding explains.
+- The likelihood of its sampled outputs is too far from the target's distribution.
+- It decoded the first prompt again at the end of the run, and the result was different.
+- The newest audit of its source file failed.
 
-Vanilla is broken if transformers' own module disagrees with its text.
+Vanilla itself is broken if the transformers model of the target disagrees with its output.
 """
 
 from __future__ import annotations
@@ -20,36 +22,40 @@ from pathlib import Path
 from typing import Any
 
 from specbench_cli import files
-from specbench_cli.errors import on_one_line
+from specbench_cli.errors import to_one_line
 from specbench_cli.stats.martingale import LEVEL as IMPOSSIBLE
 from specbench_cli.stats.martingale import bound_chance
 from specbench_cli.stats.neartie import LEVEL, chance_of_any, upper_tail
 from specbench_cli.store.schema import BASELINE, LOSSLESS, Record
 
 CERTIFICATES = Path("results/certificates")
-"""Folder in which reports look for audit certificates (`specbench audit --out`)."""
-_MOST_BYTES = 16 * files.MB
+"""Folder of the audit certificates that reports read (`specbench audit --out`)."""
+_MAX_BYTES = 16 * files.MB
 """Maximum size of a certificate in bytes."""
 
 Output = tuple[str, int]
-"""Prompt and turn: an output, independent of the repeat."""
+"""Prompt id and turn of an output. All repeats of a run decode the same outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class NearTieCounts:
-    """Numbers of a method's near-ties, by output.
+    """Counts of a method's near-ties, and their probabilities if rounding is the only cause.
 
-    found: Outputs that are near-ties in at least one repeat.
-    explained: Outputs whose near-ties are all explained by batch width.
-    unexplained: Outputs with a near-tie that width does not explain, where this was checked.
-    expected: Expected number of near-ties from rounding (upper bound). None if vanilla's gaps were
-        not measured. The same holds for both probabilities.
-    p: Probability (upper bound) of at least `found` near-ties.
-    unexplained_p: Probability (upper bound) of at least `unexplained` ones.
+    A near-tie is an output that differs from vanilla's because two tokens have almost equal scores.
+    Width is the number of tokens in one forward: it changes the rounding (`judge.neartie`).
 
-    A forward as wide as the method's is at least as similar to the method's as to vanilla's. If the
-    two differ by rounding, it agrees with vanilla in at most half of the cases. So the probability
-    of an unexplained near-tie is half that of a near-tie.
+    found: Number of outputs that are a near-tie in at least one repeat.
+    explained: Number of outputs whose near-ties are all explained by the width.
+    unexplained: Number of outputs with a near-tie that the width does not explain. Outputs for
+        which this was not checked do not count.
+    expected: Upper bound of the number of near-ties that rounding is expected to cause.
+    p: Upper bound of the probability of at least `found` near-ties.
+    unexplained_p: Upper bound of the probability of at least `unexplained` such outputs.
+
+    `expected`, `p` and `unexplained_p` are None if the scores of vanilla's outputs were not
+    compared with the tolerance. An unexplained near-tie is half as probable as a near-tie. The
+    check repeats the decoding with forwards as wide as the method's. If rounding alone made the
+    method's output different, this repetition gives the method's output at least half of the time.
     """
 
     found: int
@@ -61,30 +67,31 @@ class NearTieCounts:
 
     @property
     def excess_message(self) -> str | None:
-        """The near-ties that rounding cannot explain, with their probability; None if it can."""
+        """Message for the user if rounding cannot explain the number of near-ties, else None."""
         if self.p is None or self.expected is None or self.unexplained_p is None:
             return None
         if self.p < LEVEL:
             return (
-                f"{self.found} near-ties where rounding makes {self.expected:.2g} at most"
+                f"{self.found} near-ties, where rounding explains at most {self.expected:.2g}"
                 f" (p {self.p:.1g})"
             )
         if self.unexplained_p < LEVEL:
             return (
-                f"{self.unexplained} near-ties that the width of verification does not explain"
-                f" where rounding makes {self.expected / 2:.2g} at most"
+                f"{self.unexplained} near-ties that the width of verification does not explain,"
+                f" where rounding explains at most {self.expected / 2:.2g}"
                 f" (p {self.unexplained_p:.1g})"
             )
         return None
 
 
 def compute_likelihood_deviation(records_of_method: Iterable[Record]) -> tuple[float, float] | None:
-    """Compare the likelihood of sampled outputs with its expectation under the target's
-    distribution.
+    """Return how far the likelihood of a method's sampled outputs is from its expected value.
+
+    The expected value follows from the target's distribution.
 
     Returns:
-        The deviation in standard deviations, and an upper bound of its probability
-        (`stats.martingale`). None if nothing was sampled, or if every token was certain.
+        The difference in standard deviations, and an upper bound of its probability
+        (`stats.martingale`). None if nothing was sampled, or if every token had probability 1.
     """
     found = [
         r.likelihood for r in records_of_method if r.likelihood is not None and r.error is None
@@ -100,29 +107,36 @@ def compute_likelihood_deviation(records_of_method: Iterable[Record]) -> tuple[f
 def count_near_ties(
     records_of_method: Iterable[Record], manifest: Mapping[str, Any]
 ) -> NearTieCounts:
-    """Count a method's near-ties and compare them with vanilla's gaps."""
-    passes: dict[Output, int] = {}
+    """Count a method's near-ties, and compute how probable they are if rounding is the cause.
+
+    Args:
+        records_of_method: The records of one method.
+        manifest: Manifest of the run. Its entry `near_ties` holds the probability of a near-tie for
+            each output of vanilla.
+    """
+    repeats: dict[Output, int] = {}
     tied: dict[Output, bool] = {}
     unexplained: set[Output] = set()
     for record in records_of_method:
         verdict, at = record.verdict, (record.prompt_id, record.turn)
         if verdict is None or verdict.kind not in ("identical", "near-tie", "mismatch"):
             continue
-        passes[at] = passes.get(at, 0) + 1
+        repeats[at] = repeats.get(at, 0) + 1
         if verdict.kind == "near-tie":
             tied[at] = tied.get(at, True) and bool(verdict.rounding)
             if verdict.rounding is False:
                 unexplained.add(at)
     explained = sum(tied.values())
     measured = manifest.get("near_ties")
-    if measured is None or not passes:
+    if measured is None or not repeats:
         return NearTieCounts(len(tied), explained, None, None, len(unexplained))
     by_output = {(prompt_id, turn): chance for prompt_id, turn, chance in measured["chances"]}
-    # Each repeat counts as another chance. If repeats are equal, this is lenient, never too strict.
+    # Count each repeat as an independent chance of a near-tie. If the repeats of an output are
+    # equal, this expects too many near-ties, so a correct method is still not called broken.
     chances, halved = (
         [
             c
-            for at, n in passes.items()
+            for at, n in repeats.items()
             if (c := chance_of_any([share * by_output.get(at, 0.0)] * n))
         ]
         for share in (1.0, 0.5)
@@ -136,14 +150,13 @@ def find_broken_methods(
     manifest: Mapping[str, Any],
     failed_audit: Callable[[str, str], str | None] | None = None,
 ) -> dict[str, str]:
-    """Return the reasons why methods are broken, by label. Methods that are not broken are left
-    out.
+    """Return the broken methods of a run: label -> reason.
 
     Args:
         records: All records of a run.
         manifest: Manifest of the run.
-        failed_audit: Returns the failure of the newest audit for a method and the hash of its file.
-            Default: `find_failed_audit`.
+        failed_audit: Function that returns the failure of the newest audit, or None. Its arguments
+            are the name of a method and the SHA-256 of its file. Default: `find_failed_audit`.
     """
     records_of_method: dict[str, list[Record]] = {}
     for record in records:
@@ -155,29 +168,30 @@ def find_broken_methods(
     return {label: why for label, why in reasons.items() if why is not None}
 
 
-_REFUTING = ("BROKEN", "MISDECLARED", "FAULTY", "NOT SHOWN")
+_FAILED_VERDICTS = ("BROKEN", "MISDECLARED", "FAULTY", "NOT SHOWN")
 
 
 def find_failed_audit(method: str, file_sha256: str, folder: Path | None = None) -> str | None:
-    """Return the failure that the newest certificate of a method's file states, or None.
+    """Return the failure that the newest audit certificate of a method's file states, or None.
 
-    A certificate fails if it refutes the guarantee or a declaration, or if it had too few cases.
+    An audit fails if it disproves the guarantee or another property that the method declares. It
+    also fails if it found too few test cases.
     """
     own = [c for c in find_certificates(method, folder) if c.get("sha256") == file_sha256]
-    if not own or own[-1].get("verdict") not in _REFUTING:
+    if not own or own[-1].get("verdict") not in _FAILED_VERDICTS:
         return None
     return f"its audit says {own[-1]['verdict']}: specbench audit {method}"
 
 
 def find_certificates(method: str, folder: Path | None = None) -> list[Mapping[str, Any]]:
-    """Return the certificates of a method in a folder, newest last."""
+    """Return the audit certificates of a method in a folder, newest last."""
     found: list[tuple[float, Mapping[str, Any]]] = []
     for file in sorted((folder or CERTIFICATES).glob("*.json")):
         try:
-            facts = json.loads(files.read_text(file, _MOST_BYTES))
+            facts = json.loads(files.read_text(file, _MAX_BYTES))
             written = file.stat().st_mtime
         except (OSError, ValueError):
-            continue  # another program's file, or an incomplete one
+            continue  # the file is incomplete, or another program wrote it
         if isinstance(facts, dict) and facts.get("method") == method:
             found.append((written, facts))
     return [facts for _, facts in sorted(found, key=lambda pair: pair[0])]
@@ -197,16 +211,16 @@ def _find_reason(
     if wrong:
         outputs = "output is" if len(wrong) == 1 else "outputs are"
         if first.label == BASELINE:
-            what = "not what transformers' own module says of the text"
+            what = "not what the transformers model of the target generates"
         elif first.log_likelihood is not None:
-            what = "nothing that the target can say"
+            what = "impossible under the target's distribution"
         else:
             what = "neither vanilla's nor tied with it"
         return f"{len(wrong)} {outputs} {what}, first {min(wrong)[0]}"
     if (prompt := (manifest.get("leaks") or {}).get(first.label)) is not None:
         return (
-            f"its state outlives a prompt: {on_one_line(prompt)}, decoded again at the end, came"
-            " out otherwise"
+            f"it keeps state from other prompts: {to_one_line(prompt)}, decoded again at the end"
+            " of the run, gave a different result"
         )
     if (
         first.guarantee in LOSSLESS
@@ -215,8 +229,8 @@ def _find_reason(
         deviations, p = found
         if p < IMPOSSIBLE:
             return (
-                f"the likelihood of its outputs is {deviations:+.1f} standard deviations from what"
-                f" the target's distribution makes it (p {p:.1g} at most)"
+                f"the likelihood of its outputs is {deviations:+.1f} standard deviations from its"
+                f" expected value under the target's distribution (p {p:.1g} at most)"
             )
     if (ties := count_near_ties(records_of_method, manifest).excess_message) is not None:
         return ties

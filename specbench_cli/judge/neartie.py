@@ -1,12 +1,15 @@
-"""Near-ties: probabilities of their positions, and a check whether rounding explains them.
+"""Near-ties: outputs that differ from vanilla's because two tokens have almost equal scores.
 
-Probabilities: at each position of vanilla's output, a program with other rounding may choose
-another token whose score is close enough. `stats.neartie` bounds how often this may happen.
+Vanilla is plain decoding without a draft. Another correct program rounds differently, so it may
+choose another token with almost the same score. This module answers two questions about that.
 
-Check: a method verifies several tokens in one forward, vanilla computes one, and rounding depends
-on the shape. So vanilla's decoder reads the method's output again, in blocks as wide as the
-method's and in trees of the same shapes. If it then chooses exactly this output, width explains the
-near-tie.
+How probable is a near-tie at each position of vanilla's output? `flip_chances` computes an upper
+bound, and `stats.neartie` bounds the number of near-ties in a run.
+
+Does the width of the forwards explain a near-tie? A method verifies several tokens in one forward,
+vanilla computes one token per forward, and rounding depends on the shape. `width_explains` lets the
+target read the method's output in blocks of the method's widths and tree shapes. If the target then
+chooses exactly this output, the width explains the near-tie.
 """
 
 from __future__ import annotations
@@ -27,21 +30,24 @@ from specbench_cli.engine.verify.tree import build_tree_mask
 from specbench_cli.store.schema import DraftedTokens, Steps
 
 MAX_GAP_ERROR = 2.0
-"""Maximum error of a gap, in multiples of the tolerance; see `stats.neartie`."""
+"""Largest error of the difference of two scores, in multiples of the tolerance."""
 
 
 def flip_chances(
     decision: Tensor, chosen: Tensor, max_error: float, cuts: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """Return an upper bound of the probability of another choice at each position, [n] in 0..1.
+    """Return an upper bound of the probability that rounding changes the token at each position.
 
     Args:
-        decision: [n, vocab] decision scores, before top-k and top-p.
+        decision: [n, vocab] scores whose maximum is chosen, before top-k and top-p.
         chosen: [n, 1] the chosen tokens.
-        reach: Maximum error, in units of decision scores.
-        kept: Two bool tensors [n, vocab]: tokens that are certainly inside top-k and top-p, and
-            tokens that are certainly outside. Rounding decides for the others. None if there is no
-            cut.
+        max_error: Largest error of the difference of two scores.
+        cuts: Two bool tensors [n, vocab]. The first marks tokens that top-k and top-p keep with
+            certainty, the second those that they remove with certainty. For all other tokens,
+            rounding decides. None without top-k and top-p.
+
+    Returns:
+        [n] probabilities.
     """
     if max_error == 0.0:
         return torch.zeros_like(decision[:, 0])
@@ -49,8 +55,8 @@ def flip_chances(
     overtakes = ((1 - gap / max_error) / 2).clamp(0, 1).scatter(-1, chosen, 0.0)
     if cuts is not None:
         inside, outside = cuts
-        # A token at a cut is inside it in half of the cases. If the chosen token is outside,
-        # another one is chosen.
+        # A token at the border of top-k or top-p is kept in half of the cases. If the chosen token
+        # is removed, another one is chosen.
         overtakes = torch.where(inside, overtakes, overtakes.clamp_max(0.5))
         overtakes = overtakes.masked_fill(outside, 0.0)
         overtakes = overtakes.scatter(-1, chosen, 0.5 * (~inside.gather(-1, chosen)))
@@ -66,18 +72,20 @@ def width_explains(
     steps: Steps,
     drafts: Sequence[DraftedTokens] | None = None,
 ) -> bool:
-    """Return True if vanilla's decoder chooses exactly `ids` with forwards as wide as the method's.
+    """Return True if the target chooses exactly `ids` in forwards as wide as the method's.
 
-    The block of a step contains the last committed token and the step's draft. Without drafts, and
-    for a recurrent state, the tokens of the output itself fill the block. Later tokens change the
-    row of an earlier one only through the shape.
+    Each step of the method becomes one block of tokens: the last committed token and the draft. If
+    the drafts are unknown, or if the target has a recurrent state, the next tokens of the output
+    replace the draft. This is valid because later tokens affect earlier ones only through the
+    shape of the forward.
 
     Args:
         decoder: The target as vanilla runs it.
-        request: The decoded request.
+        sampling: Sampling settings of the run.
+        request: The request that the method decoded.
         ids: Output of the method.
         steps: Steps of the method.
-        drafts: Draft of each step.
+        drafts: Draft of each step. None if they are unknown.
     """
     read = partial(_logits_by_width, decoder, ids=ids, steps=steps, drafts=drafts)
     scores = read(request)
@@ -102,8 +110,7 @@ def _logits_by_width(
     steps: Steps,
     drafts: Sequence[DraftedTokens] | None,
 ) -> Tensor:
-    """Return the logits [n, vocab] of the n output tokens, computed in blocks like those of the
-    steps."""
+    """Return the logits [n, vocab] that choose the n output tokens, from one forward per step."""
     n_prompt = len(request.ids)
     widths = [
         max(nodes + 1, kept) for nodes, kept in zip(steps.nodes, steps.committed, strict=True)

@@ -1,4 +1,7 @@
-"""The oracle: transformers' own module of a target, against which outputs are judged."""
+"""The oracle: the transformers model of the target, which outputs are compared with.
+
+It shares no code with the engine that is being judged (`judge.verdict`).
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from specbench_cli.engine.types import ExtraInput
 
 
 class Oracle:
-    """Logits of texts, computed without code of the engine.
+    """Wrapper of a transformers model that returns the logits of a text.
 
     Args:
-        module: A language model of transformers, in eval mode: causal, sequence-to-sequence or
-            image-text.
+        module: A language model of transformers in eval mode. It may be causal,
+            sequence-to-sequence or image-text.
     """
 
     def __init__(self, module: Any) -> None:
@@ -29,7 +32,16 @@ class Oracle:
 
     @torch.inference_mode()
     def logits(self, text: Sequence[int], source: ExtraInput | None, last: int) -> Tensor:
-        """Return the logits of the last tokens, [last, vocab] float32, from one forward."""
+        """Return the logits of the last tokens, from one forward over the whole text.
+
+        Args:
+            text: Token ids, for an encoder-decoder model those of the decoder.
+            source: Input of the encoder, or images. None for a text-only decoder.
+            last: Number of tokens.
+
+        Returns:
+            [last, vocab] float32.
+        """
         few = {"logits_to_keep": last} if "logits_to_keep" in self._parameters else {}
         out = self.module(**self._inputs(text, source), **few)
         rows: Tensor = out.logits[0, -last:].float()
@@ -37,8 +49,7 @@ class Oracle:
 
     @torch.inference_mode()
     def stepwise_logits(self, text: Sequence[int], source: ExtraInput | None) -> Iterator[Tensor]:
-        """Yield the logits of each token, [vocab] float32, from forwards over one token with the
-        cache."""
+        """Yield the logits of each token, [vocab] float32, from one cached forward per token."""
         name, fixed = "input_ids", {}
         if self._encodes:
             read = self._inputs(text, source)["input_ids"]
@@ -53,7 +64,7 @@ class Oracle:
             yield out.logits[0, -1].float()
 
     def self_source(self, text: Sequence[int]) -> ExtraInput | None:
-        """Return the text as its own encoder input; None for a model without an encoder."""
+        """Return an encoder input that equals the text; None for a model without an encoder."""
         return ExtraInput(ids=tuple(text)) if self._encodes else None
 
     def _inputs(self, text: Sequence[int], source: ExtraInput | None) -> dict[str, Any]:

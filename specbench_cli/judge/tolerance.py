@@ -1,8 +1,8 @@
-"""The tolerance of near-ties: how much two correct forwards of one model differ.
+"""The tolerance of near-ties: how much the logits of two correct programs may differ.
 
-In exact arithmetic, one forward over n tokens equals n cached forwards over one token. Rounding
-makes them differ. The difference is measured on transformers' own module, because the engine is
-being judged.
+In exact arithmetic, one forward over n tokens gives the same logits as n cached forwards over one
+token. Rounding makes them differ. This module measures the difference on the transformers model of
+the target, because the engine itself is being judged.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ POSITIONS = 512
 """Maximum number of positions that are measured."""
 
 CEILING = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.5}
-"""Maximum difference that rounding may explain, in logits, by the dtype of the weights."""
+"""Largest difference of logits that counts as rounding, by the dtype of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """A measured tolerance, in logits.
+    """A measured tolerance, in units of logits.
 
-    value: Maximum gap between a token's score and the best one: twice `largest`, at most `ceiling`.
+    value: A token counts as tied if its logit is at most this far below the best one. The value is
+        twice `largest`, but at most `ceiling`.
     largest: Largest difference of a logit between the two computations.
-    ceiling: Limit for the dtype.
+    ceiling: Upper limit for the dtype (`CEILING`).
     positions: Number of measured positions.
     """
 
@@ -41,12 +42,12 @@ class Tolerance:
 def measure_tolerance(
     module: Any, sequences: Iterable[Sequence[int]], positions: int = POSITIONS
 ) -> Tolerance:
-    """Measure the tolerance of a transformers module.
+    """Measure the tolerance of a transformers model.
 
     Args:
         module: A language model of transformers.
-        sequences: Token ids, preferably of texts of the run. Read until `positions` are measured.
-        positions: Number of positions to measure.
+        sequences: Token ids of texts, preferably of the run's prompts.
+        positions: Number of tokens to measure. Further sequences are not read.
 
     Raises:
         ValueError: the sequences contain no token.
@@ -61,7 +62,7 @@ def measure_tolerance(
         if done == positions:
             break
     if done == 0:
-        raise ValueError("a tolerance needs at least one token to be measured on")
+        raise ValueError("at least one token is needed to measure the tolerance")
     ceiling = CEILING[module.dtype]
     return Tolerance(min(2 * largest, ceiling), largest, ceiling, done)
 
@@ -71,8 +72,9 @@ def _largest_difference(oracle: Oracle, text: Sequence[int]) -> float:
     at_once = oracle.logits(text, source, len(text))
     worst = torch.zeros((), device=oracle.device)
     for row, alone in zip(at_once, oracle.stepwise_logits(text, source), strict=True):
-        difference = torch.where(alone == row, 0.0, (alone - row).abs())  # of infinities too
+        # Equal infinities differ by 0, not by nan.
+        difference = torch.where(alone == row, 0.0, (alone - row).abs())
         worst = torch.maximum(worst, difference.max())
     if not bool(worst.isfinite()):
-        raise ArithmeticError("the target's logits are not finite on the run's own questions")
+        raise ArithmeticError("the target's logits are not finite for the questions of this run")
     return float(worst)

@@ -1,12 +1,17 @@
-"""The verdict on an output: identical to vanilla's, a near-tie, or a mismatch.
+"""The verdict on an output: identical to vanilla's output, a near-tie, or a mismatch.
 
-Two correct programs may choose different tokens if two scores are equal up to rounding. After that,
-their texts are unrelated. So an output that differs is judged on its own: transformers' module of
-the target reads it, and every token must be the best choice, up to the measured tolerance. At the
-first difference, this must hold for both tokens, and for the engine's own logits too.
+Vanilla is plain decoding without a draft. Under greedy and coupled sampling, a lossless method must
+generate vanilla's tokens. Coupled sampling adds the same random noise, keyed by seed and position,
+to the scores of every method.
 
-Vanilla's output is judged in the same way. Sampled outputs are judged by tokens that the target
-cannot generate, and by their likelihood.
+Two correct programs may still choose different tokens where two scores are equal up to rounding.
+After that position, their texts have nothing in common. So an output that differs is judged on its
+own. The transformers model of the target reads it, and every token must be the best choice, up to
+the measured tolerance. At the first difference, both tokens must pass this test, also with the
+engine's own logits. Such an output is a near-tie.
+
+Vanilla's output is judged in the same way. Under other sampling rules, outputs are random: an
+output fails if it contains a token that the target cannot generate. Its likelihood is stored.
 """
 
 from __future__ import annotations
@@ -33,19 +38,19 @@ from specbench_cli.stats.martingale import SMALLEST_TILT, TILTS
 from specbench_cli.store.schema import LOSSLESS, DraftedTokens, Likelihood, Steps, Verdict
 
 MIN_LOG_PROB = -12.0
-"""Lower bound of log-probabilities that are compared with their expectation (`stats.martingale`).
-Smaller ones depend on rounding."""
+"""Smallest log-probability in likelihoods. Smaller ones are raised to this value, because they
+depend on rounding (`stats.martingale`)."""
 
 
 _CHUNK_SIZE = 1 << 22
-"""Number of probabilities that are processed at once."""
+"""Maximum number of probabilities that are processed at once, to limit memory."""
 
 
 class NonFiniteLogits(ArithmeticError):
-    """Logits of the target are not finite, by transformers' module or by the engine.
+    """Error: the target's logits are not finite, in the transformers model or in the engine.
 
     Attributes:
-        position: Output token that these logits choose.
+        position: Index of the output token that these logits choose.
     """
 
     def __init__(self, at: int) -> None:
@@ -54,14 +59,15 @@ class NonFiniteLogits(ArithmeticError):
 
 
 LogitPair = tuple[Tensor, Tensor | None]
-"""Logits [n, vocab] after a prompt and after its weakened form. None without a contrast."""
+"""Logits [n, vocab] for a prompt, and for the weakened prompt that contrastive decoding compares
+it with. The second is None without contrastive decoding."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputLikelihood:
     """Log-probabilities of an output's tokens under the target.
 
-    likelihood: Comparison with their expectation, if the tokens were sampled.
+    likelihood: Comparison of their sum with its expected value. None if tokens were not sampled.
     """
 
     log_probs: list[float]
@@ -69,23 +75,26 @@ class OutputLikelihood:
 
 
 def requires_same_tokens(guarantee: Guarantee, rule: Rule) -> bool:
-    """Return True if an output is compared with vanilla's, token by token.
+    """Return True if a method must generate the same tokens as vanilla.
 
-    A lossless method must generate vanilla's tokens under greedy and coupled sampling. Under other
-    rules it guarantees a distribution. Lossy methods guarantee neither.
+    Lossless methods must do so under greedy and coupled sampling. Under other sampling rules, they
+    guarantee the target's distribution only. Lossy methods guarantee neither.
     """
     return guarantee in LOSSLESS and rule in ("greedy", "coupled")
 
 
 class OutputJudge:
-    """Judge of outputs. The cost is paid at the first output that differs.
+    """Judge of the outputs of a run.
+
+    It loads the transformers model and measures the tolerance at the first output that differs from
+    vanilla's. If all outputs are identical, it does neither.
 
     Args:
-        oracle: Builds transformers' module of the target. Called at most once.
+        oracle: Function that builds the transformers model of the target. Called at most once.
         sampling: Sampling settings of the run.
-        texts: Returns token sequences on which the tolerance is measured.
-        decoder: The target as vanilla runs it, used to decide whether batch width explains a
-            near-tie. None skips the check.
+        texts: Function that returns the token sequences on which the tolerance is measured.
+        decoder: The target as vanilla runs it, used to decide whether the width of forwards
+            explains a near-tie. None skips this check.
     """
 
     def __init__(
@@ -102,12 +111,12 @@ class OutputJudge:
         self._tolerance: Tolerance | None = None
 
     def facts(self) -> dict[str, Any] | None:
-        """Return the tolerance for the manifest; None if no output needed it."""
+        """Return the manifest entry of the tolerance; None if it was not measured."""
         return None if self._tolerance is None else asdict(self._tolerance)
 
     @property
     def was_needed(self) -> bool:
-        """Return True if an output differed."""
+        """True if an output had to be judged with the measured tolerance."""
         return self._tolerance is not None
 
     def compare(
@@ -118,21 +127,29 @@ class OutputJudge:
         steps: Steps | None = None,
         drafts: Sequence[DraftedTokens] | None = None,
     ) -> Verdict:
-        """Compare an output with vanilla's.
+        """Compare an output with vanilla's output.
+
+        The gap of a token is the distance of its score from the best score (`gaps`).
 
         Args:
             request: The decoded request.
             reference: Output of vanilla.
             ids: The output to judge.
-            steps, drafts: Steps of the engine and their drafts. None if another program decoded.
+            steps, drafts: Steps of the method and their drafts. None if another program decoded.
 
         Returns:
-            "identical"; "near-tie" if the output ends correctly and no gap exceeds the tolerance,
-            neither of its tokens nor of vanilla's token at the first difference; otherwise
-            "mismatch". `position` is the first difference and `expected` vanilla's token there
-            (None if it had ended). `gap` is the largest of `gaps`, anywhere in the output, because
-            a tie may hide a bug. It is None if the output ends wrongly or contains a token that the
-            processor forbids. `rounding` of a near-tie: True if width explains it.
+            A verdict of one of three kinds:
+
+            - "identical": the tokens are equal.
+            - "near-tie": the output ends correctly, and no gap exceeds the tolerance. This includes
+              the gap of vanilla's token at the first difference. `rounding` is True if the width of
+              the forwards explains the near-tie, and None if this was not checked.
+            - "mismatch": all others.
+
+            `position` is the first difference, and `expected` is vanilla's token there, or None if
+            vanilla's output had ended. `gap` is the largest gap in the whole output, because a bug
+            may begin after a near-tie. It is None if the output ends wrongly or contains a token
+            that the logits processor forbids.
         """
         if list(ids) == list(reference):
             return Verdict("identical")
@@ -153,12 +170,13 @@ class OutputJudge:
         return replace(tie, rounding=explained)
 
     def judge_reference(self, request: Request, ids: Sequence[int]) -> Verdict:
-        """Judge vanilla's own output with transformers' logits of its text.
+        """Judge vanilla's output with the logits of the transformers model.
 
         Returns:
-            "reference" with its `gap`; 0 if transformers chooses the same tokens, in which case no
-            tolerance is measured. "mismatch" if a gap exceeds the tolerance, with its `position`
-            and transformers' choice as `expected`.
+            "reference" if the transformers model agrees, or differs within the tolerance. `gap` is
+            then the largest distance of a token from the best score. It is 0 if all tokens are
+            equal, and no tolerance is measured then. Otherwise "mismatch", with the worst
+            `position`, and as `expected` the token that the transformers model chooses there.
         """
         if not ends_correctly(ids, request.stop):
             return Verdict("mismatch", len(ids), None, None)
@@ -174,12 +192,14 @@ class OutputJudge:
         return Verdict("mismatch", at, _finite_or_none(gap), self._chosen_tokens(request, rows)[at])
 
     def judge_sampled(self, request: Request, ids: Sequence[int]) -> Verdict:
-        """Judge a sampled output: it must end correctly and contain only tokens inside top-k and
-            top-p.
+        """Judge an output that was sampled at random.
+
+        It must end correctly, and top-k and top-p must keep each of its tokens.
 
         Returns:
-            "unchecked", because tokens prove nothing more; otherwise "mismatch", where `gap` is the
-            distance of the token at `position` beyond the cut.
+            "unchecked" if it passes, because a single output cannot prove the distribution.
+            Otherwise "mismatch". `gap` is the distance between the score of the token at `position`
+            and the lowest score that top-k and top-p keep.
         """
         if not ends_correctly(ids, request.stop):
             return Verdict("mismatch", len(ids), None, None)
@@ -198,18 +218,21 @@ class OutputJudge:
         return Verdict("mismatch", distances.index(gap), _finite_or_none(gap), None)
 
     def gaps(self, request: Request, ids: Sequence[int]) -> list[float]:
-        """Return how far each token's decision score is below the best one after the same tokens.
+        """Return how far each token's score is below the best score at its position.
 
-        Scores are logits (greedy) or log p_warped + noise (coupled). A token within the tolerance
-        of a top-k or top-p cut may be inside or outside. It may be chosen, and need not be beaten.
-        A token beyond the cut has at least its distance to the cut as gap. At the borders of a
-        contrast, the smallest gap of both sides counts.
+        Scores are logits under greedy sampling, and log p + noise under coupled sampling. Rounding
+        may move the limits of top-k and top-p. So a token within the tolerance of a limit may be
+        chosen, but it does not count as a better choice than another token. The gap of a token
+        beyond a limit is at least its distance from the limit. Contrastive decoding has limits too:
+        there, the gap is computed for both sides, and the smaller one is returned.
         """
         return self._min_gaps(request, self._read_with_oracle(request, ids), ids)
 
     def flip_chances(self, request: Request, ids: Sequence[int]) -> list[float]:
-        """Return an upper bound, for each position of vanilla's output, of the probability that
-        another correct program chooses another token there."""
+        """Return the probability that rounding changes the token at each position of an output.
+
+        The output is vanilla's. The values are upper bounds.
+        """
         rows = self._decision_logits(request, ids)
         chosen, reach = _as_column(ids, rows), MAX_GAP_ERROR * self._allowed_gap
         if self._sampling.rule == "greedy":
@@ -220,13 +243,14 @@ class OutputJudge:
         return _to_list(flip_chances(decision, chosen, reach, (inside, outside)))
 
     def compute_likelihood(self, request: Request, ids: Sequence[int]) -> OutputLikelihood:
-        """Compute each token's probability under the target's distribution, with one forward.
+        """Compute each token's log-probability under the target's distribution, with one forward.
 
-        The distribution is the warped one, or the softmax of the logits at temperature 0. Sampled
-        outputs are read by transformers, because the engine must not provide the evidence in its
-        own favor. Other outputs are read by vanilla's decoder, if there is one. A token outside the
-        cuts or forbidden by the processor counts with its probability before them, so that it does
-        not hide all others.
+        The distribution includes temperature, top-k and top-p. At temperature 0, it is the softmax
+        of the logits. The transformers model reads sampled outputs, so that the engine is not
+        judged by its own logits. The engine's target model reads other outputs.
+
+        A token that top-k, top-p or the logits processor forbids has probability 0. Its probability
+        before these steps is used instead, because the logarithm of 0 would make the sum useless.
 
         Raises:
             NonFiniteLogits: the logits are not finite.
@@ -255,7 +279,7 @@ class OutputJudge:
 
     @property
     def _allowed_gap(self) -> float:
-        """The tolerance in units of decision scores."""
+        """The tolerance in units of the scores that choose a token. The first use measures it."""
         if self._tolerance is None:
             self._tolerance = measure_tolerance(self._oracle.module, self._texts())
         contrast = self._sampling.contrast
@@ -267,31 +291,41 @@ class OutputJudge:
         return Oracle(self._build())
 
     def _tie_gap(self, request: Request, before: Sequence[int], tokens: Sequence[int]) -> float:
-        """Return the larger gap of two tokens after the same text, by oracle and engine."""
-        text = [*before, tokens[0]]  # only the logits of the last token are read
+        """Return the largest gap of two tokens at one position, in oracle and engine.
+
+        Args:
+            before: Output tokens before this position.
+            tokens: The two tokens.
+        """
+        text = [*before, tokens[0]]  # the last token is ignored: its position is what is scored
         readers: list[Callable[[Request], Tensor]] = [partial(self._oracle_logits, ids=text, n=1)]
         if self._decoder is not None:
             readers.append(partial(_decoder_logits, self._decoder, ids=text, n=1))
-        readings = [self._logit_pair(request, read, len(before)) for read in readers]
         processor = self._sampling.processor
         found = []
-        for reading in readings:
-            around = self._border_variants(reading)
+        for read in readers:
+            variants = self._border_variants(self._logit_pair(request, read, len(before)))
             if processor is not None:
-                around = [processor.begin()(row, before, ()) for row in around]
+                variants = [processor.begin()(row, before, ()) for row in variants]
             for token in tokens:
-                lacks = (self._gaps(request, row, [token], len(before)) for row in around)
-                found += _elementwise_min(lacks)
+                gaps = (self._gaps(request, row, [token], len(before)) for row in variants)
+                found += _elementwise_min(gaps)
         return max(found)
 
     def _min_gaps(self, request: Request, logits: LogitPair, ids: Sequence[int]) -> list[float]:
-        around = (self._process(rows, ids) for rows in self._border_variants(logits))
-        return _elementwise_min(self._gaps(request, rows, ids) for rows in around)
+        variants = (self._process(rows, ids) for rows in self._border_variants(logits))
+        return _elementwise_min(self._gaps(request, rows, ids) for rows in variants)
 
     def _gaps(
         self, request: Request, rows: Tensor, ids: Sequence[int], first: int = 0
     ) -> list[float]:
-        """Return the gaps of rows [n, vocab] from output position `first` on; see `gaps`."""
+        """Return the gaps of n tokens, given their logits; see `gaps`.
+
+        Args:
+            rows: [n, vocab] logits.
+            ids: The n tokens.
+            first: Output position of the first token.
+        """
         chosen = _as_column(ids, rows)
         if self._sampling.rule == "greedy":
             return _gaps_to_best(rows, chosen)
@@ -303,7 +337,7 @@ class OutputJudge:
         return [max(pair) for pair in zip(beaten, distances, strict=True)]
 
     def _chosen_tokens(self, request: Request, rows: Tensor) -> list[int]:
-        """Return the tokens that rows choose, without a tolerance."""
+        """Return the tokens that logits [n, vocab] choose, without a tolerance."""
         if self._sampling.rule != "greedy":
             scores, decision = self._coupled_scores(request, rows)
             floor, _ = cut_bounds(scores, self._sampling, 0.0)
@@ -312,14 +346,24 @@ class OutputJudge:
         return choices
 
     def _cut_distance(self, scores: Tensor, chosen: Tensor) -> Tensor:
-        """Return how far each chosen token [n, 1] is below the loosest cut, [n]."""
+        """Return how far each chosen token is below the lowest score that top-k and top-p keep.
+
+        Args:
+            scores: [n, vocab] log-probabilities before top-k and top-p.
+            chosen: [n, 1] token ids.
+
+        Returns:
+            [n] distances. inf if the logits processor forbids the token.
+        """
         floor, _ = cut_bounds(scores, self._sampling, self._allowed_gap)
         own = scores.gather(-1, chosen)[:, 0]
-        return torch.where(own.isneginf(), math.inf, floor - own)  # inf: forbidden by a processor
+        return torch.where(own.isneginf(), math.inf, floor - own)
 
     def _warp(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities before and after the cuts, [n, vocab] each, without the engine's
-        code."""
+        """Return log-probabilities before and after top-k and top-p, [n, vocab] each.
+
+        This does not use the engine's code, which is being judged.
+        """
         scores = (rows / self._sampling.temperature).log_softmax(-1)
         floor, _ = cut_bounds(scores, self._sampling, 0.0)
         return scores, scores.masked_fill(scores < floor[:, None], -math.inf).log_softmax(-1)
@@ -327,8 +371,15 @@ class OutputJudge:
     def _coupled_scores(
         self, request: Request, rows: Tensor, first: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities before the cuts, and with the keyed noise added, [n, vocab]
-        each."""
+        """Return the scores of coupled sampling, before top-k and top-p.
+
+        Args:
+            rows: [n, vocab] logits.
+            first: Output position of the first row.
+
+        Returns:
+            The log-probabilities, and their sum with the noise of the positions, [n, vocab] each.
+        """
         scores = (rows / self._sampling.temperature).log_softmax(-1)
         noise = Noise(
             self._sampling.seed, request.prompt_id, request.turn, rows.shape[-1], rows.device
@@ -336,8 +387,10 @@ class OutputJudge:
         return scores, scores + noise.rows(first, rows.shape[0])
 
     def _decision_logits(self, request: Request, ids: Sequence[int]) -> Tensor:
-        """Return the processed logits [n, vocab] float32 that chose the n tokens. Raises
-        NonFiniteLogits."""
+        """Return the oracle's logits [n, vocab] float32 for n output tokens.
+
+        Contrast and logits processor are applied. Raise NonFiniteLogits if they are not finite.
+        """
         return self._process(self._apply_contrast(self._read_with_oracle(request, ids)), ids)
 
     def _process(self, rows: Tensor, ids: Sequence[int]) -> Tensor:
@@ -345,19 +398,22 @@ class OutputJudge:
         return rows if processor is None else processor.process_output(rows, ids)
 
     def _read_with_oracle(self, request: Request, ids: Sequence[int]) -> LogitPair:
-        """Return the logits of the output tokens by the oracle; see `_logit_pair`."""
+        """Return the oracle's logits for the tokens of an output; see `_logit_pair`."""
         return self._logit_pair(request, partial(self._oracle_logits, ids=ids, n=len(ids)))
 
     def _oracle_logits(self, request: Request, ids: Sequence[int], n: int) -> Tensor:
-        """Return the oracle's logits [n, vocab] float32 for the last n of some tokens."""
+        """Return the oracle's logits [n, vocab] float32 for the last n tokens of `ids`."""
         return self._oracle.logits([*request.ids, *ids[:-1]], request.source, n)
 
     def _logit_pair(
         self, request: Request, read: Callable[[Request], Tensor], first: int = 0
     ) -> LogitPair:
-        """Return a model's logits for a request, and for its weakened prompt under a contrast.
+        """Return a model's logits for a request, and for its weakened prompt.
+
+        The second is None unless the run uses contrastive decoding.
 
         Args:
+            read: Function that returns the model's logits for a request.
             first: Output position of the first row.
 
         Raises:
@@ -370,27 +426,30 @@ class OutputJudge:
         return plain, _check_finite(read(weak), first)
 
     def _apply_contrast(self, logits: LogitPair) -> Tensor:
-        """Return the logits that the target decides with, before a processor."""
+        """Return the logits after contrastive decoding, before a logits processor."""
         contrast, (plain, weak) = self._sampling.contrast, logits
         if contrast is None or weak is None:
             return plain
         return contrast.apply(plain, weak)
 
     def _border_variants(self, logits: LogitPair) -> list[Tensor]:
-        """Return the logits for both sides of a contrast's borders, which rounding may move."""
+        """Return the logits after contrastive decoding, also for slightly moved limits.
+
+        Contrastive decoding removes tokens below a limit, and rounding may move this limit.
+        """
         contrast, (plain, weak) = self._sampling.contrast, logits
         if contrast is None or weak is None:
             return [plain]
-        self._allowed_gap  # noqa: B018  the tolerance is measured
+        self._allowed_gap  # noqa: B018  this measures the tolerance
         assert self._tolerance is not None
         near = contrast.borderline_variants(plain.shape[-1], self._tolerance.value)
         return [each.apply(plain, weak) for each in (contrast, *near)]
 
 
 def ends_correctly(ids: Sequence[int], stop: StopRule) -> bool:
-    """Return True if an output ends at its first EOS or stop string, or exactly at the budget.
+    """Return True if an output ends at its first EOS or stop string, or at the token limit.
 
-    This does not use the code of the stop rule, which every method's text went through.
+    This does not use the engine's stop rule, because that code is being judged too.
     """
 
     def completes(n: int) -> bool:
@@ -403,17 +462,17 @@ def ends_correctly(ids: Sequence[int], stop: StopRule) -> bool:
 
 
 def cut_bounds(scores: Tensor, sampling: Sampling, tolerance: float) -> tuple[Tensor, Tensor]:
-    """Return the range of the top-k and top-p cuts: the lowest score kept and the highest one left
-    out.
+    """Return the range in which rounding may move the limit of top-k and top-p.
 
     Args:
-        scores: [n, vocab] log-probabilities before the cuts.
-        tolerance: Tolerance d of the scores. The odds of a mass m change by at most the factor
-            e^2d, and m moves to m e^2d / (m e^2d + 1 - m). The top-p limit may move as far.
+        scores: [n, vocab] log-probabilities before top-k and top-p.
+        tolerance: Largest error d of a score. If a set of tokens has probability m, rounding
+            changes its odds by at most the factor e^2d, so that m becomes at most
+            m e^2d / (m e^2d + 1 - m). The limit of top-p moves by the same amount.
 
     Returns:
-        (floor [n], ceiling [n]): the lowest score that the loosest cut keeps, and the highest score
-        that the strictest cut leaves out. -inf if there is no cut.
+        (floor [n], ceiling [n]). The floor is the lowest score that may be kept, the ceiling is the
+        highest score that may be removed. Both are -inf without top-k and top-p.
     """
     ordered = scores.sort(dim=-1, descending=True).values
     floor = ceiling = torch.full_like(scores[:, 0], -math.inf)
@@ -431,13 +490,25 @@ def cut_bounds(scores: Tensor, sampling: Sampling, tolerance: float) -> tuple[Te
 
 
 def _shift_mass(mass: float, by: float) -> float:
-    """Return a mass after its scores rise and all others fall by the same amount."""
+    """Return the probability of a set of tokens after its scores rise and all others fall.
+
+    Args:
+        mass: Probability of the set before.
+        by: Amount by which its scores rise and all others fall.
+    """
     return mass / (mass + (1.0 - mass) * math.exp(-2.0 * by))
 
 
 def _compare_likelihood(distribution: Tensor, chosen: Tensor) -> Likelihood:
-    """Compare log-probabilities of sampled tokens, [n, 1], with their expectation, given [n,
-    vocab]."""
+    """Compare the log-probabilities of sampled tokens with their expected values.
+
+    Args:
+        distribution: [n, vocab] log-probabilities of all tokens.
+        chosen: [n, 1] log-probabilities of the sampled tokens.
+
+    Returns:
+        Difference of the sums, variance, and cumulants; see `stats.martingale`.
+    """
     sums = torch.zeros(2 + len(TILTS), dtype=torch.float64, device=distribution.device)
     chunk = max(1, _CHUNK_SIZE // distribution.shape[-1])
     for rows, own in zip(distribution.split(chunk), chosen.split(chunk), strict=True):
@@ -456,7 +527,7 @@ def _compare_likelihood(distribution: Tensor, chosen: Tensor) -> Likelihood:
 
 
 def _decoder_logits(decoder: Decoder, request: Request, ids: Sequence[int], n: int) -> Tensor:
-    """Return a decoder's logits [n, vocab] float32 for the last n of some tokens."""
+    """Return a decoder's logits [n, vocab] float32 for the last n tokens of `ids`."""
     text = torch.tensor([[*request.ids, *ids[:-1]]], device=decoder.device)
     last = torch.arange(text.shape[1] - n, text.shape[1], device=decoder.device)
     state = request.state(decoder, text.shape[1])
@@ -466,7 +537,7 @@ def _decoder_logits(decoder: Decoder, request: Request, ids: Sequence[int], n: i
 
 
 def _check_finite(rows: Tensor, first: int = 0) -> Tensor:
-    """Return rows [n, vocab]. Raise NonFiniteLogits if the maximum of a row is not finite.
+    """Return logits [n, vocab] unchanged. Raise NonFiniteLogits if a row's maximum is not finite.
 
     Args:
         first: Output position of the first row.
@@ -478,7 +549,7 @@ def _check_finite(rows: Tensor, first: int = 0) -> Tensor:
 
 
 def _elementwise_min(readings: Iterable[Sequence[float]]) -> list[float]:
-    """Return the smallest of several gaps at each position."""
+    """Return the smallest value of several lists at each position."""
     return [min(each) for each in zip(*readings, strict=True)]
 
 
@@ -487,7 +558,7 @@ def _as_column(ids: Sequence[int], rows: Tensor) -> Tensor:
 
 
 def _finite_or_none(gap: float) -> float | None:
-    """Return a gap as verdicts store it: None if the token cannot be chosen at all."""
+    """Return a gap; None if it is infinite, because JSON has no infinity."""
     return gap if math.isfinite(gap) else None
 
 

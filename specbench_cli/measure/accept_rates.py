@@ -1,7 +1,8 @@
-"""Acceptance rates of lossy methods, which their random controls use.
+"""Acceptance rates of lossy methods, for the random controls of these methods.
 
-A rate is measured before the run: the share of rejected tokens, or of reasoning steps, that the
-method's rule accepts.
+A lossy method accepts some draft tokens, or whole reasoning steps, that lossless verification would
+reject. Its random control accepts the same share of them, but chosen at random. Comparing the two
+shows whether the method's rule chooses well. This module measures the share before the run.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specbench_cli.engine.learning import Memory
+from specbench_cli.engine.segments.rules import SegmentParams
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.spans.judge import SegmentParams
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.manifest import method_entries
 from specbench_cli.measure.method_code import describe_failure, enforce_time_limit, run_workers
@@ -20,20 +21,20 @@ from specbench_cli.plan.plan import Plan
 from specbench_cli.store.run_dir import RunDir
 
 MAX_QUESTIONS = 48
-"""Maximum number of questions for a rate. They are evenly spaced, because questions of a family are
-adjacent in a task."""
+"""Maximum number of questions that are decoded to measure a rate. They are evenly spaced over the
+task, because similar questions are adjacent."""
 
 
 def provide_rates(plan: Plan, bench: Bench, run_dir: RunDir, view: RunView) -> Plan:
-    """Return the plan with the acceptance rate of each random control.
+    """Measure the acceptance rates that random controls need, and return the plan with them.
 
-    Controls whose rate cannot be measured are removed. The manifest stores the rates, so a resumed
-    run uses the same ones.
+    Random controls whose rate cannot be measured are removed from the plan. The manifest stores the
+    rates, so a resumed run uses the same ones.
     """
     sources = {
-        method_run.label: like
+        method_run.label: source
         for method_run in plan.method_runs
-        if (like := get_acceptance_source(method_run.method)) is not None
+        if (source := get_acceptance_source(method_run.method)) is not None
     }
     if not sources:
         return plan
@@ -41,12 +42,17 @@ def provide_rates(plan: Plan, bench: Bench, run_dir: RunDir, view: RunView) -> P
     by_label = {method_run.label: method_run for method_run in plan.method_runs}
     for label in dict.fromkeys(sources.values()):
         if label in by_label and label not in rates:
-            view.stage(f"measuring how many {label} lets pass")
+            view.stage(f"measuring the acceptance rate of {label}")
             try:
                 rates[label] = _measure_rate(plan, bench, by_label[label])
             except Exception as failure:  # the method will fail in the run too, and report it
-                view.note(f"no random control of {label}: {describe_failure(failure)}")
-    rest = plan.without({control for control, like in sources.items() if like not in rates})
+                view.note(
+                    f"the random control of {label} is left out, because its acceptance rate"
+                    f" cannot be measured: {describe_failure(failure)}"
+                )
+    rest = plan.drop_methods(
+        {control for control, source in sources.items() if source not in rates}
+    )
     rest = replace(
         rest, method_runs=tuple(_with_rate(method_run, rates) for method_run in rest.method_runs)
     )
@@ -55,24 +61,25 @@ def provide_rates(plan: Plan, bench: Bench, run_dir: RunDir, view: RunView) -> P
 
 
 def _with_rate(method_run: MethodRun, rates: dict[str, float]) -> MethodRun:
-    like = get_acceptance_source(method_run.method)
-    if like is None:
+    source = get_acceptance_source(method_run.method)
+    if source is None:
         return method_run
-    passed = {**method_run.passed, "rate": rates[like]}
-    return replace(method_run, passed=passed)
+    params = {**method_run.user_params, "rate": rates[source]}
+    return replace(method_run, user_params=params)
 
 
 def _measure_rate(plan: Plan, bench: Bench, method_run: MethodRun) -> float:
-    """Return the share of levels rejected by the lossless rule that the method's accept rule
-    accepts.
+    """Return the acceptance rate of a lossy method, from 0 to 1.
 
-    For a rule over reasoning steps, return the share of judged steps. 0 if there was none.
+    For a method that accepts tokens, this is the share of accepted tokens among those that the
+    lossless rule rejects. For a method that accepts reasoning steps, it is the share of accepted
+    steps among all judged steps. 0 if there are none.
     """
     workspace, memory = bench.workspace, Memory()
     by_step = isinstance(method_run.method.params, SegmentParams)
-    passed = judged = 0
+    accepted = judged = 0
     for question in plan.questions[:: -(-len(plan.questions) // MAX_QUESTIONS)]:
-        ids, budget = bench.encode_prompt(question), plan.budget(question)
+        ids, budget = bench.encode_prompt(question), plan.max_new_tokens(question)
         workspace.reserve(len(ids) + budget)
         request = bench.create_request(question.prompt_id, 1, ids, bench.stop_rule(budget))
         session = Session(workspace, request, plan.sampling, memory=memory)
@@ -81,11 +88,11 @@ def _measure_rate(plan: Plan, bench: Bench, method_run: MethodRun) -> float:
             enforce_time_limit(plan.config.timeout_per_prompt),
         ):
             for step in method_run.method.generate(session):
-                words, counts = step.outcome.origin, step.extra
+                origin, counts = step.outcome.origin, step.extra
                 if by_step:
-                    passed += counts.get("stood", 0)
+                    accepted += counts.get("stood", 0)
                     judged += counts.get("spans", 0)
                 else:
-                    passed += words.count("relaxed")
-                    judged += step.outcome.tested - words.count("accepted")
-    return round(passed / judged, 4) if judged else 0.0
+                    accepted += origin.count("relaxed")
+                    judged += step.outcome.tested - origin.count("accepted")
+    return round(accepted / judged, 4) if judged else 0.0

@@ -1,6 +1,6 @@
-"""Checks of assets: models, task data, and the hub that provides both.
+"""Checks of the models, the task data and the Hugging Face hub, for `specbench doctor`.
 
-Nothing is downloaded, and no value contains a path.
+Nothing is downloaded, and no result contains a path of this machine.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ BY_AVAILABILITY: tuple[Availability, ...] = ("local", "cached", "downloadable", 
 
 
 class HubCall:
-    """A request to the hub in the background, for at most `HUB_TIMEOUT_S` seconds."""
+    """Request to the Hugging Face hub, sent by a background thread when the object is created."""
 
     def __init__(self) -> None:
-        self._answer = "no answer"
+        self._failure = "no answer"
         self._thread = threading.Thread(target=self._send_request, daemon=True)
         self._thread.start()
 
@@ -47,45 +47,49 @@ class HubCall:
         except urllib.error.HTTPError:
             pass  # the hub answered
         except (OSError, HTTPException, ValueError) as fault:
-            self._answer = str(getattr(fault, "reason", fault))
+            self._failure = str(getattr(fault, "reason", fault))
             return
-        self._answer = ""
+        self._failure = ""
 
     def check(self) -> HealthCheck:
         """Return the result of the request. Wait for it at most `HUB_TIMEOUT_S` seconds."""
         if is_offline():
-            return _hub_check("HF_HUB_OFFLINE forbids asking it", "unset HF_HUB_OFFLINE")
+            return _hub_check("HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE")
         self._thread.join(HUB_TIMEOUT_S)
         return _hub_check(
-            self._answer,
-            "connect this machine, or set HF_ENDPOINT to a mirror, or bring the files: copy the"
-            " hub's cache (HF_HOME) and a folder for SPECBENCH_DATA from a machine that has them",
+            self._failure,
+            "connect this machine to the internet, or set HF_ENDPOINT to a mirror; or copy the"
+            " hub's cache (HF_HOME) and a folder for SPECBENCH_DATA from another machine",
         )
 
 
-def _hub_check(trouble: str, mend: str) -> HealthCheck:
+def _hub_check(failure: str, fix: str) -> HealthCheck:
     return HealthCheck(
         "hub",
-        "limited" if trouble else "ok",
-        f"not reachable: {trouble}" if trouble else "reachable",
-        "downloads of models and of tasks' data; what is local or cached can be run",
-        mend,
+        "limited" if failure else "ok",
+        f"not reachable: {failure}" if failure else "reachable",
+        "downloads of models and task data; local and cached files still work",
+        fix,
     )
 
 
 def check_models() -> Iterator[HealthCheck]:
-    """Check the shipped pair, a real model, and how many other short names are on this machine."""
+    """Check which models are on this machine.
+
+    Yield a result for each of the two shipped models, for a small real model, and one for all other
+    models that have a short name.
+    """
     for name in (DEFAULT_TARGET, "embedded-1m"):
         try:
-            found, trouble, mend = resolve(name).label, "", ""
+            found, missing, fix = f"{resolve(name).label}, shipped", False, ""
         except SpecbenchError as fault:
-            found, trouble, mend = fault.message, "missing", fault.hint or ""
+            found, missing, fix = fault.message, True, fault.hint or ""
         yield HealthCheck(
             f"model {name}",
-            "missing" if trouble else "ok",
-            found if trouble else f"{found}, shipped",
+            "missing" if missing else "ok",
+            found,
             "the default run",
-            mend,
+            fix,
             needed=True,
         )
     real = describe(REAL_TARGET)
@@ -103,20 +107,24 @@ def check_models() -> Iterator[HealthCheck]:
         "other models",
         "limited" if absent else "ok",
         f"cached: {', '.join(cached) or 'none'}; not downloaded: {len(absent)}",
-        "runs with those models, until a run or `hf download` has fetched them",
-        "specbench list models (sizes), then: specbench run --target NAME",
+        "runs with the models that are not downloaded, without a network",
+        "specbench run --target NAME downloads one (sizes: specbench list models)",
     )
 
 
 def check_tasks(hub_answers: bool) -> Iterator[HealthCheck]:
-    """Check where the data of each shipped task is or could be downloaded from."""
+    """Check whether the data of each shipped task is on this machine or can be downloaded.
+
+    Args:
+        hub_answers: True if the hub can be reached.
+    """
     own = os.environ.get("SPECBENCH_DATA")
     if own and not Path(own).is_dir():
         yield HealthCheck(
             "SPECBENCH_DATA",
             "limited",
-            "names no folder",
-            "finding the data that it should hold",
+            "not the path of a folder",
+            "reading task data from this folder",
             "set it to a folder that exists, or: unset SPECBENCH_DATA",
         )
     for name in task_names():
@@ -127,23 +135,23 @@ def check_tasks(hub_answers: bool) -> Iterator[HealthCheck]:
         yield HealthCheck(
             f"task {name}",
             "ok" if usable else "missing" if name == DEFAULT_TASK else "limited",
-            where if usable or where == "missing" else f"{where}, but not from here now",
+            where if usable or where == "missing" else f"{where}, but the hub is not reachable",
             f"specbench run --task {name}",
-            card.obtain or f"where there is a network: {_fetch_command(name, card.sources)}",
+            card.obtain or f"with a network connection: {_fetch_command(name, card.sources)}",
             needed=name == DEFAULT_TASK,
         )
 
 
 def _fetch_command(name: str, sources: Sequence[DatasetSource]) -> str:
-    """Return the command that fetches the data of a task."""
+    """Return the command that downloads the data of a task."""
     if len(sources) == 1 and (url := sources[0].url):
         file = sources[0].file + (".gz" if url.endswith(".gz") else "")
         return f"curl -L -o {file} {url}; then set SPECBENCH_DATA to its folder"
-    return f"specbench run --task {name} --limit 1, which fills the cache (SPECBENCH_CACHE)"
+    return f"specbench run --task {name} --limit 1, which stores it in SPECBENCH_CACHE"
 
 
 def _find_source(source: DatasetSource) -> Availability:
-    """Return where a file of a shipped task is available."""
+    """Return where the data file of a shipped task is available."""
     own = os.environ.get("SPECBENCH_DATA")
     for place in (SHIPPED, *([Path(own)] if own else [])):
         if any((place / name).is_file() for name in (source.file, f"{source.file}.gz")):

@@ -1,4 +1,4 @@
-"""Measurement of a batch: prompts that one method decodes together."""
+"""Measurement of a batch: several prompts that one method decodes together."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from specbench_cli.measure.measurement import (
 from specbench_cli.measure.memory import peak_bytes, reset_peak
 from specbench_cli.measure.method_code import describe_failure, enforce_time_limit
 from specbench_cli.measure.phases import split_time
-from specbench_cli.store.schema import BatchMembership as Batched
-from specbench_cli.store.schema import Ns, Trace
+from specbench_cli.store.schema import BatchMembership, Ns, Trace
 
 
 class BatchMeasurement:
-    """Measurements of one method whose prompts are decoded together.
+    """Measurement of several prompts that one method decodes together, with continuous batching.
 
-    Each one gets the steps and forwards of its sequence, and an equal share of the time. The shares
-    add up to the time of the batch.
+    The result of each prompt has the steps and forwards of its sequence. The time of the batch is
+    divided equally among the prompts.
 
     Args:
-        size: Maximum number of sequences in a step. Others join when one ends.
-        chunk: Maximum number of prompt tokens that such a forward also prefills.
+        measurements: One measurement per prompt, which receives the result.
+        size: Maximum number of sequences in a step. When one ends, the next prompt joins.
+        chunk: Maximum number of prompt tokens that a verification forward also prefills.
         arrivals: Arrival time of each request in seconds. Empty if all arrive at the start.
     """
 
@@ -46,7 +46,7 @@ class BatchMeasurement:
         self._chunk = chunk
 
     def measure(self) -> None:
-        """Decode the prompts with the clock running; see `Measurement.measure`."""
+        """Decode the prompts and time them. A later call replaces the earlier result."""
         measurements, first = self._measurements, self._measurements[0]
         device = first.prepare()
         watch = first.create_watch()
@@ -64,13 +64,13 @@ class BatchMeasurement:
             with enforce_time_limit(first.limit_s and first.limit_s * len(measurements)):
                 first.energy.begin()
                 watch.begin(*batch.sessions)
-                made = first.method_run.method.generate_batch(batch)
+                generated = first.method_run.method.generate_batch(batch)
                 for step in check_steps(
-                    first.method_run.method, "generate_batch", made, len(counted)
+                    first.method_run.method, "generate_batch", generated, len(counted)
                 ):
-                    steps, extra, told = counted[step.seq]
+                    steps, extra, reported = counted[step.seq]
                     count_step(steps, extra, step)
-                    told.append(ReportedStep.of(step))
+                    reported.append(ReportedStep.from_step(step))
                 watch.end()
         except BaseException as failure:  # an error of a method fails its outputs, not the run
             watch.end()
@@ -91,7 +91,7 @@ class BatchMeasurement:
         for place, (measurement, session) in enumerate(
             zip(measurements, batch.sessions, strict=True)
         ):
-            steps, extra, told = counted[place]
+            steps, extra, reported = counted[place]
             own = [f for f in batch.meter.forwards if f.rows is None or place in f.rows]
             measurement.output = DecodedOutput(
                 output_ids=list(session.output()),
@@ -101,11 +101,11 @@ class BatchMeasurement:
                 trace=Trace.pack(_sequence_part(f, place) for f in own),
                 ns=share,
                 peak=peak,
-                drafts=[build_draft_record(each) for each in told],
+                drafts=[build_draft_record(each) for each in reported],
                 extra=extra,
                 version=None,
-                error=error or measurement.find_fault(session, told),
-                batch=Batched(
+                error=error or measurement.find_fault(session, reported),
+                batch=BatchMembership(
                     len(measurements),
                     place,
                     total,
@@ -123,7 +123,11 @@ class BatchMeasurement:
             measurement.finish(other_cpu, noisy)
 
     def _batch_options(self) -> dict[str, Any]:
-        """Return the arguments of the batch: recordings, references, arrivals and chunk size."""
+        """Return the keyword arguments of `Batch` that the prompts determine.
+
+        Recordings are tokens to replay. References are vanilla's outputs, for methods that may read
+        them. Both are by index of the prompt.
+        """
         recordings = {
             at: measurement.recording
             for at, measurement in enumerate(self._measurements)
@@ -134,14 +138,18 @@ class BatchMeasurement:
             for at, measurement in enumerate(self._measurements)
             if measurement.reference
         }
-        known = {"recordings": recordings, "references": references}
-        return {**known, "arrivals": self._arrivals, "chunk": self._chunk}
+        return {
+            "recordings": recordings,
+            "references": references,
+            "arrivals": self._arrivals,
+            "chunk": self._chunk,
+        }
 
 
 def make_measurable(
     measurements: Sequence[Measurement], size: int, chunk: int, arrivals: Sequence[float] = ()
 ) -> Measurement | BatchMeasurement:
-    """Return the measurement of one output, or a `BatchMeasurement` of several."""
+    """Return the only measurement, or a `BatchMeasurement` of several; see `BatchMeasurement`."""
     return (
         measurements[0]
         if size == 1 and not arrivals
@@ -150,7 +158,11 @@ def make_measurable(
 
 
 def _sequence_part(forward: Forward, place: int) -> Forward:
-    """Return the part of a batch's forward that belongs to one sequence (rows and role)."""
+    """Return a batch's forward as one sequence sees it, with its own number of tokens and role.
+
+    Args:
+        place: Index of the sequence in the batch.
+    """
     if forward.rows is None:
         return forward
     role = "prefill" if place in forward.prompt_places else forward.role
@@ -158,7 +170,7 @@ def _sequence_part(forward: Forward, place: int) -> Forward:
 
 
 def _divide_time(ns: Ns, n: int) -> Ns:
-    """Return one of n equal shares of a time. Its parts add up."""
+    """Return a time divided by n. The parts of the result add up, despite rounding."""
     prefill, draft, verify, host = (
         (part or 0) // n for part in (ns.prefill, ns.draft, ns.verify, ns.host)
     )

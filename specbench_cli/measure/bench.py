@@ -1,4 +1,7 @@
-"""The test bench: tokenizer, decoders and states of a run, loaded once."""
+"""The test bench of a run: the loaded models, the tokenizer and the model states.
+
+A repeat loads it once. All methods decode with it.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +20,20 @@ import torch
 from safetensors import SafetensorError
 
 from specbench_cli.engine.drafting.vocabulary import Translation, Vocabulary
-from specbench_cli.engine.imposed import impose
+from specbench_cli.engine.imposed_acceptance import impose_acceptance
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.artifact import ArtifactSpec
 from specbench_cli.engine.models.checkpoint import (
-    ConfigFacts,
+    CheckpointFacts,
     Weights,
-    config_facts,
+    read_checkpoint_facts,
     read_tokenizer,
 )
 from specbench_cli.engine.models.cuda.graphs import CudaGraphs
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.fused import FusedStack
 from specbench_cli.engine.models.head import FeatureHead
-from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.engine.models.load import get_module, load_decoder
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.processor import LogitsProcessor
@@ -48,41 +51,45 @@ from specbench_cli.tasks import Question, build_messages, decode_answer, render_
 _T = TypeVar("_T")
 
 CHECK_TIME_S = 10.0
-"""Time in seconds after which the check of first turns stops at the next question that fails."""
+"""Seconds after which `Bench.check_first_turns` stops at the next question that fails."""
 MAX_LISTED = 5
-"""Maximum number of further questions that an error names."""
+"""Maximum number of further failed questions that an error message lists."""
 _LEAVE_OUT = "leave the question out (--category, --limit, or a .jsonl file of your own)"
 _CHARACTERS_PER_POSITION = 16
-"""Characters per context position of the text prefix that is tokenized first."""
+"""Length of the first prefix of a long text that is tokenized, in characters per position of the
+models' context; see `Bench._check_text`."""
 
 _MAX_TOKENS_FACTOR = 2
-"""Multiple of the context. If a prefix has more tokens, the whole text is too long, even if the cut
-split a token."""
+"""A text is too long if a prefix has more tokens than this multiple of the context. The margin
+allows for a token that the end of the prefix splits."""
 
 
 class Bench:
-    """The loaded models of a run, with the tokenizer and the states.
+    """Test bench: the loaded models of a run, with the tokenizer and the model states.
+
+    A role is the purpose of a model: "target", "draft", or the name of another model that a method
+    needs.
 
     Attributes:
-        workspace: Decoders and states.
+        workspace: Decoders and their states.
         tokenizer: Tokenizer of the target, from transformers.
-        module: Function that builds transformers' module of a role.
-        facts: Facts of each checkpoint, by role.
+        module: Function that builds the transformers model of a role.
+        facts: Facts from the config of each checkpoint, by role.
         device: Device of the target.
         energy: Energy meter of this device.
-        peaks: Peak memory in bytes while loading and warming up. Records contain that of outputs.
-        unfit: Methods whose trained modules do not load, with the error.
+        peaks: Peak memory in bytes while loading and warming up.
+        load_errors: Methods whose trained modules do not load, with the error.
         processor: Logits processor of the run's grammar, if it has one.
 
     Args:
         plan: Plan of the run.
-        lenient: True collects errors in `unfit`. False raises them.
+        lenient: True stores errors of trained modules in `load_errors`. False raises them.
     """
 
     def __init__(self, plan: Plan, *, lenient: bool = False) -> None:
         config = plan.config
         self._plan = plan
-        self.device = choose_device(config.home)
+        self.device = choose_device(config.main_device)
         self._graphs = self._records_graphs()
         self.energy = EnergyMeter.for_device(self.device)
         self.peaks: dict[str, int] = {}
@@ -92,8 +99,8 @@ class Bench:
         if config.threads:
             torch.set_num_threads(config.threads)
         checkpoints = plan.checkpoints
-        self.facts: dict[str, ConfigFacts] = {
-            role: read_checkpoint(config_facts, checkpoint)
+        self.facts: dict[str, CheckpointFacts] = {
+            role: read_checkpoint(read_checkpoint_facts, checkpoint)
             for role, checkpoint in checkpoints.items()
         }
         self.tokenizer = load_tokenizer(plan.target)
@@ -107,9 +114,10 @@ class Bench:
         load = partial(load_run_decoder, dtype=dtype, imposed=imposed, graphs=self._graphs)
         decoders = self._load_decoders(load, translations)
         self.context = min(decoder.max_positions for decoder in decoders.values())
-        # Build modules on demand: it takes seconds, and only peers and near-ties need them.
+        # Build transformers models on demand, because it takes seconds. Only external engines
+        # and the judging of near-ties need them.
         self.module = cache(
-            lambda role: read_checkpoint(lambda _: module_of(decoders[role]), checkpoints[role])
+            lambda role: read_checkpoint(lambda _: get_module(decoders[role]), checkpoints[role])
         )
         self._heads: dict[ArtifactSpec, HeadFiles] = {}
         self.workspace = Workspace(decoders, 0, self.module, self.tokenizer, self._load_artifact)
@@ -138,8 +146,8 @@ class Bench:
         config, on_gpu = self._plan.config, self.device.type == "cuda"
         if config.graphs == "on" and not on_gpu:
             raise EnvironmentFault(
-                f"--graphs on: what is recorded is CUDA graphs, and this run is on {self.device}",
-                hint="--device cuda, or leave --graphs out",
+                f"--graphs on: CUDA graphs need a CUDA device, and this run is on {self.device}",
+                hint="choose --device cuda, or leave --graphs out",
             )
         return config.graphs != "off" and on_gpu
 
@@ -149,8 +157,8 @@ class Bench:
         """Load the decoder of each role.
 
         Args:
-            load: function that loads one decoder; see `loaded`.
-            translations: translation of each role's vocabulary.
+            load: Function that loads one decoder; see `load_run_decoder`.
+            translations: Translation of each role's vocabulary to the target's.
         """
         plan, checkpoints = self._plan, self._plan.checkpoints
         decoders = {
@@ -169,19 +177,19 @@ class Bench:
         _check_encoders(decoders, checkpoints)
         if plan.config.contrast is not None and decoders["target"].split_prompt(())[1] is not None:
             raise UsageError(
-                f"--contrast weakens the text that a target reads, and {plan.target.label} reads"
-                " its prompts beside it",
-                hint="choose a --target that reads text alone, or drop --contrast",
+                f"--contrast weakens the prompt in the target's text, and {plan.target.label} reads"
+                " its prompt with an encoder or as images",
+                hint="choose a --target that reads text only, or drop --contrast",
             )
         return decoders
 
     def _load_artifacts(self, lenient: bool) -> dict[str, SpecbenchError]:
-        """Load the trained modules of the methods before any timing. Return the errors by method.
+        """Load the trained modules of the methods, such as heads. Return the errors by method.
 
         Args:
-            lenient: see `Bench`.
+            lenient: See `Bench`.
         """
-        unfit: dict[str, SpecbenchError] = {}
+        errors: dict[str, SpecbenchError] = {}
         for method_run in self._plan.method_runs:
             if method_run.label not in self._plan.isolated:
                 try:
@@ -190,8 +198,8 @@ class Bench:
                 except (UsageError, EnvironmentFault) as fault:
                     if not lenient:
                         raise
-                    unfit[method_run.label] = fault
-        return unfit
+                    errors[method_run.label] = fault
+        return errors
 
     def _grammar_processor(self) -> LogitsProcessor | None:
         grammar = self._plan.grammar
@@ -199,26 +207,32 @@ class Bench:
             return None
         target = self.facts["target"]
         ends = [token for token in target.eos if token < target.vocab_size]
-        return grammar.processor(self.tokenizer, ends, self._plan.target.label)
+        return grammar.create_mask(self.tokenizer, ends, self._plan.target.label)
 
     @property
     def _second_draft_device(self) -> torch.device | None:
-        """Device on which a worker loads its own copy of the draft model, if one does."""
-        placed = self.placement
-        return placed.device if placed is not None and placed.separate_draft else None
+        """Device on which a parallel worker loads a second copy of the draft model.
+
+        None if there is no second copy.
+        """
+        placement = self.placement
+        return placement.device if placement is not None and placement.separate_draft else None
 
     def _roles_by_device(self) -> dict[torch.device, list[str]]:
-        """Return the models on each device. A model that is loaded twice is listed twice."""
-        held = {self.device: list(self._plan.checkpoints)}
+        """Return the roles of the models on each device. A model with two copies counts twice."""
+        roles = {self.device: list(self._plan.checkpoints)}
         if self._second_draft_device is not None:
-            held.setdefault(self._second_draft_device, []).append("draft")
-        return held
+            roles.setdefault(self._second_draft_device, []).append("draft")
+        return roles
 
     def _translation(self, role: str, draft: Checkpoint) -> Translation | None:
-        """Return the translation for a draft model whose vocabulary differs from the target's.
+        """Return the translation between the vocabularies of a draft model and the target.
+
+        None if both have the same vocabulary.
 
         Raises:
-            UsageError: a method that uses the draft model cannot translate.
+            UsageError: the vocabularies differ, and a method that uses the draft model does not
+                support this.
         """
         if role == "target":
             return None
@@ -259,14 +273,18 @@ class Bench:
         files = resolve_head(
             wanted.source, kind.kind, target, in_target=kind.inside, hint=kind.hint
         )
-        made = read_checkpoint(lambda path: kind.load(path, self.workspace.decoders), files)
+        module = read_checkpoint(lambda path: kind.load(path, self.workspace.decoders), files)
         if self._graphs:
-            record_graphs(made)
+            record_graphs(module)
         self._heads[wanted] = files
-        return made
+        return module
 
     def encode_prompt(self, question: Question, answers: Sequence[Sequence[int]] = ()) -> list[int]:
-        """Return the token ids of a prompt: the turns so far, with the answers in between.
+        """Return the token ids of a prompt: the first turns of a question, with their answers.
+
+        Args:
+            question: The question, which may have several turns.
+            answers: Token ids of the answers to the earlier turns.
 
         Raises:
             PromptError: the target cannot decode the prompt. The error names the question.
@@ -283,7 +301,7 @@ class Bench:
             raise PromptError(f"prompt {name}: {fault.message}", fault.hint) from fault
         if not ids:
             raise PromptError(
-                f"prompt {name} has no token: the tokenizer of {label} drops all of its text",
+                f"prompt {name} has no tokens: the tokenizer of {label} drops all of its text",
                 hint=_LEAVE_OUT,
             )
         width = self.facts["target"].vocab_size
@@ -303,11 +321,23 @@ class Bench:
     def create_request(
         self, prompt_id: str, turn: int, ids: Sequence[int], stop: StopRule, topic: str = ""
     ) -> Request:
-        """Return a request in the form that the target reads."""
-        return Request.of(self.workspace.decoders["target"], prompt_id, turn, ids, stop, topic)
+        """Return a request to the target, which may also read images or have an encoder.
+
+        Args:
+            prompt_id, turn: Prompt id and turn of the prompt, which are keys of random noise.
+            ids: Token ids of the prompt.
+            stop: Stop rule of the request.
+            topic: Category of the question, for methods that learn from earlier prompts.
+        """
+        return Request.create(self.workspace.decoders["target"], prompt_id, turn, ids, stop, topic)
 
     def create_prompt_request(self, prompt: Prompt, budget: int) -> Request:
-        """Return the request of a prompt, with room for it and its output."""
+        """Return the request of a prompt. Enlarge the states for the prompt and its output.
+
+        Args:
+            prompt: The prompt.
+            budget: Maximum number of new tokens.
+        """
         self.workspace.reserve(len(prompt.ids) + budget)
         at = prompt.prompt_id, prompt.turn, prompt.ids
         return self.create_request(*at, self.stop_rule(budget), prompt.category)
@@ -315,19 +345,18 @@ class Bench:
     def check_first_turns(self) -> None:
         """Raise PromptError if the target cannot decode the first turn of a question.
 
-        This check runs before the measurement.
-
-        Later turns contain answers, so `PromptBuilder.build` checks them when they are decoded.
+        A repeat calls this before it measures. Later turns contain answers, which do not exist yet.
+        `PromptBuilder.build` checks these turns.
         """
         faults: dict[str, PromptError] = {}
         began = monotonic()
         for question in self._plan.questions:
             try:
                 ids = self.encode_prompt(question)
-                self.check_fits(question.prompt_id, len(ids), self._plan.budget(question))
+                self.check_fits(question.prompt_id, len(ids), self._plan.max_new_tokens(question))
             except PromptError as fault:
                 faults[question.prompt_id] = fault
-                if monotonic() - began > CHECK_TIME_S:  # the chat template is slow
+                if monotonic() - began > CHECK_TIME_S:  # a chat template can be slow
                     break
         if faults:
             first, *others = faults
@@ -336,13 +365,14 @@ class Bench:
                 named = ", ".join(others[:MAX_LISTED]) + (
                     ", ..." if len(others) > MAX_LISTED else ""
                 )
-                more = f" (and {len(others)} more cannot be asked: {named})"
+                more = f" (and {len(others)} more failed: {named})"
             raise PromptError(faults[first].message + more, faults[first].hint)
 
     def _check_text(self, name: str, text: str) -> None:
-        """Raise PromptError if a prefix of the text already has more tokens than the context.
+        """Raise PromptError if a prefix of a text already has too many tokens for the models.
 
-        Tokenizing a whole text of 50 MB would take minutes and gigabytes.
+        The prefixes get longer step by step, because tokenizing a whole text of 50 MB would take
+        minutes and gigabytes of memory.
         """
         most, end = _MAX_TOKENS_FACTOR * self.context, _CHARACTERS_PER_POSITION * self.context
         while end < len(text):
@@ -359,7 +389,11 @@ class Bench:
             )
 
     def _too_long_error(self, what: str) -> PromptError:
-        """Return the error for a prompt that is longer than the context of the models."""
+        """Return the error for a prompt that is longer than the context of the models.
+
+        Args:
+            what: Beginning of the message, with the number of tokens.
+        """
         models = " and ".join(each.label for each in self._plan.checkpoints.values())
         why = [
             f" ({self._plan.checkpoints[role].label}: {decoder.limit})"
@@ -373,7 +407,7 @@ class Bench:
         )
 
     def resolved_config(self) -> dict[str, Any]:
-        """Return the configuration values that depend on the machine."""
+        """Return the settings that this machine determines: threads, device and CUDA graphs."""
         return {
             "threads": torch.get_num_threads(),
             "device": str(self.device),
@@ -382,19 +416,22 @@ class Bench:
 
     @property
     def devices(self) -> dict[str, str] | None:
-        """Devices of target and draft for methods with workers, as --devices writes them."""
+        """Devices of target and draft for parallel methods, in the form of the option --devices.
+
+        None if the run has no parallel method.
+        """
         return None if self.placement is None else dict(self.placement.device_names)
 
     def store_peak(self, phase: str) -> None:
-        """Store the peak memory of a phase and start the next one."""
+        """Store the peak memory of a phase, and reset the peak for the next phase."""
         self.peaks[phase] = max(self.peaks.get(phase, 0), peak_bytes(self.device))
         reset_peak(self.device)
 
     def memory_entry(self) -> dict[str, Any]:
         """Return the manifest entry of memory, in bytes.
 
-        `again` counts the draft model that a worker loads once more. `state_bytes` does not include
-        the worker's states.
+        `again` is the size of the second copy of the draft model, which a parallel worker loads.
+        `state_bytes` does not include the states of this worker.
         """
         draft = (
             self.workspace.decoders["draft"].weight_bytes
@@ -460,31 +497,39 @@ def load_run_decoder(
     graphs: bool = False,
     input_vocab_size: int = 0,
 ) -> Decoder:
-    """Load the decoder of a checkpoint.
+    """Load the decoder of a checkpoint with the settings of a run.
 
     Args:
+        path: Folder of the checkpoint.
+        name: Name of the decoder.
+        device: Device of its weights.
+        dtype: Dtype of its weights.
+        imposed: Acceptance rate that the run imposes (`engine.imposed_acceptance`), and the
+            vocabulary size. None if outputs are real.
+        graphs: True records forwards as CUDA graphs where possible.
         input_vocab_size: See `Decoder`.
-        imposed: Imposed acceptance rate and vocabulary size, if any.
-        graphs: True replays forwards from CUDA graphs where possible.
     """
     decoder = load_decoder(path, name=name, device=device, dtype=dtype)
     decoder.input_vocab_size = input_vocab_size
     if graphs:
         record_graphs(decoder)
-    return decoder if imposed is None else impose(decoder, *imposed)
+    return decoder if imposed is None else impose_acceptance(decoder, *imposed)
 
 
 def record_graphs(model: Any) -> None:
-    """Record the forwards of a model as CUDA graphs if its layers are fused."""
+    """Make a model record its forwards as CUDA graphs, if its layers are fused."""
     if isinstance(model, FusedStack):
         model.record(CudaGraphs(model.device))
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Any:
-    """Load the transformers tokenizer; add the default chat template if it has none.
+    """Load the transformers tokenizer of a checkpoint.
+
+    A tokenizer without a chat template gets the default template of specbench's model list, if
+    there is one.
 
     Raises:
-        EnvironmentFault: its files are missing or damaged.
+        EnvironmentFault: the files of the tokenizer are missing or damaged.
     """
     tokenizer = read_tokenizer(checkpoint.path, checkpoint.label)
     if checkpoint.template and not tokenizer.chat_template:
@@ -494,45 +539,49 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
 
 
 def read_checkpoint(read: Callable[[Path], _T], checkpoint: Checkpoint | HeadFiles) -> _T:
-    """Return the result of `read` for the folder of a checkpoint, which may contain anything.
+    """Call `read` with the folder of a checkpoint, and turn its exceptions into clear errors.
 
     Raises:
-        EnvironmentFault: files are cut off, or the config does not describe the model.
+        EnvironmentFault: files are truncated, or the config does not describe the model.
     """
     try:
         return read(checkpoint.path)
     except (SafetensorError, StructError, JSONDecodeError, OSError) as error:
-        says = str(error).strip().partition("\n")[0]
+        reason = str(error).strip().partition("\n")[0]
         raise EnvironmentFault(
-            f"the files of {checkpoint.label} are damaged or cut off: {says}",
-            hint=f"delete {checkpoint.path} and fetch it once more",
+            f"the files of {checkpoint.label} are damaged or truncated: {reason}",
+            hint=f"delete {checkpoint.path} and download it again",
         ) from error
     except SpecbenchError:
         raise
     except Exception as error:  # a wrong config can raise any error
-        says = str(error).strip().partition("\n")[0] or type(error).__name__
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise EnvironmentFault(
-            f"no model can be made of the files of {checkpoint.label}: {says}",
-            hint="compare its config.json with the one of who published it; --traceback says more",
+            f"no model can be built from the files of {checkpoint.label}: {reason}",
+            hint="compare its config.json with the published one; --traceback shows details",
         ) from error
 
 
 def check_memory(
-    held: Sequence[tuple[str, ConfigFacts]],
+    models: Sequence[tuple[str, CheckpointFacts]],
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    """Raise EnvironmentFault if the weights alone do not fit in the device's free memory."""
-    numbers = sum(facts.parameters for _, facts in held)
-    needed = numbers * dtype.itemsize
+    """Raise EnvironmentFault if the weights alone do not fit in the device's free memory.
+
+    Args:
+        models: Label and config facts of each model on the device.
+    """
+    parameters = sum(facts.parameters for _, facts in models)
+    needed = parameters * dtype.itemsize
     free = (
         torch.cuda.mem_get_info(device)[0]
         if device.type == "cuda"
         else psutil.virtual_memory().available
     )
     if needed > free:
-        names = " and ".join(label for label, _ in held)
-        lean = f"--dtype bfloat16 ({numbers * 2 / 1e9:.3g} GB), " if dtype.itemsize > 2 else ""
+        names = " and ".join(label for label, _ in models)
+        lean = f"--dtype bfloat16 ({parameters * 2 / 1e9:.3g} GB), " if dtype.itemsize > 2 else ""
         raise EnvironmentFault(
             f"{names}: {needed / 1e9:.3g} GB ({needed:,} bytes) of weights in"
             f" {str(dtype).removeprefix('torch.')}, and {device} has {free / 1e9:.3g} GB"
@@ -542,7 +591,7 @@ def check_memory(
 
 
 def _check_encoders(decoders: Mapping[str, Decoder], checkpoints: Mapping[str, Checkpoint]) -> None:
-    """Raise UsageError if a draft model has an encoder and the target provides no input for it."""
+    """Raise UsageError if a draft model has an encoder and the target has none."""
 
     def encodes(decoder: Decoder) -> bool:
         _, source = decoder.split_prompt(())
@@ -560,17 +609,18 @@ def _check_encoders(decoders: Mapping[str, Decoder], checkpoints: Mapping[str, C
 
 
 def _draft_roles(method: Method) -> set[str]:
-    """Return the roles of the models that a method drafts with."""
+    """Return the roles of all models, other than the target, that a method needs."""
     return {*method.models(), *(("draft",) if "draft" in method.requirements else ())}
 
 
 def _count_differing_tokens(ours: Any, theirs: Any, width: int) -> int:
-    """Count the ids of the target's tokenizer that the draft model reads as another token.
+    """Count the token ids of the target that mean another token, or none, in the draft model.
 
-    Vocabularies may be padded differently, and the draft's may be longer.
+    Additional ids of the draft model do not count.
 
     Args:
-        width: Number of ids that the draft model has an embedding for.
+        ours, theirs: Tokenizers of the target and of the draft model.
+        width: Number of token ids that the draft model has an embedding for.
     """
     at = {index: token for token, index in theirs.get_vocab().items()}
     return sum(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from specbench_cli.errors import WorkerLost, on_one_line
+from specbench_cli.errors import WorkerLost, to_one_line
 from specbench_cli.measure.measurement import Measurement
 from specbench_cli.measure.repeat_process import resume_command
 from specbench_cli.measure.view import RunView
@@ -71,7 +71,7 @@ class DroppedMethods:
         failed_warm_up = method_run.label in self.failed_warm_up
         self.failed_warm_up.discard(method_run.label)
         if self._failures[method_run.label] >= (1 if failed_warm_up else MAX_FAILURES):
-            self.dropped[method_run.label] = why = on_one_line(str(errors[0]))
+            self.dropped[method_run.label] = why = to_one_line(str(errors[0]))
             self._on_drop(method_run.label)
             dropped = self._run_dir.manifest.get("dropped") or {}
             self._run_dir.update(dropped={**dropped, method_run.label: why})

@@ -17,7 +17,7 @@ from typing import Literal
 import psutil
 import torch
 
-from specbench_cli.engine.models.linear import find_numba_kernels, lacks_numba
+from specbench_cli.engine.models.linear import find_numba_kernels, is_numba_missing
 from specbench_cli.measure import environment, machine
 from specbench_cli.measure.quiet import NOISE_LIMIT, NoiseMeter
 
@@ -171,7 +171,7 @@ def check_compiler() -> HealthCheck:
 
 def check_kernels() -> HealthCheck:
     """Check the matrix kernels on this CPU: docs/explanations/kernels.md."""
-    lacking, own = lacks_numba(), find_numba_kernels(torch.device("cpu"), torch.float32)
+    lacking, own = is_numba_missing(), find_numba_kernels(torch.device("cpu"), torch.float32)
     return HealthCheck(
         "kernels",
         "limited" if lacking else "ok",

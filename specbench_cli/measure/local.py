@@ -15,7 +15,7 @@ from specbench_cli.measure.redaction import redact_paths
 from specbench_cli.measure.repeat_process import TUNING, resume_command
 from specbench_cli.measure.run_checks import check_weights
 from specbench_cli.measure.view import RunView
-from specbench_cli.plan.plan import Plan, reason
+from specbench_cli.plan.plan import Plan, format_reason
 from specbench_cli.store.run_dir import COSTS, RunDir
 from specbench_cli.store.schema import BASELINE
 
@@ -119,11 +119,11 @@ def _drop_unloadable(
     Raises:
         SpecbenchError: only vanilla would be left. This is the error of the first method.
     """
-    rest = plan.without(unfit)
+    rest = plan.drop_methods(unfit)
     if unfit and all(method_run.label == BASELINE for method_run in rest.method_runs):
         raise next(iter(unfit.values()))
     before = run_dir.manifest.get("left_out") or {}
-    found = {label: reason(fault) for label, fault in unfit.items()}
+    found = {label: format_reason(fault) for label, fault in unfit.items()}
     new = {label: why for label, why in found.items() if label not in before}
     for words in left_out_notes(new):
         view.note(words)
@@ -133,7 +133,7 @@ def _drop_unloadable(
     left_out = {label: why for label, why in before.items() if label not in runnable}
     left_out |= {label: redact_paths(why) for label, why in found.items()}
     if left_out != before:
-        answered = run_dir.answered()
+        answered = run_dir.read_output_ids()
         # The head of such a method loaded when the run began, so its records stay valid.
         recorded = {label for _, _, label, _ in answered} - runnable
         kept = [row for row in run_dir.manifest["rows"] if row["label"] in recorded]

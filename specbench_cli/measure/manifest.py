@@ -13,7 +13,7 @@ from typing import Any
 import specbench_cli
 from specbench_cli import __version__
 from specbench_cli.config.run import RunConfig
-from specbench_cli.errors import on_one_line
+from specbench_cli.errors import to_one_line
 from specbench_cli.measure import environment
 from specbench_cli.measure.machine import fingerprint, machine_id
 from specbench_cli.measure.redaction import redact_setting
@@ -156,7 +156,7 @@ def _containment(config: RunConfig) -> str | None:
 
 def _accept_rule_text(method_run: MethodRun) -> str | None:
     rule = method_run.method.accept
-    return None if rule is None or rule.is_exact else on_one_line(str(rule))
+    return None if rule is None or rule.is_exact else to_one_line(str(rule))
 
 
 def _used_models(plan: Plan, method_run: MethodRun) -> list[str]:

@@ -22,7 +22,7 @@ from specbench_cli.engine.watch import ReportedStep, Watch, find_misreported_ste
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import (
     WorkerLost,
-    on_one_line,
+    to_one_line,
     truncate,
 )
 from specbench_cli.measure.energy import EnergyMeter
@@ -183,7 +183,7 @@ class Measurement:
                 made = self.method_run.method.generate(session)
                 for step in check_steps(self.method_run.method, "generate", made):
                     count_step(steps, extra, step)
-                    told.append(ReportedStep.of(step))
+                    told.append(ReportedStep.from_step(step))
                 watch.end()
         except WorkerLost as lost:
             self.lost = lost
@@ -263,7 +263,7 @@ class Measurement:
         """
         m = self.result
         counted = [
-            each.trace.counted()[:2] if self.method_run.method.workers == 1 else None
+            each.trace.count_forwards()[:2] if self.method_run.method.workers == 1 else None
             for each in (m, other)
         ]
         return counted[0] == counted[1] and (m.output_ids, m.origin, m.steps, m.drafts) == (
@@ -344,7 +344,7 @@ class Measurement:
         failed, void = m.error is not None, self.noisy or self._previous_delay.noisy
         ns = Ns() if failed or void else m.ns
         depth = self._workspace.decoders["target"].n_layers
-        targets, drafts, equivalents = m.trace.counted(depth)
+        targets, drafts, equivalents = m.trace.count_forwards(depth)
         unseen = failed or peer
         untold = failed or (peer and not m.steps.levels and len(m.output_ids) > 1)
         return Record(
@@ -358,7 +358,7 @@ class Measurement:
             label=self.method_run.label,
             peer=peer,
             params=Params(
-                redact_setting(self.method_run.passed),
+                redact_setting(self.method_run.user_params),
                 redact_setting(method.params.model_dump()),
                 self.method_run.source,
             ),
@@ -391,7 +391,7 @@ class Measurement:
             valid=valid,
             synthetic=self._workspace.synthetic,
             void=void,
-            error=None if m.error is None else on_one_line(str(m.error)),
+            error=None if m.error is None else to_one_line(str(m.error)),
         )
 
 

@@ -17,17 +17,17 @@ from typing import Any, Self
 
 import torch
 
-from specbench_cli.config.run import RunConfig, nbytes
+from specbench_cli.config.run import RunConfig, parse_size
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.drafting.length_params import LengthParams
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.attention import MAX_FEW
-from specbench_cli.engine.models.checkpoint import config_facts, read_config, text_config
+from specbench_cli.engine.models.checkpoint import read_checkpoint_facts, read_config, text_config
+from specbench_cli.engine.models.forward_plan import MAX_SCRATCH
 from specbench_cli.engine.models.fused import fits
 from specbench_cli.engine.models.layers import MAX_HEAD_COPY
-from specbench_cli.engine.models.linear import choose_form
-from specbench_cli.engine.models.plan import MAX_SCRATCH
-from specbench_cli.engine.simulation import Script, ScriptedDecoder
+from specbench_cli.engine.models.linear import choose_backend
+from specbench_cli.engine.simulation import ScriptedDecoder, ScriptedRequest
 from specbench_cli.engine.types import Rule
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
@@ -48,12 +48,12 @@ class MemoryModel:
 
     def __init__(self, config: RunConfig) -> None:
         self._plan = plan = make_plan(config)
-        device, dtype = choose_device(config.home), getattr(torch, config.dtype)
+        device, dtype = choose_device(config.main_device), getattr(torch, config.dtype)
         self._sizes = {
             role: read_checkpoint(lambda path: ModelSizes.read(path, device, dtype), checkpoint)
             for role, checkpoint in plan.checkpoints.items()
         }
-        self._budget = max(map(plan.budget, plan.questions))
+        self._budget = max(map(plan.max_new_tokens, plan.questions))
         self._prompt_lengths = list(_prompt_lengths(plan, self._budget))
         self.configured_drafts = {
             method_run.label: _draft_size(method_run) for method_run in plan.method_runs
@@ -106,7 +106,7 @@ def fit_to_budget(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
     """
     if config.memory_budget is None:
         return config, None
-    limit = nbytes(config.memory_budget)
+    limit = parse_size(config.memory_budget)
     try:
         model = MemoryModel(config)
         least = model.compute_footprint(1, 1)
@@ -279,7 +279,7 @@ class ModelSizes:
         config = read_config(folder)
         if not fits(config):
             raise MethodFault(f"{folder.name} runs through transformers' own module")
-        facts, text = config_facts(folder), text_config(config)
+        facts, text = read_checkpoint_facts(folder), text_config(config)
         size, hidden, inner = dtype.itemsize, text.hidden_size, text.intermediate_size
         heads = text.num_attention_heads
         width = getattr(text, "head_dim", None) or hidden // heads
@@ -287,10 +287,10 @@ class ModelSizes:
         weights = facts.parameters * size
         embedding = torch.empty(facts.vocab_size, hidden, dtype=dtype, device=device)  # not filled
         copied = text.tie_word_embeddings and device.type == "cpu"
-        if copied and embedding.numel() <= MAX_HEAD_COPY[choose_form(embedding.t())]:
+        if copied and embedding.numel() <= MAX_HEAD_COPY[choose_backend(embedding.t())]:
             weights += embedding.nbytes
         gate_up = torch.empty(hidden, 2 * inner, dtype=dtype, device=device)  # not filled
-        halves = {"plain": 0, "tiled": inner}.get(choose_form(gate_up), 2 * inner)
+        halves = {"plain": 0, "tiled": inner}.get(choose_backend(gate_up), 2 * inner)
         return cls(
             weights=weights,
             row=text.num_hidden_layers * kv * size,
@@ -347,7 +347,7 @@ def compute_footprint(
         MethodFault: a method drafts neither with a draft model nor with a lookup.
     """
     prompts = max(groups, key=len)
-    scripts = [Script((at,) * n, (0,), (False,), budget) for at, n in enumerate(prompts)]
+    scripts = [ScriptedRequest((at,) * n, (0,), (False,), budget) for at, n in enumerate(prompts)]
     decoders = {
         name: ScriptedDecoder(name, scripts, perfect=True, row_bytes=each.row)
         for name, each in sizes.items()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.workers.transport import Transport
-from specbench_cli.errors import MethodFault, SpecbenchError, message_of, on_one_line
+from specbench_cli.errors import MethodFault, SpecbenchError, message_of, to_one_line
 from specbench_cli.time_limit import limit_time
 
 
@@ -54,4 +54,4 @@ def describe_failure(failure: BaseException) -> str:
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     then = f"; {failure.hint}" if isinstance(failure, SpecbenchError) and failure.hint else ""
     text = message_of(failure) or "no message"
-    return on_one_line(f"{type(failure).__name__}: {text}{where}{then}")
+    return to_one_line(f"{type(failure).__name__}: {text}{where}{then}")

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from specbench_cli import __version__, registry
-from specbench_cli.config.sweep import settings
+from specbench_cli.config.sweep import format_params
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.costs import Costs, CostSetup, find_cached
 from specbench_cli.measure.machine import fingerprint
@@ -94,8 +94,8 @@ def _load_cached(plan: Plan, bench: Bench, machine: Mapping[str, Any]) -> StepCo
 def create_session_decodings(method_run: MethodRun) -> dict[str, SessionDecoding]:
     """Return functions that decode a method's sessions in a probe, by name."""
     return {
-        " ".join((method_run.label, *settings(params))): registry.build(
-            method_run.name, {**method_run.passed, **params}
+        " ".join((method_run.label, *format_params(params))): registry.build(
+            method_run.name, {**method_run.user_params, **params}
         ).generate
         for params in PROBED_PARAMS.get(method_run.name, ({},))
     }
@@ -112,10 +112,10 @@ def probed_batch_sizes(most: int | None) -> tuple[int, ...]:
 def create_batch_decodings(drafted: bool) -> dict[str, BatchDecoding]:
     """Return functions that decode batches, by name."""
     return {
-        " ".join((name, *settings(params))): registry.build(name, params).generate_batch
+        " ".join((name, *format_params(params))): registry.build(name, params).generate_batch
         for name, each in BATCH_PARAMS.items()
         for params in each
-        if drafted or "draft" not in registry.ours()[name].needs
+        if drafted or "draft" not in registry.built_in_methods()[name].needs
     }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specbench_cli.config.devices import ROLES, cores_of, listed, written
+from specbench_cli.config.devices import ROLES, describe_cores, format_cores, parse_cores
 from specbench_cli.engine.workers.core_placement import CorePlacement, split_cores
 from specbench_cli.engine.workers.process import ProcessTransport
 from specbench_cli.engine.workers.thread import ThreadTransport
@@ -40,7 +40,7 @@ class Placement:
 
 def check_placement(plan: Plan) -> None:
     """Raise EnvironmentFault if this machine lacks devices that the configuration requires."""
-    home = choose_device(plan.config.home)
+    home = choose_device(plan.config.main_device)
     check_threads(plan.config.threads)
     if plan.parallel:
         make_placement(plan, home)
@@ -97,23 +97,24 @@ def choose_device(name: str) -> torch.device:
 
 
 def _place_on_cores(devices: Mapping[str, str] | None) -> Placement:
-    cores_by_role = {role: cores_of(place) for role, place in (devices or {}).items()}
+    cores_by_role = {role: parse_cores(place) for role, place in (devices or {}).items()}
     places = {role: CorePlacement(cores) for role, cores in cores_by_role.items()}
     default = dict(zip(ROLES, split_cores(), strict=True))
     allowed = {core for place in default.values() for core in place.cores}
     for role, place in places.items():
         if missing := sorted({*place.cores} - allowed):
-            split = ",".join(f"{each}={written(own.cores)}" for each, own in default.items())
+            split = ",".join(f"{each}={format_cores(own.cores)}" for each, own in default.items())
             raise EnvironmentFault(
-                f"--devices {role}={written(place.cores)}: this process may not use"
-                f" {listed(missing)}, only {listed(sorted(allowed))} of {os.cpu_count()}",
+                f"--devices {role}={format_cores(place.cores)}: this process may not use"
+                f" {describe_cores(missing)}, only {describe_cores(sorted(allowed))} of"
+                f" {os.cpu_count()}",
                 hint=f"--devices {split}" if len(allowed) > 1 else "drop --devices",
             )
     if not any(place.cores for place in places.values()):
         places = default
     transport = ProcessTransport(places["target"], places["draft"], timeout=_timeout())
     device_names = {
-        role: written(place.cores) if place.cores else "cpu" for role, place in places.items()
+        role: format_cores(place.cores) if place.cores else "cpu" for role, place in places.items()
     }
     return Placement(torch.device("cpu"), transport, device_names, separate_draft=True)
 

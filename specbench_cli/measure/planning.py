@@ -13,7 +13,7 @@ from specbench_cli import registry
 from specbench_cli.config.run import RunConfig
 from specbench_cli.plan import tune
 from specbench_cli.plan.controls import add_controls
-from specbench_cli.plan.plan import Plan, fitting, make_plan
+from specbench_cli.plan.plan import Plan, drop_unavailable, make_plan
 from specbench_cli.plan.tune import Tuning
 
 
@@ -39,7 +39,7 @@ def prepare_run(config: RunConfig, *, fetch: bool) -> PreparedRun:
         fetch: Download heads that are not on this machine.
     """
     _check_plugins(config)
-    config, left_out = fitting(config, fetch=fetch)
+    config, left_out = drop_unavailable(config, fetch=fetch)
     config = add_controls(config)
     memory = None
     if config.memory_budget is not None:
@@ -69,7 +69,7 @@ def plan_run(config: RunConfig) -> tuple[Plan, Tuning | None]:
 
 def _check_plugins(config: RunConfig) -> None:
     """Plan the methods of plug-ins in processes of their own first, if there are plug-ins."""
-    if config.plugins or any(row.name not in registry.ours() for row in config.methods):
+    if config.plugins or any(row.name not in registry.built_in_methods() for row in config.methods):
         from specbench_cli.measure.isolation.plugin_process import check_plugins
 
         check_plugins(config)

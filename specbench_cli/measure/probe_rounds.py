@@ -173,7 +173,7 @@ class DraftProbe:
         self._model, self._state, self._ids, self._features = model, state, ids, features
         self._grid = grid
         head = model.decoder
-        self._together = head.together if isinstance(head, Head) else 1
+        self._together = head.block_size if isinstance(head, Head) else 1
         self._parallel = isinstance(head, Head) and head.parallel
 
     def prefill(self, context: int) -> None:

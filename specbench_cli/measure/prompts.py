@@ -63,7 +63,7 @@ class PromptBuilder:
         try:
             ids = ids or self._bench.encode_prompt(question, answers)
             name = f"{question.prompt_id}, turn {turn},"
-            self._bench.check_fits(name, len(ids), self._plan.budget(question))
+            self._bench.check_fits(name, len(ids), self._plan.max_new_tokens(question))
         except PromptError as found:
             fault = found
         if known is not None:

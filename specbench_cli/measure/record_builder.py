@@ -187,7 +187,7 @@ class RecordBuilder:
         """Return True if a complete output belongs to the grammar, judged by its text only."""
         if self._grammar is None or measurement.result.finish != "eos":
             return None
-        return self._grammar.holds(decode_text(self._tokenizer, measurement.result.output_ids))
+        return self._grammar.accepts(decode_text(self._tokenizer, measurement.result.output_ids))
 
     def _read_output(
         self, measurement: Measurement, prompt_measurements: PromptMeasurements

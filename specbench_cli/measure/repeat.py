@@ -317,7 +317,7 @@ class Repeat:
             key = prompt.prompt_id, prompt.turn, method_run.label, number
             if method_run.label in self._dropped or key in self._stored_outputs.done:
                 continue
-            stop = self._bench.stop_rule(self._plan.budget(question))
+            stop = self._bench.stop_rule(self._plan.max_new_tokens(question))
             replays = self._plan.config.verify == REPLAY and not method_run.method.peer
             cell = Measurement(
                 method_run,
@@ -347,7 +347,7 @@ class Repeat:
     ) -> list[list[int] | None]:
         """Measure the missing outputs of one batch of prompts. Return vanilla's outputs."""
         requests = [
-            self._bench.create_prompt_request(prompt, self._plan.budget(question))
+            self._bench.create_prompt_request(prompt, self._plan.max_new_tokens(question))
             for question, prompt in asked
         ]
         turns = [

@@ -12,7 +12,7 @@ from specbench_cli.measure.stored_outputs import StoredOutputs, output_keys
 from specbench_cli.measure.view import PromptProgress, RunView
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan
-from specbench_cli.store.schema import PASSES_APART
+from specbench_cli.store.schema import LOAD_PASS_OFFSET
 from specbench_cli.tasks.schema import Question
 
 Schedule = Sequence[tuple[Question, tuple[MethodRun, ...]]]
@@ -32,8 +32,7 @@ class RepeatProgress:
         plan: The plan of the run.
         view: Display of the progress.
         between: Probe that runs between prompts, if any.
-        part: Name of the part of the run (`view.PromptProgress`). `begin` adds the load, if
-            several.
+        part: Name of this part of the run in the display (`view.PromptProgress`).
 
     Attributes:
         measured, prompts: Number of prompts that are measured, and of all prompts.
@@ -65,7 +64,7 @@ class RepeatProgress:
             repeated_question: The question that is decoded again at the end; None if there is none.
             loads_judge: True if the first verdict loads transformers.
         """
-        plan, process = self._plan, number % PASSES_APART
+        plan, process = self._plan, number % LOAD_PASS_OFFSET
         starts, own = plan.config.repeats - process, plan.passes(process)
         later = starts * len(own) + len(own) - 1 - own.index(number)
         if len(plan.loads) > 1:
@@ -96,7 +95,7 @@ class RepeatProgress:
         self, method_run: MethodRun, questions: Sequence[Question]
     ) -> AbstractContextManager[None]:
         """Add the time of the `with` block to the method that decodes in it."""
-        return self._eta.time_work(method_run.label, sum(map(self._plan.budget, questions)))
+        return self._eta.time_work(method_run.label, sum(map(self._plan.max_new_tokens, questions)))
 
     def time_probe(self) -> AbstractContextManager[None]:
         """Add the time of the `with` block to a round of the probe."""
@@ -125,7 +124,7 @@ class RepeatProgress:
     @property
     def _max_tokens(self) -> int:
         """Maximum number of new tokens of a method in a repeat."""
-        budget = self._plan.budget
+        budget = self._plan.max_new_tokens
         return sum(budget(each) * len(each.turns) for each in self._plan.questions)
 
     def _remaining_tokens(
@@ -137,7 +136,7 @@ class RepeatProgress:
         repeated_question: Question | None,
     ) -> int:
         """Return the maximum number of tokens that a method still has to generate here."""
-        budget, due = self._plan.budget, 0
+        budget, due = self._plan.max_new_tokens, 0
         for question, _ in schedule:
             keys = output_keys(question, method_run, number)
             missing = sum(key not in stored_outputs.done for key in keys)

@@ -11,7 +11,7 @@ from typing import Any
 from specbench_cli.config import permission
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import ConcurrentWriteError, SpecbenchError, UsageError
-from specbench_cli.files import refuse_link
+from specbench_cli.files import check_no_link
 from specbench_cli.measure.isolation.plugin_process import end_plugin_processes
 from specbench_cli.measure.local import measure_repeat
 from specbench_cli.measure.manifest import (
@@ -40,7 +40,7 @@ from specbench_cli.measure.view import RunView
 from specbench_cli.plan import tune
 from specbench_cli.plan.plan import Plan
 from specbench_cli.store import matrix
-from specbench_cli.store.manifest import ORDER
+from specbench_cli.store.manifest import RESUME_FILE
 from specbench_cli.store.run_dir import RunDir, new_path
 
 _TUNING = 0
@@ -59,7 +59,7 @@ def start_run(
         check_placement(plan)
     view.planned(plan_facts(plan, prepared.tuning))
     for words in (
-        *plan.missing,
+        *plan.unused_notes,
         *left_out_notes(prepared.left_out),
         *_memory_notes(prepared.memory),
     ):
@@ -68,9 +68,9 @@ def start_run(
     path = out or new_path(names, plan.config.model_dump(mode="json"))
     why = {label: redact_paths(words) for label, words in prepared.left_out.items()}
     told = {**build_manifest(plan, sources), "left_out": why, "memory_budget": prepared.memory}
-    run_dir = RunDir.create(path, told, order=plan.config.model_dump_json())
+    run_dir = RunDir.create(path, told, resume_config=plan.config.model_dump_json())
     # The user started this run, so resuming it needs no further permission.
-    permission.permit(permission.requests(config, path / ORDER))
+    permission.permit(permission.collect_requests(config, path / RESUME_FILE))
     return plan, run_dir
 
 
@@ -101,7 +101,7 @@ def resume_run(
         if not part:
             run_dir.remove_dead_lock()
         if force and not part:
-            run_dir.hold()
+            run_dir.acquire_lock()
             try:
                 run_dir.accept_changes()
             finally:
@@ -110,7 +110,7 @@ def resume_run(
     if part:
         run_dir.share_parent_lock()
     else:
-        run_dir.hold()
+        run_dir.acquire_lock()
     try:
         run_dir.read()  # another process may have finished the run before this one got the lock
         if run_dir.manifest.get("status") == "finished":
@@ -126,15 +126,15 @@ def _plan_again(run_dir: RunDir, view: RunView, force: bool, *, part: bool) -> P
     """Return the plan of a run that was started before. Mark it as running."""
     path = run_dir.path
     if "spoiled" in run_dir.manifest:
-        raise run_dir.spoiled(f"{run_dir.manifest['spoiled']} changed its files")
+        raise run_dir.tampering_error(f"{run_dir.manifest['spoiled']} changed its files")
     config = load_resume_config(path)
-    run_dir.order = config.model_dump_json()
+    run_dir.resume_config = config.model_dump_json()
     if not part:  # the parent process has already checked
         check_plugin_permission(run_dir, config, force)
     first, tuning = plan_run(config)
-    plan = tune.tuned(first, run_dir.manifest)
+    plan = tune.apply_tuning(first, run_dir.manifest)
     view.planned(plan_facts(plan, tuning))
-    answered = run_dir.answered()  # report a damaged record before changing anything
+    answered = run_dir.read_output_ids()  # report a damaged record before changing anything
     begun, going_on = run_dir.manifest.get("program", {}), program_facts(first)
     theirs: dict[str, str] = {}
     if config.executor != "local":  # workers check the facts about their machines
@@ -159,14 +159,14 @@ def permissions_to_resume(path: Path, force: bool) -> list[permission.Permission
             return []
         config = load_resume_config(path)
         check_plugin_files(run_dir, config, force)
-        return permission.requests(config, path / ORDER)
-    found, order = list[permission.PermissionRequest](), matrix.read_order(path)
-    for each in matrix.members(path):
+        return permission.collect_requests(config, path / RESUME_FILE)
+    found, order = list[permission.PermissionRequest](), matrix.read_config(path)
+    for each in matrix.run_folders(path):
         if RunDir.holds_run(each):
             found += permissions_to_resume(each, force)
         elif order is not None:
             config = RunConfig.model_validate_json(order.runs[each.name])
-            found += permission.requests(config, matrix.order_file(path))
+            found += permission.collect_requests(config, matrix.resume_file(path))
     return found
 
 
@@ -192,7 +192,7 @@ def measure_run(
         in_turn: Lock file. Runs with the same file measure one after another.
     """
     if plan is None:
-        run_dir.forget_order()  # a previous process was killed during its last steps
+        run_dir.remove_resume_config()  # a previous process was killed during its last steps
         view.note(f"{run_dir.path} is finished: nothing is missing")
         return read_result(run_dir)
     try:
@@ -236,7 +236,7 @@ def _measure(
     if untuned and (here or only_pass == _TUNING):
         plan = _tune(run_dir, view, in_turn, force)
     if only_pass != _TUNING:
-        view.started(plan.n_outputs, len(run_dir.answered()), run_dir.path)
+        view.started(plan.n_outputs, len(run_dir.read_output_ids()), run_dir.path)
     if plan.config.executor != "local":
         from specbench_cli.measure.cluster.ray_workers import measure_on_cluster
 
@@ -274,7 +274,7 @@ def _finish(plan: Plan, run_dir: RunDir) -> None:
     loud = [record.other_cpu for record in run_dir.records() if is_noisy(record.other_cpu)]
     noisy_kept = plan.config.allow_noise and bool(loud)
     run_dir.close("finished", finished_utc=utc_now(), noisy=noisy_kept)
-    run_dir.forget_order()
+    run_dir.remove_resume_config()
 
 
 def _mark_interrupted(
@@ -306,11 +306,11 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
     assert tuning is not None
     tuning_plan = tune.tuning_plan(plan, tuning)
     path = run_dir.path / tune.FOLDER
-    refuse_link(path)
+    check_no_link(path)
     if RunDir.holds_run(path):
         trial = RunDir.open(path)
         trial.share_lock_of(run_dir)
-        check_planned(tuning_plan, trial, trial.answered())
+        check_planned(tuning_plan, trial, trial.read_output_ids())
         trial.mark_running()
     else:
         trial = RunDir.create(path, build_manifest(tuning_plan, {}))
@@ -319,13 +319,13 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
         f"tuning: {len(tuning_plan.method_runs)} candidates of {len(plan.method_runs)} rows on"
         f" {len(tuning.development)} development questions"
     )
-    view.started(tuning_plan.n_outputs, len(trial.answered()), path)
+    view.started(tuning_plan.n_outputs, len(trial.read_output_ids()), path)
     try:
         measure_repeat(tuning_plan, trial, view, 1, in_turn, force, part=TUNING)
     except BaseException:
         with suppress(OSError, ConcurrentWriteError):
             trial.close("interrupted")
-            if not trial.answered():
+            if not trial.read_output_ids():
                 trial.discard()
         raise
     free_memory()
@@ -335,7 +335,7 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
     weights = {name.partition(" ")[0]: held["weight_bytes"] for name, held in models.items()}
     choices = tune.choose(tuning, list(trial.records()), plan.config.tune_by, weights)
     found = tune.facts(plan, tuning, choices)
-    chosen = tune.tuned(plan, {"tuning": found})
+    chosen = tune.apply_tuning(plan, {"tuning": found})
     run_dir.update(
         tuning=found,
         rows=method_entries(chosen),

@@ -13,7 +13,7 @@ from specbench_cli.errors import ConcurrentWriteError, UsageError
 from specbench_cli.measure.repeat_process import resume_command
 from specbench_cli.plan import tune
 from specbench_cli.plan.plan import Plan
-from specbench_cli.store.manifest import ORDER
+from specbench_cli.store.manifest import RESUME_FILE
 from specbench_cli.store.run_dir import MOST_BYTES, RunDir
 from specbench_cli.store.schema import RecordKey
 
@@ -23,10 +23,10 @@ NEW_RUN = "begin a new run: specbench run"
 def load_resume_config(path: Path) -> RunConfig:
     """Return the configuration that a run was started with. Raises UsageError."""
     try:
-        return RunConfig.model_validate_json(files.read_text(path / ORDER, MOST_BYTES))
+        return RunConfig.model_validate_json(files.read_text(path / RESUME_FILE, MOST_BYTES))
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{path} cannot be resumed: its {ORDER} is missing or damaged",
+            f"{path} cannot be resumed: its {RESUME_FILE} is missing or damaged",
             hint=NEW_RUN,
         ) from error
 
@@ -36,17 +36,19 @@ def check_plugin_permission(run_dir: RunDir, config: RunConfig, force: bool) -> 
 
     This check runs before any code of the plug-in.
     """
-    plugin_file.release()
+    plugin_file.unpin_all()
     check_plugin_files(run_dir, config, force)
-    place = run_dir.path / ORDER
-    permission.check(permission.requests(config, place), str(place))
+    place = run_dir.path / RESUME_FILE
+    permission.check(permission.collect_requests(config, place), str(place))
 
 
 def check_plugin_files(run_dir: RunDir, config: RunConfig, force: bool) -> None:
     """Raise UsageError if a plug-in file changed since the run began."""
     held = run_dir.manifest.get("method_files") or {}
-    theirs = {name: each for name, each in held.items() if name not in registry.without_plugins()}
-    changed = permission.same_plugins(theirs, config.plugins)
+    theirs = {
+        name: each for name, each in held.items() if name not in registry.entries_without_plugins()
+    }
+    changed = permission.find_changed_plugins(theirs, config.plugins)
     if changed and not force:
         then = {f"the file of {name}": theirs[name][:12] for name, _ in changed}
         check_unchanged(
@@ -98,9 +100,9 @@ def check_planned(plan: Plan, run_dir: RunDir, answered: Iterable[RecordKey]) ->
     """
     if run_dir.manifest.get("mixed"):
         return
-    keys = set(plan.keys())
+    keys = set(plan.record_keys())
     if foreign := next((key for key in answered if key not in keys), None):
-        raise run_dir.foreign_record(foreign)
+        raise run_dir.unplanned_record_error(foreign)
     run_dir.check_prompts({key[:2] for key in keys})
 
 
@@ -116,7 +118,7 @@ def check_complete(plan: Plan, run_dir: RunDir, resumed: Path | None = None) -> 
         UsageError: a record or a prompt is not in the plan.
     """
     if plan.config.tune is not None:
-        plan = tune.tuned(plan, run_dir.manifest)
+        plan = tune.apply_tuning(plan, run_dir.manifest)
     answered = run_dir.reread_output_ids()
     asked = {(prompt.prompt_id, prompt.turn) for prompt in run_dir.prompts()}
     if lost := [key for key in answered if key[:2] not in asked]:
@@ -125,7 +127,7 @@ def check_complete(plan: Plan, run_dir: RunDir, resumed: Path | None = None) -> 
             " run decoded: it was removed or overwritten during the run",
             hint=NEW_RUN,
         )
-    if missing := plan.missing_from(answered, run_dir.manifest, run_dir.has_written):
+    if missing := plan.find_missing(answered, run_dir.manifest, run_dir.has_written):
         prompt, turn, label, pass_ = missing[0]
         raise ConcurrentWriteError(
             f"{run_dir.path / 'records.jsonl'} lacks {len(missing)} records that this run measured,"

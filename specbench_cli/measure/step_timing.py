@@ -80,7 +80,7 @@ class TimedChains:
         """Draft chains of the next lengths; no draft tokens after the last ones."""
         clock, at = members[0][1].harness.meter.clock, len(self._marks)
         lengths = self._lengths[at] if at < len(self._lengths) else (0,) * len(members)
-        began = clock.now()
+        began = clock.now_ns()
         if self._drafts and any(lengths):
             sequences = [(session, method._state) for method, session in members]
             drafts = draft_chains(self._model, sequences, [*map(FixedLength, lengths)])
@@ -91,7 +91,7 @@ class TimedChains:
                 session.chain(text[:length])
                 for (_, session), text, length in zip(members, texts, lengths, strict=True)
             ]
-        self._marks.append((began, clock.now()))
+        self._marks.append((began, clock.now_ns()))
         return drafts
 
     def observe(self, session: Session, outcome: Outcome) -> None:

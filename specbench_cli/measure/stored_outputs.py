@@ -23,7 +23,7 @@ class StoredOutputs:
     def read(cls, run_dir: RunDir) -> StoredOutputs:
         """Read a run's folder."""
         outputs = cls(prompts={(p.prompt_id, p.turn): p for p in run_dir.prompts()})
-        for key, ids in run_dir.answered().items():
+        for key, ids in run_dir.read_output_ids().items():
             outputs.add(key, ids)
         return outputs
 

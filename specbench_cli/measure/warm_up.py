@@ -35,7 +35,7 @@ class WarmUp:
     def __init__(self, plan: Plan, bench: Bench, question: Question) -> None:
         self._bench, self._size = bench, plan.config.batch or 1
         self.ids = tuple(bench.encode_prompt(question))
-        bench.workspace.reserve(len(self.ids) + max(WARM_UP_TOKENS, plan.budget(question)))
+        bench.workspace.reserve(len(self.ids) + max(WARM_UP_TOKENS, plan.max_new_tokens(question)))
         stop = bench.stop_rule(WARM_UP_TOKENS)
         self._request = bench.create_request("warm-up", 1, self.ids, stop)
         # The first forward with a prompt length is slower, which would count against one method.

@@ -22,7 +22,7 @@ from specbench_cli.errors import (
     EnvironmentFault,
     SpecbenchError,
     UsageError,
-    is_foreign,
+    is_library_error,
     reason_of,
 )
 from specbench_cli.files import cache_folder
@@ -123,7 +123,7 @@ def convert_gguf(path: Path) -> Path:
         except (SpecbenchError, OSError):
             raise
         except BaseException as fault:  # invalid values make the libraries raise any exception
-            if not is_foreign(fault):
+            if not is_library_error(fault):
                 raise
             raise EnvironmentFault(
                 f"{path.name} is damaged: no model can be made of it, {reason_of(fault)}",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench_cli import files
-from specbench_cli.config.problems import check_one_line, shown
+from specbench_cli.config.problems import check_one_line, shorten
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.models.adapter import (
     CONFIG,
@@ -142,7 +142,7 @@ def _alias(name: str) -> tuple[str, Alias]:
     if name not in known:
         near = " or ".join(map(repr, _find_similar_names(name.lower())))
         raise UsageError(
-            f"unknown model {shown(repr(name))}" + (f"; did you mean {near}?" if near else ""),
+            f"unknown model {shorten(repr(name))}" + (f"; did you mean {near}?" if near else ""),
             "specbench list models, or give a hub id (org/name), a folder or a .gguf file",
         )
     same_as = known[name].same_as

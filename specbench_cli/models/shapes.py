@@ -12,7 +12,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from specbench_cli.config.problems import did_you_mean, listed, shown
+from specbench_cli.config.problems import did_you_mean, join_names, shorten
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.files import cache_folder
 from specbench_cli.tasks.source import create_once
@@ -183,8 +183,8 @@ def get_shape(name: str) -> ModelShape:
     known = load_shapes()
     if name not in known:
         raise UsageError(
-            f"unknown shape {shown(repr(name))}{did_you_mean(name, known)}",
-            f"known: {listed(known)}",
+            f"unknown shape {shorten(repr(name))}{did_you_mean(name, known)}",
+            f"known: {join_names(known)}",
         )
     return known[name]
 

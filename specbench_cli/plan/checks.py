@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from specbench_cli.config.problems import listed
+from specbench_cli.config.problems import join_names
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.models.heads import check_head, resolve_head
@@ -54,20 +54,20 @@ def _check_grammar(config: RunConfig, method_runs: MethodRuns) -> None:
         )
 
 
-def _check_combination(asked: str, config: RunConfig, method_runs: MethodRuns, why: str) -> None:
+def _check_combination(typed: str, config: RunConfig, method_runs: MethodRuns, why: str) -> None:
     """Check that every method can follow an option that changes the target's distribution.
 
     Args:
         asked: The option, as typed.
         why: End of the error message: how lossy methods break the option.
     """
-    option = asked.split()[0]
+    option = typed.split()[0]
     leave = f"leave it out (-m sps,pld; specbench list methods), or drop {option}"
     peers = [method_run.label for method_run in method_runs if method_run.declared.peer]
     if peers:
         raise UsageError(
             f"{', '.join(peers)} is another program's, which decides its tokens itself: nothing"
-            f" would hold it to {asked}",
+            f" would hold it to {typed}",
             hint=leave,
         )
     lossy = [
@@ -97,7 +97,7 @@ def _check_upper_bounds(config: RunConfig, method_runs: MethodRuns) -> None:
 
 def _check_acceptance_sources(config: RunConfig, method_runs: MethodRuns) -> None:
     """Check that the run can measure the acceptance rates that random controls use."""
-    if all(method_run.like is None for method_run in method_runs):
+    if all(method_run.acceptance_source is None for method_run in method_runs):
         return
     with_rule = {
         method_run.label: method_run
@@ -105,11 +105,11 @@ def _check_acceptance_sources(config: RunConfig, method_runs: MethodRuns) -> Non
         if method_run.declared.accept is not None
     }
     for method_run in method_runs:
-        like = method_run.like
+        like = method_run.acceptance_source
         if like is None:
             continue
         why = None
-        if like not in with_rule or with_rule[like].like is not None:
+        if like not in with_rule or with_rule[like].acceptance_source is not None:
             why = f"no row of that name has an accept rule ({', '.join(with_rule)})"
         elif config.executor != "local":
             why = f"with --executor {config.executor} it is not measured beforehand"
@@ -171,11 +171,11 @@ def _check_batches(config: RunConfig, method_runs: MethodRuns) -> None:
     """Check that each method can decode several prompts together, if the run does."""
     if config.batch <= 1 and not config.load:
         return
-    alone = [method_run.label for method_run in method_runs if not method_run.declared.batches]
-    if alone:
+    unbatched = [method_run.label for method_run in method_runs if not method_run.declared.batches]
+    if unbatched:
         what = "--load" if config.load else f"--batch {config.batch}"
         raise UsageError(
-            f"{', '.join(alone)} decodes one prompt at a time, and {what} decodes"
+            f"{', '.join(unbatched)} decodes one prompt at a time, and {what} decodes"
             f" {config.batch if config.batch > 1 else 'several'} together",
             hint=f"leave it out, or drop {what.split()[0]}; specbench list methods says which draft"
             " beside the target or are another program's",
@@ -208,11 +208,11 @@ def check_tasks(config: RunConfig, tasks: Sequence[Task]) -> None:
     names = [task.name for task in tasks]
     if len(set(names)) < len(names):
         raise UsageError(
-            f"two tasks have one name: {listed(names)}", hint="name each once, or rename a file"
+            f"two tasks have one name: {join_names(names)}", hint="name each once, or rename a file"
         )
 
 
-def unfit(
+def find_obstacle(
     method_run: MethodRun, target: Checkpoint, draft: str | None, *, fetch: bool = False
 ) -> SpecbenchError | None:
     """Return the reason why a method cannot run on this machine, or None if it can.
@@ -224,7 +224,7 @@ def unfit(
     """
     if method_run.needs_draft and draft is None:
         return UsageError(
-            f"{method_run.label} needs a draft model, and {target.label} has no customary one",
+            f"{method_run.label} needs a draft model, and {target.label} has no default one",
             hint="add --draft MODEL with the target's tokenizer: a short name (specbench list"
             " models), a hub id (org/name), a folder or a .gguf file; specbench list methods says"
             " which need none",
@@ -254,7 +254,7 @@ def check_test_programs(config: RunConfig, questions: Sequence[Question]) -> Non
             )
 
 
-def check_imposed(
+def check_imposed_acceptance(
     config: RunConfig,
     method_runs: Sequence[MethodRun],
     checkpoints: Iterable[Checkpoint],

@@ -24,7 +24,7 @@ DRAFT_ALONE, RANDOM, PLAIN = "draft-alone", "random-accept", "sps"
 
 def is_control(method: Method) -> bool:
     """Return True if a method is a control of lossy methods."""
-    from specbench_cli.engine.spans.judge import SegmentParams
+    from specbench_cli.engine.segments.rules import SegmentParams
     from specbench_cli.engine.verify.accept import RandomAccept
 
     coin = isinstance(method.params, SegmentParams) and method.params.random_rule is not None
@@ -60,12 +60,12 @@ def _controls_for(
     row: MethodChoice, method: Method, config: RunConfig
 ) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """Yield the controls of a lossy method: method, label and parameters."""
-    from specbench_cli.engine.spans.judge import SegmentParams
+    from specbench_cli.engine.segments.rules import SegmentParams
     from specbench_cli.engine.verify.accept import AcceptParams
 
     if "draft" in method.requirements:
         yield DRAFT_ALONE, DRAFT_ALONE, {}
-    foreign = row.name not in registry.ours() and config.isolation == "process"
+    foreign = row.name not in registry.built_in_methods() and config.isolation == "process"
     rated = method.accept is not None and config.executor == "local" and not foreign
     random = f"random for {row.label}"
     if isinstance(method.params, AcceptParams):

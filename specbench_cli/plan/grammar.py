@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench_cli import files
 from specbench_cli.config.problems import did_you_mean
-from specbench_cli.errors import EnvironmentFault, UsageError, is_foreign, reason_of
+from specbench_cli.errors import EnvironmentFault, UsageError, is_library_error, reason_of
 from specbench_cli.scoring.text import valid_json
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ BUILT_IN = {
 LIBRARY = "llguidance"
 _DIGITS = 12
 """Number of digits of a checksum that are shown."""
-MOST_BYTES = 10 * files.MB
+MAX_BYTES = 10 * files.MB
 """Maximum size of a grammar file in bytes."""
 
 
@@ -97,7 +97,7 @@ class Grammar:
                     hint=f"mv {name} {path.with_suffix(JSON)}",
                 )
             try:
-                found = cls(path.name, path.suffix, files.read_text(path, MOST_BYTES))
+                found = cls(path.name, path.suffix, files.read_text(path, MAX_BYTES))
             except (OSError, UnicodeDecodeError) as fault:
                 why = getattr(fault, "strerror", None) or fault
                 raise UsageError(
@@ -139,7 +139,7 @@ class Grammar:
         """Return the manifest entry."""
         return {"name": self.name, "sha256": self.sha256, "library": self.library}
 
-    def processor(self, tokenizer: Any, eos: Iterable[int], label: str) -> GrammarMask:
+    def create_mask(self, tokenizer: Any, eos: Iterable[int], label: str) -> GrammarMask:
         """Return the logits processor that enforces the grammar.
 
         Args:
@@ -169,7 +169,7 @@ class Grammar:
         except (
             BaseException
         ) as fault:  # its Rust code can raise any exception for a damaged tokenizer
-            if not is_foreign(fault):
+            if not is_library_error(fault):
                 raise
             why = reason_of(fault)
         if why:
@@ -180,7 +180,7 @@ class Grammar:
             )
         return GrammarMask(matcher, ends)
 
-    def holds(self, text: str) -> bool:
+    def accepts(self, text: str) -> bool:
         """Return True if a text belongs to the grammar, independent of its tokens."""
         if self.kind == JSON and not valid_json(text):
             return False

@@ -20,7 +20,7 @@ _STEP = math.sqrt(2)
 """Ratio of neighbouring values of a number. A factor of two is two steps."""
 
 
-def candidates(
+def list_candidates(
     method_run: MethodRun, budget: int, rule: Rule, swept: Mapping[str, Sequence[Any]] | None = None
 ) -> tuple[MethodRun, ...]:
     """Return at most `budget` candidates of a method.
@@ -34,16 +34,16 @@ def candidates(
         UsageError: more combinations than `budget`, or values that are not allowed.
     """
     if swept:
-        if sweep.size(swept) > budget:
+        if sweep.count_combinations(swept) > budget:
             raise UsageError(
-                f"the sweep gives {method_run.label} {sweep.size(swept)} candidates,"
+                f"the sweep gives {method_run.label} {sweep.count_combinations(swept)} candidates,"
                 f" and --tune {budget}"
                 f" gives every method {budget}",
-                f"--tune {sweep.size(swept)}, or fewer values",
+                f"--tune {sweep.count_combinations(swept)}, or fewer values",
             )
-        return tuple(_with_params(method_run, point) for point in sweep.points(swept))
+        return tuple(_with_params(method_run, point) for point in sweep.list_combinations(swept))
     found = [method_run]
-    for name, value in _changes(method_run, budget):
+    for name, value in _list_changes(method_run, budget):
         if len(found) == budget:
             break
         try:
@@ -56,28 +56,28 @@ def candidates(
 
 
 def _with_params(method_run: MethodRun, point: Mapping[str, Any]) -> MethodRun:
-    label = " ".join([method_run.label, *sweep.settings(point)])
-    changed = MethodRun(method_run.name, label, {**method_run.passed, **point})
+    label = " ".join([method_run.label, *sweep.format_params(point)])
+    changed = MethodRun(method_run.name, label, {**method_run.user_params, **point})
     changed.declared  # noqa: B018  raises UsageError
     return changed
 
 
-def _keeps_promises(own: Method, other: Method, rule: Rule) -> bool:
+def _keeps_promises(method: Method, other: Method, rule: Rule) -> bool:
     return (
-        other.guarantee(rule) == own.guarantee(rule)
-        and other.upper_bound == own.upper_bound
-        and other.requirements <= own.requirements
-        and set(other.artifacts()) <= set(own.artifacts())
+        other.guarantee(rule) == method.guarantee(rule)
+        and other.upper_bound == method.upper_bound
+        and other.requirements <= method.requirements
+        and set(other.artifacts()) <= set(method.artifacts())
     )
 
 
-def _changes(method_run: MethodRun, budget: int) -> Iterator[tuple[str, Any]]:
+def _list_changes(method_run: MethodRun, budget: int) -> Iterator[tuple[str, Any]]:
     """Yield parameters with other values: the first of each, the second of each, and so on."""
     method = type(method_run.declared)
     columns = [
         [(name, value) for value in islice(_other_values(field.annotation, now), 2 * budget)]
         for name, field in method.Params.model_fields.items()
-        if name not in method_run.passed
+        if name not in method_run.user_params
         and (method.tunable is None or name in method.tunable)
         and (now := getattr(method_run.declared.params, name)) is not None
     ]

@@ -25,7 +25,7 @@ def is_matrix(config: RunConfig) -> bool:
     return bool(config.targets or config.drafts)
 
 
-def pairs(config: RunConfig) -> dict[str, RunConfig]:
+def expand_matrix(config: RunConfig) -> dict[str, RunConfig]:
     """Return the runs of a matrix by the names of their folders.
 
     The names are like `embedded-7m`, or `embedded-7m+embedded-1m` if draft models are given.

@@ -31,11 +31,13 @@ class MethodRun:
 
     name: str
     label: str
-    passed: Mapping[str, Any]
+    user_params: Mapping[str, Any]
     tuned: int | None = None
 
     @classmethod
-    def of(cls, name: str, label: str, method: Method, passed: Mapping[str, Any]) -> MethodRun:
+    def from_method(
+        cls, name: str, label: str, method: Method, passed: Mapping[str, Any]
+    ) -> MethodRun:
         """Return an `MethodRun` for an existing method object."""
         method_run = cls(name, label, passed)
         vars(method_run)["method"] = method
@@ -48,7 +50,7 @@ class MethodRun:
         Raises:
             UsageError: a parameter is unknown, or its value is not allowed.
         """
-        return registry.build(self.name, self.passed)
+        return registry.build(self.name, self.user_params)
 
     @cached_property
     def declared(self) -> Method:
@@ -59,12 +61,12 @@ class MethodRun:
         """
         if "method" in vars(self) or not self.is_built_in:
             return self.method
-        return registry.declare(self.name, self.passed)
+        return registry.declare(self.name, self.user_params)
 
     @property
     def is_built_in(self) -> bool:
         """Return True unless a plug-in defines the method."""
-        return self.name in registry.ours()
+        return self.name in registry.built_in_methods()
 
     @property
     def needs_draft(self) -> bool:
@@ -72,7 +74,7 @@ class MethodRun:
         return "draft" in self.declared.requirements
 
     @property
-    def like(self) -> str | None:
+    def acceptance_source(self) -> str | None:
         """The label of the method whose acceptance rate a random control uses; None for others."""
         return get_acceptance_source(self.declared)
 
@@ -142,7 +144,7 @@ class MethodRun:
 
 
 def get_acceptance_source(method: Method) -> str | None:
-    """Return the label of the method whose acceptance rate is used; see `MethodRun.like`."""
+    """Return the label of the method whose acceptance rate a random control uses, or None."""
     like: str | None = getattr(method.params, "like", None)
     return like
 

@@ -13,16 +13,16 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import SpecbenchError, UsageError
 from specbench_cli.models.resolve import Checkpoint, resolve
 from specbench_cli.plan.checks import (
-    check_imposed,
+    check_imposed_acceptance,
     check_methods,
     check_tasks,
     check_test_programs,
-    unfit,
+    find_obstacle,
 )
 from specbench_cli.plan.grammar import Grammar
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.order import balanced_orders
-from specbench_cli.store.schema import BASELINE, PASSES_APART, RecordKey
+from specbench_cli.store.schema import BASELINE, LOAD_PASS_OFFSET, RecordKey
 from specbench_cli.tasks import Question, Task, load_task, sample_questions, select_questions
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Plan:
     others: Mapping[str, Checkpoint] = field(default_factory=dict)  # by the name in the methods
     # Load as typed -> arrival times of the questions in seconds. Empty: all arrive at the start.
     loads: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    missing: tuple[str, ...] = ()  # notes on questions of the tasks that are not used
+    unused_notes: tuple[str, ...] = ()  # notes on questions of the tasks that are not used
     grammar: Grammar | None = None  # constrains all outputs
 
     @property
@@ -76,10 +76,10 @@ class Plan:
         from specbench_cli.engine.verify.sampling import Sampling
         from specbench_cli.engine.verify.uscd import Contrast
 
-        asked = self.config
-        contrast = None if asked.contrast is None else Contrast(**asked.contrast)
-        drawn = asked.temperature, asked.top_k, asked.top_p, asked.seed
-        return Sampling(asked.rule, *drawn, contrast=contrast)
+        config = self.config
+        contrast = None if config.contrast is None else Contrast(**config.contrast)
+        drawn = config.temperature, config.top_k, config.top_p, config.seed
+        return Sampling(config.rule, *drawn, contrast=contrast)
 
     @property
     def parallel(self) -> bool:
@@ -91,7 +91,7 @@ class Plan:
         """Labels of the methods that are decoded in a plug-in process."""
         if self.config.isolation != "process":
             return frozenset()
-        plugins = registry.entries().keys() - registry.ours().keys()
+        plugins = registry.entries().keys() - registry.built_in_methods().keys()
         return frozenset(run.label for run in self.method_runs if run.name in plugins)
 
     @property
@@ -108,9 +108,9 @@ class Plan:
     def max_tokens(self) -> int:
         """Maximum number of new tokens in all outputs."""
         rows = len(self.method_runs) * self.config.repeats * len(self.passes())
-        return rows * sum(len(each.turns) * self.budget(each) for each in self.questions)
+        return rows * sum(len(each.turns) * self.max_new_tokens(each) for each in self.questions)
 
-    def without(self, labels: Collection[str]) -> Plan:
+    def drop_methods(self, labels: Collection[str]) -> Plan:
         """Return the plan without some methods."""
         kept = [row for row in self.config.methods if row.label not in labels]
         return replace(
@@ -134,7 +134,7 @@ class Plan:
         }
         return bool(others) and others <= {*given_up}
 
-    def budget(self, question: Question) -> int:
+    def max_new_tokens(self, question: Question) -> int:
         """Return the maximum number of new tokens for a question."""
         own = next(task.max_new_tokens for task in self.tasks if task.name == question.task)
         asked = self.config.max_new_tokens or question.max_new_tokens
@@ -148,11 +148,11 @@ class Plan:
 
     def passes(self, process: int = 1) -> list[int]:
         """Return the repeats that a process measures: one, or one for each load."""
-        return [process + PASSES_APART * at for at in range(len(self.loads) or 1)]
+        return [process + LOAD_PASS_OFFSET * at for at in range(len(self.loads) or 1)]
 
     def load(self, pass_: int) -> str | None:
         """Return how requests arrive in a repeat; None if all are there at the start."""
-        return list(self.loads)[pass_ // PASSES_APART] if self.loads else None
+        return list(self.loads)[pass_ // LOAD_PASS_OFFSET] if self.loads else None
 
     def schedule(self, pass_: int) -> Iterator[tuple[Question, tuple[MethodRun, ...]]]:
         """Yield the questions of a repeat, each with its methods in their order."""
@@ -161,7 +161,7 @@ class Plan:
         for question, order in zip(self.questions, orders, strict=True):
             yield question, tuple(by_label[label] for label in order)
 
-    def keys(self) -> Iterator[RecordKey]:
+    def record_keys(self) -> Iterator[RecordKey]:
         """Return the keys of all outputs that the run may contain."""
         for process in range(1, self.config.repeats + 1):
             for pass_ in self.passes(process):
@@ -170,11 +170,11 @@ class Plan:
                         for method_run in self.method_runs:
                             yield question.prompt_id, turn, method_run.label, pass_
 
-    def missing_from(
+    def find_missing(
         self,
         answered: Mapping[RecordKey, list[int] | None],
         manifest: Mapping[str, Any],
-        wrote: Callable[[RecordKey], bool] = lambda _: False,
+        has_written: Callable[[RecordKey], bool] = lambda _: False,
     ) -> list[RecordKey]:
         """Return the keys of outputs that a finished run should contain but does not.
 
@@ -189,13 +189,13 @@ class Plan:
             wrote: Returns True if the run wrote the record with this key.
         """
         expected = set(self._expected(answered, manifest))
-        keys = (key for key in self.keys() if key not in answered)
-        return [key for key in keys if key in expected or wrote(key)]
+        keys = (key for key in self.record_keys() if key not in answered)
+        return [key for key in keys if key in expected or has_written(key)]
 
     def _expected(
         self, answered: Mapping[RecordKey, list[int] | None], manifest: Mapping[str, Any]
     ) -> Iterator[RecordKey]:
-        """Return the keys of outputs that a finished run contains; see `missing_from`."""
+        """Return the keys of outputs that a finished run contains; see `find_missing`."""
         dropped = manifest.get("dropped") or {}
         if self.is_over(dropped):
             return
@@ -242,11 +242,11 @@ class Plan:
             "passes": self.config.repeats * len(self.passes()),
             "cells": self.n_outputs,
             "most_tokens": self.max_tokens,
-            **({"not_asked": list(self.missing)} if self.missing else {}),
+            **({"not_asked": list(self.unused_notes)} if self.unused_notes else {}),
         }
 
 
-def fitting(config: RunConfig, *, fetch: bool) -> tuple[RunConfig, dict[str, str]]:
+def drop_unavailable(config: RunConfig, *, fetch: bool) -> tuple[RunConfig, dict[str, str]]:
     """Return a configuration without the methods that cannot run here, and the reasons by label.
 
     If only vanilla would be left, the configuration is unchanged, so that `make_plan` raises the
@@ -262,16 +262,16 @@ def fitting(config: RunConfig, *, fetch: bool) -> tuple[RunConfig, dict[str, str
         method_run = MethodRun(row.name, row.label, row.params)
         if not method_run.is_built_in:
             method_run.check_hooks()
-        fault = unfit(method_run, target, draft, fetch=fetch)
+        fault = find_obstacle(method_run, target, draft, fetch=fetch)
         if fault is not None and row.label != BASELINE:
-            found[row.label] = reason(fault)
+            found[row.label] = format_reason(fault)
     kept = [row for row in config.methods if row.label not in found]
     if all(row.label == BASELINE for row in kept):
         return config, {}
     return config.model_copy(update={"methods": kept}), found
 
 
-def reason(fault: SpecbenchError) -> str:
+def format_reason(fault: SpecbenchError) -> str:
     """Return why a method cannot run here, for the manifest and the user."""
     return f"{fault.message} ({fault.hint})" if fault.hint else fault.message
 
@@ -305,27 +305,29 @@ def make_plan(config: RunConfig) -> Plan:
     grammar = None if config.grammar is None else Grammar.read(config.grammar)
     tasks = tuple(load_task(name) for name in config.tasks)
     check_tasks(config, tasks)
-    asked = select_questions([each for task in tasks for each in task.questions], config.category)
-    asked = _select_prompts(asked, config.prompts)
+    questions = select_questions(
+        [each for task in tasks for each in task.questions], config.category
+    )
+    questions = _select_prompts(questions, config.prompts)
     if config.load:  # later turns have no arrival time of their own
-        asked = [replace(question, turns=question.turns[:1]) for question in asked]
+        questions = [replace(question, turns=question.turns[:1]) for question in questions]
     target, draft = _resolve_models(config)
     for method_run in method_runs:
-        if (fault := unfit(method_run, target, draft)) is not None:
+        if (fault := find_obstacle(method_run, target, draft)) is not None:
             raise fault
     needs_draft = any(method_run.needs_draft for method_run in method_runs)
-    by_task = ([each for each in asked if each.task == task.name] for task in tasks)
-    chosen = tuple(
+    by_task = ([each for each in questions if each.task == task.name] for task in tasks)
+    selected = tuple(
         question for own in by_task for question in sample_questions(own, config.limit, config.seed)
     )
-    check_test_programs(config, chosen)
+    check_test_programs(config, selected)
     plan = Plan(
         config=config,
         method_runs=method_runs,
         tasks=tasks,
-        questions=chosen,
-        missing=_unused_notes(config, tasks, asked, chosen),
-        loads=_arrival_times(config, len(chosen)),
+        questions=selected,
+        unused_notes=_unused_notes(config, tasks, questions, selected),
+        loads=_arrival_times(config, len(selected)),
         target=target,
         draft=resolve(draft) if needs_draft and draft else None,
         others={
@@ -335,7 +337,7 @@ def make_plan(config: RunConfig) -> Plan:
         },
         grammar=grammar,
     )
-    check_imposed(config, method_runs, plan.checkpoints.values(), grammar)
+    check_imposed_acceptance(config, method_runs, plan.checkpoints.values(), grammar)
     return plan
 
 
@@ -356,13 +358,16 @@ def _select_prompts(questions: Sequence[Question], ids: Sequence[str]) -> list[Q
 
 
 def _unused_notes(
-    config: RunConfig, tasks: Sequence[Task], asked: Sequence[Question], chosen: Sequence[Question]
+    config: RunConfig,
+    tasks: Sequence[Task],
+    questions: Sequence[Question],
+    selected: Sequence[Question],
 ) -> tuple[str, ...]:
     """Return notes on tasks cut by `category` and families cut by `limit`."""
     found = []
     for task in tasks:
-        there = dict.fromkeys(each.family for each in asked if each.task == task.name)
-        kept = {each.family for each in chosen if each.task == task.name}
+        there = dict.fromkeys(each.family for each in questions if each.task == task.name)
+        kept = {each.family for each in selected if each.task == task.name}
         gone = ", ".join(family for family in there if family not in kept)
         if not there:
             words = ", ".join(config.category)
@@ -377,7 +382,7 @@ def _arrival_times(config: RunConfig, n: int) -> dict[str, tuple[float, ...]]:
     if config.load is None:
         return {}
     try:
-        swept = Arrivals.sweep(config.load)
-        return {each.typed: tuple(each.times(n, config.seed)) for each in swept}
+        swept = Arrivals.parse_sweep(config.load)
+        return {each.text: tuple(each.times(n, config.seed)) for each in swept}
     except ValueError as error:
         raise UsageError(f"--load: {error}", hint="specbench run --help") from error

@@ -55,7 +55,9 @@ def _measured_spread(target: str, runs: Path) -> tuple[float, str] | None:
             rows = [row for row in csv.DictReader(lines) if row["family"] == "all"]
             if manifest["status"] != "finished" or manifest["models"]["target"]["label"] != target:
                 continue
-            spreads = [_spread(row) for row in rows if row["speedup_low"] and row["speedup_high"]]
+            spreads = [
+                _compute_spread(row) for row in rows if row["speedup_low"] and row["speedup_high"]
+            ]
         except (OSError, ValueError, KeyError, TypeError):
             continue  # an incomplete run, or one of another version
         if spreads:
@@ -63,7 +65,7 @@ def _measured_spread(target: str, runs: Path) -> tuple[float, str] | None:
     return None
 
 
-def _spread(row: dict[str, str]) -> float:
+def _compute_spread(row: dict[str, str]) -> float:
     """Compute the spread between questions from the confidence interval of a speedup."""
     width = math.log(float(row["speedup_high"]) / float(row["speedup_low"]))
     return width / (2 * _Z) * math.sqrt(int(row["n_prompts"]))

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specbench_cli.errors import EnvironmentFault, UsageError
-from specbench_cli.plan.grid import candidates
+from specbench_cli.plan.grid import list_candidates
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan
-from specbench_cli.store.recorded import drop_prompt_errors
+from specbench_cli.store.record_queries import drop_prompt_errors
 from specbench_cli.store.schema import BASELINE, Record
 from specbench_cli.tasks import Question
 
@@ -60,7 +60,7 @@ def prepare(plan: Plan) -> tuple[Plan, Tuning]:
     config = plan.config
     assert config.tune is not None
     rows = {
-        method_run.label: candidates(
+        method_run.label: list_candidates(
             method_run, config.tune, config.rule, config.sweep.get(method_run.name)
         )
         for method_run in plan.method_runs
@@ -136,29 +136,32 @@ def choose(
     Raises:
         EnvironmentFault: noise left no prompt to compare a method's candidates on.
     """
-    cells: dict[str, dict[tuple[str, int], tuple[float, int]]] = {}
+    costs: dict[str, dict[tuple[str, int], tuple[float, int]]] = {}
     wrong: set[str] = set()
     for record in drop_prompt_errors(records, (r for r in records if r.label == BASELINE)):
         if record.error or (record.verdict is not None and record.verdict.kind == "mismatch"):
             wrong.add(record.label)
             continue
-        figure = _time(record) if by == "time" else forwards_cost(record, weights)
+        figure = _time_cost(record) if by == "time" else forwards_cost(record, weights)
         if figure is not None:
-            cells.setdefault(record.label, {})[record.prompt_id, record.turn] = figure
-    return {row: _best(row, method_runs, cells, wrong) for row, method_runs in tuning.rows.items()}
+            costs.setdefault(record.label, {})[record.prompt_id, record.turn] = figure
+    return {
+        row: _choose_best(row, method_runs, costs, wrong)
+        for row, method_runs in tuning.rows.items()
+    }
 
 
-def _best(
+def _choose_best(
     row: str,
     method_runs: Sequence[MethodRun],
-    cells: Mapping[str, Mapping[tuple[str, int], tuple[float, int]]],
+    figures: Mapping[str, Mapping[tuple[str, int], tuple[float, int]]],
     wrong: set[str],
 ) -> TuningChoice:
     labels = [method_run.label for method_run in method_runs]
     sound = [label for label in labels if label not in wrong]
     if len(labels) == 1 or not sound:
         return TuningChoice(dict.fromkeys(labels), labels[0], 0)
-    shared = set.intersection(*(set(cells.get(label, ())) for label in sound))
+    shared = set.intersection(*(set(figures.get(label, ())) for label in sound))
     if not shared:
         raise EnvironmentFault(
             f"{row} cannot be tuned: there is no development prompt on which all its candidates"
@@ -167,12 +170,12 @@ def _best(
         )
     costs: dict[str, float | None] = dict.fromkeys(labels)
     for label in sound:
-        figures = [cells[label][at] for at in shared]
-        costs[label] = sum(cost for cost, _ in figures) / sum(tokens for _, tokens in figures)
+        pairs = [figures[label][at] for at in shared]
+        costs[label] = sum(cost for cost, _ in pairs) / sum(tokens for _, tokens in pairs)
     return TuningChoice(costs, min(sound, key=lambda label: costs[label] or 0.0), len(shared))
 
 
-def _time(record: Record) -> tuple[float, int] | None:
+def _time_cost(record: Record) -> tuple[float, int] | None:
     """Return the time in milliseconds and the number of tokens generated in it."""
     if record.void or not record.n_tokens:
         return None
@@ -224,24 +227,26 @@ def facts(plan: Plan, tuning: Tuning, choices: Mapping[str, TuningChoice]) -> di
                     }
                     for method_run in method_runs
                 ],
-                "passed": next(dict(a.passed) for a in method_runs if a.label == choices[row].best),
+                "passed": next(
+                    dict(a.user_params) for a in method_runs if a.label == choices[row].best
+                ),
             }
             for row, method_runs in tuning.rows.items()
         },
     }
 
 
-def tuned(plan: Plan, manifest: Mapping[str, Any]) -> Plan:
+def apply_tuning(plan: Plan, manifest: Mapping[str, Any]) -> Plan:
     """Return the plan with the parameters that the tuning chose, if it has chosen any."""
     rows = (manifest.get("tuning") or {}).get("rows", {})
 
-    def chosen(method_run: MethodRun) -> MethodRun:
+    def apply_choice(method_run: MethodRun) -> MethodRun:
         found = rows.get(method_run.label, {"tried": 1})
         if found["tried"] == 1:
             return method_run
         return MethodRun(method_run.name, method_run.label, found["passed"], found["tried"])
 
-    return replace(plan, method_runs=tuple(map(chosen, plan.method_runs)))
+    return replace(plan, method_runs=tuple(map(apply_choice, plan.method_runs)))
 
 
 def _counts(questions: Sequence[Question]) -> dict[str, int]:

@@ -27,7 +27,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from specbench_cli import __version__
-from specbench_cli.config.problems import did_you_mean, listed, shown
+from specbench_cli.config.problems import did_you_mean, join_names, shorten
 from specbench_cli.errors import UsageError
 from specbench_cli.measure.costs import (
     BatchCost,
@@ -121,7 +121,7 @@ class Roofline:
     factors: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(
+    def from_options(
         cls,
         hardware: str,
         models: str,
@@ -144,8 +144,8 @@ class Roofline:
             name, devices = split[1], int(split[2])
         if name not in known:
             raise UsageError(
-                f"unknown hardware {shown(repr(hardware))}{did_you_mean(name, known)}",
-                f"known: {listed(known)}; several of one kind: {next(iter(known))}x8",
+                f"unknown hardware {shorten(repr(hardware))}{did_you_mean(name, known)}",
+                f"known: {join_names(known)}; several of one kind: {next(iter(known))}x8",
             )
         device = known[name]
         if dtype not in device.flops:
@@ -171,7 +171,7 @@ class Roofline:
             overhead=overhead,
         )
 
-    def scaled(self, name: str, factor: float) -> Roofline:
+    def scale_input(self, name: str, factor: float) -> Roofline:
         """Return a copy in which one of `INPUTS` is multiplied by a factor."""
         return replace(self, factors={name: factor})
 
@@ -187,7 +187,9 @@ class Roofline:
         }
         return tuple(name for name in INPUTS if there.get(name, True))
 
-    def ns(self, role: str, new: float, context: float, *, logits: float | None = None) -> float:
+    def forward_ns(
+        self, role: str, new: float, context: float, *, logits: float | None = None
+    ) -> float:
         """Return the time in ns of a forward over `new` rows per sequence after `context` rows.
 
         Args:
@@ -205,23 +207,23 @@ class Roofline:
         each = of.layers * (
             of.attention_parameters + of.router_parameters + of.chosen * of.expert_parameters
         )
-        products = self._time(read * size * by(f"{role} weights"), 2 * rows * each)
+        products = self._operation_ns(read * size * by(f"{role} weights"), 2 * rows * each)
 
         seen = sequences * (new * before + new * (new + 1) / 2)
         state = self._state_bytes(of, sequences * (before + new)) * by("state")
-        attention = self._time(state, 4 * seen * of.layers * of.heads * of.head_width)
+        attention = self._operation_ns(state, 4 * seen * of.layers * of.heads * of.head_width)
 
         said = rows if logits is None else sequences * logits
         matrix = of.output_parameters * size * by(f"{role} weights")
-        output = self._time(matrix, 2 * said * of.vocab * of.hidden)
+        output = self._operation_ns(matrix, 2 * said * of.vocab * of.hidden)
 
-        sums = self._summed(rows * of.hidden * size, of.layers)
+        sums = self._all_reduce_ns(rows * of.hidden * size, of.layers)
         return products + attention + output + sums + self.overhead * by("overhead")
 
     def _factor(self, name: str) -> float:
         return self.factors.get(name, 1.0)
 
-    def _time(self, nbytes: float, operations: float) -> float:
+    def _operation_ns(self, nbytes: float, operations: float) -> float:
         """Return the time in ns of an operation that is divided among all devices."""
         peak = self.accelerator.flops[self.dtype] * self._factor("flops")
         bandwidth = self.accelerator.bandwidth * self._factor("bandwidth")
@@ -240,7 +242,7 @@ class Roofline:
             / min(self.devices, of.kv_heads)
         )
 
-    def _summed(self, nbytes: float, layers: int) -> float:
+    def _all_reduce_ns(self, nbytes: float, layers: int) -> float:
         """Return the time in ns of the all-reduces of every layer's two outputs."""
         link = self.accelerator.link
         if self.devices == 1 or link is None:
@@ -248,7 +250,7 @@ class Roofline:
         sent = 2 * (self.devices - 1) / self.devices * nbytes
         return 1e9 * 2 * layers * sent / (link * self._factor("link"))
 
-    def held(self, rows: int) -> dict[str, int]:
+    def memory_use(self, rows: int) -> dict[str, int]:
         """Return the bytes that all devices hold together, by content.
 
         Args:
@@ -261,13 +263,13 @@ class Roofline:
         return found
 
     def _fits(self, rows: int) -> bool:
-        return sum(self.held(rows).values()) <= self.devices * self.accelerator.memory
+        return sum(self.memory_use(rows).values()) <= self.devices * self.accelerator.memory
 
     def check_fits(self, rows: int) -> None:
         """Raise UsageError if sequences of `rows` rows do not fit in the devices' memory."""
         if self._fits(rows):
             return
-        held, room = self.held(rows), int(self.devices * self.accelerator.memory)
+        held, room = self.memory_use(rows), int(self.devices * self.accelerator.memory)
         needed = sum(held.values())
         parts = ", ".join(f"{what} {n:,}" for what, n in held.items())
         name = self.hardware if self.devices == 1 else self.hardware.rpartition("x")[0]
@@ -282,7 +284,7 @@ class Roofline:
             f"{more}a smaller --batch, --context or --shape",
         )
 
-    def table(
+    def make_cost_table(
         self, models: Mapping[str, Mapping[str, Any]], together: int = 1, mean: float = 0.0
     ) -> Costs:
         """Return the cost table.
@@ -294,7 +296,8 @@ class Roofline:
             mean: mean number of rows of these sequences before a forward.
         """
         beside = {
-            role: self._time(self._state_bytes(of, mean), 0.0) for role, of in self.shapes.items()
+            role: self._operation_ns(self._state_bytes(of, mean), 0.0)
+            for role, of in self.shapes.items()
         }
         none = HostCost(step=0, draft=0, node=0)
         return Costs(
@@ -314,32 +317,34 @@ class Roofline:
             setup=CostSetup(device=self.hardware, dtype=self.dtype, threads=1),
             seed=0,
             quietness=ProbeNoise(rounds=0, void=0, other_cpu=None, noisy=False),
-            curves={role: self._curve(role) for role in self.shapes},
+            curves={role: self._make_curve(role) for role in self.shapes},
             host=none,
             batch=None
             if together == 1
             else BatchCost(most=together, beside=beside, step=0, sequence=0, draft=0, node=0),
         )
 
-    def _curve(self, role: str) -> CostCurve:
+    def _make_curve(self, role: str) -> CostCurve:
         """Return the points of a model. One context is enough if the roofline fixes the context."""
         contexts = CONTEXTS if self.context is None else (self.context,)
         lengths = ROWS if self.context is None else (self.context,)
         return CostCurve(
             forwards=tuple(
-                CostPoint(n_tokens=n, context=at, ns=self.ns(role, n, at), spread=0, samples=1)
+                CostPoint(
+                    n_tokens=n, context=at, ns=self.forward_ns(role, n, at), spread=0, samples=1
+                )
                 for at in contexts
                 for n in ROWS
             ),
             prefills=tuple(
-                CostPoint(n_tokens=n, context=0, ns=self._alone(role, n), spread=0, samples=1)
+                CostPoint(n_tokens=n, context=0, ns=self._prefill_ns(role, n), spread=0, samples=1)
                 for n in lengths
             ),
         )
 
-    def _alone(self, role: str, n: int) -> float:
+    def _prefill_ns(self, role: str, n: int) -> float:
         """Return the prefill time of n tokens, with logits for the last row only.
 
         It does not depend on the context that is set for forwards.
         """
-        return replace(self, context=None).ns(role, n, 0, logits=1)
+        return replace(self, context=None).forward_ns(role, n, 0, logits=1)

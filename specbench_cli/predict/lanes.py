@@ -59,7 +59,7 @@ class WorkerLanes:
 
 def make_lanes(record: Record) -> WorkerLanes:
     """Return the lanes of a record."""
-    recording = RecordedForwards.of(record.forwards or Trace())
+    recording = RecordedForwards.from_trace(record.forwards or Trace())
     spans = sorted(recording.forwards, key=lambda span: (span.start, span.worker))
     prefill = record.ns.prefill
     if prefill is None:  # a noisy record may have a trace but no times

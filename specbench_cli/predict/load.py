@@ -19,9 +19,9 @@ from specbench_cli.errors import SpecbenchError, UsageError
 from specbench_cli.predict.costs import BatchCosts
 from specbench_cli.predict.scripts import (
     check_costs,
+    load_policy_costs,
     make_scripts,
     method_from_records,
-    policy_costs,
     prompt_ids,
     replay_scripts,
 )
@@ -66,7 +66,7 @@ def simulate_load(
     Raises:
         UsageError: a trace lists fewer arrivals than the run has prompts.
     """
-    ids, policy = prompt_ids(prompts), policy_costs(manifest, costs[0].costs)
+    ids, policy = prompt_ids(prompts), load_policy_costs(manifest, costs[0].costs)
     config = manifest.get("config", {}).get("effective", {})
     found: list[SimulatedLoad] = []
     missing: dict[str, str] = {}
@@ -93,7 +93,7 @@ def simulate_load(
                     )
                     tokens = np.array([float(request.tokens) for request in requests])
                     passes.append((np.array(arrivals), first, last, tokens))
-                found.append(SimulatedLoad(label, load.typed, passes))
+                found.append(SimulatedLoad(label, load.text, passes))
         except UsageError:
             raise
         except (SpecbenchError, ValueError) as fault:

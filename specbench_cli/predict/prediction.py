@@ -24,7 +24,7 @@ from typing import Any
 
 from specbench_cli.measure.costs import Costs
 from specbench_cli.predict.costs import TableCosts
-from specbench_cli.predict.replay import RecordedForwards, drafted_trees, replay
+from specbench_cli.predict.replay import RecordedForwards, find_tree_steps, replay
 from specbench_cli.predict.run_costs import head_labels, probe_command
 from specbench_cli.store.schema import Record, Steps, Trace
 
@@ -160,8 +160,10 @@ def predict_output(trace: Trace, steps: Steps, costs: Costs, method: str = "") -
     """Replay an output of a method at a machine's costs."""
     table = TableCosts(costs)
     n_layers = {model: facts.get("n_layers") for model, facts in costs.models.items()}
-    recording = RecordedForwards.of(trace, steps, n_layers=n_layers)
-    host = method if method in costs.hosts else _host_kind(trace, any(drafted_trees(steps)), costs)
+    recording = RecordedForwards.from_trace(trace, steps, n_layers=n_layers)
+    host = (
+        method if method in costs.hosts else _host_kind(trace, any(find_tree_steps(steps)), costs)
+    )
     drafts = sum(trace.kinds[kind].role in ("draft", "aux") for kind in trace.kind)
     host_ns = costs.host_ns(drafts, sum(steps.nodes), steps=len(steps.committed), method=host)
     after_rows = (each for each in recording.decoding if each.rows[0].before)

@@ -67,7 +67,7 @@ class RecordedForwards:
     since: int = 0
 
     @classmethod
-    def of(
+    def from_trace(
         cls,
         trace: Trace,
         steps: Steps | None = None,
@@ -191,7 +191,7 @@ def _forwards(
     ends = [kind.role == "verify" and kind.layers[1] == last for kind in trace.kinds]
     unused = set(trace.unused)
     verifications = sum(ends[kind] and at not in unused for at, kind in enumerate(trace.kind))
-    trees = drafted_trees(steps)
+    trees = find_tree_steps(steps)
     committed = list(accumulate(steps.committed, initial=0))
     prompt = verified = step = 0
     held: dict[str, int] = defaultdict(int)
@@ -238,6 +238,6 @@ def _forwards(
                 held[each] = min(length, prompt + committed[step])
 
 
-def drafted_trees(steps: Steps) -> list[bool]:
+def find_tree_steps(steps: Steps) -> list[bool]:
     """Return for each step whether it drafted a tree: more tokens than levels."""
     return [nodes > levels for nodes, levels in zip(steps.nodes, steps.levels, strict=True)]

@@ -92,7 +92,9 @@ def replay_roofline(
     rooms = [_length(each, roofline) for own in kept.values() for each in own.values()]
     roofline.check_fits(max(rooms, default=1))
     inputs = roofline.inputs
-    less, more = ([roofline.scaled(name, by) for name in inputs] for by in (1 - STEP, 1 + STEP))
+    less, more = (
+        [roofline.scale_input(name, by) for name in inputs] for by in (1 - STEP, 1 + STEP)
+    )
     times, *scaled = _times(kept, models, [roofline, *less, *more])
     speedups, *moved = (_speedups(kept, each) for each in (times, *scaled))
     measured = _speedups(
@@ -161,12 +163,14 @@ def _times(
 ) -> list[Times]:
     """Replay the outputs at the costs of each roofline, in which the host's work takes no time."""
     n_layers = {role: facts.get("n_layers") for role, facts in models.items()}
-    costs = [TableCosts(each.table(models)) for each in rooflines]
+    costs = [TableCosts(each.make_cost_table(models)) for each in rooflines]
     found: list[Times] = [{label: {} for label in kept} for _ in rooflines]
     for label, own in kept.items():
         for key, record in own.items():
             assert record.forwards is not None
-            recording = RecordedForwards.of(record.forwards, record.steps, n_layers=n_layers)
+            recording = RecordedForwards.from_trace(
+                record.forwards, record.steps, n_layers=n_layers
+            )
             for times, cost in zip(found, costs, strict=True):
                 times[label][key] = replay(recording, cost).busiest
     return found
@@ -194,7 +198,7 @@ def _decoded_tokens(record: Record) -> int:
     return (record.n_tokens or 1) - 1
 
 
-def lines_of(rows: Sequence[RooflineRow]) -> list[dict[str, Any]]:
+def rows_as_dicts(rows: Sequence[RooflineRow]) -> list[dict[str, Any]]:
     """Return the rows for programs."""
     return [
         {

@@ -22,7 +22,7 @@ from specbench_cli.store.schema import LOSSLESS, Record
 
 if TYPE_CHECKING:
     from specbench_cli.engine.method import Method
-    from specbench_cli.engine.simulation import Script
+    from specbench_cli.engine.simulation import ScriptedRequest
 
 LENGTHS = ("heuristic", "synergy", "smartspec")
 """Rules for the draft length that do not depend on the draft model's probabilities."""
@@ -54,7 +54,7 @@ def prompt_ids(prompts: Iterable[Prompt]) -> PromptIds:
     return {(each.prompt_id, each.turn): tuple(each.ids) for each in prompts}
 
 
-def policy_costs(manifest: Mapping[str, Any], costs: Costs) -> Any:
+def load_policy_costs(manifest: Mapping[str, Any], costs: Costs) -> Any:
     """Return the costs that the run's methods used to choose draft lengths.
 
     If the manifest has none, compute them from the cost table.
@@ -105,7 +105,7 @@ def check_costs(method: Method, costs: Costs, manifest: Mapping[str, Any]) -> No
 
 def make_scripts(
     records: Sequence[Record], prompts: PromptIds, config: Mapping[str, Any]
-) -> list[Script]:
+) -> list[ScriptedRequest]:
     """Return a script of each record.
 
     Args:
@@ -113,7 +113,7 @@ def make_scripts(
     Raises:
         CannotSimulate: the run lacks a prompt, or the tokens or origins of an output.
     """
-    from specbench_cli.engine.simulation import Script
+    from specbench_cli.engine.simulation import ScriptedRequest
 
     budget = config.get("max_new_tokens") or max(record.n_tokens or 0 for record in records)
     found = []
@@ -124,7 +124,7 @@ def make_scripts(
         output = tuple(record.output_ids)
         whole = budget if record.finish == "eos" else len(output)
         right = _predicted_flags(record.origin, record.prompt_id)
-        found.append(Script(prompt, output, right, whole, record.finish == "eos"))
+        found.append(ScriptedRequest(prompt, output, right, whole, record.finish == "eos"))
     return found
 
 
@@ -143,7 +143,7 @@ def _predicted_flags(origin: Sequence[str], prompt_id: str) -> tuple[bool, ...]:
 
 def replay_scripts(
     method: Method,
-    scripts: Sequence[Script],
+    scripts: Sequence[ScriptedRequest],
     cost: CostFunction,
     *,
     policy: Any,

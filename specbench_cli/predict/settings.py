@@ -19,9 +19,9 @@ from specbench_cli.predict.costs import BatchCosts
 from specbench_cli.predict.scripts import (
     CannotSimulate,
     check_costs,
+    load_policy_costs,
     make_scripts,
     method_from_records,
-    policy_costs,
     prompt_ids,
     replay_scripts,
 )
@@ -30,7 +30,7 @@ from specbench_cli.store.schema import BASELINE, Record
 
 if TYPE_CHECKING:
     from specbench_cli.engine.method import Method
-    from specbench_cli.engine.simulation import Script
+    from specbench_cli.engine.simulation import ScriptedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def simulate_settings(
         UsageError: the run has no such method, or lacks data about it; a value is not allowed.
     """
     alone = BatchCosts(costs.model_copy(update={"batch": None}))
-    ids, policy = prompt_ids(prompts), policy_costs(manifest, costs)
+    ids, policy = prompt_ids(prompts), load_policy_costs(manifest, costs)
     config = manifest.get("config", {}).get("effective", {})
     passes: dict[str, dict[tuple[str, int], list[Record]]] = {}
     for record in (each for each in records if not each.has_prompt_error):
@@ -145,8 +145,8 @@ def simulate_settings(
         except CannotSimulate as fault:
             raise UsageError(f"{base}: {fault.message}", "specbench predict --help") from fault
         vanilla, _ = _simulate_decoding(plain, scripts, alone, policy)
-        for point in sweep.points(values):
-            label = " ".join([name, *sweep.settings(point)])
+        for point in sweep.list_combinations(values):
+            label = " ".join([name, *sweep.format_params(point)])
             method = registry.build(name, {**rows[base][0].params.passed, **point})
             decode, mat = _simulate_decoding(method, scripts, alone, policy)
             found.append(
@@ -166,7 +166,7 @@ def simulate_settings(
 
 
 def _simulate_decoding(
-    method: Method, scripts: Sequence[Script], costs: BatchCosts, policy: Any
+    method: Method, scripts: Sequence[ScriptedRequest], costs: BatchCosts, policy: Any
 ) -> tuple[float, float]:
     """Return the decode time of all outputs in ns, and tokens per verification."""
     found = replay_scripts(method, scripts, costs, policy=policy)
@@ -211,8 +211,8 @@ def _choose_row(rows: Mapping[str, Sequence[Record]], method: str, row: str | No
             "name the recorded row with --row, and its method's parameter with --sweep",
         )
 
-    def tested(label: str) -> int:
+    def count_tested(label: str) -> int:
         origins = [record.origin or () for record in named[label]]
         return sum(word in ("accepted", "recovered") for own in origins for word in own)
 
-    return max(named, key=tested)
+    return max(named, key=count_tested)

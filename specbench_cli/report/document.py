@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specbench_cli.summary import formats, metrics
-from specbench_cli.summary.columns import Align, Cell, Column, Heading, R, informative
+from specbench_cli.summary.columns import Align, Cell, Column, Heading, R, select_informative
 from specbench_cli.summary.metrics import MethodSummary
 from specbench_cli.summary.text import Sections
 
@@ -38,7 +38,7 @@ class Grid:
     id: str = ""
     caption: str = ""
     note: str = ""
-    heads: int = 1
+    label_columns: int = 1
 
     @property
     def headings(self) -> tuple[str, ...]:
@@ -106,28 +106,28 @@ Part = Grid | Paragraph | Bullets | Preformatted | Picture | Section | Widget
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class ReportDocument:
     """A whole report."""
 
     title: str
     parts: Sequence[Part]
 
 
-def grid(chosen: Sequence[Column[R]], rows: Sequence[R], **more: Any) -> Grid:
+def make_grid(columns: Sequence[Column[R]], rows: Sequence[R], **more: Any) -> Grid:
     """Return a table of rows, with the columns that are informative for them.
 
     Args:
         more: further attributes of the grid.
     """
-    shown = informative(chosen, rows)
-    lines = tuple(tuple(column.cell(row) for column in shown) for row in rows)
-    return Grid(tuple(shown), lines, **more)
+    informative = select_informative(columns, rows)
+    lines = tuple(tuple(column.cell(row) for column in informative) for row in rows)
+    return Grid(tuple(informative), lines, **more)
 
 
-def pivot(
+def make_pivot_grid(
     rows: Sequence[MethodSummary],
     parts: Mapping[str, Mapping[str, MethodSummary]],
-    shown: Callable[[MethodSummary], str],
+    format_entry: Callable[[MethodSummary], str],
     heading: str = "method",
     align: Align = "c",
     missing: str = formats.NONE,
@@ -137,14 +137,14 @@ def pivot(
 
     Args:
         parts: Methods by label, by column heading.
-        shown: Formats a method's entry.
+        format_entry: Formats the entry of a method.
         missing: Entry for a part without the method.
         more: Further attributes of the grid.
     """
     lines = []
     for row in rows:
         found = (own.get(row.label) for own in parts.values())
-        cells = (Cell(missing if each is None else shown(each)) for each in found)
+        cells = (Cell(missing if each is None else format_entry(each)) for each in found)
         lines.append((metrics.METHOD.cell(row), *cells))
     return Grid(
         (Heading(heading, align="l"), *(Heading(part, align=align) for part in parts)),
@@ -153,7 +153,7 @@ def pivot(
     )
 
 
-def grid_of_values(
+def make_value_grid(
     headings: Sequence[str | Heading], lines: Iterable[Sequence[object]], **more: Any
 ) -> Grid:
     """Return a table of plain values. None is a missing value.
@@ -162,18 +162,18 @@ def grid_of_values(
         more: Further attributes of the grid.
     """
     columns = (Heading(each, align="l") if isinstance(each, str) else each for each in headings)
-    return Grid(tuple(columns), tuple(tuple(map(plain, line)) for line in lines), **more)
+    return Grid(tuple(columns), tuple(tuple(map(plain_cell, line)) for line in lines), **more)
 
 
-def plain(value: object) -> Cell:
+def plain_cell(value: object) -> Cell:
     """Return the cell of a plain value. Texts that are numbers sort as numbers."""
     if value is None:
         return Cell(formats.NONE)
     if isinstance(value, Mapping):
         value = ", ".join(f"{key} {inner}" for key, inner in value.items())
-    shown = str(value)
+    text = str(value)
     try:
-        return Cell(shown, float(shown.removesuffix("%").removesuffix("x")))
+        return Cell(text, float(text.removesuffix("%").removesuffix("x")))
     except ValueError:
-        known = None if shown == formats.NONE else shown
-        return Cell(shown, known, "long" if len(shown) > _SHORT else "")
+        known = None if text == formats.NONE else text
+        return Cell(text, known, "long" if len(text) > _SHORT else "")

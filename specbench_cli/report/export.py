@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from specbench_cli.config.sweep import settings
+from specbench_cli.config.sweep import format_params
 from specbench_cli.report import claims
-from specbench_cli.report.reading import Reading
+from specbench_cli.report.report_data import ReportData
 from specbench_cli.summary.columns import write_csv
 from specbench_cli.summary.summary import ALL, Summary
 
@@ -32,15 +32,15 @@ def write_summary(summary: Summary, path: Path) -> Path:
 def _cell(value: object) -> object:
     if isinstance(value, tuple):
         return " ".join(map(str, value))
-    return " ".join(settings(value)) if isinstance(value, dict) else value
+    return " ".join(format_params(value)) if isinstance(value, dict) else value
 
 
-def write_json(reading: Reading, path: Path) -> None:
+def write_json(data: ReportData, path: Path) -> None:
     """Write all results as JSON, with the runs and the claims of papers."""
-    summary = reading.summary
+    summary = data.summary
     whole = {
-        "runs": [source.path.name for source in reading.sources],
-        "forced": list(reading.facts.forced),
+        "runs": [source.path.name for source in data.sources],
+        "forced": list(data.facts.forced),
         "prompts": summary.prompts,
         "passes": summary.passes,
         "noise_floor": summary.noise_floor,
@@ -48,10 +48,10 @@ def write_json(reading: Reading, path: Path) -> None:
         "rows": row_dicts(summary),
         "claims": [
             {"label": line.row.label, **asdict(line.claim)}
-            for line in claims.lines(summary, reading.facts)
+            for line in claims.compare_claims(summary, data.facts)
         ],
-        "spec_bench": [asdict(found) for found in reading.spec_bench.theirs]
-        if reading.spec_bench
+        "spec_bench": [asdict(found) for found in data.spec_bench.results]
+        if data.spec_bench
         else [],
     }
     path.write_text(json.dumps(whole, indent=2, allow_nan=False) + "\n", encoding="utf-8")

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from specbench_cli.config.sweep import settings
+from specbench_cli.config.sweep import format_params
 from specbench_cli.predict import parallel
 from specbench_cli.report import claims
-from specbench_cli.report.document import Grid, grid, grid_of_values
-from specbench_cli.report.reading import Incidents
+from specbench_cli.report.document import Grid, make_grid, make_value_grid
+from specbench_cli.report.report_data import Incidents
 from specbench_cli.summary import formats, load, metrics, text
 from specbench_cli.summary.columns import Cell, Column, Heading
 from specbench_cli.summary.facts import Facts
@@ -20,7 +20,7 @@ from specbench_cli.summary.summary import Summary
 
 # ---- methods -------------------------------------------------------------------------------------
 
-_ORDER = (
+_ORDER_NOTE = (
     "They learn from one prompt for the next: their figures depend on the order of the prompts."
 )
 _KINDS = (
@@ -30,13 +30,17 @@ _KINDS = (
         "Same letter: no significant difference (simultaneous 95%). Peers are other"
         " implementations, measured in the same run.",
     ),
-    ("run", "Lossless methods, run scope", f"{_ORDER} Letters are those of all."),
+    ("run", "Lossless methods, run scope", f"{_ORDER_NOTE} Letters are those of all."),
     (
         "lossy",
         "Lossy: speed and quality",
         "The output is not vanilla's; these rows are not ranked with the lossless ones.",
     ),
-    ("lossy-run", "Lossy: speed and quality, run scope", f"{_ORDER} The output is not vanilla's."),
+    (
+        "lossy-run",
+        "Lossy: speed and quality, run scope",
+        f"{_ORDER_NOTE} The output is not vanilla's.",
+    ),
 )
 """Kinds of methods, each with its own table: key, caption and note."""
 
@@ -53,12 +57,12 @@ def _columns(key: str) -> Sequence[Column[MethodSummary]]:
     return metrics.LOSSY_PAGE if key.startswith("lossy") else metrics.PAGE
 
 
-def _named(found: Grid) -> Grid:
+def _name_groups(grid: Grid) -> Grid:
     """Return a table of methods. If it has groups, they also name a row."""
-    return replace(found, heads=2) if found.columns[0] is metrics.GROUP else found
+    return replace(grid, label_columns=2) if grid.columns[0] is metrics.GROUP else grid
 
 
-def overall(summary: Summary, but: Sequence[Column[MethodSummary]] = ()) -> list[Grid]:
+def overall_tables(summary: Summary, but: Sequence[Column[MethodSummary]] = ()) -> list[Grid]:
     """Return the tables over all prompts, without the columns in `but`.
 
     Lossless and lossy methods have separate tables, since they are not ranked together. Methods of
@@ -72,8 +76,8 @@ def overall(summary: Summary, but: Sequence[Column[MethodSummary]] = ()) -> list
         ]
     )
     return [
-        _named(
-            grid(
+        _name_groups(
+            make_grid(
                 [column for column in _columns(key) if column not in but],
                 rows,
                 id=f"overall-{key}",
@@ -86,10 +90,10 @@ def overall(summary: Summary, but: Sequence[Column[MethodSummary]] = ()) -> list
     ]
 
 
-def by_family(summary: Summary) -> list[Grid]:
+def family_tables(summary: Summary) -> list[Grid]:
     """Return tables with one row per family and method, for the same kinds as `overall`."""
     tables = []
-    note = text.prose(text.small_families(summary, "column n", then=""))
+    note = text.prose(text.small_families(summary, "column n", advice=""))
     for key, caption, _ in _KINDS:
         rows = [
             (family.replace("_", " "), row)
@@ -99,47 +103,47 @@ def by_family(summary: Summary) -> list[Grid]:
         ]
         if not rows:
             continue
-        found = _named(grid(_columns(key), [row for _, row in rows]))
+        grid = _name_groups(make_grid(_columns(key), [row for _, row in rows]))
         lines = (
             (Cell(family, family), metrics.QUESTIONS.cell(row), *cells)
-            for (family, row), cells in zip(rows, found.rows, strict=True)
+            for (family, row), cells in zip(rows, grid.rows, strict=True)
         )
         family = Heading("family", "task family", "l", choose=True)
         tables.append(
             Grid(
-                (family, metrics.QUESTIONS, *found.columns),
+                (family, metrics.QUESTIONS, *grid.columns),
                 tuple(lines),
                 id=f"family-{key}",
                 caption=f"By task family, {caption.lower()}",
                 note=note,
-                heads=2 + found.heads,
+                label_columns=2 + grid.label_columns,
             )
         )
     return tables
 
 
-def families(summary: Summary) -> dict[str, dict[str, MethodSummary]]:
+def rows_by_family(summary: Summary) -> dict[str, dict[str, MethodSummary]]:
     """Return heading -> label -> method, with one heading per family and a last one for all."""
-    found = {
+    grid = {
         text.family(name.replace("_", " "), rows): {row.label: row for row in rows}
         for name, rows in summary.families.items()
     }
-    return found | {"all": {row.label: row for row in summary.rows}}
+    return grid | {"all": {row.label: row for row in summary.rows}}
 
 
-def _some(found: Grid) -> list[Grid]:
+def _unless_empty(grid: Grid) -> list[Grid]:
     """Return a table, unless it is empty."""
-    return [found] if found.rows else []
+    return [grid] if grid.rows else []
 
 
-def in_detail(summary: Summary) -> Grid:
+def detail_table(summary: Summary) -> Grid:
     """Return the parameters and counters of each method."""
-    return grid(metrics.DETAIL, summary.rows, id="detail", caption="Parameters and counters")
+    return make_grid(metrics.DETAIL, summary.rows, id="detail", caption="Parameters and counters")
 
 
-def equivalence(summary: Summary) -> Grid:
+def equivalence_table(summary: Summary) -> Grid:
     """Return the verdicts on the outputs, and the bounds that they prove."""
-    return grid(
+    return make_grid(
         metrics.EQUIVALENCE,
         summary.rows,
         id="equivalence",
@@ -148,30 +152,32 @@ def equivalence(summary: Summary) -> Grid:
     )
 
 
-def evidence(summary: Summary) -> list[Grid]:
+def evidence_tables(summary: Summary) -> list[Grid]:
     """Return sampled outputs compared with vanilla's, if any were."""
     rows = [row for row in summary.rows if row.log_likelihood_difference is not None]
     note = "Evidence, not proof: the proof of a distribution is its audit (specbench audit)."
     caption = "Sampled outputs, less vanilla's"
-    return _some(grid(metrics.EVIDENCE, rows, id="evidence", caption=caption, note=note))
+    return _unless_empty(
+        make_grid(metrics.EVIDENCE, rows, id="evidence", caption=caption, note=note)
+    )
 
 
 # ---- tables that some runs have ------------------------------------------------------------------
 
 
-def sweep(found: Sweep | None) -> list[Grid]:
+def sweep_tables(grid: Sweep | None) -> list[Grid]:
     """Return the swept methods in the order of their parameters."""
-    if found is None:
+    if grid is None:
         return []
     note = (
         "Discarded: drafted tokens that do not stand / tokens. Verified: target forwards /"
         " tokens. The front: no other row has less of one and as little of the other."
     )
-    rows = [point.row for point in found.points]
-    return [grid(parameter_columns(found), rows, id="sweep", caption="Sweep", note=note)]
+    rows = [point.row for point in grid.points]
+    return [make_grid(parameter_columns(grid), rows, id="sweep", caption="Sweep", note=note)]
 
 
-def tuning(tuned: Mapping[str, Any] | None) -> list[Grid]:
+def tuning_tables(tuned: Mapping[str, Any] | None) -> list[Grid]:
     """Return the tuning of each method: the candidates, their prompts and the results."""
     if not tuned:
         return []
@@ -179,46 +185,52 @@ def tuning(tuned: Mapping[str, Any] | None) -> list[Grid]:
     unit = "ms a token" if by_time else "target forwards a token"
     note = (
         f"At most {tuned['budget']} candidates a row, all rows on the same development questions"
-        f" ({_counted(tuned['development'])}), compared by"
+        f" ({_format_counts(tuned['development'])}), compared by"
         f" {'decode time' if by_time else 'what their forwards cost by the size of the models'}."
         f" Every figure above and below is of the held-out questions"
-        f" ({_counted(tuned['held_out'])})."
+        f" ({_format_counts(tuned['held_out'])})."
     )
     lines = [
         (
             label,
-            " ".join(settings(tried["params"])) or formats.NONE,
-            formats.number(tried["cost"], 3),
-            "yes" if tried["chosen"] else None,
-            found["prompts"] or None,
+            " ".join(format_params(candidate["params"])) or formats.NONE,
+            formats.number(candidate["cost"], 3),
+            "yes" if candidate["chosen"] else None,
+            grid["prompts"] or None,
         )
-        for label, found in tuned["rows"].items()
-        for tried in found["candidates"]
+        for label, grid in tuned["rows"].items()
+        for candidate in grid["candidates"]
     ]
     headings = ("row", "parameters", unit, "chosen", "prompts")
-    return [grid_of_values(headings, lines, caption="Tuning", note=note)]
+    return [make_value_grid(headings, lines, caption="Tuning", note=note)]
 
 
-def _counted(counts: Mapping[str, int]) -> str:
+def _format_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{family} {n}" for family, n in counts.items())
 
 
-def under_load(rows: Sequence[load.LoadRow]) -> list[Grid]:
+def load_tables(rows: Sequence[load.LoadRow]) -> list[Grid]:
     """Return the latencies and rates of requests under load."""
-    return _some(grid(load.PAGE, rows, caption=load.TITLE, note=load.NOTE))
+    return _unless_empty(make_grid(load.PAGE, rows, caption=load.TITLE, note=load.NOTE))
 
 
-def modelled(rows: Sequence[parallel.ModelledRow]) -> list[Grid]:
+def modelled_tables(rows: Sequence[parallel.ModelledRow]) -> list[Grid]:
     """Return the modelled decode times of methods with several workers."""
-    return _some(grid(parallel.COLUMNS, rows, caption=parallel.TITLE, note=parallel.NOTE))
+    return _unless_empty(
+        make_grid(parallel.COLUMNS, rows, caption=parallel.TITLE, note=parallel.NOTE)
+    )
 
 
-def claimed(
-    summary: Summary, facts: Facts, columns: Sequence[Column[claims.Line]] = claims.COLUMNS
+def claim_tables(
+    summary: Summary,
+    facts: Facts,
+    columns: Sequence[Column[claims.ClaimComparison]] = claims.COLUMNS,
 ) -> list[Grid]:
     """Return the results that the methods' papers report, next to this run's."""
-    lines = claims.lines(summary, facts)
-    return _some(grid(columns, lines, id="claimed", caption=claims.TITLE, note=claims.NOTE))
+    lines = claims.compare_claims(summary, facts)
+    return _unless_empty(
+        make_grid(columns, lines, id="claimed", caption=claims.TITLE, note=claims.NOTE)
+    )
 
 
 # ---- single outputs ------------------------------------------------------------------------------
@@ -231,7 +243,7 @@ _OUTPUT = (
 )
 
 
-def incidents(found: Incidents, most: int) -> list[Grid]:
+def incident_tables(grid: Incidents, max_listed: int) -> list[Grid]:
     """Return the outputs that a reader must know about, at most `most` of each kind."""
     kinds = (
         (
@@ -244,24 +256,26 @@ def incidents(found: Incidents, most: int) -> list[Grid]:
                 Heading("explained by width", "whether vanilla's forward chooses the same tokens at"
                        " the method's verify width", align="l"),
             ),
-            found.differing,
+            grid.differing,
         ),
-        ("failed", "Failed cells", (Heading("error", align="l"),), found.failed),
+        ("failed", "Failed cells", (Heading("error", align="l"),), grid.failed),
         (
             "void",
             "Void cells",
             (Heading("other processes' CPU", "the machine was not quiet: times do not count"),),
-            found.void,
+            grid.noisy,
         ),
     )  # fmt: skip
     return [
-        grid_of_values(
+        make_value_grid(
             (*_OUTPUT, *headings),
-            cells[:most],
+            cells[:max_listed],
             id=key,
             caption=caption,
-            note=f"And {more} more, in records.jsonl." if (more := len(cells) - most) > 0 else "",
-            heads=2,
+            note=f"And {more} more, in records.jsonl."
+            if (more := len(cells) - max_listed) > 0
+            else "",
+            label_columns=2,
         )
         for key, caption, headings, cells in kinds
         if cells

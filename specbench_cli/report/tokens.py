@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specbench_cli.errors import SpecbenchError, is_foreign
+from specbench_cli.errors import SpecbenchError, is_library_error
 from specbench_cli.models.aliases import aliases
 from specbench_cli.models.hub import cached_snapshot
 from specbench_cli.models.resolve import resolve
 from specbench_cli.summary.comparison import Decode
 
 
-def decoder_of(target: str) -> Decode | None:
+def load_text_decoder(target: str) -> Decode | None:
     """Return a function that decodes a target's ids, or None if its tokenizer is not available.
 
     Nothing is downloaded.
@@ -22,14 +22,14 @@ def decoder_of(target: str) -> Decode | None:
         target: Name of the target in a manifest. A manifest stores a folder without its path, so it
             is found only from its parent folder.
     """
-    tokenizer = tokenizer_of(target)
+    tokenizer = load_tokenizer(target)
     if tokenizer is None:
         return None
 
-    return lambda ids: text_of(tokenizer, ids)
+    return lambda ids: decode_ids(tokenizer, ids)
 
 
-def text_of(tokenizer: Any, ids: Sequence[int], **options: Any) -> str:
+def decode_ids(tokenizer: Any, ids: Sequence[int], **options: Any) -> str:
     """Return the text of token ids, or the ids as "<id>" if the tokenizer cannot decode them.
 
     Some tokenizers fail on the ids of padding rows.
@@ -37,12 +37,12 @@ def text_of(tokenizer: Any, ids: Sequence[int], **options: Any) -> str:
     try:
         return str(tokenizer.decode(list(ids), **options))
     except BaseException as fault:
-        if not is_foreign(fault):
+        if not is_library_error(fault):
             raise
         return " ".join(f"<{token}>" for token in ids)
 
 
-def tokenizer_of(target: str) -> Any:
+def load_tokenizer(target: str) -> Any:
     """Return a target's tokenizer as transformers loads it, or None if it is not available."""
     folder = _folder(target)
     if folder is None:

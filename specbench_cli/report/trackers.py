@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from specbench_cli.config.problems import shown
+from specbench_cli.config.problems import shorten
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
-from specbench_cli.files import refuse_link
-from specbench_cli.report.reading import read
+from specbench_cli.files import check_no_link
+from specbench_cli.report.report_data import read_report_data
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.summary.metrics import MethodSummary
 
@@ -49,8 +49,8 @@ def track(run: RunDir, folder: Path, tracker: str) -> list[str]:
         EnvironmentFault: The tracker's package is not installed.
     """
     for place in (folder / tracker, folder / tracker / "mlflow.db"):
-        refuse_link(place)
-    rows = read(run).summary.rows
+        check_no_link(place)
+    rows = read_report_data(run).summary.rows
     return TRACKERS[tracker](run, rows, folder / tracker)
 
 
@@ -168,7 +168,7 @@ def _check_server(uri: str) -> None:
 
 
 def _first_line(fault: Exception) -> str:
-    return shown(str(fault).strip().partition("\n")[0])
+    return shorten(str(fault).strip().partition("\n")[0])
 
 
 def _metrics(row: MethodSummary) -> dict[str, float]:

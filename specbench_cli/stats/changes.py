@@ -48,7 +48,7 @@ class LevelShift:
     change and up to the next one. p: p-value; 0 for series without noise.
     """
 
-    at: int
+    index: int
     before: float
     after: float
     p: float

@@ -15,8 +15,8 @@ from specbench_cli.stats.martingale import TILTS
 from specbench_cli.store.schema import (
     FINISHES,
     GUARANTEES,
+    LOAD_PASS_OFFSET,
     LOSSLESS,
-    PASSES_APART,
     VERDICTS,
     Ns,
     Record,
@@ -61,7 +61,7 @@ def validate(record: Record, vocabulary: int | None = None) -> None:
             _ensure(getattr(record, name) is not None, name, "missing")
     if record.forwards is not None:
         _validate_columns(record.forwards)
-    counted = None if record.forwards is None else record.forwards.counted()
+    counted = None if record.forwards is None else record.forwards.count_forwards()
     _validate_batch(record, counted)
     _validate_tokens(record)
     if vocabulary is not None:
@@ -75,7 +75,7 @@ def validate(record: Record, vocabulary: int | None = None) -> None:
 
 
 ForwardCounts = tuple[int, int, float]
-"""Result of `Trace.counted`: target forwards, draft forwards, and the target's work."""
+"""Result of `Trace.count_forwards`: target forwards, draft forwards, and the target's work."""
 
 PromptFacts = tuple[str, str, str, str]
 """Task, cluster, family and category of a prompt."""
@@ -103,7 +103,7 @@ class RunFacts:
 
     def check_plan(self, pass_: int, seed: int) -> None:
         """Raise ValueError if the run does not have this repeat or seed."""
-        load, repeat = divmod(pass_, PASSES_APART)
+        load, repeat = divmod(pass_, LOAD_PASS_OFFSET)
         if self.repeats is not None:
             planned = f"{pass_}, and the run has {self.repeats} repeats"
             _ensure(1 <= repeat <= self.repeats, "pass", planned)

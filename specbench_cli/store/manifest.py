@@ -16,15 +16,15 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from specbench_cli.config.problems import first_problem
+from specbench_cli.config.problems import format_first_problem
 from specbench_cli.errors import UsageError, truncate
 from specbench_cli.store.schema import SCHEMA, Count, Finite, Json, Name, Share
 
-_OPEN = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+_ALLOW_EXTRA = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 _Positive = Annotated[Finite, Field(gt=0)]
 _Hash = Annotated[str, Field(pattern=r"^[0-9a-f]+$")]
 
-ORDER = ".resume.json"
+RESUME_FILE = ".resume.json"
 """Name of the file with the configuration that a run needs to be resumed.
 
 It contains the configuration verbatim, which may name folders of this machine. It is therefore not
@@ -47,7 +47,7 @@ _Timestamp = Annotated[str, AfterValidator(_check_timestamp)]
 class _MethodConfig(TypedDict, total=False):
     """A method of the configuration."""
 
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]
 
     name: Name
     label: Name
@@ -57,7 +57,7 @@ class _MethodConfig(TypedDict, total=False):
 class _EffectiveConfig(TypedDict, total=False):
     """The keys of the configuration that specbench reads back."""
 
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]
 
     methods: list[_MethodConfig]
     tasks: list[Name]
@@ -91,20 +91,20 @@ class _EffectiveConfig(TypedDict, total=False):
 
 
 class _Config(TypedDict, total=False):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]
 
     effective: _EffectiveConfig
 
 
 class _Git(TypedDict, total=False):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]
 
     commit: Name | None
     dirty: bool | None
 
 
 class _HardwareFacts(TypedDict, total=False):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]
 
     cpu: str | None
     cores: Annotated[Count, Field(ge=1)] | None
@@ -113,7 +113,7 @@ class _HardwareFacts(TypedDict, total=False):
 
 
 class _MachineFacts(TypedDict, total=False):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]
 
     id: Name | None
     hardware: _HardwareFacts
@@ -125,7 +125,7 @@ class _MachineFacts(TypedDict, total=False):
 class _Weights(TypedDict, total=False):
     """Weights of a model or a head."""
 
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]
 
     label: Name
     sha256: _Hash
@@ -143,7 +143,7 @@ class _Weights(TypedDict, total=False):
 
 
 class _MethodEntry(TypedDict):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]
 
     label: Name
     method: NotRequired[Name]
@@ -159,7 +159,7 @@ class _MethodEntry(TypedDict):
 
 
 class _Task(TypedDict):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]
 
     name: Name
     version: NotRequired[str | int | None]
@@ -169,7 +169,7 @@ class _Task(TypedDict):
 
 
 class _Candidate(TypedDict):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]
 
     params: dict[str, Json]
     cost: Finite | None
@@ -177,7 +177,7 @@ class _Candidate(TypedDict):
 
 
 class _TunedMethod(TypedDict):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]
 
     tried: Annotated[Count, Field(ge=1)]
     prompts: Count
@@ -186,7 +186,7 @@ class _TunedMethod(TypedDict):
 
 
 class _Tuning(TypedDict):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]
 
     budget: Annotated[Count, Field(ge=2)]
     by: Literal["time", "forwards"]
@@ -196,13 +196,13 @@ class _Tuning(TypedDict):
 
 
 class _NearTies(TypedDict):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]
 
     chances: list[tuple[Name, Count, Share]]
 
 
 class _Tolerance(TypedDict, total=False):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]
 
     value: Annotated[Finite, Field(ge=0)]
     largest: Annotated[Finite, Field(ge=0)]
@@ -210,7 +210,7 @@ class _Tolerance(TypedDict, total=False):
 
 
 class _Grammar(TypedDict):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]
 
     name: Name
     sha256: _Hash
@@ -218,7 +218,7 @@ class _Grammar(TypedDict):
 
 
 class _Memory(TypedDict, total=False):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]
 
     weight_bytes: Count
     state_bytes: Count
@@ -227,14 +227,14 @@ class _Memory(TypedDict, total=False):
 
 
 class _Energy(TypedDict, total=False):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]
 
     counters: list[Name]
     why_not: Name | None
 
 
 class _StepCosts(TypedDict, total=False):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]
 
     target_ns: _Positive
     relative: dict[str, dict[str, _Positive]]
@@ -245,14 +245,14 @@ class _StepCosts(TypedDict, total=False):
 class _FileDigest(TypedDict):
     """Size and SHA-256 of a file of a finished run."""
 
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]
 
     bytes: Count
     sha256: _Hash
 
 
 class _Worker(TypedDict):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]
 
     device: Name
     lost: NotRequired[str]
@@ -261,7 +261,7 @@ class _Worker(TypedDict):
 class Manifest(TypedDict, total=False):
     """The whole file."""
 
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]
 
     schema: Annotated[Count, Field(ge=1)]
     version: Name
@@ -314,7 +314,7 @@ def parse(text: str) -> dict[str, Any]:
     try:
         _manifest_adapter().validate_json(text)
     except ValidationError as error:
-        raise ValueError(first_problem(error)) from None
+        raise ValueError(format_first_problem(error)) from None
     content: dict[str, Any] = json.loads(text)  # keeps the order of keys, and integers as integers
     # A resumed run compares its configuration with these keys, so they are not truncated.
     found = {
@@ -335,7 +335,7 @@ _COMPARED = ("config", "program")
 
 
 def truncate_texts(value: Any) -> Any:
-    """Return a JSON value with every string truncated to `LONGEST_TEXT`."""
+    """Return a JSON value with every string truncated to `MAX_TEXT_LENGTH`."""
     if isinstance(value, str):
         return truncate(value)
     if isinstance(value, list):

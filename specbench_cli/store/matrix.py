@@ -15,7 +15,7 @@ from specbench_cli.errors import FULL, UsageError
 MATRIX = "matrix.json"
 """File that marks a folder as a matrix. It names the runs, in order."""
 
-_ORDER = ".matrix.resume.json"
+_RESUME_FILE = ".matrix.resume.json"
 """File with the configuration, verbatim, to resume the runs. It is removed once all runs are
 finished."""
 
@@ -24,7 +24,7 @@ _MOST_BYTES = 16 * files.MB
 
 
 @dataclass(frozen=True, slots=True)
-class MatrixOrder:
+class MatrixConfig:
     """Configurations of the runs of a matrix.
 
     Attributes:
@@ -41,7 +41,7 @@ def is_matrix(path: Path) -> bool:
     return (path / MATRIX).is_file()
 
 
-def members(path: Path) -> list[Path]:
+def run_folders(path: Path) -> list[Path]:
     """Return the folders of a matrix's runs, in order, including runs that have not started yet.
 
     Raises:
@@ -60,11 +60,11 @@ def members(path: Path) -> list[Path]:
         ) from error
     found = [path / name for name in names]
     for each in found:
-        files.refuse_link(each)
+        files.check_no_link(each)
     return found
 
 
-def create(path: Path, order: MatrixOrder) -> None:
+def create(path: Path, order: MatrixConfig) -> None:
     """Create the folder of a matrix, without its runs.
 
     Raises:
@@ -80,7 +80,7 @@ def create(path: Path, order: MatrixOrder) -> None:
                 if held
                 else "give a new or empty --out",
             )
-        _write(path / _ORDER, {"runs": dict(order.runs), "sources": dict(order.sources)})
+        _write(path / _RESUME_FILE, {"runs": dict(order.runs), "sources": dict(order.sources)})
         _write(path / MATRIX, {"runs": list(order.runs)})
     except OSError as error:
         if error.errno in FULL:
@@ -90,32 +90,32 @@ def create(path: Path, order: MatrixOrder) -> None:
         ) from error
 
 
-def order_file(path: Path) -> Path:
+def resume_file(path: Path) -> Path:
     """Return the path of the file with the configurations of the ordered runs."""
-    return path / _ORDER
+    return path / _RESUME_FILE
 
 
-def read_order(path: Path) -> MatrixOrder | None:
+def read_config(path: Path) -> MatrixConfig | None:
     """Return the configurations of the runs; None if all runs are finished.
 
     Raises:
         UsageError: the file is damaged.
     """
     try:
-        content = json.loads(files.read_text(path / _ORDER, _MOST_BYTES))
-        return MatrixOrder(content["runs"], content["sources"])
+        content = json.loads(files.read_text(path / _RESUME_FILE, _MOST_BYTES))
+        return MatrixConfig(content["runs"], content["sources"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{path} cannot be resumed: its {_ORDER} is damaged",
+            f"{path} cannot be resumed: its {_RESUME_FILE} is damaged",
             "resume its runs one by one, or begin anew: specbench run",
         ) from error
 
 
 def finish(path: Path) -> None:
     """Mark all runs of a matrix as finished."""
-    files.remove_own(path / _ORDER, _is_order)
+    files.remove_own(path / _RESUME_FILE, _is_order)
 
 
 def _is_order(content: bytes) -> bool:
@@ -134,8 +134,8 @@ def _write(file: Path, content: Mapping[str, Any]) -> None:
 
 def discard(path: Path) -> None:
     """Remove a matrix and its folder if none of its runs was started."""
-    if not any(each.exists() for each in members(path)):
+    if not any(each.exists() for each in run_folders(path)):
         files.remove_own(path / MATRIX, _is_matrix)
-        files.remove_own(path / _ORDER, _is_order)
+        files.remove_own(path / _RESUME_FILE, _is_order)
         with suppress(OSError):
             path.rmdir()

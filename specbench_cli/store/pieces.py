@@ -105,10 +105,10 @@ def invalid_record_error(file: Path, number: int, why: object) -> UsageError:
 
 def repair_hint(file: Path, number: int) -> str:
     """Return a hint to delete a damaged line and measure its output again."""
-    from specbench_cli.store.manifest import ORDER
+    from specbench_cli.store.manifest import RESUME_FILE
 
     delete = f"delete that line: sed -i {number}d {shlex.quote(str(file))}"
-    if not (file.parent / ORDER).exists():
+    if not (file.parent / RESUME_FILE).exists():
         return f"{delete}; or begin a new run: specbench run"
     resume = f"specbench run --resume {shlex.quote(str(file.parent))}"
     return f"{delete}; {resume} then measures what is missing"

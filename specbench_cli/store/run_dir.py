@@ -21,8 +21,8 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from specbench_cli import files
-from specbench_cli.config.arrivals import number_of_loads
-from specbench_cli.config.problems import first_problem, is_one_line
+from specbench_cli.config.arrivals import count_loads
+from specbench_cli.config.problems import format_first_problem, is_one_line
 from specbench_cli.errors import FULL, ConcurrentWriteError, UsageError
 from specbench_cli.store import jsonl, matrix, pieces
 from specbench_cli.store.digests import FOREIGN_LINE, FileSeal, seal, short_digest
@@ -34,7 +34,7 @@ from specbench_cli.store.invariants import (
     validate,
 )
 from specbench_cli.store.lock import LOCK, Lock, SharedLock, is_lock
-from specbench_cli.store.manifest import ORDER, damaged_error, parse
+from specbench_cli.store.manifest import RESUME_FILE, damaged_error, parse
 from specbench_cli.store.pieces import RecordReader, check_line, invalid_record_error, repair_hint
 from specbench_cli.store.schema import (
     STRICT,
@@ -98,7 +98,7 @@ class _RecordPrompt(TypedDict):
 
 
 class _RecordHeader(TypedDict):
-    """Fields of a record that `RunDir.answered` needs. Other fields are ignored."""
+    """Fields of a record that `RunDir.read_output_ids` needs. Other fields are ignored."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="ignore")  # type: ignore[misc]
 
@@ -136,15 +136,15 @@ class RunDir:
         path: the folder.
         manifest: content of `manifest.json`.
         lock: the lock that gives this process the exclusive right to write here.
-        order: content of `ORDER`. If another program removed the file, an interrupted run
-            writes it again. None disables this.
+        resume_config: content of `RESUME_FILE`. If another program removed the file, an
+            interrupted run writes it again. None disables this.
     """
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path = path
         self.manifest = manifest
         self.lock: Lock | None = None
-        self.order: str | None = None
+        self.resume_config: str | None = None
         self._watched: Lock | SharedLock | None = None
         self._sizes: dict[str, int] = {}  # sizes in bytes of the files that are appended to
         self._answered: dict[RecordKey, list[int] | None] | None = None
@@ -154,25 +154,27 @@ class RunDir:
         self._seals: dict[str, FileSeal] = {}
 
     @classmethod
-    def create(cls, path: Path, manifest: Mapping[str, Any], order: str | None = None) -> RunDir:
+    def create(
+        cls, path: Path, manifest: Mapping[str, Any], resume_config: str | None = None
+    ) -> RunDir:
         """Start a run in a new or empty folder. Its status is "running" until `close`.
 
         Files that a process left when it was killed during `create` are ignored.
 
         Args:
-            order: content of `ORDER`. If given, this process also locks the folder (`hold`).
+            resume_config: content of `RESUME_FILE`. If given, this process also locks the folder.
         Raises:
             UsageError: the folder contains a run or other files, cannot be written, or is locked.
             OSError: the disk is full.
         """
         run = cls(path, {**manifest, "status": "running"})
-        run.order = order
+        run.resume_config = resume_config
         try:
             path.mkdir(parents=True, exist_ok=True)
             run._check_empty()  # before the lock is created in the user's folder
-            if order is not None:
-                run.hold()
-            run._begin(order)
+            if resume_config is not None:
+                run.acquire_lock()
+            run._begin(resume_config)
         except OSError as error:
             run.release()
             if error.errno in FULL:
@@ -193,7 +195,7 @@ class RunDir:
             )
         self._check_empty()
         if order is not None:  # write this first, so that every existing run can be resumed
-            files.replace(self.path / ORDER, order)
+            files.replace(self.path / RESUME_FILE, order)
         self._write_manifest()
 
     def _check_empty(self) -> None:
@@ -210,7 +212,7 @@ class RunDir:
             manifest = parse(files.read_text(path / _MANIFEST, MOST_BYTES))
         except OSError as error:
             if matrix.is_matrix(path):
-                held = [str(each) for each in matrix.members(path) if cls.holds_run(each)]
+                held = [str(each) for each in matrix.run_folders(path) if cls.holds_run(each)]
                 raise UsageError(
                     f"{path} holds several runs, one for each target and draft, and one is wanted",
                     hint=f"name it: {', '.join(held) or 'none is begun yet'}",
@@ -222,7 +224,7 @@ class RunDir:
             raise damaged_error(path / _MANIFEST, error) from error
         return cls(path, manifest)
 
-    def hold(self) -> None:
+    def acquire_lock(self) -> None:
         """Lock the folder for this process until `release`, or until the process ends.
 
         Raises:
@@ -300,9 +302,9 @@ class RunDir:
         self.manifest |= facts
         self._write_manifest()
 
-    def forget_order(self) -> None:
+    def remove_resume_config(self) -> None:
         """Remove the file that is only needed to resume the run."""
-        files.remove_own(self.path / ORDER, _is_order)
+        files.remove_own(self.path / RESUME_FILE, _is_order)
 
     def close(self, status: Literal["finished", "interrupted"], **facts: Any) -> None:
         """Write the final manifest, with the facts that are only known at the end."""
@@ -310,13 +312,17 @@ class RunDir:
             self.manifest.pop("line_digests", None)
             facts["files"] = self._seals or self._seal()
         self.update(**facts, status=status)
-        if status == "interrupted" and self.order and not os.path.lexists(self.path / ORDER):
-            files.replace(self.path / ORDER, self.order)
+        if (
+            status == "interrupted"
+            and self.resume_config
+            and not os.path.lexists(self.path / RESUME_FILE)
+        ):
+            files.replace(self.path / RESUME_FILE, self.resume_config)
 
     def discard(self) -> None:
         """Remove a run without records, and its folder if it contains no other files."""
         self.check_lock()
-        for name in (_PROMPTS, _RECORDS, ORDER, _MANIFEST):
+        for name in (_PROMPTS, _RECORDS, RESUME_FILE, _MANIFEST):
             files.remove_own(self.path / name)
         self.release()
         with contextlib.suppress(OSError):
@@ -338,7 +344,7 @@ class RunDir:
         if self._answered is not None:
             self._answered |= {record.key: record.output_ids for record in records}
 
-    def answered(self) -> Mapping[RecordKey, list[int] | None]:
+    def read_output_ids(self) -> Mapping[RecordKey, list[int] | None]:
         """Return the token ids of every record by its key.
 
         The file is read once, five times faster than by `records`, which also checks the content
@@ -424,7 +430,7 @@ class RunDir:
                 slim = _header_adapter().validate_json(line)
                 known.check_plan(slim["pass_"], slim["seed"])
             except ValueError as error:
-                why = first_problem(error) if isinstance(error, ValidationError) else error
+                why = format_first_problem(error) if isinstance(error, ValidationError) else error
                 raise invalid_record_error(file, number, why) from error
             key = slim["prompt_id"], slim["turn"], slim["label"], slim["pass_"]
             if key in seen:
@@ -432,7 +438,7 @@ class RunDir:
             seen.add(key)
             yield number, key, line, slim["output_ids"]
 
-    def foreign_record(self, key: RecordKey) -> UsageError:
+    def unplanned_record_error(self, key: RecordKey) -> UsageError:
         """Return the error for a record that the plan of the run does not contain."""
         file = self.path / _RECORDS
         number = next(n for n, found, _, _ in self._record_headers() if found == key)
@@ -443,12 +449,12 @@ class RunDir:
             f"the run has no prompt {prompt} with turn {turn}, method {label} and pass {pass_}",
         )
 
-    def records(self, of: Container[str] | None = None) -> Iterator[Record]:
+    def records(self, prompt_ids: Container[str] | None = None) -> Iterator[Record]:
         """Return all complete records, in the order written.
 
         Args:
-            of: prompts whose records are returned. This is five times as fast, because lines of
-                other prompts are not checked. None returns all records.
+            prompt_ids: return only the records of these prompts. This is five times as fast,
+                because other lines are not checked. None returns all records.
 
         Raises:
             UsageError: a line is not a valid record; a record contradicts another record, the
@@ -456,7 +462,7 @@ class RunDir:
         """
         self._check_seal(_PROMPTS, self._prompt_lines)
         self._check_seal(_RECORDS, self._records)
-        yield from self._records(of)
+        yield from self._records(prompt_ids)
 
     def _records(self, of: Container[str] | None = None) -> Iterator[Record]:
         reader, order = self._reader(), _RecordConsistency(self.path / _RECORDS)
@@ -467,7 +473,7 @@ class RunDir:
             order.check(number, record.key, shared_facts(record))
             yield record
 
-    def each(self, make: Callable[[Record], T]) -> Iterator[T]:
+    def map_records(self, make: Callable[[Record], T]) -> Iterator[T]:
         """Return the results of a function for every record, in the order written.
 
         Several processes read a large file.
@@ -559,7 +565,7 @@ class RunDir:
         effective = (self.manifest.get("config") or {}).get("effective") or {}
         loads = None
         with contextlib.suppress(ValueError):
-            loads = number_of_loads(effective.get("load") or "")
+            loads = count_loads(effective.get("load") or "")
         repeats = effective.get("repeats")
         return RunFacts(
             repeats=repeats, loads=None if repeats is None else loads, seed=effective.get("seed")
@@ -652,7 +658,7 @@ class RunDir:
                     raise ValueError(f"task {prompt.task!r} has {most} questions in the run")
                 check_line((name, turn), line, digests, complete=complete)
             except ValueError as error:
-                why = first_problem(error) if isinstance(error, ValidationError) else error
+                why = format_first_problem(error) if isinstance(error, ValidationError) else error
                 raise UsageError(
                     f"{file}, line {number} is no prompt: {why}",
                     # A record cannot be checked without its prompt, so the record would be lost.
@@ -668,7 +674,7 @@ class RunDir:
         return (self.manifest.get("models", {}).get("target") or {}).get("vocab_size") or 2**63
 
     @contextlib.contextmanager
-    def guarded(self, who: str) -> Iterator[None]:
+    def forbid_changes(self, who: str) -> Iterator[None]:
         """Check that the code in the context does not change the run's files.
 
         Args:
@@ -684,9 +690,9 @@ class RunDir:
             changed = [name for name in now if now[name] != before[name]]
             if changed:
                 self.update(spoiled=who)
-                raise self.spoiled(f"{who} changed {' and '.join(changed)}")
+                raise self.tampering_error(f"{who} changed {' and '.join(changed)}")
 
-    def spoiled(self, how: str) -> UsageError:
+    def tampering_error(self, how: str) -> UsageError:
         """Return the error for a run whose files were changed by other code."""
         return UsageError(
             f"{self.path}: {how}, which the run alone writes: what is kept there is no measurement",
@@ -699,7 +705,7 @@ class RunDir:
         A program cannot set the ctime, so every change of a file is visible in it.
         """
         found: dict[str, tuple[int, ...] | None] = {}
-        for name in (_MANIFEST, _RECORDS, _PROMPTS, ORDER):
+        for name in (_MANIFEST, _RECORDS, _PROMPTS, RESUME_FILE):
             try:
                 stat = (self.path / name).stat()
                 found[name] = stat.st_ino, stat.st_size, stat.st_ctime_ns
@@ -720,7 +726,7 @@ def _is_leftover(file: Path) -> bool:
     """Return True if a process left this file when it was killed while starting a run."""
     if file.name == LOCK:
         return is_lock(file)
-    if file.name != ORDER:
+    if file.name != RESUME_FILE:
         return _is_temporary(file)
     try:
         return _is_order(files.read_own(file) or b"")
@@ -731,7 +737,7 @@ def _is_leftover(file: Path) -> bool:
 def _is_temporary(file: Path) -> bool:
     """Return True if the file is an unfinished manifest or order of a killed process."""
     manifest = file.name.startswith(f".{_MANIFEST}.")
-    if not (manifest or file.name.startswith(f"{ORDER}.")) or not files.is_temporary(file):
+    if not (manifest or file.name.startswith(f"{RESUME_FILE}.")) or not files.is_temporary(file):
         return False
     try:
         content = files.read_own(file)
@@ -748,7 +754,7 @@ def _is_manifest(content: bytes) -> bool:
 
 
 def _is_order(content: bytes) -> bool:
-    """Return True if the content is the configuration of a run, as stored in `ORDER`."""
+    """Return True if the content is the configuration of a run, as stored in `RESUME_FILE`."""
     return {"methods", "tasks", "target"} <= files.json_object(content).keys()
 
 
@@ -825,7 +831,7 @@ def list_runs(root: Path = RUNS) -> list[Path]:
 
 
 def _runs_in(place: Path) -> list[Path]:
-    return matrix.members(place) if matrix.is_matrix(place) else [place]
+    return matrix.run_folders(place) if matrix.is_matrix(place) else [place]
 
 
 def find_run(name: str) -> Path:

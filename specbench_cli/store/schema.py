@@ -20,8 +20,8 @@ from typing import Annotated, Literal, Protocol, get_args
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypeAliasType
 
-from specbench_cli.config.problems import first_problem
-from specbench_cli.errors import LONGEST_TEXT, PromptError, UsageError, on_one_line
+from specbench_cli.config.problems import format_first_problem
+from specbench_cli.errors import MAX_TEXT_LENGTH, PromptError, UsageError, to_one_line
 from specbench_cli.former_names import current_params
 
 SCHEMA = 9
@@ -38,20 +38,20 @@ BASELINE = "vanilla"
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 """Type of counts, ids and times in ns."""
-Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-LogChance = Annotated[float, Field(le=0, allow_inf_nan=False)]
+LogProb = Annotated[float, Field(le=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
-PASSES_APART = 1000
+LOAD_PASS_OFFSET = 1000
 """Difference between the numbers of two repeats (`pass`) that one process makes under two loads.
 
 The first load of a process has the number of the process, from 1. Each further load adds this.
 """
 
-Name = Annotated[str, Field(pattern=r"^[^\p{Cc}\p{Zl}\p{Zp}]+$", max_length=2 * LONGEST_TEXT)]
+Name = Annotated[str, Field(pattern=r"^[^\p{Cc}\p{Zl}\p{Zp}]+$", max_length=2 * MAX_TEXT_LENGTH)]
 """Name that tables show: not empty, of limited length, without control characters and line breaks.
 The limit is twice that of a text, since an id combines a task name and a text of its file."""
-Reason = Annotated[str, AfterValidator(on_one_line)]
+Reason = Annotated[str, AfterValidator(to_one_line)]
 """Untrusted text. Runs of older versions may contain longer texts, which are truncated."""
 Json = TypeAliasType("Json", "bool | int | Finite | str | list[Json] | dict[str, Json] | None")
 """Any JSON value, without NaN and infinity."""
@@ -253,7 +253,7 @@ class Trace:
         """Number of workers that ran a forward."""
         return len({kind.worker for kind in self.kinds})
 
-    def counted(self, depth: int | None = None) -> tuple[int, int, float]:
+    def count_forwards(self, depth: int | None = None) -> tuple[int, int, float]:
         """Count target forwards, draft forwards, and the target's work in whole forwards.
 
         Target forwards are prefills, and verifications that reach the last layer. A verification
@@ -464,7 +464,7 @@ class Record:
     finish: str
     steps: Steps | None
     drafts: list[DraftedTokens] | None = None
-    extra: dict[str, Whole | Finite] | None = None
+    extra: dict[str, Integer | Finite] | None = None
     target_forwards: Count | None
     draft_forwards: Count | None
     target_equivalents: Annotated[Finite, Field(ge=0)] | None = None
@@ -477,9 +477,9 @@ class Record:
     energy_j: Annotated[Finite, Field(ge=0)] | None = None
     other_cpu: Share | None
     verdict: Verdict | None
-    log_likelihood: LogChance | None = None
+    log_likelihood: LogProb | None = None
     likelihood: Likelihood | None = None
-    log_probs: list[LogChance] | None = None
+    log_probs: list[LogProb] | None = None
     score: Share | None
     valid: bool | None = None
     synthetic: Name | None = None
@@ -517,7 +517,7 @@ def from_json(line: str) -> Record:
         record = _record_adapter().validate_json(line)
     except ValidationError as error:
         _check_schema(_read_schema(line))
-        raise ValueError(first_problem(error)) from None
+        raise ValueError(format_first_problem(error)) from None
     _check_schema(record.schema)
     return record
 

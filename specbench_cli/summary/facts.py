@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specbench_cli.config.sweep import settings
-from specbench_cli.errors import on_one_line
+from specbench_cli.config.sweep import format_params
+from specbench_cli.errors import to_one_line
 from specbench_cli.store.schema import BASELINE
 
 FUSED, HOSTED = "FusedDecoder", "transformers' module"
@@ -70,7 +70,7 @@ class Facts:
     limited: bool = False
 
     @classmethod
-    def of(cls, manifest: Mapping[str, Any]) -> Facts:
+    def from_manifest(cls, manifest: Mapping[str, Any]) -> Facts:
         """Return the facts in a manifest. Missing facts are empty."""
         config = manifest.get("config", {}).get("effective", {})
         models = manifest.get("models", {})
@@ -112,7 +112,7 @@ class Facts:
         )
 
     @property
-    def under(self) -> str:
+    def grammar_phrase(self) -> str:
         """The grammar that constrains outputs, as a phrase."""
         return f"under grammar {self.grammar}"
 
@@ -121,9 +121,9 @@ class Facts:
         """Contrast and grammar, which change the target's distribution, as a phrase; "" if neither
         is set."""
         contrast = f"contrast {self.contrast}" if self.contrast else ""
-        return ", ".join(filter(None, (contrast, self.under if self.grammar else "")))
+        return ", ".join(filter(None, (contrast, self.grammar_phrase if self.grammar else "")))
 
-    def through(self, role: str) -> str:
+    def engine_suffix(self, role: str) -> str:
         """Return a suffix for the name of a model that ran through transformers' own module; "" for
         other models."""
         return f" ({HOSTED})" if role in self.hosted else ""
@@ -146,9 +146,12 @@ class Facts:
         Args:
             prompts: task -> number of questions.
         """
-        models = [f"specbench {self.version}", f"target {self.target}{self.through('target')}"]
+        models = [
+            f"specbench {self.version}",
+            f"target {self.target}{self.engine_suffix('target')}",
+        ]
         if self.draft:
-            models.append(f"draft {self.draft}{self.through('draft')}")
+            models.append(f"draft {self.draft}{self.engine_suffix('draft')}")
         work = ["SYNTHETIC"] if self.synthetic else []
         work += [f"{task} {n} prompts" for task, n in prompts.items()]
         work.append(f"{self.decoding} {self.dtype}".strip())
@@ -182,14 +185,14 @@ def _tuned(tuning: Mapping[str, Any] | None) -> str:
     if not tuning:
         return ""
     development, held_out = (sum(tuning[part].values()) for part in ("development", "held_out"))
-    by = "decode time" if tuning["by"] == "time" else "cost of forwards"
+    criterion = "decode time" if tuning["by"] == "time" else "cost of forwards"
     chosen = "; ".join(
-        f"{label} {' '.join(settings(row['passed'])) or 'as it is'} of {row['tried']}"
+        f"{label} {' '.join(format_params(row['passed'])) or 'as it is'} of {row['tried']}"
         for label, row in tuning.get("rows", {}).items()
         if row["tried"] > 1
     )
     return (
-        f"tuned: the best by {by} of at most {tuning['budget']} a method on {development}"
+        f"tuned: the best by {criterion} of at most {tuning['budget']} a method on {development}"
         f" development questions; figures are of the {held_out} others"
         + (f"; chosen: {chosen}" if chosen else "")
     )
@@ -204,4 +207,4 @@ def _decoding(config: Mapping[str, Any]) -> str:
 
 def _reasons(manifest: Mapping[str, Any], key: str) -> tuple[str, ...]:
     reasons = (manifest.get(key) or {}).items()
-    return tuple(f"{label}: {on_one_line(why)}" for label, why in reasons)
+    return tuple(f"{label}: {to_one_line(why)}" for label, why in reasons)

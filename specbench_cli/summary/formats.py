@@ -11,7 +11,7 @@ def ratio(value: float | None) -> str:
     return NONE if value is None else f"{value:.2f}x"
 
 
-def between(low: float | None, high: float | None) -> str:
+def bounds(low: float | None, high: float | None) -> str:
     """Format an interval."""
     return NONE if low is None or high is None else f"[{low:.2f}, {high:.2f}]"
 

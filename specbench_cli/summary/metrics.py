@@ -15,13 +15,13 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from specbench_cli.config.sweep import settings
+from specbench_cli.config.sweep import format_params
 from specbench_cli.stats.failure_rate import upper_bound
 from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary.columns import Align, Column, Value
 from specbench_cli.summary.formats import (
     NONE,
-    between,
+    bounds,
     number,
     percent,
     points,
@@ -51,7 +51,7 @@ class Metric:
         look: see `Cell`.
     """
 
-    of: Callable[[MethodOutputs], Any] | None
+    compute: Callable[[MethodOutputs], Any] | None
     meaning: str
     unit: str = ""
     heading: str = ""
@@ -73,7 +73,7 @@ class Metric:
             "" if self.plain else self.meaning,
             self.align,
             self.choose,
-            shown=self.cell or (lambda row: self.form(get(row))),
+            format=self.cell or (lambda row: self.form(get(row))),
             data={self.tsv or name: get},
             when=any_has(name) if self.optional else self.when,
             look=self.look,
@@ -107,7 +107,7 @@ REPLAY = "replay"
 """Sampling mode of methods that were given vanilla's tokens."""
 _ROUNDING = 1e-6
 """Rounding error of shares in records."""
-_FEW_LETTERS = 3
+_MAX_SINGLE_LETTERS = 3
 _LETTER = re.compile("[A-Za-z]'*")
 
 
@@ -118,7 +118,7 @@ def speedup_or_broken(row: MethodSummary) -> str:
 
 def interval(row: MethodSummary) -> str:
     """Format the 95% interval of a row's speedup."""
-    return between(row.speedup_low, row.speedup_high)
+    return bounds(row.speedup_low, row.speedup_high)
 
 
 def letters_of(row: MethodSummary) -> list[str]:
@@ -132,7 +132,7 @@ def group(row: MethodSummary) -> str:
     parts = []
     for _, run in groupby(found, lambda at: (ord(at[1][0]) - at[0], at[1][1:])):
         letters = [letter for _, letter in run]
-        parts += [f"{letters[0]}-{letters[-1]}"] if len(letters) > _FEW_LETTERS else letters
+        parts += [f"{letters[0]}-{letters[-1]}"] if len(letters) > _MAX_SINGLE_LETTERS else letters
     return "".join(parts)
 
 
@@ -150,16 +150,16 @@ def verdicts(row: MethodSummary) -> str:
     return ", ".join(special + counted + ["reference"] * bool(row.reference))
 
 
-def lost(row: MethodSummary) -> str:
+def accuracy_loss(row: MethodSummary) -> str:
     """Format the accuracy difference of a lossy row in points, with the 95% interval."""
     if row.lossless:
         return NONE
     return points(row.score_difference, row.score_difference_low, row.score_difference_high)
 
 
-def at_what_cost(row: MethodSummary) -> str:
+def accuracy_note(row: MethodSummary) -> str:
     """Return the accuracy difference as a phrase to follow a speedup, or "" for a lossless row."""
-    return "" if lost(row) == NONE else f"at {lost(row)} points, n {row.n_scored}"
+    return "" if accuracy_loss(row) == NONE else f"at {accuracy_loss(row)} points, n {row.n_scored}"
 
 
 def has_partial(rows: Iterable[MethodSummary]) -> bool:
@@ -202,12 +202,12 @@ def _lossy(rows: Sequence[MethodSummary]) -> bool:
     return not all(row.lossless for row in rows)
 
 
-def _several(name: str, *but: object) -> Callable[[Sequence[MethodSummary]], bool]:
+def _differs_in(name: str, *but: object) -> Callable[[Sequence[MethodSummary]], bool]:
     """Return a function that returns True if rows differ in a metric."""
     return lambda rows: len({getattr(row, name) for row in rows} - {*but}) > 1
 
 
-def _written(key: str, meaning: str, heading: str = "") -> Any:
+def _accounting_metric(key: str, meaning: str, heading: str = "") -> Any:
     """Declare a metric from the token accounting."""
     return metric(
         lambda o: o.token_accounting.get(key),
@@ -317,16 +317,16 @@ class MethodSummary:
     )
     decode_letters: str = metric(None, "the same by decode speedup", default="")
     rare_questions: int = metric(
-        lambda o: rare.count if (rare := o.shown(o.wall).rare) else 0,
+        lambda o: rare.count if (rare := o.unless_withheld(o.wall).rare) else 0,
         "rare questions that decide the speedup",
     )
     speedup_without_rare: float | None = metric(
-        lambda o: rare.speedup_without if (rare := o.shown(o.wall).rare) else None,
+        lambda o: rare.speedup_without if (rare := o.unless_withheld(o.wall).rare) else None,
         "speedup without these",
         unit="x",
     )
     speedup: float | None = metric(
-        lambda o: o.shown(o.wall).ratio,
+        lambda o: o.unless_withheld(o.wall).ratio,
         "vanilla's time / the method's, paired on prompts",
         unit="x",
         heading="speedup",
@@ -334,26 +334,26 @@ class MethodSummary:
         look=lambda row: "broken" if row.broken else "strong",
     )
     speedup_low: float | None = metric(
-        lambda o: o.shown(o.wall).low, "lower end of its 95% interval", unit="x"
+        lambda o: o.unless_withheld(o.wall).low, "lower end of its 95% interval", unit="x"
     )
     speedup_high: float | None = metric(
-        lambda o: o.shown(o.wall).high, "upper end of its 95% interval", unit="x"
+        lambda o: o.unless_withheld(o.wall).high, "upper end of its 95% interval", unit="x"
     )
     speedup_note: str | None = metric(
-        lambda o: o.shown(o.wall).note, "why the speedup or its interval is missing"
+        lambda o: o.unless_withheld(o.wall).note, "why the speedup or its interval is missing"
     )
     decode_speedup: float | None = metric(
-        lambda o: o.shown(o.decoding).ratio,
+        lambda o: o.unless_withheld(o.decoding).ratio,
         "speedup of decoding: without prefill",
         unit="x",
         heading="decode",
         form=ratio,
     )
     decode_speedup_low: float | None = metric(
-        lambda o: o.shown(o.decoding).low, "lower end of its 95% interval", unit="x"
+        lambda o: o.unless_withheld(o.decoding).low, "lower end of its 95% interval", unit="x"
     )
     decode_speedup_high: float | None = metric(
-        lambda o: o.shown(o.decoding).high, "upper end of its 95% interval", unit="x"
+        lambda o: o.unless_withheld(o.decoding).high, "upper end of its 95% interval", unit="x"
     )
     mat: float | None = metric(
         MethodOutputs.mat,
@@ -386,7 +386,10 @@ class MethodSummary:
         tsv="accept",
     )
     alpha: float | None = metric(
-        lambda o: quotient(o.accepted, o.tested), "accepted / tested", heading="alpha", form=percent
+        lambda o: quotient(o.accepted, o.tested_levels),
+        "accepted / tested",
+        heading="alpha",
+        form=percent,
     )
     acceptance_by_position: tuple[float, ...] = metric(
         MethodOutputs.acceptance_by_position, "of the steps that drafted the level"
@@ -427,25 +430,25 @@ class MethodSummary:
         form=percent,
         optional=True,
     )
-    draft_kept: int | None = _written(
+    draft_kept: int | None = _accounting_metric(
         "draft_kept", "tokens of the draft's that stand in the outputs", heading="draft kept"
     )
-    draft_discarded: int | None = _written(
+    draft_discarded: int | None = _accounting_metric(
         "draft_discarded", "tokens of the draft's that do not", heading="draft discarded"
     )
-    target_kept: int | None = _written(
+    target_kept: int | None = _accounting_metric(
         "target_kept", "tokens of the target's that do", heading="target kept"
     )
-    target_discarded: int | None = _written(
+    target_discarded: int | None = _accounting_metric(
         "target_discarded", "tokens of the target's that do not", heading="target discarded"
     )
-    method_kept: int | None = _written(
+    method_kept: int | None = _accounting_metric(
         "method_kept", "words that no model wrote", heading="method's own"
     )
     method_discarded: int | None = metric(
         lambda o: o.token_accounting.get("method_discarded"), "the same, discarded", unit="tokens"
     )
-    scored: int | None = _written(
+    scored: int | None = _accounting_metric(
         "scored", "tokens that the target read to judge them", heading="scored"
     )
     reuse_rate: float | None = metric(
@@ -510,21 +513,25 @@ class MethodSummary:
         lambda o: o.verdicts["reference"], "outputs that others are compared with"
     )
     questions_checked: int = metric(
-        lambda o: len(o.checked),
+        lambda o: len(o.checked_questions),
         "questions with a token verdict",
         heading="questions checked",
         form=_whole,
         plain=True,
     )
     questions_mismatched: int = metric(
-        lambda o: len(o.mismatched),
+        lambda o: len(o.mismatched_questions),
         "those that failed it",
         heading="mismatched",
         form=_whole,
         plain=True,
     )
     mismatch_bound: float | None = metric(
-        lambda o: upper_bound(len(o.mismatched), len(o.checked)) if o.checked else None,
+        lambda o: (
+            upper_bound(len(o.mismatched_questions), len(o.checked_questions))
+            if o.checked_questions
+            else None
+        ),
         "what that proves of the rate of mismatches",
         heading="at most (95%)",
         form=partial(percent, digits=2),
@@ -602,8 +609,10 @@ class MethodSummary:
         heading="peak MB",
         form=lambda value: _whole(None if value is None else value / 1e6),
     )
-    complete: int | None = metric(lambda o: o.finished("eos"), "outputs that completed the grammar")
-    cut: int | None = metric(lambda o: o.finished("length"), "outputs that the budget cut")
+    complete: int | None = metric(
+        lambda o: o.count_finished("eos"), "outputs that completed the grammar"
+    )
+    cut: int | None = metric(lambda o: o.count_finished("length"), "outputs that the budget cut")
     valid: int | None = metric(
         lambda o: sum(r.valid is True for r in o.records) if o.constrained else None,
         "complete outputs that belong to the grammar",
@@ -655,7 +664,7 @@ class MethodSummary:
         align="l",
         choose=True,
         plain=True,
-        when=_several("target_model"),
+        when=_differs_in("target_model"),
         default=None,
     )
     draft_model: str | None = metric(
@@ -666,14 +675,16 @@ class MethodSummary:
         align="l",
         choose=True,
         plain=True,
-        when=_several("draft_model", None),
+        when=_differs_in("draft_model", None),
         default=None,
     )
 
     @classmethod
-    def of(cls, outputs: MethodOutputs) -> MethodSummary:
+    def from_outputs(cls, outputs: MethodOutputs) -> MethodSummary:
         """Compute every metric of a method's outputs."""
-        return cls(**{name: m.of(outputs) for name, m in METRICS.items() if m.of is not None})
+        return cls(
+            **{name: m.compute(outputs) for name, m in METRICS.items() if m.compute is not None}
+        )
 
     @property
     def per_forward(self) -> float | None:
@@ -706,11 +717,11 @@ NULLABLE_NUMBERS = [
 """Metrics that are numbers or None."""
 
 
-AS_MANY = 0.05
+MAX_RATE_DIFFERENCE = 0.05
 """Maximum difference between the rates of a control and of its method."""
 
 
-def alike(row: MethodSummary, ranked: Iterable[MethodSummary]) -> list[str]:
+def same_group(row: MethodSummary, ranked: Iterable[MethodSummary]) -> list[str]:
     """Return the labels of the rows that do not differ significantly from one of them."""
     own = set(letters_of(row))
     return [
@@ -720,20 +731,24 @@ def alike(row: MethodSummary, ranked: Iterable[MethodSummary]) -> list[str]:
     ]
 
 
-def as_many(control: MethodSummary, row: MethodSummary) -> bool:
+def matches_rate(control: MethodSummary, row: MethodSummary) -> bool:
     """Return True if the rate of a control is close to the rate of a method's accept rule."""
     rate = row.rule_rate
-    return rate is None or abs(control.params.get("rate", 0.0) - rate) <= AS_MANY
+    return rate is None or abs(control.params.get("rate", 0.0) - rate) <= MAX_RATE_DIFFERENCE
 
 
 # ---- columns -------------------------------------------------------------------------------------
 
 
-def words(
-    heading: str, name: str, shown: Callable[[MethodSummary], str], meaning: str = "", **more: Any
+def text_column(
+    heading: str,
+    name: str,
+    format_row: Callable[[MethodSummary], str],
+    meaning: str = "",
+    **more: Any,
 ) -> Column[MethodSummary]:
     """Return a text column that is also its own data."""
-    return Column(heading, meaning, "l", shown=shown, data={name: shown}, **more)
+    return Column(heading, meaning, "l", format=format_row, data={name: format_row}, **more)
 
 
 def _values(*names: str, **renamed: str) -> dict[str, Callable[[MethodSummary], Value]]:
@@ -760,16 +775,16 @@ INTERVAL = Column(
     "95% CI",
     "interval of this row's speedup by itself, by bootstrap-t over questions",
     "c",
-    shown=interval,
+    format=interval,
     data=_values(ci_low="speedup_low", ci_high="speedup_high"),
 )
 DECODE_INTERVAL = replace(
     INTERVAL,
     heading="decode 95% CI",
-    shown=lambda row: between(row.decode_speedup_low, row.decode_speedup_high),
+    format=lambda row: bounds(row.decode_speedup_low, row.decode_speedup_high),
     data=_values(decode_low="decode_speedup_low", decode_high="decode_speedup_high"),
 )
-LEDGER = tuple(
+TOKEN_ACCOUNTING = tuple(
     _COLUMNS[name]
     for name in (
         *("draft_kept", "draft_discarded", "target_kept", "target_discarded", "method_kept"),
@@ -777,11 +792,11 @@ LEDGER = tuple(
     )
 )
 """Token accounting of lossy methods: tokens by author, kept or discarded."""
-LOST = Column(
+ACCURACY_LOSS = Column(
     "less vanilla's",
     "points of accuracy less vanilla's on the same questions, with the 95% interval by bootstrap-t"
     " over questions",
-    shown=lost,
+    format=accuracy_loss,
     data=_values("score_difference", "score_difference_low", "score_difference_high"),
     when=_lossy,
 )
@@ -789,44 +804,44 @@ OVER_RANDOM = Column(
     "over random",
     "points of accuracy more than its random control's, which lets as many pass, with the 95%"
     " interval",
-    shown=lambda row: points(row.over_random, row.over_random_low, row.over_random_high),
+    format=lambda row: points(row.over_random, row.over_random_low, row.over_random_high),
     data=_values("over_random", "over_random_low", "over_random_high"),
     when=any_has("over_random"),
 )
 PER_DEVICE = Column(
     "per device",
     "speedup / devices that its workers computed on",
-    shown=lambda row: ratio(row.per_device),
+    format=lambda row: ratio(row.per_device),
     data=_values(speedup_per_device="per_device", devices="devices"),
     when=lambda rows: any(row.devices > 1 for row in rows),
 )
 PER_FORWARD = Column(
     "tok/fwd",
     "tokens a target forward",
-    shown=lambda row: number(row.per_forward),
+    format=lambda row: number(row.per_forward),
     data=_values("per_forward"),
 )
 TIME = Column(
     "time",
     "of decoding: target, draft, host",
     "l",
-    shown=_time,
+    format=_time,
     data=_values(target="share_target", draft="share_draft", host="share_host"),
     look=lambda row: "time" if _shares(row) else "",
     shares=_shares,
 )
-OUTPUT = words(
+OUTPUT = text_column(
     "output",
     "output",
     verdicts,
     "verdicts on the outputs",
     look=lambda row: "broken" if row.broken or row.failed or row.mismatch else "",
 )
-KIND = words("kind", "kind", _kind, "ours or a peer's", choose=True)
-PARAMETERS = words(
+KIND = text_column("kind", "kind", _kind, "ours or a peer's", choose=True)
+PARAMETERS = text_column(
     "parameters",
     "parameters",
-    lambda row: " ".join(settings(row.params)) or NONE,
+    lambda row: " ".join(format_params(row.params)) or NONE,
     look=lambda _: "long",
 )
 CHOSEN = replace(
@@ -837,20 +852,20 @@ CHOSEN = replace(
 POSITIONS = Column(
     "accepted at level 1, 2, ...",
     METRICS["acceptance_by_position"].meaning,
-    shown=_positions,
+    format=_positions,
     data={"at_level_1": lambda row: next(iter(row.acceptance_by_position), None)},
 )
 VALID = Column(
     "valid",
     "outputs that belong to the grammar, of those that are complete",
-    shown=lambda row: NONE if row.valid is None else f"{row.valid} of {row.complete}",
+    format=lambda row: NONE if row.valid is None else f"{row.valid} of {row.complete}",
     data=_values("valid", "complete", "cut"),
     when=any_has("valid"),
 )
-VOID = Column(
+NOISY = Column(
     "void cells",
     "measured while the machine was not quiet",
-    shown=lambda row: f"{row.n_void} of {row.n_cells}",
+    format=lambda row: f"{row.n_void} of {row.n_cells}",
     data=_values("n_void"),
 )
 
@@ -873,21 +888,22 @@ BY_TARGET = table(
 )  # fmt: skip
 """Terminal table of several targets."""
 LOSSY = table(
-    METHOD, "target_model", "draft_model", SPEEDUP, INTERVAL, LOST, SCORED, OVER_RANDOM,
+    METHOD, "target_model", "draft_model", SPEEDUP, INTERVAL, ACCURACY_LOSS, SCORED, OVER_RANDOM,
     PER_FORWARD,
 )  # fmt: skip
 """Terminal table of lossy methods: speed and quality."""
-WITH_SPEEDUP = (INTERVAL, LOST, SCORED)
+WITH_SPEEDUP = (INTERVAL, ACCURACY_LOSS, SCORED)
 """Columns that are never separated from a lossy row's speedup."""
 DATA = table(
     GROUP, METHOD, "guarantee", "state_scope", SPEEDUP, INTERVAL, "params_from", MAT,
-    "acceptance_rate", RELAXED, "work", TOKENS, TIME, "score", LOST, OVER_RANDOM, SCORED, *LEDGER,
-    VALID, OUTPUT, "tokens_per_joule", PER_DEVICE, "synthetic", "target_model", "draft_model",
+    "acceptance_rate", RELAXED, "work", TOKENS, TIME, "score", ACCURACY_LOSS, OVER_RANDOM, SCORED,
+    *TOKEN_ACCOUNTING, VALID, OUTPUT, "tokens_per_joule", PER_DEVICE, "synthetic", "target_model",
+    "draft_model",
 )  # fmt: skip
 """Columns of the terminal table in TSV and JSON."""
 SPEED = table(
-    METHOD, GROUP, SPEEDUP, INTERVAL, LOST, OVER_RANDOM, SCORED, "decode_speedup", DECODE_INTERVAL,
-    MAT, "acceptance_rate", RELAXED, "synthetic",
+    METHOD, GROUP, SPEEDUP, INTERVAL, ACCURACY_LOSS, OVER_RANDOM, SCORED, "decode_speedup",
+    DECODE_INTERVAL, MAT, "acceptance_rate", RELAXED, "synthetic",
 )  # fmt: skip
 """Table for a paper: speedup, its interval, and acceptance."""
 COST = table(
@@ -896,14 +912,15 @@ COST = table(
 )  # fmt: skip
 """Table for a paper: costs per token, and verdicts on the outputs."""
 PAGE = table(
-    GROUP, METHOD, SPEEDUP, INTERVAL, LOST, OVER_RANDOM, SCORED, "decode_speedup", MAT,
-    "acceptance_rate", RELAXED, RULE_RATE, "accept_rule", *LEDGER, TOKENS, OUTPUT, TIME,
+    GROUP, METHOD, SPEEDUP, INTERVAL, ACCURACY_LOSS, OVER_RANDOM, SCORED, "decode_speedup", MAT,
+    "acceptance_rate", RELAXED, RULE_RATE, "accept_rule", *TOKEN_ACCOUNTING, TOKENS, OUTPUT, TIME,
     "ttft_p50_ms", "ms_per_token_p50", "ms_per_token_p95", "peak_bytes", KIND, "work", "score",
     "target_model", "draft_model", "tokens_per_joule", PER_DEVICE, "synthetic",
 )  # fmt: skip
 LOSSY_PAGE = table(
-    METHOD, SPEEDUP, LOST, SCORED, INTERVAL, "score", OVER_RANDOM, PER_FORWARD, RULE_RATE, RELAXED,
-    *LEDGER, "accept_rule", "decode_speedup", MAT, "acceptance_rate", TOKENS, OUTPUT, TIME,
+    METHOD, SPEEDUP, ACCURACY_LOSS, SCORED, INTERVAL, "score", OVER_RANDOM, PER_FORWARD, RULE_RATE,
+    RELAXED, *TOKEN_ACCOUNTING, "accept_rule", "decode_speedup", MAT, "acceptance_rate", TOKENS,
+    OUTPUT, TIME,
     "ttft_p50_ms", "ms_per_token_p50", "ms_per_token_p95", "peak_bytes", KIND, "work",
     "target_model", "draft_model", "tokens_per_joule", PER_DEVICE, "synthetic",
 )  # fmt: skip
@@ -916,7 +933,7 @@ LEFT_OUT_OF_BRIEF = table("ttft_p50_ms", "ms_per_token_p50", "ms_per_token_p95",
 DETAIL = table(
     METHOD, PARAMETERS, "params_from", "mat_macro", "mat_full", "alpha", POSITIONS,
     "nodes_per_step", "node_yield", RELAXED, RULE_RATE, "reuse_rate", "target_forwards",
-    "draft_forwards", VOID,
+    "draft_forwards", NOISY,
 )  # fmt: skip
 """Parameters and counters."""
 EQUIVALENCE = table(

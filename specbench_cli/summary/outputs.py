@@ -23,7 +23,7 @@ TOKEN_COUNTS = (
     "scored",
 )
 """Keys in `extra` for the number of tokens by author, kept in the output or discarded."""
-JUDGED, STOOD = "spans", "stood"
+JUDGED_STEPS, ACCEPTED_STEPS = "spans", "stood"
 """Keys in `extra` for the number of steps that an accept rule judged, and that it accepted."""
 _RANDOM_RULE = "random("
 """Beginning of a random accept rule in the manifest."""
@@ -84,7 +84,7 @@ class MethodOutputs:
 
     # ---- speedups --------------------------------------------------------------------------------
 
-    def shown(self, measured: Speedup) -> Speedup:
+    def unless_withheld(self, measured: Speedup) -> Speedup:
         """Return a speedup, or only a note with the reason if it must not be shown."""
         return measured if self._withheld_reason is None else Speedup(note=self._withheld_reason)
 
@@ -118,15 +118,17 @@ class MethodOutputs:
         return Counter(self.worst.values())
 
     @cached_property
-    def mismatched(self) -> set[str]:
+    def mismatched_questions(self) -> set[str]:
         """Questions with a mismatch."""
         return {prompt for (prompt, _), kind in self.worst.items() if kind == "mismatch"}
 
     @cached_property
-    def checked(self) -> set[str]:
+    def checked_questions(self) -> set[str]:
         """Questions with a token verdict."""
         good = ("identical", "near-tie")
-        return {p for (p, _), kind in self.worst.items() if kind in good} | self.mismatched
+        return {
+            p for (p, _), kind in self.worst.items() if kind in good
+        } | self.mismatched_questions
 
     @cached_property
     def deviation(self) -> tuple[float | None, float | None]:
@@ -142,7 +144,7 @@ class MethodOutputs:
         }
         return len(read)
 
-    def finished(self, word: str) -> int | None:
+    def count_finished(self, word: str) -> int | None:
         """Count the outputs with an ending. Return None without a grammar."""
         return sum(r.finish == word for r in self.records) if self.constrained else None
 
@@ -197,7 +199,7 @@ class MethodOutputs:
         return total(s.nodes for s in self.steps)
 
     @cached_property
-    def tested(self) -> int:
+    def tested_levels(self) -> int:
         """Levels that verification reached."""
         return total(s.tested for s in self.steps)
 
@@ -236,9 +238,9 @@ class MethodOutputs:
             for r in self.records
             if r.steps is not None
         ]
-        drafted = _count_reached(chain.from_iterable(steps.levels for steps, _ in known))
+        drafted = _count_steps_by_level(chain.from_iterable(steps.levels for steps, _ in known))
         first = chain.from_iterable(steps.accepted for steps, origin in known if origin is None)
-        accepted = Counter(_count_reached(first))
+        accepted = Counter(_count_steps_by_level(first))
         for steps, origin in known:
             if origin is not None:
                 accepted.update(_accepted_levels(steps, origin))
@@ -247,7 +249,8 @@ class MethodOutputs:
     def rule_rate(self) -> float | None:
         """Compute the share of judged tokens that a lossy accept rule accepted."""
         judged, stood = (
-            sum((r.extra or {}).get(name, 0) for r in self.records) for name in (JUDGED, STOOD)
+            sum((r.extra or {}).get(name, 0) for r in self.records)
+            for name in (JUDGED_STEPS, ACCEPTED_STEPS)
         )
         if judged:
             return stood / judged
@@ -361,7 +364,7 @@ class MethodOutputs:
         return sum(r.n_tokens or 0 for r in self.timed_records) / sum(known)
 
 
-def _count_reached(depths: Iterable[int]) -> dict[int, int]:
+def _count_steps_by_level(depths: Iterable[int]) -> dict[int, int]:
     """Count the depths that reach each level, from 1 to the deepest."""
     counts, found, n = Counter(depths), dict[int, int](), 0
     for level in range(max(counts, default=0), 0, -1):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from specbench_cli.stats.bootstrap import PairedTimes
-from specbench_cli.store.schema import PASSES_APART, Record
+from specbench_cli.store.schema import LOAD_PASS_OFFSET, Record
 
 Measure = Callable[[Record], tuple[int | None, int | None]]
 """Function that returns a record's time in ns and the number of tokens decoded in it.
@@ -17,7 +17,7 @@ Measure = Callable[[Record], tuple[int | None, int | None]]
 A value is None if the method does not report it.
 """
 
-Loss = Literal["void", "failed"]
+UntimedReason = Literal["void", "failed"]
 
 
 def total_time(record: Record) -> tuple[int | None, int | None]:
@@ -47,7 +47,7 @@ class PairedRecords:
 
 
 def pair_times(
-    baseline: Iterable[Record], cells: Mapping[str, Sequence[Record]], measure: Measure
+    baseline: Iterable[Record], records_by_label: Mapping[str, Sequence[Record]], measure: Measure
 ) -> PairedRecords:
     """Pair every method's outputs with the baseline's.
 
@@ -62,9 +62,9 @@ def pair_times(
     for r in reference.values():
         strata[clusters[r.task, r.cluster]] = families[r.family]
 
-    x = np.zeros((len(cells), len(processes), len(clusters)))
+    x = np.zeros((len(records_by_label), len(processes), len(clusters)))
     y = np.zeros_like(x)
-    for row, own in enumerate(cells.values()):
+    for row, own in enumerate(records_by_label.values()):
         for r in own:
             base = reference.get((r.prompt_id, r.turn, r.pass_))
             if base is None or untimed_reason(base) or untimed_reason(r) or base.worker != r.worker:
@@ -75,7 +75,7 @@ def pair_times(
                 x[at] += v * n_m / n_v
                 y[at] += m
     paired = y.sum((1, 2)) > 0
-    labels = tuple(label for label, has in zip(cells, paired, strict=True) if has)
+    labels = tuple(label for label, has in zip(records_by_label, paired, strict=True) if has)
     return PairedRecords(labels, PairedTimes(x[paired], y[paired], strata))
 
 
@@ -84,10 +84,10 @@ def process_number(pass_: int) -> int:
 
     The whole number also distinguishes loads and, if several runs are combined (`together`), runs.
     """
-    return pass_ % PASSES_APART
+    return pass_ % LOAD_PASS_OFFSET
 
 
-def untimed_reason(record: Record) -> Loss | None:
+def untimed_reason(record: Record) -> UntimedReason | None:
     """Return the reason why a record has no trusted time; None if it has one."""
     if record.error is not None:
         return "failed"

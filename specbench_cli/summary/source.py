@@ -22,14 +22,14 @@ class RecordSource(Protocol):
     path: Path
     manifest: dict[str, Any]
 
-    def records(self, of: Container[str] | None = None) -> Iterator[Record]:
+    def records(self, prompt_ids: Container[str] | None = None) -> Iterator[Record]:
         """Return all records, with traces and ids, or only those of some prompts.
 
         May be called repeatedly.
         """
         ...
 
-    def each(self, make: Callable[[Record], T]) -> Iterator[T]:
+    def map_records(self, make: Callable[[Record], T]) -> Iterator[T]:
         """Return the results of a function, at the top level of a module, for every record."""
         ...
 

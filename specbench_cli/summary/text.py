@@ -8,14 +8,14 @@ from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary.facts import Facts
 from specbench_cli.summary.formats import percent, ratio
 from specbench_cli.summary.metrics import (
-    AS_MANY,
+    MAX_RATE_DIFFERENCE,
     REPLAY,
     WORK,
     MethodSummary,
-    as_many,
     group,
     has_partial,
     letters_of,
+    matches_rate,
 )
 from specbench_cli.summary.summary import PEER_BASELINE, Summary
 
@@ -94,10 +94,10 @@ def proof(summary: Summary) -> str:
     if weakest is None:
         return "proof: no tokens were compared; of the distribution: specbench audit"
     row, bound = weakest
-    whose = f"{row.label} " if row.questions_mismatched else ""
+    prefix = f"{row.label} " if row.questions_mismatched else ""
     at_most = percent(bound, 0 if bound >= 0.1 else 1 if bound >= 0.01 else 2)
     return (
-        f"proof: {whose}{row.questions_mismatched} of {row.questions_checked} prompts differ from"
+        f"proof: {prefix}{row.questions_mismatched} of {row.questions_checked} prompts differ from"
         f" vanilla (95% bound: {at_most})"
         + "".join(
             f"; transformers checked {row.reference_read} of its {row.n_outputs}"
@@ -143,7 +143,7 @@ def evidence(summary: Summary) -> list[str]:
     ]
 
 
-FEW = 20
+MIN_QUESTIONS = 20
 """Smallest number of questions for which the coverage of intervals was simulated.
 
 See docs/explanations/statistics.md. Fewer questions do not represent others of their kind.
@@ -155,7 +155,7 @@ def family(name: str, rows: Iterable[MethodSummary]) -> str:
     return f"{name} ({max((row.n_prompts for row in rows), default=0)})"
 
 
-def small_families(summary: Summary, n: str = "(n)", then: str = ": --limit") -> list[str]:
+def small_families(summary: Summary, n: str = "(n)", advice: str = ": --limit") -> list[str]:
     """Return a note on the number of questions in each family, with a warning for small families.
 
     Args:
@@ -166,23 +166,26 @@ def small_families(summary: Summary, n: str = "(n)", then: str = ": --limit") ->
     if not counts:
         return []
     note = f"{n}: how many questions the family has"
-    if min(counts) < FEW:
-        note += f"; of fewer than {FEW} a figure is an example, no estimate{then}"
+    if min(counts) < MIN_QUESTIONS:
+        note += f"; of fewer than {MIN_QUESTIONS} a figure is an example, no estimate{advice}"
     return [note]
 
 
-def few_questions(summary: Summary, then: str = "") -> list[str]:
+def few_questions(summary: Summary, advice: str = "") -> list[str]:
     """Return a warning if the run has too few questions to rank methods; else an empty list.
 
     Args:
         then: advice for the warning.
     """
     n = max((row.n_prompts for row in summary.rows), default=0)
-    if n >= FEW or not any(row.speedup is not None for row in summary.rows if not row.reference):
+    if n >= MIN_QUESTIONS or not any(
+        row.speedup is not None for row in summary.rows if not row.reference
+    ):
         return []
     questions = "1 question" if n == 1 else f"{n} questions"
     return [
-        f"{questions} are too few to rank methods (intervals are validated from {FEW} on){then}"
+        f"{questions} are too few to rank methods (intervals are validated from"
+        f" {MIN_QUESTIONS} on){advice}"
     ]
 
 
@@ -267,20 +270,22 @@ def learning(summary: Summary) -> list[str]:
 
 def grammar(summary: Summary, facts: Facts) -> list[str]:
     """Count complete, valid and cut outputs under the grammar, one line per distinct result."""
-    told: dict[str, list[str]] = {}
+    labels_by_note: dict[str, list[str]] = {}
     for row in summary.rows:
         if row.complete is None or row.cut is None or row.valid is None:
             continue
-        said = f"{row.complete} of {row.complete + row.cut} outputs complete"
+        note = f"{row.complete} of {row.complete + row.cut} outputs complete"
         if row.complete:
             wrong = row.complete - row.valid
-            said += f", {wrong} of them INVALID" if wrong else ", all of them valid"
-        said += f"; {row.cut} cut by the budget" if row.cut else ""
-        told.setdefault(said, []).append(row.label)
-    whose = (labels if len(told) > 1 else ["each row"] for labels in told.values())
+            note += f", {wrong} of them INVALID" if wrong else ", all of them valid"
+        note += f"; {row.cut} cut by the budget" if row.cut else ""
+        labels_by_note.setdefault(note, []).append(row.label)
+    prefixes = (
+        labels if len(labels_by_note) > 1 else ["each row"] for labels in labels_by_note.values()
+    )
     return [
-        f"{facts.under}: {', '.join(labels)}: {said}"
-        for labels, said in zip(whose, told, strict=True)
+        f"{facts.grammar_phrase}: {', '.join(labels)}: {note}"
+        for labels, note in zip(prefixes, labels_by_note, strict=True)
     ]
 
 
@@ -294,16 +299,18 @@ def controls(summary: Summary) -> list[str]:
         if row.control or not row.rule_rate or not row.accept_rule:
             continue
         own = [r for r in summary.rows if r.params.get("like") == row.label]
-        off = [other for other in own if not as_many(other, row)]
+        mismatched_controls = [other for other in own if not matches_rate(other, row)]
         lines += [
             f"{r.label} was to let {percent(r.params.get('rate'))} of {_judged(row)} pass, and"
             f" {row.label} let {percent(row.rule_rate)}: not as many, no control of it"
-            for r in off
+            for r in mismatched_controls
         ]
         if own:
             continue
         rates = (other.rule_rate for other in summary.lossy if _controls(other, row))
-        if any(rate is not None and abs(rate - row.rule_rate) <= AS_MANY for rate in rates):
+        if any(
+            rate is not None and abs(rate - row.rule_rate) <= MAX_RATE_DIFFERENCE for rate in rates
+        ):
             continue
         name, rule, rate = row.method, row.params.get("accept"), f"{row.rule_rate:.3g}"
         if rule:
@@ -327,7 +334,7 @@ def _controls(other: MethodSummary, row: MethodSummary) -> bool:
     return other.control and other.method == row.method
 
 
-def _cut(error: str) -> str:
+def _shorten_error(error: str) -> str:
     return error if len(error) <= LONGEST_ERROR else f"{error[: LONGEST_ERROR - 1]}…"
 
 
@@ -347,7 +354,8 @@ def warnings(summary: Summary, facts: Facts) -> list[str]:
     lines += [f"dropped after failing time after time: {what}" for what in facts.dropped]
     dropped = {what.partition(": ")[0] for what in facts.dropped}
     lines += [
-        f"{row.label}: {row.failed} of {row.n_outputs} outputs failed: {_cut(row.failed_why)}"
+        f"{row.label}: {row.failed} of {row.n_outputs} outputs failed:"
+        f" {_shorten_error(row.failed_why)}"
         for row in summary.rows
         if row.failed_why is not None and row.label not in dropped
     ]
@@ -357,7 +365,7 @@ def warnings(summary: Summary, facts: Facts) -> list[str]:
         f"embedded: plumbing: {task} is beyond the model's training; speedups mean nothing there"
         for task in facts.plumbing
     ]
-    told: dict[str, list[str]] = {}
+    labels_by_note: dict[str, list[str]] = {}
     for row in summary.rows:
         if row.upper_bound:
             lines.append(
@@ -373,8 +381,8 @@ def warnings(summary: Summary, facts: Facts) -> list[str]:
             lines.append(f"{row.label}: {row.speedup_note}")
         elif row.speedup_note is not None:
             missing = "speedup" if row.speedup is None else "interval"
-            told.setdefault(f"no {missing}: {row.speedup_note}", []).append(row.label)
-    for said, labels in told.items():
+            labels_by_note.setdefault(f"no {missing}: {row.speedup_note}", []).append(row.label)
+    for note, labels in labels_by_note.items():
         every = 1 < len(labels) == len(summary.rows)
-        lines.append(f"{'all rows' if every else ', '.join(labels)}: {said}")
+        lines.append(f"{'all rows' if every else ', '.join(labels)}: {note}")
     return lines

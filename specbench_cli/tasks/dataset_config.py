@@ -251,7 +251,7 @@ def _keys(place: Place) -> list[str]:
     return [key for key in keys if key != "[key]"]
 
 
-def _subject(path: Path, place: Place, written: document.Document) -> str:
+def _subject(path: Path, place: Place, written: document.YamlDocument) -> str:
     """Return a subject such as `own.yaml:3: source.sha256`, with the line of the innermost key."""
     keys = _keys(place)
     known = (".".join(keys[:n]) for n in range(len(keys), 0, -1))

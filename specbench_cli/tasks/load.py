@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import datasets_cfg
-from specbench_cli.config.problems import listed, nearest, shown
+from specbench_cli.config.problems import join_names, nearest, shorten
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.tasks.dataset_config import DatasetConfig, DatasetSource, read_dataset_config
 from specbench_cli.tasks.formats import (
@@ -123,7 +123,7 @@ def select_questions(questions: Sequence[Question], categories: Sequence[str]) -
     for category in categories:
         if category not in known:
             raise UsageError(
-                f"no question of category {category!r}; there are {listed(sorted(known))}"
+                f"no question of category {category!r}; there are {join_names(sorted(known))}"
             )
     wanted = set(categories) or known
     return [q for q in questions if q.category in wanted or q.family in wanted]
@@ -164,8 +164,9 @@ def _find(name_or_path: str) -> tuple[DatasetConfig, Path]:
         )
     near = nearest(name_or_path, names)
     raise UsageError(
-        f"unknown task {shown(repr(name_or_path))}" + (f", did you mean {near!r}?" if near else ""),
-        f"one of {listed(names)} (specbench list tasks), or the path of a file that ends in"
+        f"unknown task {shorten(repr(name_or_path))}"
+        + (f", did you mean {near!r}?" if near else ""),
+        f"one of {join_names(names)} (specbench list tasks), or the path of a file that ends in"
         f" {', '.join(EXTENSIONS)} or .yaml",
     )
 

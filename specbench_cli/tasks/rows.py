@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from specbench_cli.config.problems import is_one_line, listed
-from specbench_cli.errors import LONGEST_TEXT, EnvironmentFault, UsageError
+from specbench_cli.config.problems import is_one_line, join_names
+from specbench_cli.errors import MAX_TEXT_LENGTH, EnvironmentFault, UsageError
 from specbench_cli.tasks import fill
 from specbench_cli.tasks.dataset_config import DatasetConfig, DatasetSource
 from specbench_cli.tasks.formats import get_extension, read_rows
@@ -189,7 +189,7 @@ def _program(row: Mapping[str, Any], card: DatasetConfig) -> tuple[str, str]:
 
 def _missing_column_error(row: Mapping[str, Any], template: str, missing: KeyError) -> RowError:
     return RowError(
-        f"no {missing.args[0]!r}, which {template} needs, only {listed(row) or 'nothing'}"
+        f"no {missing.args[0]!r}, which {template} needs, only {join_names(row) or 'nothing'}"
     )
 
 
@@ -231,9 +231,9 @@ def _as_name(column: str, value: str) -> str:
         raise RowError(
             f"{column!r} must be one line without control characters, got {_short(value)}"
         )
-    if len(value) > LONGEST_TEXT:
+    if len(value) > MAX_TEXT_LENGTH:
         raise RowError(
-            f"{column!r} must have at most {LONGEST_TEXT} characters, got {len(value)}:"
+            f"{column!r} must have at most {MAX_TEXT_LENGTH} characters, got {len(value)}:"
             f" {_short(value)}"
         )
     return value

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from specbench_cli.errors import PromptError, is_foreign, reason_of
+from specbench_cli.errors import PromptError, is_library_error, reason_of
 from specbench_cli.tasks.limits import TimeLimitExceeded, resource_limits
 from specbench_cli.tasks.schema import Message
 
@@ -103,7 +103,7 @@ def _encode(tokenizer: Any, text: str, label: str, **options: Any) -> list[int]:
     try:
         return list(tokenizer.encode(text, **options))
     except BaseException as fault:
-        if not is_foreign(fault):
+        if not is_library_error(fault):
             raise
         raise PromptError(
             f"the tokenizer of {label} cannot encode the prompt: {reason_of(fault)}",
@@ -122,7 +122,7 @@ def decode_text(tokenizer: Any, ids: Sequence[int]) -> str:
     try:
         return str(tokenizer.decode(list(ids), skip_special_tokens=True))
     except BaseException as fault:
-        if not is_foreign(fault):
+        if not is_library_error(fault):
             raise
         raise PromptError(
             f"the tokenizer of the target cannot decode an answer: {reason_of(fault)}",

@@ -304,7 +304,7 @@ def claim(folder: Path, facts: dict[str, str]) -> None:
     Raises:
         UsageError: the folder contains work with other facts.
     """
-    files.refuse_link(folder)
+    files.check_no_link(folder)
     file = folder / MADE_FOR
     folder.mkdir(parents=True, exist_ok=True)
     if not file.exists():

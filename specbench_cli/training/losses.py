@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from specbench_cli.engine.models.load import RestrictedOutput, module_in
+from specbench_cli.engine.models.load import RestrictedOutput, load_module
 from specbench_cli.training.packing import TrainingBatch
 from specbench_cli.training.replies import LOGITS_BLOCK_ROWS
 
@@ -26,7 +26,7 @@ Loss = Callable[[TrainingBatch], Tensor]
 
 def load_model(folder: Path, device: torch.device) -> LlamaForCausalLM:
     """Load a frozen model in fp32."""
-    model: LlamaForCausalLM = module_in(folder, device, torch.float32)
+    model: LlamaForCausalLM = load_module(folder, device, torch.float32)
     return model
 
 
@@ -255,7 +255,7 @@ def predict_acceptance(
 
 def get_output_ids(model: LlamaForCausalLM) -> Tensor | None:
     """Return the ids of a model's reduced output vocabulary, or None for the whole vocabulary."""
-    return model.lm_head.says if isinstance(model.lm_head, RestrictedOutput) else None
+    return model.lm_head.output_ids if isinstance(model.lm_head, RestrictedOutput) else None
 
 
 def compute_log_probs(

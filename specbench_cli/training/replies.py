@@ -589,7 +589,7 @@ def _new_states(target: Decoder, captured_layers: tuple[int, ...] | None, most: 
     lines = min(_choose_batch_size(target, captured_layers), most)
     pool = target.new_state(MAX_LENGTH, lines)
     if isinstance(pool, KVState):
-        return [pool.line(place) for place in range(lines)]
+        return [pool.sequence_state(place) for place in range(lines)]
     return [target.new_state(MAX_LENGTH) for _ in range(lines)]
 
 

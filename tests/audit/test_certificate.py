@@ -47,7 +47,7 @@ def test_a_certificate_is_read_as_it_was_written(tmp_path, monkeypatch):
     read = load_reusable_certificate(file, Sps)
     assert json.dumps(read.to_dict()) == json.dumps(json.loads(file.read_text()))
     assert read.findings[0].problem == Problem("what", "where", "look")
-    monkeypatch.setattr(module, "code_sha256", lambda: "other code")
+    monkeypatch.setattr(module, "hash_audit_code", lambda: "other code")
     assert load_reusable_certificate(file, Sps) is None
 
 

@@ -38,7 +38,7 @@ from specbench_cli.engine.verify.sampling import warp
 from specbench_cli.errors import MethodFault
 from tests.audit.faults.distributions import top_p_first
 
-OURS = [name for name, entry in registry.ours().items() if not entry.peer]
+OURS = [name for name, entry in registry.built_in_methods().items() if not entry.peer]
 
 
 OF_FEW_VARIANTS = {"grammar", "order", "batch", "recurrent", "generator"}

@@ -12,7 +12,12 @@ from specbench_cli.audit.enumeration import (
     enumerate_outcomes,
     total_variation,
 )
-from specbench_cli.audit.models.table import TableDecoder, pair, random_table, successor_table
+from specbench_cli.audit.models.table import (
+    TableDecoder,
+    make_table_pair,
+    random_table,
+    successor_table,
+)
 from specbench_cli.audit.reference import Reference, truncate_output, warp_logits
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling, warp
@@ -104,6 +109,6 @@ def test_a_row_at_a_wrong_position_reads_as_another_token():
 
 
 def test_disjoint_tables_have_nothing_in_common():
-    target, draft = pair("disjoint", 4)
+    target, draft = make_table_pair("disjoint", 4)
     assert (torch.minimum(target.softmax(-1), draft.softmax(-1)) == 0).all()
     assert not math.isnan(float(target.softmax(-1).sum()))

@@ -12,7 +12,7 @@ from specbench_cli.audit.checks.bookkeeping import check_bookkeeping
 from specbench_cli.audit.checks.bounds import check_bounds
 from specbench_cli.audit.checks.declarations import check_declarations
 from specbench_cli.audit.models.head import TableFeatureHead
-from specbench_cli.audit.models.table import pair, random_table
+from specbench_cli.audit.models.table import make_table_pair, random_table
 from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.engine.verify.sampling import Sampling
 
@@ -28,7 +28,7 @@ def bounds(method, *params):
 
 
 def test_a_table_foresees_what_follows_the_targets_own_choice():
-    target, draft = pair("near", 5)
+    target, draft = make_table_pair("near", 5)
     case = Case("near", (target, draft), Sampling(), prompt=(1, 0, 2))
     session = case.open()
     method = Linear(Linear.Params())

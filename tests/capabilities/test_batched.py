@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from specbench_cli import registry
-from specbench_cli.audit.models.tiny import tiny_models
+from specbench_cli.audit.models.tiny import create_tiny_models
 from specbench_cli.audit.runner import CHECKS, run_checks
 from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.engine.batch import Batch
@@ -33,7 +33,7 @@ def test_it_passes_the_audit(batched):
 
 @pytest.mark.parametrize("rule", ["greedy", "coupled"])
 def test_drafts_of_all_sequences_take_one_forward_a_token(batched, rule):
-    models = tiny_models()
+    models = create_tiny_models()
     sampling = Sampling() if rule == "greedy" else Sampling("coupled", 0.8)
     requests = [
         Request(f"tiny/{at}", 0, models.prompts[at], StopRule(frozenset(), 5 + 3 * at))

@@ -143,7 +143,7 @@ class Noise:
     def open(self):
         self.window += 1
 
-    def full(self):
+    def is_full(self):
         return True
 
     def close(self):

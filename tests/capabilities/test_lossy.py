@@ -9,7 +9,7 @@ from specbench_cli.audit.runner import audit
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
 from specbench_cli.measure import run as execute
-from specbench_cli.report.reading import read
+from specbench_cli.report.report_data import read_report_data
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.summary import metrics, text
 from tests.views import Silent
@@ -48,7 +48,7 @@ def sums(run, label):
 def measured(decode):
     """The method, and beside it the control at the rate that the report says."""
     alone = decode({"name": "lossy"})
-    (hint,) = [line for line in text.controls(read(alone).summary) if "lossy" in line]
+    (hint,) = [line for line in text.controls(read_report_data(alone).summary) if "lossy" in line]
     rate = float(re.search(r"RandomAccept\(([\d.]+)\)", hint)[1])
     control = {"name": "lossy", "label": "control", "params": {"control": rate}}
     return alone, rate, decode({"name": "lossy"}, control)
@@ -72,7 +72,7 @@ def test_relaxed_tokens_are_counted_apart(measured):
 
 def test_figures_keep_accepted_and_relaxed_apart(measured):
     _, counts = sums(measured[0], "lossy")
-    (row,) = read(measured[0]).summary.lossy
+    (row,) = read_report_data(measured[0]).summary.lossy
     assert row.relaxed == pytest.approx(counts["relaxed"] / counts["committed"])
     assert row.acceptance_rate == pytest.approx(counts["accepted"] / counts["levels"])
     assert row.alpha == pytest.approx(counts["accepted"] / counts["tested"])
@@ -89,7 +89,7 @@ def test_the_control_lets_as_many_pass_whatever_they_are(measured):
     spread = (rate * (1 - rate) / asked) ** 0.5
     assert abs(control["relaxed"] / asked - rate) < 4 * spread
     assert own["relaxed"] > 10
-    summary = read(both).summary
+    summary = read_report_data(both).summary
     rows = {row.label: row for row in summary.lossy}
     assert rows["control"].control and not rows["lossy"].control
     assert metrics.verdicts(rows["control"]).startswith("control, ")

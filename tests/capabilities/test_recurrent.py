@@ -49,7 +49,7 @@ def test_it_is_lossless_and_accepted(
     for n in (4, 9, 17):
         ids = torch.randint(2, 20, (n,), generator=torch.Generator().manual_seed(n)).tolist()
         stop = StopRule(frozenset(), 24)
-        request = Request.of(decoders["target"], f"{n}", 1, [*ids, *ids], stop)
+        request = Request.create(decoders["target"], f"{n}", 1, [*ids, *ids], stop)
         outputs = []
         for name in ("vanilla", "checked-lookup"):
             session = Session(workspace, request, Sampling())

@@ -15,8 +15,8 @@ from specbench_cli.audit.checks.bookkeeping import check_bookkeeping
 from specbench_cli.audit.checks.model import check_model
 from specbench_cli.audit.checks.tokens import check_tokens
 from specbench_cli.audit.models.observed_session import nominal_cost
-from specbench_cli.audit.models.table import pair
-from specbench_cli.audit.models.tiny import tiny_models
+from specbench_cli.audit.models.table import make_table_pair
+from specbench_cli.audit.models.tiny import create_tiny_models
 from specbench_cli.audit.runner import CHECKS, run_checks
 from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.config.run import RunConfig
@@ -55,7 +55,7 @@ def session_of(target, ids, sampling, n=24):
 
 def tiny_session(prompt, n):
     """A session with states that no other one has."""
-    models = tiny_models()
+    models = create_tiny_models()
     workspace = Workspace(models.workspace.decoders, models.workspace.capacity)
     request = Request(f"tiny/{prompt}", 0, models.prompts[prompt], StopRule(frozenset(), n))
     return Session(workspace, request, Sampling())
@@ -220,7 +220,7 @@ def meddle(session, rng):
 def test_scores_and_states_are_those_of_a_session_without_parts(tables, seed):
     def session():
         if tables:
-            return Case("near", pair("near", 5), Sampling(), budget=12).open()
+            return Case("near", make_table_pair("near", 5), Sampling(), budget=12).open()
         return tiny_session(7, 12)
 
     rng = random.Random(seed)
@@ -275,7 +275,7 @@ def test_the_target_goes_on_from_what_its_first_layers_made_of_the_tokens_scored
 
 
 def test_what_a_part_cannot_be_is_refused(tiny_checkpoint):
-    session = tiny_models().open(3, Sampling())
+    session = create_tiny_models().open(3, Sampling())
     for part, why in (
         ({"layers": (0, 3)}, "no layers 0 to 3: it has 2"),
         ({"layers": (1, 1)}, "no layers 1 to 1"),
@@ -291,7 +291,7 @@ def test_what_a_part_cannot_be_is_refused(tiny_checkpoint):
 
 
 def test_text_that_is_rolled_back_with_a_part_is_missed():
-    session = tiny_models().open(3, Sampling())
+    session = create_tiny_models().open(3, Sampling())
     session.prefill()
     session.partial(layers=(0, 1)).forward(
         session.pending_tokens(session.state.length()), session.state
@@ -302,7 +302,7 @@ def test_text_that_is_rolled_back_with_a_part_is_missed():
 
 
 def test_a_part_waits_for_a_halted_forward_and_for_other_sequences():
-    session = tiny_models().open(3, Sampling())
+    session = create_tiny_models().open(3, Sampling())
     session.prefill()
     part = session.partial(layers=(0, 1))
     half = session.begin_score(session.chain([4]), 1)
@@ -376,14 +376,14 @@ def test_shares_and_equivalents_are_those_counted_by_hand(self_draft, tmp_path):
     own = [record for record in records if record.label == "keep False"]
     work = sum(r.target_equivalents for r in own) / sum(r.n_tokens for r in own)
     assert found["keep False"].work == pytest.approx(work)
-    printed = run_text(summary, Facts.of(run.manifest))
+    printed = run_text(summary, Facts.from_manifest(run.manifest))
     assert "accepted work tok/s" in " ".join(printed.split())
     assert f" {work:.2f} " in printed
     assert " work: target forwards a token, parts of one" in printed
 
 
 def test_a_part_costs_its_share_of_what_the_target_does(self_draft):
-    session = tiny_models().open(3, Sampling())
+    session = create_tiny_models().open(3, Sampling())
     part = session.partial(layers=(0, 1))
     assert 0 < part.portion < 1
     assert session.draft_cost(part, 3) == pytest.approx(part.portion * session.verify_cost(3))

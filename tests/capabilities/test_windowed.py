@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from specbench_cli import registry
-from specbench_cli.audit.models.tiny import MAX_TOKENS, tiny_models
+from specbench_cli.audit.models.tiny import MAX_TOKENS, create_tiny_models
 from specbench_cli.audit.runner import CHECKS, run_checks
 from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.engine.verify.sampling import Sampling
@@ -26,7 +26,7 @@ def test_it_passes_the_audit(windowed):
 
 
 def test_its_draft_keeps_few_rows_and_the_output_is_the_targets(windowed):
-    models = tiny_models()
+    models = create_tiny_models()
     for prompt, due in models.outputs_without_ties(Sampling()):
         session = models.open(prompt, Sampling())
         method = windowed()

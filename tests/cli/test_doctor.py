@@ -72,7 +72,7 @@ def test_person_sees_a_table_and_then_what_to_mend(capsys, monkeypatch):
     assert app._run(["doctor"]) == 0
     out = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out)
     assert "\nhub: prevents downloads of models" in out
-    assert "\n  mend: unset HF_HUB_OFFLINE" in out
+    assert "\n  fix: unset HF_HUB_OFFLINE" in out
 
 
 def test_json_holds_no_path_host_or_user(doctor, tmp_path, monkeypatch):
@@ -146,7 +146,7 @@ def test_noise_is_told_and_is_no_fault_of_the_installation(capsys, monkeypatch):
     assert app._run(["doctor"]) == 0
     out, err = capsys.readouterr()
     assert "other processes use 40.0% of the machine; at most 5% is quiet" in out
-    assert "just now its times would be void" in err
+    assert "other programs would disturb its timings now" in err
 
 
 def test_missing_compiler_is_told(monkeypatch):
@@ -158,7 +158,7 @@ def test_missing_compiler_is_told(monkeypatch):
 
 @pytest.mark.parametrize("lacking", [True, False])
 def test_lacking_threads_for_numba_are_told_where_its_kernels_would_be_used(monkeypatch, lacking):
-    monkeypatch.setattr(health, "lacks_numba", lambda: lacking)
+    monkeypatch.setattr(health, "is_numba_missing", lambda: lacking)
     monkeypatch.setattr(health, "find_numba_kernels", lambda *_: None if lacking else health)
     check = health.check_kernels()
     assert (check.status, check.needed) == ("limited" if lacking else "ok", False)
@@ -195,8 +195,8 @@ def test_data_is_found_where_a_run_would_find_it(tmp_path, monkeypatch, place, f
 
 def test_data_that_would_be_downloaded_is_limited_without_a_network():
     check = next(check for check in assets.check_tasks(False) if check.name == "task gsm8k")
-    assert (check.status, check.found) == ("limited", "downloadable, but not from here now")
-    assert check.mend.startswith("where there is a network: curl -L -o ")
+    assert (check.status, check.found) == ("limited", "downloadable, but the hub is not reachable")
+    assert check.mend.startswith("with a network connection: curl -L -o ")
 
 
 def test_variable_that_names_no_folder_is_told(monkeypatch):

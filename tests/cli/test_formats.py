@@ -2,7 +2,7 @@
 
 import pytest
 
-from specbench_cli.commands._formats import formats
+from specbench_cli.commands._formats import parse_formats
 from specbench_cli.commands.compare import FILES
 from specbench_cli.errors import UsageError
 from specbench_cli.report.outputs import FORMATS
@@ -17,19 +17,19 @@ from specbench_cli.report.outputs import FORMATS
     ],
 )
 def test_other_spellings_name_the_format_that_the_command_lists(to, known, found):
-    assert formats(to, known, "") == found
+    assert parse_formats(to, known, "") == found
 
 
 @pytest.mark.parametrize(
     ("to", "says"),
     [
-        ("junti", "--to 'junti' is none of markdown, junit, json; did you mean 'junit'?"),
-        ("latex", "--to 'latex' is none of markdown, junit, json"),
-        (" , ", "--to names no format; there are markdown, junit, json"),
+        ("junti", "--to 'junti' is not one of markdown, junit, json; did you mean 'junit'?"),
+        ("latex", "--to 'latex' is not one of markdown, junit, json"),
+        (" , ", "--to names no format; choose from markdown, junit, json"),
     ],
 )
 def test_an_unknown_format_is_named(to, says):
     with pytest.raises(UsageError) as refused:
-        formats(to, FILES, "specbench compare BASE NEW --to markdown")
+        parse_formats(to, FILES, "specbench compare BASE NEW --to markdown")
     assert refused.value.message == says
     assert refused.value.hint == "specbench compare BASE NEW --to markdown"

@@ -12,7 +12,7 @@ from specbench_cli import app, registry
 from specbench_cli.config.load import load
 from specbench_cli.config.profile import FOLDER
 from specbench_cli.config.run import RunConfig
-from specbench_cli.config.sources import Given
+from specbench_cli.config.sources import SettingsLayer
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_the_file_is_a_run_and_names_every_setting(call, check):
     assert call("init")[0] == 0
     text = Path("specbench.yaml").read_text(encoding="utf-8")
     check(yaml.safe_load(text))
-    config, sources = load(Given(), None, methods=registry, env={}, folder=Path())
+    config, sources = load(SettingsLayer(), None, methods=registry, env={}, folder=Path())
     assert [choice.name for choice in config.methods] == ["vanilla", "sps", "pld"]
     assert sources["limit"] == "specbench.yaml:5"
     named = {line.removeprefix("# ").partition(":")[0] for line in text.splitlines()}
@@ -45,7 +45,7 @@ def test_the_file_is_a_run_and_names_every_setting(call, check):
 def test_a_file_that_is_there_is_left_alone(call):
     Path("specbench.yaml").write_text("limit: 3\n")
     code, _, err = call("init")
-    assert code == 2 and "specbench.yaml is there already" in err
+    assert code == 2 and "specbench.yaml exists already" in err
     assert Path("specbench.yaml").read_text() == "limit: 3\n"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specbench_cli import app, registry
-from specbench_cli.commands._card import brief, catalogue_row
+from specbench_cli.commands._card import catalogue_row, describe_entry
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,7 +30,7 @@ def listed(capsys, tmp_path, monkeypatch):
 def test_methods_are_those_of_the_registry_in_its_order(listed):
     heading, *rows = (line.split("\t") for line in listed("methods").splitlines())
     assert heading == ["name", "aliases", "needs", "guarantee", "summary"]
-    assert [row[0] for row in rows] == list(registry.ours())
+    assert [row[0] for row in rows] == list(registry.built_in_methods())
 
 
 def test_json_has_every_fact_of_a_method(listed):
@@ -110,7 +110,7 @@ def test_card_tells_whether_this_very_file_was_audited(listed, tmp_path):
     file = inspect.getfile(registry.load("pld"))
     facts["sha256"] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
     (folder / "pld.json").write_text(json.dumps(facts))
-    assert audit_says() == "PASSED: 2 checks of this very file"
+    assert audit_says() == "PASSED: 2 checks of the current file"
 
 
 def test_shapes_and_hardware_are_listed_with_their_sources(listed):
@@ -127,6 +127,10 @@ def test_shapes_and_hardware_are_listed_with_their_sources(listed):
 
 
 def test_markdown_of_a_plug_in_holds_no_live_link_or_mention():
-    facts = brief("sps") | {"name": "theirs", "summary": "[x](y) @torvalds", "source": "www.e.com"}
+    facts = describe_entry("sps") | {
+        "name": "theirs",
+        "summary": "[x](y) @torvalds",
+        "source": "www.e.com",
+    }
     row = catalogue_row(facts)
     assert (row["idea"], row["source"]) == ("[x]\\(y) `@torvalds`", "`www.e.com`")

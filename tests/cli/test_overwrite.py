@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from specbench_cli import app
-from specbench_cli.commands._progress import RunProgress
-from specbench_cli.commands.training._shared import MODEL_FILES, check_model, forget_work
+from specbench_cli.commands._progress import ProgressDisplay
+from specbench_cli.commands.training._shared import MODEL_FILES, check_model, delete_work
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
 from specbench_cli.files import FILE_LIST, staging_folder, write_listed
@@ -29,8 +29,8 @@ def made(tmp_path_factory):
     config = RunConfig(
         methods=["vanilla", "pld"], limit=1, max_new_tokens=8, allow_noise=True, judge="sample"
     )
-    plan, run_dir = execute.start_run(config, {}, folder, RunProgress())
-    execute.measure_run(plan, run_dir, RunProgress(), fresh=True)
+    plan, run_dir = execute.start_run(config, {}, folder, ProgressDisplay())
+    execute.measure_run(plan, run_dir, ProgressDisplay(), fresh=True)
     return folder
 
 
@@ -271,7 +271,7 @@ def test_fresh_training_leaves_other_files_beside_its_own(tmp_path):
     }.items():
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_text(content)
-    forget_work(tmp_path, "head")
+    delete_work(tmp_path, "head")
     assert [(each.name, each.read_text()) for each in work.iterdir()] == [("notes.md", MINE)]
 
 

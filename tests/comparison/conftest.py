@@ -93,7 +93,7 @@ def evened(record):
     trace = record.forwards
     if record.error is not None or record.peer or trace is None:
         return record
-    targets, found, _ = trace.counted()
+    targets, found, _ = trace.count_forwards()
     columns = {name: list(getattr(trace, name)) for name in ("kind", "n_tokens", "t0_ns", "t1_ns")}
     drafts = [at for at, kind in enumerate(trace.kind) if trace.kinds[kind].role == "draft"]
     for column in columns.values():

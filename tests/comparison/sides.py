@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from specbench_cli.comparison.cell import ComparedOutput, Counters, PairKey
+from specbench_cli.comparison.compared_output import ComparedOutput, Counters, PairKey
 from specbench_cli.comparison.side import RowFacts, Side
 
 
@@ -42,7 +42,7 @@ def side_of(cells: Sequence[ComparedOutput], **changes: Any) -> Side:
             label: RowFacts(label=label, method=label, params={}, timing_free=True)
             for label in labels
         },
-        "cells": {cell.key: cell for cell in cells},
+        "outputs": {cell.key: cell for cell in cells},
         "processes": (tuple(cells),),
     }
     return Side(**(values | changes))

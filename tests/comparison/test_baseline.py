@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from specbench_cli.comparison.baselines import baseline
 from specbench_cli.comparison.baselines.baseline import dump, parse
 from specbench_cli.comparison.baselines.from_run import read_run
-from specbench_cli.comparison.cell import ComparedOutput, Counters, PairKey, Times
+from specbench_cli.comparison.compared_output import ComparedOutput, Counters, PairKey, Times
 from specbench_cli.comparison.scope import determine_scope
 from specbench_cli.comparison.side import RowFacts, Side
 from specbench_cli.errors import UsageError
@@ -101,7 +101,7 @@ def sides(draw):
         machine=draw(name),
         noisy=draw(st.booleans()),
         rows=rows,
-        cells={cell.key: cell for cell in first},
+        outputs={cell.key: cell for cell in first},
         processes=tuple(processes),
         prompts={(cell.key.prompt_id, cell.key.turn): "0" for cell in first if cell.key.turn == 1},
     )
@@ -150,7 +150,7 @@ def test_several_runs_are_several_processes(make_run, tmp_path):
     saved = baseline.load(baseline.save("ci", runs, root=tmp_path))
     times = [{cell.times.decode for cell in process} for process in saved.processes]
     assert times == [{80}, {80}, {170}, {170}]
-    assert saved.cells == read_run(runs[0]).cells
+    assert saved.outputs == read_run(runs[0]).outputs
 
 
 def test_noisy_runs_give_no_times(make_run, tmp_path):
@@ -167,10 +167,10 @@ def test_noisy_runs_give_no_times(make_run, tmp_path):
     assert told == ["no times are kept, ids and counters alone: noisy, as the runs are labelled"]
     assert (one.noisy, len(one.processes)) == (False, 1)
     assert (none.noisy, len(none.processes)) == (True, 2)
-    assert all(cell.times for cell in one.cells.values())
+    assert all(cell.times for cell in one.outputs.values())
     assert not any(cell.times for process in none.processes for cell in process)
-    assert [cell.counters for cell in none.cells.values()] == [
-        cell.counters for cell in one.cells.values()
+    assert [cell.counters for cell in none.outputs.values()] == [
+        cell.counters for cell in one.outputs.values()
     ]
 
 
@@ -218,7 +218,7 @@ def test_steps_that_depend_on_timing_may_differ_between_runs(make_run, tmp_path)
     saved = baseline.load(baseline.save("ci", runs, root=tmp_path))
     one, other = (next(c for c in own if c.key.label == "sps") for own in saved.processes)
     assert (one.counters.nodes, other.counters.nodes) == (6, 3)
-    assert saved.cells[one.key] == one
+    assert saved.outputs[one.key] == one
 
 
 def test_same_run_twice_is_not_two_processes(make_run, tmp_path):
@@ -340,8 +340,8 @@ def test_file_of_an_older_version_knows_no_fastest_forward(make_run, tmp_path):
     new = baseline.load(path)
     path.write_text(broken(older)(path.read_text()))
     was = baseline.load(path)
-    assert {cell.times.draft_fastest for cell in was.cells.values()} == {None}
-    assert was.cells.keys() == new.cells.keys() and was.machine == new.machine
+    assert {cell.times.draft_fastest for cell in was.outputs.values()} == {None}
+    assert was.outputs.keys() == new.outputs.keys() and was.machine == new.machine
 
 
 def test_binary_and_absent_files_are_said(tmp_path):

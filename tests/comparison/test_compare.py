@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from specbench_cli.comparison import compare as module
-from specbench_cli.comparison.cell import Counters, PairKey, RowKey, Times
 from specbench_cli.comparison.compare import compare
+from specbench_cli.comparison.compared_output import Counters, PairKey, RowKey, Times
 from specbench_cli.comparison.outcome import FAIL_ON, ComparisonFinding, TimeChange
 from specbench_cli.errors import UsageError
 from tests.comparison.sides import cell_of, side_of

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench_cli.comparison.cell import Counters, PairKey, RowKey
+from specbench_cli.comparison.compared_output import Counters, PairKey, RowKey
 from specbench_cli.comparison.deterministic import compare_outputs, mean_accepted_tokens
 from specbench_cli.comparison.scope import Scope
 from tests.comparison.sides import cell_of

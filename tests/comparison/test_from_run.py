@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 
 from specbench_cli.comparison.baselines.from_run import output_from_record, read_run
-from specbench_cli.comparison.cell import Counters, PairKey, Times
+from specbench_cli.comparison.compared_output import Counters, PairKey, Times
 from specbench_cli.comparison.scope import determine_scope
 from specbench_cli.errors import UsageError
-from specbench_cli.store.manifest import ORDER
+from specbench_cli.store.manifest import RESUME_FILE
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Ns, Trace
 
 
 def test_counters_are_sums_over_steps(make_side):
-    cell = make_side().cells[PairKey("mini/qa-1", 1, "sps", 1, 0)]
+    cell = make_side().outputs[PairKey("mini/qa-1", 1, "sps", 1, 0)]
     assert cell.counters == Counters(4, 3, 2, 4, 6, 3, 2, 3, 2)
     assert cell.counters.mat == 1.5
 
@@ -22,7 +22,7 @@ def test_counters_are_sums_over_steps(make_side):
 def test_time_of_a_forward_is_the_mean_of_its_kinds_medians_by_count(make_side):
     side = make_side()
     vanilla, sps = (
-        side.cells[PairKey("mini/qa-1", 1, label, 1, 0)] for label in ("vanilla", "sps")
+        side.outputs[PairKey("mini/qa-1", 1, label, 1, 0)] for label in ("vanilla", "sps")
     )
     assert (vanilla.times.draft_forward, vanilla.times.verify_forward) == (None, 10)
     assert (sps.times.draft_forward, sps.times.verify_forward) == (2, 6)  # (3 + 2) / 2; of 5, 8
@@ -36,7 +36,7 @@ def test_cancelled_forward_has_no_part_in_it(make_run):
         longer.t1_ns, longer.unused = [9000, *trace.t1_ns], [0]
         return replace(record, forwards=longer)
 
-    (first, *_) = read_run(make_run(labels=["vanilla"], edit=edit)).cells.values()
+    (first, *_) = read_run(make_run(labels=["vanilla"], edit=edit)).outputs.values()
     assert first.times.verify_forward == 10
 
 
@@ -49,7 +49,7 @@ def test_void_and_failed_outputs_have_no_times_and_void_ones_keep_the_rest(make_
             return replace(record, error="ValueError: no", finish="error", ns=Ns(), **lost)
         return record
 
-    cells = read_run(make_run(edit=edit)).cells
+    cells = read_run(make_run(edit=edit)).outputs
     void, failed = (
         cells[PairKey(*place, "sps", 1, 0)] for place in (("mini/qa-1", 2), ("mini/rag-2", 1))
     )
@@ -62,7 +62,7 @@ def test_peers_have_only_what_they_say(make_run):
     def edit(record):
         return replace(record, peer=True, forwards=None, target_forwards=None, ns=Ns(total=7))
 
-    (first, *_) = read_run(make_run(labels=["sps"], edit=edit)).cells.values()
+    (first, *_) = read_run(make_run(labels=["sps"], edit=edit)).outputs.values()
     assert first.times == Times(None, None, None, None, None, None, 7)
 
 
@@ -71,14 +71,14 @@ def test_ids_are_told_apart_by_every_token(make_run):
         return replace(record, output_ids=[51, 1, record.turn, 2])
 
     one, other = (read_run(make_run(n, edit=e)) for n, e in (("a", lambda r: r), ("b", edit)))
-    assert all(len(cell.ids) == 16 for cell in one.cells.values())
-    assert all(cell.ids != other.cells[key].ids for key, cell in one.cells.items())
+    assert all(len(cell.ids) == 16 for cell in one.outputs.values())
+    assert all(cell.ids != other.outputs[key].ids for key, cell in one.outputs.items())
 
 
 def test_each_pass_is_a_process(make_side):
     side = make_side(passes=3)
     assert [{cell.key.pass_ for cell in process} for process in side.processes] == [{1}, {2}, {3}]
-    assert len(side.cells) == sum(map(len, side.processes)) == 18
+    assert len(side.outputs) == sum(map(len, side.processes)) == 18
 
 
 def test_rows_are_what_the_manifest_says_of_them(make_side):
@@ -140,7 +140,7 @@ def test_run_without_output_and_damaged_manifest_are_said(make_run):
     with pytest.raises(UsageError, match="holds no output: it has no") as caught:
         read_run(empty)
     assert "--resume" not in caught.value.hint  # there is no order to go on with
-    (empty / ORDER).write_text("{}")
+    (empty / RESUME_FILE).write_text("{}")
     with pytest.raises(UsageError, match="holds no output yet") as caught:
         read_run(empty)
     assert caught.value.hint == f"specbench run --resume {empty}"

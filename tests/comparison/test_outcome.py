@@ -2,7 +2,7 @@
 
 import pytest
 
-from specbench_cli.comparison.cell import RowKey
+from specbench_cli.comparison.compared_output import RowKey
 from specbench_cli.comparison.outcome import (
     FAIL_ON,
     OUTCOMES,

@@ -10,7 +10,7 @@ import methods.sps_tree
 from methods.sps import Sps
 from specbench_cli.comparison.compare import compare
 from specbench_cli.comparison.outcome import FAIL_ON
-from specbench_cli.comparison.reading import load_side
+from specbench_cli.comparison.side_sources import load_side
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.drafting.template import tree_of_choices, tree_of_widths
 from specbench_cli.engine.types import Tokens
@@ -22,7 +22,7 @@ from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.manifest import build_manifest
 from specbench_cli.plan.plan import make_plan
 from specbench_cli.store.run_dir import RunDir
-from tests.audit.faults.engine import likelier_stands
+from tests.audit.faults.engine import accept_more_likely
 from tests.views import Silent
 
 pytestmark = pytest.mark.usefixtures("small_pair")
@@ -107,8 +107,8 @@ def test_verification_that_stops_one_token_early_costs_mat(run, base):
     early = patch.object(verify, "match", lambda *given: max(0, right(*given) - 1))
     new = run(early)
     assert outcomes(base, new) == only("sps", "mat")
-    cells = load_side(str(base)).cells
-    assert all(cell.ids == cells[key].ids for key, cell in load_side(str(new)).cells.items())
+    cells = load_side(str(base)).outputs
+    assert all(cell.ids == cells[key].ids for key, cell in load_side(str(new)).outputs.items())
     assert "accepted levels" in messages(base, new, "sps")
 
 
@@ -153,7 +153,7 @@ def test_verification_that_lets_a_wrong_token_pass_is_broken(run, base):
 def test_another_distribution_that_no_verdict_can_see_is_a_changed_output(run):
     base = run(rule="rejection")
     assert outcomes(base, run(rule="rejection")) == dict.fromkeys(ROWS, "same")
-    new = run(patch.object(verify, "rejection", likelier_stands), rule="rejection")
+    new = run(patch.object(verify, "rejection", accept_more_likely), rule="rejection")
     assert outcomes(base, new) == only("sps", "changed-output")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specbench_cli.comparison import reading
+from specbench_cli.comparison import side_sources
 from specbench_cli.comparison.baselines import baseline
 from specbench_cli.errors import UsageError
 from specbench_cli.measure import machine
@@ -32,9 +32,9 @@ def two_machines(make_run, at_root):
 def test_folder_is_a_run_and_a_file_a_baseline(make_run, at_root):
     run = make_run("mine")
     file = baseline.save("ci", [run])
-    assert reading.load_side(str(run)).name == "mine"
-    assert reading.load_side(str(file)) == reading.load_side("ci") == baseline.load(file)
-    assert reading.load_side("results/baselines/ci") == baseline.load(file)
+    assert side_sources.load_side(str(run)).name == "mine"
+    assert side_sources.load_side(str(file)) == side_sources.load_side("ci") == baseline.load(file)
+    assert side_sources.load_side("results/baselines/ci") == baseline.load(file)
 
 
 def test_folder_of_runs_is_one_side_of_several_processes(make_run, at_root):
@@ -47,13 +47,13 @@ def test_folder_of_runs_is_one_side_of_several_processes(make_run, at_root):
             ),
         )
         run.rename(at_root / "base" / name)
-    side = reading.load_side("base")
+    side = side_sources.load_side("base")
     assert (side.name, side.noisy, len(side.processes)) == ("base", False, 2)
     assert [began[11:13] for began in side.start_times] == ["10", "12"]
     assert side.left_out == ("times of 2 are left out: it is labelled noisy",)
-    assert side.cells == reading.load_side("base/1").cells
-    assert reading.find_run_folders("base") == [Path("base/1"), Path("base/2"), Path("base/3")]
-    assert reading.find_run_folders("base/2") == [Path("base/2")]
+    assert side.outputs == side_sources.load_side("base/1").outputs
+    assert side_sources.find_run_folders("base") == [Path("base/1"), Path("base/2"), Path("base/3")]
+    assert side_sources.find_run_folders("base/2") == [Path("base/2")]
 
 
 def test_folder_of_runs_of_two_programs_is_refused_by_what_differs(make_run, at_root):
@@ -62,7 +62,7 @@ def test_folder_of_runs_of_two_programs_is_refused_by_what_differs(make_run, at_
         run = make_run(name, change=lambda m, name=name: m["machine"]["git"].update(commit=name))
         run.rename(at_root / "both" / name)
     with pytest.raises(UsageError, match=r"commit: a \(a\) against b \(b\)"):
-        reading.load_side("both")
+        side_sources.load_side("both")
 
 
 def test_last_is_the_run_written_last(make_run, at_root):
@@ -71,39 +71,40 @@ def test_last_is_the_run_written_last(make_run, at_root):
         folder = at_root / "results/runs" / name
         make_run(name).rename(folder)
         os.utime(folder / "manifest.json", ns=(place, place))
-    assert reading.load_side("last").name == "newer"
+    assert side_sources.load_side("last").name == "newer"
     assert run_dir.find_run("last") == Path("results/runs/newer")
 
 
 def test_name_is_this_machines_baseline(two_machines, monkeypatch):
     monkeypatch.setattr(machine, "fingerprint", lambda: {"id": "zzz"})
-    assert reading.load_side("ci").machine == "zzz"
+    assert side_sources.load_side("ci").machine == "zzz"
 
 
 def test_name_is_another_machines_where_this_one_has_none(two_machines, monkeypatch):
     monkeypatch.setattr(machine, "fingerprint", lambda: {"id": "xxx"})
-    assert reading.load_side("ci").machine == "yyy"
+    assert side_sources.load_side("ci").machine == "yyy"
 
 
 def test_run_goes_before_a_baseline_of_its_name(make_run, at_root):
     baseline.save("ci", [make_run("base")])
     make_run("ci").rename(at_root / "ci")
-    assert reading.load_side("ci").name == "ci" and reading.load_side("ci").prompts
+    assert side_sources.load_side("ci").name == "ci" and side_sources.load_side("ci").prompts
     assert (
-        reading.load_side("ci").created_utc and not (at_root / "ci" / "aaaabbbbcccc.json").exists()
+        side_sources.load_side("ci").created_utc
+        and not (at_root / "ci" / "aaaabbbbcccc.json").exists()
     )
 
 
 def test_what_is_neither_is_said_with_the_baselines_that_there_are(make_run, at_root):
     with pytest.raises(UsageError, match="none yet"):
-        reading.load_side("nightly")
+        side_sources.load_side("nightly")
     baseline.save("ci", [make_run()])
     (at_root / "empty").mkdir()
     for given in ("nightly", "empty", "../cwd", ""):
         with pytest.raises(
             UsageError, match=r"neither a run's folder, nor one of runs, nor a baseline .*: ci"
         ) as caught:
-            reading.load_side(given)
+            side_sources.load_side(given)
         assert "specbench list runs" in caught.value.hint
     with pytest.raises(UsageError, match="there is no run"):
-        reading.load_side("last")
+        side_sources.load_side("last")

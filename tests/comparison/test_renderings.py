@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from markdown_it import MarkdownIt
 
-from specbench_cli.comparison.cell import RowKey
+from specbench_cli.comparison.compared_output import RowKey
 from specbench_cli.comparison.outcome import Comparison, ComparisonFinding, RowOutcome, TimeChange
 from specbench_cli.comparison.pages import columns, junit, markdown, text, words
 from specbench_cli.comparison.pages.as_dict import as_dict

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbench_cli.comparison.cell import Counters, PairKey, RowKey
+from specbench_cli.comparison.compared_output import Counters, PairKey, RowKey
 from specbench_cli.comparison.scope import determine_scope
 from specbench_cli.errors import UsageError
 from tests.comparison.sides import cell_of, side_of
@@ -21,7 +21,7 @@ def with_fact(side, **facts):
 
 def with_cells(side, **changes):
     """Every output of a side changed."""
-    return replace(side, cells={key: replace(c, **changes) for key, c in side.cells.items()})
+    return replace(side, outputs={key: replace(c, **changes) for key, c in side.outputs.items()})
 
 
 def rule(found, row=SPS):
@@ -31,7 +31,7 @@ def rule(found, row=SPS):
 def test_side_and_itself_are_pairs_throughout_and_exact(make_side):
     side = make_side(passes=2)
     found = determine_scope(side, side)
-    assert sum(map(len, found.pairs.values())) == len(side.cells)
+    assert sum(map(len, found.pairs.values())) == len(side.outputs)
     assert all(base is new for pairs in found.pairs.values() for base, new in pairs)
     assert {name for name, _ in found.rules.values()} == {"exact"}
     assert (found.missing, found.new, found.not_compared, found.causes) == ((), (), (), {})

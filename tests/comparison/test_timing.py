@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specbench_cli.comparison import timing
-from specbench_cli.comparison.cell import Counters, PairKey, RowKey, Times
+from specbench_cli.comparison.compared_output import Counters, PairKey, RowKey, Times
 from specbench_cli.comparison.outcome import TimeChange
 from specbench_cli.comparison.processes import collect_processes
 from specbench_cli.comparison.scope import Scope
@@ -72,9 +72,9 @@ def of(processes):
 
 def scope(base, new):
     pairs = {}
-    for key, was in base.cells.items():
-        if key in new.cells:
-            pairs.setdefault(was.row, []).append((was, new.cells[key]))
+    for key, was in base.outputs.items():
+        if key in new.outputs:
+            pairs.setdefault(was.row, []).append((was, new.outputs[key]))
     return Scope(
         pairs={row: tuple(own) for row, own in pairs.items()},
         missing=(),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specbench_cli.comparison.cell import RowKey
+from specbench_cli.comparison.compared_output import RowKey
 from specbench_cli.comparison.outcome import Comparison, ComparisonFinding, RowOutcome
 from specbench_cli.comparison.pages.as_dict import as_dict, trends_as_dict
 from specbench_cli.comparison.trend import ChangePoint, TrendRun, Trends, TrendSeries

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specbench_cli.comparison import trend
-from specbench_cli.comparison.cell import Counters, PairKey, Times
+from specbench_cli.comparison.compared_output import Counters, PairKey, Times
 from specbench_cli.comparison.pages import figure
 from specbench_cli.comparison.pages.as_dict import trends_as_dict
 from specbench_cli.comparison.pages.text import print_trends
@@ -102,7 +102,7 @@ def test_order_is_of_time_and_not_of_arguments(history):
 def test_rows_are_in_the_newest_runs_order_and_its_lost_ones_last():
     old, new = run(1, label="gone"), run(2)
     found = trend.find_trends(
-        [old, dataclasses.replace(new, cells=dict(reversed(new.cells.items())))]
+        [old, dataclasses.replace(new, outputs=dict(reversed(new.outputs.items())))]
     )
     labels = list(dict.fromkeys(series.key.label for series in found.series))
     assert labels == ["vanilla", "sps", "gone"]
@@ -127,11 +127,11 @@ def test_noisy_runs_keep_their_counters_and_lose_their_times():
 
 def test_a_row_with_too_few_times_has_no_speedup():
     first = run(1)
-    lost = dict(list(first.cells.items())[:-2])
-    few = [c for c in first.cells.values() if c.key in lost]
+    lost = dict(list(first.outputs.items())[:-2])
+    few = [c for c in first.outputs.values() if c.key in lost]
     void = [cell(i, "sps", decode=None) for i in (8, 9)]
     cells = {c.key: c for c in (*few, *void)}
-    less = dataclasses.replace(first, cells=cells, processes=(tuple(cells.values()),))
+    less = dataclasses.replace(first, outputs=cells, processes=(tuple(cells.values()),))
     assert series_of(trend.find_trends([less, run(2)]), trend.SPEEDUP).values[0] is None
 
 
@@ -219,10 +219,12 @@ def test_thirteen_rows_take_two_pages(tmp_path, monkeypatch):
     sides = []
     for day in (1, 2):
         own = [side for side in many if side.name == f"run-{day:02}"]
-        cells = {k: c for side in own for k, c in side.cells.items()}
+        cells = {k: c for side in own for k, c in side.outputs.items()}
         rows = {k: r for side in own for k, r in side.rows.items()}
         sides.append(
-            dataclasses.replace(own[0], cells=cells, rows=rows, processes=(tuple(cells.values()),))
+            dataclasses.replace(
+                own[0], outputs=cells, rows=rows, processes=(tuple(cells.values()),)
+            )
         )
     monkeypatch.setattr(figure.style, "write", lambda drawn, _, name: [(name, len(drawn.axes))])
     assert figure.write(trend.find_trends(sides), tmp_path)[:2] == [

@@ -61,13 +61,13 @@ def test_a_trace_that_makes_no_sense_is_told_with_its_line(tmp_path, lines, why)
 
 def test_several_rates_are_several_loads():
     for text in ("poisson:1,2,4", "poisson:1:4:1.5,8"):
-        swept = Arrivals.sweep(text)
-        assert [each.typed for each in swept] == [f"poisson:{each.rate:g}" for each in swept]
-    assert [each.rate for each in Arrivals.sweep("poisson:1,2,4")] == [1, 2, 4]
-    slow, fast = Arrivals.sweep("poisson:2,4")
+        swept = Arrivals.parse_sweep(text)
+        assert [each.text for each in swept] == [f"poisson:{each.rate:g}" for each in swept]
+    assert [each.rate for each in Arrivals.parse_sweep("poisson:1,2,4")] == [1, 2, 4]
+    slow, fast = Arrivals.parse_sweep("poisson:2,4")
     for at, twice in zip(fast.times(9, seed=1), slow.times(9, seed=1), strict=True):
         assert 2 * at == pytest.approx(twice)  # the same pattern, closer together
-    assert [each.typed for each in Arrivals.sweep("burst:3:1")] == ["burst:3:1"]
+    assert [each.text for each in Arrivals.parse_sweep("burst:3:1")] == ["burst:3:1"]
 
 
 @pytest.mark.parametrize(
@@ -77,4 +77,4 @@ def test_several_rates_are_several_loads():
 )  # fmt: skip
 def test_rates_that_make_no_sense_are_told_with_what_does(text):
     with pytest.raises(ValueError, match=r"RATE .*burst:SIZE:SECONDS or trace:FILE"):
-        Arrivals.sweep(text)
+        Arrivals.parse_sweep(text)

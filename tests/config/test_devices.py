@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from specbench_cli.config.devices import cores_of, places, written
+from specbench_cli.config.devices import format_cores, parse_cores, parse_devices
 from specbench_cli.config.run import RunConfig
 
 
@@ -22,8 +22,8 @@ from specbench_cli.config.run import RunConfig
     ],
 )
 def test_places_are_read_from_text_and_mappings(given, target, draft):
-    assert places(given) == {"target": target, "draft": draft}
-    assert places(places(given)) == places(given)
+    assert parse_devices(given) == {"target": target, "draft": draft}
+    assert parse_devices(parse_devices(given)) == parse_devices(given)
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,13 @@ def test_places_are_read_from_text_and_mappings(given, target, draft):
 )
 def test_places_that_make_no_sense_are_refused_with_the_reason(given, why):
     with pytest.raises(ValueError, match=why):
-        places(given)
+        parse_devices(given)
 
 
 def test_cores_are_written_as_they_are_typed():
-    assert cores_of("cpu:0-3,6,5") == (0, 1, 2, 3, 5, 6)
-    assert written((0, 1, 2, 3, 5, 6, 9)) == "cpu:0-3,5-6,9"
-    assert cores_of("cpu") == cores_of("cuda:1") == ()
+    assert parse_cores("cpu:0-3,6,5") == (0, 1, 2, 3, 5, 6)
+    assert format_cores((0, 1, 2, 3, 5, 6, 9)) == "cpu:0-3,5-6,9"
+    assert parse_cores("cpu") == parse_cores("cuda:1") == ()
 
 
 def config(**given):
@@ -59,10 +59,10 @@ def config(**given):
 
 
 def test_the_target_is_where_the_devices_say_and_is_not_given_two_places():
-    assert config().home == "auto"
-    assert config(devices="target=cuda:1,draft=cuda:0").home == "cuda:1"
-    assert config(devices="target=cpu:0,draft=cpu:1", device="cpu").home == "cpu"
-    assert config(devices="target=cuda:0,draft=cuda:1", device="cuda").home == "cuda:0"
+    assert config().main_device == "auto"
+    assert config(devices="target=cuda:1,draft=cuda:0").main_device == "cuda:1"
+    assert config(devices="target=cpu:0,draft=cpu:1", device="cpu").main_device == "cpu"
+    assert config(devices="target=cuda:0,draft=cuda:1", device="cuda").main_device == "cuda:0"
     with pytest.raises(ValidationError, match="the target is loaded once"):
         config(devices="target=cuda:1,draft=cuda:0", device="cuda")
 

@@ -22,13 +22,13 @@ def document(tmp_path):
 def test_every_key_has_its_line(document):
     found = document("limit: 1\n\nset:\n  sps:\n    length: 7\n")
     assert found.values == {"limit": 1, "set": {"sps": {"length": 7}}}
-    assert found.where("limit") == "some.yaml:1"
-    assert found.where("set.sps.length") == "some.yaml:5"
+    assert found.locate("limit") == "some.yaml:1"
+    assert found.locate("set.sps.length") == "some.yaml:5"
 
 
 def test_key_that_an_alias_brought_has_the_line_of_what_stands_there(document):
     found = document("set: &x\n  sps: {length: 7}\nsweep: *x\n")
-    assert found.where("sweep.sps.length") == "some.yaml:3"
+    assert found.locate("sweep.sps.length") == "some.yaml:3"
 
 
 def test_empty_file_says_nothing(document):

@@ -6,7 +6,7 @@ import pytest
 
 from specbench_cli.config import profile
 from specbench_cli.config.load import DEFAULT_METHODS, load
-from specbench_cli.config.sources import Given, from_command_line
+from specbench_cli.config.sources import SettingsLayer, from_command_line
 from specbench_cli.errors import UsageError
 
 ALIASES = {"ar": "vanilla", "sd": "sps"}
@@ -26,7 +26,7 @@ class Registry:
     def load_plugin(self, path: str) -> list[str]:
         return ["echo"]
 
-    def lossless(self) -> list[str]:
+    def lossless_methods(self) -> list[str]:
         return ["vanilla", "sps", "pld"]
 
 
@@ -67,7 +67,7 @@ def test_value_that_no_resumed_run_could_read_is_refused(compose, value, says):
 
 
 def test_half_a_character_is_refused_and_a_name_longer_than_any_files_is_no_file(compose):
-    with pytest.raises(UsageError, match="--target holds half a character"):
+    with pytest.raises(UsageError, match="--target contains half a character"):
         compose(target="\udcff")
     assert compose(category="é" * 300)[0].category == ["é" * 300]
 
@@ -325,4 +325,10 @@ def test_set_of_an_option_of_the_run_is_answered_with_the_option(compose):
 
 def test_missing_config_file_is_named():
     with pytest.raises(UsageError, match=r"cannot read gone\.yaml: No such file"):
-        load(Given(), Path("gone.yaml"), methods=Registry(), env={}, folder=Path("/nonexistent"))
+        load(
+            SettingsLayer(),
+            Path("gone.yaml"),
+            methods=Registry(),
+            env={},
+            folder=Path("/nonexistent"),
+        )

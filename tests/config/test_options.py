@@ -19,9 +19,9 @@ from specbench_cli.config.options import (
     Option,
     build,
     command,
+    command_option_fields,
+    option_fields,
     parsed_command,
-    settings,
-    settings_of,
 )
 from specbench_cli.errors import UsageError
 
@@ -91,7 +91,7 @@ def test_a_parsed_command_takes_the_model_with_its_defaults():
     assert given == Parsed(
         file=Path("x"), length=7, layers=[1, 2], kind="b", keep=False, data=Path("d")
     )
-    assert given.given("length", "layers", "rate", "keep") == ["--length", "--layers"]
+    assert given.changed_flags("length", "layers", "rate", "keep") == ["--length", "--layers"]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_value_that_the_parser_lets_pass_is_refused_by_the_model():
 
 
 def test_the_settings_of_a_command_are_known_without_calling_it():
-    assert [each.flag for each in settings_of(parse)] == [
+    assert [each.flag for each in command_option_fields(parse)] == [
         "FILE", "--length", "--layers", "--kind", "--keep", "--data", "--rate",
     ]  # fmt: skip
 
@@ -132,7 +132,7 @@ def test_the_parser_refuses_other_choices_and_fields_without_an_option(args):
 
 
 def test_settings_are_in_the_order_of_the_panels_with_their_defaults():
-    found = {each.name: each.default for each in settings(Model)}
+    found = {each.name: each.default for each in option_fields(Model)}
     assert found == {
         "names": "none", "kind": "a", "fast": "off", "rule": "none", "length": "5", "scale": "2",
     }  # fmt: skip
@@ -150,7 +150,7 @@ def test_the_model_is_not_imported_before_the_command_is_built(monkeypatch):
 
 
 def test_the_shell_completes_the_last_word_of_a_list():
-    names = next(each for each in settings(Model) if each.name == "names")
+    names = next(each for each in option_fields(Model) if each.name == "names")
     from specbench_cli.config.options import _completion
 
     assert names.option.complete is not None

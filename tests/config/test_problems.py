@@ -2,8 +2,8 @@
 
 import pytest
 
-from specbench_cli.config.problems import did_you_mean, listed, nearest, shown
-from specbench_cli.registry import ours
+from specbench_cli.config.problems import did_you_mean, join_names, nearest, shorten
+from specbench_cli.registry import built_in_methods
 from specbench_cli.tasks import task_names
 
 
@@ -20,20 +20,20 @@ def test_a_name_that_begins_as_typed_comes_before_one_that_looks_like_it(typed, 
     [("spss", "sps"), ("eagle-3", "eagle3"), ("hf:assist", "hf:assisted"), ("hydra+", "hydra++")],
 )
 def test_a_method_that_was_nearly_typed_is_found(typed, meant):
-    assert did_you_mean(typed, ours()) == f"; did you mean {meant!r}?"
+    assert did_you_mean(typed, built_in_methods()) == f"; did you mean {meant!r}?"
 
 
 def test_a_very_long_word_is_not_compared_with_known_names():
-    assert nearest("s" * 10_000_000, ours()) is None
+    assert nearest("s" * 10_000_000, built_in_methods()) is None
 
 
 def test_of_many_names_the_first_ones_are_listed_and_the_rest_is_counted():
-    assert listed("abc") == "a, b, c"
-    assert listed(map(str, range(13))).endswith("11, 12")
-    assert listed(map(str, range(14))).endswith("10, 11 and 2 more")
-    assert len(listed(["x" * 1000] * 1000)) < 1200
+    assert join_names("abc") == "a, b, c"
+    assert join_names(map(str, range(13))).endswith("11, 12")
+    assert join_names(map(str, range(14))).endswith("10, 11 and 2 more")
+    assert len(join_names(["x" * 1000] * 1000)) < 1200
 
 
 def test_a_value_in_an_error_is_no_longer_than_a_line():
-    assert shown("sps") == "sps"
-    assert shown("9" * 100_000) == "9" * 80 + "..."
+    assert shorten("sps") == "sps"
+    assert shorten("9" * 100_000) == "9" * 80 + "..."

@@ -24,7 +24,7 @@ def test_every_profile_has_a_file_and_every_file_is_a_profile():
 def test_what_a_profile_leaves_out_is_a_lossless_method():
     for name in PROFILES:
         said = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
-        assert set(said.get("without", [])) <= set(registry.lossless())
+        assert set(said.get("without", [])) <= set(registry.lossless_methods())
 
 
 OF_ANOTHER_TARGET = {"space"}
@@ -35,7 +35,7 @@ def test_ci_measures_every_lossless_method_on_a_prompt_of_every_family(tmp_path)
     """A new method whose head is not shipped belongs in `without` of the profiles."""
     plan = make_plan(config_of("ci", tmp_path))
     labels = [method_run.label for method_run in plan.method_runs]
-    assert set(labels) == {*registry.lossless(), "hf:vanilla"} - OF_ANOTHER_TARGET
+    assert set(labels) == {*registry.lossless_methods(), "hf:vanilla"} - OF_ANOTHER_TARGET
     assert {"vanilla", "sps", "eagle3", "pearl"} <= set(labels)
     assert len({question.family for question in plan.questions}) == len(plan.questions) == 6
     for method_run in plan.method_runs:
@@ -71,7 +71,7 @@ def test_paper_runs_methods_with_the_parameters_of_their_papers(tmp_path):
     }
     assert sources
     assert {label for label, source in sources.items() if source != "paper"} == set()
-    wanted = {"vanilla again", "hf:vanilla", "hf:assisted", *registry.lossless()}
+    wanted = {"vanilla again", "hf:vanilla", "hf:assisted", *registry.lossless_methods()}
     assert wanted - OF_ANOTHER_TARGET <= {method_run.label for method_run in plan.method_runs}
     budget = sum(1024 * len(question.turns) for question in plan.questions)
     assert plan.max_tokens == budget * len(plan.method_runs) * 3

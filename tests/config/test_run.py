@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from specbench_cli.config.run import COLDEST, HOTTEST, SMALLEST_P, RunConfig
+from specbench_cli.config.run import MAX_TEMPERATURE, MIN_TEMPERATURE, MIN_TOP_P, RunConfig
 from specbench_cli.engine.verify.sampling import Sampling, warp
 
 
@@ -117,7 +117,7 @@ def test_nothing_can_be_changed_afterwards():
         limit=st.none() | st.integers(1, 10_000),
         seed=st.integers(0, 2**63 - 1),
         temperature=st.just(0.0) | st.floats(0.001, 10),
-        top_p=st.floats(SMALLEST_P, 1),
+        top_p=st.floats(MIN_TOP_P, 1),
         max_new_tokens=st.none() | st.integers(1, 4096),
         set=st.just({"sps": {"length": 7}}),
     )
@@ -139,8 +139,8 @@ def test_temperature_that_leaves_float32_no_numbers_is_refused_with_what_is_allo
         RunConfig(methods=["vanilla"], temperature=value)
 
 
-@pytest.mark.parametrize("temperature", [COLDEST, 1.0, HOTTEST])
-@pytest.mark.parametrize("top_p", [SMALLEST_P, 1.0])
+@pytest.mark.parametrize("temperature", [MIN_TEMPERATURE, 1.0, MAX_TEMPERATURE])
+@pytest.mark.parametrize("top_p", [MIN_TOP_P, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_temperature_that_is_allowed_gives_probabilities(temperature, top_p, dtype):
     rows = torch.tensor([[-1e4, 3.0, -torch.inf, 6e4], [0.0, 0.0, 0.0, 0.0]], dtype=dtype)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from specbench_cli.config.load import load
 from specbench_cli.config.sources import from_command_line
-from specbench_cli.config.sweep import MAX_ROWS, rows, values
+from specbench_cli.config.sweep import MAX_ROWS, expand_method, parse_values
 from specbench_cli.errors import UsageError
 
 
@@ -57,8 +57,8 @@ def labels(config):
     ],
 )
 def test_ranges_and_lists_hold_both_ends_and_every_kind_of_value(text, found):
-    assert values(text) == found
-    assert [type(value) for value in values(text)] == [type(value) for value in found]
+    assert parse_values(text) == found
+    assert [type(value) for value in parse_values(text)] == [type(value) for value in found]
 
 
 @pytest.mark.parametrize(
@@ -82,18 +82,20 @@ def test_ranges_and_lists_hold_both_ends_and_every_kind_of_value(text, found):
 )
 def test_what_is_no_sweep_is_told_with_what_is_allowed(text, says):
     with pytest.raises(ValueError, match=re.escape(says)):
-        values(text)
+        parse_values(text)
 
 
 @given(st.integers(-50, 50), st.integers(0, MAX_ROWS - 1), st.integers(1, 9))
 def test_range_has_every_step_from_end_to_end(first, steps, step):
     last = first + steps * step
-    assert values(f"{first}:{last}:{step}") == list(range(first, last + 1, step))
-    assert values(f"{last}:{first}:{-step}") == list(range(last, first - 1, -step))
+    assert parse_values(f"{first}:{last}:{step}") == list(range(first, last + 1, step))
+    assert parse_values(f"{last}:{first}:{-step}") == list(range(last, first - 1, -step))
 
 
 def test_rows_are_called_by_what_is_swept_and_are_a_product():
-    found = rows({"name": "pld", "params": {"rule": "author"}}, {"ngram": [1, 2], "length": [5]})
+    found = expand_method(
+        {"name": "pld", "params": {"rule": "author"}}, {"ngram": [1, 2], "length": [5]}
+    )
     assert [row["label"] for row in found] == ["pld ngram=1 length=5", "pld ngram=2 length=5"]
     assert found[1]["params"] == {"rule": "author", "ngram": 2, "length": 5}
 

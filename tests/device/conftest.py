@@ -34,7 +34,7 @@ from torch.utils._pytree import tree_map
 
 from specbench_cli import registry
 from specbench_cli.audit.models.observed_session import nominal_cost
-from specbench_cli.audit.models.tiny import tiny_models
+from specbench_cli.audit.models.tiny import create_tiny_models
 from specbench_cli.engine import host
 from specbench_cli.engine.drafting import levels
 from specbench_cli.engine.learning import Memory
@@ -489,7 +489,7 @@ def _watched(made: Far) -> Iterator[None]:
 def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
     """A target of two layers, and a draft that is the first, which says most."""
     folder = tmp_path_factory.mktemp("far")
-    target = copy.deepcopy(tiny_models().oracle)
+    target = copy.deepcopy(create_tiny_models().oracle)
     for part in (target.model.layers[1].self_attn.o_proj, target.model.layers[1].mlp.down_proj):
         part.weight *= 0.3
     config = copy.deepcopy(target.config)

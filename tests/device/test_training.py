@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from methods._heads.module import get_head_classes
-from specbench_cli.engine.models.load import module_in
+from specbench_cli.engine.models.load import load_module
 from specbench_cli.training import replies
 from specbench_cli.training.heads import losses
 from specbench_cli.training.heads.build import HeadSchedule, build_head
@@ -91,7 +91,7 @@ class Files:
 
 def first_loss(place, device, kind, room):
     """A new head's loss on a batch of kept rows, which are on a device that has room for them."""
-    target = module_in(place, device, torch.float32)
+    target = load_module(place, device, torch.float32)
     config = target.config
     schedule = replace(
         HeadSchedule.for_target(get_head_classes()[kind], "tiny", 16), draft_vocab_size=40

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbench_cli import registry
-from specbench_cli.audit.models.tiny import tiny_models
+from specbench_cli.audit.models.tiny import create_tiny_models
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.models.decoder import ModelInput
-from specbench_cli.engine.models.plan import MAX_PADDING
+from specbench_cli.engine.models.forward_plan import MAX_PADDING
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
@@ -34,7 +34,7 @@ TREE = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]).bo
 
 @pytest.fixture(scope="module")
 def target():
-    return tiny_models().workspace.decoders["target"]
+    return create_tiny_models().workspace.decoders["target"]
 
 
 def ids(n: int, seed: int) -> torch.Tensor:
@@ -47,10 +47,11 @@ def ids(n: int, seed: int) -> torch.Tensor:
     st.booleans(),
 )
 def test_ragged_forward_gives_every_sequence_what_it_gets_alone(shapes, pooled):
-    target = tiny_models().workspace.decoders["target"]
+    target = create_tiny_models().workspace.decoders["target"]
     pool = target.new_state(CAPACITY, len(shapes))
     together = [
-        pool.line(at) if pooled else target.new_state(CAPACITY) for at in range(len(shapes))
+        pool.sequence_state(at) if pooled else target.new_state(CAPACITY)
+        for at in range(len(shapes))
     ]
     alone = [target.new_state(CAPACITY) for _ in shapes]
     for own in (together, alone):
@@ -88,11 +89,11 @@ def test_ragged_forward_gives_every_sequence_what_it_gets_alone(shapes, pooled):
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 7)), min_size=2, max_size=8))
 def test_no_sequence_pays_for_the_longest(shapes):
-    target = tiny_models().workspace.decoders["target"]
+    target = create_tiny_models().workspace.decoders["target"]
     pool = target.new_state(CAPACITY, len(shapes))
     parts = []
     for at, (n, new) in enumerate(shapes):
-        target.forward(Tokens(ids(n, n)), line := pool.line(at))
+        target.forward(Tokens(ids(n, n)), line := pool.sequence_state(at))
         parts.append(ModelInput(Tokens(ids(new, 50 + at)), line))
     plan = target._planner.plan_batch(parts, range(target.n_layers))
     own = [n + new for n, new in shapes]
@@ -115,7 +116,7 @@ def resident(tensor: torch.Tensor) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems' pages are not counted")
 def test_memory_goes_with_the_rows_of_those_that_are_there_and_is_given_back():
-    models = tiny_models()
+    models = create_tiny_models()
     prompts = [(models.prompts[1] * 200)[:n] for n in (400, 3, 130, 250)]
     requests = [
         Request(f"tiny/{at}", 0, prompt, StopRule(frozenset(), budget))
@@ -149,7 +150,7 @@ def crossed():
 
 @pytest.mark.parametrize(("name", "rule"), list(crossed()))
 def test_ids_are_those_of_a_sequence_alone_at_any_batch(name, rule):
-    models = tiny_models()
+    models = create_tiny_models()
     sampling = Sampling() if rule == "greedy" else Sampling(rule, 0.8, seed=2)
     requests = []
     for at, budget in enumerate((24, 1, 9, 17, 2, 24, 13, 5)):
@@ -182,7 +183,7 @@ def test_ids_are_those_of_a_sequence_alone_at_any_batch(name, rule):
     st.integers(1, 40),
 )
 def test_prompts_are_read_in_parts_beside_others_and_whole_where_there_are_none(shapes, chunk):
-    models = tiny_models()
+    models = create_tiny_models()
     text = models.prompts[0] * 20
     requests = [
         Request(f"tiny/{at}", 0, text[at : at + n], StopRule(frozenset(), budget))
@@ -211,7 +212,7 @@ def test_prompts_are_read_in_parts_beside_others_and_whole_where_there_are_none(
 
 
 def test_a_sequence_that_has_ended_takes_no_further_part():
-    models = tiny_models()
+    models = create_tiny_models()
     requests = [
         Request(f"tiny/{at}", 0, models.prompts[at], StopRule(frozenset(), budget))
         for at, budget in enumerate((3, 12, 7))
@@ -229,7 +230,7 @@ def test_a_sequence_that_has_ended_takes_no_further_part():
 
 
 def test_sequences_join_as_others_leave_and_each_is_what_it_is_alone():
-    models = tiny_models()
+    models = create_tiny_models()
     budgets = (3, 9, 1, 6, 4, 2, 5)
     requests = [
         Request(f"tiny/{at}", 0, models.prompts[at] * (1 + at % 3), StopRule(frozenset(), budget))
@@ -256,7 +257,7 @@ def test_sequences_join_as_others_leave_and_each_is_what_it_is_alone():
 
 
 def test_waiting_sequences_hold_no_state():
-    models = tiny_models()
+    models = create_tiny_models()
     request = Request("tiny/0", 0, models.prompts[0], StopRule(frozenset(), 4))
     batch = Batch(models.workspace, [request] * 3, Sampling(), size=1)
     (first,) = batch.join()
@@ -270,7 +271,7 @@ def test_waiting_sequences_hold_no_state():
 
 @pytest.mark.parametrize("chosen", [slice(0), slice(3), "twice", "others"])
 def test_a_schedule_that_cannot_be_kept_is_named(chosen):
-    models = tiny_models()
+    models = create_tiny_models()
     request = Request("tiny/0", 0, models.prompts[0], StopRule(frozenset(), 4))
     batch = Batch(models.workspace, [request] * 3, Sampling(), size=2, slots=3)
     stranger = Session(models.workspace, request, Sampling())
@@ -297,7 +298,7 @@ def test_a_schedule_that_cannot_be_kept_is_named(chosen):
     ],
 )
 def test_a_batch_hook_that_returns_a_wrong_type_is_named(hook, returned, says):
-    models = tiny_models()
+    models = create_tiny_models()
     request = Request("tiny/0", 0, models.prompts[0], StopRule(frozenset(), 4))
     batch = Batch(models.workspace, [request] * 2, Sampling())
     vanilla = registry.load("vanilla")
@@ -307,7 +308,7 @@ def test_a_batch_hook_that_returns_a_wrong_type_is_named(hook, returned, says):
 
 
 def test_one_step_of_all_sequences_is_one_forward_of_the_target():
-    models = tiny_models()
+    models = create_tiny_models()
     requests = [
         Request(f"tiny/{at}", 0, models.prompts[at], StopRule(frozenset(), 10)) for at in range(4)
     ]
@@ -319,7 +320,7 @@ def test_one_step_of_all_sequences_is_one_forward_of_the_target():
 
 
 def test_a_method_with_a_loop_of_its_own_says_that_it_decodes_one_request():
-    models = tiny_models()
+    models = create_tiny_models()
     request = Request("tiny/0", 0, models.prompts[0], StopRule(frozenset(), 4))
     batch = Batch(models.workspace, [request, request], Sampling())
     with pytest.raises(MethodFault, match="pearl decodes one request at a time"):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from specbench_cli import registry
-from specbench_cli.audit.models.tiny import tiny_models
-from specbench_cli.engine.imposed import NUM_CHOICES, impose
+from specbench_cli.audit.models.tiny import create_tiny_models
+from specbench_cli.engine.imposed_acceptance import NUM_CHOICES, impose_acceptance
 from specbench_cli.engine.models.fused import FusedDecoder
 from specbench_cli.engine.models.load import FusedCopy
 from specbench_cli.engine.request import Request
@@ -21,11 +21,11 @@ BUDGET = 64
 
 def models(chance):
     """The tiny pair, copied, with acceptance imposed on it."""
-    tiny = tiny_models().workspace
+    tiny = create_tiny_models().workspace
     decoders = {role: FusedCopy(tiny.decoders[role]) for role in ("target", "draft")}
     ids = min(each.vocab_size for each in decoders.values())
     for each in decoders.values():
-        impose(each, chance, ids)
+        impose_acceptance(each, chance, ids)
     return decoders
 
 
@@ -70,7 +70,7 @@ def test_siblings_of_a_tree_have_that_chance_of_the_rest():
 
 def test_the_decoder_keeps_its_class_its_work_and_its_counts():
     decoder = models(0.5)["target"]
-    plain = FusedCopy(tiny_models().workspace.decoders["target"])
+    plain = FusedCopy(create_tiny_models().workspace.decoders["target"])
     assert isinstance(decoder, FusedDecoder)
     assert type(decoder).__name__ == "FusedCopy"
     ids = torch.tensor([[5, 6, 7]])
@@ -99,6 +99,6 @@ def test_rows_say_the_same_alone_in_a_block_and_in_a_batch():
 def test_what_goes_on_from_rows_without_tokens_is_refused():
     decoder = models(0.5)["target"]
     with pytest.raises(MethodFault, match="acceptance is imposed by the tokens"):
-        decoder.exits(torch.zeros(1, decoder.hidden_size))
+        decoder.exit_logits(torch.zeros(1, decoder.hidden_size))
     with pytest.raises(ValueError, match="too few to impose"):
-        impose(decoder, 0.5, NUM_CHOICES)
+        impose_acceptance(decoder, 0.5, NUM_CHOICES)

@@ -13,11 +13,11 @@ from methods.eagle.head import EagleHead
 from specbench_cli.api import ArtifactSpec, Method
 from specbench_cli.audit.models.head import make_table_artifact
 from specbench_cli.audit.models.table import TableDecoder, random_table
-from specbench_cli.audit.models.tiny import tiny_models
+from specbench_cli.audit.models.tiny import create_tiny_models
 from specbench_cli.engine.learning import Memory, Topics, learn, make_trainable
-from specbench_cli.engine.models.hosted import TransformersDecoder
-from specbench_cli.engine.models.load import module_of
+from specbench_cli.engine.models.load import get_module
 from specbench_cli.engine.models.meter import Metered
+from specbench_cli.engine.models.transformers_decoder import TransformersDecoder
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
@@ -43,7 +43,7 @@ def said(decoder, ids=IDS):
 
 
 def fused():
-    return tiny_models().workspace.decoders["draft"]
+    return create_tiny_models().workspace.decoders["draft"]
 
 
 def hosted():
@@ -321,5 +321,5 @@ def test_a_copy_of_a_loaded_draft_is_fused_as_its_source_is():
     made = make_trainable(source, ())
     assert type(made).__mro__[1] is type(source)
     assert made.weight_bytes > source.weight_bytes
-    assert module_of(source) is not made.module
-    assert not any(weight.requires_grad for weight in module_of(source).parameters())
+    assert get_module(source) is not made.module
+    assert not any(weight.requires_grad for weight in get_module(source).parameters())

@@ -9,14 +9,14 @@ from functools import cache
 import pytest
 
 from specbench_cli import registry
-from specbench_cli.audit.models.tiny import nominal_cost, tiny_models
+from specbench_cli.audit.models.tiny import create_tiny_models, nominal_cost
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.simulation import (
-    PricedDecoder,
-    Script,
+    ScriptedRequest,
     SimulatedClock,
+    SimulatedTimeDecoder,
     run_batch,
     simulate,
 )
@@ -40,7 +40,7 @@ def price(work):
 def requests():
     """Eight, of prompts of 2 to 80 tokens; every other one ends at a token in the middle of what
     vanilla says."""
-    models, vanilla = tiny_models(), registry.load("vanilla")()
+    models, vanilla = create_tiny_models(), registry.load("vanilla")()
     found = []
     for at, budget in enumerate((24, 1, 9, 17, 2, 24, 13, 5)):
         prompt = models.prompts[2 * at] * (1 + 2 * (at % 3))
@@ -56,8 +56,10 @@ def requests():
 
 def measured(method, size, chunk):
     """The real driver over real models, on a clock that the table moves."""
-    tiny, clock = tiny_models().workspace, SimulatedClock()
-    decoders = {name: PricedDecoder(model, clock, price) for name, model in tiny.decoders.items()}
+    tiny, clock = create_tiny_models().workspace, SimulatedClock()
+    decoders = {
+        name: SimulatedTimeDecoder(model, clock, price) for name, model in tiny.decoders.items()
+    }
     workspace = Workspace(decoders, tiny.capacity, costs=nominal_cost)
     return run_batch(
         method, workspace, requests(), clock, size=size, chunk=chunk, arrivals=ARRIVALS
@@ -68,7 +70,7 @@ def script(session):
     """What a record says: the prompt, the output, and which tokens were drafted."""
     (request,), text = session.requests, session.harness.text
     right = tuple(origin == "accepted" for origin in text.origin)
-    return Script(
+    return ScriptedRequest(
         request.ids,
         tuple(session.output()),
         right,
@@ -120,10 +122,10 @@ def test_simulator_and_driver_agree_token_for_token_and_event_for_event(name, pa
 def test_the_clock_moves_by_what_is_spent_and_by_nothing_else():
     clock = SimulatedClock()
     clock.sleep(70)
-    assert (clock.now(), clock.mark()) == (70, 70)
+    assert (clock.now_ns(), clock.mark()) == (70, 70)
     clock.restart()
     assert clock.mark() == 0
-    one = Script((1, 2), (3, 4, 5), (False,) * 3, 3)
+    one = ScriptedRequest((1, 2), (3, 4, 5), (False,) * 3, 3)
     batch = simulate(registry.build("vanilla", {}), [one], lambda work: 10, size=1)
     text = batch.sessions[0].harness.text
     assert (text.first_ns, text.last_ns) == (10, 30)
@@ -132,21 +134,22 @@ def test_the_clock_moves_by_what_is_spent_and_by_nothing_else():
 def test_another_policy_than_the_recorded_one_is_simulated_by_what_the_draft_gets_right():
     draw = random.Random(4)
     scripts = [
-        Script((at, 1), tuple(draw.choices(range(9), k=40)), (True,) * 40, 40) for at in range(3)
+        ScriptedRequest((at, 1), tuple(draw.choices(range(9), k=40)), (True,) * 40, 40)
+        for at in range(3)
     ]
     sure = simulate(registry.build("eqspec", {"length": 4}), scripts, price, size=3)
     steps = [f for f in sure.meter.forwards if (f.model, f.role) == ("target", "verify")]
     assert len(steps) == 8  # 39 tokens, 5 a step
-    wrong = [Script(s.prompt, s.output, (False,) * 40, 40) for s in scripts]
+    wrong = [ScriptedRequest(s.prompt, s.output, (False,) * 40, 40) for s in scripts]
     never = simulate(registry.build("eqspec", {"length": 4}), wrong, price, size=3)
     assert [list(s.output()) for s in never.sessions] == [list(s.output) for s in scripts]
     assert sum(f.role == "verify" for f in never.meter.forwards) == 39
 
 
 def test_what_scripts_do_not_know_is_refused():
-    one = Script((1, 2), (3, 4, 5, 6, 7, 8), (False,) * 6, 6)
+    one = ScriptedRequest((1, 2), (3, 4, 5, 6, 7, 8), (False,) * 6, 6)
     with pytest.raises(MethodFault, match="no trees, no heads, no parts of the target"):
         simulate(registry.build("sps-tree", {}), [one], price, size=1)
-    other = Script((1, 2), (3, 3), (False,) * 2, 2)
+    other = ScriptedRequest((1, 2), (3, 3), (False,) * 2, 2)
     with pytest.raises(ValueError, match="one prompt and different outputs"):
         simulate(registry.build("vanilla", {}), [one, other], price, size=1)

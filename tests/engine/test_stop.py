@@ -36,7 +36,7 @@ def rule(eos=(), budget=100, strings=()):
     ],
 )
 def test_an_output_is_kept_up_to_its_first_reason_to_stop(stop, output, new, kept):
-    assert rule(**stop).cut(output, new) == kept
+    assert rule(**stop).truncate(output, new) == kept
 
 
 @given(
@@ -46,18 +46,18 @@ def test_an_output_is_kept_up_to_its_first_reason_to_stop(stop, output, new, kep
 )
 def test_an_output_ends_at_the_same_token_however_it_is_cut_into_blocks(ids, budget, sizes):
     stop = rule(eos=[4], budget=budget, strings=["ba"])
-    whole, reason = stop.cut([], ids)
+    whole, reason = stop.truncate([], ids)
     output, finish = [], None
     rest = list(ids)
     for size in sizes * len(ids):
         if finish or not rest:
             break
         block, rest = rest[:size], rest[size:]
-        kept, finish = stop.cut(output, block)
+        kept, finish = stop.truncate(output, block)
         output += block[:kept]
     assert (len(output), finish) == (whole, reason)
 
 
 def test_a_stop_string_without_a_decoder_of_ids_is_a_bug():
     with pytest.raises(AssertionError):
-        StopRule(frozenset(), 4, ("a",)).cut([], [1])
+        StopRule(frozenset(), 4, ("a",)).truncate([], [1])

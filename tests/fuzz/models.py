@@ -18,7 +18,7 @@ from mutate import bytes_changed, changed, line
 from subjects import Subject
 
 from specbench_cli import registry
-from specbench_cli.engine.models.checkpoint import config_facts
+from specbench_cli.engine.models.checkpoint import read_checkpoint_facts
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.types import Tokens
 from specbench_cli.measure.bench import check_memory, read_checkpoint
@@ -90,7 +90,7 @@ class Checkpoints(Subject):
         else:
             changed_weights(rng, folder / "model.safetensors")
         checkpoint = Checkpoint("x", "x", folder)
-        facts = read_checkpoint(config_facts, checkpoint)
+        facts = read_checkpoint(read_checkpoint_facts, checkpoint)
         check_memory([("x", facts)], torch.float32, torch.device("cpu"))
         decoder = read_checkpoint(lambda path: load_decoder(path, name="target"), checkpoint)
         if not all(0 <= each < facts.vocab_size for each in facts.eos):
@@ -157,7 +157,7 @@ class Ggufs(Subject):
         try:
             folder = convert_gguf(file)
             checkpoint = Checkpoint("x", "x", folder)
-            facts = read_checkpoint(config_facts, checkpoint)
+            facts = read_checkpoint(read_checkpoint_facts, checkpoint)
             check_memory([("x", facts)], torch.float32, torch.device("cpu"))
             read_checkpoint(lambda path: load_decoder(path, name="target"), checkpoint)
         finally:

@@ -16,8 +16,8 @@ from subjects import Subject
 
 from specbench_cli import output
 from specbench_cli.comparison.pages import junit, markdown
-from specbench_cli.errors import LONGEST_TEXT, on_one_line, truncate
-from specbench_cli.report.html.writer import embedded
+from specbench_cli.errors import MAX_TEXT_LENGTH, to_one_line, truncate
+from specbench_cli.report.html.writer import embed_json
 from specbench_cli.report.markdown_table import fenced, inline, table
 from specbench_cli.report.paper.tex import escape
 
@@ -80,7 +80,7 @@ class Sinks(Subject):
             "a code block": fenced(text),
             "a comparison": markdown.code(text),
             "LaTeX": str(escape(text)),
-            "a page's data": str(embedded({text: text})),
+            "a page's data": str(embed_json({text: text})),
             "JUnit": junit._escape_illegal(text),
             "a CSV cell": str(output.escape_formula(text)),
         }
@@ -101,7 +101,7 @@ def _printed(text: str) -> tuple[str, str]:
     out, talk = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(talk):
         output.data(text)
-        output.data(output.styled(text, "bold"))
+        output.data(output.make_text(text, "bold"))
         output.console(stderr=False).print(text)
         output.table([{text: text}])
         output.tsv([{text: text}])
@@ -142,7 +142,7 @@ def _wrong(text: str, told: str) -> str | None:
     """Return the first error in the machine-readable forms, or None."""
     if json.loads(told) != {"text": text}:
         return f"JSON reads {_brief(told)} for {_brief(text)}"
-    if output.plain(output.plain(text)) != output.plain(text):
+    if output.escape_hidden(output.escape_hidden(text)) != output.escape_hidden(text):
         return f"cleaning twice is not cleaning once: {_brief(text)}"
     cell = str(output.escape_formula(text))
     written = io.StringIO(newline="")
@@ -163,8 +163,8 @@ def _wrong(text: str, told: str) -> str | None:
 def _too_long(rng: Random, text: str) -> str | None:
     """Return the first error in the truncation of a very long text, or None."""
     endless = text * rng.choice([1, 100, 2000])
-    for cut in (truncate(endless), on_one_line(endless)):
+    for cut in (truncate(endless), to_one_line(endless)):
         cut.encode()
-        if len(cut) > 10 * LONGEST_TEXT:
+        if len(cut) > 10 * MAX_TEXT_LENGTH:
             return f"{len(cut)} characters are kept of {len(endless)}"
     return None

@@ -18,7 +18,7 @@ from specbench_cli.comparison.baselines.from_run import read_run
 from specbench_cli.comparison.compare import compare
 from specbench_cli.errors import SpecbenchError
 from specbench_cli.report import outputs
-from specbench_cli.report.reading import read
+from specbench_cli.report.report_data import read_report_data
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.summary import summary
 
@@ -127,7 +127,7 @@ class _Lines(Subject):
         list(run.records())
         if rng.random() > REPORTED:
             return
-        reading = read(RunDir.open(self.run))
+        reading = read_report_data(RunDir.open(self.run))
         side = read_run(self.run)
         compare(side, side, tolerance=0.05, fail_on=("broken",))
         if rng.random() < WRITTEN:

@@ -18,7 +18,7 @@ from subjects import PARALLEL, REFERENCE, ROOT, Subject
 from specbench_cli import app, registry
 from specbench_cli.config.load import load
 from specbench_cli.config.run import RunConfig
-from specbench_cli.config.sources import Given
+from specbench_cli.config.sources import SettingsLayer
 from specbench_cli.measure.costs import Costs
 from specbench_cli.plan.plan import make_plan
 from specbench_cli.tasks.load import load_task
@@ -71,7 +71,7 @@ class Configs(Subject):
     def tried(self, rng: Random) -> str | None:
         file = self.folder / "specbench.yaml"
         written(rng, file, rng.choice(self.seeds))
-        config, _ = load(Given(), None, methods=registry, env={}, folder=self.folder)
+        config, _ = load(SettingsLayer(), None, methods=registry, env={}, folder=self.folder)
         again = RunConfig.model_validate_json(config.model_dump_json())
         if again != config:
             return "accepted a configuration that cannot be resumed"

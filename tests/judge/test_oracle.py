@@ -11,7 +11,7 @@ import torch
 
 from methods.sps import Sps
 from methods.vanilla import Vanilla
-from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.engine.models.load import get_module, load_decoder
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
@@ -31,7 +31,7 @@ TEXT = [5, 9, 14, 3, 22, 7, 31]
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_token_by_token_is_all_at_once(tiny_checkpoint: Maker, family: str) -> None:
-    oracle = Oracle(module_of(load_decoder(tiny_checkpoint(family), name="target")))
+    oracle = Oracle(get_module(load_decoder(tiny_checkpoint(family), name="target")))
     source = oracle.self_source(TEXT)
     assert (source is not None) == (family in ("t5", "bart"))
     at_once = oracle.logits(TEXT, source, len(TEXT))
@@ -43,7 +43,7 @@ def test_token_by_token_is_all_at_once(tiny_checkpoint: Maker, family: str) -> N
 
 
 def test_images_are_part_of_what_is_read(tiny_checkpoint: Maker) -> None:
-    oracle = Oracle(module_of(load_decoder(tiny_checkpoint("llava"), name="target")))
+    oracle = Oracle(get_module(load_decoder(tiny_checkpoint("llava"), name="target")))
     text, pixels = [5, 196, 196, 196, 196, 7], torch.rand(1, 3, 8, 8)
     with_image = oracle.logits(text, ExtraInput(images={"pixel_values": pixels}), 1)
     assert not torch.allclose(with_image, oracle.logits(text, None, 1), atol=1e-3)
@@ -55,7 +55,7 @@ def decoded(request: pytest.FixtureRequest, tiny_checkpoint: Maker) -> Any:
     target = load_decoder(tiny_checkpoint(request.param), name="target")
     draft = load_decoder(tiny_checkpoint(request.param, noise=0.1), name="draft")
     workspace = Workspace({"target": target, "draft": draft}, 64)
-    asked = Request.of(target, "a", 1, TEXT, StopRule(frozenset(), 20))
+    asked = Request.create(target, "a", 1, TEXT, StopRule(frozenset(), 20))
     steps, outputs = Steps(), []
     for method in (Vanilla(), Sps()):
         session = Session(workspace, asked, Sampling())
@@ -64,7 +64,7 @@ def decoded(request: pytest.FixtureRequest, tiny_checkpoint: Maker) -> Any:
                 steps.nodes.append(step.draft.nodes)
                 steps.committed.append(len(step.outcome.committed))
         outputs.append(list(session.output()))
-    judge = OutputJudge(lambda: module_of(target), Sampling(), lambda: [TEXT], target)
+    judge = OutputJudge(lambda: get_module(target), Sampling(), lambda: [TEXT], target)
     return asked, outputs, steps, judge, target
 
 
@@ -82,7 +82,7 @@ def test_own_and_transformers_log_probabilities_agree(decoded: Any) -> None:
     asked, (reference, _), _, judge, target = decoded
     drawing = Sampling("rejection", 1.0)
     theirs = (
-        OutputJudge(lambda: module_of(target), drawing, lambda: [TEXT])
+        OutputJudge(lambda: get_module(target), drawing, lambda: [TEXT])
         .compute_likelihood(asked, reference)
         .log_probs
     )

@@ -89,7 +89,7 @@ def scores(module, sampling: Sampling, ids: list[int]) -> torch.Tensor:
 
 def decode(module, sampling: Sampling, ids: list[int], *, stop: StopRule = STOP) -> list[int]:
     """Go on from `ids` as vanilla would."""
-    while stop.cut((), ids)[1] is None:
+    while stop.truncate((), ids)[1] is None:
         ids = [*ids, int(scores(module, sampling, ids).argmax())]
     return ids
 
@@ -360,7 +360,7 @@ def held(sampling):
 def decode_held(module, sampling):
     """What vanilla would say that never says an id twice running."""
     ids = []
-    while STOP.cut((), ids)[1] is None:
+    while STOP.truncate((), ids)[1] is None:
         row = scores(module, GREEDY, ids)[None]
         row = NoTwin()(row, ids, ())
         if sampling.rule != "greedy":

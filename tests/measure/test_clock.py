@@ -5,7 +5,7 @@ import time
 import pytest
 
 from methods.sps import Sps, SpsParams
-from specbench_cli.audit.models.tiny import tiny_models
+from specbench_cli.audit.models.tiny import create_tiny_models
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.meter import HostClock
 from specbench_cli.engine.request import Request
@@ -19,8 +19,8 @@ from tests.audit.faults import clock
 
 
 def cell(kind, place=0):
-    models = tiny_models()
-    method_run = MethodRun.of("sps", "sps", kind(SpsParams(length=2)), {})
+    models = create_tiny_models()
+    method_run = MethodRun.from_method("sps", "sps", kind(SpsParams(length=2)), {})
     request = Request(f"tiny/{place}", 0, models.prompts[3], StopRule(frozenset(), 12))
     return Measurement(method_run, None, request, models.workspace, Sampling(), 1, Memory())
 
@@ -50,12 +50,12 @@ def test_an_output_in_which_forwards_were_recorded_is_decoded_once_more(monkeypa
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        (clock.BeginsAgain, "the clock of a request runs already"),
+        (clock.RestartsTheHarness, "the clock of a request runs already"),
         (clock.RestartsTheClock, "its clock was started again"),
         (clock.SetsTheClockBack, "its clock was moved"),
-        (clock.Foresees, "the target counts"),
+        (clock.KnowsTheOutput, "the target counts"),
         (clock.DraftsPastTheMeter, "the draft counts"),
-        (clock.StrikesForwardsOut, "some went past the meter"),
+        (clock.HidesForwards, "some went past the meter"),
         (clock.WorksInTheBackground, "1 threads of its own"),
         (clock.WorksInAProcess, "1 processes of its own"),
     ],
@@ -70,9 +70,9 @@ def test_what_goes_past_the_clock_fails_its_cell(kind, says):
 def test_a_clock_that_waits_keeps_a_core_at_work_for_as_long_as_asked():
     clock = HostClock()
     for ns in (200_000, 20_000_000):  # shorter than a product, and longer
-        began, worked = clock.now(), time.process_time_ns()
+        began, worked = clock.now_ns(), time.process_time_ns()
         clock.sleep(ns)
-        assert ns <= clock.now() - began
+        assert ns <= clock.now_ns() - began
         assert time.process_time_ns() - worked > ns / 4  # a sleep takes next to none
 
 

@@ -90,7 +90,7 @@ def test_prompt_outside_the_plan_is_named_and_stops_a_resumption(specbench):
 def test_record_outside_the_plan_never_counts_in_a_finished_run(specbench, change):
     path = specbench("pld").path
     edit(path / "records.jsonl", added(0, **change))
-    for read in (RunDir.open(path).records, lambda: RunDir.open(path).each(str)):
+    for read in (RunDir.open(path).records, lambda: RunDir.open(path).map_records(str)):
         with pytest.raises(UsageError, match=r"records\.jsonl"):
             list(read())
     with pytest.raises(UsageError, match=r"records\.jsonl"):
@@ -164,8 +164,8 @@ def test_record_of_a_method_that_was_dropped_later_is_noticed_if_it_vanishes(har
     def dropped(plan, answered, manifest, wrote):
         return missing(plan, answered, {**manifest, "dropped": {"pld": "failed"}}, wrote)
 
-    missing = execute.Plan.missing_from
-    monkeypatch.setattr(execute.Plan, "missing_from", dropped)
+    missing = execute.Plan.find_missing
+    monkeypatch.setattr(execute.Plan, "find_missing", dropped)
     assert "lacks 2 records" in harmed(vanish, "pld").message
 
 

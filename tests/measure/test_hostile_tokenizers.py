@@ -12,7 +12,7 @@ import pytest
 
 from specbench_cli import app
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
-from specbench_cli.engine.models.checkpoint import config_facts, read_tokenizer
+from specbench_cli.engine.models.checkpoint import read_checkpoint_facts, read_tokenizer
 from specbench_cli.errors import EnvironmentFault, PromptError
 from specbench_cli.measure.bench import load_tokenizer
 from specbench_cli.models.resolve import Checkpoint, resolve
@@ -141,7 +141,7 @@ def test_tokenizer_that_does_not_load_is_one_error(loaded, folder, damage, monke
     assert len(f.value.message) < 400
     assert f.value.hint
     monkeypatch.setattr(viewer, "_folder", lambda target: folder)
-    assert viewer.tokenizer_of("hostile") is None  # a report goes on without texts
+    assert viewer.load_tokenizer("hostile") is None  # a report goes on without texts
 
 
 def test_panic_of_a_tokenizer_library_is_its_fault_and_an_interrupt_is_the_users(
@@ -175,7 +175,7 @@ def test_report_shows_ids_where_the_tokenizer_has_no_text():
         def decode(self, ids, **_):
             raise IndexError("piece id is out of range")
 
-    assert viewer.text_of(Sentences(), [7, 4099]) == "<7> <4099>"
+    assert viewer.decode_ids(Sentences(), [7, 4099]) == "<7> <4099>"
 
 
 REFUSED = {
@@ -313,7 +313,7 @@ GENERATION = {
 def test_wrong_end_of_text_is_refused(folder, facts, request):
     written("generation_config.json", facts)(folder)
     with pytest.raises(EnvironmentFault) as fault:
-        config_facts(folder)
+        read_checkpoint_facts(folder)
     assert request.node.callspec.id in fault.value.message
 
 
@@ -330,14 +330,14 @@ def test_wrong_special_token_of_a_config_is_refused(folder, changed, says):
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     written("config.json", {**config, **changed})(folder)
     with pytest.raises(EnvironmentFault) as fault:
-        config_facts(folder)
+        read_checkpoint_facts(folder)
     assert fault.value.message == f"hostile/config.json: {says}"
 
 
 def test_padding_that_counts_from_the_end_is_taken(folder):
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     written("config.json", {**config, "pad_token_id": -1})(folder)
-    assert config_facts(folder).vocab_size == 4096
+    assert read_checkpoint_facts(folder).vocab_size == 4096
 
 
 def run(capsys, more=""):

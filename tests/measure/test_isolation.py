@@ -102,7 +102,7 @@ def test_a_method_that_fails_three_times_in_a_row_is_dropped_and_said_to_be(spec
 def table_of(outcome):
     """Return the notes below the table, as one text."""
     summary = summarise(outcome.records, outcome.manifest, resamples=20)
-    return "\n".join(text.warnings(summary, Facts.of(outcome.manifest)))
+    return "\n".join(text.warnings(summary, Facts.from_manifest(outcome.manifest)))
 
 
 @pytest.mark.parametrize(

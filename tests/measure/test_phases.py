@@ -73,7 +73,7 @@ def test_parts_of_the_target_that_draft_take_drafting_time():
 def test_forwards_are_counted_by_what_they_were_for(kinds, counted):
     n = len(kinds)
     trace = Trace(kinds, list(range(n)), [1] * n, [0] * n, [0] * n)
-    assert trace.counted(8) == counted
+    assert trace.count_forwards(8) == counted
 
 
 def test_host_is_what_no_worker_covers():

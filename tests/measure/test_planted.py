@@ -23,7 +23,7 @@ import torch
 from methods.sps import Sps
 from methods.vanilla import Vanilla
 from specbench_cli import registry
-from specbench_cli.comparison.reading import load_side
+from specbench_cli.comparison.side_sources import load_side
 from specbench_cli.config import run as config
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.models.fused import FusedDecoder
@@ -46,8 +46,8 @@ from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan, make_plan
 from specbench_cli.store.run_dir import RunDir
 from tests.audit.faults.clock import ForgetsFromTheSixth
-from tests.audit.faults.distributions import ColderThanTold, DrawsFromTen
-from tests.audit.faults.methods import TellsWhatStood, VerifiesWhatStands
+from tests.audit.faults.distributions import ColderThanReported, DrawsFromTen
+from tests.audit.faults.methods import ReportsOnlyAccepted, VerifiesOnlyMatchingTokens
 from tests.views import Silent
 
 pytestmark = pytest.mark.usefixtures("small_pair")
@@ -106,7 +106,10 @@ def run(tmp_path_factory):
             if method is not None:
                 plan = replace(
                     plan,
-                    method_runs=(plan.method_runs[0], MethodRun.of("faulty", "faulty", method, {})),
+                    method_runs=(
+                        plan.method_runs[0],
+                        MethodRun.from_method("faulty", "faulty", method, {}),
+                    ),
                 )
             run_dir = RunDir.create(
                 tmp_path_factory.mktemp("made") / "run", build_manifest(plan, {})
@@ -238,7 +241,7 @@ def test_another_model_than_the_checkpoints_is_vanillas_fault(run):
 
 
 def test_a_stop_rule_that_goes_on_behind_eos_is_vanillas_fault(run):
-    right = StopRule.cut
+    right = StopRule.truncate
 
     def late(self, output, new):
         """An EOS ends the text only once a token follows it."""
@@ -248,7 +251,7 @@ def test_a_stop_rule_that_goes_on_behind_eos_is_vanillas_fault(run):
                 return at + 2 - len(output), "eos"
         return kept, finish
 
-    found = run(planted=patch.object(StopRule, "cut", late), limit=6, max_new_tokens=48)
+    found = run(planted=patch.object(StopRule, "truncate", late), limit=6, max_new_tokens=48)
     assert found.bad
     assert found.told("a token behind EOS", found.whys["vanilla"])
 
@@ -292,7 +295,7 @@ def deviations(found):
     return {label: compute_likelihood_deviation(found.of(label)) for label in ("vanilla", "faulty")}
 
 
-@pytest.mark.parametrize("method", [DrawsFromTen, ColderThanTold])
+@pytest.mark.parametrize("method", [DrawsFromTen, ColderThanReported])
 def test_a_draft_drawn_from_another_distribution_is_found_by_likelihood(run, method):
     found = run(method(), limit=8, **WARM)
     at = deviations(found)
@@ -401,7 +404,7 @@ def tells_no_draft(self, session, draft):
 
 
 LIES = [
-    TellsWhatStood, VerifiesWhatStands, decided_twice, tells_no_draft,
+    ReportsOnlyAccepted, VerifiesOnlyMatchingTokens, decided_twice, tells_no_draft,
     relabelled, relabelled_everywhere, relabelled_with_a_path, in_twos, without_entries, untold,
     beside_commit, more_nodes,
 ]  # fmt: skip
@@ -532,7 +535,7 @@ def test_a_head_or_layers_that_say_no_number_fail_their_cells(run, head):
     assert re.search(r"step [01]: the logits of \S+ are not finite", found.errors["faulty"])
 
 
-OURS = sorted(name for name, entry in registry.ours().items() if not entry.peer)
+OURS = sorted(name for name, entry in registry.built_in_methods().items() if not entry.peer)
 
 
 @pytest.mark.full
@@ -590,7 +593,7 @@ def test_a_temperature_that_leaves_no_numbers_is_refused_and_would_fail(run):
     with pytest.raises(ValueError, match=r"must be 0, which is greedy, or at least 0.001"):
         run(temperature=1e-40, verify="coupled")
     for rule in ("coupled", "rejection"):
-        with patch.object(config, "COLDEST", 0.0):
+        with patch.object(config, "MIN_TEMPERATURE", 0.0):
             found = run(temperature=1e-40, verify=rule)
         assert found.errors.keys() == {"vanilla", "sps"}
         found.told(f"temperature 1e-40, {rule}", found.errors["sps"])

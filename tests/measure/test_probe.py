@@ -145,7 +145,7 @@ class Meter:
     def open(self):
         """Nothing to read."""
 
-    def full(self):
+    def is_full(self):
         return True
 
     def close(self):
@@ -298,7 +298,7 @@ def test_further_sequences_of_a_batch_cost_what_they_add(measure):
     found, _ = measure(
         kind=TimedTogether,
         batches=(1, 2, 4),
-        together=together | {"vanilla": Vanilla().generate_batch},
+        batch_decodings=together | {"vanilla": Vanilla().generate_batch},
     )
     assert found.batch.most == 4
     # What the draft's curve has beyond 3 rows are levels of trees, which take `TREE` more.

@@ -47,7 +47,7 @@ def test_a_pass_that_ends_with_0_and_does_not_say_that_it_is_done_was_not_finish
 
 
 def test_a_pass_holds_the_runs_folder_with_the_process_that_started_it(monkeypatch, run_dir):
-    run_dir.hold()
+    run_dir.acquire_lock()
     seen = f"import os; os.fstat({run_dir.lock.fd}); exit({int(repeat_process.FINISHED_OFFSET)})"
     run(monkeypatch, run_dir, seen)
     run_dir.release()

@@ -29,7 +29,7 @@ class Tens:
     """A machine whose counter moves by 10 J between two looks."""
 
     @classmethod
-    def of(cls, device):
+    def for_device(cls, device):
         at = iter(range(0, 10_000, 10))
         return EnergyMeter([Counter("made", lambda: float(next(at)))])
 
@@ -49,7 +49,7 @@ def test_energy_is_kept_of_each_output_and_told_as_tokens_per_joule(run, monkeyp
 
 def test_without_counters_energy_is_null_and_the_manifest_says_why(run, monkeypatch):
     none = EnergyMeter((), "this system has none")
-    monkeypatch.setattr(bench.EnergyMeter, "of", classmethod(lambda cls, device: none))
+    monkeypatch.setattr(bench.EnergyMeter, "for_device", classmethod(lambda cls, device: none))
     code, out, err = run(*ASKED, "--json")
     assert code == 0, err
     run_dir = RunDir.open(Path("here"))

@@ -17,7 +17,7 @@ from specbench_cli.measure.record_builder import RecordBuilder
 from specbench_cli.measure.result import exit_code
 from specbench_cli.models import resolve
 from specbench_cli.models.aliases import HERE
-from specbench_cli.report.reading import read
+from specbench_cli.report.report_data import read_report_data
 from specbench_cli.report.terminal import table
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.run_dir import RunDir
@@ -245,7 +245,7 @@ def test_what_changed_since_is_named_and_refused_and_goes_on_with_force_labelled
     mixed = RunDir.open(specbench.path(1)).manifest["mixed"]
     assert any(what.startswith("the weights of target (ab") for what in mixed)
     assert all(any(what.startswith(name) for what in mixed) for name in names)
-    table.print_runs([read(RunDir.open(specbench.path(1)))], families=False)
+    table.print_runs([read_report_data(RunDir.open(specbench.path(1)))], families=False)
     assert "mixed: measured before and after a change of torch (" in capsys.readouterr().out
 
 
@@ -373,7 +373,7 @@ def test_records_of_a_head_that_no_longer_loads_are_kept(specbench, log, tmp_pat
         manifest = RunDir.open(path).manifest
         assert "is damaged" in manifest["left_out"]["eagle2"]
         assert [row["label"] for row in manifest["rows"]] == ["vanilla", "pld", "eagle2"]
-        table.print_runs([read(RunDir.open(path))], families=False)
+        table.print_runs([read_report_data(RunDir.open(path))], families=False)
         assert "left out, could not run here: eagle2" in capsys.readouterr().out
     else:
         with pytest.raises(UsageError, match="changed since: the weights of"):

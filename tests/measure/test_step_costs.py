@@ -88,7 +88,7 @@ class Meter:
     def open(self):
         """Nothing to read."""
 
-    def full(self):
+    def is_full(self):
         return True
 
     def close(self):

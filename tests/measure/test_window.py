@@ -15,7 +15,7 @@ class World:
         self.opened += 1
         self.start = self.now
 
-    def full(self):
+    def is_full(self):
         return self.now - self.start >= 1.0
 
     def close(self):

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from specbench_cli.errors import LONGEST_TEXT
+from specbench_cli.errors import MAX_TEXT_LENGTH
 from specbench_cli.measure.redaction import redact_setting
 from specbench_cli.store.run_dir import RunDir
 
@@ -60,7 +60,7 @@ def test_exceptions_of_a_plug_in_are_truncated(specbench, tmp_path, kinds, isola
     errors = [record.error for record in found.by_label("loud")]
     assert len(errors) == 1  # the run ends with its only method
     for words in [*errors, *found.log.notes, *found.manifest["dropped"].values()]:
-        assert len(words) < 6 * LONGEST_TEXT
+        assert len(words) < 6 * MAX_TEXT_LENGTH
         assert "\n" not in words
     run = specbench.path(1)
     sizes = {file.name: file.stat().st_size for file in run.iterdir() if file.is_file()}
@@ -69,6 +69,6 @@ def test_exceptions_of_a_plug_in_are_truncated(specbench, tmp_path, kinds, isola
 
 
 def test_a_setting_is_kept_bounded_and_an_odd_one_as_it_is():
-    assert len(redact_setting("x" * 100_000)) < 2 * LONGEST_TEXT
+    assert len(redact_setting("x" * 100_000)) < 2 * MAX_TEXT_LENGTH
     for odd in ("~nobody-of-that-name/x", "a/" + "b" * 300):
         assert redact_setting(odd) == odd

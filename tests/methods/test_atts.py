@@ -15,9 +15,9 @@ from methods.vanilla import Vanilla
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.request import Request
+from specbench_cli.engine.segments.token_accounting import unsettled_tokens
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.spans.token_accounting import unsettled_tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 

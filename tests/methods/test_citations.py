@@ -10,7 +10,7 @@ import yaml
 
 from specbench_cli import registry
 from specbench_cli.api import Claim
-from specbench_cli.registry import Papers, ours
+from specbench_cli.registry import Papers, built_in_methods
 
 TEXT = files("methods").joinpath("papers.yaml").read_text(encoding="utf-8")
 FILE = yaml.safe_load(TEXT)
@@ -19,12 +19,16 @@ CLAIMED = [(key, claim) for key, paper in PAPERS.items() for claim in paper.get(
 
 
 def test_a_method_names_papers_of_the_bibliography_and_every_paper_is_named():
-    named = {key for entry in ours().values() for key in (*entry.proposed_in, *entry.builds_on)}
+    named = {
+        key
+        for entry in built_in_methods().values()
+        for key in (*entry.proposed_in, *entry.builds_on)
+    }
     assert named == PAPERS.keys()
 
 
 def test_a_method_has_a_paper_or_a_project_or_is_a_baseline_or_a_control():
-    without = {name for name, entry in ours().items() if not entry.source}
+    without = {name for name, entry in built_in_methods().items() if not entry.source}
     assert without == {"vanilla", "random-accept", "draft-alone"}
 
 
@@ -66,7 +70,7 @@ def test_a_method_is_given_its_own_papers_first_and_the_claims_of_these():
     assert registry.papers("vanilla") == Papers()
 
 
-@pytest.mark.parametrize("name", ours())
+@pytest.mark.parametrize("name", built_in_methods())
 def test_no_method_file_holds_what_the_papers_file_is_for(name):
     kind = registry.load(name)
     assert (kind.citation, kind.claims) == ("", ())

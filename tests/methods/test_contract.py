@@ -75,7 +75,7 @@ CONFIGURED = {
 
 def configured():
     """Every lossless method with each of its parameters, as a function that makes one."""
-    for name, entry in registry.ours().items():
+    for name, entry in registry.built_in_methods().items():
         method = registry.load(name)
         for params in [] if entry.peer else CONFIGURED.get(name, [{}]):
             make = partial(method, method.Params(**params))
@@ -214,9 +214,9 @@ def test_a_step_accounts_for_what_it_drafted_tested_and_committed(
 # ---- what a method says of itself ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", registry.ours())
+@pytest.mark.parametrize("name", registry.built_in_methods())
 def test_what_the_registry_says_is_what_the_class_says(name):
-    entry, method = registry.ours()[name], registry.load(name)
+    entry, method = registry.built_in_methods()[name], registry.load(name)
     assert (method.name, method.peer, set(entry.needs)) == (name, entry.peer, set(method.needs))
 
 

@@ -50,9 +50,9 @@ def every_slot(draft, text, depth, path=(), value=1.0):
 
 
 TABLES = [
-    table_model.pair("near", VOCAB, seed=40),
-    table_model.pair("peaked", VOCAB, seed=50),
-    table_model.pair("flat", VOCAB, seed=60),
+    table_model.make_table_pair("near", VOCAB, seed=40),
+    table_model.make_table_pair("peaked", VOCAB, seed=50),
+    table_model.make_table_pair("flat", VOCAB, seed=60),
 ]
 
 
@@ -90,7 +90,7 @@ def test_a_sure_draft_makes_a_chain_and_one_that_knows_nothing_a_star(growth):
 @pytest.mark.parametrize("growth", ["heap", "threshold"])
 def test_values_of_drawn_slots_do_not_rise_and_are_those_of_the_draws(growth):
     """Replayed from the tree alone: each node's value by its path and the siblings before it."""
-    tables = table_model.pair("near", VOCAB, seed=70)
+    tables = table_model.make_table_pair("near", VOCAB, seed=70)
     session = on_tables(tables, REJECTION, 60)
     method = DySpec(DySpecParams(nodes=8, depth=5, growth=growth, threshold=0.08))
     for step in method.generate(session):
@@ -114,13 +114,13 @@ def test_values_of_drawn_slots_do_not_rise_and_are_those_of_the_draws(growth):
 @pytest.mark.parametrize(("kind", "vocab"), [("flat", 2), ("near", 2), ("near", 3)])
 def test_the_output_has_the_targets_distribution(growth, kind, vocab):
     params = DySpecParams(nodes=3 if vocab == 2 else 2, growth=growth, threshold=0.2)
-    case = Case(kind, table_model.pair(kind, vocab), REJECTION, PROMPT, budget=3)
+    case = Case(kind, table_model.make_table_pair(kind, vocab), REJECTION, PROMPT, budget=3)
     assert distance_from_target(DySpec(params), case) < 1e-9
 
 
 def test_no_more_children_than_the_cuts_leave():
     sampling = Sampling("rejection", 0.8, top_k=2)
-    tables = table_model.pair("near", 5)
+    tables = table_model.make_table_pair("near", 5)
     for step in DySpec(DySpecParams(nodes=40, depth=3)).generate(on_tables(tables, sampling, 30)):
         levels = step.draft.levels
         assert step.draft.nodes == 2 ** (levels + 1) - 2
@@ -141,7 +141,7 @@ def test_an_equal_draft_has_its_first_children_stand():
 
 
 def test_the_draft_is_warped_as_the_target_is():
-    tables = table_model.pair("near", VOCAB)
+    tables = table_model.make_table_pair("near", VOCAB)
     session = on_tables(tables, REJECTION)
     step = next(DySpec(DySpecParams(nodes=1)).generate(session))
     n = len(session.tokens()) - len(step.outcome.committed)

@@ -124,7 +124,7 @@ def test_the_first_token_has_a_time_of_its_own(server, decode):
     session = decode(http(server("llama.cpp", answer).url))
     text = session.harness.text
     assert session.knows_first_token_time
-    assert text.started_ns < text.first_ns < text.last_ns <= session.now()
+    assert text.started_ns < text.first_ns < text.last_ns <= session.now_ns()
 
 
 def test_the_vanilla_of_a_server_drafts_nothing(server, decode):

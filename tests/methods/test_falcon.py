@@ -13,7 +13,7 @@ from methods.falcon.method import KMASK2_8LAYER_TREE
 from methods.falcon.method import Falcon as Method
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.enumeration import total_variation
-from specbench_cli.audit.models.table import pair
+from specbench_cli.audit.models.table import make_table_pair
 from specbench_cli.engine.models.head import features
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
@@ -123,7 +123,7 @@ def test_training_drafts_what_decoding_does(family, target, head):
 
 def test_above_temperature_zero_ours_is_the_targets_distribution_and_the_authors_rule_is_not():
     """Theirs draws the token behind a draft that stood as a whole without the temperature."""
-    case = Case("near", pair("near"), Sampling("rejection", 0.5), budget=4, length=3)
+    case = Case("near", make_table_pair("near"), Sampling("rejection", 0.5), budget=4, length=3)
     method = Method(Method.Params(nodes=2, depth=2, width=2))
     assert distance_from_target(method, case) < 1e-9
     target, draft = (table.double() for table in case.tables)

@@ -13,8 +13,8 @@ from methods.sps import Sps
 from methods.sps_tree import SpsTree, SpsTreeParams
 from methods.vanilla import Vanilla
 from specbench_cli.engine.models.fused import FusedDecoder
-from specbench_cli.engine.models.hosted import TransformersDecoder
-from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.engine.models.load import get_module, load_decoder
+from specbench_cli.engine.models.transformers_decoder import TransformersDecoder
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
@@ -62,7 +62,7 @@ def test_sps_is_lossless_on_every_family(tiny_checkpoint: Callable[..., Path], c
     twins = Workspace({"target": target, "draft": load_decoder(folder, name="draft")}, capacity=64)
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])
-        expected = module_of(target).generate(
+        expected = get_module(target).generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=BUDGET,

@@ -9,7 +9,7 @@ from methods.hidden_transfer.head import TransferMaps
 from methods.hidden_transfer.method import HiddenTransfer
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.checks.bounds import check_bounds
-from specbench_cli.audit.models.table import pair
+from specbench_cli.audit.models.table import make_table_pair
 from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.engine import look_ahead
 from specbench_cli.engine.batch import Batch
@@ -147,6 +147,6 @@ def test_a_batch_and_a_target_of_whole_forwards_are_refused(family, head):
     ]
     with pytest.raises(MethodFault, match="decodes one request at a time"):
         list(HiddenTransfer().generate_batch(Batch(space, requests, Sampling())))
-    case = Case("near", pair("near"), Sampling(), recurrent=frozenset({"target"}))
+    case = Case("near", make_table_pair("near"), Sampling(), recurrent=frozenset({"target"}))
     with pytest.raises(MethodFault, match="cannot look ahead"):
         HiddenTransfer().start(case.open())

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from methods.osd import DRAFT, Osd, OsdParams
 from methods.vanilla import Vanilla
 from specbench_cli.engine.learning import Memory, learn
-from specbench_cli.engine.models.load import load_decoder, module_in, restrict_output
+from specbench_cli.engine.models.load import load_decoder, load_module, restrict_output
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
@@ -112,7 +112,9 @@ def test_an_update_goes_by_the_divergence_at_rejected_places_alone(space):
 
 def test_a_draft_whose_output_is_cut_learns_what_it_can_say(folders, tmp_path):
     says = torch.arange(0, 197, 2)
-    restrict_output(module_in(folders["draft"], CPU, torch.float32), says).save_pretrained(tmp_path)
+    restrict_output(load_module(folders["draft"], CPU, torch.float32), says).save_pretrained(
+        tmp_path
+    )
     paths = {"target": folders["target"], "draft": tmp_path}
     space = Workspace({role: load_decoder(path, name=role) for role, path in paths.items()}, 64)
     method, memory = Osd(OsdParams(length=3, every=1)), Memory()

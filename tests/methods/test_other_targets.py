@@ -16,7 +16,7 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper
 from methods.sps import Sps
 from methods.vanilla import Vanilla
 from specbench_cli.engine.models.decoder import Decoder
-from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.engine.models.load import get_module, load_decoder
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
@@ -94,10 +94,10 @@ def cases(target: Callable[[str], Decoder]) -> Callable[[str, str], list[Case]]:
                 eos: tuple[int, ...] = (), budget: int = BUDGET, n=n, ids=ids, source=source
             ) -> Request:
                 stop = StopRule(frozenset(eos), budget)
-                made = Request.of(decoder, f"{family}/{n}", 1, ids, stop)
+                made = Request.create(decoder, f"{family}/{n}", 1, ids, stop)
                 return made if source is None else Request(f"{family}/{n}", 1, ids, stop, source)
 
-            case = Case(request, *plain(module_of(decoder), request(), sampling))
+            case = Case(request, *plain(get_module(decoder), request(), sampling))
             if case.margin > CLEAR:
                 yield case
 
@@ -143,7 +143,7 @@ def test_vanilla_and_sps_say_what_transformers_says(
 def test_transformers_own_generate_says_the_same(
     target: Callable[[str], Decoder], cases: Callable[[str, str], list[Case]], family: str
 ) -> None:
-    module = module_of(target(family))
+    module = get_module(target(family))
     for case in cases(family, "greedy"):
         request = case.request()
         source = request.source or ExtraInput()
@@ -183,12 +183,12 @@ def test_drawing_takes_no_token_that_the_distribution_rules_out(
     draft = load_decoder(tiny_checkpoint(family, noise=0.1), name="draft")
     workspace = Workspace({"target": target(family), "draft": draft}, 96)
     ids, source = prompt_of(family, 5)
-    request = Request.of(target(family), "a", 1, ids, StopRule(frozenset(), BUDGET))
+    request = Request.create(target(family), "a", 1, ids, StopRule(frozenset(), BUDGET))
     if source is not None:
         request = Request("a", 1, ids, request.stop, source)
     session = Session(workspace, request, Sampling("rejection", 0.8, top_k=3))
     list(Sps().generate(session))
     text = [*request.ids, *session.output()]
-    rows = Oracle(module_of(target(family))).logits(text[:-1], request.source, BUDGET)
+    rows = Oracle(get_module(target(family))).logits(text[:-1], request.source, BUDGET)
     best = rows.topk(3).indices.tolist()
     assert all(token in row for token, row in zip(session.output(), best, strict=True))

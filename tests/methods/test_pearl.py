@@ -15,7 +15,7 @@ from methods.pearl import Pearl, PearlParams
 from methods.vanilla import Vanilla
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.models.observed_session import ObservedSession
-from specbench_cli.audit.models.table import find_wrong_rows, pair
+from specbench_cli.audit.models.table import find_wrong_rows, make_table_pair
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.sampling import Sampling
 
@@ -46,7 +46,7 @@ def constant(distribution: list[float]) -> Tensor:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.rule)
 @pytest.mark.parametrize("window", [1, 2, 3, 5])
 def test_a_draft_that_is_the_target_commits_one_token_and_then_a_window_a_step(rule, window):
-    case = Case("equal", pair("equal", 5), rule, budget=2 + 4 * window)
+    case = Case("equal", make_table_pair("equal", 5), rule, budget=2 + 4 * window)
     steps = steps_of(case.open(), window)
     assert committed(steps) == [1, *[window] * 4]
     assert [step.draft.nodes for step in steps if step.draft] == committed(steps)
@@ -56,7 +56,7 @@ def test_a_draft_that_is_the_target_commits_one_token_and_then_a_window_a_step(r
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.rule)
 @pytest.mark.parametrize("window", [1, 4])
 def test_a_draft_that_is_never_right_costs_nothing_but_its_own_time(rule, window):
-    case = Case("disjoint", pair("disjoint", 6), rule, prompt=(1, 0), budget=12)
+    case = Case("disjoint", make_table_pair("disjoint", 6), rule, prompt=(1, 0), budget=12)
     steps = steps_of(case.open(), window)
     assert committed(steps) == [1] * 11
     assert all(step.draft is not None and step.draft.nodes == 1 for step in steps)  # none pending
@@ -83,7 +83,7 @@ def test_what_was_not_verified_is_never_returned(budget):
 def test_windows_end_with_the_budget():
     """Of no use is a token that cannot be committed once all before it are."""
     for budget in range(2, 12):
-        session = Case("equal", pair("equal", 5), Sampling(), budget=budget).open()
+        session = Case("equal", make_table_pair("equal", 5), Sampling(), budget=budget).open()
         steps = steps_of(session, 4)
         drafted = sum(f.n_tokens for f in session.harness.meter.forwards if f.role == "draft")
         assert drafted <= budget and len(session.output()) == budget
@@ -107,7 +107,7 @@ class Log:
 
 def test_every_test_draws_a_number_of_its_own():
     """The published code seeds by position, so that the first two tokens of a window share one."""
-    session = Case("near", pair("near", 5), SAMPLED, budget=400).open()
+    session = Case("near", make_table_pair("near", 5), SAMPLED, budget=400).open()
     session._chooser.random = log = Log(session._chooser.random)
     steps = steps_of(session, 3)
     assert log.tests == sum(step.outcome.tested for step in steps)
@@ -119,7 +119,9 @@ def test_prompts_of_one_length_draw_other_numbers():
     """The published code seeds by position alone."""
     outputs = set()
     for number in range(6):
-        case = Case("near", pair("near", 5), SAMPLED, budget=20, prompt_id=f"table/{number}")
+        case = Case(
+            "near", make_table_pair("near", 5), SAMPLED, budget=20, prompt_id=f"table/{number}"
+        )
         session = case.open()
         steps_of(session, 3)
         outputs.add(tuple(session.output()))
@@ -128,7 +130,7 @@ def test_prompts_of_one_length_draw_other_numbers():
 
 def test_a_prompt_shorter_than_the_window_and_a_vocabulary_smaller_than_it_are_fine():
     """The published code needs longer prompts, and a vocabulary of more than twice the window."""
-    case = Case("near", pair("near", 3), Sampling(), prompt=(1,), budget=20)
+    case = Case("near", make_table_pair("near", 3), Sampling(), prompt=(1,), budget=20)
     plain, session = case.open(), case.open()
     list(Vanilla().generate(plain))
     steps_of(session, 8)
@@ -166,9 +168,9 @@ def test_a_rejected_token_takes_all_that_was_drafted_behind_it_along():
     """After every step the drafter's state is a prefix of its text, and its text begins with what
     was committed before; no rows of rejected tokens are left in either state."""
     for rule in RULES:
-        session = Case("near", pair("near", 5), rule, budget=60).open()
+        session = Case("near", make_table_pair("near", 5), rule, budget=60).open()
         for step in Pearl(PearlParams(window=4)).generate(session):
-            (desk,) = session.desks()
+            (desk,) = session.draft_sessions()
             text = session.tokens()
             before = text[: len(text) - len(step.outcome.committed)]
             assert desk.text[: len(before)] == before
@@ -188,7 +190,7 @@ def test_a_rejected_token_takes_all_that_was_drafted_behind_it_along():
     ],
 )
 def test_the_window_auto_takes_the_draft_as_long_as_the_target(verify, draft, window):
-    case = Case("equal", pair("equal", 5), Sampling(), budget=200)
+    case = Case("equal", make_table_pair("equal", 5), Sampling(), budget=200)
     workspace = case.create_workspace()
     workspace.costs = lambda model, rows: verify(rows) if model == "target" else draft
     method = Pearl(PearlParams(window="auto"))

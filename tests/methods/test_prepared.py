@@ -19,7 +19,7 @@ from specbench_cli.audit.models.table import (
     TableDecoder,
     fix_token,
     make_exit_table,
-    pair,
+    make_table_pair,
 )
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.types import ModelOutput, Step, Tokens
@@ -94,7 +94,7 @@ def test_the_reuse_of_a_window_changes_no_window(name: str) -> None:
 
 @BOTH
 def test_reused_missed_and_prepared_are_counted(name: str) -> None:
-    case = Case("near", pair("near", 5), Sampling(), budget=30)
+    case = Case("near", make_table_pair("near", 5), Sampling(), budget=30)
     first, *steps = method(name, length=3, width=1).generate(case.open())
     assert first.extra == {"prepared": 0, "reused": 0, "missed": 0}
     assert all(
@@ -107,7 +107,7 @@ def test_reused_missed_and_prepared_are_counted(name: str) -> None:
 def test_the_output_has_the_targets_distribution_where_branches_were_drawn(name: str) -> None:
     """Windows of two, whose first tokens are drawn before the outcome is known. The draft is in
     doubt behind token 0 alone, so that all outcomes of chance can be walked."""
-    target, draft = fix_token(pair("near"), (1, 0), 0)
+    target, draft = fix_token(make_table_pair("near"), (1, 0), 0)
     draft[:, 1:] = draft[:, 1:] * 60
     distribution = Sampling("rejection", 1.0, top_k=2)
     case = Case("near", (target, draft), distribution, prompt=(2, 1, 0), budget=6, length=4)
@@ -126,7 +126,7 @@ class Sleepy(TableDecoder):
 @pytest.fixture(scope="module", params=["thread", "process"])
 def elsewhere(request: pytest.FixtureRequest) -> Iterator[Workspace]:
     """Tables whose drafter works in another thread, where both sleep, or in another process."""
-    target, draft = pair("near", 5)
+    target, draft = make_table_pair("near", 5)
     transport: Transport = ThreadTransport(timeout=20.0)
     recipe: Callable[[], Decoder] = partial(Sleepy, "draft", draft)
     if request.param == "process":  # which could not find `Sleepy`
@@ -140,7 +140,7 @@ def elsewhere(request: pytest.FixtureRequest) -> Iterator[Workspace]:
 @BOTH
 def test_neither_ids_nor_counts_depend_on_timing(elsewhere: Workspace, name: str) -> None:
     for rule, turn in [(rule, turn) for rule in RULES for turn in (0, 1)]:
-        case = Case("near", pair("near", 5), make_sampling(rule, turn), budget=17)
+        case = Case("near", make_table_pair("near", 5), make_sampling(rule, turn), budget=17)
         due = [(s.outcome, s.extra) for s in method(name).generate(case.open())]
         for _ in range(4):
             session = case.open(elsewhere)

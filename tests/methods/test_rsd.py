@@ -71,7 +71,7 @@ def path_distribution(draft, text, length):
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_stochastic_beam_is_paths_drawn_without_replacement(depth):
     """Each level, with its order, against enumeration of all orders of all paths of its length."""
-    tables = table_model.fix_token(table_model.pair("near", 3), PROMPT, 2)
+    tables = table_model.fix_token(table_model.make_table_pair("near", 3), PROMPT, 2)
 
     def newest(random):
         nodes = nodes_drawn(RsdS(RsdSParams(width=3, depth=depth)), tables, random)
@@ -85,7 +85,7 @@ def test_a_stochastic_beam_is_paths_drawn_without_replacement(depth):
 
 
 def test_constant_branching_draws_the_children_of_every_node_without_replacement():
-    tables = table_model.fix_token(table_model.pair("near", 3), PROMPT, 2)
+    tables = table_model.fix_token(table_model.make_table_pair("near", 3), PROMPT, 2)
     text, due = (*PROMPT, 2), []
     for first, chance in without_replacement(path_distribution(tables[1], text, 1), 2):
         below = (
@@ -103,7 +103,7 @@ def test_constant_branching_draws_the_children_of_every_node_without_replacement
 @pytest.mark.parametrize(("vocab", "top_k", "sizes"), [(3, 0, [3, 4, 4]), (5, 2, [2, 4, 4])])
 def test_a_beam_is_full_or_holds_all_paths_that_there_are(vocab, top_k, sizes):
     sampling = Sampling("rejection", 0.8, top_k=top_k)
-    tables = table_model.pair("near", vocab)
+    tables = table_model.make_table_pair("near", vocab)
     method = RsdS(RsdSParams(width=4, depth=3))
     for step in method.generate(on_tables(tables, sampling, 40)):
         depths = build_tree(step.draft.parents).depths
@@ -122,7 +122,9 @@ def test_single_children_are_the_chain_of_sps(open_session, sampling):
 
 def test_widths_override_width_and_depth():
     assert RsdC(RsdCParams(widths="3,2")).params.widths == (3, 2)
-    step = next(RsdC(RsdCParams(widths=(3, 2))).generate(on_tables(table_model.pair("near", 4))))
+    step = next(
+        RsdC(RsdCParams(widths=(3, 2))).generate(on_tables(table_model.make_table_pair("near", 4)))
+    )
     assert build_tree(step.draft.parents).depths == (1,) * 3 + (2,) * 6
 
 
@@ -142,7 +144,7 @@ def test_widths_override_width_and_depth():
 )
 @pytest.mark.parametrize("kind", ["flat", "near"])
 def test_the_output_has_the_targets_distribution(make, vocab, kind):
-    case = Case(kind, table_model.pair(kind, vocab), REJECTION, PROMPT, budget=3)
+    case = Case(kind, table_model.make_table_pair(kind, vocab), REJECTION, PROMPT, budget=3)
     assert distance_from_target(make(), case) < 1e-9
 
 
@@ -160,7 +162,7 @@ def tokens_a_step(make, tables):
 
 def test_at_equal_verified_nodes_draws_without_replacement_commit_more_than_independent_ones():
     """RSD's comparison at a fixed budget: four nodes each, the mean over all outcomes."""
-    tables = table_model.fix_token(table_model.pair("flat", 3, seed=33), PROMPT, 2)
+    tables = table_model.fix_token(table_model.make_table_pair("flat", 3, seed=33), PROMPT, 2)
     trees = [
         tokens_a_step(make, tables)
         for make in (
@@ -188,7 +190,7 @@ def test_if_draft_and_target_are_equal_the_first_child_stands():
 
 def test_gumbel_keys_of_the_paper_keep_the_same_nodes():
     """Stochastic beam search as printed (Kool et al.), by its keys, in the mean."""
-    tables = table_model.fix_token(table_model.pair("near", 3), PROMPT, 2)
+    tables = table_model.fix_token(table_model.make_table_pair("near", 3), PROMPT, 2)
     generator = torch.Generator().manual_seed(1)
     n, text = 20_000, (*PROMPT, 2)
     log_q = [warp(tables[1][text[-2], text[-1]], REJECTION).log()]

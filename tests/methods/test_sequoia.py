@@ -86,7 +86,7 @@ def test_a_sure_first_child_makes_a_chain_and_even_chances_a_bush():
 
 def run(sampling, kind="near", costs=None, memory=None, budget=40, seed=0, **params):
     """Steps of a decoding on tables of six tokens, and what was kept of it."""
-    tables = map(TableDecoder, "td", table_model.pair(kind, 6))
+    tables = map(TableDecoder, "td", table_model.make_table_pair(kind, 6))
     decoders = dict(zip(("target", "draft"), tables, strict=True))
     request = Request(f"table/{seed}", 0, PROMPT, StopRule(frozenset(), budget))
     memory = Memory() if memory is None else memory

@@ -13,7 +13,7 @@ from specbench_cli.audit.cases import Case
 from specbench_cli.audit.checks.bounds import check_bounds
 from specbench_cli.audit.enumeration import total_variation
 from specbench_cli.audit.models import table
-from specbench_cli.audit.models.table import pair
+from specbench_cli.audit.models.table import make_table_pair
 from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.engine import look_ahead
 from specbench_cli.engine.look_ahead import append_branches
@@ -96,7 +96,7 @@ def test_masks_out_of_place_are_caught_by_the_audit(monkeypatch, fault):
 
 
 def test_on_tables_the_masks_say_what_a_twin_of_the_target_would():
-    case = Case("equal", pair("equal", 5), Sampling(), budget=12)
+    case = Case("equal", make_table_pair("equal", 5), Sampling(), budget=12)
     session = case.open()
     steps = list(Space(Space.Params(length=3)).generate(session))
     assert [len(step.outcome.path) for step in steps] == [3, 3, 2]
@@ -124,7 +124,7 @@ def test_a_published_checkpoints_mask_is_a_row_of_its_own_embedding(family, tmp_
 
 def test_above_temperature_zero_ours_is_the_targets_distribution_and_the_authors_rule_is_not():
     """Theirs takes a candidate with probability min(1, p/q), and draws from p where it does not."""
-    case = Case("near", pair("near"), Sampling("rejection", 1.0), budget=3, length=2)
+    case = Case("near", make_table_pair("near"), Sampling("rejection", 1.0), budget=3, length=2)
     assert distance_from_target(Space(Space.Params(length=1)), case) < 1e-9
     target, draft = (table.double().softmax(-1) for table in case.tables)
     before, last = case.prompt[-2:]

@@ -15,10 +15,10 @@ from specbench_cli.audit.runner import run_checks
 from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
 from specbench_cli.engine.request import Request
+from specbench_cli.engine.segments.segments import Segments
+from specbench_cli.engine.segments.token_accounting import TokenAccounting, unsettled_tokens
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.spans.segments import Segments
-from specbench_cli.engine.spans.token_accounting import TokenAccounting, unsettled_tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 
@@ -169,7 +169,7 @@ class Answers:
     """Asked a question, it says what it was told to."""
 
     def __init__(self, logits, words):
-        self.logits, self.words = logits, words
+        self.logits, self.vocabulary = logits, words
 
     def score_question(self, question):
         return self.logits

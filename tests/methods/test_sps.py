@@ -91,7 +91,7 @@ def test_a_draft_equal_to_the_target_is_accepted_whole_in_any_order_of_its_outpu
 
 @RULES
 def test_no_draft_has_a_token_that_its_cut_output_cannot_say(family, open_session, sampling):
-    says = family.modules["cut"].lm_head.says.tolist()
+    says = family.modules["cut"].lm_head.output_ids.tolist()
     for prompt in range(0, 40, 8):
         steps = run(open_session(prompt, sampling, draft="cut"), 3)
         assert {token for step in steps for token in step.draft.tokens.tolist()} <= {*says}

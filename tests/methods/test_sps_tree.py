@@ -134,7 +134,7 @@ def test_children_follow_the_distribution_asked_for(open_session, draw_mode):
 
 
 def test_nodes_have_at_most_as_many_children_as_there_are_tokens():
-    tables = table_model.pair("near", 3)
+    tables = table_model.make_table_pair("near", 3)
     for sampling in (GREEDY, COUPLED, Sampling("rejection", 0.8)):
         first = run(on_tables(tables, sampling, 6), width=5, depth=2)[0]
         assert first.draft.nodes == 6
@@ -157,7 +157,9 @@ def test_nodes_have_at_most_as_many_children_as_there_are_tokens():
 )
 @pytest.mark.parametrize("kind", ["flat", "near"])
 def test_the_output_has_the_targets_distribution(kind, params, vocab):
-    case = Case(kind, table_model.pair(kind, vocab), Sampling("rejection", 0.8), PROMPT, budget=3)
+    case = Case(
+        kind, table_model.make_table_pair(kind, vocab), Sampling("rejection", 0.8), PROMPT, budget=3
+    )
     assert distance_from_target(method(**params), case) < 1e-9
 
 
@@ -173,6 +175,6 @@ def crossed():
 def test_a_complete_tree_has_the_targets_distribution_on_every_kind_of_pair(
     kind, draw_mode, widths, vocab, n
 ):
-    tables = table_model.pair(kind, vocab)
+    tables = table_model.make_table_pair(kind, vocab)
     case = Case(kind, tables, Sampling("rejection", 0.8), PROMPT, budget=n, length=n)
     assert distance_from_target(method(widths=widths, draw_mode=draw_mode), case) < 1e-9

@@ -10,7 +10,12 @@ from methods.staged.ngram import KatzModel
 from specbench_cli import registry
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.enumeration import enumerate_outcomes, sum_weights, total_variation
-from specbench_cli.audit.models.table import TableDecoder, find_wrong_rows, pair, random_table
+from specbench_cli.audit.models.table import (
+    TableDecoder,
+    find_wrong_rows,
+    make_table_pair,
+    random_table,
+)
 from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.request import Request
@@ -290,7 +295,7 @@ def taught(table):
 
 @pytest.mark.parametrize("below", ["nothing", "ngram", "small"])
 def test_what_the_last_stage_draws_has_the_drafts_distribution_whatever_was_guessed(below):
-    target, draft = pair("near", 3)
+    target, draft = make_table_pair("near", 3)
     tables = {"target": target, "draft": draft, "small": random_table(3, 8, 2.0)}
     stages = ("draft",) if below == "nothing" else (below, "draft")
     params = StagedParams(
@@ -330,7 +335,7 @@ def test_what_the_last_stage_draws_has_the_drafts_distribution_whatever_was_gues
     ids=str,
 )
 def test_the_output_has_the_targets_distribution(params, vocab):
-    tables = pair("near", vocab)
+    tables = make_table_pair("near", vocab)
     case = Case("near", tables, REJECTION, PROMPTS[0], budget=3)
     method = Staged(StagedParams(**params))
     assert distance_from_target(method, case, memory=lambda: taught(tables[1])) < 1e-9

@@ -23,7 +23,7 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
-from specbench_cli.registry import build, load, ours
+from specbench_cli.registry import build, built_in_methods, load
 
 CPU = torch.device("cpu")
 BUDGET, CAPACITY = 10, 96
@@ -34,7 +34,7 @@ RULES = {
 }
 DRAFTING = sorted(
     name
-    for name, entry in ours().items()
+    for name, entry in built_in_methods().items()
     if not entry.peer and "draft" in load(name).needs and name != "draft-alone"
 )
 """Methods that read a draft model."""

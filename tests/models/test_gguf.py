@@ -29,7 +29,7 @@ from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.models import describe, resolve
 from specbench_cli.models.aliases import HERE
 from specbench_cli.models.gguf_tokenizer import tokenizer_files
-from specbench_cli.report.tokens import decoder_of
+from specbench_cli.report.tokens import load_text_decoder
 from specbench_cli.store.run_dir import RunDir
 
 SIZES = {
@@ -558,5 +558,5 @@ def test_package_is_found_without_importing_it(no_hub, tmp_path, monkeypatch):
     found = resolve("smollm2-135m")
     assert (found.label, found.draft) == ("smollm2-135m", "smollm2-135m-draft")
     assert resolve("smollm2-135m-instruct").path == found.path
-    decode = decoder_of("smollm2-135m")  # for reports
+    decode = load_text_decoder("smollm2-135m")  # for reports
     assert decode is not None and decode([2, 3]) == '!"'

@@ -5,10 +5,14 @@ import json
 import pytest
 import torch
 
-from specbench_cli.engine.models.checkpoint import RandomWeights, config_facts, open_weights
+from specbench_cli.engine.models.checkpoint import (
+    RandomWeights,
+    open_weights,
+    read_checkpoint_facts,
+)
 from specbench_cli.engine.models.fused import FusedDecoder
-from specbench_cli.engine.models.hosted import TransformersDecoder
-from specbench_cli.engine.models.load import load_decoder, module_of, sha256_of
+from specbench_cli.engine.models.load import get_module, load_decoder, sha256_of
+from specbench_cli.engine.models.transformers_decoder import TransformersDecoder
 from specbench_cli.engine.types import Tokens
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.models.resolve import resolve
@@ -22,7 +26,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["tiny-1m", "tiny-4m", "tiny-moe"])
 def test_a_shape_has_the_parameters_that_its_arithmetic_says(name):
-    facts = config_facts(create_shape_folder(name))
+    facts = read_checkpoint_facts(create_shape_folder(name))
     assert facts.parameters == get_shape(name).parameters
     assert (facts.vocab_size, facts.eos, facts.dtype) == (8192, frozenset(), "drawn")
 
@@ -48,9 +52,9 @@ def test_drawn_weights_are_the_same_every_time_and_transformers_computes_with_th
         each.forward(Tokens(ids), each.new_state(16), logits_at="all").logits for each in decoders
     ]
     assert torch.equal(*logits)
-    own = module_of(decoders[0])(ids).logits
+    own = get_module(decoders[0])(ids).logits
     torch.testing.assert_close(logits[0], own, atol=1e-4, rtol=1e-3)
-    assert sha256_of(decoders[0]) == config_facts(folder).sha256
+    assert sha256_of(decoders[0]) == read_checkpoint_facts(folder).sha256
 
 
 def test_half_precision_is_drawn_too():

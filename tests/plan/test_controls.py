@@ -8,7 +8,7 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
 from specbench_cli.measure import run as execute
 from specbench_cli.plan.controls import add_controls
-from specbench_cli.report.reading import read
+from specbench_cli.report.report_data import read_report_data
 from specbench_cli.report.terminal.table import run_text
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.summary import metrics, text
@@ -79,7 +79,7 @@ def test_the_random_row_has_the_rate_that_was_measured(finished):
     assert list(dict.fromkeys(record.label for record in finished.records())) and not [
         record.error for record in finished.records() if record.error
     ]
-    rows = {row.label: row for row in read(finished).summary.rows}
+    rows = {row.label: row for row in read_report_data(finished).summary.rows}
     assert sorted(rows) == sorted(OWN)
     rate = finished.manifest["rates"]["typical"]
     first = [r.steps for r in finished.records() if r.label == "typical" and r.turn == 1]
@@ -123,7 +123,7 @@ def stepped(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["specreason", "atts"])
 def test_the_coins_rate_is_the_share_of_steps_that_stood(stepped, name):
-    rows = {row.label: row for row in read(stepped).summary.rows}
+    rows = {row.label: row for row in read_report_data(stepped).summary.rows}
     counts = [record.extra for record in stepped.records() if record.label == name]
     judged, stood = (sum(each[what] for each in counts) for what in ("spans", "stood"))
     rate = stepped.manifest["rates"][name]
@@ -142,7 +142,7 @@ def test_lossy_rows_have_a_ledger_in_every_report(stepped, tmp_path):
     from specbench_cli.report.html.page import write_html
     from specbench_cli.report.outputs import write
 
-    reading = read(stepped)
+    reading = read_report_data(stepped)
     rows = {row.label: row for row in reading.summary.rows}
     for name in STEPS:
         own, records = rows[name], [r for r in stepped.records() if r.label == name]
@@ -168,19 +168,19 @@ def test_lossy_rows_have_a_ledger_in_every_report(stepped, tmp_path):
 
 def test_no_report_takes_a_control_for_its_method(stepped):
     from specbench_cli.report import claims
-    from specbench_cli.report.html.methods import cards
+    from specbench_cli.report.html.methods import make_cards
 
-    reading = read(stepped)
-    claimed = claims.lines(reading.summary, reading.facts)
+    reading = read_report_data(stepped)
+    claimed = claims.compare_claims(reading.summary, reading.facts)
     assert claimed and not any(line.row.control for line in claimed)
-    (card,) = (each for each in cards(reading.summary) if each.name == "specreason")
+    (card,) = (each for each in make_cards(reading.summary) if each.name == "specreason")
     shown = {param.name: param.values for param in card.params}
     assert shown["cap"] == (("", "8"),) and shown["delimiter"] == (("", "\\n"),)
     assert dict(shown["like"])["random for specreason"] == "specreason"
 
 
 def test_a_rule_over_tokens_has_a_ledger_by_its_steps(finished):
-    rows = {row.label: row for row in read(finished).summary.rows}
+    rows = {row.label: row for row in read_report_data(finished).summary.rows}
     own, records = rows["typical"], [r for r in finished.records() if r.label == "typical"]
     assert own.draft_kept + own.target_kept == sum(record.n_tokens for record in records)
     assert own.draft_kept + own.draft_discarded == sum(sum(r.steps.nodes) for r in records)
@@ -193,18 +193,18 @@ def test_the_draft_alone_is_recorded_without_the_target(finished):
         assert record.target_forwards == 0 == record.target_equivalents
         assert record.draft_forwards == record.n_tokens
         assert record.guarantee == "quality_only" and record.verdict.kind == "unchecked"
-    rows = {row.label: row for row in read(finished).summary.rows}
+    rows = {row.label: row for row in read_report_data(finished).summary.rows}
     assert rows["draft-alone"].per_forward is None and rows["draft-alone"].share_target == 0
     assert rows["vanilla"].per_forward == 1
 
 
 def test_lossy_rows_have_a_table_of_their_own_with_what_they_cost(finished):
-    summary = read(finished).summary
+    summary = read_report_data(finished).summary
     assert {row.label for row in summary.lossless} == {"vanilla", "sps"}
     for row in summary.lossy:
         assert row.score_difference_low is not None and row.n_scored == 4
-        assert metrics.at_what_cost(row).endswith("points, n 4")
-    shown = run_text(summary, read(finished).facts)
+        assert metrics.accuracy_note(row).endswith("points, n 4")
+    shown = run_text(summary, read_report_data(finished).facts)
     head, lossy = shown.split(text.LOSSY)
     assert "typical" not in head and "sps" not in lossy.partition("group:")[0]
     assert "less vanilla's" in lossy and "tok/fwd" in lossy

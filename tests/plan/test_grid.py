@@ -20,7 +20,7 @@ def tried(found, name):
 
 
 def test_row_as_it_is_comes_first_then_one_parameter_changes_nearest_first():
-    found = grid.candidates(method_run("pld"), 8, "greedy")
+    found = grid.list_candidates(method_run("pld"), 8, "greedy")
     assert [each.label for each in found[:4]] == [
         "pld", "pld ngram=2", "pld length=7", "pld rule=transformers"
     ]  # fmt: skip
@@ -31,45 +31,45 @@ def test_row_as_it_is_comes_first_then_one_parameter_changes_nearest_first():
 
 
 def test_numbers_lie_within_their_bounds_on_both_sides():
-    lengths = tried(grid.candidates(method_run("hf:assisted"), 8, "greedy"), "length")
+    lengths = tried(grid.list_candidates(method_run("hf:assisted"), 8, "greedy"), "length")
     assert lengths == [5, 4, 7, 2, 10, 14, 1, 20]
 
 
 def test_every_row_has_the_budget_or_all_that_there_is():
-    assert len(grid.candidates(method_run("sps"), 3, "greedy")) == 3
-    assert len(grid.candidates(method_run("vanilla"), 8, "greedy")) == 1
+    assert len(grid.list_candidates(method_run("sps"), 3, "greedy")) == 3
+    assert len(grid.list_candidates(method_run("vanilla"), 8, "greedy")) == 1
 
 
 def test_what_the_user_set_stays():
-    found = grid.candidates(method_run("pld", ngram=5), 8, "greedy")
+    found = grid.list_candidates(method_run("pld", ngram=5), 8, "greedy")
     assert set(tried(found, "ngram")) == {5}
     assert len(found) == 8
 
 
 def test_row_is_tried_with_nothing_that_reads_vanillas_output_or_needs_another_head():
-    lengths = tried(grid.candidates(method_run("sps"), 64, "greedy"), "length")
+    lengths = tried(grid.list_candidates(method_run("sps"), 64, "greedy"), "length")
     assert {"heuristic", "confidence", "entropy"} <= set(lengths)
     assert not {"oracle", "acceptance-head"} & set(lengths)
 
 
 def test_swept_values_are_the_candidates():
-    found = grid.candidates(method_run("sps"), 4, "greedy", {"length": [1, 2, "heuristic"]})
+    found = grid.list_candidates(method_run("sps"), 4, "greedy", {"length": [1, 2, "heuristic"]})
     assert [each.label for each in found] == [
         "sps length=1",
         "sps length=2",
         "sps length=heuristic",
     ]
-    assert found[0].passed == {"length": 1}
+    assert found[0].user_params == {"length": 1}
 
 
 def test_more_swept_values_than_the_budget_are_refused():
     with pytest.raises(UsageError, match="the sweep gives sps 6 candidates, and --tune 4 gives"):
-        grid.candidates(method_run("sps"), 4, "greedy", {"length": [1, 2, 3, 4, 5, 6]})
+        grid.list_candidates(method_run("sps"), 4, "greedy", {"length": [1, 2, 3, 4, 5, 6]})
 
 
 def test_swept_value_out_of_bounds_is_refused():
     with pytest.raises(UsageError, match="must be at least 1"):
-        grid.candidates(method_run("pld"), 4, "greedy", {"length": [0]})
+        grid.list_candidates(method_run("pld"), 4, "greedy", {"length": [0]})
 
 
 class Params(MethodParams):
@@ -98,11 +98,11 @@ class Several(Method):
 @pytest.fixture
 def several(monkeypatch):
     monkeypatch.setattr(registry, "load", lambda name: Several)
-    return MethodRun.of("several", "several", Several(), {})
+    return MethodRun.from_method("several", "several", Several(), {})
 
 
 def test_tuning_never_gives_up_what_the_row_promises(several):
-    params = [each.method.params for each in grid.candidates(several, 6, "greedy")]
+    params = [each.method.params for each in grid.list_candidates(several, 6, "greedy")]
     assert {p.mode for p in params} == {"exact"}
     assert {p.often for p in params} == {False}
     assert {p.path for p in params} == {"auto"}
@@ -112,7 +112,7 @@ def test_tuning_never_gives_up_what_the_row_promises(several):
 
 def test_method_may_say_what_tuning_varies(several, monkeypatch):
     monkeypatch.setattr(Several, "tunable", frozenset({"start"}))
-    assert tried(grid.candidates(several, 6, "greedy"), "start") == [0, 1, 2]
+    assert tried(grid.list_candidates(several, 6, "greedy"), "start") == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_row_says_where_its_parameters_come_from(monkeypatch, passed, tuned, sou
 
 
 def test_papers_parameters_are_parameters():
-    for name in registry.ours():
+    for name in registry.built_in_methods():
         method = registry.load(name)
         if method.paper_params:
             method.Params.model_validate(method.paper_params)

@@ -23,7 +23,7 @@ from specbench_cli.plan.method_run import MethodRun
 def test_a_hook_of_a_wrong_type_is_named(hook, returned, says):
     wrong = type("Wrong", (registry.load("pld"),), {"name": "mine", hook: lambda self: returned})
     with pytest.raises(UsageError, match=f"^mine: {says}"):
-        MethodRun.of("mine", "mine", wrong(), {}).check_hooks()
+        MethodRun.from_method("mine", "mine", wrong(), {}).check_hooks()
 
 
 @pytest.mark.parametrize(
@@ -37,9 +37,9 @@ def test_a_hook_of_a_wrong_type_is_named(hook, returned, says):
 def test_a_property_of_a_wrong_type_is_named(attribute, value, says):
     wrong = type("Wrong", (registry.load("pld"),), {"name": "mine", attribute: value})
     with pytest.raises(UsageError, match=f"^mine: {says}"):
-        MethodRun.of("mine", "mine", wrong(), {}).check_hooks()
+        MethodRun.from_method("mine", "mine", wrong(), {}).check_hooks()
 
 
 def test_every_method_of_ours_returns_what_it_must():
-    for name in registry.ours():
+    for name in registry.built_in_methods():
         MethodRun(name, name, {}).check_hooks()

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
-from specbench_cli.plan.matrix import is_matrix, pairs
+from specbench_cli.plan.matrix import expand_matrix, is_matrix
 
 
 def config(**more):
@@ -21,7 +21,7 @@ def rows(run):
 
 def test_a_target_is_a_run_with_all_rows_and_its_own_name():
     asked = config(targets=["embedded-7m", "org/name"], draft="embedded-1m")
-    found = pairs(asked)
+    found = expand_matrix(asked)
     assert is_matrix(asked) and not is_matrix(found["name"])
     assert [(name, run.target, run.draft) for name, run in found.items()] == [
         ("embedded-7m", "embedded-7m", "embedded-1m"),
@@ -31,7 +31,7 @@ def test_a_target_is_a_run_with_all_rows_and_its_own_name():
 
 
 def test_a_further_draft_is_a_run_of_vanilla_and_the_rows_that_use_it():
-    found = pairs(config(target="a", drafts=["x", "y"]))
+    found = expand_matrix(config(target="a", drafts=["x", "y"]))
     assert {name: rows(run) for name, run in found.items()} == {
         "a+x": ["vanilla", "sps", "pld"],
         "a+y": ["vanilla", "sps"],
@@ -40,23 +40,23 @@ def test_a_further_draft_is_a_run_of_vanilla_and_the_rows_that_use_it():
 
 
 def test_models_of_one_name_have_folders_of_their_own():
-    assert list(pairs(config(targets=["one/m", "two/m"]))) == ["m", "m-2"]
+    assert list(expand_matrix(config(targets=["one/m", "two/m"]))) == ["m", "m-2"]
 
 
 def test_a_run_that_is_read_again_is_the_same():
-    (run,) = pairs(config(targets=["a"])).values()
+    (run,) = expand_matrix(config(targets=["a"])).values()
     assert RunConfig.model_validate_json(run.model_dump_json()) == run
 
 
 def test_drafts_that_nobody_uses_are_refused():
     with pytest.raises(UsageError, match="--drafts x is for methods with a draft model"):
-        pairs(config(methods=[{"name": "pld", "label": "pld"}], drafts=["x"]))
+        expand_matrix(config(methods=[{"name": "pld", "label": "pld"}], drafts=["x"]))
 
 
 def test_too_many_pairs_are_refused():
     names = [str(n) for n in range(6)]
     with pytest.raises(UsageError, match="6 targets and 6 drafts are 36 runs"):
-        pairs(config(targets=names, drafts=names))
+        expand_matrix(config(targets=names, drafts=names))
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from specbench_cli import registry
 from specbench_cli.config.load import load
-from specbench_cli.config.sources import Given
+from specbench_cli.config.sources import SettingsLayer
 from specbench_cli.plan.plan import make_plan
 
-config, _ = load(Given(), None, methods=registry, env={}, folder=Path(sys.argv[1]))
+config, _ = load(SettingsLayer(), None, methods=registry, env={}, folder=Path(sys.argv[1]))
 plan = make_plan(config)
 print(*(method_run.label for method_run in plan.method_runs), plan.draft.label)
 print(*sorted({"torch", "transformers"} & sys.modules.keys()))

@@ -42,13 +42,13 @@ def test_a_limit_is_of_each_task_and_the_draw_is_the_one_that_the_task_has_alone
 
 
 def test_what_a_limit_or_a_category_leaves_nothing_of_is_named():
-    assert planned(tasks=["mini"], limit=6).missing == ()
-    assert planned(tasks=["mini"], limit=6, category=["qa"]).missing == ()
-    (few,) = planned(tasks=["mini"], limit=4).missing
+    assert planned(tasks=["mini"], limit=6).unused_notes == ()
+    assert planned(tasks=["mini"], limit=6, category=["qa"]).unused_notes == ()
+    (few,) = planned(tasks=["mini"], limit=4).unused_notes
     assert few.startswith("--limit 4 asks nothing of mini's ") and few.count(", ") == 1
     plan = planned(tasks=["mini", "repair"], category=["translation"])
-    assert plan.missing == ("repair is not asked: it has no question of translation",)
-    assert plan.facts()["not_asked"] == list(plan.missing)
+    assert plan.unused_notes == ("repair is not asked: it has no question of translation",)
+    assert plan.facts()["not_asked"] == list(plan.unused_notes)
 
 
 def test_a_limit_counts_questions_and_their_samples_follow_one_another():

@@ -201,7 +201,7 @@ def test_every_row_says_where_its_parameters_come_from(whole):
         (chosen,) = (c["params"] for c in found["candidates"] if c["chosen"])
         for record in (r for r in run_dir.records() if r.label == row):
             assert (record.params.effective, record.params.source) == (chosen, sources[row])
-    said = Facts.of(run_dir.manifest).tuned.partition("; chosen: ")[2].split("; ")
+    said = Facts.from_manifest(run_dir.manifest).tuned.partition("; chosen: ")[2].split("; ")
     assert [line.split()[0] for line in said] == ["sps", "pld"]
     assert all(line.endswith(" of 2") for line in said)
 

@@ -52,13 +52,13 @@ def make(devices=1, shape=SMALL, **changes):
 def test_a_forward_bound_by_memory_is_its_bytes_over_the_bandwidth():
     weights = 2 * (200 + 8 + 384) + 264
     # 4 rows before and the new one: 5 of the state's rows are read or written.
-    assert make().ns("target", 1, 4) == pytest.approx(weights + 5 * 16)
-    assert make(overhead=50.0).ns("target", 1, 4) == pytest.approx(weights + 5 * 16 + 50)
+    assert make().forward_ns("target", 1, 4) == pytest.approx(weights + 5 * 16)
+    assert make(overhead=50.0).forward_ns("target", 1, 4) == pytest.approx(weights + 5 * 16 + 50)
 
 
 def test_a_forward_bound_by_arithmetic_is_its_operations_over_the_peak():
     slow = make().accelerator.model_copy(update={"flops": {"bfloat16": 1e9}})
-    found = make(accelerator=slow).ns("target", 3, 4)
+    found = make(accelerator=slow).forward_ns("target", 3, 4)
     products = 2 * 3 * 2 * (200 + 8 + 384)
     attended = 4 * (3 * 4 + 6) * 2 * 4 * 2  # each row sees those before, those beside, itself
     scores = 2 * 3 * 32 * 8
@@ -67,17 +67,17 @@ def test_a_forward_bound_by_arithmetic_is_its_operations_over_the_peak():
 
 def test_a_batch_reads_the_weights_once_and_every_state():
     weights = 2 * (200 + 8 + 384) + 264
-    assert make(batch=3).ns("target", 1, 4) == pytest.approx(weights + 3 * 5 * 16)
-    assert make(context=10).ns("target", 1, 4) == pytest.approx(weights + 11 * 16)
+    assert make(batch=3).forward_ns("target", 1, 4) == pytest.approx(weights + 3 * 5 * 16)
+    assert make(context=10).forward_ns("target", 1, 4) == pytest.approx(weights + 11 * 16)
 
 
 def test_devices_share_everything_but_the_sums():
-    alone, two = make().ns("target", 1, 4), make(2).ns("target", 1, 4)
+    alone, two = make().forward_ns("target", 1, 4), make(2).forward_ns("target", 1, 4)
     # 2 layers with 2 sums each, of 8 numbers in 2 bytes, of which a ring of two sends all once.
     assert two == pytest.approx(alone / 2 + 4 * 16)
     # Of two heads' keys and values four devices hold each twice.
     weights, state = (2 * (200 + 8 + 384) + 264) / 4, 5 * 16 / 2
-    assert make(4).ns("target", 1, 4) == pytest.approx(weights + state + 4 * 1.5 * 16)
+    assert make(4).forward_ns("target", 1, 4) == pytest.approx(weights + state + 4 * 1.5 * 16)
 
 
 def test_of_a_mixture_the_experts_that_rows_go_through_are_read():
@@ -86,7 +86,7 @@ def test_of_a_mixture_the_experts_that_rows_go_through_are_read():
         return 2 * (200 + 72 + touched * 384) + 264 + (4 + rows) * 16
 
     for rows in (1, 2, 8, 40):
-        assert make(shape=MIXED).ns("target", rows, 4) == pytest.approx(expected(rows))
+        assert make(shape=MIXED).forward_ns("target", rows, 4) == pytest.approx(expected(rows))
     assert 8 * (1 - 0.75) == 2  # a row alone: the chosen ones
 
 
@@ -98,49 +98,53 @@ def test_distinct_experts_are_what_a_simulation_counts_and_never_more_than_all()
         error = 4 * np.std(counted) / len(counted) ** 0.5 + 1e-9
         assert distinct_experts(experts, chosen, rows) == pytest.approx(np.mean(counted), abs=error)
     assert distinct_experts(8, 2, 10_000) == pytest.approx(8)
-    assert make(shape=MIXED).scaled("experts", 1.5).ns("target", 64, 4) == pytest.approx(
-        make(shape=MIXED.model_copy(update={"chosen": 8})).ns("target", 64, 4)
+    assert make(shape=MIXED).scale_input("experts", 1.5).forward_ns(
+        "target", 64, 4
+    ) == pytest.approx(
+        make(shape=MIXED.model_copy(update={"chosen": 8})).forward_ns("target", 64, 4)
     )
 
 
 @pytest.mark.parametrize("name", ["h100", "a100x8", "mi300x"])
 @pytest.mark.parametrize("models", ["llama-2-70b+7b", "mixtral-8x7b"])
 def test_more_bandwidth_arithmetic_or_link_is_never_slower(name, models):
-    roofline = Roofline.of(name, models)
+    roofline = Roofline.from_options(name, models)
     for role in roofline.shapes:
         for new, context in ((1, 16), (8, 1024), (64, 100), (512, 0)):
-            now = roofline.ns(role, new, context)
+            now = roofline.forward_ns(role, new, context)
             for faster in ("bandwidth", "flops", "link"):
-                assert roofline.scaled(faster, 1.1).ns(role, new, context) <= now
+                assert roofline.scale_input(faster, 1.1).forward_ns(role, new, context) <= now
             for more in set(INPUTS) - {"bandwidth", "flops", "link"}:
-                assert roofline.scaled(more, 1.1).ns(role, new, context) >= now
-            assert roofline.ns(role, new + 1, context) >= now
-            assert roofline.ns(role, new, context + 1) >= now
+                assert roofline.scale_input(more, 1.1).forward_ns(role, new, context) >= now
+            assert roofline.forward_ns(role, new + 1, context) >= now
+            assert roofline.forward_ns(role, new, context + 1) >= now
 
 
 def test_the_table_has_the_rooflines_own_times_and_reads_between_them():
-    roofline = Roofline.of("h100x2", "llama-2-70b+7b")
-    table = roofline.table({"target": {"n_layers": 8}})
+    roofline = Roofline.from_options("h100x2", "llama-2-70b+7b")
+    table = roofline.make_cost_table({"target": {"n_layers": 8}})
     assert table.models["target"]["n_layers"] == 8  # of the run whose layers traces tell
     for role in ("target", "draft"):
         for n in ROWS:
             for at in CONTEXTS:
-                assert table.curves[role].ns(n, at) == pytest.approx(roofline.ns(role, n, at))
+                assert table.curves[role].ns(n, at) == pytest.approx(
+                    roofline.forward_ns(role, n, at)
+                )
         for n, at in ((3, 77), (33, 500), (100, 3000)):
             between = table.curves[role].ns(n, at)
-            assert between == pytest.approx(roofline.ns(role, n, at), rel=0.01)
+            assert between == pytest.approx(roofline.forward_ns(role, n, at), rel=0.01)
     assert (table.host_ns(3, 4, steps=5), table.batch) == (0, None)
 
 
 def test_a_table_reads_back_from_its_file_as_it_was(tmp_path):
-    table = Roofline.of("h100", "llama-2-7b").table({})
+    table = Roofline.from_options("h100", "llama-2-7b").make_cost_table({})
     table.save(tmp_path / "table.json")
     assert Costs.load(tmp_path / "table.json") == table
 
 
 def test_under_load_each_further_sequence_reads_its_own_state():
     roofline = make()
-    table = roofline.table({}, together=4, mean=10.0)
+    table = roofline.make_cost_table({}, together=4, mean=10.0)
     assert table.batch.most == 4
     assert table.batch.beside["target"] == pytest.approx(10 * 16)
 
@@ -154,9 +158,9 @@ def test_what_does_not_fit_is_told_in_bytes():
     assert f"it does not fit: {2 * numbers + 100 * 10 * 32:,} bytes" in fault.value.message
     assert "and made has 10,000" in fault.value.message
     with pytest.raises(UsageError, match="it does not fit") as fault:
-        Roofline.of("h100", "llama-2-70b").check_fits(1)
+        Roofline.from_options("h100", "llama-2-70b").check_fits(1)
     assert fault.value.hint.startswith("--hardware h100x2, or a smaller --batch")
-    Roofline.of("h100x2", "llama-2-70b").check_fits(1)
+    Roofline.from_options("h100x2", "llama-2-70b").check_fits(1)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +176,7 @@ def test_what_does_not_fit_is_told_in_bytes():
 )
 def test_what_is_not_known_is_told_with_what_is(hardware, models, dtype, says):
     with pytest.raises(UsageError) as fault:
-        Roofline.of(hardware, models, dtype=dtype)
+        Roofline.from_options(hardware, models, dtype=dtype)
     assert says in fault.value.message
     assert fault.value.hint
 

@@ -4,7 +4,7 @@ import pytest
 
 from specbench_cli import registry
 from specbench_cli.engine.forward_cost import ForwardWork, SequenceRows
-from specbench_cli.engine.simulation import Script
+from specbench_cli.engine.simulation import ScriptedRequest
 from specbench_cli.measure.costs import BatchCost
 from specbench_cli.predict.costs import BatchCosts, TableCosts
 from specbench_cli.predict.parallel import MedianCosts
@@ -38,7 +38,7 @@ PARALLEL = made(
 
 
 def test_each_forward_is_read_with_the_rows_that_its_model_held_before_it():
-    recording = RecordedForwards.of(PARALLEL, TWO_STEPS)
+    recording = RecordedForwards.from_trace(PARALLEL, TWO_STEPS)
     assert [each.rows for each in recording.prefill] == [(SequenceRows(20, 0, True),)]
     before = [(each.model, each.rows[0].new, each.rows[0].before) for each in recording.decoding]
     assert before == [("draft", 20, 0), ("target", 3, 20), ("draft", 3, 20), ("target", 2, 22)]
@@ -46,14 +46,14 @@ def test_each_forward_is_read_with_the_rows_that_its_model_held_before_it():
 
 
 def test_forwards_and_messages_before_decoding_do_not_count():
-    recording = RecordedForwards.of(PARALLEL, TWO_STEPS, since=35)
+    recording = RecordedForwards.from_trace(PARALLEL, TWO_STEPS, since=35)
     assert [each.start for each in recording.decoding] == [40, 80, 95]
     timeline = replay(recording, lambda forward: 10.0, HostGaps(latency=5.0))
     assert timeline.last_used == 10 + 5 + 10 + 5 + 10  # the first message is there already
 
 
 def test_costs_and_waiting_are_exchanged_without_another_replay():
-    recording = RecordedForwards.of(PARALLEL, TWO_STEPS)
+    recording = RecordedForwards.from_trace(PARALLEL, TWO_STEPS)
     measured = replay(recording, MedianCosts({}), HostGaps())
     assert measured.last_used == 20 + 30 + 10 + 25
     apart = replay(recording, MedianCosts({}))
@@ -67,12 +67,12 @@ def test_costs_and_waiting_are_exchanged_without_another_replay():
 
 def test_a_cancelled_forward_keeps_its_worker_busy_and_is_no_end():
     trace = made((PREFILL, 20, 0, 9), (VERIFY, 1, 10, 20), (VERIFY, 4, 20, 50), unused=[2])
-    timeline = replay(RecordedForwards.of(trace), MedianCosts({}))
+    timeline = replay(RecordedForwards.from_trace(trace), MedianCosts({}))
     assert (timeline.busiest, timeline.last_used) == (40, 10)
 
 
 def test_nothing_to_replay_takes_no_time():
-    timeline = replay(RecordedForwards.of(Trace()), TableCosts(make_costs()))
+    timeline = replay(RecordedForwards.from_trace(Trace()), TableCosts(make_costs()))
     assert (timeline.busiest, timeline.last_used) == (0, 0)
 
 
@@ -107,7 +107,7 @@ def test_forwards_beyond_the_tables_points_are_counted():
 
 
 def test_scripts_take_the_same_cost_functions_and_give_a_timeline_for_each_request():
-    scripts = [Script((at, 1), (3, 4, 5), (False,) * 3, 3) for at in (7, 8)]
+    scripts = [ScriptedRequest((at, 1), (3, 4, 5), (False,) * 3, 3) for at in (7, 8)]
     vanilla = registry.build("vanilla", {})
     found = replay_scripts(vanilla, scripts, lambda work: 10.0, policy=None)
     assert found == [RequestTimeline(10, 30, 3, 3), RequestTimeline(40, 60, 3, 3)]

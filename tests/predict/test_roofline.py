@@ -67,9 +67,9 @@ def test_every_row_is_modelled_and_says_what_it_hangs_on(run, made):
 
 def test_modelled_times_are_the_replay_at_the_rooflines_table(made):
     source = RunDir.open(made)
-    roofline = Roofline.of("h100x2", "llama-2-70b+7b")
+    roofline = Roofline.from_options("h100x2", "llama-2-70b+7b")
     found = replay_roofline(source.records(), source.manifest, roofline)
-    table = roofline.table(source.manifest["models"])
+    table = roofline.make_cost_table(source.manifest["models"])
     once = {}
     for record in source.records():
         if record.label == "sps":
@@ -84,7 +84,9 @@ def test_modelled_times_are_the_replay_at_the_rooflines_table(made):
 
 def test_a_table_from_its_file_predicts_what_it_did_and_the_same_elsewhere(made, tmp_path):
     source = RunDir.open(made)
-    table = Roofline.of("h100x2", "llama-2-70b+7b").table(source.manifest["models"])
+    table = Roofline.from_options("h100x2", "llama-2-70b+7b").make_cost_table(
+        source.manifest["models"]
+    )
     table.save(tmp_path / "table.json")
     again = Costs.load(tmp_path / "table.json")
     found = predict(source.records(), source.manifest, table, again)
@@ -144,9 +146,9 @@ def test_rows_under_load_are_simulated_at_the_rooflines_costs(run, made):
         (("--context", "64"), "--context: a roofline takes --hardware and --shape"),
         (("--hardware", "b9", "--shape", "llama-2-7b"), "unknown hardware 'b9'"),
         (("--hardware", "h100", "--shape", "llama-2-70b+7b"), "it does not fit: 151,4"),
-        ((*ASKED, "--costs", "x.json"), "--costs cannot go with --hardware"),
+        ((*ASKED, "--costs", "x.json"), "--costs cannot be combined with --hardware"),
         ((*ASKED, "--dtype", "int8"), "--dtype int8: no peak of h100"),
-        ((*ASKED, "--threads", "2"), "--threads cannot go with RUN"),
+        ((*ASKED, "--threads", "2"), "--threads cannot be combined with RUN"),
     ],
 )
 def test_what_cannot_be_modelled_is_told(run, made, asked, says):

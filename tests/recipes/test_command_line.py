@@ -26,7 +26,7 @@ def call(capsys):
     return run
 
 
-@pytest.mark.parametrize(("words", "recipe"), app.MOVED.items(), ids=str)
+@pytest.mark.parametrize(("words", "recipe"), app.MOVED_COMMANDS.items(), ids=str)
 def test_a_command_that_has_moved_names_the_recipe_that_it_became(call, capsys, words, recipe):
     assert app._run([*words, "--out", "x"]) == ExitCode.USAGE
     err = " ".join(capsys.readouterr().err.split())

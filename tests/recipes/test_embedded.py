@@ -131,7 +131,7 @@ def test_two_clean_starts_give_the_same_loss_curve(
     for name in ("first", "second"):
         tokenizer = tmp_path / name / WORK / "tokenizer"
         shutil.copytree(smoke / WORK / "tokenizer", tokenizer)
-        results = trainer(tmp_path / name).pair(*tiny)
+        results = trainer(tmp_path / name).train_pair(*tiny)
         curves.append([result.curve for result in results.values()])
     assert curves[0] == curves[1]
 
@@ -140,12 +140,12 @@ def test_replies_of_a_killed_run_are_kept_and_the_rest_is_the_same(
     smoke: Path, tmp_path: Path, tiny: Recipes
 ) -> None:
     shutil.copytree(smoke / WORK / "tokenizer", tmp_path / WORK / "tokenizer")
-    trainer(tmp_path).pair(*tiny)
+    trainer(tmp_path).train_pair(*tiny)
     file = tmp_path / WORK / "replies.jsonl"
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])  # in the middle of a line
     shutil.rmtree(tmp_path / WORK / tiny[-1].name)
-    trainer(tmp_path).pair(*tiny)
+    trainer(tmp_path).train_pair(*tiny)
     assert _by_chat(file.read_bytes()) == _by_chat(whole)
 
 
@@ -156,7 +156,7 @@ def _by_chat(lines: bytes) -> dict[int, list[int]]:
 
 def test_another_recipe_in_the_same_folder_is_a_usage_error(smoke: Path) -> None:
     with pytest.raises(UsageError, match="another run"):
-        trainer(smoke).pair(family.BASE.scale_steps(0.1), family.TARGET, family.DRAFT)
+        trainer(smoke).train_pair(family.BASE.scale_steps(0.1), family.TARGET, family.DRAFT)
 
 
 def test_kl_to_itself_is_zero_and_cross_entropy_starts_at_a_uniform_guess() -> None:

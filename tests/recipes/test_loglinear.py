@@ -54,7 +54,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
     for seed in range(draws):
         fit = fit_loglinear(noisy(a, b, sigma, seed))
         new = [a + b * math.log10(x) + sigma * draw.standard_normal(3) for x in (1e6, 3e7)]
-        inside, outside = fit.predict(1e6), fit.predict(3e7, of=3)
+        inside, outside = fit.predict(1e6), fit.predict(3e7, n_points=3)
         values = (a, b, new[0][0], new[1].mean())
         for at, (value, found) in enumerate(
             zip(values, (fit.a, fit.b, inside, outside), strict=True)
@@ -71,9 +71,11 @@ def test_a_line_that_bends_says_so_and_a_straight_one_does_as_often_as_it_may():
         for x in SIZES
         for _ in range(3)
     ]
-    assert fit_loglinear(bent).lack < 0.01
+    assert fit_loglinear(bent).lack_of_fit_p < 0.01
     assert "no straight line" in " ".join(fit_loglinear(bent).warnings)
-    false = sum(fit_loglinear(noisy(0.1, 0.08, 0.02, seed)).lack < 0.05 for seed in range(300))
+    false = sum(
+        fit_loglinear(noisy(0.1, 0.08, 0.02, seed)).lack_of_fit_p < 0.05 for seed in range(300)
+    )
     assert false / 300 < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 300)
 
 
@@ -94,8 +96,10 @@ def test_two_points_have_a_line_and_no_interval():
 
 def test_a_prediction_knows_how_far_it_lies_beyond_the_points_and_more_than_a_decade_is_refused():
     fit = fit_loglinear(line(0.1, 0.08))
-    assert fit.beyond(1e6) == fit.beyond(1e5) == fit.beyond(1e7) == 0
-    assert fit.beyond(1e8) == pytest.approx(1) and fit.beyond(1e4) == pytest.approx(1)
+    assert fit.decades_beyond(1e6) == fit.decades_beyond(1e5) == fit.decades_beyond(1e7) == 0
+    assert fit.decades_beyond(1e8) == pytest.approx(1) and fit.decades_beyond(1e4) == pytest.approx(
+        1
+    )
     fit.predict(1e8)
     with pytest.raises(TooFar, match=r"1\.3 decades beyond the points, 100000 to 1e\+07"):
         fit.predict(2e8)

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from recipes.studies import commands, points
-from recipes.studies.laws import laws_of, predictions
+from recipes.studies.laws import fit_scaling_laws, predict_size
 from recipes.studies.numbers import number, short
-from recipes.studies.points import RECORD, Point, points_of
+from recipes.studies.points import RECORD, ScalingPoint, read_points
 from specbench_cli import app
 from specbench_cli.errors import ExitCode, UsageError
 
@@ -33,7 +33,7 @@ def made(tmp_path, sizes=SIZES, layers=(1, 2), seeds=2, **rest):
 
 
 def test_each_law_goes_along_one_size_where_all_else_is_alike(tmp_path):
-    laws = laws_of(points_of([str(made(tmp_path))]))
+    laws = fit_scaling_laws(read_points([str(made(tmp_path))]))
     told = [(law.figure, law.along, law.where, law.fit.n) for law in laws]
     per_figure = [
         ("tokens", "layers 1", 8),
@@ -46,42 +46,45 @@ def test_each_law_goes_along_one_size_where_all_else_is_alike(tmp_path):
 
 
 def test_the_largest_size_is_held_out_and_predicted_from_the_others(tmp_path):
-    law, *_ = laws_of(points_of([str(made(tmp_path))]))
-    held = law.held
-    assert (held.size, held.of, held.inside) == (3e6, 2, True)
+    law, *_ = fit_scaling_laws(read_points([str(made(tmp_path))]))
+    held = law.held_out
+    assert (held.size, held.n, held.is_inside) == (3e6, 2, True)
     assert held.predicted.value == pytest.approx(held.value)
-    assert held.beyond == pytest.approx(math.log10(3))
+    assert held.decades_beyond == pytest.approx(math.log10(3))
     assert "0.48 decades beyond" in law.warnings[-1]
-    bent = [Point("", {"tokens": 10.0**at}, {"alpha": y}, {}) for at, y in enumerate((0, 1, 2, 2))]
-    (law,) = laws_of(bent)
-    assert not law.held.inside
+    bent = [
+        ScalingPoint("", {"tokens": 10.0**at}, {"alpha": y}, {})
+        for at, y in enumerate((0, 1, 2, 2))
+    ]
+    (law,) = fit_scaling_laws(bent)
+    assert not law.held_out.is_inside
 
 
 def test_a_largest_size_that_lies_too_far_out_is_not_predicted():
-    apart = [Point("", {"tokens": x}, {"alpha": x}, {}) for x in (1, 2, 3, 1000)]
-    assert laws_of(apart)[0].held is None
+    apart = [ScalingPoint("", {"tokens": x}, {"alpha": x}, {}) for x in (1, 2, 3, 1000)]
+    assert fit_scaling_laws(apart)[0].held_out is None
 
 
 def test_drafts_trained_otherwise_are_on_lines_of_their_own(tmp_path):
     made(tmp_path / "text", layers=(2,))
     made(tmp_path / "kl", layers=(2,), loss="kl")
-    laws = laws_of(points_of([str(tmp_path)]))
+    laws = fit_scaling_laws(read_points([str(tmp_path)]))
     assert [law.where for law in laws[:2]] == ["loss kl", "loss ce"]
     assert len(laws) == 4
 
 
 def test_beyond_the_points_a_prediction_says_so_and_more_than_a_decade_is_refused(tmp_path):
-    laws = laws_of(points_of([str(made(tmp_path))]))
-    inside = predictions(laws, "tokens", 2e6)
+    laws = fit_scaling_laws(read_points([str(made(tmp_path))]))
+    inside = predict_size(laws, "tokens", 2e6)
     assert {said.note for said in inside} == {""}
-    outside = predictions(laws, "tokens", 2e7)
+    outside = predict_size(laws, "tokens", 2e7)
     assert outside[0].predicted.value == pytest.approx(0.1 + 0.1 * math.log10(2e3) + 0.021)
     assert outside[0].note == "extrapolated by 0.82 decades"
     with pytest.raises(UsageError, match=r"1\.5 decades beyond") as caught:
-        predictions(laws, "tokens", 1e8)
+        predict_size(laws, "tokens", 1e8)
     assert caught.value.hint == "--at tokens=30M"
     with pytest.raises(UsageError, match="no law goes along batch; these go along tokens, layers"):
-        predictions(laws, "batch", 4)
+        predict_size(laws, "batch", 4)
 
 
 def test_runs_of_several_batches_are_points_by_batch(monkeypatch, tmp_path):
@@ -103,12 +106,12 @@ def test_runs_of_several_batches_are_points_by_batch(monkeypatch, tmp_path):
     monkeypatch.setattr(
         points.RunDir, "open", lambda path: SimpleNamespace(path=path, batch=int(path.name))
     )
-    found = points_of([str(tmp_path / "1"), str(tmp_path / "2")])
+    found = read_points([str(tmp_path / "1"), str(tmp_path / "2")])
     assert [(point.name, dict(point.sizes)) for point in found] == [
         ("sps", {"batch": 1.0}),
         ("sps", {"batch": 2.0}),
     ]
-    assert [(law.figure, law.along) for law in laws_of(found)] == [
+    assert [(law.figure, law.along) for law in fit_scaling_laws(found)] == [
         ("alpha", "batch"),
         ("mat", "batch"),
     ]

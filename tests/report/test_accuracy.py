@@ -6,7 +6,7 @@ import io
 import pytest
 
 from specbench_cli.report.export import row_dicts
-from specbench_cli.report.reading import Incidents, Reading
+from specbench_cli.report.report_data import Incidents, ReportData
 from specbench_cli.report.terminal.table import print_runs
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.summary.facts import Facts
@@ -24,7 +24,7 @@ def reading(synthetic, manifest, tmp_path):
                 record.score = float(record.label != "sps")
         summary = summarise(records, manifest, resamples=19)
         run = RunDir(tmp_path / "run", manifest)
-        return Reading(run, Facts.of(manifest), summary, Incidents())
+        return ReportData(run, Facts.from_manifest(manifest), summary, Incidents())
 
     return make
 

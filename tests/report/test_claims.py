@@ -10,7 +10,7 @@ from specbench_cli.report import claims
 from specbench_cli.report.content import report as page_of
 from specbench_cli.report.markdown import render
 from specbench_cli.report.paper.methods_text import sentences
-from specbench_cli.report.reading import read, read_together
+from specbench_cli.report.report_data import read_report_data, read_runs
 
 CLAIMED = Papers(
     claims=(
@@ -28,14 +28,14 @@ CLAIMED = Papers(
 
 @pytest.fixture
 def only_sps_claims(monkeypatch):
-    monkeypatch.setattr(claims, "found", lambda name: [CLAIMED] if name == "sps" else [])
+    monkeypatch.setattr(claims, "find_papers", lambda name: [CLAIMED] if name == "sps" else [])
 
 
 def test_a_claim_stands_beside_the_best_row_of_its_method(make_run, synthetic, only_sps_claims):
     worse = synthetic.Fake("sps-1", method="sps", length=1, alpha=0.7, draft_cost=0.12)
-    reading = read(make_run(fakes=[synthetic.vanilla, synthetic.sps, worse]))
-    (line,) = claims.lines(reading.summary, reading.facts)
-    cells = (column.shown(line) for column in claims.COLUMNS)
+    reading = read_report_data(make_run(fakes=[synthetic.vanilla, synthetic.sps, worse]))
+    (line,) = claims.compare_claims(reading.summary, reading.facts)
+    cells = (column.format(line) for column in claims.COLUMNS)
     label, claimed, there, source, measured, here = cells
     assert (label, claimed, source) == ("sps", "2.90x", "abstract")
     assert there == "Vicuna-7B, MT-Bench, T=0, one A100"
@@ -44,18 +44,18 @@ def test_a_claim_stands_beside_the_best_row_of_its_method(make_run, synthetic, o
 
 
 def test_a_report_has_no_such_table_where_nothing_was_claimed(make_run, synthetic, monkeypatch):
-    reading = read(make_run(fakes=[synthetic.vanilla, synthetic.pld]))
-    monkeypatch.setattr(claims, "found", lambda name: [])
+    reading = read_report_data(make_run(fakes=[synthetic.vanilla, synthetic.pld]))
+    monkeypatch.setattr(claims, "find_papers", lambda name: [])
     page = render(page_of(reading.summary, reading.run.manifest, reading.incidents, ()))
     assert claims.TITLE not in page
 
 
 def test_a_method_that_is_not_here_claims_nothing():
-    assert list(claims.found("no-such-method")) == []
+    assert list(claims.find_papers("no-such-method")) == []
 
 
 def test_the_paragraph_is_filled_from_the_manifest(make_run):
-    reading = read(make_run())
+    reading = read_report_data(make_run())
     text = " ".join(sentences(reading.summary, reading.run.manifest))
     for fact in (
         "specbench 0.1.0 on 12 questions of mini (version 1)",
@@ -80,20 +80,20 @@ def test_the_paragraph_says_what_is_special(make_run, synthetic):
         manifest["noisy"] = True
         manifest["config"]["effective"].update(verify="coupled", temperature=0.8)
 
-    one = read(make_run("a", fakes, change=noisy, passes=2))
+    one = read_report_data(make_run("a", fakes, change=noisy, passes=2))
     text = " ".join(sentences(one.summary, one.run.manifest))
     assert "noise that is the same for all methods at temperature 0.8" in text
     assert "in each of 2 processes" in text
     assert "over questions and processes" in text
     assert "they are noisy" in text
-    two = read_together([one.run, make_run("b", fakes)], force=True)
+    two = read_runs([one.run, make_run("b", fakes)], force=True)
     text = " ".join(sentences(two.summary, two.run.manifest))
     assert "They were put side by side by force" in text
     assert "share a letter" not in text
 
 
 def test_what_a_manifest_lacks_has_no_sentence(make_run):
-    reading = read(make_run())
+    reading = read_report_data(make_run())
     text = " ".join(sentences(reading.summary, {}))
     assert "machine" not in text
     assert "None" not in text

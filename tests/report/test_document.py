@@ -2,14 +2,14 @@
 
 from specbench_cli.report.document import (
     Bullets,
-    Document,
     Paragraph,
     Picture,
     Preformatted,
+    ReportDocument,
     Section,
-    grid_of_values,
+    make_value_grid,
 )
-from specbench_cli.report.html.writer import markup
+from specbench_cli.report.html.writer import render_parts
 from specbench_cli.report.markdown import render
 from specbench_cli.report.terminal.grid import draw
 from specbench_cli.summary.columns import Heading
@@ -18,12 +18,12 @@ from specbench_cli.summary.columns import Heading
 def made():
     headings = ("method", Heading("MAT", "accepted tokens"))
     lines = [("sps", "2.10"), ("typical", None)]
-    return grid_of_values(headings, lines, sections=((1, "lossy"),), id="it", caption="Rows")
+    return make_value_grid(headings, lines, sections=((1, "lossy"),), id="it", caption="Rows")
 
 
 def test_every_kind_of_part_is_written():
     grid = made()
-    document = Document(
+    document = ReportDocument(
         "a run",
         [
             Preformatted("as  it is"),
@@ -42,7 +42,7 @@ def test_every_kind_of_part_is_written():
 
 def test_text_is_never_markup():
     said = "<b>*x* @user"
-    page = render(Document(said, [Section(said, [Paragraph(said), Bullets([said])])]))
+    page = render(ReportDocument(said, [Section(said, [Paragraph(said), Bullets([said])])]))
     assert page.count("&lt;b>\\*x\\* `@user`") == 4
 
 
@@ -53,13 +53,13 @@ def test_a_terminal_aligns_the_same_grid_and_splits_it_where_it_is_too_wide():
         "lossy",
         "typical     -",
     ]
-    wide = grid_of_values(("method", "first", "second"), [("sps", "1" * 9, "2" * 9)])
+    wide = make_value_grid(("method", "first", "second"), [("sps", "1" * 9, "2" * 9)])
     split = [line.plain.split() for line in draw(wide, 16)]
     assert split == [["method", "first"], ["sps", "1" * 9], ["method", "second"], ["sps", "2" * 9]]
 
 
 def test_a_page_sorts_the_same_grid_by_its_values():
-    page = markup([Section("Results", [made(), Paragraph("<b>")], id="results")])
+    page = render_parts([Section("Results", [made(), Paragraph("<b>")], id="results")])
     assert '<h2 id="results-heading">Results</h2>' in page and "&lt;b&gt;" in page
     assert 'title="accepted tokens">MAT</th>' in page
     assert 'data-value="2.1">2.10</td>' in page and '<td class="number">-</td>' in page

@@ -21,7 +21,7 @@ from specbench_cli import app, output
 from specbench_cli.comparison.pages import junit
 from specbench_cli.comparison.pages import markdown as comparison_page
 from specbench_cli.output import escape_formula
-from specbench_cli.report.html.page import embedded
+from specbench_cli.report.html.page import embed_json
 from specbench_cli.report.markdown_table import fenced, inline, table
 from specbench_cli.report.paper.tex import escape
 
@@ -235,7 +235,7 @@ def test_exports_hold_nothing_hostile(hostile, tmp_path):
 @pytest.mark.parametrize("words", HOSTILE.values(), ids=HOSTILE)
 def test_every_sink_spells_hidden_characters_out(words, capsys):
     output.data(words)
-    output.data(output.styled(words, "bold"))
+    output.data(output.make_text(words, "bold"))
     output.note(words)
     output.error(words, words)
     output.table([{words: words}])
@@ -250,18 +250,20 @@ def test_every_sink_spells_hidden_characters_out(words, capsys):
     for page in (table([words], [[words]]), inline(words), fenced(words), str(escape(words))):
         assert not hidden(page)
     assert not hidden(str(escape_formula(words)))
-    assert not hidden(str(embedded({words: words})))
+    assert not hidden(str(embed_json({words: words})))
     assert not hidden(comparison_page.code(words))
     assert not hidden(junit._escape_illegal(words))
-    ElementTree.fromstring(f"<a>{output.plain(words).replace('<', '').replace('&', '')}</a>")
+    ElementTree.fromstring(
+        f"<a>{output.escape_hidden(words).replace('<', '').replace('&', '')}</a>"
+    )
 
 
 def test_every_hidden_character_of_unicode_is_spelled_out():
     drawn = ("ARABIC", "SYRIAC", "KAITHI")  # format characters that are signs around numbers
     every = hidden("".join(map(chr, range(sys.maxunicode + 1))))
     signs = {each for each in every if unicodedata.name(each, "?").startswith(drawn)} - {"\u061c"}
-    assert {each for each in every - signs if output.plain(each) == each} == set()
-    assert {each for each in signs if output.plain(each) != each} == set()
+    assert {each for each in every - signs if output.escape_hidden(each) == each} == set()
+    assert {each for each in signs if output.escape_hidden(each) != each} == set()
 
 
 def test_text_that_people_write_is_left_alone():
@@ -270,7 +272,7 @@ def test_text_that_people_write_is_left_alone():
         "👩\u200d🔬 ❤\ufe0f",
         "a\tb\nc",
     ):
-        assert output.plain(words) == words
+        assert output.escape_hidden(words) == words
 
 
 @pytest.mark.parametrize(
@@ -422,7 +424,7 @@ def test_a_code_block_is_closed_by_no_line_of_its_text():
     ],
 )
 def test_no_csv_cell_is_a_formula_and_numbers_stay_numbers(word):
-    assert escape_formula(word) == f"'{output.plain(word)}"
+    assert escape_formula(word) == f"'{output.escape_hidden(word)}"
     assert escape_formula(-1.5) == -1.5
     written = io.StringIO()
     csv.writer(written).writerow([escape_formula(-1.5), escape_formula("sps")])
@@ -448,5 +450,5 @@ def test_tab_separated_lines_hold_no_formula_and_figures_as_they_are(capsys):
 
 
 def test_overrides_of_the_direction_are_spelled_out_on_a_terminal_and_in_the_page():
-    assert output.plain("a\u202eb\u2066c\ud800") == "a\\u202eb\\u2066c\\ud800"
-    assert embedded({"a": "x\u202ey"}) == '{"a":"x\\\\u202ey"}'
+    assert output.escape_hidden("a\u202eb\u2066c\ud800") == "a\\u202eb\\u2066c\\ud800"
+    assert embed_json({"a": "x\u202ey"}) == '{"a":"x\\\\u202ey"}'

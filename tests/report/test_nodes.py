@@ -6,7 +6,7 @@ import pytest
 
 from specbench_cli.report.content import report
 from specbench_cli.report.markdown import render
-from specbench_cli.report.reading import Incidents
+from specbench_cli.report.report_data import Incidents
 from specbench_cli.summary.summary import summarise
 
 

@@ -56,7 +56,7 @@ def test_end_of_a_run_leaves_csv_parquet_figures_and_a_report_with_settings_and_
         "figures",
         ".specbench.json",
     }
-    assert reading.where == "last"
+    assert reading.report_arguments == "last"
     assert len(pd.read_parquet(run.path / "records.parquet")) == 12 * 6
     page = (run.path / "report.md").read_text()
     assert "![speedup over vanilla](figures/speedup.svg)" in page
@@ -86,7 +86,7 @@ def test_summary_csv_has_every_figure_overall_and_by_family(run):
 def test_report_of_a_clean_run_has_no_incidents(synthetic, manifest, tmp_path):
     run = RunDir.create(tmp_path / "run", manifest)
     run.append(synthetic.records([synthetic.vanilla, synthetic.sps], prompts=4))
-    assert write_outputs(run).where == str(run.path)
+    assert write_outputs(run).report_arguments == str(run.path)
     page = (run.path / "report.md").read_text()
     for title in ("Outputs that differ", "Failed cells", "Void cells"):
         assert title not in page
@@ -142,7 +142,7 @@ def test_figures_are_drawn_once_for_all_formats(run, tmp_path, monkeypatch):
     drawn = []
     picture = tmp_path / "speedup.png"
     monkeypatch.setattr(outputs, "write_figures", lambda *_, **__: drawn.append(1) or [picture])
-    files = outputs.write(outputs.read(run), tmp_path, ("md", "html", "latex"))
+    files = outputs.write(outputs.read_report_data(run), tmp_path, ("md", "html", "latex"))
     assert drawn == [1]
     assert len(files) == len(set(files))
     assert {"report.md", "report.html", "report.tex", "speedup.png"} <= {f.name for f in files}
@@ -151,7 +151,7 @@ def test_figures_are_drawn_once_for_all_formats(run, tmp_path, monkeypatch):
 def test_records_are_parsed_once_for_figures_of_all_rows(run, tmp_path, monkeypatch):
     parsed = []
     monkeypatch.setattr(run_dir, "from_json", lambda line: parsed.append(1) or from_json(line))
-    outputs.write(outputs.read(run), tmp_path, ("md", "latex", "csv", "json"))
+    outputs.write(outputs.read_report_data(run), tmp_path, ("md", "latex", "csv", "json"))
     one_prompt = 6
     assert len(parsed) <= 12 * 6 + 2 * one_prompt + 1
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from specbench_cli.report.content import report
-from specbench_cli.report.document import grid
+from specbench_cli.report.document import make_grid
 from specbench_cli.report.export import row_dicts
 from specbench_cli.report.markdown import render
 from specbench_cli.report.paper.methods_text import sentences
-from specbench_cli.report.reading import Incidents
+from specbench_cli.report.report_data import Incidents
 from specbench_cli.report.terminal.side_by_side import RELAXED, page
 from specbench_cli.report.terminal.table import WIDTH, run_text
 from specbench_cli.store.run_dir import Prompt, RunDir
@@ -108,21 +108,21 @@ def test_the_tables_have_a_column_where_rows_have_the_figure(made, synthetic, ma
     from specbench_cli.summary.facts import Facts
 
     summary, own, _ = made("lax", "coin")
-    shown = run_text(summary, Facts.of(own)).splitlines()
+    shown = run_text(summary, Facts.from_manifest(own)).splitlines()
     heads = [line for line in shown if "speedup" in line][:2]
     assert ["less vanilla's" in head for head in heads] == [False, True]
     assert ["accept" in head for head in heads] == [True, False]
     coin = next(line for line in shown if line.startswith(" coin "))
     row = row_of(summary, "coin")
-    assert f"{metrics.lost(row)} {row.n_scored} " in coin
+    assert f"{metrics.accuracy_loss(row)} {row.n_scored} " in coin
     assert max(map(len, shown[:8])) <= WIDTH
     markdown = render(report(summary, own, Incidents(), []))
     heads = [line for line in markdown.splitlines() if line.startswith("| method | group")]
     assert ["relaxed" in head for head in heads[:2]] == [False, True]
     assert ["less vanilla's" in head for head in heads[:2]] == [False, True]
     plain = summarise(synthetic.records(prompts=6), manifest, resamples=20)
-    assert "relaxed" not in run_text(plain, Facts.of(manifest))
-    assert "relaxed" not in grid(SPEED, plain.rows).headings
+    assert "relaxed" not in run_text(plain, Facts.from_manifest(manifest))
+    assert "relaxed" not in make_grid(SPEED, plain.rows).headings
 
 
 def test_the_methods_text_names_rule_and_guarantee(made):

@@ -6,7 +6,7 @@ from specbench_cli.report import tables
 from specbench_cli.report.content import report
 from specbench_cli.report.markdown import render
 from specbench_cli.report.outputs import write
-from specbench_cli.report.reading import Incidents, read
+from specbench_cli.report.report_data import Incidents, read_report_data
 from specbench_cli.report.terminal.table import WIDTH, run_text
 from specbench_cli.summary import text
 from specbench_cli.summary.facts import Facts
@@ -40,7 +40,7 @@ def test_the_fastest_row_that_learns_comes_behind_the_slowest_that_forgets(made)
 
 def test_terminal_and_markdown_have_a_line_of_legend_above_them(made):
     summary, manifest = made
-    lines = run_text(summary, Facts.of(manifest)).splitlines()
+    lines = run_text(summary, Facts.from_manifest(manifest)).splitlines()
     at = lines.index(text.RUN_SCOPE)
     assert [line.split()[0] for line in (lines[at - 1], *lines[at + 1 : at + 3])][1:] == [
         "suffix",
@@ -55,11 +55,14 @@ def test_terminal_and_markdown_have_a_line_of_legend_above_them(made):
 
 
 def test_the_page_has_a_table_of_them_overall_and_by_family(made):
-    found = {table.id: table for table in (*tables.overall(made[0]), *tables.by_family(made[0]))}
+    found = {
+        table.id: table
+        for table in (*tables.overall_tables(made[0]), *tables.family_tables(made[0]))
+    }
     assert list(found) == [
         f"{part}-{kind}" for part in ("overall", "family") for kind in ("lossless", "run", "lossy")
     ]
-    assert [row[1].shown for row in found["overall-run"].rows] == ["suffix", "sam"]
+    assert [row[1].text for row in found["overall-run"].rows] == ["suffix", "sam"]
     assert "depend on the order of the prompts" in found["overall-run"].note
 
 
@@ -71,7 +74,7 @@ def test_latex_and_rows_for_programs_say_it_too(make_run, synthetic, tmp_path):
         change=lambda manifest: manifest.update(learning),
     )
     (tmp_path / "out").mkdir()
-    write(read(run), tmp_path / "out", ["latex", "csv"])
+    write(read_report_data(run), tmp_path / "out", ["latex", "csv"])
     for part in ("overall", "cost", "families"):
         lines = (tmp_path / "out" / "latex" / f"{part}.tex").read_text().splitlines()
         places = [at for at, line in enumerate(lines) if "depend on the order" in line]

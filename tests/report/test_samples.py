@@ -26,7 +26,7 @@ def files(tmp_path_factory):
     """The files of a run, by format."""
     folder = tmp_path_factory.mktemp("exported")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(samples, "decoder_of", lambda target: spelled)
+        patch.setattr(samples, "load_text_decoder", lambda target: spelled)
         made = export(RunDir.open(RUN), folder, list(FORMATS))
     assert all(file.is_relative_to(folder) for file in made)
     return {name: [file for file in made if file.is_relative_to(folder / name)] for name in FORMATS}
@@ -131,7 +131,7 @@ def test_an_export_of_nothing_and_one_without_a_tokenizer_say_what_to_do(
 ):
     assert app._run(["export", str(RUN)]) == 2
     assert "needs a format: --inspect, --lm-eval, --wandb or --mlflow" in capsys.readouterr().err
-    monkeypatch.setattr(samples, "decoder_of", lambda target: None)
+    monkeypatch.setattr(samples, "load_text_decoder", lambda target: None)
     assert app._run(["export", str(RUN), "--inspect", "--out", str(tmp_path)]) == 3
     assert "the tokenizer of embedded-7m is not on this machine" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

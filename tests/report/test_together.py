@@ -12,13 +12,13 @@ import pytest
 from specbench_cli.errors import UsageError
 from specbench_cli.report.content import write_markdown
 from specbench_cli.report.figures import targets
-from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
+from specbench_cli.report.figures.figure_data import FigureData
 from specbench_cli.report.outputs import write
-from specbench_cli.report.reading import read, read_together
-from specbench_cli.report.terminal.table import footer, print_runs
+from specbench_cli.report.report_data import read_report_data, read_runs
+from specbench_cli.report.terminal.table import all_notes, print_runs
 from specbench_cli.summary.compatibility import find_incompatibilities, short_names
-from specbench_cli.summary.forced import group_by_target
+from specbench_cli.summary.unranked import group_by_target
 
 
 def setting(**values):
@@ -33,10 +33,10 @@ def by_label(reading):
 def test_cohorts_have_one_table_with_one_vanilla(make_run, synthetic):
     a = make_run("a", [synthetic.vanilla, synthetic.sps])
     b = make_run("b", [synthetic.vanilla, synthetic.pld])
-    reading = read_together([a, b])
+    reading = read_runs([a, b])
     rows = by_label(reading)
     assert set(rows) == {"vanilla", "sps", "pld"}
-    said = footer(reading.summary, reading.facts)
+    said = all_notes(reading.summary, reading.facts)
     assert any("over vanilla of its own run" in line for line in said)
     assert rows["sps"].letters != ""
 
@@ -51,16 +51,18 @@ def test_speedup_is_over_vanilla_of_the_same_run(make_run, synthetic):
 
     a = make_run("a", [synthetic.vanilla, synthetic.sps])
     b = make_run("b", [synthetic.vanilla, synthetic.pld], edit=slower)
-    together = by_label(read_together([a, b]))
-    assert together["sps"].speedup == by_label(read(a))["sps"].speedup
-    assert together["pld"].speedup == by_label(read(b))["pld"].speedup
-    assert together["pld"].speedup_low == pytest.approx(by_label(read(b))["pld"].speedup_low, 0.05)
+    together = by_label(read_runs([a, b]))
+    assert together["sps"].speedup == by_label(read_report_data(a))["sps"].speedup
+    assert together["pld"].speedup == by_label(read_report_data(b))["pld"].speedup
+    assert together["pld"].speedup_low == pytest.approx(
+        by_label(read_report_data(b))["pld"].speedup_low, 0.05
+    )
 
 
 def test_a_repeat_is_a_further_process_of_the_same_rows(make_run, synthetic):
     a = make_run("a", [synthetic.vanilla, synthetic.sps])
     b = make_run("b", [synthetic.vanilla, synthetic.sps])
-    reading = read_together([a, b])
+    reading = read_runs([a, b])
     assert [row.label for row in reading.summary.rows] == ["sps", "vanilla"]
     assert by_label(reading)["sps"].n_cells == 24
     assert reading.summary.passes == 2
@@ -70,7 +72,7 @@ def test_a_repeat_is_a_further_process_of_the_same_rows(make_run, synthetic):
 def test_unequal_numbers_of_processes_count_as_one_and_keep_their_intervals(make_run, synthetic):
     a = make_run("a", [synthetic.vanilla, synthetic.sps])
     b = make_run("b", [synthetic.vanilla, synthetic.sps, synthetic.pld], passes=2)
-    reading = read_together([a, b])
+    reading = read_runs([a, b])
     assert reading.summary.passes == 1
     assert all(row.speedup_low for row in reading.summary.rows if row.label != "vanilla")
     assert len({row.letters for row in reading.summary.rows}) > 1
@@ -80,7 +82,7 @@ def test_rows_that_share_a_name_only_are_told_apart_by_their_run(make_run, synth
     longer = synthetic.Fake("sps", length=8, alpha=0.7, cost=1.3, draft_cost=0.12)
     a = make_run("a", [synthetic.vanilla, synthetic.sps])
     b = make_run("b", [synthetic.vanilla, longer])
-    reading = read_together([a, b])
+    reading = read_runs([a, b])
     assert set(by_label(reading)) == {"vanilla", "sps @a", "sps @b"}
     assert by_label(reading)["sps @b"].params == {"length": 8}
 
@@ -89,7 +91,7 @@ def test_a_changed_method_file_makes_another_row(make_run, synthetic):
     files = [lambda m, sha=sha: m.update(method_files={"sps": sha}) for sha in ("1" * 64, "2" * 64)]
     fakes = [synthetic.vanilla, synthetic.sps]
     runs = [make_run(name, fakes, change=change) for name, change in zip("ab", files, strict=True)]
-    reading = read_together(runs)
+    reading = read_runs(runs)
     assert set(by_label(reading)) == {"vanilla", "sps @a", "sps @b"}
     assert reading.run.manifest["row_files"]["sps @b"] == "2" * 64
 
@@ -119,20 +121,20 @@ def test_a_changed_method_file_makes_another_row(make_run, synthetic):
 def test_what_keeps_runs_apart_is_named_value_against_value(make_run, change, says):
     a, b = make_run("a"), make_run("b", change=change)
     with pytest.raises(UsageError, match="do not belong together") as refused:
-        read_together([a, b])
+        read_runs([a, b])
     assert says in refused.value.message
     assert "--force" in refused.value.hint
 
 
 def test_other_prompts_are_refused(make_run):
     with pytest.raises(UsageError, match=r"prompts: 12 questions .* against 6 questions"):
-        read_together([make_run("a"), make_run("b", prompts=6)])
+        read_runs([make_run("a"), make_run("b", prompts=6)])
 
 
 def test_a_run_without_a_draft_belongs_to_one_with(make_run):
     a, b = make_run("a"), make_run("b", change=lambda m: m["models"].pop("draft"))
     assert find_incompatibilities([a, b], "ab") == []
-    assert read_together([b, a]).facts.draft == "embedded-1m"
+    assert read_runs([b, a]).facts.draft == "embedded-1m"
 
 
 def test_runs_whose_vanilla_disagrees_are_refused(make_run, synthetic):
@@ -141,20 +143,20 @@ def test_runs_whose_vanilla_disagrees_are_refused(make_run, synthetic):
 
     a, b = make_run("a"), make_run("b", edit=other)
     with pytest.raises(UsageError, match=r"vanilla's outputs: .* 12 of 12 differ"):
-        read_together([a, b])
+        read_runs([a, b])
 
 
 def test_force_labels_every_row_and_ranks_none(make_run, tmp_path):
     a, b = make_run("a"), make_run("b", change=setting(seed=7), edit=lambda r: replace(r, seed=7))
-    reading = read_together([a, b], force=True)
+    reading = read_runs([a, b], force=True)
     assert all(row.label.endswith((" @a", " @b")) for row in reading.summary.rows)
     assert len(reading.summary.rows) == 12
     assert not any(row.letters or row.decode_letters for row in reading.summary.rows)
-    assert by_label(reading)["sps @a"].speedup == by_label(read(a))["sps"].speedup
+    assert by_label(reading)["sps @a"].speedup == by_label(read_report_data(a))["sps"].speedup
     header = reading.facts.header(reading.summary.prompts, 100)
     assert header[-1] == "forced: differs in seed: 0 (a) against 7 (b)"
-    assert "nothing ranks these rows" in footer(reading.summary, reading.facts)[0]
-    assert reading.where.endswith("--force")
+    assert "nothing ranks these rows" in all_notes(reading.summary, reading.facts)[0]
+    assert reading.report_arguments.endswith("--force")
     write(reading, tmp_path, ("csv", "json"))
     write_markdown(reading, tmp_path, ())
     assert "| sps `@b` |" in (tmp_path / "report.md").read_text()
@@ -163,7 +165,7 @@ def test_force_labels_every_row_and_ranks_none(make_run, tmp_path):
 def test_force_without_need_changes_nothing(make_run, synthetic):
     a = make_run("a", [synthetic.vanilla, synthetic.sps])
     b = make_run("b", [synthetic.vanilla, synthetic.pld])
-    assert read_together([a, b], force=True).summary == read_together([a, b]).summary
+    assert read_runs([a, b], force=True).summary == read_runs([a, b]).summary
 
 
 def test_an_incident_says_which_run_it_is_of(make_run, synthetic):
@@ -172,7 +174,7 @@ def test_an_incident_says_which_run_it_is_of(make_run, synthetic):
 
     a = make_run("a", [synthetic.vanilla, synthetic.sps])
     b = make_run("b", [synthetic.vanilla, synthetic.sps], edit=void)
-    cells = read_together([a, b]).incidents.void
+    cells = read_runs([a, b]).incidents.noisy
     assert [cell[3] for cell in cells] == ["0 @b"]
 
 
@@ -180,14 +182,14 @@ def test_interrupted_and_noisy_runs_make_the_whole_so(make_run, synthetic):
     a = make_run("a", [synthetic.vanilla, synthetic.sps])
     b = make_run("b", [synthetic.vanilla, synthetic.pld], change=lambda m: m.update(noisy=True))
     b.manifest["status"] = "interrupted"
-    facts = read_together([a, b]).facts
+    facts = read_runs([a, b]).facts
     assert (facts.status, facts.noisy, facts.runs) == ("interrupted", True, 2)
 
 
 def test_all_records_and_prompts_can_be_read_again_under_their_new_names(make_run, synthetic):
     a = make_run("a", [synthetic.vanilla, synthetic.sps])
     b = make_run("b", [synthetic.vanilla, synthetic.pld])
-    reading = read_together([a, b])
+    reading = read_runs([a, b])
     again = list(reading.run.records())
     assert [r.key for r in again] == [r.key for r in reading.records]
     assert all(r.output_ids for r in again)
@@ -203,8 +205,8 @@ def test_short_names_are_hashes_where_those_tell_runs_apart(tmp_path):
 
 def test_many_processes_narrow_no_figure_by_being_counted_twice(make_run, synthetic):
     fakes = [synthetic.vanilla, synthetic.sps]
-    one = by_label(read(make_run("a", fakes)))["sps"]
-    two = by_label(read_together([make_run("b", fakes), make_run("c", fakes)]))["sps"]
+    one = by_label(read_report_data(make_run("a", fakes)))["sps"]
+    two = by_label(read_runs([make_run("b", fakes), make_run("c", fakes)]))["sps"]
     assert two.speedup == pytest.approx(one.speedup)
     assert np.log(two.speedup_high / two.speedup_low) > 0.5 * np.log(
         one.speedup_high / one.speedup_low
@@ -247,12 +249,12 @@ def matrix(make_run, synthetic, manifest):
 
 def test_runs_of_several_targets_are_one_table_in_which_nothing_is_ranked(matrix):
     with pytest.raises(UsageError, match="do not belong together"):
-        read_together(matrix)
-    reading = read_together(matrix, targets=True)
+        read_runs(matrix)
+    reading = read_runs(matrix, targets=True)
     labels = [row.label for row in reading.summary.rows]
     assert labels[:3] == ["sps @a+x", "sps @a+y", "sps @b+x"]
     assert not any(row.letters for row in reading.summary.rows)
-    said = footer(reading.summary, reading.facts)
+    said = all_notes(reading.summary, reading.facts)
     assert said[0].startswith("several targets: a speedup is over vanilla of its own")
     rows = by_label(reading)
     models = {label: (row.target_model, row.draft_model) for label, row in rows.items()}
@@ -261,27 +263,27 @@ def test_runs_of_several_targets_are_one_table_in_which_nothing_is_ranked(matrix
 
 
 def test_a_speedup_of_a_target_is_the_one_that_its_own_run_has(matrix):
-    together = by_label(read_together(matrix, targets=True))
+    together = by_label(read_runs(matrix, targets=True))
     for run in matrix:
-        for row in read(run).summary.rows:
+        for row in read_report_data(run).summary.rows:
             assert together[f"{row.label} @{run.path.name}"].speedup == row.speedup
 
 
 def test_runs_of_several_targets_that_differ_in_more_are_refused(make_run):
     runs = [make_run("a", change=on("a")), make_run("b", change=setting(seed=7))]
     with pytest.raises(UsageError, match=r"seed: 0 \(a\) against 7 \(b\)") as refused:
-        read_together(runs, targets=True)
+        read_runs(runs, targets=True)
     assert "target" not in refused.value.message.partition("seed")[0]
 
 
 def test_a_row_that_one_target_has_no_draft_for_is_named_with_that_target(matrix):
     matrix[2].manifest["left_out"] = {"eagle": "no head"}
-    reading = read_together(matrix, targets=True)
+    reading = read_runs(matrix, targets=True)
     assert reading.run.manifest["left_out"] == {"eagle @b+x": "no head"}
 
 
 def test_a_matrix_has_a_row_a_method_and_draft_and_a_column_a_target(matrix, tmp_path):
-    reading = read_together(matrix, targets=True)
+    reading = read_runs(matrix, targets=True)
     found = group_by_target(reading.summary, reading.facts.targets)
     assert [row.label for row in found.rows] == ["sps @x", "sps @y", "pld"]
     assert {target: sorted(own) for target, own in found.targets.items()} == {
@@ -296,7 +298,7 @@ def test_a_matrix_has_a_row_a_method_and_draft_and_a_column_a_target(matrix, tmp
 
 
 def test_every_rendering_of_a_matrix_names_the_target(matrix, tmp_path, capsys):
-    reading = read_together(matrix, targets=True)
+    reading = read_runs(matrix, targets=True)
     write(reading, tmp_path, ("csv", "json", "html", "latex"))
     table = csv.DictReader((tmp_path / "summary.csv").read_text().splitlines())
     assert {row["target_model"] for row in table} == {"a", "b"}
@@ -310,9 +312,9 @@ def test_every_rendering_of_a_matrix_names_the_target(matrix, tmp_path, capsys):
 
 def test_the_heat_map_has_a_field_for_each_pair_and_none_for_one_target(matrix):
     def fields(runs):
-        reading = read_together(runs, targets=len(runs) > 1)
-        with style.applied():
-            return targets.draw(Cells.of(reading))
+        reading = read_runs(runs, targets=len(runs) > 1)
+        with style.figure_style():
+            return targets.draw(FigureData.from_report(reading))
 
     figure = fields(matrix)
     speedup, mat = ([each.get_text() for each in axes.texts] for axes in figure.axes)

@@ -9,7 +9,7 @@ import pytest
 
 from specbench_cli import app
 from specbench_cli.report import trackers
-from specbench_cli.report.reading import read
+from specbench_cli.report.report_data import read_report_data
 from specbench_cli.store.run_dir import RunDir
 
 RUN = Path(__file__).parents[2] / "results/reference/default-2cores"
@@ -17,7 +17,7 @@ RUN = Path(__file__).parents[2] / "results/reference/default-2cores"
 
 @pytest.fixture(scope="module")
 def rows():
-    return {row.label: row for row in read(RunDir.open(RUN)).summary.rows}
+    return {row.label: row for row in read_report_data(RunDir.open(RUN)).summary.rows}
 
 
 def test_figures_are_numbers_and_settings_are_single_values(rows):

@@ -22,12 +22,12 @@ def test_480_times_45_cells_are_planned_and_read_in_seconds(
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     write = importlib.import_module("synthetic").write
     run = write(tmp_path / "run", 108, 10, 1)
-    write(tmp_path / "warm", 1, 1, 1).answered()
+    write(tmp_path / "warm", 1, 1, 1).read_output_ids()
     rows = [{"name": "vanilla", "label": "vanilla"}]
     rows += [{"name": "sps", "label": f"sps-{n}", "params": {"length": 1 + n}} for n in range(44)]
     config = RunConfig(methods=rows, tasks=["mini"], verify="greedy")
     began = time.process_time()
-    done = set(run.answered())
+    done = set(run.read_output_ids())
     read = time.process_time() - began
     plan = make_plan(config)
     schedule = list(plan.schedule(1))

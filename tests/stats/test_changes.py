@@ -33,7 +33,7 @@ def test_a_step_is_found_at_its_place_with_its_levels():
     rng = np.random.default_rng(1)
     series = np.r_[rng.normal(1.40, 0.01, 12), rng.normal(1.30, 0.01, 8)]
     (found,) = find_level_shifts(series)
-    assert found.at == 12
+    assert found.index == 12
     assert found.before == pytest.approx(1.40, abs=0.01)
     assert found.after == pytest.approx(1.30, abs=0.01)
     assert found.p <= 0.01
@@ -42,7 +42,7 @@ def test_a_step_is_found_at_its_place_with_its_levels():
 def test_two_steps_are_two_changes_with_the_level_between_them():
     rng = np.random.default_rng(2)
     series = rng.normal(0, 0.01, 45) + np.repeat([1.0, 1.2, 1.1], 15)
-    assert [found.at for found in find_level_shifts(series)] == [15, 30]
+    assert [found.index for found in find_level_shifts(series)] == [15, 30]
     assert (
         find_level_shifts(series)[0].after
         == find_level_shifts(series)[1].before
@@ -56,7 +56,7 @@ def test_one_wild_run_makes_no_change_and_hides_none():
     series[9] = 9.0
     assert find_level_shifts(series) == []
     series[12:] -= 0.1
-    assert [found.at for found in find_level_shifts(series)] == [12]
+    assert [found.index for found in find_level_shifts(series)] == [12]
 
 
 def test_a_change_of_two_sigma_in_thirty_runs_is_found_four_times_in_five():
@@ -66,7 +66,7 @@ def test_a_change_of_two_sigma_in_thirty_runs_is_found_four_times_in_five():
         series = rng.normal(size=30)
         series[15:] += 2
         found += any(
-            abs(s.at - 15) <= 3 for s in find_level_shifts(series, level=0.01, draws=399, seed=i)
+            abs(s.index - 15) <= 3 for s in find_level_shifts(series, level=0.01, draws=399, seed=i)
         )
     assert found >= 48
 
@@ -78,19 +78,19 @@ def test_too_few_or_equal_values_have_no_changes(series):
 
 def test_few_values_prove_nothing_however_far_apart():
     assert find_level_shifts([1.0] * 4 + [2.0] * 4) == []
-    assert [found.at for found in find_level_shifts([1.0] * 9 + [2.0] * 3)] == [9]
+    assert [found.index for found in find_level_shifts([1.0] * 9 + [2.0] * 3)] == [9]
 
 
 def test_a_clear_change_is_found_three_runs_later():
     rng = np.random.default_rng(5)
     series = rng.normal(1.4, 0.01, 23)
     series[20:] -= 0.1
-    assert [found.at for found in find_level_shifts(series, level=0.003)] == [20]
+    assert [found.index for found in find_level_shifts(series, level=0.003)] == [20]
 
 
 def test_series_without_noise_change_at_every_difference():
     found = find_exact_changes([3.0, 3.0, 4.0, 4.0, 3.5])
-    assert [(s.at, s.before, s.after, s.p) for s in found] == [(2, 3, 4, 0), (4, 4, 3.5, 0)]
+    assert [(s.index, s.before, s.after, s.p) for s in found] == [(2, 3, 4, 0), (4, 4, 3.5, 0)]
     assert find_exact_changes([0.1 + 0.2, 0.3]) == []
     assert find_exact_changes([]) == []
 
@@ -99,7 +99,7 @@ def test_series_without_noise_change_at_every_difference():
 @given(st.lists(st.floats(-1e6, 1e6), max_size=30), st.integers(0, 9))
 def test_changes_are_in_order_apart_and_unmoved_by_scale(values, seed):
     found = find_level_shifts(values, level=0.5, draws=49, seed=seed)
-    ends = [0, *(s.at for s in found), len(values)]
+    ends = [0, *(s.index for s in found), len(values)]
     assert all(b - a >= MIN_SEGMENT for a, b in pairwise(ends)) or not found
     scaled = find_level_shifts([2 * v for v in values], level=0.5, draws=49, seed=seed)
-    assert [s.at for s in scaled] == [s.at for s in found]
+    assert [s.index for s in scaled] == [s.index for s in found]

@@ -33,7 +33,7 @@ def prompt(make_record):
 @pytest.fixture
 def run(tmp_path, make_record, prompt):
     """An unfinished run of one prompt with three turns, each with a record."""
-    run = RunDir.create(tmp_path / "run", dict(PLAN), order=ORDER)
+    run = RunDir.create(tmp_path / "run", dict(PLAN), resume_config=ORDER)
     for turn in (1, 2, 3):
         run.append_prompts([prompt(turn=turn)])
         run.append([make_record(turn=turn)])
@@ -82,7 +82,7 @@ def readers(run):
     return [
         lambda: list(run.records()),
         lambda: list(run.records({"mini/3"})),
-        lambda: list(run.each(to_json)),
+        lambda: list(run.map_records(to_json)),
     ]
 
 
@@ -104,7 +104,7 @@ def test_record_with_a_pass_or_seed_that_the_run_does_not_have_is_refused(
     with (run.path / "records.jsonl").open("a") as file:
         file.write(to_json(make_record(turn=3, **change)) + "\n")
     run = killed(run)
-    for read in (*readers(run), run.answered):
+    for read in (*readers(run), run.read_output_ids):
         with pytest.raises(UsageError, match=rf"line 4 is no record: {says}"):
             read()
 
@@ -113,7 +113,7 @@ def test_each_load_and_repeat_of_a_run_is_read(tmp_path, make_record):
     effective = {"repeats": 2, "load": "poisson:1,2"}
     run = RunDir.create(tmp_path / "run", {"config": {"effective": effective}})
     run.append(make_record(pass_=pass_) for pass_ in (1, 2, 1001, 1002))
-    assert len(list(run.records())) == len(run.answered()) == 4
+    assert len(list(run.records())) == len(run.read_output_ids()) == 4
     run.append([make_record(pass_=2001)])
     with pytest.raises(UsageError, match="pass: 2001, and the run has 2 loads"):
         list(run.records())
@@ -183,7 +183,7 @@ def test_changed_prompt_of_a_finished_run_is_noticed(run):
 
 
 def test_manifest_of_another_run_does_not_fit(run, tmp_path, make_record, prompt):
-    other = RunDir.create(tmp_path / "other", dict(PLAN), order=ORDER)
+    other = RunDir.create(tmp_path / "other", dict(PLAN), resume_config=ORDER)
     other.append_prompts([prompt()])
     other.append([make_record(n_tokens=5, other_cpu=0.5)])
     run, other = finished(run), finished(other)
@@ -195,7 +195,7 @@ def test_manifest_of_another_run_does_not_fit(run, tmp_path, make_record, prompt
 def test_change_that_is_accepted_labels_the_run(run):
     run = finished(run)
     put(run, lines(run)[:2])
-    run.hold()
+    run.acquire_lock()
     run.accept_changes()
     run.release()
     again = RunDir.open(run.path)
@@ -208,8 +208,8 @@ def test_change_that_is_accepted_labels_the_run(run):
 def test_digests_of_lines_are_only_in_the_manifest_of_an_unfinished_run(run):
     assert len(stopped(run).manifest["line_digests"]["records.jsonl"]) == 3
     run = RunDir.open(run.path)
-    run.hold()
-    run.answered()
+    run.acquire_lock()
+    run.read_output_ids()
     manifest = finished(run).manifest
     assert "line_digests" not in manifest
     assert set(manifest["files"]) == {"records.jsonl", "prompts.jsonl"}
@@ -222,7 +222,7 @@ def test_run_of_an_older_version_has_no_digests_and_is_read(run, leave):
     (run.path / "manifest.json").write_text(json.dumps(manifest))
     put(run, map(edited, lines(run)))
     run = RunDir.open(run.path)
-    assert len(list(run.records())) == len(run.answered()) == 3
+    assert len(list(run.records())) == len(run.read_output_ids()) == 3
 
 
 # An unfinished run
@@ -235,7 +235,7 @@ def test_edit_of_the_same_size_in_an_unfinished_run_names_the_record(run, leave,
     held = lines(run)
     put(run, [edited(line) if place == at else line for place, line in enumerate(held)])
     says = rf"line {at + 1} is no record: another program changed it: \('mini/3', {at + 1}"
-    for read in (*readers(run), run.answered):
+    for read in (*readers(run), run.read_output_ids):
         with pytest.raises(UsageError, match=says) as caught:
             read()
     assert f"sed -i {at + 1}d" in caught.value.hint
@@ -245,9 +245,9 @@ def test_edit_of_the_same_size_in_an_unfinished_run_names_the_record(run, leave,
 def test_deleted_record_is_only_missing(run, leave):
     run = leave(run)
     put(run, lines(run)[1:])
-    assert [key[1] for key in run.answered()] == [2, 3]
+    assert [key[1] for key in run.read_output_ids()] == [2, 3]
     assert len(list(run.records())) == 2
-    run.hold()
+    run.acquire_lock()
     run.mark_running()
     assert not run.has_written(("mini/3", 1, "sps", 1))
     assert run.has_written(("mini/3", 2, "sps", 1))
@@ -257,7 +257,7 @@ def test_record_that_is_added_to_an_interrupted_run_is_named(run, make_record, p
     run.append_prompts([prompt(turn=4)])
     run = stopped(run)
     put(run, [*lines(run), to_json(make_record(turn=4)) + "\n"])
-    for read in (*readers(run), run.answered):
+    for read in (*readers(run), run.read_output_ids):
         with pytest.raises(UsageError, match="line 4 is no record: another program added it"):
             read()
 
@@ -269,8 +269,8 @@ def test_records_that_a_killed_process_wrote_last_are_kept(run, make_record, pro
     run.lock.release()
     run = RunDir.open(run.path)
     assert len(run.manifest["line_digests"]["records.jsonl"]) == 3
-    assert len(run.answered()) == len(list(run.records())) == 4
-    run.hold()
+    assert len(run.read_output_ids()) == len(list(run.records())) == 4
+    run.acquire_lock()
     run.mark_running()
     put(run, [*lines(run)[:3], edited(lines(run)[3])])
     with pytest.raises(UsageError, match="line 4 is no record: another program changed it"):
@@ -305,7 +305,7 @@ def test_edit_of_the_same_size_during_the_run_is_noticed_at_its_end(run, at):
     with pytest.raises(ConcurrentWriteError, match=rf"first in line {at + 1}: .* changed it"):
         run.reread_output_ids()
     with pytest.raises(UsageError, match=rf"line {at + 1} is no record"):
-        stopped(run).answered()
+        stopped(run).read_output_ids()
 
 
 def test_record_that_is_added_during_the_run_is_noticed_and_refused_later(run, make_record):
@@ -314,9 +314,9 @@ def test_record_that_is_added_during_the_run_is_noticed_and_refused_later(run, m
         run.reread_output_ids()
     run = stopped(run)
     with pytest.raises(UsageError, match="line 4 is no record: another program changed it"):
-        run.answered()
+        run.read_output_ids()
     put(run, lines(run)[:3])
-    assert len(run.answered()) == 3
+    assert len(run.read_output_ids()) == 3
 
 
 def test_edit_between_the_last_check_and_the_end_is_noticed_by_readers(run):
@@ -330,7 +330,7 @@ def test_records_read_by_several_processes_are_checked_too(run, monkeypatch):
     monkeypatch.setattr(pieces, "MIN_PARALLEL_BYTES", 1)
     monkeypatch.setattr(pieces, "usable_cpus", lambda: 2)
     run = stopped(run)
-    assert len(list(run.each(to_json))) == 3
+    assert len(list(run.map_records(to_json))) == 3
     put(run, [*lines(run)[:2], edited(lines(run)[2])])
     with pytest.raises(UsageError, match="line 3 is no record: another program changed it"):
-        list(run.each(to_json))
+        list(run.map_records(to_json))

@@ -26,7 +26,7 @@ PROMPT = Prompt("mini/1", "mini/1", "mini", "qa", "lexicon", 1, "Why?", [1])
 
 @pytest.fixture
 def run(tmp_path):
-    run = RunDir.create(tmp_path / "run", {}, order=ORDER)
+    run = RunDir.create(tmp_path / "run", {}, resume_config=ORDER)
     yield run
     run.release()
 
@@ -61,7 +61,7 @@ def test_folder_with_a_user_s_file_of_such_a_name_is_refused_and_kept(tmp_path, 
     (tmp_path / name).write_text(content)
     before = snapshot(tmp_path)
     with pytest.raises(UsageError, match="not empty and holds no run"):
-        RunDir.create(tmp_path, {}, order=ORDER)
+        RunDir.create(tmp_path, {}, resume_config=ORDER)
     assert snapshot(tmp_path) == before
 
 
@@ -82,7 +82,7 @@ def test_folder_with_a_link_of_such_a_name_is_refused_and_its_target_kept(
     if name == OURS[-1] and link == "hard":
         return  # the other name keeps the content, whatever becomes of this one
     with pytest.raises(UsageError, match="not empty and holds no run"):
-        RunDir.create(folder, {}, order=ORDER)
+        RunDir.create(folder, {}, resume_config=ORDER)
     assert victim.read_text() == content
     assert not (tmp_path / "not there").exists()
     assert (folder / name).is_symlink() or link == "hard"
@@ -95,7 +95,7 @@ def test_folder_with_a_folder_a_pipe_or_a_socket_of_such_a_name_is_refused(tmp_p
         folder.mkdir()
         make(folder / name)
         with pytest.raises(UsageError, match="not empty and holds no run"):
-            RunDir.create(folder, {}, order=ORDER)
+            RunDir.create(folder, {}, resume_config=ORDER)
         assert [file.name for file in folder.iterdir()] == [name]
 
 
@@ -148,7 +148,7 @@ def test_user_s_file_with_the_name_of_a_draft_is_kept(run, content):
     for file in files:
         file.write_text(content)
     run.release()
-    run.hold()
+    run.acquire_lock()
     assert [file.read_text() for file in files] == [content, content]
 
 
@@ -176,12 +176,12 @@ def test_user_s_file_where_drafts_of_the_manifest_were_is_kept(run):
 @pytest.mark.parametrize("content", [MINE, "", "{}"])
 def test_user_s_file_in_place_of_the_order_is_kept(run, content):
     (run.path / ".resume.json").write_text(content)
-    run.forget_order()
+    run.remove_resume_config()
     assert (run.path / ".resume.json").read_text() == content
 
 
 def test_order_of_a_finished_run_is_removed(run):
-    run.forget_order()
+    run.remove_resume_config()
     assert not (run.path / ".resume.json").exists()
 
 
@@ -190,7 +190,7 @@ def test_user_s_lock_in_a_run_is_kept_and_named(run, content):
     run.release()
     (run.path / ".lock").write_text(content)
     with pytest.raises(UsageError, match=r"\.lock was not written by|written to by process unkn"):
-        run.hold()
+        run.acquire_lock()
     assert (run.path / ".lock").read_text() == content
 
 
@@ -199,7 +199,7 @@ def test_lock_that_is_a_link_is_refused_and_its_target_kept(run, victim, link):
     run.release()
     link(victim, run.path / ".lock")
     with pytest.raises(UsageError, match="is a link"):
-        run.hold()
+        run.acquire_lock()
     assert victim.read_text() == "precious"
     assert (run.path / ".lock").exists()
 
@@ -228,7 +228,7 @@ def test_list_of_runs_elsewhere_is_not_written_through_a_link(tmp_path, victim):
 def test_run_of_a_matrix_is_a_folder_inside(tmp_path, name):
     (tmp_path / "matrix.json").write_text(json.dumps({"runs": [name]}))
     with pytest.raises(UsageError, match="is damaged"):
-        matrix.members(tmp_path)
+        matrix.run_folders(tmp_path)
 
 
 def test_run_of_a_matrix_is_no_link_to_another_folder(tmp_path):
@@ -237,12 +237,12 @@ def test_run_of_a_matrix_is_no_link_to_another_folder(tmp_path):
     (tmp_path / "matrix/a").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "matrix/matrix.json").write_text('{"runs": ["a"]}')
     with pytest.raises(UsageError, match="is a link"):
-        matrix.members(tmp_path / "matrix")
+        matrix.run_folders(tmp_path / "matrix")
 
 
 @pytest.mark.parametrize("end", [matrix.finish, matrix.discard])
 def test_user_s_file_in_place_of_a_matrix_s_order_is_kept(tmp_path, end):
-    matrix.create(tmp_path / "m", matrix.MatrixOrder({"a": ORDER}, {}))
+    matrix.create(tmp_path / "m", matrix.MatrixConfig({"a": ORDER}, {}))
     (tmp_path / "m/.matrix.resume.json").write_text(MINE)
     end(tmp_path / "m")
     assert (tmp_path / "m/.matrix.resume.json").read_text() == MINE
@@ -255,7 +255,7 @@ def second(run):
     """Return the run as another process opens it after the lock was removed."""
     (run.path / ".lock").unlink()
     other = RunDir.open(run.path)
-    other.hold()
+    other.acquire_lock()
     return other
 
 
@@ -309,7 +309,7 @@ def test_what_a_second_writer_added_before_it_ended_is_noticed(run, make_record)
     run.append([make_record()])
     lock = (run.path / ".lock").rename(run.path.parent / "kept")
     other = RunDir.open(run.path)
-    other.hold()
+    other.acquire_lock()
     other.append([make_record(turn=2)])
     other.release()
     lock.rename(run.path / ".lock")  # as if nothing had been
@@ -321,7 +321,7 @@ def test_what_a_second_writer_added_before_it_ended_is_noticed(run, make_record)
 def test_second_writer_notices_what_the_first_added_after_it_had_read(run, make_record):
     other = RunDir.open(run.path)
     other._watched = run.lock  # the moment between the first one's look and its writing
-    other.answered()
+    other.read_output_ids()
     run.append([make_record()])
     with pytest.raises(ConcurrentWriteError, match="another program changed it"):
         other.append([make_record()])
@@ -377,15 +377,15 @@ def test_empty_lock_that_a_killed_process_left_is_taken_over(run, tmp_path):
     run.release()
     (run.path / LOCK).touch()
     again = RunDir.open(run.path)
-    again.hold()
+    again.acquire_lock()
     assert json.loads((run.path / LOCK).read_text())["pid"] == os.getpid()
     with pytest.raises(UsageError, match=f"written to by process {os.getpid()} on "):
-        RunDir.open(run.path).hold()
+        RunDir.open(run.path).acquire_lock()
     again.release()
     assert not (run.path / LOCK).exists()
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / LOCK).touch()
-    RunDir.create(tmp_path / "new", {}, order=ORDER).release()
+    RunDir.create(tmp_path / "new", {}, resume_config=ORDER).release()
 
 
 def test_empty_lock_of_a_process_that_is_alive_is_not_taken_over(run):
@@ -393,7 +393,7 @@ def test_empty_lock_of_a_process_that_is_alive_is_not_taken_over(run):
     with (run.path / LOCK).open("w") as file:  # as on a full disk
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(UsageError, match="written to by process unknown"):
-            RunDir.open(run.path).hold()
+            RunDir.open(run.path).acquire_lock()
         assert not (run.path / LOCK).read_text()
 
 

@@ -36,7 +36,7 @@ def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def refused(run: RunDir) -> str:
     with pytest.raises(UsageError) as error:
-        list(run.each(drop_details))
+        list(run.map_records(drop_details))
     return str(error.value)
 
 
@@ -52,7 +52,7 @@ def test_pieces_end_with_lines_and_are_the_file(run: RunDir) -> None:
 def test_several_processes_read_what_one_does_in_its_order_and_name_the_line(
     run: RunDir, tmp_path: Path
 ) -> None:
-    assert list(run.each(drop_details)) == [drop_details(record) for record in run.records()]
+    assert list(run.map_records(drop_details)) == [drop_details(record) for record in run.records()]
 
     lines = (run.path / "records.jsonl").read_text().splitlines(keepends=True)
     damaged = json.loads(lines[50]) | {"n_tokens": -1}
@@ -71,4 +71,4 @@ def test_what_a_process_that_died_should_have_read_is_read_all_the_same(
 ) -> None:
     command = [sys.executable, "-c", "import os; os._exit(9)"]
     monkeypatch.setattr(pieces, "python_command", lambda *_, **__: command)
-    assert list(run.each(drop_details)) == [drop_details(record) for record in run.records()]
+    assert list(run.map_records(drop_details)) == [drop_details(record) for record in run.records()]

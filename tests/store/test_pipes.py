@@ -36,7 +36,7 @@ def _limit():
         (".resume.json", load_resume_config),
         (".recommendation.resume.json", Journal.read),
         ("recommendation.json", read_result),
-        (".matrix.resume.json", matrix.read_order),
+        (".matrix.resume.json", matrix.read_config),
         ("alignment.json", lambda folder: list(_drafts(folder))),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -71,4 +71,4 @@ def test_a_pipe_in_place_of_a_file_that_may_lack_is_passed_over(tmp_path, name, 
 def test_a_matrix_that_names_a_run_twice_is_refused(tmp_path):
     (tmp_path / matrix.MATRIX).write_text(json.dumps({"runs": ["a", "b", "a"]}))
     with pytest.raises(UsageError, match="names a folder twice"):
-        matrix.members(tmp_path)
+        matrix.run_folders(tmp_path)

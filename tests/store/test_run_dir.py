@@ -196,10 +196,10 @@ def test_what_is_answered_is_what_the_records_say_and_grows_with_them(
 ):
     run.append([make_record(), make_record(turn=2, label="vanilla")])
     again = RunDir.open(run.path)
-    assert again.answered() == {record.key: record.output_ids for record in again.records()}
+    assert again.read_output_ids() == {record.key: record.output_ids for record in again.records()}
     monkeypatch.setattr("specbench_cli.store.jsonl.read", None)  # it is read once
     again.append([make_record(turn=3)])
-    assert [key[1] for key in again.answered()] == [1, 2, 3]
+    assert [key[1] for key in again.read_output_ids()] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(("line", "says"), [("{}", "prompt_id is missing"), ("{", "no JSON")])
@@ -208,7 +208,7 @@ def test_what_is_answered_names_a_damaged_line(run, make_record, line, says):
     with (run.path / "records.jsonl").open("a") as file:
         file.write(f"{line}\n")
     with pytest.raises(UsageError, match=f"line 2 is no record: {says}"):
-        run.answered()
+        run.read_output_ids()
 
 
 def test_an_impossible_value_is_named_with_file_line_and_what_to_do(run, make_record):
@@ -304,22 +304,22 @@ def test_a_manifest_keeps_its_order_and_its_whole_numbers(tmp_path):
 
 
 def test_second_writer_is_refused_by_name_and_the_first_goes_on(run):
-    run.hold()
+    run.acquire_lock()
     other = RunDir.open(run.path)
     with pytest.raises(UsageError, match=f"written to by process {os.getpid()} on ") as caught:
-        other.hold()
+        other.acquire_lock()
     assert f"specbench run --resume {run.path}" in caught.value.hint
     run.release()
-    other.hold()
+    other.acquire_lock()
     other.release()
     assert [file.name for file in run.path.iterdir()] == ["manifest.json"]
 
 
 def test_lock_of_a_process_that_died_hinders_nobody(run):
-    (child := os.fork()) or (run.hold(), os._exit(0))
+    (child := os.fork()) or (run.acquire_lock(), os._exit(0))
     os.waitpid(child, 0)
     assert (run.path / ".lock").exists()
-    run.hold()
+    run.acquire_lock()
     run.release()
 
 
@@ -333,17 +333,17 @@ def test_folder_that_a_killed_start_left_can_be_begun_in(tmp_path):
     (tmp_path / ".manifest.json.0123abcd.new").write_text('{"cut')  # by a kill while it is written
     (tmp_path / ".resume.json.0123abcd.new").write_text("")
     assert {".lock", ".resume.json"} < {file.name for file in tmp_path.iterdir()}
-    run = RunDir.create(tmp_path, {}, order=ORDERED)
+    run = RunDir.create(tmp_path, {}, resume_config=ORDERED)
     assert run.manifest["status"] == "running"
     with pytest.raises(UsageError, match="written to by process"):
-        RunDir.create(tmp_path, {}, order=ORDERED)
+        RunDir.create(tmp_path, {}, resume_config=ORDERED)
     run.discard()
     assert not tmp_path.exists()
 
 
 def killed_while_it_begins(path):
     RunDir._write_manifest = lambda self: os._exit(9)
-    RunDir.create(path, {}, order=ORDERED)
+    RunDir.create(path, {}, resume_config=ORDERED)
 
 
 @pytest.mark.parametrize(
@@ -391,15 +391,18 @@ def test_file_that_another_program_writes_to_is_named_with_it_and_the_run_is_spo
 ):
     if name != "manifest.json":
         (run.path / name).write_text("{}\n")
-    with pytest.raises(UsageError, match=rf"bad changed {name}, which the run"), run.guarded("bad"):
+    with (
+        pytest.raises(UsageError, match=rf"bad changed {name}, which the run"),
+        run.forbid_changes("bad"),
+    ):
         harm(run.path / name, how)
     assert RunDir.open(run.path).manifest["spoiled"] == "bad"
 
 
 def test_files_that_nobody_writes_to_are_no_fault_and_a_fault_is_not_hidden(run):
-    with run.guarded("good"):
+    with run.forbid_changes("good"):
         (run.path / "report.md").write_text("of the user's")
-    with pytest.raises(KeyError), run.guarded("good"):
+    with pytest.raises(KeyError), run.forbid_changes("good"):
         raise KeyError
     assert "spoiled" not in run.manifest
 

@@ -17,7 +17,7 @@ from methods._heads.module import ParallelHead, get_head_classes, get_parallel_h
 from recipes.embedded import family
 from specbench_cli import registry
 from specbench_cli.app import with_all_options
-from specbench_cli.commands.training._shared import recipes
+from specbench_cli.commands.training._shared import prepare_recipes
 from specbench_cli.commands.training.app import app as train
 from specbench_cli.config.train import HeadLoss
 from specbench_cli.engine.models.checkpoint import Weights
@@ -189,7 +189,7 @@ def test_a_parallel_drafter_goes_on_where_it_was_killed_and_is_what_decoding_loa
 
 
 def test_a_pard_draft_is_adapted_from_a_draft_model(tmp_path: Path, target: Path) -> None:
-    with pytest.raises(UsageError, match="no customary draft"):
+    with pytest.raises(UsageError, match="no default draft model"):
         run("pard", tmp_path, target)
 
 
@@ -210,8 +210,8 @@ def test_wider_updates_are_fewer_and_read_as_many_tokens(
     tokens: int | None, tmp_path: Path
 ) -> None:
     whole = HeadSchedule.for_target(get_head_classes()["eagle3"], "smollm2", 1536)
-    (plain,) = recipes((whole,), 1.0, False, tmp_path, True, tokens)
-    (wide,) = recipes((whole,), 1.0, False, tmp_path, True, tokens, 16, 4e-3)
+    (plain,) = prepare_recipes((whole,), 1.0, False, tmp_path, True, tokens)
+    (wide,) = prepare_recipes((whole,), 1.0, False, tmp_path, True, tokens, 16, 4e-3)
     assert (plain.stages[0].sequences, wide.stages[0].sequences) == (4, 16)
     assert wide.stages[0].steps * 4 == plain.stages[0].steps
     assert wide.tokens == plain.tokens == (tokens or whole.tokens)

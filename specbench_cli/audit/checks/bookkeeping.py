@@ -13,14 +13,14 @@ from specbench_cli.audit.checks.tokens import long_case_for
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.models.head import TableHead, find_wrong_features
 from specbench_cli.audit.models.observed_session import ObservedSession
-from specbench_cli.audit.models.table import find_wrong_rows, pair
+from specbench_cli.audit.models.table import find_wrong_rows, make_table_pair
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import AuditSubject, format_params, max_draft_levels
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.partial import Partial
-from specbench_cli.engine.spans.judge import SegmentRule
-from specbench_cli.engine.spans.token_accounting import unsettled_tokens
+from specbench_cli.engine.segments.rules import SegmentRule
+from specbench_cli.engine.segments.token_accounting import unsettled_tokens
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.engine.verify.tree import ROOT
@@ -41,26 +41,26 @@ DRAFTS_PER_OUTPUT = 4
 """Number of full drafts that fit in an output, for drafts that are near or equal to the target."""
 
 
-LOOK_AT_STATES = (
+STATES_HINT = (
     "`observe`, which must take rejected tokens out of the method's states (`state.rollback`; of a"
     " head's all that was drafted, `levels.drop`), and what `propose` feeds:"
     " `session.pending_tokens(state.length())`, a head"
     " `session.pending_features`, nothing left out; a drafter beside"
     " the target: what it is told after each step, and `desk.text`, of which its states hold rows"
 )
-LOOK_AT_COUNTS = (
+COUNTS_HINT = (
     "`Outcome` and `Draft` if the method makes its own: path, origin and tested are counted from"
     " them; a step tells the whole draft that `session.score` had (what is scored beside it is"
     " said there, `proposed=`) and what `session.commit` returned; a draft has at most `limit`"
     " levels, and full acceptance adds a bonus token"
 )
-LOOK_AT_CLOCK = (
+CLOCK_HINT = (
     "what the method runs beside `session.target`, `session.draft()`, `session.partial(...)` and"
     " `session.artifact(...)`, which are metered: a decoder under its wrapper, a copy's `module`"
     " outside of `learn`, threads of its own; a drafter beside the target is hired"
     " (`session.start_worker`); `session.harness` is the measuring program's"
 )
-LOOK_AT_RULE = (
+RULE_HINT = (
     "the accept rule and who asks it: the lossless rule comes first ('accepted'), what it rejects"
     " and the rule lets pass at its parent's distribution is 'relaxed' (`session.verify`)"
 )
@@ -86,20 +86,20 @@ def check_bookkeeping(subject: AuditSubject) -> list[Finding]:
             rows += sum(held.length() for _, held, _ in session.states())
             at = f"step {len(steps_taken)} of {where}"
             wrong = _find_state_error(session) or _find_drafter_error(session, step)
-            state = Problem(wrong, at, LOOK_AT_STATES) if wrong else None
+            state = Problem(wrong, at, STATES_HINT) if wrong else None
             wrong = _find_count_error(session, step, len(steps_taken), bonus=subject.method.bonus)
-            count = Problem(wrong, at, LOOK_AT_COUNTS) if wrong else None
+            count = Problem(wrong, at, COUNTS_HINT) if wrong else None
             if judged is not None and not count:
                 wrong = judged.find_error(session, step)
-                count = Problem(wrong, at, LOOK_AT_RULE) if wrong else None
+                count = Problem(wrong, at, RULE_HINT) if wrong else None
             if state or count:
                 break  # a wrong state can cause any later error
         else:
             wrong = _find_record_error(session, steps_taken, subject.name, ruled=judged is not None)
             wrong = wrong or _find_accounting_error(session, steps_taken)
-            count = Problem(wrong, where, LOOK_AT_COUNTS) if wrong else None
+            count = Problem(wrong, where, COUNTS_HINT) if wrong else None
         wrong = beside or session.find_contradiction()
-        clock = Problem(wrong, where, LOOK_AT_CLOCK) if wrong else None
+        clock = Problem(wrong, where, CLOCK_HINT) if wrong else None
         if state or count or clock:
             break
     return [
@@ -120,7 +120,12 @@ def decoding_cases(subject: AuditSubject) -> Iterator[tuple[MethodParams, Case]]
                 sampling = make_sampling(rule, turn)
                 yield (
                     params,
-                    Case(kind, pair(kind, 5), sampling, budget=DRAFTS_PER_OUTPUT * levels + 1),
+                    Case(
+                        kind,
+                        make_table_pair(kind, 5),
+                        sampling,
+                        budget=DRAFTS_PER_OUTPUT * levels + 1,
+                    ),
                 )
         for params in subject.variants[:2]:
             yield params, long_case_for(subject, rule)
@@ -156,7 +161,7 @@ def _find_drafter_error(session: ObservedSession, step: Step) -> str | None:
     Its text must start with the tokens committed before the step, and its states with its text.
     """
     committed = session.tokens()[: len(session.tokens()) - len(step.outcome.committed)]
-    for desk in session.desks():
+    for desk in session.draft_sessions():
         if desk.text[: len(committed)] != committed:
             return f"its drafter has the text {desk.text}, but {committed} is committed"
         for decoder, state in desk.states:
@@ -179,7 +184,7 @@ def _find_count_error(
     if len(seen) != steps:
         return f"drafts were scored for {len(seen)} steps so far"
     ends = session.finish is not None
-    wrong = find_misreport(seen[-1], ReportedStep.of(step), bonus=bonus, last=ends)
+    wrong = find_misreport(seen[-1], ReportedStep.from_step(step), bonus=bonus, last=ends)
     if wrong is not None:
         return wrong
     assert draft is not None
@@ -365,8 +370,8 @@ def _record(
             if ruled
             else None,
         ),
-        target_forwards=(trace := Trace.pack(session.harness.meter.forwards)).counted()[0],
-        draft_forwards=trace.counted()[1],
+        target_forwards=(trace := Trace.pack(session.harness.meter.forwards)).count_forwards()[0],
+        draft_forwards=trace.count_forwards()[1],
         target_equivalents=sum(
             f.share for f in session.harness.meter.forwards if f.model == "target"
         ),

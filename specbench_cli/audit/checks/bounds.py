@@ -14,7 +14,12 @@ from specbench_cli.audit.checks.overlap import expected_accepted
 from specbench_cli.audit.finding import Finding, Problem, format_distinct
 from specbench_cli.audit.models.head import TableBlockHead, TableParallel
 from specbench_cli.audit.models.observed_session import ObservedSession
-from specbench_cli.audit.models.table import pair, peaked_table, random_table, successor_table
+from specbench_cli.audit.models.table import (
+    make_table_pair,
+    peaked_table,
+    random_table,
+    successor_table,
+)
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import (
     LOOKUP_METHODS,
@@ -156,7 +161,7 @@ class CaseRun:
                 yield number, step, text
 
     @property
-    def changes_q(self) -> bool:
+    def draft_differs_from_model(self) -> bool:
         """True if q of the first draft token differs from p, though draft and target are equal."""
         if not self.case.sampling.draws:
             return False
@@ -170,7 +175,7 @@ class CaseRun:
         )
 
     @property
-    def where(self) -> str:
+    def description(self) -> str:
         """Description of the case for messages."""
         return f"{format_params(self.params)}; {self.case}"
 
@@ -213,9 +218,9 @@ def _check_full_acceptance(
                     f"step {number} commits {n} of {due} tokens: {len(step.outcome.path)} of"
                     f" {step.draft.levels} draft tokens are accepted"
                 )
-                problem = problem or Problem(what, each.where, look)
+                problem = problem or Problem(what, each.description, look)
     if problem is None and (sums := _acceptance_error(bound)):
-        wrong, problem = wrong + 1, Problem(sums, bound[0].where, look)
+        wrong, problem = wrong + 1, Problem(sums, bound[0].description, look)
     figure = {"steps": steps, "mat": committed / steps if steps else 0.0, "short_steps": wrong}
     return Finding(check, not wrong, figure, problem), bound
 
@@ -240,7 +245,7 @@ def _must_accept_all(each: CaseRun, others: Sequence[CaseRun]) -> bool:
         if other.case.sampling.rule == rule
         for _, step, _ in other.steps_with_draft()
     ]
-    altered = any(other.changes_q for other in alike)
+    altered = any(other.draft_differs_from_model for other in alike)
     if rule == "coupled":
         return all(first) and not altered
     if not altered:
@@ -292,7 +297,7 @@ def _check_mixed_draft(subject: AuditSubject, twins: Sequence[CaseRun]) -> Findi
     problem: Problem | None = None
     for params in {format_params(each.params): each.params for each in greedy}.values():
         for turn in range(TABLES_PER_RULE):
-            tables = pair("mixed", LONG_VOCAB, seed=500 + 2 * turn)
+            tables = make_table_pair("mixed", LONG_VOCAB, seed=500 + 2 * turn)
             case = Case(PARTLY_EQUAL, tables, make_sampling("greedy", turn), budget=40)
             each = CaseRun.decode(subject, params, case)
             if not each.drafted_by_tables:
@@ -313,7 +318,7 @@ def _check_mixed_draft(subject: AuditSubject, twins: Sequence[CaseRun]) -> Findi
                         "the inputs of the draft after a rejected draft: rows, features and indices"
                         " of the previous step (`session.features`, `session.pending_tokens`)"
                     )
-                    problem = Problem(what, each.where, look)
+                    problem = Problem(what, each.description, look)
     if not steps:
         return None
     figure = {"steps": steps, "accepted": accepted}
@@ -350,7 +355,7 @@ def _check_useless_draft(subject: AuditSubject) -> Finding | None:
                 said = min(
                     16, max(4, largest_number(params))
                 )  # enough tokens for the children of a node
-                tables = pair("disjoint", 2 * said, seed=300 + 2 * turn)
+                tables = make_table_pair("disjoint", 2 * said, seed=300 + 2 * turn)
                 # With top-k or top-p fewer tokens than children could remain, and others would fill
                 # up.
                 sampling = replace(make_sampling(rule, turn), top_k=0, top_p=1.0)

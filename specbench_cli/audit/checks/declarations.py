@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from specbench_cli.audit.cases import RULES, Case, make_sampling
 from specbench_cli.audit.checks.bookkeeping import decoding_cases
 from specbench_cli.audit.finding import DECLARATIONS, Finding, Problem
-from specbench_cli.audit.models.table import pair
+from specbench_cli.audit.models.table import make_table_pair
 from specbench_cli.audit.subject import AuditSubject, max_draft_levels
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.method import Method
@@ -124,7 +124,10 @@ def _predictable_cases(params: MethodParams) -> Iterator[Case]:
     for rule in RULES:
         for turn, kind in enumerate(("equal", "near")):
             yield Case(
-                kind, pair(kind, 5), make_sampling(rule, turn), budget=min(4 * levels, 40) + 1
+                kind,
+                make_table_pair(kind, 5),
+                make_sampling(rule, turn),
+                budget=min(4 * levels, 40) + 1,
             )
 
 

@@ -93,7 +93,7 @@ class EnumeratedCase:
     has_steps: bool
 
     @property
-    def where(self) -> str:
+    def description(self) -> str:
         """Description of the case for messages."""
         return f"{format_params(self.params)}; {self.case}"
 
@@ -361,7 +361,7 @@ def _distribution_finding(
         "distribution",
         False,
         figure,
-        Problem(what, worst.where, _suggest_cause(wrong, measured, token)),
+        Problem(what, worst.description, _suggest_cause(wrong, measured, token)),
     )
 
 
@@ -443,4 +443,4 @@ def _acceptance_finding(walks: list[EnumeratedCase]) -> Finding:
         if share < 0
         else "the counts of tested and accepted levels; more than sum min(p, q) cannot be accepted"
     )
-    return Finding("acceptance", False, figure, Problem(what, worst.where, look))
+    return Finding("acceptance", False, figure, Problem(what, worst.description, look))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from specbench_cli.audit.checks.sampled import MIN_P_VALUE
 from specbench_cli.audit.finding import Finding, Problem, format_distinct
-from specbench_cli.audit.models.embedded import EmbeddedPair, embedded_pair
+from specbench_cli.audit.models.embedded import EmbeddedPair, load_embedded_pair
 from specbench_cli.audit.models.tiny import warpers
 from specbench_cli.audit.subject import AuditSubject, format_params, max_draft_levels
 from specbench_cli.engine.learning import Memory, learn
@@ -40,7 +40,7 @@ def check_embedded(subject: AuditSubject) -> list[Finding]:
     params = next(iter(subject.lossless_params("rejection")), None)
     if params is None:
         return []
-    pair = embedded_pair()
+    pair = load_embedded_pair()
     places: dict[str, list[float]] = {order: [] for order in ORDERS}
     chance = torch.Generator().manual_seed(SAMPLING.seed)
     wrong = None

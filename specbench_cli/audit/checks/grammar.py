@@ -29,7 +29,7 @@ EOS_PENALTY = 3.0
 MIN_TOKENS = 12
 """Minimum budget in tokens."""
 
-LOOK = (
+GRAMMAR_HINT = (
     "whether the method decides by itself: `session.verify` alone knows of a grammar, and the rows"
     " of `session.score` are the target's own"
 )
@@ -52,7 +52,9 @@ def check_grammar(subject: AuditSubject) -> list[Finding]:
         compared += 1
         if list(session.output()) != due:
             what = f"the output is {list(session.output())} where {due} is due under the grammar"
-            problem = Problem(what, f"{format_params(params)}; {case}, under a grammar", LOOK)
+            problem = Problem(
+                what, f"{format_params(params)}; {case}, under a grammar", GRAMMAR_HINT
+            )
             return [Finding("grammar", False, {"outputs": compared}, problem)]
     return [Finding("grammar", True, {"outputs": compared})] if compared else []
 

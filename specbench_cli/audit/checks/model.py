@@ -12,7 +12,7 @@ from torch import Tensor
 from specbench_cli.audit.cases import decode_and_learn
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.models.observed_session import ObservedSession
-from specbench_cli.audit.models.tiny import MAX_TOKENS, TinyModels, tiny_models
+from specbench_cli.audit.models.tiny import MAX_TOKENS, TinyModels, create_tiny_models
 from specbench_cli.audit.reference import truncate_output
 from specbench_cli.audit.subject import AuditSubject, format_params, max_draft_levels
 from specbench_cli.engine.learning import Memory, learn
@@ -38,7 +38,7 @@ ROUNDING = 1e-5
 
 def check_model(subject: AuditSubject) -> list[Finding]:
     """Compare outputs with transformers' module, and states with recomputation."""
-    models = tiny_models()
+    models = create_tiny_models()
     findings = _check_outputs(subject, models)
     if not subject.method.peer:
         findings.append(_check_caches(subject, models))

@@ -20,7 +20,7 @@ CASES = 6
 
 VARIANTS = 4
 
-LOOK = (
+RECURRENT_HINT = (
     "what follows `state.rollback` and `session.commit`: `state.length()` may be less than"
     " requested, and `session.pending_tokens(state.length())` returns the missing tokens"
 )
@@ -49,7 +49,7 @@ def check_recurrent(subject: AuditSubject) -> list[Finding]:
         if wrong is None and not case.sampling.draws and session.output() != due:
             check, wrong = "tokens", f"the output is {list(session.output())} where {due} is due"
         if wrong is not None:
-            problem = Problem(wrong, f"{format_params(params)}; {case}", LOOK)
+            problem = Problem(wrong, f"{format_params(params)}; {case}", RECURRENT_HINT)
             return [Finding(check, False, {"decodings": decodings}, problem)]
     if not decodings:
         return []

@@ -142,7 +142,7 @@ def _suggest_cause(session: ObservedSession, due: Sequence[int]) -> str:
     )
 
 
-LOOK_AT_BATCHES = (
+BATCHES_HINT = (
     "`propose_batch`: each draft belongs to the session of its place, from a state of its own; what"
     " the method keeps in class attributes or module globals is shared by all sequences"
 )
@@ -193,12 +193,12 @@ def check_order(subject: AuditSubject) -> list[Finding]:
                 compared += len(cases)
                 what = _compare_repeats(subject.method(params), cases)
                 if what is not None:
-                    problem = Problem(what, f"{format_params(params)}; {cases[0]}", LOOK_AT_REPEATS)
+                    problem = Problem(what, f"{format_params(params)}; {cases[0]}", REPEATS_HINT)
                     return [Finding("order", False, {"decodings": compared}, problem)]
     return [Finding("order", True, {"decodings": compared})] if compared else []
 
 
-LOOK_AT_REPEATS = (
+REPEATS_HINT = (
     "what the method keeps: in `session.memory`, which every pass begins anew, and nowhere else"
     " (attributes of the object or the class, module globals)"
 )
@@ -238,7 +238,7 @@ def check_batch(subject: AuditSubject) -> list[Finding]:
                 compared += len(cases)
                 if unlike is not None and problem is None:
                     problem = Problem(
-                        unlike[0], f"{format_params(params)}; {unlike[1]}", LOOK_AT_BATCHES
+                        unlike[0], f"{format_params(params)}; {unlike[1]}", BATCHES_HINT
                     )
     if not compared:
         return []

@@ -13,7 +13,7 @@ from specbench_cli.audit.models.observed_session import ObservedSession, nominal
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.artifact import ArtifactSpec
 from specbench_cli.engine.models.decoder import Decoder
-from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.engine.models.load import get_module, load_decoder
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.sampling import Sampling
@@ -57,12 +57,12 @@ class EmbeddedPair:
 
     def module(self, role: str) -> Any:
         """Return the transformers module of a role."""
-        return module_of(self.workspace.decoders[role])
+        return get_module(self.workspace.decoders[role])
 
 
 @cache
 @torch.inference_mode(False)  # weights made in inference mode have no gradients
-def embedded_pair() -> EmbeddedPair:
+def load_embedded_pair() -> EmbeddedPair:
     """Load the pair at the first call.
 
     Raises:

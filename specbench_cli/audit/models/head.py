@@ -42,18 +42,18 @@ class TableHead(TableDecoder, Head):
         super().__init__("head", table)
         self.target = target
 
-    def before(self, state: TableState, row: int) -> int:
+    def previous_token(self, state: TableState, row: int) -> int:
         """Return the previous token: that of the parent row, or for row 0 that of its features."""
         _, _, parent, features, _ = state.rows[row]
         assert features is not None
         if parent < 0:
             before = _find_row(self.target[0], features)
         else:
-            at = state.rows[parent].before, self.read_token(state, parent)
+            at = state.rows[parent].previous_id, self.read_token(state, parent)
             due = any(torch.equal(features, table[at]) for table in (self.target, self.table))
             before = at[1] if due else (at[1] + 1) % self.vocab_size
             state.misread += not due
-        state.rows[row] = state.rows[row]._replace(before=before)
+        state.rows[row] = state.rows[row]._replace(previous_id=before)
         return before
 
 
@@ -64,7 +64,7 @@ class TableBlockHead(TableHead):
     from the last token.
 
     Attributes:
-        own_place: see `Head`.
+        predicts_own_position: see `Head`.
         block: number of positions of a block.
         mask: an id that no text contains.
     """
@@ -84,13 +84,13 @@ class TableBlockHead(TableHead):
         read = Features(x.ids[:, :n], x.rows)
         out = super().execute(model_input._replace(x=read, logits_at=None))
         row = len(held.rows) - 1
-        before, last = self.before(held, row), self.read_token(held, row)
+        before, last = self.previous_token(held, row), self.read_token(held, row)
         said = [out.hidden[0, -1]]
         for token in x.ids[0, n:].tolist():
-            if not self.own_place:
+            if not self.predicts_own_position:
                 before, last = last, int(said[-1].argmax())
             said.append(self.table[before, last if token == self.mask else token])
-            if self.own_place:
+            if self.predicts_own_position:
                 before, last = last, int(said[-1].argmax())
         logits = torch.stack(said)[None]
         return ModelOutput(
@@ -208,7 +208,7 @@ class TableParallel(TableDecoder):
         start, way = len(held.rows) - len(rows), (0, 0)
         for at, row in enumerate(range(start, len(held.rows))):
             if held.rows[row].id != self.mask:
-                way = self.before(held, row), self.read_token(held, row)
+                way = self.previous_token(held, row), self.read_token(held, row)
             else:
                 way = way[1], int(self.table[way].argmax())
                 rows[at] = self.table[way]
@@ -236,7 +236,7 @@ def make_table_artifact(decoders: Mapping[str, Decoder], wanted: ArtifactSpec) -
     if issubclass(kind, Head):
         if not kind.parallel:
             return TableHead(*_tables(decoders))
-        own = {"own_place": kind.own_place}
+        own = {"predicts_own_position": kind.predicts_own_position}
         return type("TableBlockHead", (TableBlockHead,), own)(*_tables(decoders))
     return (
         TableParallel(_tables(decoders)[0]) if issubclass(kind, Decoder) else kind.random(decoders)

@@ -93,7 +93,7 @@ class ObservedSession(Session):
         """Number of rows that a draft read at a wrong position or with wrong features."""
         return sum(getattr(state, "misread", 0) for _, state in self.model_states)
 
-    def desks(self) -> Iterator[DraftSession]:
+    def draft_sessions(self) -> Iterator[DraftSession]:
         """Yield the draft sessions of drafters that run in this process."""
         for worker in self.harness.workers:
             if worker.session is not None:
@@ -103,7 +103,7 @@ class ObservedSession(Session):
         """Yield (model, state, text) of every state, including those of drafters."""
         for decoder, state in self.model_states:
             yield decoder, state, self.tokens()
-        for desk in self.desks():
+        for desk in self.draft_sessions():
             for decoder, state in desk.states:
                 yield decoder, state, desk.text
 

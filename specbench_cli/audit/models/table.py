@@ -27,17 +27,17 @@ class CachedRow(NamedTuple):
     Attributes:
         parent: index of the previous row of its sequence or branch, -1 if none.
         features: features that a head read with the id.
-        before: id of the previous token, as a head derived it from the features.
+        previous_id: id of the previous token, as a head derived it from the features.
     """
 
     id: int
     position: int
     parent: int
     features: Tensor | None = None
-    before: int = 0
+    previous_id: int = 0
 
 
-PARENT_LEFT_OUT = -2
+PARENT_DROPPED = -2
 """Parent of a row whose previous row was dropped from the state."""
 
 
@@ -76,11 +76,11 @@ class TableState:
         return self.lengths[0] + self.left_out
 
     def select(self, rows: Sequence[int], seq: int = 0) -> None:
-        """See `KVState.select`. Rows whose previous row is dropped get `PARENT_LEFT_OUT`."""
+        """See `KVState.select`. Rows whose previous row is dropped get `PARENT_DROPPED`."""
         place = {row: at for at, row in enumerate(rows)}
         kept = [self.rows[row] for row in rows]
         self.left_out += len(self.rows) - len(kept)
-        self.rows = [row._replace(parent=place.get(row.parent, PARENT_LEFT_OUT)) for row in kept]
+        self.rows = [row._replace(parent=place.get(row.parent, PARENT_DROPPED)) for row in kept]
         self.lengths = [len(kept)] * len(self.lengths)
         self.kept = len(kept)
 
@@ -208,7 +208,7 @@ class TableDecoder(Decoder):
             else:
                 x = Hidden(x.rows[:, :n])
         rows = range(start, start + n)
-        before = [self.before(state, row) for row in rows]
+        before = [self.previous_token(state, row) for row in rows]
         last = [self.read_token(state, row) for row in rows]
         if isinstance(x, Hidden):
             due = _rows(self.layers[low - 1], before, last)
@@ -302,7 +302,7 @@ class TableDecoder(Decoder):
             continue_greedily(
                 self.look_ahead_table,
                 self.table,
-                (self.before(state, at), self.read_token(state, at)),
+                (self.previous_token(state, at), self.read_token(state, at)),
                 each,
             )
             for at in nodes
@@ -338,7 +338,7 @@ class TableDecoder(Decoder):
         self.table = self.module.table.detach().clone()
         self.layers = (*self.layers[:-1], self.table)
 
-    def before(self, state: TableState, row: int) -> int:
+    def previous_token(self, state: TableState, row: int) -> int:
         """Return the previous token of a row."""
         return self.read_token(state, state.rows[row].parent)
 
@@ -348,7 +348,7 @@ class TableDecoder(Decoder):
             return 0
         held = state.rows[row]
         parent = held.parent
-        if parent == PARENT_LEFT_OUT:
+        if parent == PARENT_DROPPED:
             return held.id
         due = 0 if parent < 0 else state.rows[parent].position + 1
         state.misread += held.position != due
@@ -363,7 +363,7 @@ class RecurrentTableState(RecurrentState):
     @property
     def rows(self) -> Sequence[CachedRow]:
         """Return all rows."""
-        return self.held(0) or ()
+        return self.latest_cache(0) or ()
 
     @property
     def ids(self) -> list[int]:
@@ -504,7 +504,7 @@ def successor_table(follow: Sequence[int]) -> Tensor:
     return table
 
 
-def pair(kind: str, vocab: int = 3, seed: int = 21) -> TablePair:
+def make_table_pair(kind: str, vocab: int = 3, seed: int = 21) -> TablePair:
     """Return the tables of a target and a draft of one of `PAIR_KINDS`.
 
     In "disjoint", the target emits only tokens of the lower half of the vocabulary and the draft

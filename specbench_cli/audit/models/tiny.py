@@ -24,7 +24,7 @@ from specbench_cli.audit.models.observed_session import (
 )
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.decoder import Decoder
-from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.engine.models.load import get_module, load_decoder
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.sampling import Noise, Sampling
@@ -83,7 +83,7 @@ class TinyModels:
 
 
 @cache
-def tiny_models() -> TinyModels:
+def create_tiny_models() -> TinyModels:
     """Create the models at the first call. Their files are removed again."""
     target = _random_llama()
     decoders: dict[str, Decoder] = {}
@@ -93,7 +93,7 @@ def tiny_models() -> TinyModels:
             module.config.save_pretrained(place)
             save_file(module.state_dict(), place / "model.safetensors", {"format": "pt"})
             decoders[role] = load_decoder(place, name=role, device=CPU)
-        modules: Mapping[str, Any] = {role: module_of(d) for role, d in decoders.items()}
+        modules: Mapping[str, Any] = {role: get_module(d) for role, d in decoders.items()}
     generator = torch.Generator().manual_seed(4)
     prompts = []
     for i in range(PROMPTS):

@@ -1,4 +1,4 @@
-"""`specbench predict --probe`: choose models and methods, measure and store the costs."""
+"""`specbench predict --probe`: measure the costs of single forwards and store them."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from specbench_cli.measure.probe import ProbeResult
     from specbench_cli.plan.plan import Plan
 
-PROMPTS = 24
-"""Number of `mini` prompts decoded to measure the time on the host."""
+HOST_PROMPTS = 24
+"""Number of prompts of the task `mini` that are decoded to measure the time on the host."""
 
 
 def probe(given: dict[str, Any], options: PredictOptions, check: permission.Check) -> ExitCode:
-    """Measure the costs of this machine, store and print them.
+    """Measure forward costs on this machine, store and print them.
 
     Args:
-        given: settings of a run, from the command line.
+        given: the options that are settings of a run.
         options: all options of the command.
-        check: raises UsageError for programs in `specbench.yaml` that the user did not permit.
+        check: raises UsageError for plug-ins in `specbench.yaml` that the user did not permit.
     """
-    asked = _make_config(given, options.methods, options.set, check)
+    config = _make_config(given, options.methods, options.set, check)
     # Validate first: importing torch takes a second.
     from specbench_cli.measure.bench import Bench
     from specbench_cli.measure.costs import CostSetup, cache_path, check_writable
@@ -43,16 +43,16 @@ def probe(given: dict[str, Any], options: PredictOptions, check: permission.Chec
     from specbench_cli.plan.plan import make_plan
     from specbench_cli.report.terminal.prediction import print_costs
 
-    check_plugins(asked)
-    plan = make_plan(asked)
+    check_plugins(config)
+    plan = make_plan(config)
     bench = Bench(plan)
     machine = fingerprint()
-    setup = CostSetup(dtype=asked.dtype, **bench.resolved_config())
+    setup = CostSetup(dtype=config.dtype, **bench.resolved_config())
     file = options.out or cache_path(machine["id"], probed_models(bench), setup)
-    overwrite = options.overwrite or options.out is None  # specbench owns the cache
+    overwrite = options.overwrite or options.out is None  # files in the cache may be replaced
     check_writable(file, overwrite=overwrite)
-    found = _measure_rounds(bench, plan, options)
-    costs = make_costs(found, bench, plan, machine)
+    result = _measure_rounds(bench, plan, options)
+    costs = make_costs(result, bench, plan, machine)
     costs.save(file, overwrite=overwrite, tracked=True)
     if options.as_json:
         facts = costs.model_dump(mode="json", by_alias=True)
@@ -64,10 +64,10 @@ def probe(given: dict[str, Any], options: PredictOptions, check: permission.Chec
 
 
 def _measure_rounds(bench: Bench, plan: Plan, options: PredictOptions) -> ProbeResult:
-    """Return the times of all rounds.
+    """Measure all rounds of a probe and return the times.
 
     Raises:
-        EnvironmentFault: the machine is too busy.
+        EnvironmentFault: other processes used too much CPU.
     """
     from specbench_cli.measure.method_costs import (
         create_batch_decodings,
@@ -77,11 +77,11 @@ def _measure_rounds(bench: Bench, plan: Plan, options: PredictOptions) -> ProbeR
     from specbench_cli.measure.probe import ROUNDS, Probe
     from specbench_cli.measure.quiet import MeasurementWindows, NoiseMeter
 
-    wanted, asked = options.rounds or ROUNDS, plan.config
-    with count_rounds(wanted, json=options.as_json) as progress:
+    rounds, config = options.rounds or ROUNDS, plan.config
+    with count_rounds(rounds, json=options.as_json) as progress:
         probe = Probe(
             bench.workspace,
-            MeasurementWindows(NoiseMeter(), allow_noise=asked.allow_noise),
+            MeasurementWindows(NoiseMeter(), allow_noise=config.allow_noise),
             {
                 name: each
                 for method_run in plan.method_runs
@@ -91,20 +91,20 @@ def _measure_rounds(bench: Bench, plan: Plan, options: PredictOptions) -> ProbeR
             prompts=[bench.encode_prompt(question, ()) for question in plan.questions],
             batches=probed_batch_sizes(options.batch),
             batch_decodings=create_batch_decodings("draft" in bench.workspace.decoders),
-            seed=asked.seed,
+            seed=config.seed,
         )
-        for done in range(1, wanted + 1):
+        for done in range(1, rounds + 1):
             probe.measure_round()
             progress(done)
-        found = probe.result()
-    if found is None or found.too_noisy:
-        void = wanted if found is None else found.quietness.void
+        result = probe.result()
+    if result is None or result.too_noisy:
+        void = rounds if result is None else result.quietness.void
         raise EnvironmentFault(
-            f"other programs took too much of this machine in {void} of {wanted} rounds:"
-            " no costs were kept",
-            "end them and probe again, or keep such times: specbench predict --probe --allow-noise",
+            f"other programs used too much CPU in {void} of {rounds} rounds: no costs were stored",
+            "close them and probe again, or keep noisy times: specbench predict --probe"
+            " --allow-noise",
         )
-    return found
+    return result
 
 
 def _make_config(
@@ -113,14 +113,13 @@ def _make_config(
     sets: Sequence[str],
     check: permission.Check,
 ) -> RunConfig:
-    """Return the settings of a run on the probed models, with the usual precedence of sources."""
+    """Return settings of a run with the models to probe and all methods whose heads to time."""
     from specbench_cli.models.resolve import resolve
 
-    # Time heads of plug-ins in this process too, since the same clock must time them and the
-    # target.
-    fixed = {"tasks": ["mini"], "limit": PROMPTS, "category": [], "isolation": "none"}
+    # The target and the heads of plug-ins are timed in the same process, so no isolation.
+    fixed = {"tasks": ["mini"], "limit": HOST_PROMPTS, "category": [], "isolation": "none"}
 
-    def ask(names: Sequence[str], sets: Sequence[str]) -> RunConfig:
+    def load_config(names: Sequence[str], sets: Sequence[str]) -> RunConfig:
         return load(
             from_command_line({**fixed, **given, "methods": names}, sets),
             None,
@@ -130,26 +129,32 @@ def _make_config(
             check=check,
         )[0]
 
-    asked = ask(("vanilla", "sps", "sps-tree", *methods), sets)
-    target = resolve(asked.target)
-    drafted = bool(asked.draft or target.draft)
-    usual = ("sps", "sps-tree") if drafted else ()
-    return ask(
-        ("vanilla", *usual, *(methods or _methods_with_heads(target.shipped_heads, drafted))), sets
+    config = load_config(("vanilla", "sps", "sps-tree", *methods), sets)
+    target = resolve(config.target)
+    has_draft = bool(config.draft or target.draft)
+    draft_methods = ("sps", "sps-tree") if has_draft else ()
+    return load_config(
+        (
+            "vanilla",
+            *draft_methods,
+            *(methods or _methods_with_heads(target.shipped_heads, has_draft)),
+        ),
+        sets,
     )
 
 
-def _methods_with_heads(kinds: frozenset[str], drafted: bool) -> list[str]:
-    """Return the built-in methods whose trained modules all belong to these kinds.
+def _methods_with_heads(kinds: frozenset[str], has_draft: bool) -> list[str]:
+    """Return the built-in methods that need no heads other than those of these kinds.
 
     Args:
-        drafted: True if there is a draft model.
+        kinds: Kinds of heads that specbench ships for the target.
+        has_draft: True if there is a draft model, which methods may then need.
     """
     if not kinds:
         return []
     found = []
-    for name, entry in registry.ours().items():
-        if not entry.peer and (drafted or "draft" not in entry.needs):
+    for name, entry in registry.built_in_methods().items():
+        if not entry.peer and (has_draft or "draft" not in entry.needs):
             wanted = {each.kind.kind for each in registry.build(name, {}).artifacts()}
             found += [name] * bool(wanted and wanted <= kinds)
     return found

@@ -1,4 +1,7 @@
-"""`specbench predict --hardware`: replay a run on the roofline model of an accelerator."""
+"""`specbench predict --hardware`: predict a run's times with a roofline model of an accelerator.
+
+The model computes each forward's time from the accelerator's bandwidth and peak FLOPs.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ DTYPE = "bfloat16"
 
 
 def roofline_from_options(options: PredictOptions) -> Roofline | None:
-    """Return the roofline that the options name, or None if they name none.
+    """Return the roofline model that the options describe, or None without such options.
 
     Raises:
         UsageError: only some of the options are given, or a name is unknown.
@@ -35,11 +38,11 @@ def roofline_from_options(options: PredictOptions) -> Roofline | None:
         }
         if wrong := [name for name, value in given.items() if value is not None]:
             raise UsageError(
-                f"{', '.join(wrong)}: a roofline takes --hardware and --shape",
+                f"{', '.join(wrong)}: also give --hardware and --shape; a roofline needs both",
                 "specbench predict last --hardware h100 --shape llama-2-70b+7b",
             )
         return None
-    return Roofline.of(
+    return Roofline.from_options(
         options.hardware,
         options.shape,
         dtype=options.dtype or DTYPE,
@@ -50,14 +53,14 @@ def roofline_from_options(options: PredictOptions) -> Roofline | None:
 
 
 def predict(run: RunDir, roofline: Roofline, json: bool) -> ExitCode:
-    """Replay a run on a roofline and print the result."""
-    from specbench_cli.predict.roofline import lines_of, replay_roofline
+    """Predict a run's times with a roofline model and print them."""
+    from specbench_cli.predict.roofline import replay_roofline, rows_as_dicts
     from specbench_cli.report.terminal.prediction import print_replayed, roofline_head
 
     models = run.manifest.get("models", {})
     found = replay_roofline(run.records(), run.manifest, roofline)
     if json:
-        rows = lines_of(found.rows)
+        rows = rows_as_dicts(found.rows)
         output.json_line(
             {
                 "event": "done",
@@ -74,10 +77,10 @@ def predict(run: RunDir, roofline: Roofline, json: bool) -> ExitCode:
 
 
 def under_load(run: RunDir, roofline: Roofline) -> Costs:
-    """Return the cost table for a run under load, for at most the roofline's batch in a step.
+    """Return the forward costs for a simulation under load, up to the roofline's batch size.
 
     Raises:
-        UsageError: The batch does not fit into memory at the run's longest text.
+        UsageError: The batch does not fit into memory with the run's longest text.
     """
     records = list(run.records())
     prompts = {(each.prompt_id, each.turn): len(each.ids) for each in run.prompts()}
@@ -85,11 +88,11 @@ def under_load(run: RunDir, roofline: Roofline) -> Costs:
     roofline.check_fits(roofline.context or max(texts, default=1))
     mean = roofline.context or sum(texts) / max(1, len(texts))
     models = run.manifest.get("models", {})
-    return replace(roofline, batch=1).table(models, roofline.batch, mean)
+    return replace(roofline, batch=1).make_cost_table(models, roofline.batch, mean)
 
 
 def facts(roofline: Roofline) -> dict[str, Any]:
-    """Return the modelled hardware and models for JSON output."""
+    """Return a description of the modelled hardware and models for JSON output."""
     device = roofline.accelerator
 
     def shape(role: str) -> Mapping[str, Any]:
@@ -105,6 +108,6 @@ def facts(roofline: Roofline) -> dict[str, Any]:
         "context": roofline.context,
         "overhead_ns": roofline.overhead,
         "bytes_held_by_weights": sum(
-            n for what, n in roofline.held(1).items() if what.startswith("weights")
+            n for what, n in roofline.memory_use(1).items() if what.startswith("weights")
         ),
     }

@@ -1,4 +1,7 @@
-"""`specbench predict` for recorded outputs under load, or at other settings."""
+"""`specbench predict` with --load or --sweep: simulate a run under load or with other settings.
+
+The simulation uses the acceptance that the run recorded and the measured costs of forwards.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,13 @@ class LoadPrediction(NamedTuple):
     """Latency and throughput of a run's methods under load, simulated and measured.
 
     Attributes:
-        run: Run whose outputs are decoded again.
+        run: Run whose recorded outputs are simulated.
         probes: Costs of each probe. The first one is used for the prediction.
         roofline: Modelled hardware. None means measured costs.
-        size: Maximum number of sequences in a step.
+        size: Batch size: maximum number of sequences in a step.
         modelled: Simulated results.
         measured: Results of the run that were measured under the same load.
-        missing: Reason for each method that was not simulated.
+        missing: Reason why a method was not simulated, by its label.
     """
 
     run: RunDir
@@ -52,7 +55,7 @@ def under_load(
     from specbench_cli.store.run_dir import RunDir, find_run
 
     try:
-        loads = Arrivals.sweep(load)
+        loads = Arrivals.parse_sweep(load)
     except ValueError as error:
         raise UsageError(f"--load {error}", "specbench predict --help") from error
     found = _predict_load(RunDir.open(find_run(name)), loads, options, roofline)
@@ -80,85 +83,86 @@ def _predict_load(
         roofline = replace(roofline, batch=size)
         probes = [BatchCosts(elsewhere.under_load(run, roofline))]
     else:
-        given = [check_models(Costs.load(file), run) for file in options.costs]
-        probes = [BatchCosts(each) for each in given or load_costs(run)]
+        given_costs = [check_models(Costs.load(file), run) for file in options.costs]
+        probes = [BatchCosts(each) for each in given_costs or load_costs(run)]
     simulated, missing = simulate_load(
         *(run.records(), run.prompts(), run.manifest, probes, loads, size, chunk)
     )
-    rows = [table.LoadRow.of(each.label, each.load, each.passes) for each in simulated]
-    typed = {each.typed for each in loads}
+    rows = [table.LoadRow.from_requests(each.label, each.load, each.passes) for each in simulated]
+    typed = {each.text for each in loads}
     measured = [row for row in table.load_rows(list(run.records())) if row.load in typed]
     return LoadPrediction(run, probes, roofline, size, rows, measured, missing)
 
 
-def _as_dict(found: LoadPrediction) -> dict[str, Any]:
+def _as_dict(prediction: LoadPrediction) -> dict[str, Any]:
     """Return a prediction under load for JSON."""
     from specbench_cli.commands.predicting import roofline as elsewhere
     from specbench_cli.predict.run_costs import find_difference
     from specbench_cli.summary import load as table
 
-    costs, roofline = found.probes[0].costs, found.roofline
+    costs, roofline = prediction.probes[0].costs, prediction.roofline
     return {
         "event": "done",
-        "run": found.run.path,
-        "costs": costs.facts | {"modelled_for": find_difference(costs, found.run)},
-        "also": [each.costs.facts for each in found.probes[1:]],
+        "run": prediction.run.path,
+        "costs": costs.facts | {"modelled_for": find_difference(costs, prediction.run)},
+        "also": [each.costs.facts for each in prediction.probes[1:]],
         "roofline": None if roofline is None else elsewhere.facts(roofline),
-        "batch": found.size,
-        "modelled": [table.as_dict(row) for row in found.modelled],
-        "saturation_modelled": table.saturation(found.modelled),
-        "measured": [table.as_dict(row) for row in found.measured],
-        "errors": table.errors(found.modelled, found.measured),
-        "missing": found.missing,
-        "forwards": found.total("forwards"),
-        "extrapolated": found.total("extrapolated"),
+        "batch": prediction.size,
+        "modelled": [table.as_dict(row) for row in prediction.modelled],
+        "saturation_modelled": table.saturation_notes(prediction.modelled),
+        "measured": [table.as_dict(row) for row in prediction.measured],
+        "errors": table.latency_errors(prediction.modelled, prediction.measured),
+        "missing": prediction.missing,
+        "forwards": prediction.total("forwards"),
+        "extrapolated": prediction.total("extrapolated"),
     }
 
 
-def _lines(found: LoadPrediction) -> list[str]:
+def _lines(prediction: LoadPrediction) -> list[str]:
     """Return a prediction under load as lines of text."""
     from specbench_cli.report.terminal.table import load_lines
     from specbench_cli.summary import load as table
 
-    modelled, measured, size = found.modelled, found.measured, found.size
+    modelled, measured, size = prediction.modelled, prediction.measured, prediction.size
     tables = [
         *load_lines(modelled, title="modelled under load"),
         *load_lines(measured, title="measured under the same load"),
     ]
     return [
-        *_head(found),
-        *([_apart(size)] if size > 1 and not found.probes[0].batches_probed else ()),
+        *_head(prediction),
+        *([_batch_note(size)] if size > 1 and not prediction.probes[0].batches_probed else ()),
         *(line.plain for line in tables),
         *(
             f"modelled / measured, {each['method']} at {each['load']}: latency p50"
             f" {each['latency_s_p50_error']:+.1%}, p99 {each['latency_s_p99_error']:+.1%}"
-            for each in table.errors(modelled, measured)
+            for each in table.latency_errors(modelled, measured)
         ),
-        *(f"not modelled: {label}: {why}" for label, why in found.missing.items()),
+        *(f"not modelled: {label}: {why}" for label, why in prediction.missing.items()),
     ]
 
 
-def _head(found: LoadPrediction) -> list[str]:
-    """Return the first lines, which name the source of the costs."""
-    if found.roofline is not None:
+def _head(prediction: LoadPrediction) -> list[str]:
+    """Return the first lines of the output: batch size, and where the costs come from."""
+    if prediction.roofline is not None:
         from specbench_cli.report.terminal.prediction import roofline_head
 
-        return roofline_head(found.roofline, found.run.manifest.get("models", {}))
-    when = " and ".join(each.costs.created_utc for each in found.probes)
-    beyond = found.total("extrapolated") / max(1, found.total("forwards"))
-    costs = f"{found.probes[0].costs.label}, probed {when}, {beyond:.0%} of them beyond its points"
-    return [f"modelled: batch {found.size}, {costs}"]
+        return roofline_head(prediction.roofline, prediction.run.manifest.get("models", {}))
+    when = " and ".join(each.costs.created_utc for each in prediction.probes)
+    beyond = prediction.total("extrapolated") / max(1, prediction.total("forwards"))
+    costs = f"{prediction.probes[0].costs.label}, probed {when}, {beyond:.0%} of them extrapolated"
+    return [f"modelled: batch {prediction.size}, {costs}"]
 
 
-def _apart(size: int) -> str:
+def _batch_note(size: int) -> str:
     return (
-        "batches were not probed: a forward over several sequences is taken to cost what one over"
-        f" as many rows does (specbench predict --probe --batch {size})"
+        "batches were not probed: a forward over several sequences is assumed to cost as much as a"
+        " forward of one sequence with the same number of tokens"
+        f" (specbench predict --probe --batch {size})"
     )
 
 
 def predict_settings(name: str, options: PredictOptions) -> ExitCode:
-    """Predict and print the times of a run's methods at other settings."""
+    """Predict and print the times of a run's methods with other settings."""
     from specbench_cli.config.sources import from_sweeps
     from specbench_cli.measure.costs import Costs
     from specbench_cli.predict.run_costs import check_models, find_difference, load_costs
@@ -167,7 +171,7 @@ def predict_settings(name: str, options: PredictOptions) -> ExitCode:
     from specbench_cli.store.run_dir import RunDir, find_run
 
     swept: dict[str, dict[str, Sequence[object]]] = {}
-    for (method, param), values in from_sweeps(options.sweep).swept.items():
+    for (method, param), values in from_sweeps(options.sweep).sweeps.items():
         swept.setdefault(method, {})[param] = values.value
     run = RunDir.open(find_run(name))
     probes = [check_models(Costs.load(file), run) for file in options.costs] or load_costs(run)
@@ -185,16 +189,16 @@ def predict_settings(name: str, options: PredictOptions) -> ExitCode:
     )
     foreign = find_difference(costs, run)
     if options.as_json:
-        worked_out = ("speedup", "break_even", "error")
-        rows = [asdict(each) | {of: getattr(each, of) for of in worked_out} for each in found]
-        more = {"forwards": forwards, "extrapolated": extrapolated}
-        whose = {"run": run.path, "costs": costs.facts | {"modelled_for": foreign}}
+        derived = ("speedup", "break_even", "error")
+        rows = [asdict(each) | {of: getattr(each, of) for of in derived} for each in found]
+        counters = {"forwards": forwards, "extrapolated": extrapolated}
+        source = {"run": run.path, "costs": costs.facts | {"modelled_for": foreign}}
         probed = {"also": [each.facts for each in also]}
-        output.json_line({"event": "done", **whose, **probed, "modelled": rows, **more})
+        output.json_line({"event": "done", **source, **probed, "modelled": rows, **counters})
         return ExitCode.OK
     beyond, when = extrapolated / max(1, forwards), " and ".join(p.created_utc for p in probes)
-    head = [f"modelled: {costs.label}, probed {when}, {beyond:.0%} beyond its points"]
+    head = [f"modelled: {costs.label}, probed {when}, {beyond:.0%} extrapolated"]
     if foreign:
-        head.append(f"modelled for {foreign}: errors are not the model's alone")
+        head.append(f"the costs are for {foreign}, which adds to the errors")
     print_settings(found, head)
     return ExitCode.OK

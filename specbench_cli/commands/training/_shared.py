@@ -1,4 +1,4 @@
-"""Code shared by the commands of `specbench train`: recipes, progress bars and curves."""
+"""Code shared by the commands of `specbench train`: recipes, progress bars and loss curves."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -42,7 +42,7 @@ MODEL_FILES = {
 """Files of a trained model or head in its folder."""
 
 
-def recipes(
+def prepare_recipes(
     recipes: "tuple[Plan, ...]",
     scale: float,
     smoke: bool,
@@ -52,24 +52,25 @@ def recipes(
     sequences: int | None = None,
     lr: float | None = None,
 ) -> "list[Plan]":
-    """Return the recipes to train, and delete their earlier work unless it is resumed.
+    """Return the recipes adapted to the options. Delete checkpoints that are not resumed.
 
     Args:
-        tokens: Number of training tokens per recipe. Replaces `scale`.
-        sequences: Batch size in sequences. Replaces the recipe's, without changing the number of
-            tokens.
-        lr: Peak learning rate. Replaces the recipe's.
+        scale: Factor for the number of training steps.
+        smoke: True for a smoke test of a few steps.
+        tokens: Number of training tokens per recipe, instead of `scale`.
+        sequences: Batch size in sequences. The number of training tokens does not change.
+        lr: Peak learning rate.
     """
     from dataclasses import replace
 
     if not scale > 0:
-        raise UsageError(f"--steps-scale is {scale}, it must be above 0")
+        raise UsageError(f"--steps-scale must be above 0, got {scale}")
     files.check_own(out / f"{CURVES}.json", _is_curves)
     check_outputs(out, f"{CURVES}.png")
     for recipe in recipes:
         check_model(out, recipe.name)
         if not resume:
-            forget_work(out, recipe.name)
+            delete_work(out, recipe.name)
     if sequences is not None:
         recipes = tuple(recipe.with_batch_size(sequences) for recipe in recipes)
     if lr is not None:
@@ -92,12 +93,12 @@ def check_model(out: Path, name: str) -> None:
 
     folder = out / name
     for place in (out / WORK, out / WORK / name, folder):
-        files.refuse_link(place)
+        files.check_no_link(place)
     if not folder.exists():
         return
     found = {each.name for each in folder.iterdir()} if folder.is_dir() else {""}
     for file in sorted(MODEL_FILES & found):
-        files.refuse_link(folder / file)
+        files.check_no_link(folder / file)
     if found and files.FILE_LIST not in found and not has_work(out / WORK / name):
         raise UsageError(
             f"{folder} exists already, and specbench did not train it",
@@ -112,7 +113,7 @@ def check_outputs(folder: Path, *names: str) -> None:
         files.check_listed(folder / name)
 
 
-def forget_work(out: Path, name: str) -> None:
+def delete_work(out: Path, name: str) -> None:
     """Remove the checkpoints of an earlier training.
 
     Raises:
@@ -121,62 +122,62 @@ def forget_work(out: Path, name: str) -> None:
     from specbench_cli.training.loop import WORK, remove_work
 
     folder = out / WORK / name
-    files.refuse_link(folder)
+    files.check_no_link(folder)
     if folder.exists():
         remove_work(folder)
 
 
 def _is_curves(content: bytes) -> bool:
-    """Return True if `finish` wrote the content."""
+    """Return True if some file content is a `training_curve.json` that `finish` wrote."""
     found = files.json_object(content)
     return bool(found) and all(
         isinstance(each, dict) and "curve" in each for each in found.values()
     )
 
 
-def target_and_draft(target: str, draft: str | None) -> "tuple[Checkpoint, Checkpoint]":
-    """Return the target and its draft. Raise UsageError if there is no draft."""
+def resolve_pair(target: str, draft: str | None) -> "tuple[Checkpoint, Checkpoint]":
+    """Return the target and draft models. Raise UsageError if the target has no draft model."""
     from specbench_cli.models import resolve
 
     found = resolve(target)
     drafting = draft or found.draft
     if drafting is None:
-        raise UsageError(f"{target} has no customary draft", "--draft MODEL")
+        raise UsageError(f"{target} has no default draft model", "--draft MODEL")
     return found, resolve(drafting)
 
 
-def device(wanted: str) -> "torch.device":
+def choose_device(name: str) -> "torch.device":
     """Return the device to train on for "auto", "cpu" or "cuda"."""
     import torch
 
-    found = torch.cuda.is_available()
-    if wanted == "cuda" and not found:
-        raise EnvironmentFault("no CUDA device is here", "use --device cpu")
-    return torch.device("cuda" if found and wanted != "cpu" else "cpu")
+    has_cuda = torch.cuda.is_available()
+    if name == "cuda" and not has_cuda:
+        raise EnvironmentFault("this machine has no CUDA device", "use --device cpu")
+    return torch.device("cuda" if has_cuda and name != "cpu" else "cpu")
 
 
 class Bars:
-    """Progress bars. Trainers call them with a model's name and a point of its training."""
+    """Progress bars. A trainer calls the object with a model's name and a point of its curve."""
 
     def __init__(self, shown: Progress) -> None:
         self._shown, self._tasks = shown, dict[str, TaskID]()
 
     def __call__(self, name: str, point: "TrainingPoint") -> None:
-        self._at(name, point.step, point.steps, f"loss {point.loss:.3f}")
+        self._update(name, point.step, point.steps, f"loss {point.loss:.3f}")
 
     def count(self, name: str, done: int, of: int | None) -> None:
-        """Show a progress count. The total may be unknown."""
-        self._at(name, done, of, "")
+        """Show a count, such as the number of replies. `of` is the total, or None if unknown."""
+        self._update(name, done, of, "")
 
-    def _at(self, name: str, done: int, of: int | None, more: str) -> None:
+    def _update(self, name: str, done: int, of: int | None, more: str) -> None:
         if name not in self._tasks:
             self._tasks[name] = self._shown.add_task(name, total=of, more=more)
         self._shown.update(self._tasks[name], completed=done, more=more)
 
 
 @contextmanager
-def bars() -> "Iterator[Bars]":
-    """Provide progress bars. After an interruption, print how to resume."""
+def show_bars() -> "Iterator[Bars]":
+    """Show progress bars within a `with` block. After Ctrl-C, print how to resume."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -188,17 +189,17 @@ def bars() -> "Iterator[Bars]":
         try:
             yield Bars(shown)
         except KeyboardInterrupt:
-            output.note("to go on: the same command, without --fresh")
+            output.note("to resume: run the same command again, without --fresh")
             raise
 
 
 def finish(results: "Mapping[str, TrainingResult]", out: Path) -> None:
-    """Add the curves to `training_curve.json`, draw all of them, and print the folders."""
+    """Store and draw the loss curves of trained models, and print the folders of the models."""
     path = out / f"{CURVES}.json"
     content = files.read_own(path)
     facts = json.loads(content) if content is not None else {}
     for name, result in results.items():
-        curve = _thin(result.curve)
+        curve = _thin_curve(result.curve)
         last = result.curve[-1]
         facts[name] = {
             "steps": last.steps,
@@ -215,14 +216,14 @@ def finish(results: "Mapping[str, TrainingResult]", out: Path) -> None:
 
 
 def _draw(facts: "Mapping[str, dict[str, Any]]", path: Path) -> None:
-    """Draw all curves of a folder. Importing matplotlib takes a second."""
+    """Draw all curves of a folder."""
     from specbench_cli.report.figures.training import draw_curves
 
     draw_curves(facts, path)
 
 
-def _thin(curve: "list[TrainingPoint]") -> list[dict[str, float]]:
-    """Return about `CURVE_POINTS` means of neighbouring points, the last up to the last step."""
+def _thin_curve(curve: "list[TrainingPoint]") -> list[dict[str, float]]:
+    """Return a curve reduced to about `CURVE_POINTS` points, each a mean over neighbours."""
     width = max(1, len(curve) // CURVE_POINTS)
     ends = range(len(curve), 0, -width)
     parts = [curve[max(0, end - width) : end] for end in reversed(ends)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from specbench_cli import files
 from specbench_cli.commands.training import _shared as shared
-from specbench_cli.config import options
+from specbench_cli.config.options import parsed_command
 
 if TYPE_CHECKING:
     from specbench_cli.config.train import AcceptanceOptions
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 CALIBRATION = "acceptance_calibration"
 
 
-@options.parsed_command("specbench_cli.config.train:AcceptanceOptions")
-def specdec(asked: AcceptanceOptions) -> None:
+@parsed_command("specbench_cli.config.train:AcceptanceOptions")
+def specdec(options: AcceptanceOptions) -> None:
     """Train a SpecDec++ acceptance head for a target and its draft model.
 
     The target first answers training questions, which are stored in OUT/training. The files
@@ -29,35 +29,37 @@ def specdec(asked: AcceptanceOptions) -> None:
     from specbench_cli.training.corpus import load_gsm8k
     from specbench_cli.training.heads.trainer import N_REPLIES
 
-    shared.check_outputs(asked.out, f"{CALIBRATION}.json", f"{CALIBRATION}.png")
-    models, drafts = shared.target_and_draft(asked.target, asked.draft)
-    with shared.bars() as report:
+    shared.check_outputs(options.out, f"{CALIBRATION}.json", f"{CALIBRATION}.png")
+    models, drafts = shared.resolve_pair(options.target, options.draft)
+    with shared.show_bars() as report:
         trainer = AcceptanceTrainer(
-            asked.out,
+            options.out,
             models.path,
-            [] if asked.smoke else load_gsm8k(asked.data),
-            asked.seed,
-            shared.device(asked.device),
-            n_replies=asked.replies or N_REPLIES,
+            [] if options.smoke else load_gsm8k(options.data),
+            options.seed,
+            shared.choose_device(options.device),
+            n_replies=options.replies or N_REPLIES,
             report=report,
             progress=report.count,
             label=models.label,
             template=models.template,
             draft=lambda: drafts.path,
-            labels=asked.labels,
+            labels=options.labels,
             draft_label=drafts.label,
         )
-        trainer = trainer.for_smoke_test() if asked.smoke else trainer
+        trainer = trainer.for_smoke_test() if options.smoke else trainer
         own = trainer.rename_recipe(ACCEPTANCE)
-        (recipe,) = shared.recipes((own,), asked.steps_scale, asked.smoke, asked.out, asked.resume)
-        weight = asked.rejection_weight
-        result = trainer.fit(replace(recipe, mixing=asked.mixing, rejection_weight=weight))
-        shared.finish({recipe.name: result}, asked.out)
-    _write_calibration(result, weight, asked.out)
+        (recipe,) = shared.prepare_recipes(
+            (own,), options.steps_scale, options.smoke, options.out, options.resume
+        )
+        weight = options.rejection_weight
+        result = trainer.fit(replace(recipe, mixing=options.mixing, rejection_weight=weight))
+        shared.finish({recipe.name: result}, options.out)
+    _write_calibration(result, weight, options.out)
 
 
 def _write_calibration(result: AcceptanceResult, rejection_weight: float, out: Path) -> None:
-    """Write and draw the calibration of the predictions."""
+    """Write and draw how well predicted acceptance probabilities match observed rates."""
     from specbench_cli.report.figures.training import draw_calibration
 
     facts = {

@@ -1,4 +1,4 @@
-"""Command group `specbench train`: drafts, heads and datastores for a target."""
+"""Command group `specbench train`: train draft models, heads and datastores for a target."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specbench_cli.commands.training.convert import convert
 from specbench_cli.commands.training.datastore import rest
 from specbench_cli.commands.training.draft import draft
 from specbench_cli.commands.training.heads import COMMANDS as HEADS
-from specbench_cli.commands.training.heads import replies, stateless
+from specbench_cli.commands.training.heads import replies, train_method_head
 from specbench_cli.commands.training.judge import judge
 from specbench_cli.commands.training.specee import specee
 
@@ -59,7 +59,7 @@ app.command(
         "specbench train head --plugin my_head.py --out heads",
         "specbench run --plugin my_head.py --set my-method.head=heads/KIND",
     ),
-)(stateless)
+)(train_method_head)
 app.command(
     "specdec++",
     epilog=_epilog(

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specbench_cli import output
-from specbench_cli.config import options
+from specbench_cli.config.options import parsed_command
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from specbench_cli.config.train import ConvertOptions
 
 
-@options.parsed_command("specbench_cli.config.train:ConvertOptions")
-def convert(asked: ConvertOptions) -> None:
+@parsed_command("specbench_cli.config.train:ConvertOptions")
+def convert(options: ConvertOptions) -> None:
     """Convert a head that was published as a pickle to safetensors."""
-    if not asked.unpickle:
+    if not options.unpickle:
         raise UsageError(
-            f"{asked.folder}: a pickle is only read where --unpickle says so",
-            f"specbench train convert {asked.folder} --out {asked.out} --unpickle",
+            f"{options.folder}: a pickle is only read with --unpickle",
+            f"specbench train convert {options.folder} --out {options.out} --unpickle",
         )
     from specbench_cli.training.convert import convert as converted
 
-    output.data(str(converted(asked.folder, asked.out)))
+    output.data(str(converted(options.folder, options.out)))

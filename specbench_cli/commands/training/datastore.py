@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from specbench_cli import output
 from specbench_cli.commands.training import _shared as shared
-from specbench_cli.config import options
+from specbench_cli.config.options import parsed_command
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ SMOKE = 24
 """Number of replies in a smoke test."""
 
 
-@options.parsed_command("specbench_cli.config.train:DatastoreOptions")
-def rest(asked: DatastoreOptions) -> None:
+@parsed_command("specbench_cli.config.train:DatastoreOptions")
+def rest(options: DatastoreOptions) -> None:
     """Build a REST datastore: tokenized texts and their suffix array, in OUT/datastore.
 
     Use text files (--text) with any target. Without --text, an embedded target answers training
@@ -28,18 +28,21 @@ def rest(asked: DatastoreOptions) -> None:
     from specbench_cli.training.corpus import load_gsm8k
     from specbench_cli.training.datastore import DatastoreMaker
 
-    out, fresh = asked.out, not asked.resume
+    out, fresh = options.out, not options.resume
     shared.check_model(out, "datastore")
-    folder = resolve(asked.target).path
-    with shared.bars() as report:
-        if asked.text:
-            if asked.smoke:
-                raise UsageError("--smoke and --text do not go together", "leave one of them out")
+    folder = resolve(options.target).path
+    with shared.show_bars() as report:
+        if options.text:
+            if options.smoke:
+                raise UsageError("--smoke and --text cannot be combined", "omit one of them")
             maker = DatastoreMaker(out, folder, lambda done: report.count("texts", done, None))
-            made = maker.make_from_texts(asked.text, fresh=fresh)
+            made = maker.make_from_texts(options.text, fresh=fresh)
         else:
-            problems: list[Chat] = [] if asked.smoke else load_gsm8k(asked.data)
-            n, place = SMOKE if asked.smoke else asked.replies, shared.device(asked.device)
+            problems: list[Chat] = [] if options.smoke else load_gsm8k(options.data)
+            n, place = (
+                SMOKE if options.smoke else options.replies,
+                shared.choose_device(options.device),
+            )
             maker = DatastoreMaker(out, folder, lambda done: report.count("replies", done, n))
-            made = maker.make_from_replies(problems, n, asked.seed, place, fresh=fresh)
+            made = maker.make_from_replies(problems, n, options.seed, place, fresh=fresh)
     output.data(str(made))

@@ -1,4 +1,4 @@
-"""`specbench train draft`: align a draft model with its target, by one loss or several."""
+"""`specbench train draft`: align a draft model with its target by distillation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from specbench_cli import files, output
 from specbench_cli.commands.training import _shared as shared
-from specbench_cli.config import options
+from specbench_cli.config.options import parsed_command
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 TABLE, DRAWN = "alignment.json", "alignment.svg"
-"""Files with the results of all losses."""
+"""File names of the results of all losses: a table and a figure."""
 
 
-@options.parsed_command("specbench_cli.config.train:DraftOptions")
-def draft(asked: DraftOptions) -> None:
+@parsed_command("specbench_cli.config.train:DraftOptions")
+def draft(options: DraftOptions) -> None:
     """Align a draft model with its target by distillation.
 
     To create a draft model for a target that has none, use --layers 2 --vocabulary 8192.
@@ -40,71 +40,73 @@ def draft(asked: DraftOptions) -> None:
     from specbench_cli.training.align import make_loss_row
     from specbench_cli.training.corpus import load_gsm8k
 
-    shared.check_outputs(asked.out, TABLE, DRAWN)
-    _check_combination(asked)
-    target, place = resolve(asked.target), shared.device(asked.device)
-    problems = [] if asked.smoke else load_gsm8k(asked.data)
+    shared.check_outputs(options.out, TABLE, DRAWN)
+    _check_combination(options)
+    target, place = resolve(options.target), shared.choose_device(options.device)
+    problems = [] if options.smoke else load_gsm8k(options.data)
     rows: list[dict[str, object]] = []
-    worth: dict[str, EstimatePairs] = {}
-    for loss in dict.fromkeys(each.value for each in asked.loss):
-        name = _name(loss, asked)
-        said: list[tuple[AlignEstimate, AlignEstimate]] = []
-        for seed in range(asked.seeds):
-            result = _align(name, loss, seed, asked, target, place, problems)
-            said.append((result.mat[0], result.mat[-1]))
-        worth[name] = said
-        rows.append(make_loss_row(name, result.curve[-1].tokens, said, next(iter(worth.values()))))
+    results: dict[str, EstimatePairs] = {}
+    for loss in dict.fromkeys(each.value for each in options.loss):
+        name = _name(loss, options)
+        pairs: list[tuple[AlignEstimate, AlignEstimate]] = []
+        for seed in range(options.seeds):
+            result = _align(name, loss, seed, options, target, place, problems)
+            pairs.append((result.mat[0], result.mat[-1]))
+        results[name] = pairs
+        rows.append(
+            make_loss_row(name, result.curve[-1].tokens, pairs, next(iter(results.values())))
+        )
     text = json.dumps(rows, indent=1) + "\n"
-    files.write_listed(asked.out / TABLE, text)
-    if len(worth) > 1:
-        draw_alignment(worth, asked.out / DRAWN)
+    files.write_listed(options.out / TABLE, text)
+    if len(results) > 1:
+        draw_alignment(results, options.out / DRAWN)
     output.rows(rows)
 
 
-def _check_combination(asked: DraftOptions) -> None:
-    """Raise UsageError for options that do not go together."""
-    if not asked.temperature > 0:
+def _check_combination(options: DraftOptions) -> None:
+    """Raise UsageError for options that are invalid or cannot be combined."""
+    if not options.temperature > 0:
         raise UsageError(
-            f"--temperature is {asked.temperature:g}, and must be above 0", "--temperature 1"
+            f"--temperature must be above 0, got {options.temperature:g}", "--temperature 1"
         )
-    for option, given in (("--draft", asked.draft), ("--pretrain", asked.pretrain)):
-        if asked.layers and given:
+    for option, given in (("--draft", options.draft), ("--pretrain", options.pretrain)):
+        if options.layers and given:
             raise UsageError(
-                f"{option} and --layers: a draft begins as a model, or as layers of the target",
-                "leave one of them out",
+                f"{option} and --layers cannot be combined: both choose the initial draft model",
+                "omit one of them",
             )
-    if asked.begin and not asked.layers:
-        raise UsageError("--begin is of a draft that is made of the target", "--layers 2")
+    if options.begin and not options.layers:
+        raise UsageError("--begin needs --layers", "--layers 2")
 
 
-def _name(loss: str, asked: DraftOptions) -> str:
-    """Return the folder name of the drafts of a loss."""
-    samples = asked.teacher_samples
+def _name(loss: str, options: DraftOptions) -> str:
+    """Return the folder name of the draft models trained with a loss."""
+    samples = options.teacher_samples
     name = loss if samples == "target" else f"{loss}-{samples}"
-    return name + ("-sorted" if asked.exits else "")
+    return name + ("-sorted" if options.exits else "")
 
 
 def _align(
     name: str,
     loss: str,
     seed: int,
-    asked: DraftOptions,
+    options: DraftOptions,
     target: Checkpoint,
     place: torch.device,
     problems: list[Chat],
 ) -> AlignResult:
-    """Align one draft by a loss, and write its training curve."""
+    """Train one draft model with a loss, and write its training curve."""
     from specbench_cli.training.align import make_alignment
 
-    folder = asked.out / f"seed-{seed}"
-    files.refuse_link(folder)
-    with shared.bars() as report:
-        trainer = _trainer(folder, seed, asked, target, place, problems, report)
+    folder = options.out / f"seed-{seed}"
+    files.check_no_link(folder)
+    with shared.show_bars() as report:
+        trainer = _trainer(folder, seed, options, target, place, problems, report)
         plan = make_alignment(
-            name, loss, asked.teacher_samples, asked.temperature, asked.steps, trainer.length
+            name, loss, options.teacher_samples, options.temperature, options.steps, trainer.length
         )
-        (plan,) = shared.recipes(
-            (plan,), asked.steps_scale, asked.smoke, folder, asked.resume, asked.tokens
+        (plan,) = shared.prepare_recipes(
+            (plan,), options.steps_scale, options.smoke, folder, options.resume, options.tokens
         )
         result = trainer.align(plan)
     shared.finish({name: result}, folder)
@@ -114,34 +116,34 @@ def _align(
 def _trainer(
     folder: Path,
     seed: int,
-    asked: DraftOptions,
+    options: DraftOptions,
     target: Checkpoint,
     place: torch.device,
     problems: list[Chat],
     report: shared.Bars,
 ) -> Aligner:
-    """Return the trainer of the drafts of a seed."""
+    """Return the trainer of the draft models with one random seed."""
     from specbench_cli.models import resolve
     from specbench_cli.training.align import Aligner
     from specbench_cli.training.heads.trainer import N_REPLIES
 
-    own = asked.draft or target.draft
+    own = options.draft or target.draft
     trainer = Aligner(
         folder,
         target.path,
         problems,
         seed,
         place,
-        n_replies=asked.replies or N_REPLIES,
+        n_replies=options.replies or N_REPLIES,
         report=report,
         progress=report.count,
         label=target.label,
         template=target.template,
         draft=None if own is None else lambda: resolve(own).path,
-        pretrain=min(asked.pretrain, 2) if asked.smoke else asked.pretrain,
-        exits=tuple(asked.exits),
-        layers=asked.layers or 0,
-        begin=asked.begin or "first",
-        vocabulary=asked.vocabulary,
+        pretrain=min(options.pretrain, 2) if options.smoke else options.pretrain,
+        exits=tuple(options.exits),
+        layers=options.layers or 0,
+        begin=options.begin or "first",
+        vocabulary=options.vocabulary,
     )
-    return trainer.for_smoke_test() if asked.smoke else trainer
+    return trainer.for_smoke_test() if options.smoke else trainer

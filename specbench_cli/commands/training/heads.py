@@ -1,4 +1,4 @@
-"""`specbench train replies`, `head`, and one command per kind of head."""
+"""`specbench train` commands that train heads: one per kind of head, `head`, and `replies`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from specbench_cli import output
 from specbench_cli.commands.training import _shared as shared
-from specbench_cli.config import options
+from specbench_cli.config.options import parsed_command
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,49 +17,49 @@ if TYPE_CHECKING:
     from specbench_cli.training.loop import Report, Schedule
 
 
-SAY_EVERY = 60
+PROGRESS_INTERVAL_S = 60
 """Interval in seconds of progress messages about generated replies."""
 
 
-def trainer_for(
-    asked: HeadOptions | RepliesOptions,
+def make_trainer(
+    options: HeadOptions | RepliesOptions,
     report: Report,
     counts: ProgressCallback,
-    keeps: str = "eagle",
+    head_kind: str = "eagle",
 ) -> HeadTrainer:
     """Return the trainer of heads for a target.
 
     Args:
-        asked: options of the command.
-        report: called with each point of a training.
-        counts: called with the number of replies so far.
-        keeps: kind of head. The trainer keeps the target's hidden states that this kind reads.
+        options: options of the command.
+        report: called with a model's name and each point of its training curve.
+        counts: called with the number of replies generated so far.
+        head_kind: kind of head. The trainer stores the target's hidden states that it reads.
     """
     from specbench_cli.models import resolve
     from specbench_cli.training.corpus import load_gsm8k
     from specbench_cli.training.heads.trainer import N_REPLIES, HeadTrainer
 
-    found, place = resolve(asked.target), shared.device(asked.device)
+    found, place = resolve(options.target), shared.choose_device(options.device)
     trainer = HeadTrainer(
-        asked.out,
+        options.out,
         found.path,
-        [] if asked.smoke else load_gsm8k(asked.data),
-        asked.seed,
+        [] if options.smoke else load_gsm8k(options.data),
+        options.seed,
         place,
-        n_replies=asked.replies or N_REPLIES,
+        n_replies=options.replies or N_REPLIES,
         report=report,
         progress=counts,
         label=found.label,
         template=found.template,
-        source=None if Path(asked.target).exists() else found.label,
+        source=None if Path(options.target).exists() else found.label,
         draft=None if (draft := found.draft) is None else lambda: resolve(draft).path,
-        cached_kind=keeps,
+        cached_kind=head_kind,
     )
-    return trainer.for_smoke_test() if asked.smoke else trainer
+    return trainer.for_smoke_test() if options.smoke else trainer
 
 
-@options.parsed_command("specbench_cli.config.train:RepliesOptions")
-def replies(asked: RepliesOptions) -> None:
+@parsed_command("specbench_cli.config.train:RepliesOptions")
+def replies(options: RepliesOptions) -> None:
     """Generate the target's replies that heads are trained on.
 
     The training commands generate missing replies themselves; use this command to do it in advance.
@@ -75,14 +75,14 @@ def replies(asked: RepliesOptions) -> None:
     def progress(name: str, done: int, of: int) -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last > SAY_EVERY or done == of:
+        if now - last > PROGRESS_INTERVAL_S or done == of:
             last = now
             output.note(f"{name}: {done} of {of} after {now - started:.0f} s")
 
-    trainer = trainer_for(asked, lambda _name, _point: None, progress, asked.head)
+    trainer = make_trainer(options, lambda _name, _point: None, progress, options.head)
     chats = trainer.make_replies()
-    said = sum(chat.weights.count(1.0) for chat in chats)
-    output.note(f"{len(chats)} replies, {said} tokens of answers")
+    n_tokens = sum(chat.weights.count(1.0) for chat in chats)
+    output.note(f"{len(chats)} replies with {n_tokens} tokens")
 
 
 KINDS = {
@@ -129,43 +129,49 @@ KINDS = {
         " low-rank adapters.",
     ),
 }
-"""Head kinds with their own command: what is trained, and a note for the help."""
+"""Kinds of heads with their own command, each with a description and a note for the help."""
 
 
-def _trains(name: str, what: str, more: str) -> Callable[[], None]:
-    """Return the command that trains the head of a kind."""
+def _make_command(name: str, what: str, more: str) -> Callable[[], None]:
+    """Return the command that trains a head of one kind.
+
+    Args:
+        name: Kind of head, and name of the command.
+        what: What is trained, for the help.
+        more: Last sentences of the help.
+    """
     model = "PaperHeadOptions" if name == "space" else "HeadOptions"
 
-    def command(asked: HeadOptions) -> None:
-        with shared.bars() as report:
-            trainer = trainer_for(asked, report, report.count, name)
+    def command(options: HeadOptions) -> None:
+        with shared.show_bars() as report:
+            trainer = make_trainer(options, report, report.count, name)
             kind = resolve_kind(name)
-            train_head(trainer, kind, trainer.get_schedule(kind), asked)
+            train_head(trainer, kind, trainer.get_schedule(kind), options)
 
     command.__name__ = name
     command.__doc__ = f"""Train {what}.
 
         The target first answers training questions, which are stored in OUT/training. {more}
         """
-    return options.parsed_command(f"specbench_cli.config.train:{model}")(command)
+    return parsed_command(f"specbench_cli.config.train:{model}")(command)
 
 
 def train_head(
-    trainer: HeadTrainer, kind: Kind, schedule: Schedule, asked: HeadOptions
+    trainer: HeadTrainer, kind: Kind, schedule: Schedule, options: HeadOptions
 ) -> HeadResult:
-    """Train the head of a kind by a schedule, at the scale that the options ask for."""
-    (scaled,) = shared.recipes(
+    """Train a head of a kind with a schedule, scaled by the options. Return the result."""
+    (scaled,) = shared.prepare_recipes(
         (schedule,),
-        asked.steps_scale,
-        asked.smoke,
-        asked.out,
-        asked.resume,
-        asked.tokens,
-        asked.sequences,
-        asked.lr,
+        options.steps_scale,
+        options.smoke,
+        options.out,
+        options.resume,
+        options.tokens,
+        options.sequences,
+        options.lr,
     )
-    result = trainer.train_kind(kind, scaled, asked.loss)
-    shared.finish({scaled.name: result}, asked.out)
+    result = trainer.train_kind(kind, scaled, options.loss)
+    shared.finish({scaled.name: result}, options.out)
     output.note(
         f"{scaled.name}: {result.curve[-1].tokens:,} tokens in {result.seconds:.0f} s;"
         f" {result.parameters:,} parameters; MAT {result.mat[-1].mat:.2f} as a chain on held-out"
@@ -174,14 +180,14 @@ def train_head(
     return result
 
 
-COMMANDS = tuple(_trains(name, *said) for name, said in KINDS.items())
+COMMANDS = tuple(_make_command(name, *said) for name, said in KINDS.items())
 
 
 def resolve_kind(name: str) -> Kind:
-    """Return the head kind of this name, or the one that the method of this name drafts with.
+    """Return the head class for the name of a kind, or for the name of a method with one head.
 
     Raises:
-        UsageError: The name is unknown, or the method has no head that can be trained here.
+        UsageError: The name is unknown, or the method does not have exactly one trainable head.
     """
     from methods._heads.layer import LayerHead
     from methods._heads.module import get_head_classes, get_parallel_head_classes
@@ -192,20 +198,20 @@ def resolve_kind(name: str) -> Kind:
     if name in known:
         return known[name]
     named = registry.resolve(name)
-    asked = [wanted.kind for wanted in registry.build(named, {}).artifacts()]
-    found: list[Kind] = [kind for kind in asked if issubclass(kind, FeatureHead)]
-    found += [kind.module for kind in asked if issubclass(kind, LayerHead)]
+    kinds = [wanted.kind for wanted in registry.build(named, {}).artifacts()]
+    found: list[Kind] = [kind for kind in kinds if issubclass(kind, FeatureHead)]
+    found += [kind.module for kind in kinds if issubclass(kind, LayerHead)]
     if len(found) != 1:
         raise UsageError(
-            f"{named} asks for {len(found)} heads that are trained here (`FeatureHead`), not for"
-            " one",
+            f"{named} must have one head that specbench can train (`FeatureHead`), it has"
+            f" {len(found)}",
             "specbench train --help",
         )
     return found[0]
 
 
-@options.parsed_command("specbench_cli.config.train:MethodHeadOptions")
-def stateless(asked: MethodHeadOptions) -> None:
+@parsed_command("specbench_cli.config.train:MethodHeadOptions")
+def train_method_head(options: MethodHeadOptions) -> None:
     """Train the head of a method, from a plug-in or any registered one.
 
     The head is stored in OUT, in a folder named after its kind, for --set METHOD.head=FOLDER. Each
@@ -214,11 +220,11 @@ def stateless(asked: MethodHeadOptions) -> None:
     """
     from specbench_cli import registry
 
-    names = [name for file in asked.plugins for name in registry.load_plugin(file)]
-    if asked.method is None and len(names) != 1:
-        which = f"which of {', '.join(names)}?" if names else "the head of which method?"
+    names = [name for file in options.plugins for name in registry.load_plugin(file)]
+    if options.method is None and len(names) != 1:
+        which = f"choose one of {', '.join(names)}" if names else "no method was named"
         raise UsageError(which, "specbench train head METHOD [--plugin FILE]")
-    kind = resolve_kind(asked.method or names[0])
-    with shared.bars() as report:
-        trainer = trainer_for(asked, report, report.count)
-        train_head(trainer, kind, trainer.get_schedule(kind, prefixed=False), asked)
+    kind = resolve_kind(options.method or names[0])
+    with shared.show_bars() as report:
+        trainer = make_trainer(options, report, report.count)
+        train_head(trainer, kind, trainer.get_schedule(kind, prefixed=False), options)

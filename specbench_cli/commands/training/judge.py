@@ -1,4 +1,7 @@
-"""`specbench train judge`: train a Judge Decoding head, which accepts harmless deviations."""
+"""`specbench train judge`: train a Judge Decoding head.
+
+The head predicts which draft tokens differ from the target's but are still correct.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from specbench_cli import output
 from specbench_cli.commands.training import _shared as shared
-from specbench_cli.config import options
+from specbench_cli.config.options import parsed_command
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,8 +23,8 @@ if TYPE_CHECKING:
     from specbench_cli.training.heads.judge import JudgeQuestion
 
 
-@options.parsed_command("specbench_cli.config.train:JudgeOptions")
-def judge(asked: JudgeOptions) -> None:
+@parsed_command("specbench_cli.config.train:JudgeOptions")
+def judge(options: JudgeOptions) -> None:
     """Train a Judge Decoding head for a target and its draft model.
 
     Labels are mined: a draft token replaces the target's token in a greedy answer, the target
@@ -32,25 +35,25 @@ def judge(asked: JudgeOptions) -> None:
     from specbench_cli.engine.models.checkpoint import Weights, read_tokenizer
     from specbench_cli.training.heads.judge import N_QUESTIONS, export
 
-    shared.check_model(asked.out, "judge")
-    models, other = shared.target_and_draft(asked.target, asked.draft)
+    shared.check_model(options.out, "judge")
+    models, other = shared.resolve_pair(options.target, options.draft)
     tokenizer = read_tokenizer(models.path, models.label)
-    questions = _questions(
-        tokenizer, asked.seed, 40 if asked.smoke else asked.questions or N_QUESTIONS
+    questions = make_questions(
+        tokenizer, options.seed, 40 if options.smoke else options.questions or N_QUESTIONS
     )
     mined = _mine_labels(models, other, tokenizer, questions)
-    weight, bias, judged = fit(mined)
+    weight, bias, quality = fit(mined)
     facts = {
         "target": models.label,
         "target_sha256": Weights(models.path).sha256(),
         "draft": other.label,
         "questions": len(questions),
         "mined": len(mined.harmless),
-        "seed": asked.seed,
+        "seed": options.seed,
     }
-    export(asked.out / "judge", weight, bias, judged, facts)
-    _show(judged, len(mined.harmless))
-    output.note(f"specbench run -m judge --set judge.head={asked.out / 'judge'}")
+    export(options.out / "judge", weight, bias, quality, facts)
+    _show(quality, len(mined.harmless))
+    output.note(f"specbench run -m judge --set judge.head={options.out / 'judge'}")
 
 
 def _mine_labels(
@@ -59,12 +62,12 @@ def _mine_labels(
     tokenizer: PreTrainedTokenizerFast,
     questions: list[JudgeQuestion],
 ) -> MinedTokens:
-    """Mine labels from questions. Raise UsageError if all labels are equal."""
+    """Generate training labels from questions. Raise UsageError if all labels are equal."""
     from specbench_cli.engine.models.load import load_decoder
     from specbench_cli.training.corpus import Encoder
     from specbench_cli.training.heads.judge import mine_labels
 
-    def labels(done: int) -> None:
+    def report_progress(done: int) -> None:
         if done % 50 == 0 or done == len(questions):
             output.note(f"{done} of {len(questions)} questions mined")
 
@@ -74,41 +77,41 @@ def _mine_labels(
         questions,
         Encoder(tokenizer).ends,
         lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
-        labels,
+        report_progress,
     )
     if len(set(mined.harmless.tolist())) < 2:
         raise UsageError(
-            f"{len(mined.harmless)} tokens were mined, all of one kind: nothing to learn",
-            "more --questions, or a --draft that is worse than the target",
+            f"all {len(mined.harmless)} mined tokens have the same label: nothing to learn",
+            "use more --questions, or a --draft that is worse than the target",
         )
     return mined
 
 
-def _show(judged: JudgeQuality, mined: int) -> None:
+def _show(quality: JudgeQuality, mined: int) -> None:
     """Print the quality of the head on held-out questions."""
     output.data(
-        f"{mined} tokens mined, {judged.harmless:.0%} of {judged.tokens} held out"
-        f" harmless; AUC there {judged.auc:.3f}"
+        f"{mined} tokens mined; of {quality.tokens} held-out tokens {quality.harmless:.0%} are"
+        f" harmless, AUC {quality.auc:.3f}"
     )
-    for threshold, caught in judged.caught.items():
-        passed = judged.passed[threshold]
+    for threshold, caught in quality.caught.items():
+        passed = quality.passed[threshold]
         output.data(
-            f"threshold {threshold}: stops {caught:.0%} of what harms, lets {passed:.0%}"
-            " of the harmless pass"
+            f"threshold {threshold}: rejects {caught:.0%} of harmful tokens,"
+            f" accepts {passed:.0%} of harmless ones"
         )
 
 
-def _questions(tokenizer: PreTrainedTokenizerFast, seed: int, n: int) -> list[JudgeQuestion]:
+def make_questions(tokenizer: PreTrainedTokenizerFast, seed: int, n: int) -> list[JudgeQuestion]:
     """Return generated training questions, with the scorers of the task `mini`."""
     from specbench_cli.tasks import Question, load_task
     from specbench_cli.training import generated
     from specbench_cli.training.corpus import Encoder
     from specbench_cli.training.heads.judge import JudgeQuestion
 
-    encode, like = Encoder(tokenizer), {each.family: each for each in load_task("mini").questions}
+    encode, scored = Encoder(tokenizer), {each.family: each for each in load_task("mini").questions}
 
-    def asked(row: generated.GeneratedConversation) -> JudgeQuestion:
-        family: Family = next(name for name in like if name == row["family"])
+    def make_question(row: generated.GeneratedConversation) -> JudgeQuestion:
+        family: Family = next(name for name in scored if name == row["family"])
         question = Question(
             prompt_id=f"judge/{row['id']}",
             cluster=row["template"],
@@ -117,8 +120,8 @@ def _questions(tokenizer: PreTrainedTokenizerFast, seed: int, n: int) -> list[Ju
             category=row["category"],
             turns=(row["turns"][0],),
             reference=(row["reference"][0],),
-            scorer=like[family].scorer,
+            scorer=scored[family].scorer,
         )
         return JudgeQuestion(question, tuple(encode.encode_prompt(row["turns"][0])))
 
-    return [asked(row) for row in islice(generated.generate_rows(seed, "train"), n)]
+    return [make_question(row) for row in islice(generated.generate_rows(seed, "train"), n)]

@@ -1,4 +1,4 @@
-"""`specbench train specee`: train predictors for early exits from the target's layers."""
+"""`specbench train specee`: train SpecEE's predictors, which decide at which layer to exit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from specbench_cli import output
 from specbench_cli.commands.training import _shared as shared
-from specbench_cli.config import options
+from specbench_cli.config.options import parsed_command
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from specbench_cli.models.resolve import Checkpoint
 
 
-@options.parsed_command("specbench_cli.config.train:ExitsOptions")
-def specee(asked: ExitsOptions) -> None:
+@parsed_command("specbench_cli.config.train:ExitsOptions")
+def specee(options: ExitsOptions) -> None:
     """Train SpecEE's exit predictors for a target and its draft model.
 
     They learn from the target's greedy answers, after each layer, whether the layer's most likely
@@ -28,33 +28,35 @@ def specee(asked: ExitsOptions) -> None:
     from specbench_cli.engine.models.checkpoint import Weights
     from specbench_cli.training.heads.exits import N_QUESTIONS, export
 
-    shared.check_model(asked.out, "exits")
-    models, other = shared.target_and_draft(asked.target, asked.draft)
-    n = 40 if asked.smoke else asked.questions or N_QUESTIONS
-    early_logits = _read(models, other, n, asked.seed)
+    shared.check_model(options.out, "exits")
+    models, other = shared.resolve_pair(options.target, options.draft)
+    n = 40 if options.smoke else options.questions or N_QUESTIONS
+    early_logits = _read(models, other, n, options.seed)
     try:
-        made, named, worth = fit(early_logits, asked.seed)
+        predictors, named, quality = fit(early_logits, options.seed)
     except ValueError as none:
-        raise UsageError(str(none), "a --target with more layers, or that learnt to exit") from None
+        raise UsageError(
+            str(none), "use a --target with more layers, or one trained for early exit"
+        ) from None
     facts = {
         "target": models.label,
         "target_sha256": Weights(models.path).sha256(),
         "draft": other.label,
         "questions": n,
         "tokens": len(early_logits.question),
-        "seed": asked.seed,
+        "seed": options.seed,
     }
-    export(asked.out / "exits", made, named, worth, facts)
+    export(options.out / "exits", predictors, named, quality, facts)
     output.data(
-        f"{len(early_logits.question)} tokens read, {worth.tokens} held out; always checked:"
-        f" layers {', '.join(map(str, made.layers))} of {len(named['down']) + 1}"
+        f"{len(early_logits.question)} tokens, {quality.tokens} of them held out; always checked:"
+        f" layers {', '.join(map(str, predictors.layers))} of {len(named['down']) + 1}"
     )
-    _show(worth)
-    output.note(f"specbench run -m specee --set specee.head={asked.out / 'exits'}")
+    _show(quality)
+    output.note(f"specbench run -m specee --set specee.head={options.out / 'exits'}")
 
 
 def _read(models: Checkpoint, other: Checkpoint, n: int, seed: int) -> EarlyLogits:
-    """Return each layer's predictions over the target's own greedy answers."""
+    """Return the logits after each layer while the target answers questions greedily."""
     from specbench_cli.engine.models.checkpoint import read_tokenizer
     from specbench_cli.engine.models.load import load_decoder
     from specbench_cli.training import generated
@@ -67,7 +69,7 @@ def _read(models: Checkpoint, other: Checkpoint, n: int, seed: int) -> EarlyLogi
         for row in islice(generated.generate_rows(seed, "train"), n)
     ]
 
-    def labels(done: int) -> None:
+    def report_progress(done: int) -> None:
         if done % 100 == 0 or done == n:
             output.note(f"{done} of {n} answers read")
 
@@ -76,17 +78,19 @@ def _read(models: Checkpoint, other: Checkpoint, n: int, seed: int) -> EarlyLogi
         load_decoder(other.path, name="draft"),
         prompts,
         encode.ends,
-        labels,
+        report_progress,
     )
 
 
-def _show(worth: PredictorQuality) -> None:
+def _show(quality: PredictorQuality) -> None:
     """Print the quality of the predictors on held-out questions."""
-    for layer, auc in worth.auc.items():
-        output.data(f"layer {layer}: right in {worth.right[layer]:.0%} of looks; AUC {auc:.3f}")
-    for threshold, exits in worth.exits.items():
+    for layer, auc in quality.auc.items():
         output.data(
-            f"threshold {threshold}: {exits:.0%} of the tokens leave early,"
-            f" {worth.agree[threshold]:.1%} of these are the target's own;"
-            f" {worth.layers[threshold]:.2f} layers in the mean"
+            f"layer {layer}: correct for {quality.right[layer]:.0%} of tokens; AUC {auc:.3f}"
+        )
+    for threshold, exits in quality.exits.items():
+        output.data(
+            f"threshold {threshold}: {exits:.0%} of the tokens exit early,"
+            f" {quality.agree[threshold]:.1%} of them equal the target's token;"
+            f" {quality.layers[threshold]:.2f} layers on average"
         )

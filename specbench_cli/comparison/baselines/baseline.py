@@ -30,9 +30,9 @@ from typing_extensions import TypedDict
 
 from specbench_cli import files
 from specbench_cli.comparison.baselines.join import join_runs
-from specbench_cli.comparison.cell import ComparedOutput, Counters, PairKey, Times
+from specbench_cli.comparison.compared_output import ComparedOutput, Counters, PairKey, Times
 from specbench_cli.comparison.side import RowFacts, Side
-from specbench_cli.config.problems import first_problem
+from specbench_cli.config.problems import format_first_problem
 from specbench_cli.errors import UsageError
 from specbench_cli.former_names import current_params
 from specbench_cli.store.schema import STRICT, Count, Family, Json, Name
@@ -135,7 +135,7 @@ def _join(name: str, runs: Sequence[Path]) -> Side:
     side = join_runs(name, runs)
     return replace(
         side,
-        cells={key: _strip_output(cell, side.noisy) for key, cell in side.cells.items()},
+        outputs={key: _strip_output(cell, side.noisy) for key, cell in side.outputs.items()},
         processes=tuple(
             tuple(_strip_output(cell, side.noisy) for cell in process) for process in side.processes
         ),
@@ -289,7 +289,7 @@ def parse(text: str) -> Side:
         machine=data["machine"],
         noisy=data["noisy"],
         rows={label: _read_row(row) for label, row in rows.items()},
-        cells=dict(sorted(cells.items())),
+        outputs=dict(sorted(cells.items())),
         processes=tuple(
             tuple(sorted(processes[at], key=lambda cell: cell.key)) for at in sorted(processes)
         ),
@@ -364,7 +364,7 @@ def _validate_file(text: str) -> _BaselineFile:
     except ValidationError as error:
         with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError):
             _check_schema(json.loads(text)["schema"])
-        raise ValueError(first_problem(error)) from None
+        raise ValueError(format_first_problem(error)) from None
 
 
 @cache

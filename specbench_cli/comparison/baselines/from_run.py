@@ -11,11 +11,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from specbench_cli.comparison.cell import ComparedOutput, Counters, PairKey, Times
+from specbench_cli.comparison.compared_output import ComparedOutput, Counters, PairKey, Times
 from specbench_cli.comparison.side import RowFacts, Side
 from specbench_cli.errors import UsageError
 from specbench_cli.store.jsonl import pause_garbage_collection
-from specbench_cli.store.recorded import no_output_error
+from specbench_cli.store.record_queries import no_output_error
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Record, Steps, Trace
 from specbench_cli.summary.compatibility import collect_facts
@@ -37,7 +37,7 @@ def read_run(path: Path) -> Side:
     processes: dict[int, list[ComparedOutput]] = defaultdict(list)
     seen: dict[str, RowFacts] = {}
     with pause_garbage_collection():
-        for cell, row in run.each(_output_and_row):
+        for cell, row in run.map_records(_output_and_row):
             cells[cell.key] = cell
             processes[cell.key.pass_].append(cell)
             seen[row.label] = _merge_row(seen.get(row.label), row)
@@ -52,7 +52,7 @@ def read_run(path: Path) -> Side:
             machine=run.manifest.get("machine", {}).get("id"),
             noisy=bool(run.manifest.get("noisy", False)),
             rows=_rows(run.manifest, seen),
-            cells=dict(sorted(cells.items())),
+            outputs=dict(sorted(cells.items())),
             processes=tuple(
                 tuple(sorted(processes[number], key=lambda cell: cell.key))
                 for number in sorted(processes)

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from specbench_cli.comparison.baselines.from_run import read_run
-from specbench_cli.comparison.cell import ComparedOutput, Counters
+from specbench_cli.comparison.compared_output import ComparedOutput, Counters
 from specbench_cli.comparison.side import Side
 from specbench_cli.errors import UsageError
 from specbench_cli.store.run_dir import RunDir
@@ -82,7 +82,7 @@ def _describe_row_differences(
 ) -> Iterable[str]:
     """Describe the first output in which two runs of a method differ."""
     ours, theirs = (
-        {key: cell for key, cell in side.cells.items() if key.label == label}
+        {key: cell for key, cell in side.outputs.items() if key.label == label}
         for side in (first, other)
     )
     if differing := sorted(ours.keys() ^ theirs.keys()):

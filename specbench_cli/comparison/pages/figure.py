@@ -30,7 +30,7 @@ def write(trends: Trends, folder: Path) -> list[Path]:
     Rows that are equal in all runs are left out.
     """
     files = []
-    with style.applied():
+    with style.figure_style():
         for figure, name in _NAMES.items():
             shown = [
                 s for s in trends.series if s.figure == figure and len(set(s.known_values)) > 1
@@ -48,7 +48,7 @@ def draw(trends: Trends, page: Sequence[TrendSeries]) -> plots.Figure:
     bad = {series.key: series.values for series in trends.series if series.figure == BAD}
     x = plots.Axis(low=0.4, high=len(trends.runs) + 0.6, bins=5)
     percent = lambda value, _: f"{100 * value:.3g}"  # noqa: E731 - the form that an axis expects
-    y = plots.Axis(low=-1.1 * reach, high=1.1 * reach, form=percent)
+    y = plots.Axis(low=-1.1 * reach, high=1.1 * reach, tick_format=percent)
     panels = {
         title: plots.Panel(marks=_marks(series, bad.get(series.key, ()), reach), x=x, y=y)
         for title, series in _titles(trends, page).items()
@@ -64,33 +64,33 @@ def _marks(series: TrendSeries, bad: Sequence[float | None], reach: float) -> li
     deviations = {
         run: value / middle - 1 for run, value in enumerate(series.values) if value is not None
     }
-    inside = [plots.Point(run + 1, y) for run, y in deviations.items() if abs(y) <= reach]
+    inside = [plots.PlotPoint(run + 1, y) for run, y in deviations.items() if abs(y) <= reach]
     beyond = [
-        plots.Point(run + 1, reach if y > 0 else -reach)
+        plots.PlotPoint(run + 1, reach if y > 0 else -reach)
         for run, y in deviations.items()
         if abs(y) > reach
     ]
     wrong = [
-        plots.Point(run + 1, max(-reach, min(reach, y)))
+        plots.PlotPoint(run + 1, max(-reach, min(reach, y)))
         for run, y in deviations.items()
         if run < len(bad) and bad[run]
     ]
     ends = [0, *(point.first for point in series.changes), len(series.values)]
-    levels = list[plots.Series]()
+    levels = list[plots.PlotSeries]()
     for start, end in pairwise(ends):
         level = median(y for run, y in deviations.items() if start <= run < end)
-        line = [plots.Point(start + 0.6, level), plots.Point(end + 0.4, level)]
-        levels.append(plots.Series(line, style.guide(style.INK, width=0.8), "level"))
+        line = [plots.PlotPoint(start + 0.6, level), plots.PlotPoint(end + 0.4, level)]
+        levels.append(plots.PlotSeries(line, style.guide_look(style.INK, width=0.8), "level"))
     changes = [(point.last + point.first) / 2 + 1 for point in series.changes]
     return [
-        plots.Series(inside, style.Look(style.OURS, line="", size=2.4, edge=0), "run"),
+        plots.PlotSeries(inside, style.Look(style.OURS, line="", size=2.4, edge=0), "run"),
         *levels,
         *(
-            plots.Rule(x=x, colour=_CHANGE_COLOUR, width=0.9, line="--", label="change")
+            plots.RuleLine(x=x, colour=_CHANGE_COLOUR, width=0.9, line="--", label="change")
             for x in changes
         ),
-        plots.Series(wrong, style.Look(_CHANGE_COLOUR, "x", "", "", 4, 0.9), "bad outputs"),
-        plots.Series(beyond, style.Look(style.OURS, "D", "white", "", 3, 0.6), "beyond"),
+        plots.PlotSeries(wrong, style.Look(_CHANGE_COLOUR, "x", "", "", 4, 0.9), "bad outputs"),
+        plots.PlotSeries(beyond, style.Look(style.OURS, "D", "white", "", 3, 0.6), "beyond"),
     ]
 
 

@@ -85,4 +85,4 @@ def _finding_lines(findings: Iterable[ComparisonFinding]) -> list[str]:
 
 def _escape_illegal(text: str) -> str:
     """Return the text with characters that XML does not allow written as escapes."""
-    return _FORBIDDEN.sub(lambda found: ascii(found[0])[1:-1], output.plain(text))
+    return _FORBIDDEN.sub(lambda found: ascii(found[0])[1:-1], output.escape_hidden(text))

@@ -46,7 +46,7 @@ def render(comparison: Comparison) -> str:
 
 def code(value: object) -> str:
     """Return text for a code span; backticks, which would end it, become apostrophes."""
-    return output.plain(" ".join(str(value).split())).replace("`", "'")
+    return output.escape_hidden(" ".join(str(value).split())).replace("`", "'")
 
 
 def _format_side(name: str, commit: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from specbench_cli import output
 from specbench_cli.comparison import trend
-from specbench_cli.comparison.cell import RowKey
+from specbench_cli.comparison.compared_output import RowKey
 from specbench_cli.comparison.outcome import OUTCOMES, Comparison, RowOutcome
 from specbench_cli.comparison.pages import columns, words
 from specbench_cli.comparison.trend import ChangePoint, Trends, TrendSeries
@@ -53,7 +53,7 @@ def _print_line(form: output.Format, line: str) -> None:
         output.note(line)
     else:
         width = min(WIDTH, output.columns() or WIDTH)
-        output.data("\n".join(output.wrapped(line, width)))
+        output.data("\n".join(output.wrap(line, width)))
 
 
 def _format_row(row: RowOutcome, comparison: Comparison) -> dict[str, str]:

@@ -29,17 +29,17 @@ def draft_chains(
     x = [session.pending_tokens(state.position()) for session, state in sequences]
     for length in lengths:
         length.begin()
-    rooms = [
+    max_lengths = [
         min(length.most, session.max_draft_length())
         for length, (session, _) in zip(lengths, sequences, strict=True)
     ]
-    due = [at for at, room in enumerate(rooms) if room > 0]
+    due = [at for at, max_length in enumerate(max_lengths) if max_length > 0]
     while due:
         parts = [sequences[at][0].batch_input(x[at], sequences[at][1]) for at in due]
         going = []
         for at, out in zip(due, model.forward_batch(parts), strict=True):
             picks[at].append(sequences[at][0].pick(out, len(picks[at])))
-            if lengths[at].should_continue(out, picks[at][-1]) and len(picks[at]) < rooms[at]:
+            if lengths[at].should_continue(out, picks[at][-1]) and len(picks[at]) < max_lengths[at]:
                 x[at] = Tokens(picks[at][-1][0][None])
                 going.append(at)
         due = going

@@ -86,8 +86,8 @@ class HeuristicLength(Length):
 
     def observe(self, outcome: Outcome) -> None:
         """Increase or decrease the length."""
-        stood = len(outcome.path) == self.drafted
-        self.length = min(self.length + 2, self._most) if stood else max(1, self.length - 1)
+        all_accepted = len(outcome.path) == self.drafted
+        self.length = min(self.length + 2, self._most) if all_accepted else max(1, self.length - 1)
 
 
 # ---- rules that stop by a signal of the newest token --------------------------------------------
@@ -115,9 +115,9 @@ class SignalLength(Length):
     def continues_after(self, out: ModelOutput, pick: Pick) -> bool:
         """See `Length`."""
         signal = self.signal(out, pick)  # computed before the sync for the token
-        token, *said = host.to_numbers(pick[0], *(() if signal is None else (signal,)))
-        wanted = all(map(self.continues_at, said))
-        return wanted and self.drafted < self._most and token not in self._eos
+        token, *signals = host.to_numbers(pick[0], *(() if signal is None else (signal,)))
+        continues = all(map(self.continues_at, signals))
+        return continues and self.drafted < self._most and token not in self._eos
 
     @abstractmethod
     def signal(self, out: ModelOutput, pick: Pick) -> Tensor | None:
@@ -172,9 +172,9 @@ class ConfidenceLength(SignalLength):
         """Learn from the verified tokens. All of them are accepted, except a rejected last one."""
         if not self._learns:
             return
-        stood = len(outcome.path)
+        accepted = len(outcome.path)
         for at, chance in enumerate(self._drafted[: outcome.tested]):
-            insort(self._tested, (chance, at < stood))
+            insort(self._tested, (chance, at < accepted))
         self.threshold = learn_threshold(self._tested) or self.threshold
 
 
@@ -187,17 +187,17 @@ def learn_threshold(tested: Sequence[tuple[float, bool]]) -> float | None:
     Returns:
         None if there are too few tokens, or if all or none were accepted.
     """
-    stood = sum(right for _, right in tested)
-    fell = len(tested) - stood
-    if len(tested) <= MAX_UNUSABLE_SAMPLES or not stood or not fell:
+    num_accepted = sum(was_accepted for _, was_accepted in tested)
+    num_rejected = len(tested) - num_accepted
+    if len(tested) <= MAX_UNUSABLE_SAMPLES or not num_accepted or not num_rejected:
         return None
     best, least, kept, passed = tested[-1][0], 4.0, 0, 0
     for at in range(len(tested) - 1, -1, -1):
-        chance, right = tested[at]
-        kept, passed = kept + right, passed + (not right)
+        chance, was_accepted = tested[at]
+        kept, passed = kept + was_accepted, passed + (not was_accepted)
         if at and tested[at - 1][0] == chance:
             continue  # tokens of equal probability are on the same side of a threshold
-        cost = passed / fell + 3 * (1 - kept / stood)
+        cost = passed / num_rejected + 3 * (1 - kept / num_accepted)
         if cost < least:
             best, least = chance, cost
     return best

@@ -239,9 +239,9 @@ class HeadLevels:
             if self._depth
             else self._features
         )
-        said = self._head(rows, ids, self._depth)
-        self._depth, self._features = self._depth + 1, said.rows
-        return ModelOutput(said.logits[None], said.rows[None])
+        out = self._head(rows, ids, self._depth)
+        self._depth, self._features = self._depth + 1, out.rows
+        return ModelOutput(out.logits[None], out.rows[None])
 
 
 # Small inputs of levels repeat often, so they are cached. Do not change these tensors.
@@ -261,5 +261,5 @@ def _positions(n: int, position: int, device: torch.device) -> Tensor:
 @lru_cache(maxsize=1024)
 def _mask(seen: tuple[bytes, ...], device: torch.device) -> Tensor:
     """Return the mask [n, fed] bool from the bytes of n nodes."""
-    cells = bytearray(b"".join(seen))
-    return host.send(torch.frombuffer(cells, dtype=torch.bool).view(len(seen), -1), device)
+    flags = bytearray(b"".join(seen))
+    return host.send(torch.frombuffer(flags, dtype=torch.bool).view(len(seen), -1), device)

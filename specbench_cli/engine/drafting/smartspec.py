@@ -39,7 +39,7 @@ def best_lengths(
     n = len(alphas)
     best, most = [0] * n, n / target(n, n, True)
     for shared in range(1, max(max_lengths, default=0) + 1):
-        lengths = [min(shared, room) for room in max_lengths]
+        lengths = [min(shared, max_length) for max_length in max_lengths]
         drafting = sum(draft(sum(k >= level for k in lengths)) for level in range(1, shared + 1))
         step = target(n, n + sum(lengths), len({*lengths}) == 1) + drafting
         goodput = sum(map(expected_tokens, alphas, lengths)) / step
@@ -55,18 +55,18 @@ def best_lengths(
     )
     before = 0.0
     for longest in range(1, max(max_lengths, default=0) + 1):
-        lengths, crowds = [0] * n, [0] * (longest + 1)
+        lengths, counts = [0] * n, [0] * (longest + 1)
         tokens, rows, drafting, goodput, found = float(n), n, 0.0, 0.0, 0.0
         for gain, level, at in units:
             if level > longest:
                 continue
-            others = crowds[level]
+            others = counts[level]
             spent = drafting + draft(others + 1) - (draft(others) if others else 0.0)
             last, goodput = goodput, (tokens + gain) / (target(n, rows + 1, n == 1) + spent)
-            if goodput <= last and crowds[longest]:
+            if goodput <= last and counts[longest]:
                 break  # later tokens gain no more at the same cost
             tokens, rows, drafting = tokens + gain, rows + 1, spent
-            crowds[level] += 1
+            counts[level] += 1
             lengths[at] = level
             found = max(found, goodput)
             if goodput > most:
@@ -88,10 +88,10 @@ class SmartSpecLength(LoadAwareLength):
 
     def choose_lengths(self, batch: Sequence[Self]) -> list[int]:
         """See `LoadAwareLength`."""
-        stood, tested = (
+        accepted, tested = (
             sum(getattr(each, of) for each in batch) for of in ("_accepted", "_tested")
         )
-        shared = (stood + PRIOR_WEIGHT * self._prior_acceptance) / (tested + PRIOR_WEIGHT)
+        shared = (accepted + PRIOR_WEIGHT * self._prior_acceptance) / (tested + PRIOR_WEIGHT)
         alphas = [each.acceptance_rate(shared) for each in batch]
-        rooms = [each.max_draft_tokens for each in batch]
-        return best_lengths(alphas, rooms, self._target, self._draft)
+        max_lengths = [each.max_draft_tokens for each in batch]
+        return best_lengths(alphas, max_lengths, self._target, self._draft)

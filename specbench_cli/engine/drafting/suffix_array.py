@@ -60,13 +60,13 @@ class SuffixArray:
         """Return the range in `order` where a string occurs. It is empty if there is none."""
         wanted, n = list(string), len(string)
 
-        def there(place: int) -> list[int]:
+        def tokens_at(place: int) -> list[int]:
             found: list[int] = self.tokens[place : place + n].tolist()
             return found
 
         order: Any = self.order
-        first = bisect_left(order, wanted, key=there)
-        return range(first, bisect_right(order, wanted, first, key=there))
+        first = bisect_left(order, wanted, key=tokens_at)
+        return range(first, bisect_right(order, wanted, first, key=tokens_at))
 
     def continuations(self, found: range, n: int, length: int, most: int) -> Ints:
         """Return the continuations of a string's occurrences, [at most `most`, length], sorted.

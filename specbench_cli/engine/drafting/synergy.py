@@ -52,8 +52,10 @@ class SynergyLength(LoadAwareLength):
 
     def choose_lengths(self, batch: Sequence[Self]) -> list[int]:
         """See `LoadAwareLength`."""
-        crowd = next((size for size in BATCH_SIZES if size >= len(batch)), BATCH_SIZES[-1])
-        if crowd not in self._table:
+        batch_size = next((size for size in BATCH_SIZES if size >= len(batch)), BATCH_SIZES[-1])
+        if batch_size not in self._table:
             known, bound = self._prior_acceptance, self._bound
-            self._table[crowd] = best_length(known, crowd, bound, self._target, self._draft)
-        return [min(self._table[crowd], each.max_draft_tokens) for each in batch]
+            self._table[batch_size] = best_length(
+                known, batch_size, bound, self._target, self._draft
+            )
+        return [min(self._table[batch_size], each.max_draft_tokens) for each in batch]

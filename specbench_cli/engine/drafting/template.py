@@ -56,8 +56,8 @@ class TemplateLevel:
     def select_tokens(self, children: Tensor) -> Ids:
         """Return the tokens of the level from the children [f, width] of its parents."""
         if host.is_on_host(children.device):
-            said = children.tolist()
-            return [said[row][rank] for row, rank in self.picks]
+            ids = children.tolist()
+            return [ids[row][rank] for row, rank in self.picks]
         flat = tuple([row * children.shape[1] + rank for row, rank in self.picks])
         return children.flatten().index_select(0, host.cached_ids(flat, children.device))
 

@@ -33,14 +33,14 @@ class Transcript:
 
     def __init__(self, session: Session, model: Metered) -> None:
         """Tokenize a session's prompt for a draft model of the run."""
-        words, prompt = model.decoder.translation, session.tokens()
-        if words is None:
+        translation, prompt = model.decoder.translation, session.tokens()
+        if translation is None:
             sizes = session.target.vocab_size, model.decoder.vocab_size
             ours, own = map(Vocabulary.from_size, sizes)
-            words = Translation(ours, own, session.device)
-        self.translation = words
-        self.ids = words.draft.encode(words.target.decode(prompt))
-        begins = words.draft.bos
+            translation = Translation(ours, own, session.device)
+        self.translation = translation
+        self.ids = translation.draft.encode(translation.target.decode(prompt))
+        begins = translation.draft.bos
         if begins is not None and self.ids[:1] != [begins]:
             self.ids.insert(0, begins)
         self._followed = len(prompt)
@@ -74,14 +74,14 @@ class Transcript:
         """
         target, draft = self.translation.target, self.translation.draft
         committed, self._followed = tokens[self._followed :], len(tokens)
-        data, at, stood = target.decode(committed), 0, 0
+        data, at, num_kept = target.decode(committed), 0, 0
         for token in drafted:
             piece = draft.pieces[token]
             if not piece or not data.startswith(piece, at):
                 break
             at += len(piece)
-            stood += 1
-        self.ids += drafted[:stood]
+            num_kept += 1
+        self.ids += drafted[:num_kept]
         rows = min(self.state.length(), len(self.ids))
         loose, passed = b"", 0  # bytes to tokenize, and the start of the next token
         for token in committed:
@@ -97,4 +97,4 @@ class Transcript:
         self.ids += draft.encode(loose)
         # The next forward processes the last token, even if it was drafted and has a row.
         self.state.rollback(0, min(rows, len(self.ids) - 1))
-        return stood
+        return num_kept

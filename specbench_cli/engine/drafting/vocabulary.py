@@ -134,10 +134,10 @@ class Vocabulary:
         if self.decode(ids) == data:
             return ids
         # Some tokenizers add a space before any text, but not after a newline.
-        behind = self.tokenize("\n" + text)
-        for n in range(1, len(behind)):
-            if self.decode(behind[n:]) == data:
-                return behind[n:]
+        after_newline = self.tokenize("\n" + text)
+        for n in range(1, len(after_newline)):
+            if self.decode(after_newline[n:]) == data:
+                return after_newline[n:]
         return [
             self.ids[data[at : at + 1]] for at in range(len(data)) if data[at : at + 1] in self.ids
         ]
@@ -147,9 +147,11 @@ def _byte(value: int) -> bytes:
     return bytes((value,))
 
 
-def _piece_decoder(said: Mapping[str, Any]) -> Callable[[str], bytes]:
+def _piece_decoder(tokenizer_json: Mapping[str, Any]) -> Callable[[str], bytes]:
     """Return the function from a token to its bytes, from the decoder in tokenizer.json."""
-    kinds = re.findall(r'"type": "(\w+)"', json.dumps([said["decoder"], said["pre_tokenizer"]]))
+    kinds = re.findall(
+        r'"type": "(\w+)"', json.dumps([tokenizer_json["decoder"], tokenizer_json["pre_tokenizer"]])
+    )
     if "ByteLevel" in kinds:
         from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -221,11 +223,11 @@ class Translation:
             before: Last target tokens of the text.
             ids: Draft tokens. A partial character at their end is dropped.
         """
-        said = _drop_partial_character(self.draft.decode(ids))
-        both = self.target.encode(self.target.decode(before) + said)
+        data = _drop_partial_character(self.draft.decode(ids))
+        both = self.target.encode(self.target.decode(before) + data)
         if both[: len(before)] == [*before]:
             return both[len(before) :]
-        return self.target.encode(said)
+        return self.target.encode(data)
 
 
 def _drop_partial_character(data: bytes) -> bytes:

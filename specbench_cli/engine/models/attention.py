@@ -72,7 +72,7 @@ class CausalBias:
             zero = torch.zeros(seen.shape, device=self._device)
             self._table = zero.masked_fill_(~seen, -torch.inf)
 
-    def of(self, start: int, first: int, n: int) -> Tensor:
+    def slice(self, start: int, first: int, n: int) -> Tensor:
         """Return the mask [n, start + n - first] of n rows after `start`, from column `first`."""
         return self._table[:n, self._starts - start + first : self._starts + n]
 

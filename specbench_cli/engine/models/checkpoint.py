@@ -24,7 +24,7 @@ from specbench_cli.errors import (
     EnvironmentFault,
     SpecbenchError,
     UsageError,
-    is_foreign,
+    is_library_error,
     reason_of,
 )
 from specbench_cli.files import check_model_folder
@@ -246,7 +246,7 @@ def output_id_tensors(ids: Tensor, size: int) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigFacts:
+class CheckpointFacts:
     """Facts about a checkpoint, available before it is loaded.
 
     Attributes:
@@ -293,7 +293,7 @@ class CompleteConfig(SimpleNamespace):
     """A Llama's config.json that has every value a decoder reads, without defaults."""
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> Self | None:
+    def from_values(cls, values: dict[str, Any]) -> Self | None:
         """Return the config, or None if reading it needs transformers.
 
         Other families, other RoPE variants and older files need the defaults, checks or key names
@@ -329,7 +329,7 @@ def read_decoder_config(folder: Path) -> Any:
     file = folder / "config.json"
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-        whole = CompleteConfig.of(values)
+        whole = CompleteConfig.from_values(values)
     except (OSError, ValueError, AttributeError, RecursionError):
         return read_config(folder)  # raises the specific error
     if whole is None:
@@ -393,7 +393,7 @@ def read_tokenizer(folder: Path, label: str | None = None) -> Any:
     try:
         return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except BaseException as fault:  # these libraries raise any exception for damaged files
-        if not is_foreign(fault):
+        if not is_library_error(fault):
             raise
         raise EnvironmentFault(
             f"the tokenizer of {label or folder.name} does not load: {reason_of(fault)}",
@@ -460,7 +460,7 @@ def layer_count(config: Any) -> int:
     return int(getattr(config, "num_decoder_layers", None) or config.num_hidden_layers)
 
 
-def config_facts(folder: Path) -> ConfigFacts:
+def read_checkpoint_facts(folder: Path) -> CheckpointFacts:
     """Return the facts of a checkpoint for the manifest. Reads all weights once, for the hash.
 
     Raises:
@@ -478,7 +478,7 @@ def config_facts(folder: Path) -> ConfigFacts:
     _check_special(folder, text)
     weights = open_weights(folder)
     weights.check_layers(text)
-    return ConfigFacts(
+    return CheckpointFacts(
         family=config.model_type,
         vocab_size=text.vocab_size,
         n_layers=layer_count(text),

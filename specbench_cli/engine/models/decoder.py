@@ -71,7 +71,7 @@ class State(Protocol):
         """Bytes preallocated."""
 
 
-@renamed_members(taps="captured_layers")
+@renamed_members(taps="captured_layers", whole="runs_all_layers")
 class ModelInput(NamedTuple):
     """The input of one forward, or one sequence's share of a forward over several.
 
@@ -112,7 +112,7 @@ class ModelInput(NamedTuple):
         return rows.shape[0], rows.shape[1]
 
     @property
-    def whole(self) -> bool:
+    def runs_all_layers(self) -> bool:
         """True if all layers run."""
         return self.layers is None and not self.skip
 
@@ -121,15 +121,21 @@ class ModelInput(NamedTuple):
         """The keyword arguments of `Decoder.forward` that are not left at their defaults."""
         names = ("seqs", "positions", "mask", "layers", "skip", "logits_at", "captured_layers")
         defaults = self._field_defaults
-        given = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in given.items() if value is not defaults[name]}
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not defaults[name]}
 
 
 Part = ModelInput
 """Name of `ModelInput` in `specbench_cli.api`, where only sessions create instances."""
 
 
-@renamed_members(parted="split_prompt", beside="extra_tokens", said="unembed_ids")
+@renamed_members(
+    parted="split_prompt",
+    beside="extra_tokens",
+    said="unembed_ids",
+    remember="append_kv",
+    exits="exit_logits",
+)
 class Decoder(ABC):
     """A causal language model.
 
@@ -300,7 +306,7 @@ class Decoder(ABC):
         """Return the logits [..., k] of only the ids [k], or None if that would need all ids."""
         return None
 
-    def remember(self, rows: Tensor, state: State, layers: range, positions: Tensor) -> None:
+    def append_kv(self, rows: Tensor, state: State, layers: range, positions: Tensor) -> None:
         """Append keys and values of rows [1, n, hidden] to layers that the rows skipped.
 
         Each layer computes them from the same rows. It counts as one forward. By default each
@@ -320,7 +326,7 @@ class Decoder(ABC):
         """Return the share of the weights that `remember` reads; see `share`."""
         return self.share((layers.start, layers.stop), logits=False)
 
-    def exits(self, rows: Tensor) -> Tensor:
+    def exit_logits(self, rows: Tensor) -> Tensor:
         """Return the logits [..., V] of rows [..., hidden] that leave any layers.
 
         Each layer is treated as the last. It adds 1 to `ran`, as a forward through no layer.

@@ -24,16 +24,33 @@ from specbench_cli.engine import host
 from specbench_cli.engine.models.attention import Rotary, Table
 from specbench_cli.engine.models.checkpoint import read_output_ids
 from specbench_cli.engine.models.cuda import find_triton_kernels
-from specbench_cli.engine.models.cuda.graphs import Body, Buffers, Capture, GraphKey, Recorder
+from specbench_cli.engine.models.cuda.graphs import (
+    Body,
+    Capture,
+    GraphBuffers,
+    GraphKey,
+    GraphRecorder,
+)
 from specbench_cli.engine.models.decoder import Decoder, ModelInput, State
+from specbench_cli.engine.models.forward_plan import (
+    BufferSizes,
+    ForwardPlan,
+    LayerView,
+    Planner,
+    Scratch,
+)
 from specbench_cli.engine.models.layers import (
     FusedWeights,
     LayerReader,
     LayerWeights,
     sublayer_bytes,
 )
-from specbench_cli.engine.models.linear import Form, Linear, PlainLinear, find_numba_kernels
-from specbench_cli.engine.models.plan import BufferSizes, ForwardPlan, LayerView, Planner, Scratch
+from specbench_cli.engine.models.linear import (
+    Linear,
+    LinearBackend,
+    PlainLinear,
+    find_numba_kernels,
+)
 from specbench_cli.engine.models.state import KVState, LayerShape
 from specbench_cli.engine.types import (
     SUBLAYERS,
@@ -98,7 +115,7 @@ class FusedStack(Decoder):
         self._kernels: Any = None
         kernels = find_numba_kernels(device, dtype)
         if kernels is not None and self._sizes.head_dim % kernels.STEP == 0:
-            kernels.ready()
+            kernels.compile_kernels()
             self._kernels = kernels
         # On a CPU in float32, few operations are fastest. CUDA has fused kernels. In half precision
         # torch's attention computes in float32, but its norm takes ten operations.
@@ -119,11 +136,11 @@ class FusedStack(Decoder):
         )
         self._windowed = any(_windows(config))
         self._all_layers = range(self.n_layers)
-        self._recorder: Recorder | None = None
+        self._recorder: GraphRecorder | None = None
 
     def record(self, capture: Capture) -> None:
         """Enable graph capture for forwards of few rows over one sequence (see `graphs`)."""
-        self._recorder = Recorder(capture, self._body)
+        self._recorder = GraphRecorder(capture, self._body)
 
     @property
     def recorded(self) -> int:  # type: ignore[override]
@@ -131,7 +148,7 @@ class FusedStack(Decoder):
         return 0 if self._recorder is None else self._recorder.n_recorded
 
     def _reader(
-        self, config: Any, tensors: Mapping[str, Tensor], form: Form | None = None
+        self, config: Any, tensors: Mapping[str, Tensor], backend: LinearBackend | None = None
     ) -> LayerReader:
         """Return the reader of this stack's layers."""
         return LayerReader(
@@ -141,7 +158,7 @@ class FusedStack(Decoder):
             device=self.device,
             dtype=self.dtype,
             norm_factor=self._norm_factor,
-            form=form,
+            backend=backend,
         )
 
     @property
@@ -186,7 +203,7 @@ class FusedStack(Decoder):
         )
         return (read + logits * self._end_bytes) / (sum(map(sum, held)) + self._end_bytes)
 
-    def _seen(self, layer: LayerWeights, h: Tensor, scratch: Scratch) -> Tensor:
+    def _attention_input(self, layer: LayerWeights, h: Tensor, scratch: Scratch) -> Tensor:
         """Return the input of a layer's attention, from its rows h [b n, hidden]."""
         return self._norm(h, layer.norm, scratch.size, scratch.normed)
 
@@ -242,10 +259,10 @@ class FusedStack(Decoder):
         )
 
     def _replay(
-        self, recorder: Recorder, model_input: ModelInput, state: KVState
+        self, recorder: GraphRecorder, model_input: ModelInput, state: KVState
     ) -> ModelOutput | None:
         """Replay a captured forward. Return None if this forward cannot be captured."""
-        shape, lengths = GraphKey.of(model_input), state.lengths[0]
+        shape, lengths = GraphKey.from_input(model_input), state.lengths[0]
         if (
             shape is None
             or state.n_seqs > 1
@@ -257,7 +274,7 @@ class FusedStack(Decoder):
         state.extend(0, self._all_layers, shape.n)
         return out
 
-    def _body(self, state: KVState, buffers: Buffers, shape: GraphKey, seen: int) -> Body:
+    def _body(self, state: KVState, buffers: GraphBuffers, shape: GraphKey, seen: int) -> Body:
         """See `graphs.Build`."""
         rows = state.buffers[0][:, 0]
         # The body keeps references to both, because a graph reads their addresses.
@@ -313,13 +330,13 @@ class FusedStack(Decoder):
             logits = self._logits(h, 1, "all" if index is None else index, plan.scratch)
         # With hundreds of parts, a torch call for each would take as long as the forward.
         hidden = h[None].split(ns, 1)
-        taken = {at: left[None].split(ns, 1) for at, left in captured}
-        said = () if logits is None else logits.split([len(own) for own in wanted], 1)
+        captured_parts = {at: left[None].split(ns, 1) for at, left in captured}
+        logits_parts = () if logits is None else logits.split([len(own) for own in wanted], 1)
         return [
             ModelOutput(
-                said[i] if said and own else None,
+                logits_parts[i] if logits_parts and own else None,
                 hidden[i],
-                {at: each[i] for at, each in taken.items()},
+                {at: each[i] for at, each in captured_parts.items()},
             )
             for i, own in enumerate(wanted)
         ]
@@ -375,10 +392,10 @@ class FusedStack(Decoder):
         self, layer: LayerWeights, h: Tensor, plan: ForwardPlan, views: tuple[LayerView, ...]
     ) -> Tensor:
         """Run a layer's attention, as in `_run_layer`."""
-        self._write_kv(layer, self._seen(layer, h, plan.scratch), plan, views)
-        for (q, mixed, _), (_, k, v, bias, attend) in zip(plan.lines, views, strict=True):
+        self._write_kv(layer, self._attention_input(layer, h, plan.scratch), plan, views)
+        for (q, mixed, _), (_, k, v, bias, attend) in zip(plan.sequence_views, views, strict=True):
             attend(q, k, v, bias, mixed)
-        return self._multiply_add(layer.out, h, plan.scratch.mixed)
+        return self._multiply_add(layer.out, h, plan.scratch.attention_output)
 
     def _multiply(self, by: Linear, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Return the product of rows x [n, in], written to `out` if given."""
@@ -412,12 +429,12 @@ class FusedStack(Decoder):
             heads = torch.rms_norm(scratch.qk, (self._sizes.head_dim,), None, self._eps)
             torch.mul(heads, layer.heads_norm, out=scratch.qk)
         if not plan.rotates:
-            self._rotate(scratch.turning, plan.table)
-        for (_, _, row), (write, *_) in zip(plan.lines, views, strict=True):
+            self._rotate(scratch.rotary_pairs, plan.table)
+        for (_, _, row), (write, *_) in zip(plan.sequence_views, views, strict=True):
             write(row)
 
     @torch.inference_mode()
-    def remember(self, rows: Tensor, state: State, layers: range, positions: Tensor) -> None:
+    def append_kv(self, rows: Tensor, state: State, layers: range, positions: Tensor) -> None:
         """See `Decoder`. Only keys and values are computed."""
         assert isinstance(state, KVState)
         self.ran += 1
@@ -425,7 +442,7 @@ class FusedStack(Decoder):
         plan = self._planner.plan_masked(state, range(1), layers, n, None, positions)
         for at, views in zip(layers, plan.views, strict=True):
             layer = self._stack[at]
-            self._write_kv(layer, self._seen(layer, rows[0], plan.scratch), plan, views)
+            self._write_kv(layer, self._attention_input(layer, rows[0], plan.scratch), plan, views)
         state.extend(0, layers, n)
 
     def append_kv_share(self, layers: range) -> float:
@@ -433,7 +450,7 @@ class FusedStack(Decoder):
         whole = sum(sum(sublayer_bytes(layer)) for layer in self._stack) + self._end_bytes
         return sum(self._stack[at].qkv.nbytes for at in layers) / whole
 
-    def _remember(self, rows: Tensor, state: State) -> None:
+    def _append_kv_to_all(self, rows: Tensor, state: State) -> None:
         """Append keys and values of the same rows [n, hidden] to all layers, for cross-attention.
 
         The state has one sequence.
@@ -492,13 +509,13 @@ class FusedDecoder(FusedStack):
         name: str,
         device: torch.device,
         dtype: torch.dtype,
-        form: Form | None = None,
+        backend: LinearBackend | None = None,
     ) -> None:
         super().__init__(config, rotary, name=name, device=device, dtype=dtype)
         self.vocab_size = config.vocab_size
         output_ids, read = (
             read_output_ids(tensors, self.vocab_size, name),
-            self._reader(config, tensors, form),
+            self._reader(config, tensors, backend),
         )
         self.weights = FusedWeights(config, read, self._rotary, output_ids)
         self.weight_bytes = self.weights.nbytes

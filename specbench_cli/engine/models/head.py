@@ -33,7 +33,7 @@ MAX_LEVELS = 64
 """Maximum number of levels of a head."""
 
 
-@renamed_members(taps="captured_layers")
+@renamed_members(taps="captured_layers", together="block_size", own_place="predicts_own_position")
 class Head(Decoder):
     """A draft head with a state, whose forward takes `Features` and returns logits over target ids.
 
@@ -43,21 +43,21 @@ class Head(Decoder):
     Attributes:
         captured_layers: Layers of the target whose hidden states are concatenated, or `NORMED`.
         levels: Maximum number of draft levels. None is unlimited.
-        together: Number of draft tokens that a forward reads together. It predicts the same number
-            of tokens after them.
+        block_size: Number of draft tokens that a forward reads together. It predicts the same
+            number of tokens after them.
         parallel: Whether the head accepts more ids than features. The ids without features are
             mask tokens. Each mask row predicts the token at its own position, and no mask row is
             kept (DFlash, Chen et al., arXiv:2602.06036).
-        own_place: Whether a mask row predicts the token at its own position. If False, it predicts
-            the token after it, and the last token with features predicts the first draft token
-            (P-EAGLE, Hui et al., arXiv:2602.01469).
+        predicts_own_position: Whether a mask row predicts the token at its own position. If False,
+            it predicts the token after it, and the last token with features predicts the first
+            draft token (P-EAGLE, Hui et al., arXiv:2602.01469).
     """
 
     captured_layers: tuple[int, ...]
     levels: int | None = None
     parallel: ClassVar[bool] = False
-    own_place: ClassVar[bool] = True
-    together: ClassVar[int] = 1
+    predicts_own_position: ClassVar[bool] = True
+    block_size: ClassVar[int] = 1
     first = 1
 
 
@@ -78,7 +78,7 @@ class FeatureCache:
         self._target, self._captured_layers = target, tuple(captured_layers)
         self.layers = tuple(at for at in self._captured_layers if at != NORMED)
         self.latest: Tensor | None = None
-        self._unread_rows: list[Tensor] = []
+        self._pending_rows: list[Tensor] = []
         self._newest: Tensor | None = None  # the rows kept last, read or not
         self._was_read = self._dropped_some = False
 
@@ -95,7 +95,7 @@ class FeatureCache:
         else:
             index = host.ids(path, self.latest.device)
             rows = self.latest.index_select(0, index)
-        self._unread_rows.append(rows)
+        self._pending_rows.append(rows)
         self._newest = rows
 
     def read(self) -> Tensor:
@@ -110,8 +110,10 @@ class FeatureCache:
                 "call `session.pending_features` before the first `session.features`",
             )
         self._was_read = True
-        rows = self._unread_rows[0] if len(self._unread_rows) == 1 else torch.cat(self._unread_rows)
-        self._unread_rows.clear()
+        rows = (
+            self._pending_rows[0] if len(self._pending_rows) == 1 else torch.cat(self._pending_rows)
+        )
+        self._pending_rows.clear()
         return rows
 
     def last(self, n: int) -> Tensor:
@@ -124,7 +126,7 @@ class FeatureCache:
                 "ask in `observe` for as many as were committed",
             )
         if not self._was_read:  # without `read`, older rows would accumulate to the end of the text
-            self._unread_rows.clear()
+            self._pending_rows.clear()
             self._dropped_some = True
         return self._newest[-n:]
 
@@ -141,7 +143,7 @@ def features(out: ModelOutput, captured_layers: Sequence[int], target: Decoder) 
 # ---- heads without a state ----------------------------------------------------------------------
 
 
-@renamed_members(taps="captured_layers")
+@renamed_members(taps="captured_layers", sized="from_sizes")
 class FeatureHead(nn.Module, Artifact):
     """A draft head without a state, which predicts several next tokens from one row of features.
 
@@ -223,7 +225,7 @@ class FeatureHead(nn.Module, Artifact):
                 f" run's have {loaded[:12]}...",
             )
         weights = Weights(folder)
-        head = cls.sized(target, config.get("sizes", {}), weights, folder)
+        head = cls.from_sizes(target, config.get("sizes", {}), weights, folder)
         try:
             head.load_state_dict(dict(weights))
         except RuntimeError as fault:
@@ -231,7 +233,7 @@ class FeatureHead(nn.Module, Artifact):
         return head.ready()
 
     @classmethod
-    def sized(
+    def from_sizes(
         cls, target: Decoder, sizes: Mapping[str, Any], weights: Weights, folder: Path
     ) -> Self:
         """Return an uninitialized head for the weights of a checkpoint.

@@ -53,28 +53,28 @@ STEP = LANES * UNROLL
 ROWS, COLUMNS = 6, 2
 """Rows and weight rows of a tile: 12 sums, 2 weights and an input fill 16 registers."""
 
-AHEAD = 1024
+PREFETCH_BYTES = 1024
 """Prefetch distance in bytes, for bfloat16 weights.
 
 Their conversion leaves the memory idle, and prefetching saves 10% at six rows. It had no effect for
 float32."""
 
-PANEL = 48
+PANEL_ROWS = 48
 """Rows that stay in a core's cache while the weights are read."""
 
-LINE = 64
+CACHE_LINE_BYTES = 64
 """Bytes of a cache line. Aligned to it, no register load crosses two lines."""
 
-KEPT: Any = {"cache": True, "boundscheck": False, "error_model": "numpy"}
-SUMS: Any = KEPT | {"fastmath": {"reassoc", "contract", "nsz"}}
-"""Numba options. `SUMS` allows reordered sums, in several lanes, but no other fast-math."""
+OPTIONS: Any = {"cache": True, "boundscheck": False, "error_model": "numpy"}
+SUM_OPTIONS: Any = OPTIONS | {"fastmath": {"reassoc", "contract", "nsz"}}
+"""Numba options. `SUM_OPTIONS` allows reordered sums, in several lanes, but no other fast-math."""
 
-WHOLE = 1 << 62
+NO_WINDOW = 1 << 62
 """Window size that stands for full attention."""
 
 LARGEST = np.finfo(np.float32).max
 
-PADDED = 64
+SCORE_MULTIPLE = 64
 """Scores are padded to a multiple of this.
 
 Then the assignment of scores to lanes does not depend on the number of rows."""
@@ -89,14 +89,14 @@ class _Tile:
     Args:
         half: Whether weights and results are bfloat16. Two registers then hold the even and the
             odd ones of 16 weights, as float32. Input rows are float32 in the same order
-            (`_spread`).
+            (`_widen_even_odd`).
     """
 
     def __init__(self, builder: ir.IRBuilder, rows: int, *, half: bool) -> None:
         self.b, self.rows, self.half = builder, rows, half
         self.size = 2 if half else 4
 
-    def write(
+    def write_products(
         self,
         w: Any,
         x: Any,
@@ -106,7 +106,7 @@ class _Tile:
         wide: Any,
         n_in: Any,
         n_out: Any,
-        apart: Any,
+        weight_stride: Any,
     ) -> None:
         """Generate the products of `rows` rows at x with COLUMNS weight rows at w, written to y.
 
@@ -115,11 +115,11 @@ class _Tile:
         Args:
             add: Add to the present values of y.
             wide: Write float32 results also for bfloat16 weights.
-            apart: Distance of the weight rows from each other, in rows.
+            weight_stride: Distance of the weight rows from each other, in rows.
         """
         b, pairs = self.b, [(r, j) for r in range(self.rows) for j in range(COLUMNS)]
         w_row, x_row = b.mul(n_in, _int(self.size)), b.mul(n_in, _int(4))
-        weights = [b.add(w, b.mul(b.mul(w_row, apart), _int(j))) for j in range(COLUMNS)]
+        weights = [b.add(w, b.mul(b.mul(w_row, weight_stride), _int(j))) for j in range(COLUMNS)]
         rows = [b.add(x, b.mul(x_row, _int(r))) for r in range(self.rows)]
         before, loop, after = b.block, b.append_basic_block("loop"), b.append_basic_block("after")
         b.branch(loop)
@@ -130,9 +130,9 @@ class _Tile:
         sums: dict[tuple[int, int], Any] = dict(held)
         at_w, at_x = b.mul(i, _int(self.size)), b.mul(i, _int(4))
         for begin in weights if self.half else ():
-            self._fetch(b.add(b.add(begin, at_w), _int(AHEAD)))
+            self._prefetch(b.add(b.add(begin, at_w), _int(PREFETCH_BYTES)))
         for part in range(UNROLL):
-            columns = [self.part(b.add(begin, at_w), part) for begin in weights]
+            columns = [self.load_part(b.add(begin, at_w), part) for begin in weights]
             for r, begin in enumerate(rows):
                 at = b.add(b.add(begin, at_x), _int(part * LANES * 4))
                 number = b.load(b.inttoptr(at, FLOATS.as_pointer()), align=4)
@@ -148,12 +148,12 @@ class _Tile:
             held[pair].add_incoming(total, loop)
         b.cbranch(b.icmp_signed("<", more, n_in), loop, after)
         b.position_at_end(after)
-        self._finish(sums, y, bias, add, wide, n_out, apart)
+        self._finish(sums, y, bias, add, wide, n_out, weight_stride)
 
-    def mix(self, p: Any, p_row: Any, v: Any, n: Any, width: Any, y: Any) -> None:
+    def write_weighted_sums(self, p: Any, p_row: Any, v: Any, n: Any, width: Any, y: Any) -> None:
         """Generate the sums over c of p[r, c] v[c], written to y in float32.
 
-        bfloat16 results have the order of `_spread`.
+        bfloat16 results have the order of `_widen_even_odd`.
 
         Args:
             p: Address of `rows` float32 rows of weights.
@@ -170,7 +170,7 @@ class _Tile:
             c.add_incoming(_int(0), before)
             held = [[b.phi(FLOATS) for _ in range(UNROLL)] for _ in rows]
             at = b.mul(b.add(b.mul(c, width), j), _int(self.size))
-            values = self.weights(b.add(v, at))
+            values = self.load_weights(b.add(v, at))
             sums = []
             for r in rows:
                 place = b.add(b.add(p, b.mul(p_row, _int(r))), b.mul(c, _int(4)))
@@ -193,11 +193,11 @@ class _Tile:
                     place = b.add(place, _int(part * LANES * 4))
                     b.store(sums[r][part], b.inttoptr(place, FLOATS.as_pointer()), align=4)
 
-    def weights(self, address: Any) -> list[Any]:
+    def load_weights(self, address: Any) -> list[Any]:
         """Load STEP weights as float32."""
-        return [self.part(address, part) for part in range(UNROLL)]
+        return [self.load_part(address, part) for part in range(UNROLL)]
 
-    def part(self, address: Any, part: int) -> Any:
+    def load_part(self, address: Any, part: int) -> Any:
         """Load LANES of the STEP weights at an address, as float32."""
         b = self.b
         if not self.half:
@@ -208,16 +208,16 @@ class _Tile:
             return b.bitcast(b.and_(both, ir.Constant(INTS, [0xFFFF0000] * LANES)), FLOATS)
         return b.bitcast(b.shl(both, ir.Constant(INTS, [16] * LANES)), FLOATS)
 
-    def _fetch(self, address: Any) -> None:
+    def _prefetch(self, address: Any) -> None:
         """Prefetch the cache line at an address into the nearest cache."""
         place, b = ir.IntType(8).as_pointer(), self.b
-        fetch = self._known(ir.VoidType(), [place, I32, I32, I32], "llvm.prefetch.p0")
+        fetch = self._get_function(ir.VoidType(), [place, I32, I32, I32], "llvm.prefetch.p0")
         reads, near, data = (ir.Constant(I32, number) for number in (0, 3, 1))
         b.call(fetch, [b.inttoptr(address, place), reads, near, data])
 
     def fma(self, a: Any, x: Any, total: Any) -> Any:
         """Return total + a x, rounded once."""
-        known = self._known(FLOATS, [FLOATS] * 3, f"llvm.fma.v{LANES}f32")
+        known = self._get_function(FLOATS, [FLOATS] * 3, f"llvm.fma.v{LANES}f32")
         return self.b.call(known, [a, x, total])
 
     def _finish(
@@ -228,7 +228,7 @@ class _Tile:
         add: Any,
         wide: Any,
         n_out: Any,
-        apart: Any,
+        weight_stride: Any,
     ) -> None:
         """Reduce the partial sums, add biases and present values if requested, and write to y.
 
@@ -237,41 +237,43 @@ class _Tile:
         b, pairs = self.b, list(sums)
         groups = [pairs[at : at + LANES] for at in range(0, len(pairs), LANES)]
         slots = [
-            cgutils.alloca_once_value(b, self._added([sums[pair] for pair in group]))
+            cgutils.alloca_once_value(b, self._reduce_sums([sums[pair] for pair in group]))
             for group in groups
         ]
         with b.if_then(b.icmp_signed("!=", bias, _int(0))):
-            of = [b.add(bias, b.mul(apart, _int(j * 4))) for j in range(COLUMNS)]
-            own = self._gathered(F32, of * (LANES // COLUMNS))
+            of = [b.add(bias, b.mul(weight_stride, _int(j * 4))) for j in range(COLUMNS)]
+            own = self._gather(F32, of * (LANES // COLUMNS))
             for slot in slots:
                 b.store(b.fadd(b.load(slot), own), slot)
 
-        def put(kind: Any, size: int) -> None:
+        def write_sums(kind: Any, size: int) -> None:
             for slot, group in zip(slots, groups, strict=True):
-                numbers = [b.add(b.mul(n_out, _int(r)), b.mul(apart, _int(j))) for r, j in group]
+                numbers = [
+                    b.add(b.mul(n_out, _int(r)), b.mul(weight_stride, _int(j))) for r, j in group
+                ]
                 places = [b.add(y, b.mul(number, _int(size))) for number in numbers]
                 with b.if_then(b.icmp_signed("!=", add, _int(0))):
-                    there = self._gathered(kind, places)
+                    present = self._gather(kind, places)
                     if kind is I16:
-                        there = b.zext(there, INTS)
-                        there = b.bitcast(b.shl(there, ir.Constant(INTS, [16] * LANES)), FLOATS)
-                    b.store(b.fadd(b.load(slot), there), slot)
+                        present = b.zext(present, INTS)
+                        present = b.bitcast(b.shl(present, ir.Constant(INTS, [16] * LANES)), FLOATS)
+                    b.store(b.fadd(b.load(slot), present), slot)
                 total = b.load(slot)
-                made = self._rounded(total) if kind is I16 else total
+                made = self._round_to_bfloat16(total) if kind is I16 else total
                 for lane, place in enumerate(places):
                     one = b.extract_element(made, ir.Constant(I32, lane))
                     b.store(one, b.inttoptr(place, kind.as_pointer()), align=size)
 
         if not self.half:
-            put(F32, 4)
+            write_sums(F32, 4)
             return
         with b.if_else(b.icmp_signed("!=", wide, _int(0))) as (then, otherwise):
             with then:
-                put(F32, 4)
+                write_sums(F32, 4)
             with otherwise:
-                put(I16, 2)
+                write_sums(I16, 2)
 
-    def _added(self, sums: list[Any]) -> Any:
+    def _reduce_sums(self, sums: list[Any]) -> Any:
         """Return one register with the sums of up to LANES registers.
 
         The order within each register is always ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)).
@@ -279,20 +281,20 @@ class _Tile:
         b = self.b
         sums = sums + [ir.Constant(FLOATS, ir.Undefined)] * (LANES - len(sums))
         sums = [each for pair in zip(sums[:4], sums[4:], strict=True) for each in pair]
-        for low, apart in (
+        for low, weight_stride in (
             ((0, 1, 2, 3, 8, 9, 10, 11), 4),
             ((0, 1, 8, 9, 4, 5, 12, 13), 2),
             ((0, 2, 8, 10, 4, 6, 12, 14), 1),
         ):
             lows = ir.Constant(INTS, list(low))
-            highs = ir.Constant(INTS, [place + apart for place in low])
+            highs = ir.Constant(INTS, [place + weight_stride for place in low])
             sums = [
                 b.fadd(b.shuffle_vector(one, other, lows), b.shuffle_vector(one, other, highs))
                 for one, other in zip(sums[::2], sums[1::2], strict=True)
             ]
         return sums[0]
 
-    def _gathered(self, kind: Any, places: list[Any]) -> Any:
+    def _gather(self, kind: Any, places: list[Any]) -> Any:
         """Load the elements at up to LANES addresses into one register."""
         b, held = self.b, ir.Constant(ir.VectorType(kind, LANES), ir.Undefined)
         for lane, place in enumerate(places):
@@ -300,7 +302,7 @@ class _Tile:
             held = b.insert_element(held, one, ir.Constant(I32, lane))
         return held
 
-    def _rounded(self, numbers: Any) -> Any:
+    def _round_to_bfloat16(self, numbers: Any) -> Any:
         """Return the bits of float32 numbers rounded to the nearest bfloat16, ties to even."""
         b = self.b
         half, one, limit, none = (
@@ -312,7 +314,7 @@ class _Tile:
         bits = b.select(b.fcmp_unordered("uno", numbers, numbers), none, near)
         return b.trunc(b.lshr(bits, half), ir.VectorType(I16, LANES))
 
-    def _known(self, returns: Any, takes: list[Any], name: str) -> Any:
+    def _get_function(self, returns: Any, takes: list[Any], name: str) -> Any:
         return cgutils.get_or_insert_function(self.b.module, ir.FunctionType(returns, takes), name)
 
 
@@ -337,35 +339,35 @@ def _switch(b: ir.IRBuilder, rows: Any, half: Any, write: Callable[[_Tile], None
 
 
 @intrinsic
-def _sums(_, rows, half, w, x, y, bias, add, wide, n_in, n_out, apart):
-    """Compute a tile of 1 to 6 rows; see `_Tile.write`."""
+def _sums(_, rows, half, w, x, y, bias, add, wide, n_in, n_out, weight_stride):
+    """Compute a tile of 1 to 6 rows; see `_Tile.write_products`."""
 
     def generate(context, builder, _signature, args):
-        _switch(builder, *args[:2], lambda tile: tile.write(*args[2:]))
+        _switch(builder, *args[:2], lambda tile: tile.write_products(*args[2:]))
         return context.get_dummy_value()
 
-    return types.void(rows, half, w, x, y, bias, add, wide, n_in, n_out, apart), generate
+    return types.void(rows, half, w, x, y, bias, add, wide, n_in, n_out, weight_stride), generate
 
 
 @intrinsic
-def _mixed(_, rows, half, p, p_row, v, n, width, y):
-    """Compute weighted sums for 1 to 6 rows; see `_Tile.mix`."""
+def _weighted_sums(_, rows, half, p, p_row, v, n, width, y):
+    """Compute weighted sums for 1 to 6 rows; see `_Tile.write_weighted_sums`."""
 
     def generate(context, builder, _signature, args):
-        _switch(builder, *args[:2], lambda tile: tile.mix(*args[2:]))
+        _switch(builder, *args[:2], lambda tile: tile.write_weighted_sums(*args[2:]))
         return context.get_dummy_value()
 
     return types.void(rows, half, p, p_row, v, n, width, y), generate
 
 
 @intrinsic
-def _spread(_, source, target, n):
+def _widen_even_odd(_, source, target, n):
     """Convert n bfloat16 numbers to float32; of each 16, the even ones come first, then the odd."""
 
     def generate(context, b, _signature, args):
         source, target, n = args
         with cgutils.for_range_slice(b, _int(0), n, _int(STEP), I64) as (i, _):
-            parts = _Tile(b, 0, half=True).weights(b.add(source, b.mul(i, _int(2))))
+            parts = _Tile(b, 0, half=True).load_weights(b.add(source, b.mul(i, _int(2))))
             for part, numbers in enumerate(parts):
                 to = b.add(target, b.mul(b.add(i, _int(part * LANES)), _int(4)))
                 b.store(numbers, b.inttoptr(to, FLOATS.as_pointer()), align=4)
@@ -384,32 +386,32 @@ def _pointer(_, address):
     return types.voidptr(address), generate
 
 
-@njit(**KEPT)
+@njit(**OPTIONS)
 def _floats(address, n):
     """Return an array of n float32 numbers at an address."""
     return carray(_pointer(address), n, np.float32)
 
 
-@njit(**KEPT)
+@njit(**OPTIONS)
 def _halves(address, n):
     """Return an array with the bits of n bfloat16 numbers at an address."""
     return carray(_pointer(address), n, np.uint16)
 
 
-@njit(**KEPT)
+@njit(**OPTIONS)
 def _flags(address, n):
     """Return an array of n bytes at an address."""
     return carray(_pointer(address), n, np.uint8)
 
 
-@njit(**KEPT)
-def _wide(bits):
+@njit(**OPTIONS)
+def _widen(bits):
     """Return the float32 number with the given bfloat16 bits."""
     return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
 
 
-@njit(**KEPT)
-def _narrow(number):
+@njit(**OPTIONS)
+def _round(number):
     """Return the bits of the nearest bfloat16, ties to even."""
     bits = np.float32(number).view(np.uint32)
     if number != number:
@@ -418,7 +420,7 @@ def _narrow(number):
     return np.uint16(np.uint32(bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
 
 
-@njit(**KEPT)
+@njit(**OPTIONS)
 def _exp(x):
     """Return e^x with a relative error of about 2e-7, in operations that vectorize.
 
@@ -443,50 +445,50 @@ def _exp(x):
 # ---- kernels ------------------------------------------------------------------------------------
 
 
-@njit(parallel=True, **KEPT)
-def _times(w, x, wide, y, bias, add, n, n_in, n_out, half):
+@njit(parallel=True, **OPTIONS)
+def _multiply(w, x, wide, y, bias, add, n, n_in, n_out, half):
     size = 2 if half else 4
     if half:
-        _spread(x, wide, n * n_in)
+        _widen_even_odd(x, wide, n * n_in)
         x = wide
-    apart = n_out // COLUMNS
-    for start in range(0, n, PANEL):
-        stop = min(n, start + PANEL)
-        for j in prange(apart):
+    weight_stride = n_out // COLUMNS
+    for start in range(0, n, PANEL_ROWS):
+        stop = min(n, start + PANEL_ROWS)
+        for j in prange(weight_stride):
             at, own = w + j * n_in * size, bias + j * 4 * (bias != 0)
             for r in range(start, stop, ROWS):
                 to = y + (r * n_out + j) * size
                 rows, xr = min(ROWS, stop - r), x + r * n_in * 4
-                _sums(rows, half, at, xr, to, own, add, 0, n_in, n_out, apart)
+                _sums(rows, half, at, xr, to, own, add, 0, n_in, n_out, weight_stride)
 
 
-@njit(**KEPT)
+@njit(**OPTIONS)
 def _read(address, row, half):
     """Read a row at an address as float32."""
     if half:
         bits = _halves(address, len(row))
         for i in range(len(row)):
-            row[i] = _wide(bits[i])
+            row[i] = _widen(bits[i])
     else:
         numbers = _floats(address, len(row))
         for i in range(len(row)):
             row[i] = numbers[i]
 
 
-@njit(**KEPT)
+@njit(**OPTIONS)
 def _write(row, address, half):
     """Write a float32 row to an address, in the model's dtype."""
     if half:
         bits = _halves(address, len(row))
         for i in range(len(row)):
-            bits[i] = _narrow(row[i])
+            bits[i] = _round(row[i])
     else:
         numbers = _floats(address, len(row))
         for i in range(len(row)):
             numbers[i] = row[i]
 
 
-@njit(**SUMS)
+@njit(**SUM_OPTIONS)
 def _rms_norm(x, weight, y, n, width, eps, half):
     size = 2 if half else 4
     scale, row = _floats(weight, width), np.empty(width, np.float32)
@@ -501,7 +503,7 @@ def _rms_norm(x, weight, y, n, width, eps, half):
         _write(row, y + r * width * size, half)
 
 
-@njit(**KEPT)
+@njit(**OPTIONS)
 def _silu_mul(gate_up, y, n, width, half):
     for r in range(n):
         if half:
@@ -509,8 +511,8 @@ def _silu_mul(gate_up, y, n, width, half):
             ups = _halves(gate_up + (r * 2 + 1) * width * 2, width)
             bits = _halves(y + r * width * 2, width)
             for i in range(width):
-                gate = _wide(gates[i])
-                bits[i] = _narrow(gate / (np.float32(1) + _exp(-gate)) * _wide(ups[i]))
+                gate = _widen(gates[i])
+                bits[i] = _round(gate / (np.float32(1) + _exp(-gate)) * _widen(ups[i]))
         else:
             gate_row = _floats(gate_up + r * width * 8, width)
             up_row = _floats(gate_up + (r * 2 + 1) * width * 4, width)
@@ -520,8 +522,8 @@ def _silu_mul(gate_up, y, n, width, half):
                 row[i] = gate / (np.float32(1) + _exp(-gate)) * up_row[i]
 
 
-@njit(**KEPT)
-def _rotate_and_store(qkv, cos, sin, held, apart, start, n, heads, kv, d, half):
+@njit(**OPTIONS)
+def _rotate_and_store(qkv, cos, sin, cache, head_stride, start, n, heads, kv, d, half):
     size, middle, across = 2 if half else 4, d // 2, (heads + 2 * kv) * d
     row, c, s = np.empty(d, np.float32), np.empty(d, np.float32), np.empty(d, np.float32)
     for r in range(n):
@@ -529,7 +531,11 @@ def _rotate_and_store(qkv, cos, sin, held, apart, start, n, heads, kv, d, half):
         _read(sin + r * d * size, s, half)
         for head in range(heads + 2 * kv):
             at = qkv + (r * across + head * d) * size
-            to = at if head < heads else held + ((head - heads) * apart + (start + r) * d) * size
+            to = (
+                at
+                if head < heads
+                else cache + ((head - heads) * head_stride + (start + r) * d) * size
+            )
             _read(at, row, half)
             if head < heads + kv:
                 for i in range(middle):
@@ -542,17 +548,17 @@ def _rotate_and_store(qkv, cos, sin, held, apart, start, n, heads, kv, d, half):
             _write(row, to, half)
 
 
-@njit(**KEPT)
+@njit(**OPTIONS)
 def _clean(number):
     """Return the number, or 0 if it is not finite; see `attention.attend_tree`."""
     return number if abs(number) <= LARGEST else np.float32(0)
 
 
-@njit(**SUMS)
+@njit(**SUM_OPTIONS)
 def _attend_block(  # noqa: C901  one loop nest: functions of it would pass its pointers around
     qkv,
-    held,
-    apart,
+    cache,
+    head_stride,
     y,
     start,
     first,
@@ -574,7 +580,7 @@ def _attend_block(  # noqa: C901  one loop nest: functions of it would pass its 
     """
     size, across, shared = 2 if half else 4, (heads + 2 * kv) * d, heads // kv
     seen = start + n - first
-    room = (seen + PADDED - 1) // PADDED * PADDED
+    room = (seen + SCORE_MULTIPLE - 1) // SCORE_MULTIPLE * SCORE_MULTIPLE
     rows = min(ROWS, shared * n - begin)
     buffer = np.empty(rows * (2 * d + room), np.float32)
     q = np.int64(buffer.ctypes.data)
@@ -583,12 +589,12 @@ def _attend_block(  # noqa: C901  one loop nest: functions of it would pass its 
         head, new = group * shared + (begin + r) // n, (begin + r) % n
         at, to = qkv + (new * across + head * d) * size, q + r * d * 4
         if half:
-            _spread(at, to, d)
+            _widen_even_odd(at, to, d)
         else:
             old, row = _floats(at, d), _floats(to, d)
             for i in range(d):
                 row[i] = old[i]
-    keys = held + (group * apart + first * d) * size
+    keys = cache + (group * head_stride + first * d) * size
     for c in range(0, seen, COLUMNS):
         _sums(rows, half, keys + c * d * size, q, scores + c * 4, 0, 0, 1, d, room, 1)
     for r in range(rows):
@@ -613,8 +619,8 @@ def _attend_block(  # noqa: C901  one loop nest: functions of it would pass its 
             total += own[c]
         for c in range(seen):
             own[c] /= total
-    values = held + ((kv + group) * apart + first * d) * size
-    _mixed(rows, half, scores, room * 4, values, seen, d, mixed)
+    values = cache + ((kv + group) * head_stride + first * d) * size
+    _weighted_sums(rows, half, scores, room * 4, values, seen, d, mixed)
     for r in range(rows):
         head, new = group * shared + (begin + r) // n, (begin + r) % n
         to, result = y + (new * heads + head) * d * size, _floats(mixed + r * d * 4, d)
@@ -622,23 +628,25 @@ def _attend_block(  # noqa: C901  one loop nest: functions of it would pass its 
             bits = _halves(to, d)
             for i in range(0, d, STEP):
                 for k in range(LANES):
-                    bits[i + 2 * k] = _narrow(result[i + k])
-                    bits[i + 2 * k + 1] = _narrow(result[i + LANES + k])
+                    bits[i + 2 * k] = _round(result[i + k])
+                    bits[i + 2 * k + 1] = _round(result[i + LANES + k])
         else:
             row = _floats(to, d)
             for i in range(d):
                 row[i] = result[i]
 
 
-@njit(parallel=True, **KEPT)
-def _attend(qkv, held, apart, y, start, first, n, heads, kv, d, mask, width, window, scale, half):
+@njit(parallel=True, **OPTIONS)
+def _attend(
+    qkv, cache, head_stride, y, start, first, n, heads, kv, d, mask, width, window, scale, half
+):
     blocks = (heads // kv * n + ROWS - 1) // ROWS
     for unit in prange(kv * blocks):
         group, begin = unit // blocks, unit % blocks * ROWS
         _attend_block(
             qkv,
-            held,
-            apart,
+            cache,
+            head_stride,
             y,
             start,
             first,
@@ -660,22 +668,22 @@ def _attend(qkv, held, apart, y, start, first, n, heads, kv, d, mask, width, win
 
 # Arithmetic bounds blocks of more than MAX_FEW rows: these use torch's multithreaded operations.
 
-KINDS = (torch.float32, torch.bfloat16)
+DTYPES = (torch.float32, torch.bfloat16)
 """Dtypes with kernels. The index is the argument `half`."""
 
 
-def tiles(n_in: int, n_out: int) -> bool:
+def can_tile(n_in: int, n_out: int) -> bool:
     """Return True if a matrix of this shape can be divided into tiles."""
     return n_in % STEP == 0 and n_out % COLUMNS == 0
 
 
-def ready() -> None:
+def compile_kernels() -> None:
     """Compile all kernels, which takes seconds the first time on a machine.
 
     The cache is next to this file, or in NUMBA_CACHE_DIR.
     """
     number, threads = types.int64, torch.get_num_threads()
-    _times.compile((number,) * 10)
+    _multiply.compile((number,) * 10)
     _rms_norm.compile((*(number,) * 5, types.float64, number))
     _silu_mul.compile((number,) * 5)
     _rotate_and_store.compile((number,) * 11)
@@ -693,7 +701,7 @@ class _Threads(threading.local):
 _threads = _Threads()
 
 
-def _here() -> None:
+def _use_torch_threads() -> None:
     """Let the kernels of this thread use as many threads as torch."""
     n = torch.get_num_threads()
     if _threads.n != n:
@@ -703,37 +711,37 @@ def _here() -> None:
         torch.set_num_threads(n)
 
 
-class _Room(threading.local):
+class _ThreadBuffer(threading.local):
     """Buffer of this thread, shared by all products so that it stays in the cache."""
 
-    held, address = np.empty(0, np.float32), 0
+    numbers, address = np.empty(0, np.float32), 0
 
 
-_rooms = _Room()
+_buffer = _ThreadBuffer()
 
 
-def _room(n: int) -> int:
+def _buffer_address(n: int) -> int:
     """Return the address of a buffer for n float32 numbers."""
-    if _rooms.held.size < n + LINE // 4:
-        _rooms.held = np.empty(n + LINE // 4, np.float32)
-        _rooms.address = -(-_rooms.held.ctypes.data // LINE) * LINE
-    return _rooms.address
+    if _buffer.numbers.size < n + CACHE_LINE_BYTES // 4:
+        _buffer.numbers = np.empty(n + CACHE_LINE_BYTES // 4, np.float32)
+        _buffer.address = -(-_buffer.numbers.ctypes.data // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
+    return _buffer.address
 
 
-def times(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool) -> None:
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool) -> None:
     """Write the product of rows x [n, in] and weights [out, in], plus a bias, to `out` [n, out].
 
-    All tensors are row-major. The shape must satisfy `tiles`.
+    All tensors are row-major. The shape must satisfy `can_tile`.
 
     Args:
         bias: [out], float32.
         add: Add to the present values of `out`.
     """
-    _here()
-    (n, n_in), half = x.shape, KINDS.index(weight.dtype)
-    wide, own = _room(n * n_in) if half else 0, 0 if bias is None else bias.data_ptr()
+    _use_torch_threads()
+    (n, n_in), half = x.shape, DTYPES.index(weight.dtype)
+    wide, own = _buffer_address(n * n_in) if half else 0, 0 if bias is None else bias.data_ptr()
     where = weight.data_ptr(), x.data_ptr(), wide, out.data_ptr(), own
-    _times(*where, int(add), n, n_in, weight.shape[0], half)
+    _multiply(*where, int(add), n, n_in, weight.shape[0], half)
 
 
 def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -743,7 +751,7 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     if n > MAX_FEW:
         return torch.rms_norm(rows.float(), (width,), weight, eps).to(rows.dtype)
     rows = rows.contiguous()
-    out, half = torch.empty_like(rows), KINDS.index(rows.dtype)
+    out, half = torch.empty_like(rows), DTYPES.index(rows.dtype)
     _rms_norm(rows.data_ptr(), weight.data_ptr(), out.data_ptr(), n, width, eps, half)
     return out
 
@@ -755,11 +763,11 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         return F.silu(gate).mul_(up)
     n, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(n, width)
-    _silu_mul(gate_up.data_ptr(), out.data_ptr(), n, width, KINDS.index(gate_up.dtype))
+    _silu_mul(gate_up.data_ptr(), out.data_ptr(), n, width, DTYPES.index(gate_up.dtype))
     return out
 
 
-def views(
+def layer_functions(
     rows: Tensor,
     scratch: Tensor,
     out: Tensor,
@@ -787,20 +795,22 @@ def views(
     """
     start, first, n = span
     d, size = rows.shape[-1], rows.element_size()
-    heads, half, apart = out.shape[1] // d, KINDS.index(rows.dtype), rows.stride(1)
+    heads, half, head_stride = out.shape[1] // d, DTYPES.index(rows.dtype), rows.stride(1)
     where, to = scratch.data_ptr(), out.data_ptr()
     cos, sin = (part.data_ptr() for part in table)
     own = None if mask is None else mask.contiguous().view(torch.uint8)
     sees = (0, 0) if own is None else (own.data_ptr(), own.shape[1])
-    wide = WHOLE if window is None else window
+    wide = NO_WINDOW if window is None else window
 
-    def keep(_: Tensor, *, held: int) -> None:
-        _rotate_and_store(where, cos, sin, held, apart, start, n, heads, kv, d, half)
+    def store(_: Tensor, *, cache: int) -> None:
+        _rotate_and_store(where, cos, sin, cache, head_stride, start, n, heads, kv, d, half)
 
-    def attend(*_: Any, held: int, alive: Any = own) -> None:
-        _here()
-        _attend(where, held, apart, to, start, first, n, heads, kv, d, *sees, wide, scale, half)
+    def attend(*_: Any, cache: int, alive: Any = own) -> None:
+        _use_torch_threads()
+        _attend(
+            where, cache, head_stride, to, start, first, n, heads, kv, d, *sees, wide, scale, half
+        )
 
     begin, step = rows.data_ptr(), rows.stride(0) * size
     addresses = range(begin, begin + step * len(rows), step)
-    return [(partial(keep, held=at), partial(attend, held=at)) for at in addresses]
+    return [(partial(store, cache=at), partial(attend, cache=at)) for at in addresses]

@@ -10,9 +10,16 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine.models.attention import Rotary
-from specbench_cli.engine.models.linear import Form, Linear, WeightArena, choose_form, linear
+from specbench_cli.engine.models.linear import (
+    Linear,
+    LinearBackend,
+    WeightArena,
+    choose_backend,
+    linear,
+)
+from specbench_cli.former_names import renamed_members
 
-MAX_HEAD_COPY = dict.fromkeys(get_args(Form), 1 << 28) | {"plain": 1 << 24, "tiled": 0}
+MAX_HEAD_COPY = dict.fromkeys(get_args(LinearBackend), 1 << 28) | {"plain": 1 << 24, "tiled": 0}
 """Maximum size of a tied output matrix for which a CPU stores a second copy, by form.
 
 The copy has the layout that the product needs. A plain copy is as fast as the embedding itself for
@@ -37,6 +44,7 @@ class LayerWeights:
     down: Linear
 
 
+@renamed_members(place="store", form_of="backend_of")
 class LayerReader:
     """Reader that converts, fuses and reorders the layers of a checkpoint.
 
@@ -61,9 +69,9 @@ class LayerReader:
         device: torch.device,
         dtype: torch.dtype,
         norm_factor: float | None,
-        form: Form | None,
+        backend: LinearBackend | None,
     ) -> None:
-        self._tensors, self._rotary, self._form = tensors, rotary, form
+        self._tensors, self._rotary, self._backend = tensors, rotary, backend
         self._device, self._dtype, self._norm_factor = device, dtype, norm_factor
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._on_cpu = device.type == "cpu"
@@ -95,20 +103,20 @@ class LayerReader:
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """Return the product with a weight [out, in]."""
-        form = self.form_of(weight)
+        backend = self.backend_of(weight)
         # CPU products of a few rows run up to twice as fast with an [in, out] layout.
-        if form == "tiled":
-            matrix = self.place(weight).t()
+        if backend == "tiled":
+            matrix = self.store(weight).t()
         else:
-            as_it_lies = self._on_cpu and form in ("plain", "widened")
-            matrix = self.place(weight.t()) if as_it_lies else weight.t()
-        return linear(matrix, bias, form=form)
+            is_row_major = self._on_cpu and backend in ("plain", "widened")
+            matrix = self.store(weight.t()) if is_row_major else weight.t()
+        return linear(matrix, bias, backend=backend)
 
-    def form_of(self, weight: Tensor) -> Form:
+    def backend_of(self, weight: Tensor) -> LinearBackend:
         """Return the form of the product with a weight [out, in]."""
-        return self._form or choose_form(weight.t())
+        return self._backend or choose_backend(weight.t())
 
-    def place(self, weight: Tensor) -> Tensor:
+    def store(self, weight: Tensor) -> Tensor:
         """Return a row-major copy of a weight in the memory of this model."""
         return self._arena.store(weight)
 
@@ -157,17 +165,19 @@ class FusedWeights:
         self._rotary = rotary
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._hidden, self._mlp = config.hidden_size, config.intermediate_size
-        self.embedding = read.place(read.get("model.embed_tokens.weight"))
+        self.embedding = read.store(read.get("model.embed_tokens.weight"))
         self.layers = [read.layer(f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
         self.final_norm = read.norm("model.norm")
         self.output_ids = None if output_ids is None else output_ids.to(self.embedding.device)
         tied = output_ids is None and config.tie_word_embeddings
         on_cpu = self.embedding.device.type == "cpu"
-        most = MAX_HEAD_COPY[read.form_of(self.embedding)]
+        most = MAX_HEAD_COPY[read.backend_of(self.embedding)]
         self._head_is_embedding = tied and (not on_cpu or self.embedding.numel() > most)
         if self._head_is_embedding:
-            form = read.form_of(self.embedding)
-            self.head = linear(self.embedding.t(), form="tiled" if form == "tiled" else "plain")
+            backend = read.backend_of(self.embedding)
+            self.head = linear(
+                self.embedding.t(), backend="tiled" if backend == "tiled" else "plain"
+            )
         else:
             self.head = read.linear(self.embedding if tied else read.get("lm_head.weight"))
         whole = self.embedding if tied else self.head.columns(0, len(self.embedding))
@@ -175,11 +185,11 @@ class FusedWeights:
 
     def logits(self, rows: Tensor, product: Callable[[Linear, Tensor], Tensor]) -> Tensor:
         """Return the logits [n, V] of rows [n, hidden] after the final norm."""
-        said = product(self.head, rows)
+        logits = product(self.head, rows)
         return (
-            said
+            logits
             if self.output_ids is None
-            else scatter_logits(said, self.output_ids, len(self.embedding))
+            else scatter_logits(logits, self.output_ids, len(self.embedding))
         )
 
     @property
@@ -189,14 +199,14 @@ class FusedWeights:
         whole = sum(part.nbytes for part in parts) + sum(map(layer_bytes, self.layers))
         return whole - self._head_is_embedding * self.head.nbytes
 
-    def shared(self) -> dict[str, Tensor]:
+    def shared_tensors(self) -> dict[str, Tensor]:
         """Return the checkpoint tensors, by transformers name, that are views of these weights."""
         d = self._rotary.head_dim
         q, kv, hidden, mlp = self._heads * d, self._kv_heads * d, self._hidden, self._mlp
-        said = self.embedding if self.output_ids is None else self.output_ids
+        output_rows = self.embedding if self.output_ids is None else self.output_ids
         found = {
             "model.embed_tokens.weight": self.embedding,
-            "lm_head.weight": self.head.columns(0, len(said)),
+            "lm_head.weight": self.head.columns(0, len(output_rows)),
         }
         for i, layer in enumerate(self.layers):
             parts = {
@@ -213,13 +223,13 @@ class FusedWeights:
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
-def tensor_shapes(config: Any, said: int | None = None) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(config: Any, output_rows: int | None = None) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all tensors that the config of a Llama-like model requires.
 
     The keys are transformers' names. A tied output matrix is included.
 
     Args:
-        said: Number of rows of the output matrix. None means all ids.
+        output_rows: Number of rows of the output matrix. None means all ids.
     """
     hidden, mlp, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
     d = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
@@ -240,7 +250,7 @@ def tensor_shapes(config: Any, said: int | None = None) -> dict[str, tuple[int, 
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (vocab, hidden),
         "model.norm.weight": (hidden,),
-        "lm_head.weight": (vocab if said is None else said, hidden),
+        "lm_head.weight": (vocab if output_rows is None else output_rows, hidden),
     }
     for i in range(config.num_hidden_layers):
         for name, shape in projections.items():

@@ -46,22 +46,22 @@ from torch import Tensor
 
 from specbench_cli.errors import UsageError
 
-Form = Literal["plain", "tiled", "blocked", "packed", "packed16", "widened"]
-FORM_VARIABLE = "SPECBENCH_LINEAR"
+LinearBackend = Literal["plain", "tiled", "blocked", "packed", "packed16", "widened"]
+BACKEND_VARIABLE = "SPECBENCH_LINEAR"
 """Environment variable that overrides the rule, for tests and for measuring the rule."""
 
-PACK_FROM = 1 << 16
+MIN_PACKED_WEIGHTS = 1 << 16
 """Minimum number of weights to pack a matrix. Below, oneDNN's fixed cost outweighs the gain."""
 
-PACK_OVER = 1 << 20
+MAX_PLAIN_WEIGHTS = 1 << 20
 """Without MKL, the maximum number of weights of a matrix that is not packed."""
 
-BLOCK_FROM = 1 << 19
+MIN_BLOCKED_WEIGHTS = 1 << 19
 """With a fast MKL, minimum number of weights to block a matrix.
 
 Smaller matrices stay in a core's cache, where `torch.mm` is faster."""
 
-BLOCK_UP_TO = 1 << 22
+MAX_BLOCKED_WEIGHTS = 1 << 22
 """With a fast MKL, maximum number of weights to block a matrix.
 
 Larger matrices take the same time packed, because reading them outweighs the cost of a call."""
@@ -69,13 +69,13 @@ Larger matrices take the same time packed, because reading them outweighs the co
 LARGEST_EXPONENT = 16
 """Exponent above float16's largest number, just below 2^16. It is exact for bfloat16's 8 bits."""
 
-LONG = 256
+MIN_MM_ROWS = 256
 """Minimum number of rows for which `torch.mm` is faster in float32 than tiles (only prompts)."""
 
-WIDEN_FROM = 5
+MIN_WIDENED_ROWS = 5
 """Minimum number of rows to widen bfloat16. The cost is flat; below, `torch.mm` is faster."""
 
-PIECE = 1 << 18
+WIDENED_WEIGHTS = 1 << 18
 """Number of weights widened together: 1 MiB of float32, which stays in a core's cache."""
 
 
@@ -123,17 +123,17 @@ class TiledLinear:
 
     Args:
         weight: [in, out], the transpose of a row-major matrix whose shape can be tiled
-            (`kernels.tiles`).
+            (`kernels.can_tile`).
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         from specbench_cli.engine.models import kernels  # lazy: importing Numba is slow
 
-        self._times, self.weight = kernels.times, weight.t().contiguous()
+        self._multiply_tiles, self.weight = kernels.multiply, weight.t().contiguous()
         self._across = self.weight.t()
         self.bias = None if bias is None else bias.float()
         self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
-        self._long = LONG if weight.dtype == torch.float32 else math.inf
+        self._long = MIN_MM_ROWS if weight.dtype == torch.float32 else math.inf
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         if out is None:
@@ -152,7 +152,7 @@ class TiledLinear:
             return out if self.bias is None else out.add_(self.bias)
         if not out.is_contiguous():
             return out.copy_(self._multiply(x, out.contiguous(), add=add))
-        self._times(x.contiguous(), self.weight, self.bias, out, add=add)
+        self._multiply_tiles(x.contiguous(), self.weight, self.bias, out, add=add)
         return out
 
 
@@ -166,7 +166,7 @@ class PackedLinear:
     """
 
     ROWS = 8  # block height that the reordering is tuned for: the width of a verification
-    EVEN_FROM = 65  # minimum number of rows to pad: a verification has fewer
+    MIN_PADDED_ROWS = 65  # minimum number of rows to pad: a verification has fewer
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.bias = bias
@@ -177,19 +177,19 @@ class PackedLinear:
         self._product_plus = torch.ops.mkldnn._linear_pointwise.binary
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        y: Tensor = self._product(self._even(x), self.weight, self.bias, "none", [], "")
+        y: Tensor = self._product(self._pad_rows(x), self.weight, self.bias, "none", [], "")
         return y[: len(x)] if out is None else out.copy_(y[: len(x)])
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         y: Tensor = self._product_plus(
-            self._even(x), self._even(residual), self.weight, self.bias, "add"
+            self._pad_rows(x), self._pad_rows(residual), self.weight, self.bias, "add"
         )
         return y[: len(x)]
 
-    def _even(self, x: Tensor) -> Tensor:
+    def _pad_rows(self, x: Tensor) -> Tensor:
         """Return rows [n, in], padded with zero rows if there are many."""
         n = len(x)
-        if n < self.EVEN_FROM:
+        if n < self.MIN_PADDED_ROWS:
             return x
         lacking = -n % max(self.ROWS, 1 << n.bit_length() - 5)
         return F.pad(x, (0, 0, 0, lacking)) if lacking else x
@@ -298,20 +298,20 @@ class WidenedLinear(PlainLinear):
     _buffers = threading.local()
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        if len(x) < WIDEN_FROM:
+        if len(x) < MIN_WIDENED_ROWS:
             return super().__call__(x, out)
         y = self._wide(x)
         return y.to(self.weight.dtype) if out is None else out.copy_(y)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        if len(x) < WIDEN_FROM:
+        if len(x) < MIN_WIDENED_ROWS:
             return super().add_to(residual, x)
         return residual.add_(self._wide(x))
 
     def _wide(self, x: Tensor) -> Tensor:
         """The product in float32."""
         n_in, n_out = self.weight.shape
-        step = max(1, min(n_out, PIECE // n_in))
+        step = max(1, min(n_out, WIDENED_WEIGHTS // n_in))
         wide, y = self._buffer(n_in * step), torch.empty(len(x), n_out)
         rows = x.float()
         for start in range(0, n_out, step):
@@ -329,13 +329,15 @@ class WidenedLinear(PlainLinear):
         held: Tensor | None = getattr(cls._buffers, "held", None)
         if held is None or held.numel() < numel:
             with torch.inference_mode(False):  # products outside inference mode also write to it
-                held = cls._buffers.held = torch.empty(max(numel, PIECE))
+                held = cls._buffers.held = torch.empty(max(numel, WIDENED_WEIGHTS))
         return held
 
 
-def linear(weight: Tensor, bias: Tensor | None = None, *, form: Form | None = None) -> Linear:
+def linear(
+    weight: Tensor, bias: Tensor | None = None, *, backend: LinearBackend | None = None
+) -> Linear:
     """Return a product with weight [in, out] and bias [out], in the given form or the default."""
-    made: dict[Form, Callable[[Tensor, Tensor | None], Linear]] = {
+    made: dict[LinearBackend, Callable[[Tensor, Tensor | None], Linear]] = {
         "plain": PlainLinear,
         "tiled": TiledLinear,
         "blocked": BlockedLinear,
@@ -343,57 +345,65 @@ def linear(weight: Tensor, bias: Tensor | None = None, *, form: Form | None = No
         "packed16": Packed16Linear,
         "widened": WidenedLinear,
     }
-    return made[form or choose_form(weight)](weight, bias)
+    return made[backend or choose_backend(weight)](weight, bias)
 
 
-def choose_form(weight: Tensor) -> Form:
+def choose_backend(weight: Tensor) -> LinearBackend:
     """Return the form for a matrix [in, out]: from SPECBENCH_LINEAR if possible, else by the rule.
 
     Raises:
         UsageError: The variable is set to an unknown form.
     """
-    wanted = os.environ.get(FORM_VARIABLE, "")
-    if wanted not in ("", *get_args(Form)):
-        forms = " or ".join(get_args(Form))
-        raise UsageError(f"{FORM_VARIABLE}={wanted} is unknown; it can be {forms}")
+    wanted = os.environ.get(BACKEND_VARIABLE, "")
+    if wanted not in ("", *get_args(LinearBackend)):
+        backends = " or ".join(get_args(LinearBackend))
+        raise UsageError(f"{BACKEND_VARIABLE}={wanted} is unknown; it can be {backends}")
     if weight.device.type != "cpu":
         return "plain"
     if weight.dtype == torch.float32:
-        possible, usual, limit = _forms_32(weight.numel())
+        possible, usual, limit = _float32_backends(weight.numel())
     elif weight.dtype == torch.bfloat16:
-        possible, usual, limit = _forms_16()
+        possible, usual, limit = _bfloat16_backends()
     else:
         return "plain"
     if wanted == "tiled" or _mkl_is_slow():
         kernels = find_numba_kernels(weight.device, weight.dtype)
-        if kernels is not None and kernels.tiles(*weight.shape):
+        if kernels is not None and kernels.can_tile(*weight.shape):
             return "tiled"
     if wanted:
         return wanted if wanted in possible else "plain"
     return usual if usual in possible and weight.numel() >= limit else "plain"
 
 
-def _forms_32(numbers: int) -> tuple[set[Form], Form, int]:
+def _float32_backends(numbers: int) -> tuple[set[LinearBackend], LinearBackend, int]:
     """Return a float32 matrix's possible forms, its default form, and the minimum size for it."""
-    possible: set[Form] = {"blocked", "packed"} if _can_pack() else {"blocked"}
+    possible: set[LinearBackend] = {"blocked", "packed"} if _can_pack() else {"blocked"}
     if _mkl_is_slow():
-        return possible, "packed", PACK_FROM
+        return possible, "packed", MIN_PACKED_WEIGHTS
     if _has_mkl():
-        return possible, "blocked" if numbers <= BLOCK_UP_TO else "packed", BLOCK_FROM
-    return possible, "packed", PACK_OVER + 1
+        return (
+            possible,
+            "blocked" if numbers <= MAX_BLOCKED_WEIGHTS else "packed",
+            MIN_BLOCKED_WEIGHTS,
+        )
+    return possible, "packed", MAX_PLAIN_WEIGHTS + 1
 
 
-def _forms_16() -> tuple[set[Form], Form, int]:
+def _bfloat16_backends() -> tuple[set[LinearBackend], LinearBackend, int]:
     """Return a bfloat16 matrix's possible forms, its default form, and the minimum size for it."""
     hardware = _multiplies_bfloat16()
-    possible: set[Form] = {"widened"}
+    possible: set[LinearBackend] = {"widened"}
     if _can_pack_16():
         possible.add("packed16")
     if _can_pack() and hardware:
         possible.add("packed")
     if hardware:
-        return possible, "packed", PACK_FROM  # where packing is impossible, plain is fast enough
-    return possible, "packed16" if "packed16" in possible else "widened", PACK_FROM
+        return (
+            possible,
+            "packed",
+            MIN_PACKED_WEIGHTS,
+        )  # where packing is impossible, plain is fast enough
+    return possible, "packed16" if "packed16" in possible else "widened", MIN_PACKED_WEIGHTS
 
 
 def find_numba_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
@@ -402,22 +412,22 @@ def find_numba_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType |
     Forwards use it on Linux and x86, where it was timed, unless SPECBENCH_LINEAR selects a torch
     form.
     """
-    wanted, known = os.environ.get(FORM_VARIABLE, ""), (torch.float32, torch.bfloat16)
+    wanted, known = os.environ.get(BACKEND_VARIABLE, ""), (torch.float32, torch.bfloat16)
     if device.type != "cpu" or dtype not in known or wanted not in ("", "tiled"):
         return None
-    if not _wants_kernels() or not _can_compile():
+    if not _kernels_are_faster() or not _can_compile():
         return None
     from specbench_cli.engine.models import kernels  # lazy: importing Numba is slow
 
     return kernels
 
 
-def lacks_numba() -> bool:
+def is_numba_missing() -> bool:
     """Return True if forwards on this machine are slower because Numba is missing."""
-    return _wants_kernels() and not _can_compile()
+    return _kernels_are_faster() and not _can_compile()
 
 
-def _wants_kernels() -> bool:
+def _kernels_are_faster() -> bool:
     return sys.platform == "linux" and _is_x86()
 
 

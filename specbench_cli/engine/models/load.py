@@ -27,15 +27,15 @@ from specbench_cli.engine.models.checkpoint import (
     read_output_ids,
     text_config,
 )
-from specbench_cli.engine.models.contents import check_contents, check_report
+from specbench_cli.engine.models.checkpoint_checks import check_contents, check_report
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.fused import FAMILIES, FusedDecoder, fits
 from specbench_cli.engine.models.layers import FusedWeights, scatter_logits, tensor_shapes
-from specbench_cli.engine.models.linear import Form
+from specbench_cli.engine.models.linear import LinearBackend
 from specbench_cli.errors import EnvironmentFault, UsageError
 
 if TYPE_CHECKING:
-    from specbench_cli.engine.models.hosted import TransformersModuleDecoder
+    from specbench_cli.engine.models.transformers_decoder import TransformersModuleDecoder
 
 _FOLDERS: WeakKeyDictionary[Decoder, Path] = WeakKeyDictionary()
 _MODULES: WeakKeyDictionary[Decoder, Any] = WeakKeyDictionary()
@@ -48,7 +48,7 @@ def load_decoder(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     host_module: bool = False,
-    form: Form | None = None,
+    backend: LinearBackend | None = None,
 ) -> Decoder:
     """Load a decoder from a checkpoint: fused for built-in families, else the transformers module.
 
@@ -77,17 +77,17 @@ def load_decoder(
                 name=name,
                 device=device,
                 dtype=dtype,
-                form=form,
+                backend=backend,
             )
         except KeyError as error:
             raise _missing_fault(folder, error.args[0]) from error
     else:
-        decoder = hosted(module_in(folder, device, dtype), name=name)
+        decoder = wrap_module(load_module(folder, device, dtype), name=name)
     _FOLDERS[decoder] = folder
     return decoder
 
 
-def hosted(module: Any, *, name: str) -> TransformersModuleDecoder:
+def wrap_module(module: Any, *, name: str) -> TransformersModuleDecoder:
     """Return a decoder of a transformers module. Its class depends on the module's state.
 
     Raises:
@@ -95,20 +95,20 @@ def hosted(module: Any, *, name: str) -> TransformersModuleDecoder:
     """
     # Lazy imports: they load a large part of transformers, which fused models do not need.
     if module.config.is_encoder_decoder:
-        from specbench_cli.engine.models.chains import Seq2SeqDecoder
+        from specbench_cli.engine.models.chain_decoders import Seq2SeqDecoder
 
         return Seq2SeqDecoder(module, name=name)
     kinds = getattr(text_config(module.config), "layer_types", None) or ()
     if all(kind.endswith("attention") and not kind.startswith("linear") for kind in kinds):
-        from specbench_cli.engine.models.hosted import TransformersDecoder
+        from specbench_cli.engine.models.transformers_decoder import TransformersDecoder
 
         return TransformersDecoder(module, name=name)
-    from specbench_cli.engine.models.chains import RecurrentDecoder
+    from specbench_cli.engine.models.chain_decoders import RecurrentDecoder
 
     return RecurrentDecoder(module, name=name)
 
 
-def module_of(decoder: Decoder) -> Any:
+def get_module(decoder: Decoder) -> Any:
     """Return the transformers module of a loaded decoder, in eval mode, for peers and for audits.
 
     It computes the results of transformers with the checkpoint's weights in the decoder's dtype.
@@ -118,7 +118,7 @@ def module_of(decoder: Decoder) -> Any:
     if not isinstance(decoder, FusedDecoder):
         return cast("TransformersModuleDecoder", decoder).module
     if decoder not in _MODULES:
-        shared = decoder.weights.shared()
+        shared = decoder.weights.shared_tensors()
         _MODULES[decoder] = _load_module(_FOLDERS[decoder], decoder.device, decoder.dtype, shared)
     return _MODULES[decoder]
 
@@ -128,37 +128,37 @@ class RestrictedOutput(nn.Linear):
 
     Args:
         weight: Rows [r, hidden].
-        says: Ids [r] of the rows.
+        output_ids: Ids [r] of the rows.
         size: Vocabulary size.
     """
 
-    says: Tensor
+    output_ids: Tensor
 
-    def __init__(self, weight: Tensor, says: Tensor, size: int) -> None:
-        super().__init__(weight.shape[1], len(says), bias=False, device="meta")
+    def __init__(self, weight: Tensor, output_ids: Tensor, size: int) -> None:
+        super().__init__(weight.shape[1], len(output_ids), bias=False, device="meta")
         self.weight, self.size = nn.Parameter(weight, weight.is_floating_point()), size
-        self.register_buffer("says", says, persistent=False)
+        self.register_buffer("output_ids", output_ids, persistent=False)
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return the logits [..., V]."""
-        return scatter_logits(F.linear(rows, self.weight), self.says, self.size)
+        return scatter_logits(F.linear(rows, self.weight), self.output_ids, self.size)
 
 
-def restrict_output(module: Any, says: Tensor) -> Any:
-    """Restrict the output of a built-in family's transformers module to the ids `says` [r].
+def restrict_output(module: Any, output_ids: Tensor) -> Any:
+    """Restrict the output of a built-in family's transformers module to the ids `output_ids` [r].
 
-    The module keeps only their rows of the output matrix, untied. `load_decoder` and `module_in`
+    The module keeps only their rows of the output matrix, untied. `load_decoder` and `load_module`
     can read the saved module: see `read_output_ids`.
     """
     whole = module.lm_head.weight.detach()
-    rows = whole.index_select(0, says.to(whole.device)).clone()
+    rows = whole.index_select(0, output_ids.to(whole.device)).clone()
     near = torch.device("cpu") if whole.is_meta else whole.device
-    module.lm_head = RestrictedOutput(rows, says.to(near), len(whole))
-    for name, told in output_id_tensors(says.cpu(), len(whole)).items():
-        module.register_buffer(name, told)
+    module.lm_head = RestrictedOutput(rows, output_ids.to(near), len(whole))
+    for name, tensor in output_id_tensors(output_ids.cpu(), len(whole)).items():
+        module.register_buffer(name, tensor)
     module.config = copy.deepcopy(module.config)  # other modules may share it
     module.config.tie_word_embeddings = False
-    module.config.draft_vocab_size = len(says)
+    module.config.draft_vocab_size = len(output_ids)
     return module
 
 
@@ -172,7 +172,7 @@ class FusedCopy(FusedDecoder):
     """
 
     def __init__(self, source: FusedDecoder) -> None:
-        self.module = module = copy.deepcopy(module_of(source))
+        self.module = module = copy.deepcopy(get_module(source))
         super().__init__(
             module.config,
             module.state_dict(),
@@ -192,10 +192,10 @@ class FusedCopy(FusedDecoder):
 
 
 def module_bytes(decoder: Decoder) -> int:
-    """Return the bytes of `module_of(decoder)` that are not shared with the decoder."""
+    """Return the bytes of `get_module(decoder)` that are not shared with the decoder."""
     if not isinstance(decoder, FusedDecoder):
         return 0
-    shared = decoder.weights.shared()
+    shared = decoder.weights.shared_tensors()
     weights = open_weights(_FOLDERS[decoder])
     item = torch.empty(0, dtype=decoder.dtype).element_size()
     return sum(weights.size(key) * item for key in weights if key not in shared)
@@ -228,8 +228,8 @@ def _load_module(
 ) -> Any:
     """Load the transformers module of a built-in family. `shared` weights are not read again."""
     config, weights = read_config(folder), open_weights(folder)
-    says = _read_output_ids(folder, config, weights)
-    module = _skeleton(config, dtype, says)
+    output_ids = _read_output_ids(folder, config, weights)
+    module = _skeleton(config, dtype, output_ids)
     tensors = {
         key: shared[key] if key in shared else weights[key].to(device=device, dtype=dtype)
         for key, part in module.state_dict().items()
@@ -241,7 +241,7 @@ def _load_module(
         raise _missing_fault(folder, lacking[0])
     # This buffer is not in the checkpoint, and on the meta device it has no values.
     module.base_model.rotary_emb = type(module.base_model.rotary_emb)(config).to(device)
-    if says is not None:
+    if output_ids is not None:
         module.lm_head.to(device)
     return _ready(module, folder)
 
@@ -255,13 +255,14 @@ def _missing_fault(folder: Path, tensor: str) -> EnvironmentFault:
     return EnvironmentFault(f"{folder} lacks the tensor {tensor}", hint="specbench list models")
 
 
-def _skeleton(config: Any, dtype: torch.dtype, says: Tensor | None) -> Any:
-    """Return a transformers module on the meta device, with its output restricted to `says`."""
+def _skeleton(config: Any, dtype: torch.dtype, output_ids: Tensor | None) -> Any:
+    """Return a transformers module on the meta device, with its output restricted to
+    `output_ids`."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-    return module if says is None else restrict_output(module, says)
+    return module if output_ids is None else restrict_output(module, output_ids)
 
 
 def load_weights(folder: Path, config: Any) -> Weights:
@@ -275,10 +276,12 @@ def load_weights(folder: Path, config: Any) -> Weights:
     return weights
 
 
-def _check_tensors(folder: Path, config: Any, says: Tensor | None, weights: Weights) -> None:
+def _check_tensors(folder: Path, config: Any, output_ids: Tensor | None, weights: Weights) -> None:
     """Raise EnvironmentFault unless the weights match the config of a built-in model family."""
-    demanded = tensor_shapes(config, None if says is None else len(says))
-    check_contents(folder.name, weights, demanded, tied=says is None and config.tie_word_embeddings)
+    demanded = tensor_shapes(config, None if output_ids is None else len(output_ids))
+    check_contents(
+        folder.name, weights, demanded, tied=output_ids is None and config.tie_word_embeddings
+    )
     _check_attention(folder, config)
     heads, shared, eps = (
         *(config.num_attention_heads, config.num_key_value_heads),
@@ -309,7 +312,7 @@ def _check_attention(folder: Path, config: Any) -> None:
         )
 
 
-def module_in(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
+def load_module(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
     """Load the transformers module of a checkpoint, frozen, in eval mode.
 
     Raises:
@@ -355,7 +358,7 @@ def _auto_class(config: Any) -> Any:
     import transformers as hub
 
     whole = config.is_encoder_decoder
-    for loader, known, asked in (
+    for loader, known, is_wanted in (
         (hub.AutoModelForSeq2SeqLM, hub.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, whole),
         (
             hub.AutoModelForImageTextToText,
@@ -364,7 +367,7 @@ def _auto_class(config: Any) -> Any:
         ),
         (hub.AutoModelForCausalLM, hub.MODEL_FOR_CAUSAL_LM_MAPPING, not whole),
     ):
-        if asked and type(config) in known:
+        if is_wanted and type(config) in known:
             return loader
     raise UsageError(
         f"{config.model_type} checkpoints cannot be decoded here: transformers has no causal,"

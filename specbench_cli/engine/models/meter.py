@@ -30,9 +30,9 @@ class HostClock:
 
     def restart(self) -> None:
         """Set the zero of all marks to the present time."""
-        self.zero_ns = self.now()
+        self.zero_ns = self.now_ns()
 
-    def now(self) -> int:
+    def now_ns(self) -> int:
         """Return the time of the monotonic clock in ns."""
         return time.perf_counter_ns()
 
@@ -42,16 +42,16 @@ class HostClock:
         Cores that slept are slower during a whole short request. On one machine a forward took a
         third longer. That is a cost of power saving, not of the method.
         """
-        due = self.now() + ns
+        due = self.now_ns() + ns
         matrix = torch.ones(256, 256)
-        while due - self.now() > 1_000_000:
+        while due - self.now_ns() > 1_000_000:
             torch.mm(matrix, matrix)
-        while self.now() < due:
+        while self.now_ns() < due:
             pass
 
     def mark(self) -> int:
         """Return the ns since the zero."""
-        return self.now() - self.zero_ns
+        return self.now_ns() - self.zero_ns
 
     def resolve(self, forwards: Sequence[Forward]) -> None:
         """Do nothing: host marks are already times."""
@@ -75,7 +75,7 @@ class CudaClock(HostClock):
         torch.cuda.current_stream(self._device).synchronize()
         self._events: list[torch.cuda.Event] = []
         self.mark()
-        self.zero_ns = self.now()
+        self.zero_ns = self.now_ns()
 
     def mark(self) -> int:
         """Record an event on the current stream and return its index."""
@@ -188,7 +188,7 @@ class Meter:
         self._unresolved.clear()
 
 
-@renamed_members(exits_of="record_exits")
+@renamed_members(exits_of="record_exits", exits="exit_logits", remember="append_kv")
 class Metered:
     """Wrapper of a decoder that records its forwards. Other attributes are the decoder's.
 
@@ -276,24 +276,24 @@ class Metered:
         )
         return out
 
-    def exits(self, rows: Tensor) -> Tensor:
-        """Run `Decoder.exits` and record it as an auxiliary forward with one token per row.
+    def exit_logits(self, rows: Tensor) -> Tensor:
+        """Run `Decoder.exit_logits` and record it as an auxiliary forward with one token per row.
 
         It reads only the output matrix.
         """
         return self.record_exits(rows)[0]
 
     def record_exits(self, rows: Tensor) -> tuple[Tensor, Forward]:
-        """Run `exits`, and return the logits and the recorded forward."""
+        """Run `exit_logits`, and return the logits and the recorded forward."""
         t0 = self._mark()
-        logits = self.decoder.exits(rows)
+        logits = self.decoder.exit_logits(rows)
         share = self._share((0, 0), frozenset(), True)
         return logits, self._record_auxiliary(t0, rows.shape[:-1].numel(), (0, 0), share)
 
-    def remember(self, rows: Tensor, state: State, layers: range, positions: Tensor) -> None:
+    def append_kv(self, rows: Tensor, state: State, layers: range, positions: Tensor) -> None:
         """Run `Decoder.remember` and record it as an auxiliary forward."""
         t0 = self._mark()
-        self.decoder.remember(rows, state, layers, positions)
+        self.decoder.append_kv(rows, state, layers, positions)
         share = self.decoder.append_kv_share(layers)
         self._record_auxiliary(t0, rows.shape[1], (layers.start, layers.stop), share)
 

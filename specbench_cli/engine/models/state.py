@@ -17,6 +17,7 @@ from torch import Tensor
 from specbench_cli.engine import host
 from specbench_cli.engine.models.decoder import ChainsOnly, State
 from specbench_cli.errors import MethodFault
+from specbench_cli.former_names import renamed_members
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class PagedZeros:
         self._memory.madvise(mmap.MADV_DONTNEED, at, self._part)
 
 
+@renamed_members(line="sequence_state")
 class KVState(State):
     """KV cache of `n_seqs` sequences, with a buffer of `capacity` rows for each layer.
 
@@ -83,8 +85,8 @@ class KVState(State):
         offsets: Rows dropped by `select`, by sequence. The position of a row that is written later
             is its row number plus the offset. Read only.
         plans: Forward plans that the decoder caches for this state, by its own keys.
-        pool: For a `line`, the state that it belongs to, else None.
-        place: For a `line`, its index in the pool.
+        pool: For a `sequence_state`, the state that it belongs to, else None.
+        place: For a `sequence_state`, its index in the pool.
     """
 
     by_row = True
@@ -130,7 +132,7 @@ class KVState(State):
         self._gaps: list[dict[int, list[int]]] = [{} for _ in range(n_seqs)]  # see `leave_out`
         self.plans: dict[tuple[int, ...], Any] = {}
 
-    def line(self, seq: int) -> KVState:
+    def sequence_state(self, seq: int) -> KVState:
         """Return a cleared state of one sequence that uses the memory of `seq` in this state."""
         like = self.buffers[0]
         return type(self)(
@@ -283,7 +285,7 @@ class KVState(State):
             self.rollback(seq, 0)
 
     def free(self) -> None:
-        """Drop all rows, and release the memory of a `line` in a paged pool."""
+        """Drop all rows, and release the memory of a `sequence_state` in a paged pool."""
         self.clear()
         if self.pool is not None:
             for pages in self.pool._pages:
@@ -319,7 +321,7 @@ class Snapshot(NamedTuple):
     """Recurrent cache at the end of a forward, after `length` tokens in total."""
 
     length: int
-    held: Any
+    cache: Any
 
 
 EMPTY = Snapshot(0, None)
@@ -344,7 +346,7 @@ class RecurrentState(State):
     def nbytes(self) -> int:
         """Bytes of all snapshots. Their number depends on the decoded text."""
         stops = [stop for line in self._snapshots for stop in line]
-        return sum(tensor.nbytes for stop in stops for tensor in _tensors(stop.held))
+        return sum(tensor.nbytes for stop in stops for tensor in _tensors(stop.cache))
 
     def length(self, seq: int = 0, layer: int = 0) -> int:
         """Return the number of tokens processed for a sequence, equal at all layers."""
@@ -358,16 +360,16 @@ class RecurrentState(State):
         """Raise MethodFault: a recurrent state has no rows."""
         raise MethodFault("a recurrent state holds no rows that some layers could be without")
 
-    def held(self, seq: int) -> Any:
+    def latest_cache(self, seq: int) -> Any:
         """Return the newest cache, read only, or None for an empty sequence."""
-        return self._snapshots[seq][-1].held
+        return self._snapshots[seq][-1].cache
 
-    def write(self, seq: int, n: int, held: Any) -> None:
+    def write(self, seq: int, n: int, cache: Any) -> None:
         """Store the cache after n more tokens."""
         length = self.length(seq) + n
         if length > self.capacity:
             raise ValueError(f"{length} tokens do not fit into a state of {self.capacity} rows")
-        self._snapshots[seq].append(Snapshot(length, held))
+        self._snapshots[seq].append(Snapshot(length, cache))
 
     def commit(self, seq: int, path: Sequence[int], loose: int = 0) -> None:
         """See `State`.

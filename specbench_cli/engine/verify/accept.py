@@ -92,15 +92,15 @@ class AcceptRule:
         """
         raise MethodFault(f"the rule {self.name} does not decide by p and tokens: see `passing`")
 
-    def relaxed_mask(self, places: DraftContext, random: Random) -> Tensor:
+    def relaxed_mask(self, context: DraftContext, random: Random) -> Tensor:
         """Return the draft tokens to keep, [m] bool: those that `lets_pass`, each with probability
         `chance`."""
-        passes = self.lets_pass(places.p, places.tokens)
+        passes = self.lets_pass(context.p, context.tokens)
         if self.chance == 1:
             return passes
-        from specbench_cli.engine.verify.random import toss_per_parent
+        from specbench_cli.engine.verify.random import draw_per_parent
 
-        return passes & toss_per_parent(self.chance, places.parents, places.p, random)
+        return passes & draw_per_parent(self.chance, context.parents, context.p, random)
 
     @property
     def chance(self) -> float:
@@ -131,8 +131,8 @@ class AcceptRule:
         return RandomAccept(rate)
 
     def __str__(self) -> str:
-        told = (f.name for f in fields(self) if f.repr)
-        numbers = ", ".join(f"{name}={getattr(self, name):g}" for name in told)
+        names = (f.name for f in fields(self) if f.repr)
+        numbers = ", ".join(f"{name}={getattr(self, name):g}" for name in names)
         return f"{self.name}({numbers})"
 
 
@@ -213,7 +213,7 @@ class Lenient(AcceptRule):
         """p(x) >= factor max p."""
         return _gather_tokens(p, tokens) >= self.factor * p.amax(-1)
 
-    def relaxed_mask(self, places: DraftContext, random: Random) -> Tensor:
+    def relaxed_mask(self, context: DraftContext, random: Random) -> Tensor:
         """Return the draft tokens to keep, [m] bool.
 
         Drawn tokens: a token that the lossless rule rejects (with probability 1 - min(1, p/q)) is
@@ -221,12 +221,12 @@ class Lenient(AcceptRule):
         tokens: a token is kept if its score would be the greatest with p(x) / factor in place of
         p(x).
         """
-        if places.scores is not None:
-            lead = places.scores.amax(-1) - _gather_tokens(places.scores, places.tokens)
+        if context.scores is not None:
+            lead = context.scores.amax(-1) - _gather_tokens(context.scores, context.tokens)
             return lead <= -math.log(self.factor) if self.factor > 0 else lead < math.inf
         p, q = (
-            _gather_tokens(places.p, places.tokens),
-            1.0 if places.q is None else _gather_tokens(places.q, places.tokens),
+            _gather_tokens(context.p, context.tokens),
+            1.0 if context.q is None else _gather_tokens(context.q, context.tokens),
         )
         strict = (p / q).clamp_max(1.0)
         lenient = (p / (self.factor * q)).clamp_max(1.0) if self.factor > 0 else (p > 0).to(p)
@@ -321,11 +321,11 @@ class AcceptParams(MethodParams):
         return None
 
     @model_serializer(mode="wrap")
-    def _serialize_used(self, written: SerializerFunctionWrapHandler) -> dict[str, object]:
+    def _serialize_used(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Serialize the parameters without those of other rules."""
         rule = self.rule
-        asked = set() if rule is None else {"accept", *(f.name for f in fields(rule))}
+        used = set() if rule is None else {"accept", *(f.name for f in fields(rule))}
         if self.accept == "random" and self.like is not None:
-            asked.add("like")
-        unasked = {*AcceptParams.model_fields} - asked
-        return {name: value for name, value in written(self).items() if name not in unasked}
+            used.add("like")
+        unused = {*AcceptParams.model_fields} - used
+        return {name: value for name, value in serialize(self).items() if name not in unused}

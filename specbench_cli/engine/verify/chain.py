@@ -87,8 +87,8 @@ def relaxed_rejection(
     # One trial per token, since trials continue after a token that the accept rule keeps. Finding
     # the failed one would need a sync.
     taken = torch.cat([random.bernoulli(chance) for chance in chances.split(1)])
-    stand = (taken | passes).cumprod(0).sum()
-    return taken, stand, _draw_next(stand, q, p, random)
+    accepted = (taken | passes).cumprod(0).sum()
+    return taken, accepted, _draw_next(accepted, q, p, random)
 
 
 def one_hot(tokens: Tensor, p: Tensor) -> Tensor:
@@ -106,10 +106,10 @@ def _acceptance_probs(tokens: Tensor, q: Tensor | None, p: Tensor) -> tuple[Tens
     return q, ratio.clamp_max(1.0)
 
 
-def _draw_next(stand: Tensor, q: Tensor, p: Tensor, random: Random) -> Tensor:
+def _draw_next(accepted: Tensor, q: Tensor, p: Tensor, random: Random) -> Tensor:
     """Return the token after the accepted ones: a replacement or the bonus token."""
     # With a row of zeros after q, the bonus token is a residual like the others.
-    row = stand[None]
+    row = accepted[None]
     distribution = residual(p.index_select(0, row), F.pad(q, (0, 0, 0, 1)).index_select(0, row))
     return random.categorical(distribution)[0]
 

@@ -53,29 +53,31 @@ def decide_by_choice(
             +inf; or a drafter's greatest logit is not finite.
     """
     last = choices.shape[0] == draft.nodes
-    told = [choices, draft.tokens] if passes is None else [choices, draft.tokens, passes]
+    tensors = [choices, draft.tokens] if passes is None else [choices, draft.tokens, passes]
     if scores is not None:
-        told.append(scores.gather(-1, choices[:, None])[:, 0])
-    said, ids, *rest = host.lists(*told, *drafters.values())
-    rest, greatest = rest[: len(told) - 2], rest[len(told) - 2 :]
+        tensors.append(scores.gather(-1, choices[:, None])[:, 0])
+    choice_ids, ids, *rest = host.lists(*tensors, *drafters.values())
+    rest, greatest = rest[: len(tensors) - 2], rest[len(tensors) - 2 :]
     if scores is not None and not all(map(isfinite, rest.pop())):
         raise ArithmeticError(NOT_FINITE)
     _check_drafters(drafters, [isfinite(number) for (number,) in greatest])
-    may = rest[0] if rest else None
-    said += ids[-1:] if last else ()
+    relaxed_nodes = rest[0] if rest else None
+    choice_ids += ids[-1:] if last else ()
     if tree is None:
-        row = n = chain.match(ids, said, may)
-        relaxed = [] if may is None else [at for at in range(n) if ids[at] != said[at]]
-        outcome = _chain_outcome(n, ids, said[row], bonus=not last, relaxed=relaxed)
-    elif may is None:
-        path = siblings.match(tree, ids, said)
+        row = n = chain.match(ids, choice_ids, relaxed_nodes)
+        relaxed = (
+            [] if relaxed_nodes is None else [at for at in range(n) if ids[at] != choice_ids[at]]
+        )
+        outcome = _chain_outcome(n, ids, choice_ids[row], bonus=not last, relaxed=relaxed)
+    elif relaxed_nodes is None:
+        path = siblings.match(tree, ids, choice_ids)
         row = path[-1] + 1 if path else 0
-        outcome = _tree_outcome(tree, path, ids, said[row])
+        outcome = _tree_outcome(tree, path, ids, choice_ids[row])
     else:
-        take = siblings.choice_test(tree, ids, said, choices)
-        path, passed, _ = siblings.walk_relaxed(tree, take, may)
+        take = siblings.choice_test(tree, ids, choice_ids, choices)
+        path, passed, _ = siblings.walk_relaxed(tree, take, relaxed_nodes)
         row = path[-1] + 1 if path else 0
-        outcome = _tree_outcome(tree, path, ids, said[row], passed)
+        outcome = _tree_outcome(tree, path, ids, choice_ids[row], passed)
     return outcome, draft.tokens[-1:] if row == choices.shape[0] else choices[row : row + 1]
 
 
@@ -100,26 +102,26 @@ def decide_by_draw(
     tokens, q = draft.tokens, draft.q
     if tree is not None:
         return _decide_drawn_tree(draft, tree, p, random, passes, drafters)
-    last, whole = p.shape[0] == draft.nodes, p.sum().isfinite()[None]
+    last, p_is_finite = p.shape[0] == draft.nodes, p.sum().isfinite()[None]
     if last:  # in place of a bonus draw, take the last token, without using a random number
         p = torch.cat((p, chain.one_hot(tokens[-1:], p)))
     if passes is None:
-        judge = chain.block if rule == "block" else chain.rejection
-        stand, token = judge(tokens, q, p, random)
-        parts = [stand[None], token[None], whole, tokens]
+        verify = chain.block if rule == "block" else chain.rejection
+        accepted, token = verify(tokens, q, p, random)
+        parts = [accepted[None], token[None], p_is_finite, tokens]
     else:
-        taken, stand, token = chain.relaxed_rejection(tokens, q, p, random, passes)
-        parts = [stand[None], token[None], whole, tokens, taken]
+        taken, accepted, token = chain.relaxed_rejection(tokens, q, p, random, passes)
+        parts = [accepted[None], token[None], p_is_finite, tokens, taken]
     if q is not None:
         parts.append(q.sum().isfinite()[None])
     parts += [greatest.isfinite() for greatest in drafters.values()]
     n, following, finite, *rest = host.numbers(torch.cat(parts))
-    sound = [rest.pop() for _ in drafters][::-1]
+    finite_drafters = [rest.pop() for _ in drafters][::-1]
     if q is not None and not rest.pop():
         raise ArithmeticError("q is not finite")
     if not finite:
         raise ArithmeticError(NOT_FINITE)
-    _check_drafters(drafters, sound)
+    _check_drafters(drafters, finite_drafters)
     ids, rest = rest[: draft.nodes], rest[draft.nodes :]
     relaxed = [at for at in range(n) if not rest[at]] if rest else ()
     return _chain_outcome(n, ids, following, bonus=not last, relaxed=relaxed), token[None]
@@ -133,12 +135,12 @@ def _decide_drawn_tree(
     passes: Tensor | None,
     drafters: Mapping[str, Tensor],
 ) -> Decision:
-    sound = [greatest.isfinite() for greatest in drafters.values()]
-    told = host.numbers(torch.cat((draft.tokens, p.sum().isfinite()[None], *sound)))
-    ids = told[: draft.nodes]
-    if not told[draft.nodes]:
+    finite_drafters = [greatest.isfinite() for greatest in drafters.values()]
+    numbers = host.numbers(torch.cat((draft.tokens, p.sum().isfinite()[None], *finite_drafters)))
+    ids = numbers[: draft.nodes]
+    if not numbers[draft.nodes]:
         raise ArithmeticError(NOT_FINITE)
-    _check_drafters(drafters, told[draft.nodes + 1 :])
+    _check_drafters(drafters, numbers[draft.nodes + 1 :])
     q, replacement = draft.q, draft.draw_mode == "independent"
     passed: Collection[int] = ()
     if passes is None:
@@ -155,9 +157,9 @@ def _decide_drawn_tree(
     return _tree_outcome(tree, path, ids, host.number(token), passed), token[None]
 
 
-def _check_drafters(drafters: Mapping[str, Tensor], sound: Sequence[object]) -> None:
-    for model, fine in zip(drafters, sound, strict=True):
-        if not fine:
+def _check_drafters(drafters: Mapping[str, Tensor], finite: Sequence[object]) -> None:
+    for model, is_finite in zip(drafters, finite, strict=True):
+        if not is_finite:
             raise ArithmeticError(not_finite_message(model))
 
 
@@ -236,14 +238,15 @@ def relaxed_mask(
         return None
     parents: Sequence[int] = range(ROOT, m - 1) if tree is None else tree.parents
 
-    def placed(rows: Tensor) -> Tensor:
+    def rows_at_parents(rows: Tensor) -> Tensor:
         """Return the rows at each token's parent."""
         return rows[:m] if tree is None else rows[host.ids([at + 1 for at in parents], p.device)]
 
-    said = None if scores is None else placed(scores)
-    read = None if features is None else features[1:]
+    token_scores = None if scores is None else rows_at_parents(scores)
+    token_features = None if features is None else features[1:]
     passes = rule.relaxed_mask(
-        DraftContext(tokens, parents, placed(p), draft.q, said, read), random
+        DraftContext(tokens, parents, rows_at_parents(p), draft.q, token_scores, token_features),
+        random,
     )
     if passes.shape != tokens.shape or passes.dtype != torch.bool:
         raise MethodFault(

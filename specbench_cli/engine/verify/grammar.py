@@ -129,9 +129,9 @@ class RequestGrammarMask(RequestProcessor):
     def _allowed_ids(self, vocab: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Return which target ids are allowed next, [vocab] bool. Padding is not allowed."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        known = np.unpackbits(bits, count=vocab, bitorder="little").astype(np.bool_)
-        known[[*self._eos]] = known[self._eos[0]]
-        if self._matcher.is_error() or not known.any():
+        allowed = np.unpackbits(bits, count=vocab, bitorder="little").astype(np.bool_)
+        allowed[[*self._eos]] = allowed[self._eos[0]]
+        if self._matcher.is_error() or not allowed.any():
             why = self._matcher.get_error() or "no token of the target's can go on from here"
             raise ArithmeticError(f"the grammar has come to an end that is none: {why}")
-        return known
+        return allowed

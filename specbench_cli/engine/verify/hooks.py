@@ -12,7 +12,7 @@ from specbench_cli.errors import MethodFault
 
 T = TypeVar("T")
 
-_SHOWN = 60
+_MAX_SHOWN = 60
 """Maximum number of characters of a wrong value that an error shows."""
 
 
@@ -33,7 +33,7 @@ def wrong_return(method: object, hook: str, value: object, what: str) -> MethodF
     owner = method if isinstance(method, type) else type(method)
     name = getattr(owner, "name", owner.__name__)
     hint = "create it with `session.chain(ids)` or `session.tree(...)`" if "Draft" in what else None
-    return MethodFault(f"{name}: {hook} must return {what}, got {_shown(value)}", hint)
+    return MethodFault(f"{name}: {hook} must return {what}, got {_shorten(value)}", hint)
 
 
 def check_drafts(method: object, value: Any, n: int) -> list[Draft]:
@@ -88,9 +88,11 @@ def check_steps(
         yield step
 
 
-def _shown(value: object) -> str:
+def _shorten(value: object) -> str:
     """Return the type of a value and the beginning of its repr."""
     if value is None:
         return "None"
     text = " ".join(repr(value).split())
-    return f"{type(value).__name__} {text if len(text) <= _SHOWN else f'{text[:_SHOWN]}...'}"
+    return (
+        f"{type(value).__name__} {text if len(text) <= _MAX_SHOWN else f'{text[:_MAX_SHOWN]}...'}"
+    )

@@ -63,7 +63,7 @@ class SeededRandom:
         return (u < a).cumprod(0).bool()
 
 
-def toss_per_parent(chance: float, parents: Sequence[int], p: Tensor, random: Random) -> Tensor:
+def draw_per_parent(chance: float, parents: Sequence[int], p: Tensor, random: Random) -> Tensor:
     """Draw a Bernoulli variable per parent. Return it for each of its children, [m] bool."""
     places = {parent: place for place, parent in enumerate(dict.fromkeys(parents))}
     distribution = host.send(torch.tensor((1 - chance, chance), dtype=p.dtype), p.device)

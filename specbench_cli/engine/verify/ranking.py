@@ -75,8 +75,8 @@ def _search_short_rows(rows: Tensor, k: int) -> tuple[list[list[float]], list[li
 
     Returns None if another way is faster, or if a row has fewer than k finite entries.
     """
-    apt = k <= FEW and rows.shape[1] < LONG and rows.dtype in (torch.float32, torch.float64)
-    if not apt or rows.device.type != "cpu":
+    is_short = k <= FEW and rows.shape[1] < LONG and rows.dtype in (torch.float32, torch.float64)
+    if not is_short or rows.device.type != "cpu":
         return None
     # Found entries are overwritten and restored at the end, so rows that share memory need a copy.
     numbers = rows.numpy() if rows.is_contiguous() else rows.numpy().copy()

@@ -178,11 +178,11 @@ def walk_relaxed(
 
 
 def choice_test(
-    tree: Tree, tokens: Sequence[int], said: Sequence[int], choices: Tensor
+    tree: Tree, tokens: Sequence[int], choice_ids: Sequence[int], choices: Tensor
 ) -> Callable[[int], NodeDecision]:
-    """Return `match` as a test of one node. `said` are the choices [m + 1] on the host."""
+    """Return `match` as a test of one node. `choice_ids` are the choices [m + 1] on the host."""
     return lambda node: (
-        find_child(tree, tokens, node, said[node + 1]),
+        find_child(tree, tokens, node, choice_ids[node + 1]),
         lambda: choices[node + 1],
     )
 

@@ -82,15 +82,15 @@ def build_tree_mask(parents: tuple[int, ...], device: torch.device) -> tuple[Ten
     """
     n = len(parents) + 1
     depths = [0] * n
-    cells = bytearray(n * n)
-    cells[0] = 1
+    flags = bytearray(n * n)
+    flags[0] = 1
     for row, parent in enumerate(parents, start=1):
         above = parent + 1
         depths[row] = depths[above] + 1
         # Visible: the rows that its parent sees, no row after that, and itself.
-        cells[row * n : row * n + row] = cells[above * n : above * n + row]
-        cells[row * n + row] = 1
-    mask = torch.frombuffer(cells, dtype=torch.bool).view(n, n)
+        flags[row * n : row * n + row] = flags[above * n : above * n + row]
+        flags[row * n + row] = 1
+    mask = torch.frombuffer(flags, dtype=torch.bool).view(n, n)
     return host.send(mask, device), host.ids(depths, device)
 
 

@@ -81,13 +81,13 @@ class Contrast:
             vocab: V.
             error: Maximum error of each logit.
         """
-        least, off = 1.0 / vocab, math.exp(2.0 * error)
-        squares = [(self.below**2 * (1.0 - least) + least) * by for by in (off**2, off**-2)]
+        least, factor = 1.0 / vocab, math.exp(2.0 * error)
+        squares = [(self.below**2 * (1.0 - least) + least) * by for by in (factor**2, factor**-2)]
         borders = [math.sqrt(max(0.0, each - least) / (1.0 - least)) for each in squares]
         return tuple(
             replace(self, below=below, floor=self.floor * by)
             for below in borders
-            for by in (1.0 / off, off)
+            for by in (1.0 / factor, factor)
         )
 
 

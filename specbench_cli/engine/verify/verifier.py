@@ -19,7 +19,7 @@ from specbench_cli.engine.verify.decide import relaxed_mask
 from specbench_cli.engine.verify.processor import RequestProcessor
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.tree import build_tree
-from specbench_cli.engine.verify.weakened import WeakenedPromptReader
+from specbench_cli.engine.verify.weakened_prompt import WeakenedPromptReader
 from specbench_cli.errors import MethodFault
 
 

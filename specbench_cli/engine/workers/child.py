@@ -29,7 +29,7 @@ from specbench_cli.engine.workers.message import Message
 from specbench_cli.engine.workers.process_lifetime import exit_with_parent
 from specbench_cli.engine.workers.shared_memory import Doorbell, MessageBuffer
 from specbench_cli.engine.workspace import Workspace
-from specbench_cli.errors import MethodFault, SpecbenchError, message_of, on_one_line
+from specbench_cli.errors import MethodFault, SpecbenchError, message_of, to_one_line
 
 START, ORDER = 1, 2
 """Signals from the target: a request is in the pipe, or an order is in shared memory."""
@@ -48,8 +48,8 @@ CAPACITY_STEP = 512
 
 def serve(
     parent: int,
-    recipe: Callable[[], Decoder],
-    place: CorePlacement,
+    load_draft: Callable[[], Decoder],
+    placement: CorePlacement,
     end: socket.socket,
     pipe: Connection,
     orders: MessageBuffer,
@@ -59,17 +59,17 @@ def serve(
 
     Args:
         parent: PID of the parent. This process ends with it.
-        recipe: Function that loads the draft model.
+        load_draft: Function that loads the draft model.
     """
     exit_with_parent(parent)
     for name in ("SIGINT", "SIGHUP"):  # the parent handles these and ends this process
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    apply_placement(place)
+    apply_placement(placement)
     bell = Doorbell(end)
     try:
         try:
-            decoder = recipe()
+            decoder = load_draft()
         except Exception as error:
             pipe.send(_describe_error(error))
             bell.ring(0, FAILED)
@@ -94,27 +94,27 @@ def _handle_orders(
     """Handle orders in sequence, and send one reply to each."""
     workspace = Workspace({"draft": decoder}, 0)
     while True:
-        rung = bell.wait()
-        assert rung is not None
-        number, what = rung
+        received = bell.wait()
+        assert received is not None
+        number, what = received
         read_ns = time.perf_counter_ns()
         answer, ran = None, decoder.ran
         try:
             if what == START:
                 import_by_path(*pipe.recv())
-                desk, drafter = _create_drafter(workspace, decoder, *pipe.recv())
+                session, drafter = _create_drafter(workspace, decoder, *pipe.recv())
                 drafter.start()
             else:
-                answer = drafter.handle(Message(*orders.read(number, desk.device)))
-            took = desk.meter.take()
+                answer = drafter.handle(Message(*orders.read(number, session.device)))
+            took = session.meter.take()
             if len(took) != decoder.ran - ran:
                 raise MethodFault(
                     f"its drafter ran {decoder.ran - ran} forwards where its meter has {len(took)}"
                 )
-            told = _encode_forwards(took)
+            encoded = _encode_forwards(took)
             ints = () if answer is None else answer.ints
             head = (read_ns, time.perf_counter_ns(), -1 if answer is None else len(ints))
-            replies.write(number, (*head, *ints, *told), None if answer is None else answer.rows)
+            replies.write(number, (*head, *ints, *encoded), None if answer is None else answer.rows)
         except Exception as error:
             pipe.send(_describe_error(error))
             bell.ring(number, FAILED)
@@ -138,23 +138,23 @@ def _create_drafter(
 ) -> tuple[DraftSession, Drafter]:
     if request.capacity > workspace.capacity:  # large steps: growing takes measured time
         workspace.reserve(-(-request.capacity // CAPACITY_STEP) * CAPACITY_STEP)
-    desk = DraftSession(request, decoder, workspace.loans())
-    return desk, kind(desk, params)
+    session = DraftSession(request, decoder, workspace.create_allocator())
+    return session, kind(session, params)
 
 
 def _encode_forwards(forwards: list[Forward]) -> list[int]:
-    told: list[int] = []
+    encoded: list[int] = []
     for f in forwards:
         (share,) = struct.unpack("=q", struct.pack("=d", f.share))
-        told += (ROLES.index(f.role), f.batch, f.n_tokens, *f.layers, f.t0_ns, f.t1_ns, share)
-    return told
+        encoded += (ROLES.index(f.role), f.batch, f.n_tokens, *f.layers, f.t0_ns, f.t1_ns, share)
+    return encoded
 
 
-def decode_forwards(told: tuple[int, ...], model: str, worker: int) -> list[Forward]:
+def decode_forwards(encoded: tuple[int, ...], model: str, worker: int) -> list[Forward]:
     """Decode forwards from integers; see `_encode_forwards`."""
     forwards = []
-    for at in range(0, len(told), FORWARD_FIELDS):
-        role, batch, n_tokens, first, last, t0, t1, bits = told[at : at + FORWARD_FIELDS]
+    for at in range(0, len(encoded), FORWARD_FIELDS):
+        role, batch, n_tokens, first, last, t0, t1, bits = encoded[at : at + FORWARD_FIELDS]
         layers, (share,) = (first, last), struct.unpack("=d", struct.pack("=q", bits))
         kind = model, ROLES[role], worker, batch
         forwards.append(Forward(*kind, n_tokens, layers, t0, t1, share=share))
@@ -167,4 +167,4 @@ def _describe_error(error: Exception) -> tuple[bool, str, str | None]:
         return True, error.message, error.hint
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return False, on_one_line(f"{type(error).__name__}: {message_of(error)}{where}"), None
+    return False, to_one_line(f"{type(error).__name__}: {message_of(error)}{where}"), None

@@ -50,24 +50,24 @@ def _physical_core(core: int) -> tuple[int, int]:
         return 0, core
 
 
-def apply_placement(place: CorePlacement) -> None:
+def apply_placement(placement: CorePlacement) -> None:
     """Pin all threads of this process to the cores of a placement."""
-    if place.cores:
-        torch.set_num_threads(len(place.cores))
+    if placement.cores:
+        torch.set_num_threads(len(placement.cores))
         for task in _thread_ids():
-            _pin(task, place.cores)
+            _pin(task, placement.cores)
 
 
 @contextmanager
-def use_placement(place: CorePlacement) -> Iterator[None]:
+def use_placement(placement: CorePlacement) -> Iterator[None]:
     """Pin this process to a placement, and restore its cores and threads afterwards."""
     threads, tasks = torch.get_num_threads(), _thread_ids()
     before = {task: _affinity(task) for task in tasks}
-    apply_placement(place)
+    apply_placement(placement)
     try:
         yield
     finally:
-        if place.cores:
+        if placement.cores:
             torch.set_num_threads(threads)
             mine = before.get(os.getpid(), ())
             for task in _thread_ids():  # threads started meanwhile get the main thread's cores

@@ -71,9 +71,9 @@ class ProcessTransport(Transport):
         if self._process is not None and self._process.has_stopped:
             self.close()
         if self._process is None:
-            recipe = request.recipes["draft"]
+            load_draft = request.decoder_factories["draft"]
             target = request.decoders["target"]
-            self._process = DraftProcess(recipe, self._draft, target.vocab_size, self._timeout)
+            self._process = DraftProcess(load_draft, self._draft, target.vocab_size, self._timeout)
         return ProcessWorker(self._process, request)
 
     @contextmanager
@@ -101,27 +101,39 @@ class DraftProcess:
     """
 
     def __init__(
-        self, recipe: Callable[[], Decoder], place: CorePlacement, vocab: int, timeout: float
+        self,
+        load_draft: Callable[[], Decoder],
+        placement: CorePlacement,
+        vocab: int,
+        timeout: float,
     ) -> None:
         self.last_order = self.last_reply = 0
         self.has_stopped, self.model = False, ""
         self._timeout = timeout
         context = multiprocessing.get_context("spawn")
-        mine, theirs = socket.socketpair()
-        self._pipe, their_line = context.Pipe()
+        own_end, child_end = socket.socketpair()
+        self._pipe, child_pipe = context.Pipe()
         self._orders, self._replies = (MessageBuffer.create(MAX_ROWS, vocab) for _ in range(2))
-        self._bell = Doorbell(mine)
+        self._bell = Doorbell(own_end)
         # A spawned process inherits only the file descriptors in its arguments.
         self._process = context.Process(
             target=serve,
-            args=(os.getpid(), recipe, place, theirs, their_line, self._orders, self._replies),
+            args=(
+                os.getpid(),
+                load_draft,
+                placement,
+                child_end,
+                child_pipe,
+                self._orders,
+                self._replies,
+            ),
             name="specbench draft",
             daemon=True,
         )
         with block_interrupts(context):
             self._process.start()
-        theirs.close()
-        their_line.close()
+        child_end.close()
+        child_pipe.close()
         assert self._process.pid is not None
         self.pid = self._process.pid
 
@@ -163,11 +175,11 @@ class DraftProcess:
     def receive_reply(self, timeout: float | None, device: torch.device) -> Reply:
         """Return the next reply, with its rows on a device."""
         number = self._wait_for_signal(self._timeout if timeout is None else timeout)
-        heard_ns = time.perf_counter_ns()
+        received_ns = time.perf_counter_ns()
         (read_ns, sent_ns, n, *rest), rows = self._replies.read(number, device)
         answer = None if n < 0 else Message(tuple(rest[:n]), rows)
         forwards = decode_forwards(tuple(rest[max(n, 0) :]), self.model, DRAFTER)
-        return Reply(number, answer, forwards, read_ns, sent_ns, heard_ns)
+        return Reply(number, answer, forwards, read_ns, sent_ns, received_ns)
 
     def stop(self) -> None:
         """Stop the process, and wait until it has ended."""
@@ -186,16 +198,16 @@ class DraftProcess:
     def _wait_for_signal(self, timeout: float) -> int:
         """Wait for the next signal and return its number. Raise the error of a failed order."""
         try:
-            rung = self._bell.wait(timeout)
+            received = self._bell.wait(timeout)
         except EOFError:
             self._raise_lost()
-        if rung is None:
+        if received is None:
             self.stop()
             raise WorkerLost(
                 f"the draft's worker (process {self.pid}) did not answer within {timeout:g} s",
                 hint=_HINT,
             )
-        self.last_reply, what = rung
+        self.last_reply, what = received
         if what == FAILED:
             known, text, hint = self._pipe.recv()
             if not self.model:  # the process could not load the draft model and has ended

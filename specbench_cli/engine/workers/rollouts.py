@@ -43,10 +43,10 @@ def guess_outcomes(ranked: Tensor, window: Sequence[int], width: int, limit: int
         Outcomes sorted by the number of accepted tokens, without those that use up the budget.
     """
     found: list[Guess] = []
-    for stand, row in enumerate(host.numbers(ranked)[: max(0, limit - 1)]):
-        rejected = window[stand] if stand < len(window) else None
+    for accepted, row in enumerate(host.numbers(ranked)[: max(0, limit - 1)]):
+        rejected = window[accepted] if accepted < len(window) else None
         kept = [token for token in row if token != rejected]
-        found += [(stand, token) for token in kept[:width]]
+        found += [(accepted, token) for token in kept[:width]]
     return found
 
 
@@ -166,11 +166,11 @@ class Rollouts:
         """Draft the windows after the given outcomes. Call it after `complete`."""
         useful = (guess for guess in outcomes if guess[0] + 1 < self._limit)
         ordered = sorted(useful, key=lambda guess: guess[0])  # the highest branches first
-        stands = [stand for stand, _ in ordered]
-        heights = [min(self._length, self._limit - stand - 1) for stand in stands]
+        accepted_counts = [accepted for accepted, _ in ordered]
+        heights = [min(self._length, self._limit - accepted - 1) for accepted in accepted_counts]
         device, first = self._session.device, len(self._session.text) - self._root
         tokens = host.ids([token for _, token in ordered], device)
-        behind = host.ids(stands, device)
+        behind = host.ids(accepted_counts, device)
         seen = torch.arange(first, device=device) < behind[:, None]
         for level in range(max(heights, default=0)):
             n, more = (sum(height > at for height in heights) for at in (level, level + 1))
@@ -181,7 +181,7 @@ class Rollouts:
             rows = cast(Tensor, out.logits)[0]
             drawn = None
             if more:
-                depths = [stand + level + 1 for stand in stands[:more]]
+                depths = [accepted + level + 1 for accepted in accepted_counts[:more]]
                 drawn = self._session.chooser.pick(rows[:more], self._position, depths)
                 tokens = drawn[0]
             self._levels.append(_Level(first, rows, drawn))
@@ -235,15 +235,15 @@ class Preparer(Drafter):
 
     def handle(self, message: Message) -> Message | None:
         """See `Drafter`."""
-        order, *about = message.ints
+        order, *numbers = message.ints
         if order == SETTLE:
-            stand, token, limit = about
-            window = self.rollouts.settle(stand, token, limit)
+            accepted, token, limit = numbers
+            window = self.rollouts.settle(accepted, token, limit)
             return Message((window.reused, window.prepared, *window.tokens), window.q)
         if order == COMPLETE:
             self.rollouts.complete()
         else:
-            self.prepare(list(zip(about[::2], about[1::2], strict=True)))
+            self.prepare(list(zip(numbers[::2], numbers[1::2], strict=True)))
         return None
 
     @abstractmethod
@@ -293,5 +293,5 @@ class DraftWindows:
 
     def prepare(self, outcomes: Iterable[Guess] = ()) -> None:
         """Order the drafter to prepare windows."""
-        told = (number for outcome in outcomes for number in outcome)
-        self._worker.send(Message((PREPARE, *told)))
+        numbers = (number for outcome in outcomes for number in outcome)
+        self._worker.send(Message((PREPARE, *numbers)))

@@ -144,8 +144,8 @@ class ThreadWorker(Worker):
         forwards = (
             [] if self._session is None else self._session.meter.take()
         )  # waits for the stream
-        now = time.perf_counter_ns()
-        self._replies.put(Reply(number, answer, forwards, read_ns, now, now))
+        now_ns = time.perf_counter_ns()
+        self._replies.put(Reply(number, answer, forwards, read_ns, now_ns, now_ns))
 
 
 def _run_jobs(jobs: SimpleQueue[Job | None], device: torch.device) -> None:

@@ -39,7 +39,7 @@ class WorkerRequest:
         params: Parameters of the method.
         request: The request as the drafter gets it.
         decoders: Decoders of the run, by role.
-        recipes: Functions that load a decoder in another process, by role.
+        decoder_factories: Functions that load a decoder in another process, by role.
         meter: Trace of the request, which records the drafter's forwards.
         allocate_state: Allocator of states, for drafters in the request's own process.
         chooser: Chooser of tokens, for drafters in the request's own process. None creates one.
@@ -49,7 +49,7 @@ class WorkerRequest:
     params: MethodParams
     request: DraftRequest
     decoders: Mapping[str, Decoder]
-    recipes: Mapping[str, Callable[[], Decoder]]
+    decoder_factories: Mapping[str, Callable[[], Decoder]]
     meter: Meter
     allocate_state: Callable[[Decoder, int], State]
     chooser: Chooser | None = None
@@ -197,8 +197,8 @@ class InlineWorker(Worker):
     def _send_order(self, number: int, message: Message) -> None:
         read_ns = time.perf_counter_ns()
         answer = self._drafter.handle(message)
-        forwards, now = self._session.meter.take(), time.perf_counter_ns()
-        self._replies.append(Reply(number, answer, forwards, read_ns, now, now))
+        forwards, now_ns = self._session.meter.take(), time.perf_counter_ns()
+        self._replies.append(Reply(number, answer, forwards, read_ns, now_ns, now_ns))
 
     def _next_reply(self, timeout: float | None) -> Reply:
         reply = self._replies.popleft()

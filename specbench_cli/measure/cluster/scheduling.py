@@ -276,7 +276,7 @@ class Scheduler:
             self._view.stage("looking for near-ties")
             # Prefer workers that judged an output: one of them has measured the tolerance.
             for name in sorted(self._devices, key=lambda name: name not in self._judged):
-                reply = self._call_workers("near_ties", self._stored_outputs, names=[name])
+                reply = self._call_workers("find_near_ties", self._stored_outputs, names=[name])
                 if name in reply:
                     near = reply[name]
                     break

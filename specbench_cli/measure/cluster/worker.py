@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from specbench_cli.config.run import RunConfig
-from specbench_cli.engine.models.checkpoint import Weights, config_facts
+from specbench_cli.engine.models.checkpoint import Weights, read_checkpoint_facts
 from specbench_cli.measure.bench import Bench, read_checkpoint
 from specbench_cli.measure.isolation.plugin_methods import PluginMethods
 from specbench_cli.measure.isolation.plugin_process import check_plugins, end_plugin_processes
@@ -166,7 +166,7 @@ class ClusterWorker:
             self._run_dir.manifest["leaks"], self._repeat.judge.facts(), self._bench.memory_entry()
         )
 
-    def near_ties(self, known: StoredOutputs) -> Mapping[str, Any] | None:
+    def find_near_ties(self, known: StoredOutputs) -> Mapping[str, Any] | None:
         """Return the causes of near-ties; see `record_builder.near_ties`.
 
         Args:
@@ -210,7 +210,8 @@ class WorkerProgress:
 def shared_facts(plan: Plan) -> dict[str, str]:
     """Return the facts that driver and workers must share: `program`, and the weights."""
     models = {
-        each.label: read_checkpoint(config_facts, each).sha256 for each in plan.checkpoints.values()
+        each.label: read_checkpoint(read_checkpoint_facts, each).sha256
+        for each in plan.checkpoints.values()
     }
     heads = {}
     for wanted in (

@@ -98,7 +98,7 @@ class PluginOrders:
             held: Contents of the plug-in files that the run checked.
         """
         before = state.capture_state()
-        plugin_file.hold_all(held)
+        plugin_file.pin_all(held)
         if file is not None:
             registry.load_plugin(file)
         return state.find_changes(before)

@@ -101,7 +101,7 @@ class PluginMethods:
         orders = [_make_order(measurement) for measurement in measurements]
         settled, self._finished = self._finished, []
         began = time.perf_counter_ns()
-        with self._run_dir.guarded(method_run.label):
+        with self._run_dir.forbid_changes(method_run.label):
             how = size, chunk, [*arrivals]
             found: list[MeasurementReply] = process.call(
                 "measure",
@@ -129,7 +129,7 @@ class PluginMethods:
             return {}
         plan = self._plan
         rows = tuple(
-            (method_run.name, method_run.label, dict(method_run.passed))
+            (method_run.name, method_run.label, dict(method_run.user_params))
             for method_run in plan.method_runs
             if self._processes.get(method_run.label) is process
         )
@@ -144,7 +144,7 @@ class PluginMethods:
         costs = self._run_dir.manifest.get("step_costs")
         models = plan.target, plan.draft, dict(plan.others)
         opening = LoadOrder(config, *models, costs, rows, plan.grammar)
-        with self._run_dir.guarded(", ".join(names)):
+        with self._run_dir.forbid_changes(", ".join(names)):
             heads: dict[str, Any] = truncate_texts(process.call("load_models", opening))
         self._loaded.add(process)
         return heads
@@ -153,7 +153,7 @@ class PluginMethods:
         ids, capacity = self._warm[label]
         limit = self._plan.config.timeout_per_prompt
         process = self._processes[label]
-        with self._run_dir.guarded(label):
+        with self._run_dir.forbid_changes(label):
             failure: str | None = process.call("warm_up", label, ids, capacity, timeout_s=limit)
         self._cold.discard(label)
         return failure

@@ -71,7 +71,7 @@ def check_method_choices(choices: Sequence[MethodChoice], files: Sequence[str]) 
     """Check the same for creating the methods and reading their declarations."""
     own: dict[str | None, list[MethodChoice]] = {}
     for row in choices:
-        if row.name not in registry.ours():
+        if row.name not in registry.built_in_methods():
             own.setdefault(find_plugin_file(row.name, files), []).append(row)
     for file, method_rows in own.items():
         names = ", ".join(dict.fromkeys(row.name for row in method_rows))
@@ -140,7 +140,7 @@ class PluginProcess:
         """Start the process, which imports the plug-in."""
         serve = "specbench_cli.measure.isolation.orders:serve"
         self._worker = WorkerProcess(python_command(serve, str(os.getpid())), takes_orders=True)
-        held, within = plugin_file.held(), START_TIMEOUT_S + plugin.IMPORT_S
+        held, within = plugin_file.pinned_contents(), START_TIMEOUT_S + plugin.IMPORT_S
         self.changed_state = self._call("import_plugin", self._file, held, timeout_s=within)
 
     def end(self) -> int | None:

@@ -15,8 +15,8 @@ from specbench_cli.models.resolve import Checkpoint, resolve
 from specbench_cli.plan.plan import AUTO
 from specbench_cli.predict.recommend.engines import ServedModels, launch_commands
 from specbench_cli.predict.recommend.journal import Journal
-from specbench_cli.predict.recommend.modelled import ModelledSpeedups, model_speedups
 from specbench_cli.predict.recommend.search import SearchResult
+from specbench_cli.predict.recommend.speedup_model import ModelledSpeedups, model_speedups
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import LOSSLESS
 from specbench_cli.summary.metrics import MethodSummary
@@ -43,7 +43,9 @@ def advise(
         UsageError: as `modelled.model_speedups`.
     """
     rows = {row.label: row for row in summary.rows} if summary is not None else {}
-    confirmed = [_confirmed(journal, rows[label]) for label in outcome.confirmed if label in rows]
+    confirmed = [
+        _confirmed_result(journal, rows[label]) for label in outcome.confirmed if label in rows
+    ]
     best = next((each for each in confirmed if each["lossless"] and each["pays"]), None)
     lossy = next((each for each in confirmed if not each["lossless"] and each["pays"]), None)
     chosen = [each for each in (best, lossy) if each is not None]
@@ -66,10 +68,10 @@ def advise(
         },
         "search": [
             {**asdict(trial), "method": journal.choice(label).name}
-            for label, trial in outcome.found.trials.items()
+            for label, trial in outcome.best.trials.items()
         ],
-        "rounds": outcome.found.rounds,
-        "untried": outcome.found.untried,
+        "rounds": outcome.best.rounds,
+        "untried": outcome.best.untried,
         "left_out": journal.left_out,
         "modelled": asdict(modelled),
         "command": None if shown is None else _command(journal, shown),
@@ -77,11 +79,11 @@ def advise(
     }
 
 
-def _confirmed(journal: Journal, row: MethodSummary) -> dict[str, Any]:
+def _confirmed_result(journal: Journal, row: MethodSummary) -> dict[str, Any]:
     """Return a method's results on held-out prompts. It pays if its whole interval is above 1."""
     sound = not row.broken and row.speedup_low is not None
 
-    def same(*metrics: str) -> dict[str, Any]:
+    def copy_metrics(*metrics: str) -> dict[str, Any]:
         return {name: getattr(row, name) for name in metrics}
 
     return {
@@ -89,14 +91,16 @@ def _confirmed(journal: Journal, row: MethodSummary) -> dict[str, Any]:
         "method": row.method,
         "set": dict(journal.choice(row.label).params),
         "params": dict(row.params),
-        **same("lossless", "guarantee", "speedup", "speedup_low", "speedup_high", "speedup_note"),
+        **copy_metrics(
+            "lossless", "guarantee", "speedup", "speedup_low", "speedup_high", "speedup_note"
+        ),
         "broken": row.broken_why,
         "pays": sound and (row.speedup_low or 0.0) > 1.0,
-        **same("mat", "tokens_per_s", "identical", "near_tie", "mismatch", "unchecked"),
+        **copy_metrics("mat", "tokens_per_s", "identical", "near_tie", "mismatch", "unchecked"),
         "prompts": row.n_prompts,
         "outputs": row.n_outputs,
-        **same("mismatch_bound"),
-        **same("score_difference", "score_difference_low", "score_difference_high"),
+        **copy_metrics("mismatch_bound"),
+        **copy_metrics("score_difference", "score_difference_low", "score_difference_high"),
     }
 
 
@@ -108,7 +112,7 @@ def _explain(
         return "on held-out prompts all of its interval is above 1"
     lossless = [each for each in confirmed if each["lossless"]]
     if not lossless:
-        faults = {trial.out for trial in outcome.found.trials.values() if trial.out is not None}
+        faults = {trial.out for trial in outcome.best.trials.values() if trial.out is not None}
         return "; ".join([NOTHING, *sorted(faults)][:4])
     found = lossless[0]
     if found["broken"]:
@@ -143,7 +147,7 @@ def _lines(
     the search that the engine has and that was faster than vanilla.
     """
     others = sorted(
-        outcome.found.trials.values(), key=lambda each: (-each.rounds, -(each.ratio or 0))
+        outcome.best.trials.values(), key=lambda each: (-each.rounds, -(each.ratio or 0))
     )
     ranked = [shown["label"]] + [
         trial.label

@@ -19,11 +19,11 @@ _ROOT = "_and_root"
 """Suffix of a parameter's name for its value plus one, for engines that count the root too."""
 
 
-class _StrictModel(BaseModel):
+class _EngineModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class CommandForm(_StrictModel):
+class CommandForm(_EngineModel):
     """Template of the command that starts a method in an engine."""
 
     text: str
@@ -31,7 +31,7 @@ class CommandForm(_StrictModel):
     note: str = ""
 
 
-class ServingEngine(_StrictModel):
+class ServingEngine(_EngineModel):
     """Entry of an engine in `engines.yaml`."""
 
     name: str

@@ -17,23 +17,23 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from specbench_cli.errors import EnvironmentFault, UsageError
-from specbench_cli.store.recorded import drop_prompt_errors
+from specbench_cli.store.record_queries import drop_prompt_errors
 from specbench_cli.store.schema import BASELINE, Record
 from specbench_cli.summary.pairing import pair_times, total_time
 
-SEARCH = 0.6
+SEARCH_SHARE = 0.6
 """Share of the time budget for the search; the rest is for the confirmation."""
 PILOT_PROMPTS = 2
 """Number of prompts that vanilla alone decodes first, to measure the speed of this machine."""
-FIRST, MORE = 2, 2
+FIRST_PROMPTS, PROMPT_GROWTH = 2, 2
 """Number of prompts in the first round, and the factor from round to round, if the time suffices.
 
 If not, the search first drops candidates, down to one per method, then uses fewer prompts. After
 that it keeps the number of prompts constant over rounds, and only then drops methods.
 """
-FASTEST = 0.02
+MIN_OUTPUT_S = 0.02
 """Minimum estimate for an output in seconds. It covers work outside the measured time."""
-MINIMAL = 1.0
+MIN_ROUND_S = 1.0
 """Minimum time limit of a round in seconds. One prompt is measured in any case."""
 
 PILOT, CONFIRMATION = "pilot", "confirmation"
@@ -119,7 +119,7 @@ class BestCandidate:
     untried: list[str]
     rounds: int
     spent_s: float
-    pace: TimeEstimates
+    estimates: TimeEstimates
 
 
 @dataclass
@@ -134,20 +134,22 @@ class TimeEstimates:
     read_s: time to check vanilla's outputs on one prompt after the confirmation.
     """
 
-    round_s: float = 0.0
-    cells: dict[str, float] = field(default_factory=dict)
-    around_s: float = 0.0
+    round_overhead_s: float = 0.0
+    label_s: dict[str, float] = field(default_factory=dict)
+    output_overhead_s: float = 0.0
     warm_s: float = 0.0
     check_s: float = 0.0
     read_s: float = 0.0
 
     @classmethod
-    def of(cls, pilot: RoundResult, warm_tokens: int, check_tokens: int = 0) -> TimeEstimates:
+    def from_pilot(
+        cls, pilot: RoundResult, warm_tokens: int, check_tokens: int = 0
+    ) -> TimeEstimates:
         """Return estimates from the pilot round, in which vanilla ran alone."""
         pace = cls()
         ns = sum(record.ns.total or 0 for record in pilot.records)
         tokens = sum(record.n_tokens or 0 for record in pilot.records)
-        pace.round_s = max(0.0, pilot.seconds - ns / 1e9)
+        pace.round_overhead_s = max(0.0, pilot.seconds - ns / 1e9)
         pace.warm_s = warm_tokens * ns / 1e9 / max(1, tokens)
         pace.check_s = check_tokens * ns / 1e9 / max(1, tokens)
         pace._learn(pilot.records)
@@ -157,33 +159,35 @@ class TimeEstimates:
         """Update the estimates with a round."""
         self._learn(round_.records)
         spent = sum(record.ns.total or 0 for record in round_.records) / 1e9
-        rest = round_.seconds - spent - self.round_s - (rows + 1) * self.warm_s
-        self.around_s = max(0.0, rest / max(1, len(round_.records)))
-        self.round_s = max(0.0, self.round_s + min(0.0, rest))  # the first one loaded more
+        rest = round_.seconds - spent - self.round_overhead_s - (rows + 1) * self.warm_s
+        self.output_overhead_s = max(0.0, rest / max(1, len(round_.records)))
+        self.round_overhead_s = max(
+            0.0, self.round_overhead_s + min(0.0, rest)
+        )  # the first one loaded more
 
     def prompt_s(self, rows: Iterable[str]) -> float:
         """Return the time of one prompt for vanilla and some candidates.
 
         Vanilla's time is the estimate for unknown candidates.
         """
-        usual = self.cells.get(BASELINE, 0.0)
-        own = [self.cells.get(label, usual) for label in (BASELINE, *rows)]
-        return sum(max(FASTEST, cell) + self.around_s for cell in own)
+        usual = self.label_s.get(BASELINE, 0.0)
+        own = [self.label_s.get(label, usual) for label in (BASELINE, *rows)]
+        return sum(max(MIN_OUTPUT_S, cell) + self.output_overhead_s for cell in own)
 
-    def fits(self, rows: Sequence[str], seconds: float) -> int:
+    def max_prompts(self, rows: Sequence[str], seconds: float) -> int:
         """Return the number of prompts of a round that fit into some seconds."""
-        left = seconds - self.round_s - (len(rows) + 1) * self.warm_s
+        left = seconds - self.round_overhead_s - (len(rows) + 1) * self.warm_s
         return max(0, math.floor(left / self.prompt_s(rows)))
 
-    def confirmation(self, rows: Sequence[str], seconds: float) -> tuple[int, float]:
+    def plan_confirmation(self, rows: Sequence[str], seconds: float) -> tuple[int, float]:
         """Return the number of prompts of a confirmation, and its time limit in seconds.
 
         All of its outputs are checked afterwards, which needs the remaining time.
         """
-        left = seconds - self.round_s - self.check_s - (len(rows) + 1) * self.warm_s
+        left = seconds - self.round_overhead_s - self.check_s - (len(rows) + 1) * self.warm_s
         prompt_s = self.prompt_s(rows)
         share = prompt_s / (prompt_s + self.read_s)
-        return max(0, math.floor(left * share / prompt_s)), max(MINIMAL, left * share)
+        return max(0, math.floor(left * share / prompt_s)), max(MIN_ROUND_S, left * share)
 
     def _learn(self, records: Sequence[Record]) -> None:
         """Store the time of one prompt, all its turns, for each label."""
@@ -192,7 +196,7 @@ class TimeEstimates:
         for record in records:
             spent[record.label] = spent.get(record.label, 0.0) + (record.ns.total or 0) / 1e9
             asked.setdefault(record.label, set()).add(record.prompt_id)
-        self.cells |= {label: spent[label] / len(asked[label]) for label in spent}
+        self.label_s |= {label: spent[label] / len(asked[label]) for label in spent}
         read = [each.ns.prefill for each in records if each.label == BASELINE and each.ns.prefill]
         if read:  # factor 2: prompt and output, assuming the checking module is as fast
             self.read_s = 2 * sum(read) / 1e9 / len(asked[BASELINE])
@@ -212,7 +216,7 @@ def halve(
     """
     pilot = measure(PILOT, [], prompts[:PILOT_PROMPTS], seconds)
     pace, spent = (
-        TimeEstimates.of(pilot, candidates.warm_tokens, candidates.check_tokens),
+        TimeEstimates.from_pilot(pilot, candidates.warm_tokens, candidates.check_tokens),
         pilot.seconds,
     )
     alive = _select_first(candidates, len(prompts), seconds - spent, pace)
@@ -224,14 +228,14 @@ def halve(
         left = seconds - spent
         share = left / _rounds(len(alive))
         # If the share is too short for one prompt, take time from later rounds, which are smaller.
-        fits = max(pace.fits(alive, share), min(1, pace.fits(alive, left)))
+        fits = max(pace.max_prompts(alive, share), min(1, pace.max_prompts(alive, left)))
         fresh = min(fits, _prompts_per_round(len(prompts) - asked, _rounds(len(alive))))
         if not rounds:
             fresh = max(1, fresh)  # at least one round is needed to choose
         if fresh < 1:
             break  # no time or prompts are left: choose by the rounds so far
         rounds += 1
-        limit = max(MINIMAL, share - pace.round_s - (len(alive) + 1) * pace.warm_s)
+        limit = max(MIN_ROUND_S, share - pace.round_overhead_s - (len(alive) + 1) * pace.warm_s)
         done = measure(f"round-{rounds}", alive, prompts[asked : asked + fresh], limit)
         asked, spent = asked + fresh, spent + done.seconds
         pace.learn(done, len(alive))
@@ -248,14 +252,14 @@ def _select_first(
 ) -> list[str]:
     """Return the candidates of the first round."""
     labels, least = candidates.labels, len(candidates.waves[0])
-    for first in range(min(FIRST, prompts), 0, -1):
+    for first in range(min(FIRST_PROMPTS, prompts), 0, -1):
         for n in range(len(labels), min(least, len(labels)) - 1, -1):
             if _cost(labels[:n], first, pace) <= seconds:
                 return labels[:n]
     for n in range(min(least, len(labels)), 0, -1):
         if _cost(labels[:n], 1, pace, more=1) <= seconds:
             return labels[:n]
-    needed = _cost(labels[:2], 1, pace) / SEARCH
+    needed = _cost(labels[:2], 1, pace) / SEARCH_SHARE
     raise UsageError(
         f"there is no time to try anything: a round of {len(labels[:2])} candidates on one prompt"
         f" would take about {_cost(labels[:2], 1, pace):.0f} s here, of {max(0.0, seconds):.0f} s"
@@ -265,7 +269,9 @@ def _select_first(
     )
 
 
-def _cost(labels: Sequence[str], first: int, pace: TimeEstimates, more: int = MORE) -> float:
+def _cost(
+    labels: Sequence[str], first: int, pace: TimeEstimates, more: int = PROMPT_GROWTH
+) -> float:
     """Return the estimated seconds of all rounds of a search.
 
     Args:
@@ -276,7 +282,7 @@ def _cost(labels: Sequence[str], first: int, pace: TimeEstimates, more: int = MO
     seconds, n, fresh = 0.0, len(labels), first
     while True:
         own = labels[:n]
-        seconds += pace.round_s + (n + 1) * pace.warm_s + fresh * pace.prompt_s(own)
+        seconds += pace.round_overhead_s + (n + 1) * pace.warm_s + fresh * pace.prompt_s(own)
         if n <= 2:
             return seconds
         n, fresh = math.ceil(n / 2), fresh * more

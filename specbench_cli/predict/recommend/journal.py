@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specbench_cli import files, output
 from specbench_cli.config import permission
-from specbench_cli.config.problems import first_problem
+from specbench_cli.config.problems import format_first_problem
 from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.errors import FULL, UsageError
 from specbench_cli.measure.redaction import redact_paths
@@ -81,7 +81,7 @@ class Journal(BaseModel):
     def write(self, folder: Path) -> None:
         """Replace the journal in a folder atomically. Raise OSError if it cannot be written."""
         document = self.model_dump_json(indent=2, by_alias=True)
-        files.replace(folder / FILE, output.escaped_json(document) + "\n")
+        files.replace(folder / FILE, output.escape_json(document) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Journal:
@@ -94,7 +94,7 @@ class Journal(BaseModel):
                 f"{folder} holds no recommendation: it has no {FILE}", "specbench recommend"
             ) from error
         except ValidationError as error:
-            raise UsageError(f"{file} is damaged: {first_problem(error)}", _ANEW) from error
+            raise UsageError(f"{file} is damaged: {format_first_problem(error)}", _ANEW) from error
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{file} cannot be read: {error}", _ANEW) from error
 
@@ -118,7 +118,7 @@ def create(folder: Path, journal: Journal) -> None:
             )
         journal.write(folder)
         # The user started this run, so resuming it needs no further permission.
-        permission.permit(permission.requests(journal.config, folder / FILE))
+        permission.permit(permission.collect_requests(journal.config, folder / FILE))
     except OSError as error:
         if error.errno in FULL:
             raise

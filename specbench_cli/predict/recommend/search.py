@@ -14,19 +14,19 @@ from specbench_cli import __version__, registry
 from specbench_cli.config import permission
 from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.errors import ExitCode, UsageError
-from specbench_cli.files import refuse_link
+from specbench_cli.files import check_no_link
 from specbench_cli.measure import run as execute
 from specbench_cli.measure.isolation.plugin_process import check_plugins
 from specbench_cli.measure.manifest import utc_now
 from specbench_cli.measure.result import RunResult, read_result
 from specbench_cli.measure.view import PromptProgress, RunView
 from specbench_cli.plan import tune
-from specbench_cli.plan.grid import candidates
+from specbench_cli.plan.grid import list_candidates
 from specbench_cli.plan.method_run import MethodRun
-from specbench_cli.plan.plan import fitting, load_plugins, make_plan
+from specbench_cli.plan.plan import drop_unavailable, load_plugins, make_plan
 from specbench_cli.predict.recommend.halving import (
     CONFIRMATION,
-    SEARCH,
+    SEARCH_SHARE,
     BestCandidate,
     RoundResult,
     SearchSpace,
@@ -37,26 +37,26 @@ from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import BASELINE, LOSSLESS, Record
 from specbench_cli.tasks import Question, sample_questions
 
-SETTINGS = 6
+MAX_SETTINGS = 6
 """Maximum number of settings per method: its own, and those with one parameter changed."""
-MOST = 64
+MAX_CANDIDATES = 64
 """Maximum number of candidates: each needs a warm-up and memory."""
-POOL = 400
+MAX_QUESTIONS = 400
 """Maximum number of search questions, and of held-out questions: more than any time limit needs."""
-LEAST_HELD_OUT = 8
+MIN_HELD_OUT = 8
 """Minimum number of prompts of the confirmation, if available. The time limit may end it sooner."""
-LEAST_S = 20.0
+MIN_BUDGET_S = 20.0
 """Minimum time budget in seconds: every round loads the models."""
 
 
-def prepare(config: RunConfig, sources: Mapping[str, str], minutes: float) -> Journal:
+def create_journal(config: RunConfig, sources: Mapping[str, str], minutes: float) -> Journal:
     """Return the journal of a new recommendation. The candidates are the methods of `config`.
 
     Raises:
         UsageError: the time is too short, a method cannot be recommended, or there are too few
             questions to hold some out; errors of `make_plan`.
     """
-    if not minutes * 60 >= LEAST_S:
+    if not minutes * 60 >= MIN_BUDGET_S:
         raise UsageError(
             f"--minutes {minutes:g} is too short: it must be a third of one at least, as the models"
             " are loaded for every round",
@@ -65,7 +65,7 @@ def prepare(config: RunConfig, sources: Mapping[str, str], minutes: float) -> Jo
     config = config.model_copy(update={"repeats": 1})
     config, left_out = _drop_unsuitable(config)
     check_plugins(config)
-    config, unfit = fitting(config, fetch=True)
+    config, unfit = drop_unavailable(config, fetch=True)
     left_out |= unfit
     plan = make_plan(config)
     if all(method_run.label == BASELINE for method_run in plan.method_runs):
@@ -79,7 +79,7 @@ def prepare(config: RunConfig, sources: Mapping[str, str], minutes: float) -> Jo
     by_label = {method_run.label: method_run for wave in waves for method_run in wave}
     named = [MethodChoice(name=BASELINE, label=BASELINE)]
     named += [
-        MethodChoice(name=method_run.name, label=label, params=dict(method_run.passed))
+        MethodChoice(name=method_run.name, label=label, params=dict(method_run.user_params))
         for label, method_run in by_label.items()
     ]
     search, held_out = tune.split(plan.questions, config.seed, 1 / 2, "recommend")
@@ -128,9 +128,9 @@ def _make_waves(method_runs: Sequence[MethodRun], config: RunConfig) -> list[lis
     The first wave has each method with its own settings, the next has each with one setting
     changed, and so on. The order within a wave is random, from the seed.
     """
-    columns = [candidates(method_run, SETTINGS, config.rule) for method_run in method_runs]
+    columns = [list_candidates(method_run, MAX_SETTINGS, config.rule) for method_run in method_runs]
     waves: list[list[MethodRun]] = []
-    left = MOST
+    left = MAX_CANDIDATES
     for number, line in enumerate(zip_longest(*columns)):
         wave = [method_run for method_run in line if method_run is not None]
         random.Random(f"recommend {config.seed} {number}").shuffle(wave)
@@ -143,7 +143,7 @@ def _make_waves(method_runs: Sequence[MethodRun], config: RunConfig) -> list[lis
 
 def _order_prompts(questions: Sequence[Question], seed: int) -> list[str]:
     """Return prompt ids, ordered so that every prefix is spread over families like `--limit`."""
-    pool = sample_questions(questions, POOL, seed)
+    pool = sample_questions(questions, MAX_QUESTIONS, seed)
     order: dict[str, None] = {}
     for n in range(1, len({question.base_id for question in pool}) + 1):
         order |= dict.fromkeys(question.prompt_id for question in sample_questions(pool, n, seed))
@@ -160,7 +160,7 @@ class SearchResult:
     exit_code: the worst exit code. Rounds of the search count only for bad answers.
     """
 
-    found: BestCandidate
+    best: BestCandidate
     confirmed: Sequence[str]
     run: Path | None
     exit_code: ExitCode
@@ -175,18 +175,18 @@ def recommend(journal: Journal, folder: Path, view: RunView, force: bool = False
         UsageError, EnvironmentFault: as `halve`, and as a run.
     """
     place = folder / FILE
-    permission.check(permission.requests(journal.config, place), str(place))
+    permission.check(permission.collect_requests(journal.config, place), str(place))
     view.stage("loading what decodes")
     check_plugins(journal.config)
     load_plugins(journal.config)  # when resumed, no plug-in is loaded yet
     candidates = _candidates(journal)
-    rounds = Rounds(journal, folder, view, force)
+    rounds = RoundRunner(journal, folder, view, force)
     budget = journal.minutes * 60
-    found = halve(candidates, journal.search, SEARCH * budget, rounds)
+    found = halve(candidates, journal.search, SEARCH_SHARE * budget, rounds)
     run = None
     if found.winners:
-        fit, limit = found.pace.confirmation(found.winners, budget - found.spent_s)
-        prompts = journal.held_out[: max(LEAST_HELD_OUT, fit)]
+        fit, limit = found.estimates.plan_confirmation(found.winners, budget - found.spent_s)
+        prompts = journal.held_out[: max(MIN_HELD_OUT, fit)]
         view.note(f"confirming {' and '.join(found.winners)} on {len(prompts)} held-out prompts")
         rounds(CONFIRMATION, found.winners, prompts, limit)
         run = folder / CONFIRMATION
@@ -210,7 +210,7 @@ def _candidates(journal: Journal) -> SearchSpace:
     return SearchSpace(journal.waves, kinds, WARM_UP_ROUNDS * WARM_UP_TOKENS, POSITIONS)
 
 
-class Rounds:
+class RoundRunner:
     """Rounds of a recommendation, each measured as a run.
 
     A finished round is read with its stored duration.
@@ -229,7 +229,7 @@ class Rounds:
     ) -> RoundResult:
         """Measure a round; see `halving.Measure`."""
         journal, path = self._journal, self._folder / name
-        refuse_link(path)
+        check_no_link(path)
         round_ = journal.rounds.get(name)
         if round_ is None:
             round_ = SearchRound(rows=list(rows), prompts=list(prompts), limit_s=limit_s)

@@ -1,7 +1,7 @@
 """Every figure of a run, declared once: name, data, plot and caption.
 
 To add a figure, declare its panels in a module of this folder and add a `FigureSpec`. The plot
-kinds are in `drawing/plots.py`, the data of a run in `Cells`.
+kinds are in `drawing/plots.py`, the data of a run in `FigureData`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures import (
-    accepted,
+    acceptance,
     contexts,
     cost,
     frontier,
@@ -21,22 +21,22 @@ from specbench_cli.report.figures import (
     load,
     pareto,
     prompts,
-    seen,
+    prompts_seen,
     speedup,
     targets,
     waterfall,
 )
-from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
-from specbench_cli.report.reading import Reading
+from specbench_cli.report.figures.figure_data import FigureData
+from specbench_cli.report.report_data import ReportData
 from specbench_cli.summary.pareto import find_sweep
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def _pareto(cells: Cells) -> Figure | None:
-    sweep = find_sweep(cells.summary, cells.manifest)
+def _pareto(data: FigureData) -> Figure | None:
+    sweep = find_sweep(data.summary, data.manifest)
     return None if sweep is None else pareto.draw(sweep)
 
 
@@ -51,14 +51,14 @@ class FigureSpec:
     """
 
     name: str
-    draw: Callable[[Cells], Figure | None]
+    draw: Callable[[FigureData], Figure | None]
     caption: str
 
 
 FIGURES = (
     FigureSpec(
         "speedup",
-        lambda cells: speedup.draw(cells.summary),
+        lambda data: speedup.draw(data.summary),
         "Speedup over vanilla, a bar a method, with its own 95% interval (an arrowhead: it goes"
         " on); marks are families, the grey band is A/A noise. Below a broken line: what learns"
         " over the run, so that its figures depend on the order of the prompts. Lossy rows have a"
@@ -78,7 +78,7 @@ FIGURES = (
     ),
     FigureSpec(
         "frontier",
-        lambda cells: frontier.draw(cells.summary),
+        lambda data: frontier.draw(data.summary),
         "Lossy rows: accuracy, with the 95% interval of its difference from vanilla's, against"
         " speed. Hollow: as many accepted at random. Grey: vanilla, the draft alone, and lossless"
         " rows.",
@@ -97,12 +97,12 @@ FIGURES = (
     ),
     FigureSpec(
         "positions",
-        accepted.draw_levels,
+        acceptance.draw_levels,
         "Acceptance by position: of the steps that drafted a level, the share that accepted it.",
     ),
     FigureSpec(
         "accepted",
-        accepted.draw_counts,
+        acceptance.draw_counts,
         "How many drafted tokens a step accepts, as a share of steps.",
     ),
     FigureSpec(
@@ -126,7 +126,7 @@ FIGURES = (
     ),
     FigureSpec(
         "seen",
-        seen.draw,
+        prompts_seen.draw,
         "MAT along a pass, of the methods that learn from one prompt for the next: of some"
         " neighbouring prompts, with its 95% interval; grey: the methods that forget, whose lines"
         " say how hard the prompts were.",
@@ -149,22 +149,24 @@ CAPTIONS = {figure.name: figure.caption for figure in FIGURES}
 
 
 def write_figures(
-    reading: Reading, folder: Path, *, paper: bool = False, heavy: int = 0
+    data: ReportData, folder: Path, *, paper: bool = False, max_svg_bytes: int = 0
 ) -> list[Path]:
     """Write `NAME.svg` and `NAME.png` of each figure to `folder`.
 
     `folder` is created if there is a figure. With `paper`, `NAME.pdf` is written too.
 
     Args:
-        heavy: SVG size in bytes above which a PNG is written too.
+        max_svg_bytes: SVG size in bytes above which a PNG is written too.
 
     Returns:
         The files, in the order of `FIGURES`.
     """
-    cells, files = Cells.of(reading), list[Path]()
-    with style.applied():
+    figure_data, files = FigureData.from_report(data), list[Path]()
+    with style.figure_style():
         for each in FIGURES:
-            figure = each.draw(cells)
+            figure = each.draw(figure_data)
             if figure is not None:
-                files += style.write(figure, folder, each.name, paper=paper, heavy=heavy)
+                files += style.write(
+                    figure, folder, each.name, paper=paper, max_svg_bytes=max_svg_bytes
+                )
     return files

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import plots, style
-from specbench_cli.report.figures.drawing.labels import Word
+from specbench_cli.report.figures.drawing.labels import PointLabel
+from specbench_cli.report.figures.figure_data import FigureData
 from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary.metrics import MethodSummary
 
@@ -22,16 +22,16 @@ _BEYOND = 1.5
 """Factor by which the lines extend beyond the points' speedups."""
 
 
-def draw(cells: Cells) -> plots.Figure | None:
+def draw(data: FigureData) -> plots.Figure | None:
     """Return the figure, or None if no method except vanilla has steps and times."""
     points = [
-        (row, plots.Point(row.mat / row.decode_speedup, row.mat))
-        for row in cells.summary.rows
+        (row, plots.PlotPoint(row.mat / row.decode_speedup, row.mat))
+        for row in data.summary.rows
         if row.mat is not None and row.decode_speedup is not None
     ]
     if len(points) < 2:
         return None
-    names = [style.width_of([style.short(row.label)], style.SMALL) for row, _ in points]
+    names = [style.text_width([style.shorten(row.label)], style.SMALL) for row, _ in points]
     many = sum(names) + _ROUND_IN * len(names) > _MANY_IN
     right, top = 1.1 * max(p.x for _, p in points), 1.1 * max(p.y for _, p in points)
     sped = [p.y / p.x for _, p in points]
@@ -45,27 +45,31 @@ def draw(cells: Cells) -> plots.Figure | None:
         [*marks, *(_point(row, point) for row, point in points)],
         plots.Axis("cost of a step (plain steps of vanilla)", 0, right),
         plots.Axis("MAT: tokens a step", 0, top),
-        words=[Word(style.short(row.label), (p.x, p.y), style.INK) for row, p in points],
-        high=_SIDE_IN * (1 + 0.3 * many),
+        point_labels=[
+            PointLabel(style.shorten(row.label), (p.x, p.y), style.INK) for row, p in points
+        ],
+        height=_SIDE_IN * (1 + 0.3 * many),
         grid=False,
     )
     return plots.page([panel], width=style.PAGE_IN if many else style.COLUMN_IN)
 
 
-def _point(row: MethodSummary, point: plots.Point) -> plots.Series:
+def _point(row: MethodSummary, point: plots.PlotPoint) -> plots.PlotSeries:
     """Return a method's mark. Methods that are not ranked are white."""
     if row.label == BASELINE:
         face = style.REFERENCE
     else:
         face = "white" if row.peer or row.upper_bound or not row.lossless else style.OURS
     marker = "o" if row.lossless else "^"
-    return plots.Series([point], style.Look(style.INK, marker, face, "", 4, 0.6))
+    return plots.PlotSeries([point], style.Look(style.INK, marker, face, "", 4, 0.6))
 
 
 def _line(speedup: float, right: float, top: float) -> Iterator[plots.Mark]:
     """Yield the line of one decode speedup, with its label where the line leaves the panel."""
     x, y = min(right, top / speedup), min(right * speedup, top)
-    yield plots.Series([plots.Point(0, 0), plots.Point(x, y)], style.guide(width=0.6))
+    yield plots.PlotSeries(
+        [plots.PlotPoint(0, 0), plots.PlotPoint(x, y)], style.guide_look(width=0.6)
+    )
     look = style.SMALL, style.MUTED
     if x == right:
         yield plots.Note(f"{speedup:g}x", x, y, *look, (2, 0))

@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import plots, style
+from specbench_cli.report.figures.figure_data import FigureData
 from specbench_cli.summary.metrics import MethodSummary
 
-_APART = 0.05
+_MIN_DIFFERENCE = 0.05
 """Difference in levels below which two variants are one point."""
 
 
-def lines(cells: Cells) -> dict[str, list[tuple[float, MethodSummary]]]:
+def lines(data: FigureData) -> dict[str, list[tuple[float, MethodSummary]]]:
     """Return the variants of each method that has several draft lengths, without its controls.
 
     A variant is paired with its mean number of levels per step.
     """
     found = defaultdict[str, list[tuple[float, MethodSummary]]](list)
-    for row in (row for row in cells.sped if not row.control):
-        steps = cells.steps(row.label)
+    for row in (row for row in data.with_speedup if not row.control):
+        steps = data.steps(row.label)
         counts = [levels for each in steps for levels in each.levels]
         if any(counts):
             found[row.method].append((sum(counts) / len(counts), row))
@@ -34,13 +34,13 @@ def lines(cells: Cells) -> dict[str, list[tuple[float, MethodSummary]]]:
     return {
         method: points
         for method, points in ordered.items()
-        if points[-1][0] - points[0][0] > _APART
+        if points[-1][0] - points[0][0] > _MIN_DIFFERENCE
     }
 
 
-def draw(cells: Cells) -> plots.Figure | None:
+def draw(data: FigureData) -> plots.Figure | None:
     """Return the figure, or None if no method has several draft lengths."""
-    found = lines(cells)
+    found = lines(data)
     if not found:
         return None
     series = [
@@ -51,22 +51,22 @@ def draw(cells: Cells) -> plots.Figure | None:
     points = [point for own in series for point in own.points]
     lows = [end for p in points for end in (p.y, p.low) if end is not None]
     highs = [p.high for p in points if p.high is not None]
-    high = style.reach([1.0, *(p.y for p in points)], highs)
+    high = style.speedup_axis_end([1.0, *(p.y for p in points)], highs)
     x = plots.Axis("levels drafted a step (mean)", low=0)
-    y = plots.Axis("speedup, 95% interval", 0.95 * min(1.0, *lows), high, style.as_ratio)
-    return plots.page([plots.Panel([plots.Rule(y=1), *series], x, y)])
+    y = plots.Axis("speedup, 95% interval", 0.95 * min(1.0, *lows), high, style.format_ratio)
+    return plots.page([plots.Panel([plots.RuleLine(y=1), *series], x, y)])
 
 
 def _series(
     method: str, points: list[tuple[float, MethodSummary]], at: int
-) -> Iterator[plots.Series]:
+) -> Iterator[plots.PlotSeries]:
     """Yield a method's line, and its unranked variants (upper bounds, lossy) as hollow points."""
     for hollow in (False, True):
         own = [
-            plots.Point(length, row.speedup or 0.0, row.speedup_low, row.speedup_high)
+            plots.PlotPoint(length, row.speedup or 0.0, row.speedup_low, row.speedup_high)
             for length, row in points
             if (row.upper_bound or not row.lossless) is hollow
         ]
         if own:
-            look = style.look(at, hollow=hollow, line="" if hollow else "-")
-            yield plots.Series(own, look, f"{method} (not ranked)" if hollow else method)
+            look = style.series_look(at, hollow=hollow, line="" if hollow else "-")
+            yield plots.PlotSeries(own, look, f"{method} (not ranked)" if hollow else method)

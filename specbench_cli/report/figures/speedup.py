@@ -23,7 +23,7 @@ _TEXT_IN, _DOT_IN = 0.08, 0.03
 """Space around the text of a bar, and space before it if it follows a mark."""
 _GAP = 0.7
 """Space between sections in rows."""
-_WORDS = {text.RUN_SCOPE: "run"}
+_SECTION_LABELS = {text.RUN_SCOPE: "run"}
 """Label next to the border of a section. Other sections have the label "engine"."""
 
 
@@ -40,29 +40,33 @@ def draw(summary: Summary) -> plots.Figure | None:
     families = _families(summary, places)
     edge, values = _values(rows, places, [point for own in families for point in own.points])
     whiskers = [
-        plots.Point(speedup, places[row.label] + _WHISKER, row.speedup_low, row.speedup_high)
+        plots.PlotPoint(speedup, places[row.label] + _WHISKER, row.speedup_low, row.speedup_high)
         for row, speedup in rows
         if row.speedup_low is not None and row.speedup_high is not None
     ]
     marks: list[plots.Mark] = [
-        *(plots.Bars([plots.Box(0, places[row.label] - _BAR / 2, speedup, _BAR)], _colour(row))
+        *(plots.PlotBars([_bar(places[row.label], speedup)], _colour(row))
           for row, speedup in rows),
         *(plots.Note("BROKEN" if row.broken else "no speedup", 0.03, places[row.label], 6, MUTED)
           for row in summary.lossless if row.speedup is None),
-        *(plots.aside(formats.number(row.mat), places[row.label]) for row in summary.lossless),
-        plots.Rule(x=1),
-        plots.Series(whiskers, style.Look(marker="", line="", zorder=5), across=True),
+        *(plots.right_note(formats.number(row.mat), places[row.label]) for row in summary.lossless),
+        plots.RuleLine(x=1),
+        plots.PlotSeries(whiskers, style.Look(marker="", line="", zorder=5), horizontal=True),
         *families,
         *values,
     ]  # fmt: skip
     for number, (start, kind) in enumerate(kinds):
         border = start - 0.5 + _GAP * (number + 0.5)
-        marks.append(plots.Rule(y=border, colour=MUTED, line=(0, (2, 2))))
-        marks.append(plots.aside(_WORDS.get(kind, "engine"), border, 6.5, MUTED))
+        marks.append(plots.RuleLine(y=border, colour=MUTED, line=(0, (2, 2))))
+        marks.append(plots.right_note(_SECTION_LABELS.get(kind, "engine"), border, 6.5, MUTED))
     if (floor := summary.noise_floor) is not None:
-        marks.insert(0, plots.Rule(x=1 - floor, to=1 + floor, colour=style.BAND))
-    x = plots.Axis("speedup over vanilla, 95% interval", 0, edge, style.as_ratio)
+        marks.insert(0, plots.RuleLine(x=1 - floor, to=1 + floor, colour=style.BAND))
+    x = plots.Axis("speedup over vanilla, 95% interval", 0, edge, style.format_ratio)
     return plots.row_plot([*places.items()], [plots.Panel(marks, x)], _ROW_IN, heading="MAT")
+
+
+def _bar(place: float, speedup: float) -> plots.BarBox:
+    return plots.BarBox(0, place - _BAR / 2, speedup, _BAR)
 
 
 def _colour(row: MethodSummary) -> str:
@@ -71,40 +75,42 @@ def _colour(row: MethodSummary) -> str:
     return style.PEER if row.peer or row.upper_bound else style.OURS
 
 
-def _families(summary: Summary, places: Mapping[str, float]) -> list[plots.Series]:
+def _families(summary: Summary, places: Mapping[str, float]) -> list[plots.PlotSeries]:
     """Return the speedups of each family, if there are several."""
     found = []
     for place, (family, rows) in enumerate(summary.families.items()):
-        shown = [row for row in rows if row.label in places and row.label != BASELINE]
+        plotted = [row for row in rows if row.label in places and row.label != BASELINE]
         points = [
-            plots.Point(row.speedup, places[row.label] + _DOT)
-            for row in shown
+            plots.PlotPoint(row.speedup, places[row.label] + _DOT)
+            for row in plotted
             if row.speedup is not None
         ]
-        found.append(plots.Series(points, style.family(place), family.replace("_", " ")))
+        found.append(plots.PlotSeries(points, style.family_look(place), family.replace("_", " ")))
     return found if len(found) > 1 else []
 
 
 def _values(
     rows: Sequence[tuple[MethodSummary, float]],
     places: Mapping[str, float],
-    dots: Sequence[plots.Point],
+    dots: Sequence[plots.PlotPoint],
 ) -> tuple[float, list[plots.Note]]:
     """Return the end of the x axis, and the text of each bar.
 
     The text is at the foot of the bar, or beyond the row's marks if these begin there. The axis
     has room for it, except beyond an interval that is cut.
     """
-    wide = plots.row_width(list(places), aside=True)
+    wide = plots.row_width(list(places), with_right_column=True)
     ends = [row.speedup_high for row, _ in rows if row.speedup_high is not None]
-    edge = style.reach([1.0, *(at for _, at in rows), *(dot.x for dot in dots)], ends)
+    edge = style.speedup_axis_end([1.0, *(at for _, at in rows), *(dot.x for dot in dots)], ends)
     found = []
     for row, speedup in rows:
         own = [dot.x for dot in dots if dot.y == places[row.label] + _DOT]
-        drawn = [at for at in (speedup, row.speedup_low, row.speedup_high, *own) if at is not None]
+        ends_of_marks = [
+            at for at in (speedup, row.speedup_low, row.speedup_high, *own) if at is not None
+        ]
         value = formats.ratio(speedup)
-        share = (style.width_of([value], style.SMALL) + _TEXT_IN) / wide
-        found.append((value, places[row.label], share, min(drawn), max(drawn)))
+        share = (style.text_width([value], style.SMALL) + _TEXT_IN) / wide
+        found.append((value, places[row.label], share, min(ends_of_marks), max(ends_of_marks)))
     gap = _DOT_IN / wide
     edge = max(
         last / (1 - share - gap) if first <= share * edge and last <= edge else edge

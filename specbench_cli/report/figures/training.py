@@ -20,12 +20,12 @@ def draw_curves(facts: Mapping[str, dict[str, Any]], path: Path) -> None:
     """Draw the loss curves of trainings, and the MAT of heads on held-out replies."""
     losses, mats = list[plots.Mark](), list[plots.Mark]()
     for at, (name, fact) in enumerate(facts.items()):
-        curve = [plots.Point(point["tokens"] / 1e6, point["loss"]) for point in fact["curve"]]
-        losses.append(plots.Series(curve, style.look(at, marker=""), name))
+        curve = [plots.PlotPoint(point["tokens"] / 1e6, point["loss"]) for point in fact["curve"]]
+        losses.append(plots.PlotSeries(curve, style.series_look(at, marker=""), name))
         if fact.get("mat"):
             step = fact["tokens"] / fact["steps"] / 1e6
-            points = [plots.Point(point["step"] * step, point["mat"]) for point in fact["mat"]]
-            mats.append(plots.Series(points, style.look(at, size=2.4), name))
+            points = [plots.PlotPoint(point["step"] * step, point["mat"]) for point in fact["mat"]]
+            mats.append(plots.PlotSeries(points, style.series_look(at, size=2.4), name))
     x, y = plots.Axis("tokens read (millions)"), "MAT, chains, held-out replies"
     stacks = [[plots.Panel(losses, x, plots.Axis("training loss (nats a token)", log=True))]]
     stacks += [[plots.Panel(mats, x, plots.Axis(y))]] if mats else []
@@ -35,37 +35,41 @@ def draw_curves(facts: Mapping[str, dict[str, Any]], path: Path) -> None:
 def draw_calibration(bins: Sequence[Bin], rejection_weight: float, path: Path) -> None:
     """Draw the observed acceptance rate against the predicted one."""
     shares = [at / 100 for at in range(101)]
-    equal = [plots.Point(share, share) for share in shares]
-    best = [plots.Point(s / (s + rejection_weight * (1 - s)), s) for s in shares]
+    equal = [plots.PlotPoint(share, share) for share in shares]
+    best = [plots.PlotPoint(s / (s + rejection_weight * (1 - s)), s) for s in shares]
     marks = [
-        plots.Series(equal, style.guide(style.MUTED, width=0.8), "equal"),
-        plots.Series(best, style.guide(style.MUTED, "--", 0.8), "where the loss is least"),
-        plots.Series([plots.Point(b.predicted, b.labelled) for b in bins], style.look(0)),
+        plots.PlotSeries(equal, style.guide_look(style.MUTED, width=0.8), "equal"),
+        plots.PlotSeries(best, style.guide_look(style.MUTED, "--", 0.8), "where the loss is least"),
+        plots.PlotSeries(
+            [plots.PlotPoint(b.predicted, b.labelled) for b in bins], style.series_look(0)
+        ),
     ]
     x, y = (
         plots.Axis(name, 0, 1) for name in ("predicted chance of acceptance", "labelled chance")
     )
-    _write(path, [plots.Panel(marks, x, y, high=3.0)])
+    _write(path, [plots.Panel(marks, x, y, height=3.0)])
 
 
-def draw_alignment(worth: Mapping[str, EstimatePairs], path: Path) -> None:
+def draw_alignment(outcomes: Mapping[str, EstimatePairs], path: Path) -> None:
     """Draw alpha and MAT by loss: each seed, the mean with its interval, and the value before."""
     from specbench_cli.training.align import FIGURES, compute_half_width
 
-    stacks, names = [], {float(at): name for at, name in enumerate(worth)}
+    stacks, names = [], {float(at): name for at, name in enumerate(outcomes)}
     for figure in FIGURES[:2]:
-        begun = mean(getattr(begin, figure) for said in worth.values() for begin, _ in said)
+        start = mean(getattr(begin, figure) for seeds in outcomes.values() for begin, _ in seeds)
         marks: list[plots.Mark] = [
-            plots.Rule(y=begun, colour=style.MUTED, width=0.8, line="--", label="before")
+            plots.RuleLine(y=start, colour=style.MUTED, width=0.8, line="--", label="before")
         ]
-        for at, said in enumerate(worth.values()):
-            after = [getattr(end, figure) for _, end in said]
+        for at, seeds in enumerate(outcomes.values()):
+            after = [getattr(end, figure) for _, end in seeds]
             middle, half = mean(after), compute_half_width(after)
             ends = () if half is None else (middle - half, middle + half)
-            seeds = [plots.Point(at, value) for value in after]
-            marks.append(plots.Series(seeds, style.Look(style.BAND, line="", size=2.4)))
-            marks.append(plots.Series([plots.Point(at + 0.2, middle, *ends)], style.look(0)))
-        x = plots.Axis("loss", ticks=names, turned=True)
+            points = [plots.PlotPoint(at, value) for value in after]
+            marks.append(plots.PlotSeries(points, style.Look(style.BAND, line="", size=2.4)))
+            marks.append(
+                plots.PlotSeries([plots.PlotPoint(at + 0.2, middle, *ends)], style.series_look(0))
+            )
+        x = plots.Axis("loss", ticks=names, rotated=True)
         stacks.append([plots.Panel(marks, x, plots.Axis("MAT" if figure == "mat" else figure))])
     _write(path, *stacks, width=style.PAGE_IN)
 
@@ -73,7 +77,7 @@ def draw_alignment(worth: Mapping[str, EstimatePairs], path: Path) -> None:
 def _write(path: Path, *stacks: Sequence[plots.Panel], width: float = style.COLUMN_IN) -> None:
     """Draw a page in the format of the path's suffix, and write it as `files.write_listed`."""
     content = io.BytesIO()
-    with style.applied():
+    with style.figure_style():
         figure = plots.page(*stacks, width=width)
         figure.savefig(content, format=path.suffix.removeprefix("."), dpi=200)
     files.write_listed(path, content.getvalue())

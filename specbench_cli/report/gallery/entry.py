@@ -13,11 +13,11 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from specbench_cli import files, output
-from specbench_cli.config.problems import first_problem
+from specbench_cli.config.problems import format_first_problem
 from specbench_cli.errors import UsageError
-from specbench_cli.report.gallery.sentences import three
-from specbench_cli.report.html.facts import public
-from specbench_cli.report.reading import Reading
+from specbench_cli.report.gallery.sentences import write_sentences
+from specbench_cli.report.html.facts import hide_paths
+from specbench_cli.report.report_data import ReportData
 from specbench_cli.store.schema import GUARANTEES, STRICT
 from specbench_cli.summary import metrics
 from specbench_cli.summary.facts import Facts
@@ -27,7 +27,7 @@ FILE = "entry.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LeaderboardRow:
     """A method of a run on the leaderboard.
 
     Attributes:
@@ -53,7 +53,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class GalleryEntry:
     """A published run.
 
     Attributes:
@@ -80,7 +80,7 @@ class Entry:
     hardware: str
     setting: str
     sentences: tuple[str, str, str]
-    lines: tuple[Line, ...]
+    lines: tuple[LeaderboardRow, ...]
 
     @property
     def tasks(self) -> str:
@@ -88,26 +88,26 @@ class Entry:
         return ", ".join(sorted(self.prompts))
 
 
-def entry_of(reading: Reading) -> Entry:
+def entry_of(data: ReportData) -> GalleryEntry:
     """Return the entry of a run that `refuse` accepts."""
-    manifest, summary, facts = reading.run.manifest, reading.summary, reading.facts
+    manifest, summary, facts = data.run.manifest, data.summary, data.facts
     machine = manifest["machine"]
     created = str(manifest.get("created_utc", "?"))
     effective = manifest.get("config", {}).get("effective", {})
-    sealed = json.dumps([created, machine["id"], effective], sort_keys=True)
-    return Entry(
-        identity=hashlib.sha256(sealed.encode()).hexdigest()[:16],
-        name=public(reading.run.path.resolve().name),
+    identity = json.dumps([created, machine["id"], effective], sort_keys=True)
+    return GalleryEntry(
+        identity=hashlib.sha256(identity.encode()).hexdigest()[:16],
+        name=hide_paths(data.run.path.resolve().name),
         created_utc=created,
         version=facts.version,
-        target=public(facts.target),
-        draft=None if facts.draft is None else public(facts.draft),
-        prompts={public(task): n for task, n in summary.prompts.items()},
-        plumbing=tuple(map(public, facts.plumbing)),
+        target=hide_paths(facts.target),
+        draft=None if facts.draft is None else hide_paths(facts.draft),
+        prompts={hide_paths(task): n for task, n in summary.prompts.items()},
+        plumbing=tuple(map(hide_paths, facts.plumbing)),
         machine=str(machine["id"]),
         hardware=hardware(machine),
         setting=_setting(facts, effective),
-        sentences=three(summary),
+        sentences=write_sentences(summary),
         lines=tuple(_line(row) for row in summary.rows if _is_ranked(row)),
     )
 
@@ -118,12 +118,12 @@ def hardware(machine: Mapping[str, Any]) -> str:
     cores, memory = parts.get("cores"), parts.get("memory_gib")
     words = [str(parts.get("cpu") or "unknown CPU")]
     words += [f"{cores} cores"] * bool(cores) + [f"{memory} GiB"] * bool(memory)
-    for found in parts.get("accelerators") or ():
-        words.append(str(found.get("name", "accelerator")))
+    for accelerator in parts.get("accelerators") or ():
+        words.append(str(accelerator.get("name", "accelerator")))
     return ", ".join(words)
 
 
-def load(file: Path) -> Entry:
+def load(file: Path) -> GalleryEntry:
     """Read an entry.
 
     Raises:
@@ -132,21 +132,21 @@ def load(file: Path) -> Entry:
     try:
         return _entries().validate_json(files.read_own(file) or b"")
     except (OSError, ValidationError) as error:
-        why = first_problem(error) if isinstance(error, ValidationError) else error
+        why = format_first_problem(error) if isinstance(error, ValidationError) else error
         raise UsageError(
             f"{file} is no entry of a gallery: {why}",
             hint=f"remove {file.parent} and publish its run again",
         ) from error
 
 
-def save(entry: Entry, file: Path) -> None:
+def save(entry: GalleryEntry, file: Path) -> None:
     document = _entries().dump_json(entry, indent=2).decode()
-    file.write_text(f"{output.escaped_json(document)}\n", encoding="utf-8")
+    file.write_text(f"{output.escape_json(document)}\n", encoding="utf-8")
 
 
 @cache
-def _entries() -> TypeAdapter[Entry]:
-    return TypeAdapter(Entry)
+def _entries() -> TypeAdapter[GalleryEntry]:
+    return TypeAdapter(GalleryEntry)
 
 
 def _is_ranked(row: MethodSummary) -> bool:
@@ -154,10 +154,10 @@ def _is_ranked(row: MethodSummary) -> bool:
     return row.speedup is not None and not (row.upper_bound or row.broken or row.engine)
 
 
-def _line(row: MethodSummary) -> Line:
+def _line(row: MethodSummary) -> LeaderboardRow:
     assert row.speedup is not None
-    return Line(
-        label=public(row.label),
+    return LeaderboardRow(
+        label=hide_paths(row.label),
         peer=row.peer,
         guarantee=row.guarantee,
         scope=row.state_scope or "prompt",
@@ -166,8 +166,8 @@ def _line(row: MethodSummary) -> Line:
         high=row.speedup_high,
         mat=row.mat,
         tokens_per_s=row.tokens_per_s,
-        output="; ".join(filter(None, (metrics.verdicts(row), metrics.at_what_cost(row)))),
-        draft=None if row.draft_model is None else public(row.draft_model),
+        output="; ".join(filter(None, (metrics.verdicts(row), metrics.accuracy_note(row)))),
+        draft=None if row.draft_model is None else hide_paths(row.draft_model),
     )
 
 
@@ -189,7 +189,7 @@ def _setting(facts: Facts, effective: Mapping[str, Any]) -> str:
     if facts.load:
         words.append(f"load {facts.load}")
     if "target" in facts.hosted:
-        words.append(f"target{facts.through('target')}")
+        words.append(f"target{facts.engine_suffix('target')}")
     if (longest := effective.get("max_new_tokens")) is not None:
         words.append(f"at most {longest} tokens")
-    return public("; ".join(word for word in words if word))
+    return hide_paths("; ".join(word for word in words if word))

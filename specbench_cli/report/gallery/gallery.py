@@ -19,12 +19,12 @@ from specbench_cli import files
 from specbench_cli.errors import UsageError
 from specbench_cli.report import figures
 from specbench_cli.report.gallery import entry as entries
-from specbench_cli.report.gallery.entry import Entry
-from specbench_cli.report.gallery.pages import MARK, Place, index_page, link, run_page
-from specbench_cli.report.gallery.refusal import refuse
-from specbench_cli.report.html.figures import HEAVIEST, inlined
+from specbench_cli.report.gallery.checks import check_publishable
+from specbench_cli.report.gallery.entry import GalleryEntry
+from specbench_cli.report.gallery.pages import MARK, IndexRow, index_page, link, run_page
+from specbench_cli.report.html.figures import MAX_SVG_BYTES, inline_figures
 from specbench_cli.report.html.page import write_html
-from specbench_cli.report.reading import Reading
+from specbench_cli.report.report_data import ReportData
 
 INDEX = "index.html"
 PICTURE = "speedup.svg"
@@ -41,13 +41,13 @@ class Published:
         replaced: True if the gallery contained the run before.
     """
 
-    entry: Entry
+    entry: GalleryEntry
     page: Path
     index: Path
     replaced: bool
 
 
-def publish(reading: Reading, folder: Path, *, overwrite: bool = False) -> Published:
+def publish(data: ReportData, folder: Path, *, overwrite: bool = False) -> Published:
     """Add a run to the gallery in a folder, or replace the same run in it.
 
     The folder is created if it does not exist.
@@ -59,31 +59,36 @@ def publish(reading: Reading, folder: Path, *, overwrite: bool = False) -> Publi
         SpecbenchError: A gallery does not accept the run (`refusal.refuse`).
         UsageError: The folder holds something else, or is not writable.
     """
-    refuse(reading)
+    check_publishable(data)
     try:
-        _begin(folder)
-        known = dict(_entries(folder))
-        own = entries.entry_of(reading)
-        there = next((name for name, each in known.items() if each.identity == own.identity), None)
-        name = there or _free(own.name, folder / _RUNS)
-        known[name] = own
+        _prepare_folder(folder)
+        entries_by_name = dict(_entries(folder))
+        entry = entries.entry_of(data)
+        same_run = (
+            name for name, each in entries_by_name.items() if each.identity == entry.identity
+        )
+        existing_name = next(same_run, None)
+        name = existing_name or _unused_name(entry.name, folder / _RUNS)
+        entries_by_name[name] = entry
         with files.staging_folder(folder, overwrite=overwrite) as staging:
-            made = staging / _RUNS / name
-            made.mkdir(parents=True)
-            _write(reading, own, made)
-            page = index_page([Place(each, link(at)) for at, each in known.items()])
+            staged = staging / _RUNS / name
+            staged.mkdir(parents=True)
+            _write(data, entry, staged)
+            page = index_page([IndexRow(each, link(at)) for at, each in entries_by_name.items()])
             (staging / INDEX).write_text(page, encoding="utf-8")
     except OSError as error:
         raise UsageError(
             f"cannot write to {folder}: {error.strerror}", hint="give another --to"
         ) from error
-    return Published(own, folder / _RUNS / name / INDEX, folder / INDEX, there is not None)
+    return Published(
+        entry, folder / _RUNS / name / INDEX, folder / INDEX, existing_name is not None
+    )
 
 
-def _begin(folder: Path) -> None:
+def _prepare_folder(folder: Path) -> None:
     """Create the folder if needed. Raise UsageError if its index is not a gallery's."""
     (folder / _RUNS).mkdir(parents=True, exist_ok=True)
-    files.refuse_link(folder / _RUNS)
+    files.check_no_link(folder / _RUNS)
     index = folder / INDEX
     page = files.read_own(index)
     if page is not None and MARK.encode() not in page:
@@ -93,13 +98,13 @@ def _begin(folder: Path) -> None:
         )
 
 
-def _entries(folder: Path) -> Iterator[tuple[str, Entry]]:
+def _entries(folder: Path) -> Iterator[tuple[str, GalleryEntry]]:
     """Yield the runs of a gallery: folder name and entry."""
     for file in sorted((folder / _RUNS).glob(f"*/{entries.FILE}")):
         yield file.parent.name, entries.load(file)
 
 
-def _free(name: str, folder: Path) -> str:
+def _unused_name(name: str, folder: Path) -> str:
     """Return a name that does not exist in a folder."""
     free, copy = name, 2
     while (folder / free).exists():
@@ -107,15 +112,15 @@ def _free(name: str, folder: Path) -> str:
     return free
 
 
-def _write(reading: Reading, entry: Entry, folder: Path) -> None:
+def _write(data: ReportData, entry: GalleryEntry, folder: Path) -> None:
     """Write all files of a run."""
-    with tempfile.TemporaryDirectory() as drawn:
-        pictures = figures.write_figures(reading, Path(drawn), heavy=HEAVIEST)
-        write_html(reading, folder, figures=pictures)
+    with tempfile.TemporaryDirectory() as figure_folder:
+        pictures = figures.write_figures(data, Path(figure_folder), max_svg_bytes=MAX_SVG_BYTES)
+        write_html(data, folder, figures=pictures)
         first = [file for file in pictures if file.name == PICTURE]
-        picture = next(inlined(first), None)
+        picture = next(inline_figures(first), None)
         for file in first:
             shutil.copy(file, folder / PICTURE)
-    page = run_page(reading, entry, picture)
+    page = run_page(data, entry, picture)
     (folder / INDEX).write_text(page, encoding="utf-8")
     entries.save(entry, folder / entries.FILE)

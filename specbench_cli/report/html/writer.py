@@ -25,17 +25,19 @@ _UNSAFE = "<>&\u2028\u2029"
 _ESCAPED = {ord(char): f"\\u{ord(char):04x}" for char in _UNSAFE}
 
 
-def markup(parts: Iterable[Part]) -> Markup:
+def render_parts(parts: Iterable[Part]) -> Markup:
     """Return parts of a document as HTML. Each kind of part has a macro of its name."""
-    macros = environment().get_template("parts.html.j2").module
+    macros = template_environment().get_template("parts.html.j2").module
     found = []
     for part in parts:
         macro = getattr(macros, type(part).__name__.lower())
-        found.append(macro(part, markup(part.parts)) if isinstance(part, Section) else macro(part))
+        found.append(
+            macro(part, render_parts(part.parts)) if isinstance(part, Section) else macro(part)
+        )
     return Markup("").join(found)
 
 
-def page(template: str, style: str = "", script: str = "", **facts: object) -> str:
+def render_page(template: str, style: str = "", script: str = "", **facts: object) -> str:
     """Return a whole page.
 
     Args:
@@ -43,23 +45,28 @@ def page(template: str, style: str = "", script: str = "", **facts: object) -> s
         script: Script of the page. Empty if it has none.
         facts: Variables of the template.
     """
-    style = asset("report.css") + style
+    style = read_asset("report.css") + style
     rendered = (
-        environment()
+        template_environment()
         .get_template(template)
-        .render(policy=_policy(style, script), style=Markup(style), script=Markup(script), **facts)
+        .render(
+            policy=_security_policy(style, script),
+            style=Markup(style),
+            script=Markup(script),
+            **facts,
+        )
     )
-    return output.plain(rendered)
+    return output.escape_hidden(rendered)
 
 
-def embedded(data: Any) -> Markup:
+def embed_json(data: Any) -> Markup:
     """Return JSON that is safe in a script element: nothing in it can end the element."""
-    said = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Markup(output.plain(said.translate(_ESCAPED), lead="\\\\"))
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Markup(output.escape_hidden(text.translate(_ESCAPED), lead="\\\\"))
 
 
 @cache
-def environment() -> Environment:
+def template_environment() -> Environment:
     """Return the template environment of all pages. It escapes all values."""
     return Environment(
         loader=FileSystemLoader([_TEMPLATES, _TEMPLATES.parents[1] / "gallery" / "templates"]),
@@ -67,12 +74,12 @@ def environment() -> Environment:
     )  # fmt: skip
 
 
-def asset(name: str) -> str:
+def read_asset(name: str) -> str:
     """Return a style sheet or a script of the page."""
     return (_TEMPLATES / name).read_text(encoding="utf-8")
 
 
-def _policy(style: str, script: str) -> str:
+def _security_policy(style: str, script: str) -> str:
     """Return the content security policy: the page's own script, style and pictures only."""
 
     def digest(source: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from specbench_cli import __version__, output
-from specbench_cli.errors import UsageError, on_one_line
+from specbench_cli.errors import UsageError, to_one_line
 from specbench_cli.report.spec_bench.formulas import Answer
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import (
@@ -38,7 +38,7 @@ _CHAT = (
 )
 """Categories that Spec-Bench pools as `mt_bench`."""
 _FAILED = "ERROR"
-_MOST = 2**63
+_MAX_COUNT = 2**63
 """Upper bound of nanoseconds and token counts in a record."""
 """Text of a failed turn in Spec-Bench's files. Its counts are those of the previous turn."""
 
@@ -52,7 +52,7 @@ class AnswerFile:
     answers: Sequence[Answer]
 
 
-class Imported:
+class ImportedAnswers:
     """Answer files as a run. See `report.source.Source`. The first file is vanilla's.
 
     Attributes:
@@ -66,7 +66,7 @@ class Imported:
         self.path = paths[0].parent
         self.answers: dict[str, Sequence[Answer]] = {}
         for place, file in enumerate(files):
-            label = BASELINE if place == 0 else f"imported:{on_one_line(file.path.stem)}"
+            label = BASELINE if place == 0 else f"imported:{to_one_line(file.path.stem)}"
             if label in self.answers:
                 raise UsageError(f"two answer files are called {file.path.name}; rename one")
             self.answers[label] = file.answers
@@ -80,16 +80,16 @@ class Imported:
             "config": {"effective": {"verify": "imported, unchecked"}},
         }
 
-    def records(self, of: Container[str] | None = None) -> Iterator[Record]:
+    def records(self, prompt_ids: Container[str] | None = None) -> Iterator[Record]:
         """Yield one record per turn, without ids, steps and verdict."""
         for label, answers in self.answers.items():
             for answer in answers:
                 for turn in range(len(answer.new_tokens)):
                     record = _record(label, answer, turn)
-                    if of is None or record.prompt_id in of:
+                    if prompt_ids is None or record.prompt_id in prompt_ids:
                         yield record
 
-    def each(self, make: Callable[[Record], T]) -> Iterator[T]:
+    def map_records(self, make: Callable[[Record], T]) -> Iterator[T]:
         """Yield a function's result for every record."""
         return map(make, self.records())
 
@@ -119,7 +119,7 @@ def read_answers(path: Path) -> AnswerFile:
                 hint="needed: question_id, category, choices[0] with turns, new_tokens, wall_time",
             ) from error
         answers[answer.question_id] = answer
-        model_id = on_one_line(str(data.get("model_id", model_id)))
+        model_id = to_one_line(str(data.get("model_id", model_id)))
     if not answers:
         raise UsageError(f"{path} holds no answer")
     return AnswerFile(path, model_id, list(answers.values()))
@@ -132,7 +132,7 @@ def write_answers(answers: Sequence[Answer], model_id: str, path: Path) -> Path:
         for answer in sorted(answers, key=lambda a: (str(type(a.question_id)), a.question_id)):
             seed = json.dumps([model_id, answer.question_id, answer.turns])
             line = _as_json(answer, model_id, uuid.uuid5(uuid.NAMESPACE_OID, seed).hex)
-            file.write(output.escaped_json(json.dumps(line, ensure_ascii=False)) + "\n")
+            file.write(output.escape_json(json.dumps(line, ensure_ascii=False)) + "\n")
     return path
 
 
@@ -141,7 +141,7 @@ def _as_json(answer: Answer, model_id: str, answer_id: str) -> dict[str, Any]:
 
     Spec-Bench groups by category. The family replaces a category that it does not know.
     """
-    known = answer.category in (*_CHAT, *FAMILIES)
+    known_category = answer.category in (*_CHAT, *FAMILIES)
     choice: dict[str, Any] = {
         "index": 0,
         "turns": list(answer.turns or ()),
@@ -152,7 +152,7 @@ def _as_json(answer: Answer, model_id: str, answer_id: str) -> dict[str, Any]:
     }
     return {
         "question_id": answer.question_id,
-        "category": answer.category if known else answer.family,
+        "category": answer.category if known_category else answer.family,
         "answer_id": answer_id,
         "model_id": model_id,
         "choices": [choice],
@@ -175,18 +175,18 @@ def _answer(data: Mapping[str, Any]) -> Answer:
     if not 0 < len(texts) == len(tokens) == len(times):
         raise ValueError("turns, new_tokens and wall_time are not equally long")
     if not all(
-        0 < seconds * 1e9 < _MOST for seconds in times
+        0 < seconds * 1e9 < _MAX_COUNT for seconds in times
     ):  # larger values do not fit into a record
         raise ValueError("a wall_time is not positive, not finite, or above 292 years")
-    if not all(0 <= count < _MOST for count in tokens):
+    if not all(0 <= count < _MAX_COUNT for count in tokens):
         raise ValueError("a number of new_tokens is negative, or above 2**63")
-    category = on_one_line(str(data.get("category") or ""))
+    category = to_one_line(str(data.get("category") or ""))
     question = data["question_id"]
     steps, lengths = choice.get("decoding_steps"), choice.get("accept_lengths")
-    known: Family = next((family for family in FAMILIES if family == category), "other")
-    family: Family = "multi_turn" if category in _CHAT else known
+    known_category: Family = next((family for family in FAMILIES if family == category), "other")
+    family: Family = "multi_turn" if category in _CHAT else known_category
     return Answer(
-        on_one_line(question) if isinstance(question, str) else question,
+        to_one_line(question) if isinstance(question, str) else question,
         category,
         family,
         texts,

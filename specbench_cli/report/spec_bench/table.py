@@ -10,17 +10,17 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from specbench_cli.report.document import Grid, grid_of_values
-from specbench_cli.report.spec_bench.files import Imported, write_answers
+from specbench_cli.report.document import Grid, make_value_grid
+from specbench_cli.report.spec_bench.files import ImportedAnswers, write_answers
 from specbench_cli.report.spec_bench.formulas import (
     Answers,
+    CountTokens,
     Decode,
-    Retokenised,
-    Theirs,
-    answers_of,
-    figures,
+    SpecBenchResult,
+    collect_answers,
+    compute_results,
 )
-from specbench_cli.report.tokens import text_of, tokenizer_of
+from specbench_cli.report.tokens import decode_ids, load_tokenizer
 from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary import formats, metrics, text
 from specbench_cli.summary.columns import Heading, write_csv
@@ -55,7 +55,7 @@ class SpecBench:
         notes: Notes on the results.
     """
 
-    theirs: Sequence[Theirs]
+    results: Sequence[SpecBenchResult]
     rows: dict[tuple[str, str], MethodSummary]
     runs: Sequence[Answers]
     notes: Sequence[str]
@@ -63,17 +63,17 @@ class SpecBench:
     def overall(self) -> Grid:
         """Return the table of both results over all families."""
         lines = []
-        for found in self.theirs:
+        for found in self.results:
             if found.family == ALL:
                 row = self.rows.get((found.label, ALL))
-                ours = (formats.NONE,) * 3 if row is None else _ours(row)
+                own_answers = (formats.NONE,) * 3 if row is None else _own_cells(row)
                 lines.append(
                     (
                         found.label,
                         formats.ratio(found.speedup),
                         formats.number(found.mean_accepted),
                         formats.number(found.tokens_per_s, 0),
-                        *ours,
+                        *own_answers,
                     )
                 )
         note = " ".join((NOTE, *self.notes))
@@ -81,15 +81,17 @@ class SpecBench:
 
     def by_family(self) -> Grid:
         """Return the table of speedups by family: Spec-Bench's, with specbench's in brackets."""
-        families = list(dict.fromkeys(t.family for t in self.theirs if t.family != ALL))
-        found = {(t.label, t.family): t for t in self.theirs}
+        families = list(dict.fromkeys(t.family for t in self.results if t.family != ALL))
+        found = {(t.label, t.family): t for t in self.results}
         lines = []
-        for label in dict.fromkeys(t.label for t in self.theirs):
+        for label in dict.fromkeys(t.label for t in self.results):
             cells = []
             for family in families:
-                theirs, row = found.get((label, family)), self.rows.get((label, family))
-                ours = formats.NONE if row is None else metrics.speedup_or_broken(row)
-                cells.append(f"{formats.ratio(theirs.speedup if theirs else None)} ({ours})")
+                results, row = found.get((label, family)), self.rows.get((label, family))
+                own_answers = formats.NONE if row is None else metrics.speedup_or_broken(row)
+                cells.append(
+                    f"{formats.ratio(results.speedup if results else None)} ({own_answers})"
+                )
             lines.append((label, *cells))
         return self._grid(
             (Heading("method: theirs (ours)", align="l"), *map(Heading, families)), lines
@@ -97,7 +99,7 @@ class SpecBench:
 
     def records(self) -> list[dict[str, object]]:
         """Return both results as records, one per method and family."""
-        return [_record(theirs, self.rows) for theirs in self.theirs]
+        return [_record(results, self.rows) for results in self.results]
 
     def _grid(
         self, headings: Sequence[Heading], lines: Sequence[tuple[str, ...]], **more: Any
@@ -105,15 +107,17 @@ class SpecBench:
         """Return a table with the lines in the report's order. Lines without a method come last."""
         known = (self.rows.get((line[0], ALL)) for line in lines)
         sections = text.sections(row for row in known if row is not None)
-        return grid_of_values(headings, lines, sections=sections, **more)
+        return make_value_grid(headings, lines, sections=sections, **more)
 
 
 def is_imported(source: RecordSource) -> bool:
     """Return True if the run consists of Spec-Bench's answer files."""
-    return isinstance(source, Imported)
+    return isinstance(source, ImportedAnswers)
 
 
-def spec_bench(run: RecordSource, sources: Sequence[RecordSource], summary: Summary) -> SpecBench:
+def compute_spec_bench(
+    run: RecordSource, sources: Sequence[RecordSource], summary: Summary
+) -> SpecBench:
     """Compute a report's figures by Spec-Bench's formulas.
 
     Spec-Bench's token count needs the target's tokenizer. Without it, the generated tokens of the
@@ -124,28 +128,30 @@ def spec_bench(run: RecordSource, sources: Sequence[RecordSource], summary: Summ
         sources: the runs that `run` consists of.
         summary: the summary of `run`.
     """
-    retokenised, decode, notes = _tokenizer(sources, Facts.of(run.manifest).target)
-    renamed = getattr(run, "names", None)
-    theirs: list[Theirs] = []
+    count_tokens, decode, notes = _tokenizer(sources, Facts.from_manifest(run.manifest).target)
+    run_names = getattr(run, "run_names", None)
+    results: list[SpecBenchResult] = []
     runs: list[Answers] = []
-    ours: list[Answers] = []
+    own_answers: list[Answers] = []
     for place, source in enumerate(sources):
         own = _answers(source, decode)
         labels = {label for answers in own for label in answers}
-        names = {label: label for label in labels} if renamed is None else renamed[place].labels
+        names = {label: label for label in labels} if run_names is None else run_names[place].labels
         runs += [{names[label]: found for label, found in answers.items()} for answers in own]
-        if not isinstance(source, Imported):
-            ours += runs[-len(own) :]
+        if not isinstance(source, ImportedAnswers):
+            own_answers += runs[-len(own) :]
     baselines = dict.fromkeys(
         label for run in runs for label in run if label.split(" @")[0] == BASELINE
     )
     for baseline in baselines:
-        theirs += figures([run for run in runs if baseline in run], retokenised, baseline=baseline)
+        results += compute_results(
+            [run for run in runs if baseline in run], count_tokens, baseline=baseline
+        )
     scopes = {ALL: summary.rows, **summary.families}
     rows = {(row.label, family): row for family, found in scopes.items() for row in found}
     order = {row.label: place for place, row in enumerate(summary.rows)}
-    theirs.sort(key=lambda found: order.get(found.label, len(order)))
-    return SpecBench(theirs, rows, ours, notes)
+    results.sort(key=lambda found: order.get(found.label, len(order)))
+    return SpecBench(results, rows, own_answers, notes)
 
 
 def write(found: SpecBench, folder: Path) -> list[Path]:
@@ -176,47 +182,49 @@ def _slugs(labels: Iterable[str]) -> dict[str, str]:
 
 def _answers(source: RecordSource, decode: Decode | None) -> list[Answers]:
     """Return a source's answers, one mapping per repeat."""
-    if isinstance(source, Imported):
+    if isinstance(source, ImportedAnswers):
         return [source.answers]
-    by_pass = answers_of(source.records(), decode)
+    by_pass = collect_answers(source.records(), decode)
     return [by_pass[pass_] for pass_ in sorted(by_pass)]
 
 
 def _tokenizer(
     sources: Sequence[RecordSource], target: str
-) -> tuple[Retokenised | None, Decode | None, list[str]]:
+) -> tuple[CountTokens | None, Decode | None, list[str]]:
     """Return the token counter, the decoder, and notes on formulas that could not be applied."""
     targets = {
         str(source.manifest.get("models", {}).get("target", {}).get("label"))
         for source in sources
-        if not isinstance(source, Imported)
+        if not isinstance(source, ImportedAnswers)
     }
-    tokenizer = tokenizer_of(next(iter(targets))) if len(targets) == 1 else None
+    tokenizer = load_tokenizer(next(iter(targets))) if len(targets) == 1 else None
     if tokenizer is None:
-        unwritten = " and our answers are not written" if targets else ""
+        not_written = " and our answers are not written" if targets else ""
         note = (
-            f"the baseline's tokens are as generated, not counted again{unwritten}: the tokenizer"
+            f"the baseline's tokens are as generated, not counted again{not_written}: the tokenizer"
             f" of {target} is not at hand"
         )
         return None, None, [note]
-    retokenised: Callable[[str], int] = lambda words: len(tokenizer(words).input_ids)  # noqa: E731
+    count_tokens: Callable[[str], int] = lambda words: len(tokenizer(words).input_ids)  # noqa: E731
     notes = []
-    if not retokenised(""):
+    if not count_tokens(""):
         notes.append(
             "the token that they take off is for a BOS, which this target's tokenizer does not add"
         )
-    return retokenised, lambda ids: text_of(tokenizer, ids, skip_special_tokens=True), notes
+    return count_tokens, lambda ids: decode_ids(tokenizer, ids, skip_special_tokens=True), notes
 
 
-def _record(found: Theirs, rows: dict[tuple[str, str], MethodSummary]) -> dict[str, object]:
+def _record(
+    found: SpecBenchResult, rows: dict[tuple[str, str], MethodSummary]
+) -> dict[str, object]:
     row = rows.get((found.label, found.family))
-    ours = {
+    own_answers = {
         "our_speedup": None if row is None else row.speedup,
         "our_mat": None if row is None else row.mat,
         "our_tokens_per_s": None if row is None else row.tokens_per_s,
     }
-    return {**asdict(found), **ours}
+    return {**asdict(found), **own_answers}
 
 
-def _ours(row: MethodSummary) -> tuple[str, str, str]:
-    return metrics.SPEEDUP.shown(row), metrics.MAT.shown(row), metrics.TOKENS.shown(row)
+def _own_cells(row: MethodSummary) -> tuple[str, str, str]:
+    return metrics.SPEEDUP.format(row), metrics.MAT.format(row), metrics.TOKENS.format(row)

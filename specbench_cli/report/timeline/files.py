@@ -41,7 +41,7 @@ def write_lanes(run: RecordSource, found: Sequence[OutputComparison], folder: Pa
     for own in lanes:
         by_turn.setdefault(own.turn, []).append(own)
     files: list[Path] = []
-    with style.applied():
+    with style.figure_style():
         for turn, some in by_turn.items():
             figure = draw_lanes(some, style.PAGE_IN, _STEPS)
             if figure is not None:

@@ -325,7 +325,7 @@ def export(head: DraftHead, config: LlamaConfig, folder: Path, facts: dict[str, 
         config: the result of `make_head_config`.
         facts: entries under the key "specbench" of config.json.
     """
-    vocabulary = {} if head.says is None else {"draft_vocab_size": len(head.says)}
+    vocabulary = {} if head.draft_ids is None else {"draft_vocab_size": len(head.draft_ids)}
     entries = config.to_diff_dict() | {
         **head.file_config(),
         **vocabulary,

@@ -20,7 +20,11 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from methods._heads.module import DraftHead, ParallelHead, get_head_classes
 from methods._heads.recipe import Objective
 from specbench_cli import files
-from specbench_cli.engine.models.checkpoint import ConfigFacts, config_facts, read_tokenizer
+from specbench_cli.engine.models.checkpoint import (
+    CheckpointFacts,
+    read_checkpoint_facts,
+    read_tokenizer,
+)
 from specbench_cli.engine.models.head import NORMED, FeatureHead, LookAhead
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
@@ -361,8 +365,8 @@ class HeadTrainer:
         return load_model(self.target, self.device)
 
     @cached_property
-    def _config_facts(self) -> ConfigFacts:
-        return config_facts(self.target)
+    def _config_facts(self) -> CheckpointFacts:
+        return read_checkpoint_facts(self.target)
 
     @cached_property
     def _target_sha256(self) -> str:

@@ -32,11 +32,13 @@ def run(capsys, tmp_path, monkeypatch):
 @pytest.fixture
 def few(monkeypatch):
     """No round is longer than three prompts, however fast the machine is."""
-    fits = TimeEstimates.fits
-    monkeypatch.setattr(TimeEstimates, "fits", lambda pace, rows, s: min(3, fits(pace, rows, s)))
-    monkeypatch.setattr(TimeEstimates, "confirmation", lambda *_: (3, 60.0))
-    monkeypatch.setattr(search, "SETTINGS", 2)
-    monkeypatch.setattr(search, "LEAST_HELD_OUT", 3)
+    fits = TimeEstimates.max_prompts
+    monkeypatch.setattr(
+        TimeEstimates, "max_prompts", lambda pace, rows, s: min(3, fits(pace, rows, s))
+    )
+    monkeypatch.setattr(TimeEstimates, "plan_confirmation", lambda *_: (3, 60.0))
+    monkeypatch.setattr(search, "MAX_SETTINGS", 2)
+    monkeypatch.setattr(search, "MIN_HELD_OUT", 3)
     monkeypatch.setattr(warm_up, "WARM_UP_ROUNDS", 1)
 
 
@@ -77,10 +79,12 @@ def test_own_traffic_ends_with_a_recommendation_and_lines_or_with_none(run, few,
 
 
 def test_what_stops_it_says_how_to_go_on(run, few, tmp_path, monkeypatch):
-    monkeypatch.setattr(search.Rounds, "_run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(
+        search.RoundRunner, "_run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
     code, _, err = run("-m", "pld", *SMALL, "--out", "here")
     assert code == 130
-    assert "to go on: specbench recommend --resume here" in err
+    assert "to resume: specbench recommend --resume here" in err
 
 
 REFUSED = [
@@ -99,10 +103,14 @@ REFUSED = [
     (["-m", "hf:assisted"], "hf:assisted is another program's", "specbench run"),
     (["-m", "psl"], "no method 'psl'; did you mean", "specbench list methods"),
     (["-m", "vanilla"], "there is nothing to choose from", "-m sps,pld"),
-    (["--costs", "gone.json"], "no such file of costs: gone.json", "specbench predict --probe"),
-    (["--force"], "--force is for a recommendation that is resumed", "--resume DIR --force"),
+    (
+        ["--costs", "gone.json"],
+        "the file of costs gone.json does not exist",
+        "specbench predict --probe",
+    ),
+    (["--force"], "--force needs --resume", "--resume DIR --force"),
     (["--resume", "gone"], "gone holds no recommendation", "specbench recommend"),
-    (["--resume", "gone", "--seed", "1"], "drop --seed", "--resume DIR"),
+    (["--resume", "gone", "--seed", "1"], "omit --seed", "--resume DIR"),
 ]
 
 

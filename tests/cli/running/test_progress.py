@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from specbench_cli.commands._progress import (
-    BUSY,
-    Bar,
-    JsonLines,
-    Lines,
+    NOISE_WARNING,
+    BarDisplay,
+    JsonDisplay,
     LiveSpeedups,
-    duration,
-    how_far,
+    LogDisplay,
+    format_duration,
+    format_progress,
     make_progress,
 )
 from specbench_cli.measure.eta import estimate_report_seconds
@@ -43,7 +43,7 @@ def record(label="sps", prompt="mini/1", ns=100, tokens=10, **changes):
 
 def test_a_bar_makes_place_for_that_of_another_process(tmp_path, monkeypatch):
     stopped = []
-    with Bar() as bar:
+    with BarDisplay() as bar:
         bar.started(3, 0, tmp_path)
         monkeypatch.setattr(bar._bar, "stop", lambda: stopped.append(True))
         bar.hand_over()
@@ -66,7 +66,7 @@ def test_rows_of_another_engine_are_over_its_own_vanilla():
 
 
 def test_a_line_has_the_best_speedups_and_how_many_more_there_are():
-    view = Lines()
+    view = LogDisplay()
     view.speedups = {f"m{n}": float(n) for n in range(1, 9)}
     assert view.line() == "m8 8.00x  m7 7.00x  m6 6.00x  m5 5.00x  m4 4.00x  m3 3.00x  and 2 slower"
 
@@ -85,7 +85,7 @@ def test_cells_without_a_time_do_not_count(lost):
 
 
 def test_dry_run_prints_the_plan_as_its_result(capsys):
-    Lines(dry_run=True).planned(PLAN)
+    LogDisplay(dry_run=True).planned(PLAN)
     lines = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
     assert lines["methods"] == "vanilla; sps length=5"
     assert lines["tasks"] == "mini: 12 questions, 14 prompts"
@@ -93,13 +93,13 @@ def test_dry_run_prints_the_plan_as_its_result(capsys):
 
 
 def test_plan_of_a_real_run_is_not_its_result(capsys):
-    Lines().planned(PLAN)
+    LogDisplay().planned(PLAN)
     assert capsys.readouterr().out == ""
 
 
 def test_log_gets_a_line_a_stage_and_a_prompt(capsys):
     now = 0.0
-    view = Lines(clock=lambda: now, stamp=lambda: f"{now:.0f} s")
+    view = LogDisplay(clock=lambda: now, stamp=lambda: f"{now:.0f} s")
     view.started(4, 0, Path("runs/x"))
     view.stage("warming up 2 rows")
     view.show_record(record("vanilla", "a", ns=200))
@@ -115,7 +115,7 @@ def test_log_gets_a_line_a_stage_and_a_prompt(capsys):
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.splitlines() == [
-        "0 s 4 cells (a prompt by a method each), in runs/x",
+        "0 s 4 outputs (prompts x methods x repeats), in runs/x",
         "0 s warming up 2 rows",
         "0 s prompt 1 of 2 done",
         "61 s prompt 1 of 2 done, about 30 s left  62% other CPU, repeat 2 of 3  sps 2.00x",
@@ -125,14 +125,14 @@ def test_log_gets_a_line_a_stage_and_a_prompt(capsys):
 
 
 def test_what_helps_against_noise_is_said_once_while_the_run_lasts(capsys):
-    view = Lines()
+    view = LogDisplay()
     for text in ("62% other CPU, repeat 2 of 3", "quiet", "62% other CPU, times kept"):
         view.window(0.5, text)
     assert capsys.readouterr().err == ""
     for _ in range(2):
         view.window(0.62, f"62% other CPU, {TIMES_VOID}")
-    assert capsys.readouterr().err == f"{BUSY}\n"
-    Lines(part=True).window(0.62, f"62% other CPU, {TIMES_VOID}")  # the first pass has said it
+    assert capsys.readouterr().err == f"{NOISE_WARNING}\n"
+    LogDisplay(part=True).window(0.62, f"62% other CPU, {TIMES_VOID}")  # the first pass has said it
     assert capsys.readouterr().err == ""
 
 
@@ -141,20 +141,20 @@ def test_what_helps_against_noise_is_said_once_while_the_run_lasts(capsys):
     [(0.2, "1 s"), (59, "59 s"), (61, "1 min 1 s"), (3599, "1 h 0 min"), (11400, "3 h 10 min")],
 )
 def test_time_is_said_as_a_person_says_it(seconds, said):
-    assert duration(seconds) == said
+    assert format_duration(seconds) == said
 
 
 def test_part_of_a_run_is_named_and_what_the_time_left_is_of():
-    assert how_far(PromptProgress("pass 2 of 3", 5, 12, 42)) == (
+    assert format_progress(PromptProgress("pass 2 of 3", 5, 12, 42)) == (
         "pass 2 of 3, prompt 5 of 12 done, about 42 s left"
     )
-    assert how_far(PromptProgress("tuning", 1, 4, 9)).endswith("about 9 s left of tuning")
-    assert how_far(PromptProgress("", 0, 12, 42)) == "prompt 1 of 12, about 42 s left"
+    assert format_progress(PromptProgress("tuning", 1, 4, 9)).endswith("about 9 s left of tuning")
+    assert format_progress(PromptProgress("", 0, 12, 42)) == "prompt 1 of 12, about 42 s left"
 
 
 @pytest.mark.parametrize("part", ["", "pass 2 of 3"])
 def test_the_time_left_counts_the_report_which_a_tuning_has_not(part, capsys):
-    view = JsonLines(start_s=6.0)
+    view = JsonDisplay(start_s=6.0)
     view.planned(PLAN)
     for named in (part, TUNING):
         view.prompt(PromptProgress(named, 1, 4, 9.0))
@@ -164,8 +164,8 @@ def test_the_time_left_counts_the_report_which_a_tuning_has_not(part, capsys):
 
 
 def test_resumed_run_says_what_is_there(capsys):
-    Lines().started(10, 4, Path("runs/x"))
-    said = r"\d\d:\d\d:\d\d 10 cells \(a prompt .*\), 4 of them done already, in runs/x\n"
+    LogDisplay().started(10, 4, Path("runs/x"))
+    said = r"\d\d:\d\d:\d\d 10 outputs \(prompts .*\), 4 of them already measured, in runs/x\n"
     assert re.fullmatch(said, capsys.readouterr().err)
 
 
@@ -193,7 +193,7 @@ def test_json_events_are_a_line_each(capsys):
     assert view.flags() == ["--json"]
 
 
-@pytest.mark.parametrize("display", [Lines, JsonLines])
+@pytest.mark.parametrize("display", [LogDisplay, JsonDisplay])
 def test_pass_in_a_process_of_its_own_announces_nothing(display, capsys):
     view = display(part=True)
     view.planned(PLAN)
@@ -207,7 +207,7 @@ def test_bar_is_drawn_inside_the_callbacks_only(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     threads = threading.active_count()
     with make_progress(json=False) as view:
-        assert isinstance(view, Bar)
+        assert isinstance(view, BarDisplay)
         view.started(2, 0, Path("runs/x"))
         assert threading.active_count() == threads
         view.show_record(record("vanilla"))
@@ -224,4 +224,4 @@ def test_bar_is_drawn_inside_the_callbacks_only(capsys, monkeypatch):
 
 
 def test_log_is_chosen_where_stderr_is_no_terminal(capsys):
-    assert isinstance(make_progress(json=False), Lines)
+    assert isinstance(make_progress(json=False), LogDisplay)

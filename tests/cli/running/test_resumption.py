@@ -29,7 +29,10 @@ def test_a_resume_command_is_named_only_where_there_is_a_run(tmp_path, monkeypat
     place = tmp_path / "run"
     if kept:
         RunDir.create(place, {"schema": 9})
-    with pytest.raises(EnvironmentFault) as told, show_resume_command(place, View(), part=False):
+    with (
+        pytest.raises(EnvironmentFault) as told,
+        show_resume_command(place, View(), is_repeat=False),
+    ):
         raise fault
     assert (f"specbench run --resume {place}" in (told.value.hint or "")) == kept
 
@@ -39,6 +42,6 @@ def test_an_interrupt_names_a_run_only_where_there_is_one(tmp_path, kept):
     place, view = tmp_path / "run", View()
     if kept:
         RunDir.create(place, {"schema": 9})
-    with pytest.raises(KeyboardInterrupt), show_resume_command(place, view, part=False):
+    with pytest.raises(KeyboardInterrupt), show_resume_command(place, view, is_repeat=False):
         raise KeyboardInterrupt
-    assert view.said == ([f"to go on: specbench run --resume {place}"] if kept else [])
+    assert view.said == ([f"to resume: specbench run --resume {place}"] if kept else [])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specbench_cli import app
-from specbench_cli.commands.run import EPILOG, spelled_out
+from specbench_cli.commands.run import EPILOG, expand_tune
 from specbench_cli.report import figures as drawn
 from specbench_cli.store.run_dir import RunDir
 
@@ -93,7 +93,7 @@ def test_plan_of_a_tuned_run_tells_its_budget_and_its_questions(run):
     ],
 )
 def test_tune_alone_means_eight_candidates(args, words):
-    assert spelled_out(args) == words
+    assert expand_tune(args) == words
 
 
 @pytest.mark.parametrize(

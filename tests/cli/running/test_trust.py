@@ -12,7 +12,7 @@ import pytest
 
 from specbench_cli import app, python, registry
 from specbench_cli.audit import runner
-from specbench_cli.commands._progress import RunProgress
+from specbench_cli.commands._progress import ProgressDisplay
 from specbench_cli.config import permission, plugin_file
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
@@ -46,7 +46,7 @@ def fresh(monkeypatch, tmp_path):
     monkeypatch.setattr(registry, "_plugin_methods", {})
     forget()
     yield
-    plugin_file.release()
+    plugin_file.unpin_all()
 
 
 def forget():
@@ -99,7 +99,7 @@ def begin(plugin, folder):
     """Start a run and leave it unfinished."""
     config = RunConfig(methods=["vanilla", {"name": "own"}], plugins=[str(plugin)], **SMALL)
     registry.load_plugin(str(plugin))
-    execute.start_run(config, {}, folder, RunProgress())[1].release()
+    execute.start_run(config, {}, folder, ProgressDisplay())[1].release()
 
 
 def change(folder, **order):
@@ -131,7 +131,9 @@ def test_permitted_plug_in_runs_and_is_remembered(foreign_run, cli, monkeypatch)
     assert cli("run", "--resume", foreign_run, "--trust")[0] == 0
     assert ran(foreign_run) == "x"
     monkeypatch.setattr(permission, "_permitted", set())
-    assert all(each.granted for each in permission.plugins([str(foreign_run / "evil.py")]))
+    assert all(
+        each.is_granted for each in permission.plugin_requests([str(foreign_run / "evil.py")])
+    )
 
 
 @pytest.mark.parametrize("flags", [[], ["--trust"]])
@@ -165,14 +167,14 @@ def test_a_forged_checksum_in_the_manifest_is_not_a_permission(foreign_run, writ
 
 
 def test_permission_does_not_apply_to_a_copy_in_another_folder(foreign_run, tmp_path, cli):
-    permission.permit(permission.plugins([str(tmp_path / "there/evil.py")]))
+    permission.permit(permission.plugin_requests([str(tmp_path / "there/evil.py")]))
     assert cli("run", "--resume", foreign_run)[0] == 2
     assert ran(foreign_run) == ""
 
 
 def test_permission_of_a_linked_plug_in_applies_to_its_target(foreign_run, tmp_path, cli, write):
     permitted = foreign_run / "evil.py"
-    permission.permit(permission.plugins([str(permitted)]))
+    permission.permit(permission.plugin_requests([str(permitted)]))
     other = write(tmp_path / "other/evil.py")
     permitted.unlink()
     permitted.symlink_to(other)
@@ -181,7 +183,7 @@ def test_permission_of_a_linked_plug_in_applies_to_its_target(foreign_run, tmp_p
 
 
 def test_second_plug_in_of_a_folder_needs_its_own_permission(foreign_run, cli, write):
-    permission.permit(permission.plugins([str(foreign_run / "evil.py")]))
+    permission.permit(permission.plugin_requests([str(foreign_run / "evil.py")]))
     write(foreign_run / "more/second.py")
     change(foreign_run, plugins=[str(foreign_run / name) for name in ("evil.py", "more/second.py")])
     code, _, err = cli("run", "--resume", foreign_run)
@@ -191,7 +193,7 @@ def test_second_plug_in_of_a_folder_needs_its_own_permission(foreign_run, cli, w
 
 def test_resuming_from_python_is_refused_too(foreign_run):
     with pytest.raises(UsageError, match="did not permit"):
-        execute.resume_run(foreign_run, RunProgress())
+        execute.resume_run(foreign_run, ProgressDisplay())
     assert ran(foreign_run) == ""
     assert not (foreign_run / ".lock").exists()
 
@@ -408,7 +410,7 @@ def test_strange_run_that_tunes_over_a_key_is_refused(foreign_run, cli, monkeypa
 def test_every_parameter_that_names_an_environment_variable_is_asked_for():
     named = {
         name
-        for method in registry.ours()
+        for method in registry.built_in_methods()
         for name, field in registry.load(method).Params.model_fields.items()
         if "environment variable" in (field.description or "")
     }
@@ -437,16 +439,16 @@ def swap(monkeypatch, write):
 def test_plug_in_of_a_config_file_that_changes_after_its_check_is_the_checked_one(
     found, cli, swap, isolation
 ):
-    permission.permit(permission.plugins([str(found / "evil.py")]))
+    permission.permit(permission.plugin_requests([str(found / "evil.py")]))
     swap(found / "evil.py")
     assert cli("run", "--dry-run", "--isolation", isolation)[0] == 0
     assert set(ran(found)) == {"x"}
 
 
 def test_plug_in_of_a_run_that_changes_after_its_check_is_the_checked_one(foreign_run, swap):
-    permission.permit(permission.plugins([str(foreign_run / "evil.py")]))
+    permission.permit(permission.plugin_requests([str(foreign_run / "evil.py")]))
     swap(foreign_run / "evil.py")
-    plan, run_dir = execute.resume_run(foreign_run, RunProgress())
+    plan, run_dir = execute.resume_run(foreign_run, ProgressDisplay())
     run_dir.release()
     assert ran(foreign_run) == "x"
     assert run_dir.manifest["method_files"]["own"] in {
@@ -457,11 +459,11 @@ def test_plug_in_of_a_run_that_changes_after_its_check_is_the_checked_one(foreig
 def test_audit_s_processes_run_the_plug_in_that_was_read_first(tmp_path, write, monkeypatch):
     file = write(tmp_path / "own.py")
     monkeypatch.setattr(runner, "usable_cpus", lambda: 2)
-    plugin_file.hold(file)
+    plugin_file.pin(file)
     write(file, word="other")
     with pytest.raises(UsageError, match="there is no method"):
         list(runner.audit_all(["nosuch-a", "nosuch-b"], [str(file)]))
-    plugin_file.release()
+    plugin_file.unpin_all()
     assert set(ran(tmp_path)) == {"x"}
 
 

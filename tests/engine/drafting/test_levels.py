@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from specbench_cli.audit.models.table import TableDecoder
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.models.fused import FusedDecoder
-from specbench_cli.engine.models.hosted import TransformersDecoder
 from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.models.transformers_decoder import TransformersDecoder
 from specbench_cli.engine.peer_session import PeerSession
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine.models.decoder import Decoder
-from specbench_cli.engine.models.load import module_of
+from specbench_cli.engine.models.load import get_module
 from specbench_cli.engine.types import Tokens
 
 CLOSE = 1e-5
@@ -25,7 +25,7 @@ def some_ids(n: int, b: int = 1) -> Tensor:
 def own_logits(decoder: Any, ids: Tensor) -> Tensor:
     """Return the logits of transformers' module."""
     with torch.no_grad():
-        return module_of(decoder)(input_ids=ids).logits
+        return get_module(decoder)(input_ids=ids).logits
 
 
 def logits(decoder: Decoder, ids: Tensor, state: Any, **how: Any) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from specbench_cli.engine.models import load
-from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.engine.models.load import get_module, load_decoder
 from specbench_cli.engine.types import Tokens
 from specbench_cli.errors import EnvironmentFault, SpecbenchError
 
@@ -307,7 +307,7 @@ def test_every_config_key_is_computed_as_transformers_does_or_refused(
 def test_settings_of_other_families_are_not_refused(changed: Callable[..., Path]) -> None:
     folder = changed("llama", logits_scaling=3.0, sliding_window=None, embedding_multiplier=2.0)
     decoder = load_decoder(folder, name="target")
-    assert module_of(decoder).config.logits_scaling == 3.0
+    assert get_module(decoder).config.logits_scaling == 3.0
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.models.chains import Seq2SeqDecoder
+from specbench_cli.engine.models.chain_decoders import Seq2SeqDecoder
 from specbench_cli.engine.models.decoder import ChainsOnly
-from specbench_cli.engine.models.hosted import TransformersState
 from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.models.transformers_decoder import TransformersState
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
@@ -106,7 +106,7 @@ def test_a_request_begins_with_the_start_token_and_its_prefill_counts_the_questi
     tiny_checkpoint: Maker,
 ) -> None:
     target = load_decoder(tiny_checkpoint("t5"), name="target")
-    request = Request.of(target, "a", 1, [5, 6, 7], STOP)
+    request = Request.create(target, "a", 1, [5, 6, 7], STOP)
     assert (request.ids, request.source) == ((0,), ExtraInput(ids=(5, 6, 7)))
     session = Session(Workspace({"target": target}, 16), request, Sampling())
     session.prefill()

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.models import plan
+from specbench_cli.engine.models import forward_plan
 from specbench_cli.engine.models.attention import RotaryEmbedding
 from specbench_cli.engine.models.fused import FAMILIES, ROPE_TYPES, FusedDecoder
-from specbench_cli.engine.models.linear import FORM_VARIABLE
-from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.engine.models.linear import BACKEND_VARIABLE
+from specbench_cli.engine.models.load import get_module, load_decoder
 from specbench_cli.engine.types import Hidden, Tokens
 from tests.engine.models.feeding import (
     CLOSE,
@@ -67,7 +67,7 @@ def _by_torch_and_by_kernels_of_our_own(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which of both a machine takes is a rule on its processor."""
-    monkeypatch.setenv(FORM_VARIABLE, request.param)
+    monkeypatch.setenv(BACKEND_VARIABLE, request.param)
 
 
 def decoder_of(tiny_checkpoint: Maker, case: str, **load: Any) -> FusedDecoder:
@@ -83,7 +83,7 @@ def decoder_of(tiny_checkpoint: Maker, case: str, **load: Any) -> FusedDecoder:
 def test_positions_are_turned_as_transformers_turns_them(
     tiny_checkpoint: Maker, family: str, kind: str
 ) -> None:
-    module = module_of(load_decoder(tiny_checkpoint(family), name="target"))
+    module = get_module(load_decoder(tiny_checkpoint(family), name="target"))
     config = copy.deepcopy(module.config)
     config.rope_parameters = {"rope_type": kind, "rope_theta": 500.0, **ROPES.get(kind, {})}
     theirs = type(module.base_model.rotary_emb)(config)
@@ -106,7 +106,7 @@ def test_a_drafted_row_has_the_bits_that_it_has_alone(
     tiny_checkpoint: Maker, case: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By kernels of our own: what is verified in a chain is what plain decoding computes."""
-    monkeypatch.setenv(FORM_VARIABLE, "tiled")
+    monkeypatch.setenv(BACKEND_VARIABLE, "tiled")
     decoder, ids = decoder_of(tiny_checkpoint, case, dtype=dtype), some_ids(70)
     state = decoder.new_state(80)
 
@@ -141,7 +141,7 @@ def test_rope_variants_are_those_of_transformers(tiny_checkpoint: Maker, rope: s
 
 
 def test_packed_linears_give_the_same_logits(tiny_checkpoint: Maker) -> None:
-    decoder, ids = decoder_of(tiny_checkpoint, "llama biases", form="packed"), some_ids(20)
+    decoder, ids = decoder_of(tiny_checkpoint, "llama biases", backend="packed"), some_ids(20)
     state = decoder.new_state(20)
     found = [logits(decoder, ids[:, :14], state), logits(decoder, ids[:, 14:], state)]
     assert apart(torch.cat(found, 1), own_logits(decoder, ids)) <= CLOSE
@@ -253,7 +253,7 @@ def test_skipped_layer_is_as_if_it_were_not_there(tiny_checkpoint: Maker) -> Non
     state = decoder.new_state(20)
     found = [logits(decoder, ids[:, :8], state, skip=frozenset({1}))]
     found.append(logits(decoder, ids[:, 8:], state, skip=frozenset({1})))
-    module = module_of(decoder)
+    module = get_module(decoder)
     kept = [module.model.layers[0], module.model.layers[2]]
     h = module.model.embed_tokens(ids)
     turns = module.model.rotary_emb(h, torch.arange(12)[None])
@@ -280,7 +280,7 @@ def test_sublayers_that_are_passed_over_are_as_if_they_were_not_there(
     tiny_checkpoint: Maker, case: str, skip: tuple[Any, ...]
 ) -> None:
     decoder, ids = decoder_of(tiny_checkpoint, case), some_ids(24)
-    module = copy.deepcopy(module_of(decoder))
+    module = copy.deepcopy(get_module(decoder))
     over = {(at, kind) for at in range(3) for kind in ("attention", "mlp") if at in skip}
     over |= {each for each in skip if isinstance(each, tuple)}
     left = {}
@@ -324,7 +324,7 @@ def test_a_tree_past_sublayers_is_its_paths(tiny_checkpoint: Maker) -> None:
 
 def test_a_share_is_that_of_the_bytes_that_are_read(tiny_checkpoint: Maker) -> None:
     decoder = decoder_of(tiny_checkpoint, "qwen2")
-    module = module_of(decoder)
+    module = get_module(decoder)
 
     def size(part: Any) -> int:
         return sum(weight.numel() for weight in part.parameters())
@@ -352,11 +352,11 @@ def test_captured_layers_and_hidden_are_the_rows_that_leave_layers(tiny_checkpoi
     decoder, ids = decoder_of(tiny_checkpoint, "qwen3"), some_ids(12)
     out = decoder.forward(Tokens(ids), decoder.new_state(20), captured_layers=(0, 1, 2))
     with torch.no_grad():
-        expected = module_of(decoder)(input_ids=ids, output_hidden_states=True).hidden_states
+        expected = get_module(decoder)(input_ids=ids, output_hidden_states=True).hidden_states
     assert apart(out.aux_hidden_states[0], expected[1]) <= CLOSE
     assert apart(out.aux_hidden_states[1], expected[2]) <= CLOSE
     assert torch.equal(out.aux_hidden_states[2], out.hidden)
-    assert apart(module_of(decoder).model.norm(out.hidden), expected[3]) <= CLOSE
+    assert apart(get_module(decoder).model.norm(out.hidden), expected[3]) <= CLOSE
 
 
 def test_logits_come_for_the_rows_asked_for(tiny_checkpoint: Maker) -> None:
@@ -393,7 +393,7 @@ def test_the_same_text_gives_the_same_bits_again(tiny_checkpoint: Maker) -> None
 
 
 def test_kept_plans_are_bounded(tiny_checkpoint: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "MAX_PLANS", 4)
+    monkeypatch.setattr(forward_plan, "MAX_PLANS", 4)
     decoder, ids = decoder_of(tiny_checkpoint, "llama"), some_ids(12)
     state = decoder.new_state(20)
     found = [logits(decoder, ids[:, at : at + 1], state) for at in range(12)]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specbench_cli.engine.models.artifact import Artifact, ArtifactSpec
 from specbench_cli.engine.models.head import NORMED, features
-from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.engine.models.load import get_module, load_decoder
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
@@ -92,7 +92,7 @@ def test_normed_rows_through_the_output_matrix_are_the_logits(
 def test_embedded_ids_are_what_enters_the_first_layer(tiny_checkpoint: Maker, hosted: bool) -> None:
     decoder = load_decoder(tiny_checkpoint("llama"), name="target", host_module=hosted)
     ids = torch.arange(6)[None]
-    own = module_of(decoder).get_input_embeddings()(ids)
+    own = get_module(decoder).get_input_embeddings()(ids)
     torch.testing.assert_close(decoder.embed(ids), own)
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.models.hosted import TransformersDecoder
 from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.models.transformers_decoder import TransformersDecoder
 from specbench_cli.engine.types import ExtraInput, Hidden, Tokens
 from specbench_cli.errors import UsageError
 from tests.engine.models.feeding import (

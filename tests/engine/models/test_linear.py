@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from specbench_cli.engine.models.linear import FORM_VARIABLE, choose_form, linear
+from specbench_cli.engine.models.linear import BACKEND_VARIABLE, choose_backend, linear
 from specbench_cli.errors import UsageError
 
 CLOSE = 2e-6
@@ -34,23 +34,23 @@ def close(a: torch.Tensor, b: torch.Tensor) -> bool:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 6, 16, 300])
 @pytest.mark.parametrize(
-    ("form", "n_out"),
+    ("backend", "n_out"),
     [("packed", 320), ("blocked", 320), ("blocked", 336), ("blocked", 330), ("tiled", 322)],
 )
-def test_other_forms_agree_with_plain(form: str, n_out: int, rows: int, bias: bool) -> None:
+def test_other_forms_agree_with_plain(backend: str, n_out: int, rows: int, bias: bool) -> None:
     """336 are whole blocks of the wider kind, 320 of the other, 330 are none."""
     x, weight, b = problem(rows, bias, n_out)
-    plain, other = linear(weight, b, form="plain"), linear(weight, b, form=form)
+    plain, other = linear(weight, b, backend="plain"), linear(weight, b, backend=backend)
     assert close(other(x), plain(x))
     assert close(other(x, torch.empty(rows, n_out)), plain(x))
     residual = torch.randn(rows, n_out)
     assert close(other.add_to(residual.clone(), x), plain.add_to(residual.clone(), x))
 
 
-@pytest.mark.parametrize("form", ["plain", "tiled", "blocked", "packed"])
-def test_one_row_and_many_agree(form: str) -> None:
+@pytest.mark.parametrize("backend", ["plain", "tiled", "blocked", "packed"])
+def test_one_row_and_many_agree(backend: str) -> None:
     x, weight, b = problem(8, bias=True)
-    product = linear(weight, b, form=form)
+    product = linear(weight, b, backend=backend)
     assert close(torch.cat([product(row[None]) for row in x]), product(x))
 
 
@@ -59,7 +59,7 @@ def test_long_blocks_of_any_length_are_multiplied_in_few_heights_to_the_same_num
 ) -> None:
     x, weight, b = problem(520, bias=True)
     residual = torch.randn(520, 320)
-    product = linear(weight, b, form="packed")
+    product = linear(weight, b, backend="packed")
     cut = torch.cat([product(part) for part in x.split(20)])
     added = cut + residual
     heights = set()
@@ -76,54 +76,54 @@ def test_long_blocks_of_any_length_are_multiplied_in_few_heights_to_the_same_num
     assert heights == {*range(72, 137, 8), 256, 272, 288, 496, 512, 544}
 
 
-@pytest.mark.parametrize("form", ["plain", "tiled", "blocked", "packed"])
+@pytest.mark.parametrize("backend", ["plain", "tiled", "blocked", "packed"])
 @pytest.mark.parametrize("bias", [False, True])
-def test_product_is_right_and_fills_the_buffer_given(form: str, bias: bool) -> None:
+def test_product_is_right_and_fills_the_buffer_given(backend: str, bias: bool) -> None:
     x, weight, b = problem(5, bias)
     out = torch.empty(5, 320)
-    product = linear(weight, b, form=form)
+    product = linear(weight, b, backend=backend)
     assert product(x, out).data_ptr() == out.data_ptr()
     exact = x.double() @ weight.double() + (0 if b is None else b.double())
     assert close(out.double(), exact)
 
 
-@pytest.mark.parametrize("form", ["plain", "tiled"])
-def test_columns_are_views_and_packed_has_none(form: str) -> None:
+@pytest.mark.parametrize("backend", ["plain", "tiled"])
+def test_columns_are_views_and_packed_has_none(backend: str) -> None:
     _, weight, _ = problem(1, bias=False)
-    if form == "tiled":
+    if backend == "tiled":
         weight = weight.t().contiguous().t()
-    view = linear(weight, form=form).columns(10, 20)
+    view = linear(weight, backend=backend).columns(10, 20)
     assert view is not None
     assert torch.equal(view, weight[:, 10:20].t())
     assert view.untyped_storage().data_ptr() == weight.untyped_storage().data_ptr()
-    assert linear(weight, form="packed").columns(10, 20) is None
+    assert linear(weight, backend="packed").columns(10, 20) is None
 
 
 def test_variable_overrides_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     _, weight, _ = problem(1, bias=False)
-    for form in ("plain", "tiled", "blocked", "packed"):
-        monkeypatch.setenv(FORM_VARIABLE, form)
-        assert choose_form(weight) == form
-    monkeypatch.setenv(FORM_VARIABLE, "tiled")
-    assert choose_form(torch.empty(72, 320)) == choose_form(torch.empty(64, 321)) == "plain"
+    for backend in ("plain", "tiled", "blocked", "packed"):
+        monkeypatch.setenv(BACKEND_VARIABLE, backend)
+        assert choose_backend(weight) == backend
+    monkeypatch.setenv(BACKEND_VARIABLE, "tiled")
+    assert choose_backend(torch.empty(72, 320)) == choose_backend(torch.empty(64, 321)) == "plain"
 
 
 def test_unknown_form_in_the_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FORM_VARIABLE, "fast")
+    monkeypatch.setenv(BACKEND_VARIABLE, "fast")
     with pytest.raises(UsageError, match="SPECBENCH_LINEAR=fast is unknown; it can be plain"):
-        choose_form(torch.zeros(2, 2))
+        choose_backend(torch.zeros(2, 2))
 
 
 def test_rule_does_not_depend_on_when_it_is_asked() -> None:
     _, weight, _ = problem(1, bias=False)
-    assert len({choose_form(weight) for _ in range(5)}) == 1
+    assert len({choose_backend(weight) for _ in range(5)}) == 1
 
 
 def test_float16_is_always_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     half = torch.zeros(2048, 2048, dtype=torch.float16)
-    for form in ("", "packed", "widened"):
-        monkeypatch.setenv(FORM_VARIABLE, form)
-        assert choose_form(half) == "plain"
+    for backend in ("", "packed", "widened"):
+        monkeypatch.setenv(BACKEND_VARIABLE, backend)
+        assert choose_backend(half) == "plain"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_float16_is_always_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_rule_goes_by_maker_size_and_instructions(mkl, bfloat16, expected, monkeypatch):
-    monkeypatch.delenv(FORM_VARIABLE, raising=False)
+    monkeypatch.delenv(BACKEND_VARIABLE, raising=False)
     for name, value in (
         ("_can_pack", True),
         ("_can_pack_16", True),
@@ -152,16 +152,16 @@ def test_rule_goes_by_maker_size_and_instructions(mkl, bfloat16, expected, monke
         monkeypatch.setattr(f"specbench_cli.engine.models.linear.{name}", lambda value=value: value)
     shapes = ((512, 1023), (1024, 1024), (1024, 1025), (4096, 1026))
     matrices = [*(torch.empty(shape) for shape in shapes), torch.empty(1024, 256).bfloat16()]
-    assert tuple(map(choose_form, matrices)) == expected
+    assert tuple(map(choose_backend, matrices)) == expected
     tiny = torch.empty(63, 64)
-    assert {choose_form(tiny), choose_form(tiny.bfloat16())} == {"plain"}
+    assert {choose_backend(tiny), choose_backend(tiny.bfloat16())} == {"plain"}
 
 
 def test_bfloat16_is_widened_without_instructions_and_without_fbgemm(monkeypatch):
-    monkeypatch.delenv(FORM_VARIABLE, raising=False)
+    monkeypatch.delenv(BACKEND_VARIABLE, raising=False)
     for name in ("_can_pack_16", "_can_compile", "_multiplies_bfloat16"):
         monkeypatch.setattr(f"specbench_cli.engine.models.linear.{name}", lambda: False)
-    assert choose_form(torch.empty(1024, 256, dtype=torch.bfloat16)) == "widened"
+    assert choose_backend(torch.empty(1024, 256, dtype=torch.bfloat16)) == "widened"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -169,7 +169,7 @@ def test_rows_of_tiles_are_the_same_bits_in_any_block_by_any_number_of_threads(d
     """A token's products in plain decoding are those in any draft's verification."""
     torch.manual_seed(1)
     x, weight = torch.randn(60, 320).to(dtype), torch.randn(320, 1100).to(dtype)
-    product, threads = linear(weight, form="tiled"), torch.get_num_threads()
+    product, threads = linear(weight, backend="tiled"), torch.get_num_threads()
     alone = torch.cat([product(row[None]) for row in x])
     try:
         for count in (1, 2):
@@ -188,9 +188,9 @@ def test_numba_leaves_torch_as_many_threads_as_it_has() -> None:
         torch.set_num_threads(1)
         from specbench_cli.engine.models import kernels
         from specbench_cli.engine.models.linear import linear
-        kernels.ready()
+        kernels.compile_kernels()
         assert torch.get_num_threads() == 1
-        product = linear(torch.ones(16, 2), form="tiled")
+        product = linear(torch.ones(16, 2), backend="tiled")
         for n in (1, 2, 1):
             torch.set_num_threads(n)
             product(torch.ones(1, 16))
@@ -203,7 +203,7 @@ def test_weights_that_are_no_numbers_give_none_in_tiles_and_no_other_column_any(
     weight = torch.ones(64, 64)
     weight[3, 5], weight[9, 7] = torch.inf, torch.nan
     for dtype in (torch.float32, torch.bfloat16):
-        said = linear(weight.to(dtype), form="tiled")(torch.ones(2, 64, dtype=dtype))
+        said = linear(weight.to(dtype), backend="tiled")(torch.ones(2, 64, dtype=dtype))
         assert said[:, 5].isinf().all()
         assert said[:, 7].isnan().all()
         assert said.isfinite().sum() == 2 * 62
@@ -215,7 +215,7 @@ def test_rows_packed_in_16_bits_are_the_same_in_any_block_by_any_number_of_threa
     """
     torch.manual_seed(1)
     x, weight = torch.randn(40, 320).bfloat16(), torch.randn(320, 1100).bfloat16()
-    product, threads = linear(weight, form="packed16"), torch.get_num_threads()
+    product, threads = linear(weight, backend="packed16"), torch.get_num_threads()
     alone = torch.cat([product(row[None]) for row in x])
     try:
         for count in (1, 2):
@@ -236,31 +236,31 @@ def test_weights_of_any_size_keep_their_bits_in_float16(largest: int) -> None:
     """32 powers of two below the largest, with all of bfloat16's fractions."""
     fraction = 1 + torch.arange(128) / 128
     weight = (fraction * 2.0 ** (largest - torch.arange(32))[:, None]).bfloat16()
-    assert torch.equal(linear(weight, form="packed16")(torch.eye(32).bfloat16()), weight)
+    assert torch.equal(linear(weight, backend="packed16")(torch.eye(32).bfloat16()), weight)
 
 
 def test_smaller_weights_are_off_by_less_than_float32_sums_keep() -> None:
     weight = torch.tensor([[1.0], [1.1 * 2.0**-36]]).bfloat16()
-    held = linear(weight, form="packed16")(torch.eye(2).bfloat16())
+    held = linear(weight, backend="packed16")(torch.eye(2).bfloat16())
     assert (held - weight).abs().max() < 2.0**-40
 
 
 def test_weights_that_are_no_finite_numbers_give_no_finite_products() -> None:
     weight = torch.ones(64, 64).bfloat16()
     weight[3, 5] = torch.inf
-    assert not linear(weight, form="packed16")(torch.ones(1, 64).bfloat16()).isfinite().any()
+    assert not linear(weight, backend="packed16")(torch.ones(1, 64).bfloat16()).isfinite().any()
 
 
 @pytest.mark.parametrize(
-    "form", ["plain", "tiled", "packed16", "widened", *(["packed"] if AVX512 else [])]
+    "backend", ["plain", "tiled", "packed16", "widened", *(["packed"] if AVX512 else [])]
 )
 @pytest.mark.parametrize("bias", [False, True])
-def test_bfloat16_products_are_the_exact_ones_rounded_once_for_any_number_of_rows(form, bias):
+def test_bfloat16_products_are_the_exact_ones_rounded_once_for_any_number_of_rows(backend, bias):
     torch.manual_seed(0)
     x, weight = torch.randn(9, 256).bfloat16(), (torch.randn(256, 2100) / 16).bfloat16()
     b, residual = torch.randn(2100).bfloat16() if bias else None, torch.randn(9, 2100).bfloat16()
     exact = x.double() @ weight.double() + (0 if b is None else b.double())
-    product = linear(weight, b, form=form)
+    product = linear(weight, b, backend=backend)
     for rows in (1, 2, 3, 8, 9):
         out = torch.empty(rows, 2100, dtype=torch.bfloat16)
         assert product(x[:rows], out).data_ptr() == out.data_ptr()

@@ -15,28 +15,28 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
-from specbench_cli.engine.models.chains import RecurrentDecoder, Seq2SeqDecoder
+from specbench_cli.engine.models.chain_decoders import RecurrentDecoder, Seq2SeqDecoder
 from specbench_cli.engine.models.checkpoint import (
     _POSITIVE_INTS,
     PLAIN_TOKENIZERS,
     CompleteConfig,
-    config_facts,
+    read_checkpoint_facts,
     read_config,
     read_decoder_config,
     read_tokenizer,
 )
 from specbench_cli.engine.models.fused import FusedDecoder, fits
-from specbench_cli.engine.models.hosted import TransformersDecoder
 from specbench_cli.engine.models.layers import tensor_shapes
-from specbench_cli.engine.models.linear import FORM_VARIABLE
+from specbench_cli.engine.models.linear import BACKEND_VARIABLE
 from specbench_cli.engine.models.load import (
     FusedCopy,
+    get_module,
     load_decoder,
+    load_module,
     module_bytes,
-    module_in,
-    module_of,
     restrict_output,
 )
+from specbench_cli.engine.models.transformers_decoder import TransformersDecoder
 from specbench_cli.engine.types import Tokens
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.models import resolve
@@ -120,7 +120,7 @@ def test_what_a_config_leaves_to_defaults_or_to_checks_is_transformers_to_say(
     folder = copy_of(tiny_checkpoint("llama"))
     said = json.loads((folder / "config.json").read_text()) | change
     said = {name: value for name, value in said.items() if value is not LEFT_OUT}
-    assert CompleteConfig.of(said) is None
+    assert CompleteConfig.from_values(said) is None
     (folder / "config.json").write_text(json.dumps(said))
     with suppress(EnvironmentFault):  # some of these are none of its either
         assert isinstance(read_decoder_config(folder), PreTrainedConfig)
@@ -142,7 +142,7 @@ def test_a_tokenizer_is_the_one_that_transformers_chooses(
     assert ours.special_tokens_map == theirs.special_tokens_map
 
 
-KINDS = {
+DTYPES = {
     **dict.fromkeys(("gemma2", "gemma3", "phi3", "olmo2", "gpt2", "mixtral"), TransformersDecoder),
     "llava": TransformersDecoder,
     "mamba2": RecurrentDecoder,
@@ -150,11 +150,11 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("family", DTYPES)
 def test_other_families_run_hosted(tiny_checkpoint: Maker, family: str) -> None:
     decoder = load_decoder(tiny_checkpoint(family), name="target")
-    assert type(decoder) is KINDS[family]
-    assert module_of(decoder) is decoder.module
+    assert type(decoder) is DTYPES[family]
+    assert get_module(decoder) is decoder.module
     assert module_bytes(decoder) == 0
 
 
@@ -173,7 +173,7 @@ def test_upcast_of_the_stored_halves_is_the_model(tiny_checkpoint: Maker, family
     decoder = load_decoder(folder, name="target")
     with torch.no_grad():
         expected = upcast(input_ids=ids).logits
-        assert torch.equal(module_of(decoder)(input_ids=ids).logits, expected)
+        assert torch.equal(get_module(decoder)(input_ids=ids).logits, expected)
     out = decoder.forward(Tokens(ids), decoder.new_state(20), logits_at="all")
     assert out.logits is not None
     assert (out.logits - expected).abs().max() <= 1e-5
@@ -187,25 +187,25 @@ def test_shards_are_read_like_one_file(tiny_checkpoint: Maker) -> None:
         decoder = load_decoder(folder, name="target")
         found.append(decoder.forward(Tokens(some_ids(9)), decoder.new_state(9)).logits)
     assert torch.equal(*found)
-    assert config_facts(whole).parameters == config_facts(sharded).parameters
+    assert read_checkpoint_facts(whole).parameters == read_checkpoint_facts(sharded).parameters
 
 
-@pytest.mark.parametrize("form", ["plain", "tiled"])
+@pytest.mark.parametrize("backend", ["plain", "tiled"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tied", [False, True])
 def test_module_shares_what_is_kept_in_the_checkpoint_order(
     tiny_checkpoint: Maker,
     dtype: torch.dtype,
     tied: bool,
-    form: str,
+    backend: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(FORM_VARIABLE, form)
+    monkeypatch.setenv(BACKEND_VARIABLE, backend)
     folder = tiny_checkpoint("llama", tie_word_embeddings=tied)
     decoder = load_decoder(folder, name="target", dtype=dtype)
     assert isinstance(decoder, FusedDecoder)
-    module = module_of(decoder)
-    assert module is module_of(decoder)
+    module = get_module(decoder)
+    assert module is get_module(decoder)
     assert not module.training
 
     def place(tensor: Tensor) -> int:
@@ -218,27 +218,27 @@ def test_module_shares_what_is_kept_in_the_checkpoint_order(
     # pairs of a rotation lie side by side in float32 where torch turns them, so queries and keys
     # are in our order there
     shared = place(layer.self_attn.q_proj.weight) == place(ours.qkv.weight)
-    assert shared == (dtype == torch.bfloat16 or form == "tiled")
+    assert shared == (dtype == torch.bfloat16 or backend == "tiled")
     storages = {place(w): w.untyped_storage().nbytes() for w in module.parameters()}
-    own = {place(w): w for w in decoder.weights.shared().values()}
+    own = {place(w): w for w in decoder.weights.shared_tensors().values()}
     extra = sum(size for at, size in storages.items() if at not in own)
     assert module_bytes(decoder) == extra
 
 
 def test_packed_decoder_says_that_its_module_holds_all_twice(tiny_checkpoint: Maker) -> None:
     folder = tiny_checkpoint("llama")
-    packed = load_decoder(folder, name="target", form="packed")
-    plain = load_decoder(folder, name="target", form="plain")
+    packed = load_decoder(folder, name="target", backend="packed")
+    plain = load_decoder(folder, name="target", backend="plain")
     assert packed.weight_bytes == plain.weight_bytes
     assert module_bytes(packed) > 2 * module_bytes(plain)
     with torch.no_grad():
         ids = some_ids(9)
-        assert torch.equal(module_of(packed)(ids).logits, module_of(plain)(ids).logits)
+        assert torch.equal(get_module(packed)(ids).logits, get_module(plain)(ids).logits)
 
 
 def test_weight_bytes_counts_what_is_held(tiny_checkpoint: Maker) -> None:
     folder = tiny_checkpoint("llama")
-    facts = config_facts(folder)
+    facts = read_checkpoint_facts(folder)
     assert load_decoder(folder, name="t").weight_bytes == 4 * facts.parameters
     half = load_decoder(folder, name="t", dtype=torch.bfloat16)
     norms = (2 * facts.n_layers + 1) * facts.hidden_size  # which a CPU multiplies in float32
@@ -250,8 +250,8 @@ def test_generation_config_is_the_one_on_disk(
 ) -> None:
     folder = copy_of(tiny_checkpoint("llama"))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 5]}))
-    assert module_of(load_decoder(folder, name="t")).generation_config.eos_token_id == [1, 5]
-    assert config_facts(folder).eos == {1, 5}
+    assert get_module(load_decoder(folder, name="t")).generation_config.eos_token_id == [1, 5]
+    assert read_checkpoint_facts(folder).eos == {1, 5}
 
 
 def test_eos_falls_back_to_the_config(
@@ -259,12 +259,12 @@ def test_eos_falls_back_to_the_config(
 ) -> None:
     folder = copy_of(tiny_checkpoint("llama"))
     (folder / "generation_config.json").unlink()
-    assert config_facts(folder).eos == {1}
+    assert read_checkpoint_facts(folder).eos == {1}
 
 
 def test_facts_describe_the_files(tiny_checkpoint: Maker) -> None:
     folder = tiny_checkpoint("gpt2", dtype=torch.float16)
-    facts = config_facts(folder)
+    facts = read_checkpoint_facts(folder)
     weights = load_file(folder / "model.safetensors")
     assert (facts.family, facts.vocab_size, facts.n_layers) == ("gpt2", 197, 3)
     assert (facts.hidden_size, facts.max_positions, facts.dtype) == (64, 256, "F16")
@@ -276,7 +276,7 @@ def test_facts_describe_the_files(tiny_checkpoint: Maker) -> None:
 @pytest.mark.parametrize("family", ["t5", "bart", "llava", "mamba2", "jamba"])
 def test_facts_are_of_the_part_that_writes_text(tiny_checkpoint: Maker, family: str) -> None:
     folder = tiny_checkpoint(family)
-    facts, decoder = config_facts(folder), load_decoder(folder, name="target")
+    facts, decoder = read_checkpoint_facts(folder), load_decoder(folder, name="target")
     assert (facts.family, facts.vocab_size, facts.eos) == (family, 197, {1})
     assert facts.n_layers == decoder.n_layers
     assert facts.hidden_size == decoder.hidden_size
@@ -364,7 +364,7 @@ def test_a_damaged_checkpoint_is_one_clear_error(
     data = content if isinstance(content, bytes) else json.dumps(content).encode()
     (folder / file).write_bytes(data)
     with pytest.raises(EnvironmentFault, match=says):
-        config_facts(folder)
+        read_checkpoint_facts(folder)
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ def test_config_that_describes_other_weights_is_refused(
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(EnvironmentFault, match=says):
-        assert config_facts(folder) and load_decoder(folder, name="target")
+        assert read_checkpoint_facts(folder) and load_decoder(folder, name="target")
 
 
 @pytest.mark.parametrize("model_type", ["llama", "theirs"])
@@ -410,7 +410,7 @@ def test_code_beside_a_checkpoints_weights_never_runs(
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     if model_type == "theirs":
         with pytest.raises(EnvironmentFault, match="cannot read"):
-            config_facts(folder)
+            read_checkpoint_facts(folder)
     else:
         assert load_decoder(folder, name="target")
     assert not ran.exists()
@@ -459,7 +459,7 @@ def cut_copy(tmp_path: Path) -> Callable[[Path], Path]:
     """A copy of a checkpoint whose output says `SAYS` alone."""
 
     def make(folder: Path) -> Path:
-        restrict_output(module_in(folder, CPU, torch.float32), SAYS).save_pretrained(
+        restrict_output(load_module(folder, CPU, torch.float32), SAYS).save_pretrained(
             tmp_path / "cut"
         )
         return tmp_path / "cut"
@@ -475,7 +475,7 @@ def test_a_cut_output_says_of_its_ids_what_the_whole_one_says(
     whole, ids = tiny_checkpoint(family, tie_word_embeddings=tied), some_ids(9)
     folder = cut_copy(whole)
     with torch.no_grad():
-        expected = module_in(whole, CPU, torch.float32)(ids).logits
+        expected = load_module(whole, CPU, torch.float32)(ids).logits
     fused, hosted = (load_decoder(folder, name="d", host_module=host) for host in (False, True))
     assert isinstance(fused, FusedDecoder)
     published = FusedCopy(fused)
@@ -488,7 +488,7 @@ def test_a_cut_output_says_of_its_ids_what_the_whole_one_says(
         again = decoder.unembed(decoder.norm(said.hidden))
         assert torch.equal(again.isfinite(), said.logits.isfinite())
     with torch.no_grad():
-        assert torch.equal(module_of(fused)(ids).logits, module_of(hosted)(ids).logits)
+        assert torch.equal(get_module(fused)(ids).logits, get_module(hosted)(ids).logits)
 
 
 def test_a_cut_output_costs_its_rows_alone(

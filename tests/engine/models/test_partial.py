@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench_cli.audit.models.tiny import VOCAB, tiny_models
-from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.audit.models.tiny import VOCAB, create_tiny_models
+from specbench_cli.engine.models.load import get_module, load_decoder
 from specbench_cli.engine.models.meter import Meter, Metered
 from specbench_cli.engine.paused_forward import PausedForward
 from specbench_cli.engine.types import Draft, Hidden, Tokens
@@ -79,7 +79,7 @@ def test_early_logits_are_the_exit_rows_through_the_models_own_end(
 ) -> None:
     target = metered(tiny_checkpoint, family, hosted=hosted)
     decoder, ids = target.decoder, some_ids(9)
-    module = module_of(decoder)
+    module = get_module(decoder)
     with torch.no_grad():
         left = module(input_ids=ids, output_hidden_states=True).hidden_states
     for layer in range(1, target.n_layers):
@@ -126,7 +126,7 @@ def test_an_exit_behind_no_layer_is_refused(tiny_checkpoint: Maker, layer: int) 
 def test_a_score_in_two_halves_is_the_score(parents: tuple[int, ...] | None) -> None:
     found = []
     for halved in (False, True):
-        session = tiny_models().open(5, Sampling())
+        session = create_tiny_models().open(5, Sampling())
         session.reserve(8)
         session.prefill()
         draft = Draft(torch.tensor([7, 8, 9]), parents)
@@ -142,7 +142,7 @@ def test_a_score_in_two_halves_is_the_score(parents: tuple[int, ...] | None) -> 
 
 
 def test_a_score_ends_once_it_was_begun() -> None:
-    session = tiny_models().open(5, Sampling())
+    session = create_tiny_models().open(5, Sampling())
     session.prefill()
     half = session.begin_score(session.chain(()), 1)
     with pytest.raises(MethodFault, match="was left that said nothing"):
@@ -244,7 +244,7 @@ def test_a_forward_that_ends_early_counts_as_one_by_its_share(tiny_checkpoint: M
         halted.exit_logits()
         halted.exit_early(copy=copy)
     trace = Trace.pack(target._meter.forwards)
-    assert trace.counted()[0] == 3
+    assert trace.count_forwards()[0] == 3
     none, copied = target._meter.forwards[1:4], target._meter.forwards[4:]
     assert [f.layers for f in none] == [(0, 1), (1, 2), (3, 3)]
     assert [f.role for f in none] == ["verify"] * 3
@@ -262,7 +262,7 @@ def test_a_halted_forward_does_not_go_back(tiny_checkpoint: Maker) -> None:
 
 
 def test_what_is_left_keeps_no_features() -> None:
-    session = tiny_models().open(5, Sampling())
+    session = create_tiny_models().open(5, Sampling())
     session.capture_layers((0,))
     session.prefill()
     half = session.begin_score(session.chain(()), 1)

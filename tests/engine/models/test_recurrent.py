@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from torch import Tensor
 
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.models.table import pair
-from specbench_cli.engine.models.chains import RecurrentDecoder
+from specbench_cli.audit.models.table import make_table_pair
+from specbench_cli.engine.models.chain_decoders import RecurrentDecoder
 from specbench_cli.engine.models.decoder import ChainsOnly
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.models.state import RecurrentState
@@ -78,7 +78,7 @@ class StopsAgainstLists(RuleBasedStateMachine):
     @invariant()
     def holds_what_the_last_stop_held(self) -> None:
         for seq in range(2):
-            assert (self.state.held(seq) or []) == self.stops[seq][-1]
+            assert (self.state.latest_cache(seq) or []) == self.stops[seq][-1]
             assert self.state.length(seq) == self.state.position(seq) == len(self.stops[seq][-1])
 
 
@@ -132,7 +132,7 @@ def test_what_is_kept_is_what_reading_from_scratch_gives(decoder: RecurrentDecod
         logits(decoder, part, state)
     state.rollback(0, 10)
     logits(decoder, ids[:, :10], fresh)
-    for ours, due in zip(state.held(0).layers, fresh.held(0).layers, strict=True):
+    for ours, due in zip(state.latest_cache(0).layers, fresh.latest_cache(0).layers, strict=True):
         for name, value in vars(due).items():
             kept = getattr(ours, name)
             pairs = (
@@ -219,7 +219,9 @@ def test_memory_is_that_of_the_stops_kept(tiny_checkpoint: Maker) -> None:
 
 
 def opened(**rest: object):
-    case = Case("equal", pair("equal", 5), Sampling(), budget=12, recurrent=frozenset({"target"}))
+    case = Case(
+        "equal", make_table_pair("equal", 5), Sampling(), budget=12, recurrent=frozenset({"target"})
+    )
     session = case.open(**rest)
     session.prefill()
     session.harness.forwards()
@@ -228,7 +230,7 @@ def opened(**rest: object):
 
 def due(session, n: int) -> list[int]:
     """What the target says next."""
-    other = Case("equal", pair("equal", 5), Sampling(), budget=12).open()
+    other = Case("equal", make_table_pair("equal", 5), Sampling(), budget=12).open()
     other.prefill()
     while len(other.output()) < len(session.output()) + n:
         draft = other.chain(())
@@ -256,7 +258,7 @@ def test_a_step_takes_a_forward_to_the_root_and_one_over_the_draft() -> None:
 
 
 def test_logits_do_not_tell_a_recurrent_target_from_another() -> None:
-    plain = Case("equal", pair("equal", 5), Sampling(), budget=12).open()
+    plain = Case("equal", make_table_pair("equal", 5), Sampling(), budget=12).open()
     plain.prefill()
     session = opened()
     for ids in ([0, 1, 2], [3], [], [1, 1]):

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from specbench_cli.engine.models.checkpoint import config_facts, read_config, rotary_limit
-from specbench_cli.engine.models.hosted import cache_argument
-from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.engine.models.checkpoint import read_checkpoint_facts, read_config, rotary_limit
+from specbench_cli.engine.models.load import get_module, load_decoder
+from specbench_cli.engine.models.transformers_decoder import cache_argument
 from specbench_cli.engine.types import Tokens
 
 Maker = Callable[..., Path]
@@ -102,10 +102,10 @@ def test_facts_and_module_have_the_same_limit(tiny_checkpoint: Maker, kind: str)
     family, config = GROWING[kind]
     folder = tiny_checkpoint(family, **config)
     decoder = load_decoder(folder, name="target")
-    assert config_facts(folder).max_positions == LIMIT
+    assert read_checkpoint_facts(folder).max_positions == LIMIT
     assert kind.rpartition("-")[2] in decoder.limit
     with torch.inference_mode():
-        logits = module_of(decoder)(IDS).logits
+        logits = get_module(decoder)(IDS).logits
     torch.testing.assert_close(logits, token_by_token(folder), rtol=0, atol=1e-4)
 
 
@@ -128,7 +128,7 @@ def test_facts_and_module_have_the_same_limit(tiny_checkpoint: Maker, kind: str)
 def test_scaling_that_stays_has_no_limit(tiny_checkpoint: Maker, rope: dict[str, Any]) -> None:
     folder = tiny_checkpoint("llama", rope_parameters={"rope_theta": 1e4, **rope})
     assert rotary_limit(read_config(folder)) is None
-    assert config_facts(folder).max_positions == 256
+    assert read_checkpoint_facts(folder).max_positions == 256
 
 
 def test_rotary_parameters_per_layer_type_are_checked(tiny_checkpoint: Maker) -> None:

@@ -16,13 +16,13 @@ from torch import Tensor
 from methods.sps import Sps, SpsParams
 from specbench_cli import registry
 from specbench_cli.audit.enumeration import total_variation
-from specbench_cli.audit.models.table import pair as pair_of
+from specbench_cli.audit.models.table import make_table_pair as pair_of
 from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.verify import chain as verify
 from specbench_cli.engine.verify.grammar import GrammarMask, RequestGrammarMask
 from specbench_cli.engine.verify.sampling import Sampling, warp
-from tests.audit.faults.engine import likelier_stands, residual_from_p
-from tests.audit.faults.methods import GreedyDraft, UnwarpedLaw
+from tests.audit.faults.engine import accept_more_likely, residual_from_p
+from tests.audit.faults.methods import GreedyDraft, UnwarpedDistribution
 from tests.engine.verify.contexts import Matcher
 
 CONFIGURED = {
@@ -101,7 +101,7 @@ TREES = (
 
 def configured():
     """Every method that is lossless under rejection, with each of its parameters."""
-    for name, entry in registry.ours().items():
+    for name, entry in registry.built_in_methods().items():
         method = registry.load(name)
         for params in [] if entry.peer else CONFIGURED.get(name, [{}]):
             make = partial(method, method.Params(**params))
@@ -259,7 +259,7 @@ def test_block_verification_has_the_targets_distribution_as_well(
 # ---- planted faults: the same walk finds them ---------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", [UnwarpedLaw, GreedyDraft])
+@pytest.mark.parametrize("fault", [UnwarpedDistribution, GreedyDraft])
 def test_a_method_that_misstates_its_draft_distribution_is_found(
     distribution_of_method, pair, fault
 ):
@@ -273,7 +273,7 @@ def test_a_method_that_misstates_its_draft_distribution_is_found(
     [
         ("residual", residual_from_p),
         ("residual", lambda p, q: torch.where(p > q, p, 0.0).softmax(-1)),
-        ("rejection", likelier_stands),
+        ("rejection", accept_more_likely),
     ],
     ids=["rejected tokens redrawn from p", "residual not p - q", "accepted where p exceeds q"],
 )

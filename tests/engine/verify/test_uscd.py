@@ -16,7 +16,12 @@ from methods.sps import Sps, SpsParams
 from specbench_cli import registry
 from specbench_cli.audit.enumeration import total_variation
 from specbench_cli.audit.models.head import make_table_artifact
-from specbench_cli.audit.models.table import RecurrentTable, TableDecoder, make_exit_table, pair
+from specbench_cli.audit.models.table import (
+    RecurrentTable,
+    TableDecoder,
+    make_exit_table,
+    make_table_pair,
+)
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
@@ -24,7 +29,7 @@ from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Outcome
 from specbench_cli.engine.verify.sampling import Sampling, warp
 from specbench_cli.engine.verify.uscd import Contrast, normalized_std
-from specbench_cli.engine.verify.weakened import WeakenedPromptReader
+from specbench_cli.engine.verify.weakened_prompt import WeakenedPromptReader
 from specbench_cli.engine.workspace import Workspace
 
 PROMPT = (1, 0, 2, 1, 0)
@@ -148,7 +153,7 @@ def distribution_of(open_session, exact_law):
 
 
 def opened(open_session, sampling, budget=20, kind=Placed, seed=21):
-    tables = pair("near", seed=seed)
+    tables = make_table_pair("near", seed=seed)
     shared = workspace_of(tables, len(PROMPT) + budget + 16, kind)
     request = {"prompt": PROMPT, "sampling": sampling, "budget": budget}
     return tables, open_session(*tables, workspace=shared, **request)
@@ -160,7 +165,7 @@ def opened(open_session, sampling, budget=20, kind=Placed, seed=21):
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "pearl"])
 @pytest.mark.parametrize("heat", [1.0, 0.6])
 def test_under_a_contrast_the_distribution_is_the_contrasted_targets(distribution_of, name, heat):
-    tables, sampling = pair("near"), Sampling("rejection", heat, contrast=CONTRAST)
+    tables, sampling = make_table_pair("near"), Sampling("rejection", heat, contrast=CONTRAST)
     distribution, due = (
         distribution_of(build(name), tables, sampling),
         due_distribution(tables[0], sampling),
@@ -219,7 +224,7 @@ def test_a_target_that_keeps_no_rows_is_contrasted_alike(open_session, rule):
 
 
 def test_sequences_beside_each_other_are_contrasted_as_alone():
-    tables, n = pair("near"), 12
+    tables, n = make_table_pair("near"), 12
     prompts = [PROMPT, (2, 1), (0, 1, 2, 0, 1, 2, 2)]
     stop = StopRule(frozenset(), n)
     asked = [Request(f"table/{at}", 0, each, stop) for at, each in enumerate(prompts)]
@@ -292,7 +297,7 @@ def test_a_second_reading_that_forgets_the_draft_is_found(distribution_of, monke
     """The planted fault: all nodes are contrasted with what follows the root."""
     whole = WeakenedPromptReader._read
     forgets = lambda self, draft, n: whole(self, draft, n)[:1].expand(n, -1)  # noqa: E731
-    tables, sampling = pair("near"), Sampling("rejection", 1.0, contrast=CONTRAST)
+    tables, sampling = make_table_pair("near"), Sampling("rejection", 1.0, contrast=CONTRAST)
     monkeypatch.setattr(WeakenedPromptReader, "_read", forgets)
     distribution = distribution_of(Sps(SpsParams(length=2)), tables, sampling)
     assert total_variation(distribution, due_distribution(tables[0], sampling)) > 1e-3

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.models.table import pair
+from specbench_cli.audit.models.table import make_table_pair
 from specbench_cli.engine.models.meter import Meter
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.types import Forward, SentMessage
@@ -21,7 +21,7 @@ from specbench_cli.engine.workers.message import Message
 from specbench_cli.errors import MethodFault
 
 CPU = torch.device("cpu")
-CASE = Case("near", pair("near", 5), Sampling("coupled", 1.0, seed=4), budget=9)
+CASE = Case("near", make_table_pair("near", 5), Sampling("coupled", 1.0, seed=4), budget=9)
 
 
 class Silent(Drafter):

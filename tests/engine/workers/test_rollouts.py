@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specbench_cli.audit.enumeration import compute_distribution
 from specbench_cli.audit.models.table import TableDecoder, random_table
-from specbench_cli.audit.models.tiny import tiny_models
+from specbench_cli.audit.models.tiny import create_tiny_models
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.choosing import Chooser
@@ -124,7 +124,7 @@ def rows_due(model: Decoder, ids: Sequence[int]) -> Any:
 @RULES
 def test_after_every_outcome_the_states_rows_equal_recomputation(sampling: Sampling) -> None:
     """On a model with attention: reused windows, of which later only a part stands, and misses."""
-    model = tiny_models().workspace.decoders["draft"]
+    model = create_tiny_models().workspace.decoders["draft"]
     desk = desk_of(model, sampling, range(3, 12))
     rollouts, chance = Rollouts(desk, 4, 3), random.Random(2)
     (_, state), *_ = desk.states

@@ -21,7 +21,7 @@ from methods import pearl
 from methods.pearl import Pearl, PearlParams
 from specbench_cli import registry
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.models.table import pair
+from specbench_cli.audit.models.table import make_table_pair
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.request import Request
@@ -45,7 +45,7 @@ if HERE not in sys.path:
 from slow_tables import Echo, SlowTable, no_table  # noqa: E402
 
 NAP = 0.002
-TABLES = pair("near", 5)
+TABLES = make_table_pair("near", 5)
 RULES = {
     "greedy": Sampling(),
     "coupled": Sampling("coupled", 0.9, seed=1),
@@ -312,12 +312,12 @@ from functools import partial
 import torch
 from methods.pearl import Pearl, PearlParams
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.models.table import TableDecoder, pair
+from specbench_cli.audit.models.table import TableDecoder, make_table_pair
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workers.process import ProcessTransport
 
 if __name__ == "__main__":
-    case = Case("near", pair("near", 5), Sampling(), budget=1000)
+    case = Case("near", make_table_pair("near", 5), Sampling(), budget=1000)
     workspace, transport = case.create_workspace(), ProcessTransport()
     workspace.transport = transport
     workspace.decoder_factories = {{"draft": partial(TableDecoder, "draft", case.tables[1])}}

@@ -119,7 +119,7 @@ class FakeWorkers:
     def check_leaks(self, name):
         return WorkerResult({}, None, {"weight_bytes": 1, "state_bytes": 2, "again": {}})
 
-    def near_ties(self, name, known):
+    def find_near_ties(self, name, known):
         assert len({key[:2] for key in known.done}) == self.plan.n_prompts
         return {"outputs": 1, "positions": 1, "ties": 0, "expected": 0, "chances": []}
 
@@ -288,7 +288,7 @@ def test_a_worker_that_does_not_start_is_named_with_what_to_do(deal):
 
 
 def test_scheduling_ends_once_no_worker_has_a_method_beside_vanilla(plan, deal, monkeypatch):
-    monkeypatch.setattr(FakeWorkers, "near_ties", lambda *_: None)
+    monkeypatch.setattr(FakeWorkers, "find_near_ties", lambda *_: None)
 
     def drops(name, names):
         return AssignmentResult([], [], [], {"pld": "ValueError: no"}, None, judged=False)

@@ -57,7 +57,7 @@ def test_an_engines_rows_are_checked_by_ids_and_compared_with_its_own_vanilla(
     assert fast_row.mat > 2 and plain_row.mat is None
     ((place, kind),) = text.sections(summary.rows)
     assert summary.rows[place].engine and "compare engines by tok/s" in kind
-    lines = table.run_text(summary, table.Facts.of(outcome.manifest)).splitlines()
+    lines = table.run_text(summary, table.Facts.from_manifest(outcome.manifest)).splitlines()
     assert kind in lines
 
 

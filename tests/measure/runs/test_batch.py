@@ -8,10 +8,10 @@ from specbench_cli.errors import UsageError
 from specbench_cli.measure.view import PromptProgress
 from specbench_cli.plan import plan
 from specbench_cli.report.outputs import write_outputs
-from specbench_cli.report.reading import read_together
+from specbench_cli.report.report_data import read_runs
 from specbench_cli.report.terminal.table import load_lines
 from specbench_cli.store.run_dir import RunDir
-from specbench_cli.summary.load import load_rows, saturation
+from specbench_cli.summary.load import load_rows, saturation_notes
 from specbench_cli.summary.pairing import process_number
 
 pytestmark = pytest.mark.usefixtures("small_pair")
@@ -74,7 +74,7 @@ def test_requests_join_no_sooner_than_they_arrive(specbench):
         assert {record.verdict.kind for record in records} <= {"reference", "identical"}
         assert {record.turn for record in records} == {1}
     plain, _ = load_rows(outcome.records)
-    assert (plain.label, plain.requests, plain.offered) == ("vanilla", 4, 3 / 0.4)
+    assert (plain.label, plain.requests, plain.offered_rate) == ("vanilla", 4, 3 / 0.4)
     counts = [r.n_tokens for r in outcome.by_label("vanilla")]
     assert (plain.load, plain.tokens[0].tolist()) == ("burst:2:0.4", counts)
     text = "\n".join(line.plain for line in load_lines(load_rows(outcome.records)))
@@ -89,7 +89,7 @@ def test_several_rates_are_a_pass_each_of_one_process(specbench):
     assert by_load == {"poisson:40": 1, "poisson:80": 1001}
     assert {process_number(number) for number in by_load.values()} == {1}
     slow, fast = load_rows(outcome.records)
-    assert fast.offered == pytest.approx(2 * slow.offered)
+    assert fast.offered_rate == pytest.approx(2 * slow.offered_rate)
     parts = [each.part for each in outcome.log.said if isinstance(each, PromptProgress)]
     assert dict.fromkeys(parts) == dict.fromkeys(["load poisson:40", "load poisson:80"])
     reading = write_outputs(RunDir.open(outcome.path))
@@ -118,7 +118,7 @@ def test_a_sweep_and_other_runs_are_read_as_one(specbench):
     asked = {"batch": 2, "limit": 3, "max_new_tokens": 3}
     loads = ("poisson:40,80", "poisson:20", "poisson:80")
     runs = [RunDir.open(specbench(load=load, **asked).path) for load in loads]
-    found = read_together(runs)
+    found = read_runs(runs)
     rows = load_rows(found.records)
     met = [(row.label, row.load, row.requests, len(row.ttft)) for row in rows]
     assert met == [
@@ -130,7 +130,7 @@ def test_a_sweep_and_other_runs_are_read_as_one(specbench):
     assert rows[0].figures == alone.figures
     assert found.facts.runs == 3 and not found.facts.forced
     assert found.facts.load == "poisson:40,80 | poisson:20 | poisson:80"
-    assert len(saturation(rows)) == 1
+    assert len(saturation_notes(rows)) == 1
 
 
 @pytest.mark.parametrize(("load", "why"), [("poisson:x", "RATE must be"), ("trace:a", "read")])

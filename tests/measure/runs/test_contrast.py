@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.engine.models.load import get_module, load_decoder
 from specbench_cli.engine.verify.uscd import Contrast
 from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.models import resolve
-from specbench_cli.report.reading import read
+from specbench_cli.report.report_data import read_report_data
 from specbench_cli.store.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("small_pair")
@@ -38,7 +38,7 @@ def test_trees_too(specbench):
 def test_vanilla_is_the_contrast_in_a_loop_of_transformers(specbench):
     outcome = specbench(contrast=ASKED)
     checkpoint, contrast = resolve("embedded-7m"), Contrast(**ASKED)
-    module = module_of(load_decoder(checkpoint.path, name="target"))
+    module = get_module(load_decoder(checkpoint.path, name="target"))
     asked = {prompt.prompt_id: prompt.ids for prompt in outcome.prompts}
     for record in outcome.by_label("vanilla"):
         prompt, found = list(asked[record.prompt_id]), []
@@ -80,7 +80,7 @@ def test_the_manifest_has_all_of_it_and_the_header_says_so(specbench):
     outcome = specbench(contrast=ASKED, limit=1)
     held = {**ASKED, "floor": 0.1}
     assert outcome.manifest["config"]["effective"]["contrast"] == held
-    reading = read(RunDir.open(outcome.path))
+    reading = read_report_data(RunDir.open(outcome.path))
     header = " ".join(reading.facts.header({"mini": 1}, 100))
     assert "contrast beta=3,keep=0.1,below=1,floor=0.1" in header
 

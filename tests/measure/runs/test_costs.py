@@ -93,7 +93,9 @@ def rounds(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "MAX_PROMPTS", 1)
     told, go_on = [], module.InterleavedProbe.measure_round
     monkeypatch.setattr(
-        module.InterleavedProbe, "round", lambda between: (told.append("round"), go_on(between))
+        module.InterleavedProbe,
+        "measure_round",
+        lambda between: (told.append("round"), go_on(between)),
     )
     return told
 

@@ -9,13 +9,13 @@ import llguidance.hf
 import pytest
 import torch
 
-from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.engine.models.load import get_module, load_decoder
 from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
 from specbench_cli.measure.bench import load_tokenizer
 from specbench_cli.models import resolve
 from specbench_cli.plan import grammar as source
 from specbench_cli.plan.grammar import Grammar
-from specbench_cli.report.reading import read
+from specbench_cli.report.report_data import read_report_data
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.summary import text
 
@@ -65,7 +65,7 @@ def test_methods_give_constrained_vanillas_ids_and_all_that_is_complete_is_valid
 def test_what_the_budget_cuts_is_said_and_is_not_counted_as_valid(specbench, person):
     outcome = specbench("pld", grammar=person, tasks=["json"], limit=2, max_new_tokens=5)
     assert {(r.finish, r.valid) for r in outcome.records} == {("length", None)}
-    reading = read(RunDir.open(outcome.path))
+    reading = read_report_data(RunDir.open(outcome.path))
     (line,) = text.grammar(reading.summary, reading.facts)
     assert (
         line == "under grammar person.json: each row: 0 of 2 outputs complete; 2 cut by the budget"
@@ -76,7 +76,7 @@ def test_what_the_budget_cuts_is_said_and_is_not_counted_as_valid(specbench, per
 def test_vanilla_is_the_librarys_mask_in_a_loop_of_transformers(specbench, person):
     outcome = specbench(grammar=person, tasks=["json"], limit=2, max_new_tokens=48)
     checkpoint = resolve("embedded-7m")
-    module = module_of(load_decoder(checkpoint.path, name="target"))
+    module = get_module(load_decoder(checkpoint.path, name="target"))
     tokenizer = load_tokenizer(checkpoint)
     words = llguidance.hf.from_tokenizer(tokenizer)
     asked = {prompt.prompt_id: prompt.ids for prompt in outcome.prompts}
@@ -144,9 +144,9 @@ def test_a_text_is_held_against_each_kind_by_itself(tmp_path, name, holds, not_)
     (tmp_path / "words.gbnf").write_text('root ::= "a" digit\ndigit ::= [0-9]\n')
     (tmp_path / "digits.regex").write_text("[0-9]{3}\n")
     asked = Grammar.read(name if name == "json" else str(tmp_path / name))
-    assert asked.holds(holds)
-    assert not asked.holds(not_)
-    assert not asked.holds(holds[:-1])
+    assert asked.accepts(holds)
+    assert not asked.accepts(not_)
+    assert not asked.accepts(holds[:-1])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specbench_cli.errors import UsageError
-from specbench_cli.report.reading import read
+from specbench_cli.report.report_data import read_report_data
 from specbench_cli.report.terminal.table import run_text
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.summary.facts import Facts
@@ -62,7 +62,7 @@ def test_a_run_is_lossless_and_says_which_path_ran(specbench, pair, family, rule
     engines = {role: model["engine"] for role, model in outcome.manifest["models"].items()}
     assert set(engines) == {"target", "draft"}
     assert "FusedDecoder" not in engines.values()
-    reading = read(RunDir.open(outcome.path))
+    reading = read_report_data(RunDir.open(outcome.path))
     head = run_text(reading.summary, reading.facts)
     assert "target target (transformers' module)  draft draft (transformers' module)" in head
 
@@ -103,5 +103,5 @@ def test_what_forwards_cost_is_not_measured_on_chains_alone(specbench, folder):
 
 def test_our_own_decoder_needs_no_word():
     manifest = {"models": {"target": {"label": "t", "engine": "FusedDecoder"}, "draft": None}}
-    assert Facts.of(manifest).header({}, 100)[0].startswith("specbench ?  target t")
-    assert "module" not in "".join(Facts.of(manifest).header({}, 100))
+    assert Facts.from_manifest(manifest).header({}, 100)[0].startswith("specbench ?  target t")
+    assert "module" not in "".join(Facts.from_manifest(manifest).header({}, 100))

@@ -13,7 +13,7 @@ from specbench_cli.plan import tune
 from specbench_cli.predict.recommend import halving
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.summary.pairing import total_time
-from specbench_cli.summary.speedups import speedups
+from specbench_cli.summary.speedups import compute_speedups
 
 LONG = "The boats lay by the pier, and the harbour was quiet in the early morning. " * 6
 REFUSING = (
@@ -27,7 +27,7 @@ SILENT = (
 BAD = {
     "too long": (LONG, None, "mine/1, turn 2, has "),
     "template": ("A pineapple?", REFUSING, "the chat template of short refuses the conversation"),
-    "no token": ("A pineapple?", SILENT, "mine/1, turn 2 has no token: the tokenizer of short"),
+    "no token": ("A pineapple?", SILENT, "mine/1, turn 2 has no tokens: the tokenizer of short"),
     "no embedding": ("Call <|tool|>.", None, "mine/1, turn 2 has the token 4096, and short has"),
 }
 """For each kind of error: the second turn, the chat template, and the error in the record."""
@@ -109,7 +109,7 @@ def test_only_the_turn_with_a_prompt_error_fails(
     assert sum("the run continues without this turn" in note for note in outcome.log.notes) == 1
     cells = {label: outcome.by_label(label) for label in ("vanilla", "pld")}
     # A fifth of the turns failed, but these do not count as failures of the method.
-    assert speedups(cells, total_time, 100).of["pld"].ratio
+    assert compute_speedups(cells, total_time, 100).by_label["pld"].ratio
 
 
 @pytest.mark.parametrize("after", [1, 5, 9, 11])
@@ -132,7 +132,7 @@ def test_question_that_is_bad_from_the_start_is_refused_with_all_others_like_it(
     with pytest.raises(PromptError) as fault:
         specbench("pld", target=target(REFUSING), tasks=[str(file)], limit=None)
     assert fault.value.message.startswith("prompt mine/0 has ")
-    assert fault.value.message.endswith("(and 3 more cannot be asked: mine/2, mine/3, mine/4)")
+    assert fault.value.message.endswith("(and 3 more failed: mine/2, mine/3, mine/4)")
     assert fault.value.exit_code == ExitCode.USAGE
     assert not (specbench.path(1) / "records.jsonl").exists()
 

@@ -75,7 +75,7 @@ def test_line_is_filled_and_parses_as_its_engine_reads_it(engine, kind, method, 
 
 
 def test_every_method_is_one_of_ours_and_every_engine_names_its_version():
-    assert {method for _, _, method, _ in EVERY} <= registry.ours().keys()
+    assert {method for _, _, method, _ in EVERY} <= registry.built_in_methods().keys()
     assert [engine.name for engine in load_engines()] == [
         "vLLM", "SGLang", "TensorRT-LLM", "llama.cpp", "OpenVINO GenAI", "transformers"
     ]  # fmt: skip

@@ -161,21 +161,23 @@ def test_one_candidate_is_measured_once():
 
 
 def test_pace_learns_what_lies_around_outputs():
-    pace = TimeEstimates.of(RoundResult([record("vanilla", "mini/1", 1.0)], 6.0), 20)
-    assert (pace.round_s, pace.warm_s) == (pytest.approx(5.0), pytest.approx(2.0))
+    pace = TimeEstimates.from_pilot(RoundResult([record("vanilla", "mini/1", 1.0)], 6.0), 20)
+    assert (pace.round_overhead_s, pace.warm_s) == (pytest.approx(5.0), pytest.approx(2.0))
     done = [record(label, "mini/2", 1.0) for label in ("vanilla", "a")]
     pace.learn(RoundResult(done, 2.0 + 5.0 + 4.0 + 1.0), 1)
-    assert pace.around_s == pytest.approx(0.5)
-    assert pace.fits(["a"], 9.0 + 3.1) == 1
+    assert pace.output_overhead_s == pytest.approx(0.5)
+    assert pace.max_prompts(["a"], 9.0 + 3.1) == 1
 
 
 def test_a_confirmation_leaves_time_for_what_is_checked_behind_it():
     ns = Ns(total=10**9, prefill=5 * 10**8)
-    pace = TimeEstimates.of(RoundResult([record("vanilla", "mini/1", 1.0, ns=ns)], 6.0), 0, 20)
+    pace = TimeEstimates.from_pilot(
+        RoundResult([record("vanilla", "mini/1", 1.0, ns=ns)], 6.0), 0, 20
+    )
     assert (pace.check_s, pace.read_s) == (pytest.approx(2.0), pytest.approx(1.0))
-    prompts, limit = pace.confirmation(["a"], 5.0 + 2.0 + 30.0)
+    prompts, limit = pace.plan_confirmation(["a"], 5.0 + 2.0 + 30.0)
     assert (prompts, limit) == (10, pytest.approx(20.0))
-    assert pace.confirmation(["a"], 1.0)[0] == 0
+    assert pace.plan_confirmation(["a"], 1.0)[0] == 0
 
 
 ROW = SimpleNamespace(
@@ -218,12 +220,12 @@ def test_nothing_is_recommended_that_the_held_out_interval_does_not_prove(change
     kept = SimpleNamespace(choice=lambda label: SimpleNamespace(name="pld", params={}))
     confirmed = advice._confirmed(kept, row)
     assert confirmed["pays"] is chosen
-    outcome = SimpleNamespace(found=SimpleNamespace(trials={}))
+    outcome = SimpleNamespace(best=SimpleNamespace(trials={}))
     assert why in advice._explain([confirmed], confirmed if chosen else None, outcome)
 
 
 def asked(*methods, **more):
-    given = {"methods": list(methods) or registry.lossless(), "allow_noise": True, **more}
+    given = {"methods": list(methods) or registry.lossless_methods(), "allow_noise": True, **more}
     return load(
         from_command_line(given), None, methods=registry, env={}, folder=Path("/nonexistent")
     )
@@ -234,8 +236,8 @@ class TestRounds:
     """Rounds as runs, on a small pair."""
 
     def test_the_same_seed_gives_the_same_order_of_trials_and_prompts(self):
-        first, again = (search.prepare(*asked("sps", "pld", seed=3), 10) for _ in range(2))
-        other = search.prepare(*asked("sps", "pld", seed=4), 10)
+        first, again = (search.create_journal(*asked("sps", "pld", seed=3), 10) for _ in range(2))
+        other = search.create_journal(*asked("sps", "pld", seed=4), 10)
         assert (first.waves, first.search, first.held_out) == (
             again.waves,
             again.search,
@@ -246,40 +248,40 @@ class TestRounds:
         assert sorted(map(sorted, first.waves[:1])) == sorted(map(sorted, other.waves[:1]))
 
     def test_prompts_that_confirm_share_no_cluster_with_those_that_are_searched_on(self):
-        kept = search.prepare(*asked("pld"), 10)
+        kept = search.create_journal(*asked("pld"), 10)
         cluster = {q.prompt_id: q.cluster for q in search.make_plan(kept.config).questions}
         assert not {cluster[p] for p in kept.search} & {cluster[p] for p in kept.held_out}
 
     def test_every_beginning_of_the_prompts_is_spread_over_families(self):
-        kept = search.prepare(*asked("pld"), 10)
+        kept = search.create_journal(*asked("pld"), 10)
         family = {q.prompt_id: q.family for q in search.make_plan(kept.config).questions}
         assert len({family[p] for p in kept.search[:6]}) == 6
 
     def test_all_lossless_methods_that_can_run_are_candidates_and_others_are_left_out(self):
-        kept = search.prepare(*asked(), 10)
+        kept = search.create_journal(*asked(), 10)
         methods = {row.name for row in kept.config.methods}
         assert {"sps", "pld", "staged"} <= methods
         assert "eagle3" not in methods and "head" in kept.left_out["eagle3"]
         assert not methods & {"typical", "lenient", "hf:assisted", "draft-alone"}
-        assert len(kept.config.methods) <= search.MOST + 1
+        assert len(kept.config.methods) <= search.MAX_CANDIDATES + 1
 
     @pytest.mark.parametrize("minutes", [0, -3, 0.1, float("nan")])
     def test_a_time_that_is_none_is_refused(self, minutes):
         with pytest.raises(UsageError, match=r"--minutes .* is too short"):
-            search.prepare(*asked("pld"), minutes)
+            search.create_journal(*asked("pld"), minutes)
 
     def test_another_programs_method_is_no_candidate(self):
         with pytest.raises(UsageError, match="hf:assisted is another program's"):
-            search.prepare(*asked("hf:assisted"), 10)
+            search.create_journal(*asked("hf:assisted"), 10)
 
     def test_a_single_question_cannot_be_held_out(self):
         config, sources = asked("pld", prompts=["mini/qa-000"])
         with pytest.raises(UsageError, match="recommend chooses on some questions"):
-            search.prepare(config, sources, 10)
+            search.create_journal(config, sources, 10)
 
     def test_an_interrupted_recommendation_goes_on_where_it_was(self, tmp_path, log, monkeypatch):
         machine = self.counted(monkeypatch)
-        kept = search.prepare(*asked("sps", "pld", seed=1, max_new_tokens=6), 10)
+        kept = search.create_journal(*asked("sps", "pld", seed=1, max_new_tokens=6), 10)
         place = tmp_path / "here"
         journal.create(place, kept)
         with pytest.raises(KeyboardInterrupt):
@@ -306,21 +308,21 @@ class TestRounds:
     def counted(self, monkeypatch):
         """No round is longer than a few prompts, however fast the machine is."""
         limits = []
-        fits = TimeEstimates.fits
+        fits = TimeEstimates.max_prompts
         monkeypatch.setattr(
-            TimeEstimates, "fits", lambda pace, rows, s: min(2, fits(pace, rows, s))
+            TimeEstimates, "max_prompts", lambda pace, rows, s: min(2, fits(pace, rows, s))
         )
-        monkeypatch.setattr(TimeEstimates, "confirmation", lambda *_: (2, 60.0))
-        monkeypatch.setattr(search, "LEAST_HELD_OUT", 4)
-        monkeypatch.setattr(search, "SETTINGS", 2)
+        monkeypatch.setattr(TimeEstimates, "plan_confirmation", lambda *_: (2, 60.0))
+        monkeypatch.setattr(search, "MIN_HELD_OUT", 4)
+        monkeypatch.setattr(search, "MAX_SETTINGS", 2)
         monkeypatch.setattr("specbench_cli.measure.warm_up.WARM_UP_ROUNDS", 1)
-        config = search.Rounds._config
+        config = search.RoundRunner._config
 
         def watched(self, name, round_):
             limits.append(round_.limit_s)
             return config(self, name, round_)
 
-        monkeypatch.setattr(search.Rounds, "_config", watched)
+        monkeypatch.setattr(search.RoundRunner, "_config", watched)
         return SimpleNamespace(limits=limits)
 
 

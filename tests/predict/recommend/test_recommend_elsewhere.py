@@ -10,7 +10,7 @@ import pytest
 from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.errors import UsageError
 from specbench_cli.measure.costs import Costs
-from specbench_cli.predict.recommend import advice, modelled
+from specbench_cli.predict.recommend import advice, speedup_model
 from specbench_cli.predict.recommend.halving import Trial
 from specbench_cli.store.run_dir import RunDir
 
@@ -21,7 +21,7 @@ REFERENCE = Path(__file__).parents[3] / "results" / "reference" / "default-2core
 def run(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("SPECBENCH_CACHE", raising=False)
-    monkeypatch.setattr(modelled, "SIMULATED", 3)
+    monkeypatch.setattr(speedup_model, "SIMULATED", 3)
     shutil.copytree(REFERENCE, tmp_path / "made")
     return RunDir.open(tmp_path / "made")
 
@@ -61,7 +61,7 @@ def costs(run, path, token_ns, **changes):
 def test_a_draft_is_worth_less_where_tokens_of_a_forward_cost_more(run, tmp_path):
     light = costs(run, tmp_path / "light.json", 1e3)
     heavy = costs(run, tmp_path / "heavy.json", 1e6)
-    found = modelled.model_speedups(run, ["sps"], [], None, [light, heavy])
+    found = speedup_model.model_speedups(run, ["sps"], [], None, [light, heavy])
     here, there = (each["speedup"] for each in found.elsewhere)
     assert here > 1.5 > there
     assert not found.batches and not found.missing
@@ -69,7 +69,7 @@ def test_a_draft_is_worth_less_where_tokens_of_a_forward_cost_more(run, tmp_path
 
 def test_batches_are_simulated_for_each_size_and_say_what_was_not_probed(run, tmp_path):
     file = costs(run, tmp_path / "here.json", 2e5)
-    found = modelled.model_speedups(run, ["sps", "pld"], [2, 4], file, [])
+    found = speedup_model.model_speedups(run, ["sps", "pld"], [2, 4], file, [])
     assert {(each["batch"], each["label"]) for each in found.batches} == {
         (2, "sps"), (2, "pld"), (4, "sps"), (4, "pld")
     }  # fmt: skip
@@ -79,7 +79,7 @@ def test_batches_are_simulated_for_each_size_and_say_what_was_not_probed(run, tm
 
 
 def test_without_costs_of_this_machine_it_says_how_to_probe_them(run):
-    found = modelled.model_speedups(run, ["sps"], [2], None, [])
+    found = speedup_model.model_speedups(run, ["sps"], [2], None, [])
     assert not found.batches
     assert "specbench predict --probe" in found.missing["other batch sizes"]
 
@@ -88,7 +88,7 @@ def test_costs_of_other_models_are_refused(run, tmp_path):
     models = {role: {**facts, "sha256": "0" * 64} for role, facts in run.manifest["models"].items()}
     file = costs(run, tmp_path / "other.json", 1e3, models=models)
     with pytest.raises(UsageError, match="costs of other models"):
-        modelled.model_speedups(run, ["sps"], [], None, [file])
+        speedup_model.model_speedups(run, ["sps"], [], None, [file])
 
 
 def kept(*rows, **more):
@@ -100,7 +100,7 @@ def kept(*rows, **more):
 
 def outcome(**ratios):
     trials = {name: Trial(name, 3, ratio) for name, ratio in ratios.items()}
-    return SimpleNamespace(found=SimpleNamespace(trials=trials))
+    return SimpleNamespace(best=SimpleNamespace(trials=trials))
 
 
 def shown(label):
@@ -119,7 +119,7 @@ def test_an_engine_without_the_method_gets_the_best_candidate_that_it_has():
 
 def test_nothing_slower_than_vanilla_or_broken_stands_in_for_what_an_engine_lacks():
     trials = outcome(staged=2.0, sps=0.9, pld=1.4)
-    trials.found.trials["pld"].out = "its output is not vanilla's"
+    trials.best.trials["pld"].out = "its output is not vanilla's"
     told = advice._lines(kept("staged", "sps", "pld"), shown("staged"), trials)
     assert all(line["text"] == "" and line["lacks"] == "has no staged" for line in told)
 

@@ -12,15 +12,15 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
+from specbench_cli.report.figures.figure_data import FigureData
 from specbench_cli.store.schema import ForwardKind, Trace
 from specbench_cli.summary.summary import summarise
 
 
 @pytest.fixture(autouse=True)
 def _styled():
-    with style.applied():
+    with style.figure_style():
         yield
 
 
@@ -37,7 +37,7 @@ def computed(synthetic) -> Callable:
 
 
 @pytest.fixture
-def cells_of(computed, manifest) -> Callable[..., Cells]:
+def cells_of(computed, manifest) -> Callable[..., FigureData]:
     """The cells of made-up methods, free to change."""
 
     def make(fakes, prompts=24, aa_noise=None):
@@ -52,7 +52,7 @@ def cells_of(computed, manifest) -> Callable[..., Cells]:
             for label, some in own.items()
         }
         lengths = {(r.prompt_id, r.turn): 40 + 20 * i for i, r in enumerate(own["vanilla"])}
-        return Cells(summary, manifest, light, lengths, first)
+        return FigureData(summary, manifest, light, lengths, first)
 
     return make
 

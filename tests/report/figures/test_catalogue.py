@@ -6,7 +6,7 @@ import matplotlib as mpl
 import pytest
 
 from specbench_cli.report.figures import CAPTIONS, write_figures
-from specbench_cli.report.reading import read
+from specbench_cli.report.report_data import read_report_data
 from specbench_cli.store.run_dir import Prompt, RunDir
 
 
@@ -24,7 +24,7 @@ def reading(synthetic, manifest, tmp_path):
             )
             for i, r in enumerate(r for r in records if r.label == "vanilla")
         )
-        return read(run)
+        return read_report_data(run)
 
     return make
 
@@ -60,7 +60,7 @@ def test_a_page_has_pngs_of_its_heavy_figures_alone(reading, synthetic, tmp_path
     found = reading(synthetic.sps)
 
     def written(heavy):
-        return write_figures(found, tmp_path / str(heavy), heavy=heavy)
+        return write_figures(found, tmp_path / str(heavy), max_svg_bytes=heavy)
 
     sizes = {file.stem: file.stat().st_size for file in written(0) if file.suffix == ".svg"}
     heavy = sorted(sizes.values())[-2]

@@ -11,13 +11,13 @@ from matplotlib.colors import to_rgb
 
 from specbench_cli.predict.lanes import make_lanes
 from specbench_cli.report.figures import (
-    accepted,
+    acceptance,
     contexts,
     cost,
     lanes,
     lengths,
     prompts,
-    seen,
+    prompts_seen,
     waterfall,
 )
 from specbench_cli.report.figures.drawing import style
@@ -39,7 +39,7 @@ def rows_with(cells, name):
 
 
 def test_fields_say_the_acceptance_by_position_and_are_darker_where_it_is_higher(cells):
-    (axes,) = accepted.draw_levels(cells).axes
+    (axes,) = acceptance.draw_levels(cells).axes
     drawn = {}
     for word in axes.texts:
         level, place = word.get_position()
@@ -60,7 +60,7 @@ def test_fields_say_the_acceptance_by_position_and_are_darker_where_it_is_higher
 
 
 def test_words_in_fields_stand_out_from_them(cells, luminance):
-    (axes,) = accepted.draw_levels(cells).axes
+    (axes,) = acceptance.draw_levels(cells).axes
     bars = [bar for container in axes.containers for bar in container]
     for word, bar in zip(axes.texts, bars, strict=True):
         apart = luminance(word.get_color()) - luminance(bar.get_facecolor()[:3])
@@ -68,7 +68,7 @@ def test_words_in_fields_stand_out_from_them(cells, luminance):
 
 
 def test_bars_of_accepted_lengths_are_shares_of_steps(cells):
-    (axes,) = accepted.draw_counts(cells).axes
+    (axes,) = acceptance.draw_counts(cells).axes
     drafting = [row for row in cells.summary.rows if row.acceptance_rate is not None]
     assert len(axes.containers) == len(drafting)
     for row, bars in zip(drafting, axes.containers, strict=True):
@@ -92,14 +92,14 @@ def test_points_of_cost_stand_at_mat_and_divide_to_the_decode_speedup(cells):
 
 def test_waterfall_falls_from_mat_to_the_speedups_of_the_table(cells):
     rows = {row.label: row for row in cells.summary.rows}
-    falls = waterfall.falls(cells)
-    assert {fall.label for fall in falls} == {row.label for row in cells.sped}
+    falls = waterfall.compute_losses(cells)
+    assert {fall.label for fall in falls} == {row.label for row in cells.with_speedup}
     for fall in falls:
         row = rows[fall.label]
         assert fall.ideal == pytest.approx(row.mat)
-        assert fall.left["host"] == pytest.approx(row.decode_speedup)
-        assert fall.measured == fall.left["prefill"] == pytest.approx(row.speedup)
-        assert list(fall.left) == ["verify", "draft", "host", "prefill"]
+        assert fall.remaining["host"] == pytest.approx(row.decode_speedup)
+        assert fall.measured == fall.remaining["prefill"] == pytest.approx(row.speedup)
+        assert list(fall.remaining) == ["verify", "draft", "host", "prefill"]
 
 
 def test_overlap_of_workers_gives_back_what_both_took(cells_of, synthetic):
@@ -108,29 +108,29 @@ def test_overlap_of_workers_gives_back_what_both_took(cells_of, synthetic):
         hidden = record.ns.draft // 2
         record.ns.decode -= hidden
         record.ns.total -= hidden
-    (fall,) = waterfall.falls(found)
-    assert list(fall.left) == ["verify", "draft", "host", "overlap", "prefill"]
-    assert fall.left["overlap"] > fall.left["host"]
+    (fall,) = waterfall.compute_losses(found)
+    assert list(fall.remaining) == ["verify", "draft", "host", "overlap", "prefill"]
+    assert fall.remaining["overlap"] > fall.remaining["host"]
 
 
 def test_learning_is_the_last_stair(cells_of, synthetic):
     found = cells_of([synthetic.vanilla, synthetic.sps])
-    (before,) = waterfall.falls(found)
+    (before,) = waterfall.compute_losses(found)
     for record in found.records["sps"]:
         record.ns.learn = record.ns.total
         record.ns.total += record.ns.learn
-    (fall,) = waterfall.falls(found)
-    assert list(fall.left)[-1] == "learn"
-    assert fall.left["prefill"] == pytest.approx(before.measured)
+    (fall,) = waterfall.compute_losses(found)
+    assert list(fall.remaining)[-1] == "learn"
+    assert fall.remaining["prefill"] == pytest.approx(before.measured)
     assert fall.measured == pytest.approx(before.measured / 2)
 
 
 def test_bars_of_the_waterfall_are_the_falls(cells):
     (axes,) = waterfall.draw(cells).axes
     expected = []
-    for fall in waterfall.falls(cells):
+    for fall in waterfall.compute_losses(cells):
         before = fall.ideal
-        for after in fall.left.values():
+        for after in fall.remaining.values():
             expected.append((after, before - after))
             before = after
         expected.append((0, fall.measured))
@@ -150,7 +150,7 @@ def test_points_along_lengths_are_speedups_at_the_mean_levels_drafted(cells):
     (axes,) = lengths.draw(cells).axes
     rows = sorted(
         (sum(counts) / len(counts), row.speedup)
-        for row in cells.sped
+        for row in cells.with_speedup
         if row.method == "sps"
         and (counts := [n for steps in cells.steps(row.label) for n in steps.levels])
     )
@@ -159,11 +159,11 @@ def test_points_along_lengths_are_speedups_at_the_mean_levels_drafted(cells):
 
 
 def test_lines_and_points_of_series_differ_in_grey_by_their_marks():
-    assert len({style.look(place).marker for place in range(7)}) == 7
+    assert len({style.series_look(place).marker for place in range(7)}) == 7
 
 
 def test_groups_of_contexts_hold_every_output_once_and_their_ratio_of_sums(cells):
-    groups = contexts.groups(cells)
+    groups = contexts.make_context_bins(cells)
     assert len(groups) == 4
     ordered = sorted(cells.prompt_tokens, key=cells.prompt_tokens.__getitem__)
     vanilla = {(r.prompt_id, r.turn): r for r in cells.baseline}
@@ -177,7 +177,7 @@ def test_groups_of_contexts_hold_every_output_once_and_their_ratio_of_sums(cells
 
 
 def test_panel_of_a_method_draws_its_groups(cells):
-    groups = contexts.groups(cells)
+    groups = contexts.make_context_bins(cells)
     figure = contexts.draw(cells)
     axes = {each.get_title().replace("\n", " "): each for each in figure.axes}["pld"]
     drawn = axes.containers[-1]
@@ -196,7 +196,7 @@ def test_mat_along_a_pass_is_of_neighbouring_prompts_and_of_methods_that_learn(c
         replace(r, state_scope="run" if r.label == "pld" else "prompt") for r in cells.summary.rows
     )
     summary = replace(cells.summary, lossless=tuple(own), lossy=())
-    figure = seen.draw(replace(cells, summary=summary))
+    figure = prompts_seen.draw(replace(cells, summary=summary))
     assert [axes.get_title() for axes in figure.axes] == ["pld"]
     records = cells.records["pld"]
     due = []
@@ -209,8 +209,8 @@ def test_mat_along_a_pass_is_of_neighbouring_prompts_and_of_methods_that_learn(c
     (band,) = figure.axes[0].collections
     assert len(figure.axes[0].lines) == sum(r.acceptance_rate is not None for r in summary.rows)
     heights = {round(y, 9) for _, y in band.get_paths()[0].vertices}
-    assert {round(p.high, 9) for p in seen.points(cells, "pld")} <= heights
-    assert seen.draw(cells) is None, "a run that did not keep how long states live"
+    assert {round(p.high, 9) for p in prompts_seen.points(cells, "pld")} <= heights
+    assert prompts_seen.draw(cells) is None, "a run that did not keep how long states live"
 
 
 def test_the_interval_of_mat_along_a_pass_covers_it_as_often_as_it_says():
@@ -218,7 +218,7 @@ def test_the_interval_of_mat_along_a_pass_covers_it_as_often_as_it_says():
     for _ in range(600):
         steps = drawn.integers(10, 30, size=8)
         prompts = [(at, int(drawn.poisson(due * n)), int(n)) for at, n in enumerate(steps)]
-        point = seen._point(prompts)
+        point = prompts_seen._point(prompts)
         covered += point.low <= due <= point.high
     assert 0.92 <= covered / 600 <= 0.97
 
@@ -227,10 +227,10 @@ def test_passes_over_the_same_prompts_make_one_point_narrower_by_no_pass(cells):
     records = cells.records["pld"]
     twice = [*records, *(replace(record, pass_=1) for record in records)]
     both = replace(cells, records={**cells.records, "pld": twice})
-    ends = [[p.low for p in seen.points(each, "pld")] for each in (both, cells)]
+    ends = [[p.low for p in prompts_seen.points(each, "pld")] for each in (both, cells)]
     assert ends[0] == pytest.approx(ends[1])
     few = replace(cells, records={**cells.records, "pld": records[:11]})
-    assert seen.points(few, "pld") == []
+    assert prompts_seen.points(few, "pld") == []
 
 
 def test_scatter_has_every_pair_of_outputs_but_void_ones(cells):

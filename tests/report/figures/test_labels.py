@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from specbench_cli.report.figures import cost, pareto, prompts, speedup, waterfall
-from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
-from specbench_cli.report.figures.drawing.labels import Word, write_beside
-from specbench_cli.report.reading import read
+from specbench_cli.report.figures.drawing.labels import PointLabel, place_labels
+from specbench_cli.report.figures.figure_data import FigureData
+from specbench_cli.report.report_data import read_report_data
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.summary.metrics import MethodSummary
 from specbench_cli.summary.pareto import find_sweep
@@ -52,13 +52,13 @@ def misplaced(figure: Figure) -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module", params=["default-2cores", "trees-2cores", "methods-2cores"])
-def kept(request) -> Cells:
+def kept(request) -> FigureData:
     """A kept run of 5, 17 or 45 rows; of the last two figures of rows alone can be drawn."""
     folder = REFERENCE / request.param
     if (folder / "records.jsonl").exists():
-        return Cells.of(read(RunDir.open(folder)))
+        return FigureData.from_report(read_report_data(RunDir.open(folder)))
     summary = from_csv(folder / "summary.csv")
-    return Cells(summary, {}, {row.label: [] for row in summary.rows})
+    return FigureData(summary, {}, {row.label: [] for row in summary.rows})
 
 
 def from_csv(file: Path) -> Summary:
@@ -93,7 +93,7 @@ def test_no_word_of_a_kept_run_lies_on_another_or_on_a_point(kept, check_legible
     assert misplaced(figure) == []
     check_legible(figure)
     assert {text.get_text() for text in figure.axes[0].texts} >= {
-        style.short(row.label) for row in kept.summary.rows if row.decode_speedup and row.mat
+        style.shorten(row.label) for row in kept.summary.rows if row.decode_speedup and row.mat
     }
     for draw in (speedup.draw, waterfall.draw, prompts.draw):
         figure = draw(kept.summary if draw is speedup.draw else kept)
@@ -110,20 +110,20 @@ def test_no_word_of_a_kept_sweep_lies_on_another_or_on_a_point(check_legible):
 
 
 def test_words_at_near_points_do_not_overlap_and_stay_inside():
-    figure = style.blank(3, 3)
+    figure = style.new_figure(3, 3)
     axes = figure.add_axes((0.1, 0.1, 0.8, 0.8))
     axes.set(xlim=(0, 1), ylim=(0, 1))
     at = [(0.5 + n / 100, 0.5) for n in range(4)] + [(1, 0.9)]
     axes.plot(*zip(*at, strict=True), "o")
-    write_beside(axes, [Word(f"word {n}", point, "black") for n, point in enumerate(at)])
+    place_labels(axes, [PointLabel(f"word {n}", point, "black") for n, point in enumerate(at)])
     assert len(axes.texts) == len(at) and misplaced(figure) == []
 
 
 def test_many_words_are_written_in_seconds():
-    figure = style.blank(6, 6)
+    figure = style.new_figure(6, 6)
     axes = figure.add_axes((0.1, 0.1, 0.8, 0.8))
     at = [(n % 16 / 16, n // 16 / 8) for n in range(128)]
     began = time.process_time()
-    write_beside(axes, [Word(f"word {n}", point, "black") for n, point in enumerate(at)])
+    place_labels(axes, [PointLabel(f"word {n}", point, "black") for n, point in enumerate(at)])
     assert len(axes.texts) == 128
     assert time.process_time() - began < 15  # 35 s where every order is tried to its end

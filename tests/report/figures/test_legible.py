@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from specbench_cli.report.figures import (
-    accepted,
+    acceptance,
     contexts,
     cost,
     lanes,
     lengths,
     prompts,
-    seen,
+    prompts_seen,
     speedup,
     waterfall,
 )
@@ -24,16 +24,16 @@ from specbench_cli.report.figures.drawing import style
 def seen_of(cells):
     """The figure where all rows but vanilla learn from prompt to prompt."""
     own = (replace(row, state_scope="run") for row in cells.summary.lossless)
-    return seen.draw(replace(cells, summary=replace(cells.summary, lossless=tuple(own))))
+    return prompts_seen.draw(replace(cells, summary=replace(cells.summary, lossless=tuple(own))))
 
 
 FIGURES = {
-    "accepted": accepted.draw_counts,
+    "accepted": acceptance.draw_counts,
     "contexts": contexts.draw,
     "cost": cost.draw,
     "lanes": lanes.draw,
     "lengths": lengths.draw,
-    "positions": accepted.draw_levels,
+    "positions": acceptance.draw_levels,
     "prompts": prompts.draw,
     "seen": seen_of,
     "speedup": lambda cells: speedup.draw(cells.summary),

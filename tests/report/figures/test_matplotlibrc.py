@@ -13,9 +13,9 @@ from specbench_cli.report.figures.drawing import style
 
 
 def _styled(path: Path) -> None:
-    with style.applied():
-        figure = style.blank(2, 2)
-        style.frame(figure, 0.2, 0.2, 0.2, 0.2).set_title("a title")
+    with style.figure_style():
+        figure = style.new_figure(2, 2)
+        style.add_axes(figure, 0.2, 0.2, 0.2, 0.2).set_title("a title")
         style.write(figure, path.parent, path.stem, paper=True)
 
 

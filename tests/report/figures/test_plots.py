@@ -5,14 +5,21 @@ from __future__ import annotations
 from matplotlib.collections import PathCollection
 
 from specbench_cli.report.figures.drawing import plots, style
-from specbench_cli.report.figures.drawing.plots import Axis, Panel, Point, Series
+from specbench_cli.report.figures.drawing.plots import Axis, Panel, PlotPoint, PlotSeries
 
-POINTS = [Point(1, 1, 0.5, 9), Point(2, 2, 1.5, 2.5)]
+POINTS = [PlotPoint(1, 1, 0.5, 9), PlotPoint(2, 2, 1.5, 2.5)]
 
 
 def test_a_legend_names_each_look_once_in_the_order_of_the_marks(check_legible):
-    first = [Series(POINTS, style.look(0), "b"), plots.Rule(y=1), plots.Rule(x=1, label="a")]
-    second = [Series(POINTS, style.look(0), "b"), Series([], style.look(1), "not drawn")]
+    first = [
+        PlotSeries(POINTS, style.series_look(0), "b"),
+        plots.RuleLine(y=1),
+        plots.RuleLine(x=1, label="a"),
+    ]
+    second = [
+        PlotSeries(POINTS, style.series_look(0), "b"),
+        PlotSeries([], style.series_look(1), "not drawn"),
+    ]
     figure = plots.page([Panel(first, Axis("x"))], [Panel(second, Axis("x"))])
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["b", "a"]
@@ -20,21 +27,23 @@ def test_a_legend_names_each_look_once_in_the_order_of_the_marks(check_legible):
 
 
 def test_a_panel_without_a_name_of_its_x_axis_has_no_tick_labels():
-    marks = [Series(POINTS, style.look(0))]
+    marks = [PlotSeries(POINTS, style.series_look(0))]
     upper, lower = plots.page([Panel(marks), Panel(marks, Axis("x (s)"))]).axes
     shown = [axes.xaxis.get_tick_params()["labelbottom"] for axes in (upper, lower)]
     assert shown == [False, True]
 
 
 def test_an_interval_beyond_the_axes_has_an_arrowhead_unless_intervals_are_not_drawn():
-    for look, due in ((style.look(0), [(1.0, 4.0)]), (style.guide(), [])):
-        (axes,) = plots.page([Panel([Series(POINTS, look)], Axis("x"), Axis("y", 0, 4))]).axes
+    for look, due in ((style.series_look(0), [(1.0, 4.0)]), (style.guide_look(), [])):
+        (axes,) = plots.page([Panel([PlotSeries(POINTS, look)], Axis("x"), Axis("y", 0, 4))]).axes
         marks = [each for each in axes.collections if isinstance(each, PathCollection)]
         assert [tuple(at) for each in marks for at in each.get_offsets()] == due
 
 
 def test_rows_without_a_word_at_the_right_use_the_whole_width(check_legible):
-    bars = Panel([plots.Bars([plots.Box(0, -0.3, 2, 0.6)], style.OURS)], Axis("seconds", 0, 2))
+    bars = Panel(
+        [plots.PlotBars([plots.BarBox(0, -0.3, 2, 0.6)], style.OURS)], Axis("seconds", 0, 2)
+    )
     rows = [("a method", 0.0), ("a method", 1.0)]
     plain, beside = (plots.row_plot(rows, [bars], 0.3, heading=word) for word in ("", "MAT"))
     assert plain.axes[0].bbox.width > beside.axes[0].bbox.width

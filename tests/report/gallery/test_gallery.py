@@ -16,8 +16,8 @@ from specbench_cli.errors import BadAnswer, EnvironmentFault, UsageError
 from specbench_cli.report import figures
 from specbench_cli.report.gallery import gallery
 from specbench_cli.report.gallery.entry import load
-from specbench_cli.report.gallery.pages import boards
-from specbench_cli.report.reading import read
+from specbench_cli.report.gallery.pages import make_leaderboards
+from specbench_cli.report.report_data import read_report_data
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Verdict
 from specbench_cli.summary import summary
@@ -68,7 +68,7 @@ def make(make_run, synthetic):
 
 def published(run, folder):
     """The entry of a run that was added to a gallery."""
-    return gallery.publish(read(run), folder).entry
+    return gallery.publish(read_report_data(run), folder).entry
 
 
 class Page(HTMLParser):
@@ -88,7 +88,7 @@ class Page(HTMLParser):
 
 
 def test_a_run_gets_a_page_with_picture_table_sentences_and_its_whole_report(make, tmp_path):
-    found = gallery.publish(read(make()), tmp_path / "g")
+    found = gallery.publish(read_report_data(make()), tmp_path / "g")
     page = Page(found.page)
     assert {"svg", "table"} <= set(page.tags)
     assert all(sentence in page.words for sentence in found.entry.sentences)
@@ -99,14 +99,14 @@ def test_a_run_gets_a_page_with_picture_table_sentences_and_its_whole_report(mak
 
 def test_a_draft_model_stands_beside_the_rows_that_use_it_alone(make, tmp_path):
     entry = published(make(), tmp_path / "g")
-    reading = read(make("other"))
+    reading = read_report_data(make("other"))
     drafts = {row.label: row.draft_model for row in reading.summary.rows}
     assert {line.label: line.draft for line in entry.lines} == drafts
     assert drafts["vanilla"] is None
 
 
 def test_sentences_are_the_runs_own_figures(make, tmp_path):
-    reading = read(make())
+    reading = read_report_data(make())
     (best,) = [row for row in reading.summary.rows if row.label == "sps"]
     fastest, proof, time = gallery.publish(reading, tmp_path / "g").entry.sentences
     assert fastest == (
@@ -143,7 +143,7 @@ def test_sampled_outputs_are_not_said_to_be_compared(make, tmp_path):
 
 
 def test_links_of_the_index_lead_to_the_pages_and_back(make, tmp_path):
-    found = gallery.publish(read(make("a run")), tmp_path / "g")
+    found = gallery.publish(read_report_data(make("a run")), tmp_path / "g")
     links = [link for link in Page(found.index).links if link.startswith("runs/")]
     assert set(links) == {"runs/a%20run/index.html"}
     assert (found.page.parent / "../../index.html").resolve() == found.index.resolve()
@@ -152,19 +152,19 @@ def test_links_of_the_index_lead_to_the_pages_and_back(make, tmp_path):
 def test_a_ranking_never_holds_two_machines(make, tmp_path):
     for name, machine in (("a", "here"), ("b", "there")):
         published(make(name, machine), tmp_path / "g")
-    found = boards(places(tmp_path / "g"))
+    found = make_leaderboards(places(tmp_path / "g"))
     assert [board.parts[0].text.split(";")[0] for board in found] == [
         "some CPU, 2 cores, 24 GiB (machine aaaabbbbcccc)",
         "other CPU, some GPU (machine ddddeeeeffff)",
     ]
-    runs = [{row[-1].shown for each in board.parts[1:] for row in each.rows} for board in found]
+    runs = [{row[-1].text for each in board.parts[1:] for row in each.rows} for board in found]
     assert runs == [{"a"}, {"b"}]
 
 
 def places(folder):
     """The runs of a gallery as its index has them."""
     files = sorted(folder.glob("runs/*/entry.json"))
-    return [gallery.Place(load(file), gallery.link(file.parent.name)) for file in files]
+    return [gallery.IndexRow(load(file), gallery.link(file.parent.name)) for file in files]
 
 
 def test_runs_of_one_machine_and_setting_are_ranked_together_best_first(make, synthetic, tmp_path):
@@ -172,9 +172,9 @@ def test_runs_of_one_machine_and_setting_are_ranked_together_best_first(make, sy
     fast = synthetic.Fake("fast", length=5, alpha=0.95, cost=1.0)
     later = "2026-11-22T10:24:03Z"
     published(make("b", created=later, fakes=(synthetic.vanilla, fast)), tmp_path / "g")
-    (board,) = boards(places(tmp_path / "g"))
+    (board,) = make_leaderboards(places(tmp_path / "g"))
     _, table = board.parts
-    assert [row[0].shown for row in table.rows] == ["fast", "sps", "vanilla", "vanilla"]
+    assert [row[0].text for row in table.rows] == ["fast", "sps", "vanilla", "vanilla"]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_settings_and_targets_are_ranked_apart(make, tmp_path, facts):
     published(make("a"), tmp_path / "g")
     later = "2026-11-22T10:24:03Z"
     published(make("b", created=later, facts=facts), tmp_path / "g")
-    assert len(boards(places(tmp_path / "g"))) == (1 if "tasks" in facts else 2)
+    assert len(make_leaderboards(places(tmp_path / "g"))) == (1 if "tasks" in facts else 2)
 
 
 def test_lossy_rows_and_those_that_learn_are_ranked_apart(make, synthetic, tmp_path):
@@ -200,17 +200,17 @@ def test_lossy_rows_and_those_that_learn_are_ranked_apart(make, synthetic, tmp_p
         ("vanilla", "prompt"), ("sps", "run"), ("loose", "prompt"))]  # fmt: skip
     run = make(fakes=(synthetic.vanilla, synthetic.sps, loose), facts={"rows": rows})
     published(run, tmp_path / "g")
-    (board,) = boards(places(tmp_path / "g"))
-    assert [[row[0].shown for row in table.rows] for table in board.parts[1:]] == [
+    (board,) = make_leaderboards(places(tmp_path / "g"))
+    assert [[row[0].text for row in table.rows] for table in board.parts[1:]] == [
         ["vanilla"], ["sps"], ["loose"],
     ]  # fmt: skip
 
 
 def test_a_run_published_again_replaces_itself_whatever_its_folder_is_called(make, tmp_path):
     run, folder = make("a"), tmp_path / "g"
-    assert not gallery.publish(read(run), folder).replaced
+    assert not gallery.publish(read_report_data(run), folder).replaced
     moved = RunDir.open(run.path.rename(tmp_path / "b"))
-    assert gallery.publish(read(moved), folder).replaced
+    assert gallery.publish(read_report_data(moved), folder).replaced
     assert [path.name for path in (folder / "runs").iterdir()] == ["a"]
     assert "1 run, added by" in (folder / "index.html").read_text()
 
@@ -219,7 +219,7 @@ def test_the_users_files_beside_a_runs_pages_stay(make, tmp_path):
     run, folder = make("a"), tmp_path / "g"
     published(run, folder)
     (folder / "runs/a/notes.txt").write_text("mine")
-    assert gallery.publish(read(run), folder).replaced
+    assert gallery.publish(read_report_data(run), folder).replaced
     assert (folder / "runs/a/notes.txt").read_text() == "mine"
 
 
@@ -234,7 +234,7 @@ def test_a_page_that_the_user_edited_is_replaced_only_if_that_is_permitted(make,
         published(run, folder)
     assert "--overwrite" in caught.value.hint
     assert page.read_text() == edited
-    gallery.publish(read(run), folder, overwrite=True)
+    gallery.publish(read_report_data(run), folder, overwrite=True)
     assert "mine -->" not in page.read_text()
 
 
@@ -257,7 +257,7 @@ def test_another_run_of_the_same_name_has_a_page_of_its_own(make, tmp_path):
 def test_a_run_that_means_nothing_is_said_to(make, tmp_path):
     tasks = [{"name": "mini", "embedded": "plumbing"}]
     published(make(facts={"tasks": tasks}), tmp_path / "g")
-    (board,) = boards(places(tmp_path / "g"))
+    (board,) = make_leaderboards(places(tmp_path / "g"))
     assert (
         "mini is beyond the model's training, and speedups mean nothing there"
         in board.parts[0].text
@@ -266,7 +266,7 @@ def test_a_run_that_means_nothing_is_said_to(make, tmp_path):
 
 
 def test_pages_can_be_read_by_whoever_serves_them(make, tmp_path):
-    page = gallery.publish(read(make()), tmp_path / "g").page
+    page = gallery.publish(read_report_data(make()), tmp_path / "g").page
     assert page.parent.stat().st_mode == page.parents[1].stat().st_mode
     assert not list((tmp_path / "g").glob(".specbench-*"))
 
@@ -274,7 +274,7 @@ def test_pages_can_be_read_by_whoever_serves_them(make, tmp_path):
 def test_a_folder_that_is_no_run_of_the_gallery_stays(make, tmp_path):
     (tmp_path / "g/runs/run").mkdir(parents=True)
     (tmp_path / "g/runs/run/mine.txt").touch()
-    page = gallery.publish(read(make()), tmp_path / "g").page
+    page = gallery.publish(read_report_data(make()), tmp_path / "g").page
     assert page.parent.name == "run-2"
     assert (tmp_path / "g/runs/run/mine.txt").exists()
 
@@ -294,7 +294,7 @@ def only(label, **changes):
         ({"targets": ["a", "b"]}, UsageError, "it is of several targets: publish its runs"),
         ({"spoiled": "plugin.py"}, UsageError, "plugin.py wrote to its files"),
         ({"noisy": True}, EnvironmentFault, "other programs were running"),
-        ({"leaks": {"sps": "mini/1"}}, BadAnswer, "sps is BROKEN: its state outlives a prompt"),
+        ({"leaks": {"sps": "mini/1"}}, BadAnswer, "sps is BROKEN: it keeps state"),
         ({"machine": {}}, UsageError, "its machine is not recorded"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -302,7 +302,7 @@ def only(label, **changes):
 def test_a_run_whose_manifest_speaks_against_it_is_refused(make, tmp_path, facts, kind, says):
     run = make(facts=facts)
     with pytest.raises(kind, match=re.escape(says)) as caught:
-        gallery.publish(read(run), tmp_path / "g")
+        gallery.publish(read_report_data(run), tmp_path / "g")
     assert caught.value.hint
     assert not (tmp_path / "g").exists()
 
@@ -348,7 +348,7 @@ def test_markup_is_escaped_and_paths_are_cut(make, tmp_path):
         "draft": {"label": "/home/someone/secret/draft"},
     }
     run = make(facts={"models": models, "dropped": {EVIL: "/home/someone/secret/file failed"}})
-    found = gallery.publish(read(run), tmp_path / "g")
+    found = gallery.publish(read_report_data(run), tmp_path / "g")
     for file in (found.index, found.page):
         assert "script" not in Page(file).tags
         assert "someone" not in file.read_text()
@@ -356,7 +356,7 @@ def test_markup_is_escaped_and_paths_are_cut(make, tmp_path):
 
 
 def test_pages_load_nothing_and_run_nothing(make, tmp_path):
-    found = gallery.publish(read(make()), tmp_path / "g")
+    found = gallery.publish(read_report_data(make()), tmp_path / "g")
     for file in (found.index, found.page):
         assert "default-src 'none'; style-src" in unescape(file.read_text())
         assert not [link for link in Page(file).links if "://" in link]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench_cli.report.tokens import tokenizer_of
+from specbench_cli.report.tokens import load_tokenizer
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import DraftedTokens, ForwardKind, Record, Trace, Verdict
 
@@ -24,7 +24,7 @@ LABELS = ("vanilla", "sps", "tree", "pld", "loose", "hf:vanilla", "bad")
 @pytest.fixture(scope="session")
 def encode() -> Callable[[str], list[int]]:
     """From text to ids of the shipped model."""
-    tokenizer = tokenizer_of("embedded-7m")
+    tokenizer = load_tokenizer("embedded-7m")
     return lambda text: list(tokenizer(text)["input_ids"])
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from specbench_cli.report.gallery.gallery import publish
 from specbench_cli.report.html.page import write_html
-from specbench_cli.report.reading import read
+from specbench_cli.report.report_data import read_report_data
 
 pytestmark = pytest.mark.browser
 
@@ -122,7 +122,7 @@ def files() -> dict[str, Path]:
 @pytest.fixture
 def page(browser, files, make_run, tmp_path) -> Page:
     if "page" not in files:
-        (files["page"],) = write_html(read(make_run(prompts=6)), tmp_path)
+        (files["page"],) = write_html(read_report_data(make_run(prompts=6)), tmp_path)
     browser.get_log("browser"), browser.get_log("performance")
     return Page(browser, files["page"])
 
@@ -288,7 +288,7 @@ def gallery(files, make_run, tmp_path) -> Path:
         machine = {"id": "aaaabbbbcccc", "hardware": {"cpu": "some CPU", "cores": 2}}
         sound = ("vanilla", "sps", "tree", "loose", "hf:vanilla")
         run = make_run(prompts=6, labels=sound, machine=machine)
-        files["gallery"] = publish(read(run), tmp_path / "gallery").index.parent
+        files["gallery"] = publish(read_report_data(run), tmp_path / "gallery").index.parent
     return files["gallery"]
 
 

@@ -12,15 +12,15 @@ from html.parser import HTMLParser
 import pytest
 
 from specbench_cli.report.figures import write_figures
-from specbench_cli.report.html.facts import public
-from specbench_cli.report.html.figures import svg
-from specbench_cli.report.html.methods import blocks, cards
+from specbench_cli.report.html.facts import hide_paths
+from specbench_cli.report.html.figures import inline_svg
+from specbench_cli.report.html.methods import make_cards, split_doc
 from specbench_cli.report.html.page import write_html
-from specbench_cli.report.html.tokens import viewer
-from specbench_cli.report.html.writer import embedded
-from specbench_cli.report.reading import read
-from specbench_cli.report.tables import by_family, incidents, overall
-from specbench_cli.report.tokens import decoder_of
+from specbench_cli.report.html.tokens import make_viewer_data
+from specbench_cli.report.html.writer import embed_json
+from specbench_cli.report.report_data import read_report_data
+from specbench_cli.report.tables import family_tables, incident_tables, overall_tables
+from specbench_cli.report.tokens import load_text_decoder
 
 
 class Elements(HTMLParser):
@@ -50,7 +50,7 @@ class Elements(HTMLParser):
 @pytest.fixture
 def page(make_run, tmp_path):
     run = make_run()
-    (file,) = write_html(read(run), tmp_path, figures=[])
+    (file,) = write_html(read_report_data(run), tmp_path, figures=[])
     return file.read_text(encoding="utf-8")
 
 
@@ -87,7 +87,7 @@ def test_texts_of_models_and_prompts_are_data_and_stay_whole(page):
 def test_hostile_labels_and_errors_are_escaped(make_run, tmp_path):
     run = make_run(labels=("vanilla", "<b>bold</b>"), prompts=3)
     run.manifest["git"] = {"commit": "<script>alert(3)</script>"}
-    (file,) = write_html(read(run), tmp_path, figures=[])
+    (file,) = write_html(read_report_data(run), tmp_path, figures=[])
     page = file.read_text(encoding="utf-8")
     assert "<b>bold" not in page and "&lt;b&gt;bold&lt;/b&gt;" in page
     assert "<script>alert(3)" not in page
@@ -95,17 +95,20 @@ def test_hostile_labels_and_errors_are_escaped(make_run, tmp_path):
 
 @pytest.mark.parametrize("text", ["</script>", "<!--", "a & b", "\u2028\u2029", '"\\'])
 def test_embedded_json_cannot_end_its_element_and_reads_back(text):
-    said = embedded({"text": text})
+    said = embed_json({"text": text})
     assert not set("<>&\u2028\u2029") & set(said)
     assert json.loads(said) == {"text": text}
 
 
 def test_same_records_make_the_same_bytes(make_run, tmp_path):
-    reading = read(make_run(prompts=3))
+    reading = read_report_data(make_run(prompts=3))
     figures = write_figures(reading, tmp_path / "figures")
     first = write_html(reading, tmp_path, figures=figures)[0].read_bytes()
     assert first.count(b"<figure") == len(figures) / 2 > 3
-    assert write_html(read(reading.run), tmp_path, figures=figures)[0].read_bytes() == first
+    assert (
+        write_html(read_report_data(reading.run), tmp_path, figures=figures)[0].read_bytes()
+        == first
+    )
 
 
 def test_no_private_path_is_shown(make_run, tmp_path):
@@ -113,7 +116,7 @@ def test_no_private_path_is_shown(make_run, tmp_path):
         prompts=3, environment={"cache": "/home/somebody/.cache/hf", "x": "see https://a.b/c/d"}
     )
     run.manifest["config"]["effective"]["plugins"] = ["/home/somebody/work/mine.py"]
-    page = write_html(read(run), tmp_path, figures=[])[0].read_text(encoding="utf-8")
+    page = write_html(read_report_data(run), tmp_path, figures=[])[0].read_text(encoding="utf-8")
     assert "/home/" not in page and str(tmp_path) not in page
     assert "mine.py" in page and "https://a.b/c/d" in page
 
@@ -128,18 +131,18 @@ def test_no_private_path_is_shown(make_run, tmp_path):
     ],
 )
 def test_absolute_paths_are_cut_to_their_names(said, shown):
-    assert public(said) == shown
+    assert hide_paths(said) == shown
 
 
 def test_lossless_lossy_and_families_have_tables_of_their_own(make_run):
-    summary = read(make_run()).summary
-    lossless, lossy = overall(summary)
-    methods = [row[1].shown for row in lossless.rows]
-    assert "loose" not in methods and [row[0].shown for row in lossy.rows] == ["loose"]
+    summary = read_report_data(make_run()).summary
+    lossless, lossy = overall_tables(summary)
+    methods = [row[1].text for row in lossless.rows]
+    assert "loose" not in methods and [row[0].text for row in lossy.rows] == ["loose"]
     assert [head.heading for head in lossy.columns][:2] == ["method", "speedup"], "no letter"
-    assert (lossless.heads, lossy.heads) == (2, 1)
+    assert (lossless.label_columns, lossy.label_columns) == (2, 1)
     assert set(methods) == {"vanilla", "sps", "tree", "pld", "hf:vanilla", "bad"}
-    families = by_family(summary)[0]
+    families = family_tables(summary)[0]
     assert len(families.rows) == 6 * 6
     assert all(len(row) == len(families.columns) for row in families.rows)
 
@@ -150,39 +153,39 @@ def test_sweep_has_a_table_by_parameter(make_run, tmp_path):
         "sweep": {"sps": {"length": [5, 7]}},
         "methods": [{"name": name, "label": name, "params": {}} for name in ("vanilla", "sps")],
     }
-    (file,) = write_html(read(run), tmp_path, figures=[])
+    (file,) = write_html(read_report_data(run), tmp_path, figures=[])
     (table,) = re.findall('<table[^>]*id="table-sweep".*?</table>', file.read_text(), re.DOTALL)
     assert re.findall('scope="row"[^>]*>([^<]+)<', table) == ["vanilla", "sps"]
     assert ">length</th>" in table
 
 
 def test_every_mismatch_is_listed_with_place_and_gap(make_run):
-    (differing,) = incidents(read(make_run()).incidents, 500)
+    (differing,) = incident_tables(read_report_data(make_run()).incidents, 500)
     assert len(differing.rows) == 6
-    assert [cell.shown for cell in differing.rows[0]][4:7] == ["mismatch", "9", "1.250000"]
+    assert [cell.text for cell in differing.rows[0]][4:7] == ["mismatch", "9", "1.250000"]
 
 
 def test_prompts_that_differ_come_first_then_one_of_each_family(make_run):
-    reading = read(make_run(prompts=24))
+    reading = read_report_data(make_run(prompts=24))
     kept, reading.incidents.differing = reading.incidents.differing, []
     reading.incidents.differing += [cell for cell in kept if cell[1] == "mini/20"]
-    turns = viewer(reading, None).data["turns"]
+    turns = make_viewer_data(reading, None).content["turns"]
     assert turns[0]["id"] == "mini/20"
     assert len({turn["family"] for turn in turns[1:7]}) == 6
     assert sorted(turn["id"] for turn in turns) == sorted({cell[1] for cell in kept})
 
 
 def test_viewer_stays_within_its_budget_and_says_how_much_it_shows(make_run):
-    reading = read(make_run(prompts=12))
-    found = viewer(reading, None, budget=30_000)
-    assert 1 <= found.prompts < found.of == 12
-    assert len(embedded(found.data)) < 60_000
-    assert len({turn["family"] for turn in found.data["turns"]}) == found.prompts
+    reading = read_report_data(make_run(prompts=12))
+    found = make_viewer_data(reading, None, budget=30_000)
+    assert 1 <= found.prompts < found.total_prompts == 12
+    assert len(embed_json(found.content)) < 60_000
+    assert len({turn["family"] for turn in found.content["turns"]}) == found.prompts
 
 
 def test_tokens_steps_times_and_drafts_of_an_output_correspond(make_run):
-    reading = read(make_run(prompts=3))
-    (turn, *_) = viewer(reading, decoder_of("embedded-7m")).data["turns"]
+    reading = read_report_data(make_run(prompts=3))
+    (turn, *_) = make_viewer_data(reading, load_text_decoder("embedded-7m")).content["turns"]
     for row in turn["rows"]:
         n = len(turn["texts"][row["text"]]["ids"])
         if row["label"] == "hf:vanilla":
@@ -198,7 +201,7 @@ def test_tokens_steps_times_and_drafts_of_an_output_correspond(make_run):
 def test_run_without_prompts_has_no_viewer(make_run, tmp_path):
     run = make_run(prompts=3)
     (run.path / "prompts.jsonl").unlink()
-    (file,) = write_html(read(run), tmp_path, figures=[])
+    (file,) = write_html(read_report_data(run), tmp_path, figures=[])
     page = file.read_text(encoding="utf-8")
     assert "The texts of these prompts were not kept." in page
     assert json.loads(Elements(page).scripts[0])["turns"] == []
@@ -209,13 +212,13 @@ def test_void_cells_show_no_times(make_run, monkeypatch):
 
     run = make_run(prompts=3)
     records = [replace(record, void=True) for record in run.records()]
-    monkeypatch.setattr(RunDir, "records", lambda self, of=None: iter(records))
-    (turn, *_) = viewer(read(run), None).data["turns"]
+    monkeypatch.setattr(RunDir, "records", lambda self, prompt_ids=None: iter(records))
+    (turn, *_) = make_viewer_data(read_report_data(run), None).content["turns"]
     assert {(row["ends"], row["total"]) for row in turn["rows"]} == {(None, None)}
 
 
 def test_methods_are_described_by_their_classes_and_missing_ones_by_their_records(make_run):
-    found = {card.name: card for card in cards(read(make_run()).summary)}
+    found = {card.name: card for card in make_cards(read_report_data(make_run()).summary)}
     sps = found["sps"]
     assert sps.summary.startswith("Speculative sampling:")
     assert "2211.17192" in sps.citation
@@ -226,7 +229,7 @@ def test_methods_are_described_by_their_classes_and_missing_ones_by_their_record
 
 def test_docstrings_become_paragraphs_and_lists():
     doc = "Name: idea.\n\nExact because\n`this` holds.\n\nOne step:\n1. Draft\n   so.\n2. Verify."
-    assert [(block.kind, block.lines) for block in blocks(doc)] == [
+    assert [(block.kind, block.lines) for block in split_doc(doc)] == [
         ("paragraph", ("Name: idea.",)),
         ("paragraph", ("Exact because this holds.",)),
         ("paragraph", ("One step:",)),
@@ -240,7 +243,7 @@ def test_figures_are_inlined_without_styles_and_with_ids_of_their_own():
       <style>*{}</style><path id="m1" style="stroke: #222; fill: none"/></defs>
       <script>alert(1)</script><g style="clip-path: url(#p1)"><use xlink:href="#m1"/>
       <text style="font: bold 7px 'Sans', serif">a &lt; b</text></g></svg>"""
-    made = svg(source, "bar")
+    made = inline_svg(source, "bar")
     for gone in ("style", "script", "metadata", "xlink", "width", "ns0"):
         assert gone not in made
     assert 'id="bar-m1"' in made and 'href="#bar-m1"' in made and "url(#bar-p1)" in made
@@ -257,9 +260,9 @@ class Copies:
         return (replace(each, prompt_id=f"{each.prompt_id}-{copy}")
                 for copy in range(self.n) for each in found)  # fmt: skip
 
-    def records(self, of=None):
+    def records(self, prompt_ids=None):
         found = self._copied(list(self.run.records()))
-        return (each for each in found if of is None or each.prompt_id in of)
+        return (each for each in found if prompt_ids is None or each.prompt_id in prompt_ids)
 
     def prompts(self):
         return self._copied(list(self.run.prompts()))
@@ -268,8 +271,8 @@ class Copies:
 def test_report_of_480_prompts_and_10_methods_is_under_5_mb(make_run, tmp_path):
     labels = ("vanilla", "sps", "tree", "pld", "loose", "hf:vanilla", "a", "b", "c", "d")
     run = make_run(prompts=12, labels=labels, tokens=128)
-    reading = replace(read(run), run=Copies(run, 40))
+    reading = replace(read_report_data(run), run=Copies(run, 40))
     (file,) = write_html(reading, tmp_path)
     assert 1_000_000 < file.stat().st_size < 4_000_000
     page = file.read_text(encoding="utf-8")
-    assert re.search(r"\d+ of 480 questions are in this file", page)
+    assert re.search(r"This file has \d+ of 480 questions", page)

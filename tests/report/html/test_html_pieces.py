@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbench_cli.report.html.tokens import piece, pieces
-from specbench_cli.report.tokens import decoder_of
+from specbench_cli.report.html.tokens import split_text, token_text
+from specbench_cli.report.tokens import load_text_decoder
 
 VOCABULARY = {number: bytes([number]) for number in range(256)} | {256: b" the", 257: b"\n\n"}
 
@@ -20,20 +20,20 @@ def decode_bytes(ids):
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
 def test_pieces_of_single_bytes_are_the_text(text):
     ids = list(text.encode())
-    found = pieces(ids, decode_bytes)
+    found = split_text(ids, decode_bytes)
     assert len(found) == len(ids)
     assert "".join(found) == text
 
 
 def test_character_belongs_to_the_token_that_completes_it():
     ids = [*b"a", *"é😀".encode(), 256]
-    assert pieces(ids, decode_bytes) == ["a", "", "é", "", "", "", "😀", " the"]
+    assert split_text(ids, decode_bytes) == ["a", "", "é", "", "", "", "😀", " the"]
 
 
 @pytest.mark.parametrize("broken", [b"\xf0\x9f\x98", b"\xff" * 20, b"a\x80\x80b"])
 def test_broken_bytes_neither_vanish_nor_hold_up_the_rest(broken):
     ids = [*broken, 256, *b"end"]
-    found = pieces(ids, decode_bytes)
+    found = split_text(ids, decode_bytes)
     assert "".join(found[-4:]).endswith("theend")
     assert "".join(found) == decode_bytes(ids)
 
@@ -43,15 +43,15 @@ def test_broken_bytes_neither_vanish_nor_hold_up_the_rest(broken):
     ["Größe, naïve 日本語 👩‍🚀\n\n  two", "x = {'a': 1}\n\tif x:\n\t\tpass", "12345 + 67890"],
 )
 def test_pieces_of_the_shipped_tokenizer_are_its_text(text, encode):
-    ids, decode = encode(text), decoder_of("embedded-7m")
-    assert "".join(pieces(ids, decode)) == decode(ids)
+    ids, decode = encode(text), load_text_decoder("embedded-7m")
+    assert "".join(split_text(ids, decode)) == decode(ids)
 
 
 def test_without_a_tokenizer_the_ids_are_shown():
-    assert pieces([7, 12], None) == ["7", " 12"]
-    assert piece(7, None) == "#7"
+    assert split_text([7, 12], None) == ["7", " 12"]
+    assert token_text(7, None) == "#7"
 
 
 def test_token_that_is_no_character_alone_is_named_by_its_id():
-    assert piece(0xF0, decode_bytes) == "#240"
-    assert piece(256, decode_bytes) == " the"
+    assert token_text(0xF0, decode_bytes) == "#240"
+    assert token_text(256, decode_bytes) == " the"

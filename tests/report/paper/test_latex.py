@@ -20,7 +20,7 @@ from specbench_cli.report.paper import bibliography as references
 from specbench_cli.report.paper.bibliography import bibliography, entries
 from specbench_cli.report.paper.latex import write_latex
 from specbench_cli.report.paper.tex import Tex, escape
-from specbench_cli.report.reading import read
+from specbench_cli.report.report_data import read_report_data
 from specbench_cli.report.spec_bench import table as spec_bench_table
 
 NASTY = r"a_b&c%d$e#f{g}h^i~j\k[l]<m>n|o\"p--q`r é…"
@@ -36,7 +36,7 @@ def reading(make_run, synthetic):
     run = make_run(
         fakes=fakes, prompts=24, tokens=24, change=lambda m: m["models"].update(target=chinese)
     )
-    return read(run)
+    return read_report_data(run)
 
 
 @given(st.text())
@@ -85,7 +85,7 @@ def test_lossy_rows_stand_below_a_line_of_their_own(reading, tmp_path):
 
 
 def test_a_table_by_family_has_letters_beside_and_intervals_below(make_run, tmp_path):
-    write_latex(read(make_run(prompts=48)), tmp_path)
+    write_latex(read_report_data(make_run(prompts=48)), tmp_path)
     lines = (tmp_path / "latex" / "families.tex").read_text().splitlines()
     place = next(n for n, line in enumerate(lines) if line.startswith("sps "))
     assert lines[place].count(r"\textsuperscript{") == 7
@@ -104,7 +104,7 @@ def test_bibtex_entries_are_read_one_by_one():
 
 def test_one_paper_is_one_entry_whoever_cites_it(reading, monkeypatch):
     cited = Papers("@misc{own-key,\n  title = {Spec-Bench},\n  eprint = {2401.07851},\n}")
-    monkeypatch.setattr(references, "found", lambda name: [cited] if name == "sps" else [])
+    monkeypatch.setattr(references, "find_papers", lambda name: [cited] if name == "sps" else [])
     manifest = {
         "models": {"target": {"label": "llama-7b"}, "draft": {"label": "llama-68m"}},
         "tasks": [{"name": "spec_bench"}, {"name": "mini"}, {"name": "not here"}],
@@ -173,8 +173,9 @@ PUBLISHED = Papers(
 @pytest.fixture
 def everything(reading, monkeypatch):
     """A report in which every part has something to show: a sweep, claims, other formulas."""
+    published = {"sps": [PUBLISHED]}
     for module in (claims, references):
-        monkeypatch.setattr(module, "found", lambda name: [PUBLISHED] if name == "sps" else [])
+        monkeypatch.setattr(module, "find_papers", lambda name: published.get(name, []))
     sweep = {
         "sweep": {"sps": {"length": [5]}},
         "methods": [{"label": label, "name": label, "params": {}} for label in ("vanilla", "sps")],
@@ -182,7 +183,7 @@ def everything(reading, monkeypatch):
     reading.run.manifest["config"]["effective"].update(sweep)
     reading.run.manifest["tasks"].append({"name": "spec_bench"})
     reading.run.manifest["models"]["draft"]["label"] = "llama-68m"
-    found = spec_bench_table.spec_bench(reading.run, reading.sources, reading.summary)
+    found = spec_bench_table.compute_spec_bench(reading.run, reading.sources, reading.summary)
     return replace(reading, spec_bench=found)
 
 

@@ -12,10 +12,10 @@ from specbench_cli import app
 from specbench_cli.commands.report import report
 from specbench_cli.config.commands import ReportOptions
 from specbench_cli.errors import UsageError
-from specbench_cli.report.reading import read, read_together
+from specbench_cli.report.report_data import read_report_data, read_runs
 from specbench_cli.report.spec_bench import table as spec_bench_table
-from specbench_cli.report.spec_bench.files import Imported, read_answers, write_answers
-from specbench_cli.report.spec_bench.formulas import Answer, answers_of, figures
+from specbench_cli.report.spec_bench.files import ImportedAnswers, read_answers, write_answers
+from specbench_cli.report.spec_bench.formulas import Answer, collect_answers, compute_results
 
 
 def answer(question_id, tokens, seconds, text="", family="qa", lengths=()):
@@ -56,7 +56,11 @@ def files(tmp_path):
 def test_speedup_is_a_ratio_of_means_over_questions_of_tokens_per_second():
     base = [answer(1, 10, 1.0), answer(2, 30, 1.0)]
     own = [answer(1, 10, 0.5, lengths=[2, 3]), answer(2, 30, 2.0, lengths=[1])]
-    found = {t.label: t for t in figures([{"vanilla": base, "m": own}], None) if t.family == "all"}
+    found = {
+        t.label: t
+        for t in compute_results([{"vanilla": base, "m": own}], None)
+        if t.family == "all"
+    }
     assert found["m"].tokens_per_s == (20 + 15) / 2
     assert found["m"].baseline_tokens_per_s == 20
     assert found["m"].speedup == 17.5 / 20
@@ -66,7 +70,7 @@ def test_speedup_is_a_ratio_of_means_over_questions_of_tokens_per_second():
 
 def test_baseline_tokens_are_those_of_its_text_tokenised_again_less_one_a_turn():
     base = [Answer(1, "qa", "qa", ("a b c d", "e f g"), None, (9, 9), (1.0, 1.0), None)]
-    (found, _) = figures([{"vanilla": base}], lambda words: len(words.split()))
+    (found, _) = compute_results([{"vanilla": base}], lambda words: len(words.split()))
     assert found.baseline_tokens_per_s == (3 + 2) / 2
     assert found.tokens_per_s == 18 / 2
     assert found.speedup == 9 / 2.5
@@ -77,13 +81,13 @@ def test_several_runs_are_averaged():
     runs = [
         {"vanilla": [answer(1, 10, 1.0)], "m": [answer(1, 10, 1 / speed)]} for speed in (2.0, 4.0)
     ]
-    found = next(t for t in figures(runs, None) if t.label == "m" and t.family == "all")
+    found = next(t for t in compute_results(runs, None) if t.label == "m" and t.family == "all")
     assert found.speedup == pytest.approx(3.0)
 
 
 def test_an_answer_holds_what_its_steps_committed(synthetic):
     records = synthetic.records([synthetic.vanilla, synthetic.sps], prompts=1, tokens=20)
-    own = answers_of(records, lambda ids: f" {len(ids)} ids ")[0]["sps"][0]
+    own = collect_answers(records, lambda ids: f" {len(ids)} ids ")[0]["sps"][0]
     assert own.question_id == 0
     assert own.turns == ("20 ids",)
     assert own.new_tokens == (20,)
@@ -94,13 +98,13 @@ def test_an_answer_holds_what_its_steps_committed(synthetic):
 def test_a_question_with_a_void_turn_has_no_answer(synthetic):
     records = synthetic.records([synthetic.vanilla], prompts=2)
     records[0] = replace(records[0], void=True)
-    assert len(answers_of(records, None)[0]["vanilla"]) == 1
+    assert len(collect_answers(records, None)[0]["vanilla"]) == 1
 
 
 def test_our_mat_is_theirs_where_steps_are_counted_alike(make_run):
-    reading = read(make_run())
-    found = spec_bench_table.spec_bench(reading.run, reading.sources, reading.summary)
-    theirs = {t.label: t for t in found.theirs if t.family == "all"}
+    reading = read_report_data(make_run())
+    found = spec_bench_table.compute_spec_bench(reading.run, reading.sources, reading.summary)
+    theirs = {t.label: t for t in found.results if t.family == "all"}
     for label in ("sps", "pld", "vanilla"):
         assert theirs[label].mean_accepted == pytest.approx(found.rows[label, "all"].mat)
 
@@ -148,7 +152,7 @@ def test_a_file_that_is_none_of_theirs_is_refused_with_its_line(tmp_path, text, 
 
 
 def test_imported_rows_are_labelled_unchecked_and_have_no_mat_of_ours(files):
-    reading = read_together([Imported(files)])
+    reading = read_runs([ImportedAnswers(files)])
     own, vanilla = reading.summary.rows
     assert (own.label, vanilla.label) == ("imported:eagle", "vanilla")
     assert (own.unchecked, own.identical, own.mat) == (3, 0, None)
@@ -163,7 +167,7 @@ def test_imported_rows_are_labelled_unchecked_and_have_no_mat_of_ours(files):
 def test_a_failed_answer_of_theirs_counts_as_failed(files):
     text = files[1].read_text().replace("three", "ERROR")
     files[1].write_text(text)
-    rows = {row.label: row for row in read(Imported(files)).summary.rows}
+    rows = {row.label: row for row in read_report_data(ImportedAnswers(files)).summary.rows}
     assert rows["imported:eagle"].failed == 1
 
 
@@ -204,9 +208,11 @@ def test_also_spec_bench_writes_figures_and_answer_files_that_can_be_imported(ma
     answers = read_answers(out / "spec-bench" / "sps.jsonl").answers
     assert len(answers) == 12
     assert {a.category for a in answers} >= {"multi_turn", "qa"}
-    again = read(Imported([out / "spec-bench" / "vanilla.jsonl", out / "spec-bench" / "sps.jsonl"]))
+    again = read_report_data(
+        ImportedAnswers([out / "spec-bench" / "vanilla.jsonl", out / "spec-bench" / "sps.jsonl"])
+    )
     assert again.summary.rows[0].speedup == pytest.approx(
-        next(r for r in read(run).summary.rows if r.label == "sps").speedup, rel=1e-6
+        next(r for r in read_report_data(run).summary.rows if r.label == "sps").speedup, rel=1e-6
     )
 
 

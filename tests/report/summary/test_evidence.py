@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specbench_cli.summary import formats, metrics, text
-from specbench_cli.summary.evidence import Evidence, compare
+from specbench_cli.summary.evidence import Evidence, compare_outputs
 from specbench_cli.summary.summary import summarise
 
 
@@ -33,7 +33,7 @@ def sampled(synthetic):
 
 def compared(records):
     by_label = {label: [r for r in records if r.label == label] for label in ("vanilla", "sps")}
-    return compare(by_label["vanilla"], by_label["sps"])
+    return compare_outputs(by_label["vanilla"], by_label["sps"])
 
 
 def test_one_distribution_shows_no_difference(sampled):
@@ -96,11 +96,11 @@ def test_a_lossy_row_says_what_its_answers_lose(synthetic, manifest):
     assert row.score_difference_low < row.score_difference < row.score_difference_high < 0
     ends = row.score_difference_low, row.score_difference_high
     between = ", ".join(f"{100 * end:+.1f}" for end in ends)
-    assert metrics.lost(row) == f"{100 * row.score_difference:+.1f} [{between}]"
-    assert metrics.at_what_cost(row) == f"at {metrics.lost(row)} points, n 60"
+    assert metrics.accuracy_loss(row) == f"{100 * row.score_difference:+.1f} [{between}]"
+    assert metrics.accuracy_note(row) == f"at {metrics.accuracy_loss(row)} points, n 60"
 
 
 def test_without_scores_nothing_is_said_of_quality(synthetic, manifest):
     summary = summarise(synthetic.records(prompts=4), manifest, resamples=50)
-    assert {metrics.lost(row) for row in summary.rows} == {formats.NONE}
-    assert {metrics.at_what_cost(row) for row in summary.rows} == {""}
+    assert {metrics.accuracy_loss(row) for row in summary.rows} == {formats.NONE}
+    assert {metrics.accuracy_note(row) for row in summary.rows} == {""}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from recipes.embedded.quality import distinct_4_grams, figures_of
+from recipes.embedded.quality import distinct_4_grams, summarise_by_family
 from specbench_cli.store.schema import Record, Steps
 
 
@@ -30,7 +30,7 @@ def test_figures_are_by_family_and_over_all(synthetic) -> None:
         replace(cell("rag", 0.0, [1], "eos"), label="vanilla"),
         replace(cell("rag", 0.5, [1], "eos"), error="ValueError"),
     ]
-    found = figures_of(cells, "sps")
+    found = summarise_by_family(cells, "sps")
     assert list(found) == ["qa", "rag", "all"]
     assert (found["qa"].accuracy, found["qa"].ended, found["qa"].repetitive) == (0.5, 0.5, 0.5)
     assert (found["rag"].outputs, found["rag"].accuracy) == (1, 1.0)
@@ -40,4 +40,4 @@ def test_figures_are_by_family_and_over_all(synthetic) -> None:
 
 def test_without_scores_there_is_no_accuracy(synthetic) -> None:
     (made,) = synthetic.records([synthetic.sps], prompts=1)
-    assert figures_of([replace(made, score=None)], "sps")["all"].accuracy is None
+    assert summarise_by_family([replace(made, score=None)], "sps")["all"].accuracy is None

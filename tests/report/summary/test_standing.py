@@ -67,15 +67,15 @@ def test_more_near_ties_than_rounding_makes_break_a_row(cells):
     assert find_broken_methods(records, measured(0.6)) == {}
     why = find_broken_methods(records, measured(0.3))
     assert list(why) == ["sps"]
-    assert why["sps"].startswith("12 near-ties where rounding makes 3.6 at most (p 5e-07)")
+    assert why["sps"].startswith("12 near-ties, where rounding explains at most 3.6 (p 5e-07)")
 
 
 def test_near_ties_that_width_does_not_explain_may_be_half_as_many(cells):
     assert find_broken_methods(cells(ties=12, explained=6), measured(0.6)) == {}
     why = find_broken_methods(cells(ties=12), measured(0.6))
     assert why["sps"] == (
-        "12 near-ties that the width of verification does not explain where rounding makes 3.6 at"
-        " most (p 5e-07)"
+        "12 near-ties that the width of verification does not explain, where rounding explains at"
+        " most 3.6 (p 5e-07)"
     )
 
 
@@ -108,7 +108,8 @@ def test_a_lossy_row_may_be_as_likely_as_it_likes(cells):
 def test_counters_that_depend_on_the_prompts_before_break_a_row(cells):
     why = find_broken_methods(cells(), {"leaks": {"sps": "mini/0"}})
     assert why == {
-        "sps": "its state outlives a prompt: mini/0, decoded again at the end, came out otherwise"
+        "sps": "it keeps state from other prompts: mini/0, decoded again at the end of the run,"
+        " gave a different result"
     }
 
 
@@ -125,7 +126,8 @@ def test_vanilla_that_transformers_does_not_agree_with_proves_nothing(cells, man
     vanilla.verdict = Verdict("mismatch", 3, 0.4, 7)
     why = find_broken_methods(records, {})
     assert why == {
-        "vanilla": "1 output is not what transformers' own module says of the text, first mini/0"
+        "vanilla": "1 output is not what the transformers model of the target generates, first"
+        " mini/0"
     }
     summary = summarise(records, manifest, resamples=49)
     assert text.proof(summary).startswith("proof: none; what all rows were compared with")

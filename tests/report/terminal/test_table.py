@@ -13,20 +13,20 @@ import pytest
 from specbench_cli import output
 from specbench_cli.report import tables
 from specbench_cli.report.content import report
-from specbench_cli.report.document import grid
-from specbench_cli.report.html.page import warned
+from specbench_cli.report.document import make_grid
+from specbench_cli.report.html.page import list_warnings
 from specbench_cli.report.markdown import render
 from specbench_cli.report.paper.latex import write_latex
-from specbench_cli.report.reading import Incidents, Reading
-from specbench_cli.report.tables import overall
-from specbench_cli.report.terminal.grid import BAR_MARKS, bar_marks
-from specbench_cli.report.terminal.table import footer, print_runs, run_text, short_notes
+from specbench_cli.report.report_data import Incidents, ReportData
+from specbench_cli.report.tables import overall_tables
+from specbench_cli.report.terminal.grid import BAR_MARKS, bar_widths
+from specbench_cli.report.terminal.table import all_notes, print_runs, run_text, short_notes
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Params, Verdict
 from specbench_cli.summary import formats, metrics, text
-from specbench_cli.summary.columns import informative
+from specbench_cli.summary.columns import select_informative
 from specbench_cli.summary.facts import Facts
-from specbench_cli.summary.metrics import COST, alike
+from specbench_cli.summary.metrics import COST, same_group
 from specbench_cli.summary.summary import summarise
 
 
@@ -36,12 +36,12 @@ def make_reading(synthetic, manifest, tmp_path):
         whole = manifest | changes
         summary = summarise(records or synthetic.records(), whole, resamples=499)
         run = RunDir(tmp_path / "20261121T102403Z-mini-00000000", whole)
-        return Reading(run, Facts.of(whole), summary, Incidents())
+        return ReportData(run, Facts.from_manifest(whole), summary, Incidents())
 
     return make
 
 
-def _text(reading: Reading) -> str:
+def _text(reading: ReportData) -> str:
     return run_text(reading.summary, reading.facts)
 
 
@@ -81,7 +81,7 @@ def test_eight_methods_take_100_columns_and_13_lines_at_most(make_reading, synth
     fakes = [synthetic.vanilla, *ours, synthetic.hf_vanilla, lossy]
     reading = make_reading(synthetic.records(fakes))
     header = reading.facts.header(reading.summary.prompts, 100)
-    foot = footer(reading.summary, reading.facts)
+    foot = all_notes(reading.summary, reading.facts)
     lines = _text(reading).splitlines()
     assert max(map(len, lines)) <= 100
     assert len(lines) - len(header) - len(foot) <= 13  # lossy rows have a heading of their own
@@ -142,7 +142,7 @@ def test_warnings_say_what_spoils_a_figure(make_reading, synthetic):
     ]
     task = {"name": "spec_bench", "version": 1, "embedded": "plumbing"}
     reading = make_reading(records, noisy=True, tasks=[task], status="interrupted")
-    lines = footer(reading.summary, reading.facts)
+    lines = all_notes(reading.summary, reading.facts)
     assert any(line.startswith("interrupted:") for line in lines)
     assert any(line.startswith("noisy:") for line in lines)
     assert any(line.startswith("embedded: plumbing: spec_bench") for line in lines)
@@ -156,7 +156,7 @@ def test_a_run_that_goes_on_or_was_killed_is_not_shown_as_a_whole_one(make_readi
     records = synthetic.records([synthetic.vanilla, synthetic.sps], prompts=3)
     for status, said in (("running", True), ("finished", False)):
         reading = make_reading(records, status=status)
-        lines = footer(reading.summary, reading.facts)
+        lines = all_notes(reading.summary, reading.facts)
         assert any(line.startswith("running, or killed: not all cells") for line in lines) is said
 
 
@@ -164,7 +164,7 @@ def test_a_run_without_times_ranks_nothing_and_says_why_once(make_reading, synth
     peer = replace(synthetic.vanilla, label="hf:vanilla", peer=True)
     made = synthetic.records([synthetic.vanilla, synthetic.sps, peer], prompts=3)
     reading = make_reading([replace(record, void=True) for record in made])
-    lines = footer(reading.summary, reading.facts)
+    lines = all_notes(reading.summary, reading.facts)
     assert "all rows: no speedup: vanilla lost 3 of 3 cells (3 void)" in lines
     assert sum("no speedup" in line for line in lines) == 1
     assert not any(line.startswith("group:") for line in lines)
@@ -174,12 +174,12 @@ def test_a_run_without_times_ranks_nothing_and_says_why_once(make_reading, synth
 def test_plumbing_is_no_warning_for_other_models(make_reading):
     tasks = [{"name": "spec_bench", "embedded": "plumbing"}]
     reading = make_reading(tasks=tasks, models={"target": {"label": "llama-7b"}})
-    assert not any("plumbing" in line for line in footer(reading.summary, reading.facts))
+    assert not any("plumbing" in line for line in all_notes(reading.summary, reading.facts))
 
 
 def test_interval_that_is_missing_has_its_reason(make_reading, synthetic):
     reading = make_reading(synthetic.records([synthetic.vanilla, synthetic.sps], prompts=1))
-    lines = footer(reading.summary, reading.facts)
+    lines = all_notes(reading.summary, reading.facts)
     assert "sps: no interval: one question alone has no spread" in lines
 
 
@@ -193,7 +193,7 @@ def test_interval_that_is_missing_has_its_reason(make_reading, synthetic):
     ],
 )
 def test_bar_has_eleven_marks_by_largest_remainder(shares, bar):
-    marks = bar_marks(shares)
+    marks = bar_widths(shares)
     assert "".join(BAR_MARKS[name] * n for name, n in marks.items()) == bar
 
 
@@ -204,7 +204,7 @@ def test_the_targets_work_is_shown_where_parts_of_it_ran(make_reading, synthetic
             record.target_equivalents = float(record.target_forwards)
     lines = _text(make_reading(records)).splitlines()
     assert " work " not in lines[2] and not any(" work: " in line for line in lines)
-    assert "work" not in grid(COST, make_reading(records).summary.rows).headings
+    assert "work" not in make_grid(COST, make_reading(records).summary.rows).headings
     for record in records:
         if record.label == "staged":
             record.target_equivalents += 0.25 * record.draft_forwards
@@ -219,10 +219,10 @@ def test_the_targets_work_is_shown_where_parts_of_it_ran(make_reading, synthetic
     assert rows["sps"].work == pytest.approx(rows["sps"].verification_rate)
     assert (rows["vanilla"].work, rows["hf:vanilla"].work) == (1, None)
     (note,) = [line for line in lines if line.startswith(" work: target forwards a token")]
-    shown = grid(COST, reading.summary.rows)
+    shown = make_grid(COST, reading.summary.rows)
     at = shown.headings.index("work")
-    assert {line[0].shown: line[at].shown for line in shown.rows}["staged"] == f"{work:.2f}"
-    (table,) = overall(reading.summary)
+    assert {line[0].text: line[at].text for line in shown.rows}["staged"] == f"{work:.2f}"
+    (table,) = overall_tables(reading.summary)
     (column,) = [column for column in table.columns if column.heading == "work"]
     assert f" work: {column.meaning}" == note
 
@@ -291,7 +291,7 @@ def test_no_color_takes_colours_away(make_reading, capsys, monkeypatch):
 
 def test_run_without_records_prints_its_heading(make_reading, manifest, tmp_path):
     summary = summarise([], manifest)
-    assert "speedup" in run_text(summary, Facts.of(manifest))
+    assert "speedup" in run_text(summary, Facts.from_manifest(manifest))
 
 
 def test_table_says_where_parameters_come_from_once_some_are_not_the_default(
@@ -300,10 +300,12 @@ def test_table_says_where_parameters_come_from_once_some_are_not_the_default(
     records = synthetic.records([synthetic.vanilla, synthetic.sps], prompts=12)
     for record in records:
         record.params.source = "default"
-    assert "params" not in run_text(summarise(records, manifest, resamples=99), Facts.of(manifest))
+    assert "params" not in run_text(
+        summarise(records, manifest, resamples=99), Facts.from_manifest(manifest)
+    )
     for record in records:
         record.params.source = "tuned(8)" if record.label == "sps" else "default"
-    text = run_text(summarise(records, manifest, resamples=99), Facts.of(manifest))
+    text = run_text(summarise(records, manifest, resamples=99), Facts.from_manifest(manifest))
     (heading,) = (line for line in text.splitlines() if "params" in line)
     (row,) = (line for line in text.splitlines() if "tuned(8)" in line)
     assert row.split()[0] == "sps"
@@ -312,14 +314,14 @@ def test_table_says_where_parameters_come_from_once_some_are_not_the_default(
 
 
 def test_it_is_said_which_interval_is_at_once_over_all_rows(make_reading):
-    lines = footer(make_reading().summary, make_reading().facts)
+    lines = all_notes(make_reading().summary, make_reading().facts)
     assert any(line.startswith("the 95% CI is one row's against vanilla") for line in lines)
 
 
 def test_every_rendering_says_which_interval_is_whose_and_what_is_too_few(
     make_reading, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(text, "FEW", 49)
+    monkeypatch.setattr(text, "MIN_QUESTIONS", 49)
     reading = make_reading()
     whose = text.two_intervals(reading.summary)[0][1:]
     few = text.few_questions(reading.summary)[0][1:]
@@ -331,10 +333,13 @@ def test_every_rendering_says_which_interval_is_whose_and_what_is_too_few(
     page = render(report(reading.summary, reading.run.manifest, Incidents(), []))
     assert whose in page and few in page and "### qa (8)" in page
     assert "Of fewer than" not in page and "of fewer than 49 a figure is an example" in page
-    (table, *_), (families, *_) = overall(reading.summary), tables.by_family(reading.summary)
-    assert whose in table.note and any(few in line for line in warned(reading))
+    (table, *_), (families, *_) = (
+        overall_tables(reading.summary),
+        tables.family_tables(reading.summary),
+    )
+    assert whose in table.note and any(few in line for line in list_warnings(reading))
     assert families.columns[1] is metrics.QUESTIONS
-    assert {row[1].shown for row in families.rows} == {"8"}
+    assert {row[1].text for row in families.rows} == {"8"}
     assert "of fewer than 49 a figure is an example" in families.note
 
 
@@ -354,11 +359,11 @@ def test_every_rendering_warns_where_rare_questions_decide_a_speedup(
     assert note.startswith(
         f"rare questions decide speedups: sps 1 of 48, {row.speedup_without_rare:.2f}x without"
     )
-    foot = footer(reading.summary, reading.facts)
+    foot = all_notes(reading.summary, reading.facts)
     assert note in " ".join(line.strip() for line in foot)
     page = render(report(reading.summary, reading.run.manifest, Incidents(), []))
     assert "rare questions decide speedups: sps 1 of 48" in page
-    assert note in warned(reading)
+    assert note in list_warnings(reading)
     write_latex(reading, tmp_path)
     assert (
         "are questions decide speedups: sps 1 of 48"
@@ -376,20 +381,20 @@ def test_more_than_three_letters_in_a_row_are_written_by_the_first_and_the_last(
         ("yzA'B'C'D'F'", "yzA'-D'F'"),
     ):
         own = replace(row, letters=letters)
-        assert metrics.group(own) == metrics.GROUP.shown(own) == shown
+        assert metrics.group(own) == metrics.GROUP.format(own) == shown
         assert metrics.GROUP.data["group"](own) == letters
 
 
 def test_groups_beyond_the_alphabet_are_groups_of_their_own(make_reading):
     row = make_reading().summary.rows[0]
     rows = [replace(row, letters=letters) for letters in ("A", "A'", "B'A")]
-    assert [len(alike(own, rows)) for own in rows] == [1, 0, 1]
+    assert [len(same_group(own, rows)) for own in rows] == [1, 0, 1]
 
 
 def test_too_few_questions_are_said_and_no_others(make_reading, monkeypatch):
     reading = make_reading()
     assert text.few_questions(reading.summary) == []
-    monkeypatch.setattr(text, "FEW", 49)
+    monkeypatch.setattr(text, "MIN_QUESTIONS", 49)
     (line,) = text.few_questions(reading.summary)
     assert line.startswith("48 questions are too few to rank methods")
 
@@ -400,10 +405,10 @@ def test_too_few_questions_are_said_and_no_others(make_reading, monkeypatch):
 def test_too_few_questions_are_mended_by_a_limit_only_where_there_are_more(
     make_reading, monkeypatch, limited, then
 ):
-    monkeypatch.setattr(text, "FEW", 49)
+    monkeypatch.setattr(text, "MIN_QUESTIONS", 49)
     reading = make_reading()
     facts = replace(reading.facts, limited=limited)
-    assert any(line.endswith(then) for line in footer(reading.summary, facts))
+    assert any(line.endswith(then) for line in all_notes(reading.summary, facts))
 
 
 @pytest.mark.parametrize("width", [60, 80])
@@ -488,21 +493,21 @@ def test_a_figure_has_one_heading_and_one_way_to_be_written_in_every_rendering(
 ):
     reading = make_reading()
     row = reading.summary.rows[0]
-    (page, *_) = overall(reading.summary)
+    (page, *_) = overall_tables(reading.summary)
     on_page = {
-        head.heading: cell.shown for head, cell in zip(page.columns, page.rows[0], strict=True)
+        head.heading: cell.text for head, cell in zip(page.columns, page.rows[0], strict=True)
     }
     drawn = _text(reading).splitlines()
     heading = next(line for line in drawn if "speedup" in line)
     written = next(line for line in drawn if f" {row.label} " in line)
     for chosen in (metrics.SPEED, metrics.COST):
-        found = grid(chosen, reading.summary.rows)
+        found = make_grid(chosen, reading.summary.rows)
         for head, said in zip(found.headings, found.rows[0], strict=True):
-            assert said.shown == on_page.get(head, said.shown)
+            assert said.text == on_page.get(head, said.text)
         assert len(set(found.headings)) == len(found.headings)
-    for column in informative(metrics.TERMINAL, reading.summary.rows)[2:]:
+    for column in select_informative(metrics.TERMINAL, reading.summary.rows)[2:]:
         assert column.heading in heading and column.heading in on_page
-        assert column is metrics.TIME or column.shown(row) in written
+        assert column is metrics.TIME or column.format(row) in written
 
 
 def test_columns_show_every_row_and_sort_by_what_they_show(make_reading):
@@ -512,5 +517,5 @@ def test_columns_show_every_row_and_sort_by_what_they_show(make_reading):
         assert len(names) == len(set(names))
         for row in rows:
             for column in filter(lambda column: column.when([row]), chosen):
-                nothing = column.shown(row) in ("", formats.NONE)
+                nothing = column.format(row) in ("", formats.NONE)
                 assert (column.cell(row).value is None) is nothing

@@ -50,7 +50,7 @@ class GraphKey(NamedTuple):
     has_positions: bool
 
     @classmethod
-    def of(cls, model_input: ModelInput) -> GraphKey | None:
+    def from_input(cls, model_input: ModelInput) -> GraphKey | None:
         """Return the key of a forward, or None if it cannot be captured."""
         x, logits_at, mask = model_input.x, model_input.logits_at, model_input.mask
         if isinstance(x, Hidden) or x.ids.shape[0] > 1 or x.ids.shape[1] > MAX_ROWS:
@@ -65,7 +65,7 @@ class GraphKey(NamedTuple):
         )
 
 
-class Buffers:
+class GraphBuffers:
     """Input buffers of a CUDA graph, whose contents differ between replays.
 
     Attributes:
@@ -77,21 +77,21 @@ class Buffers:
     """
 
     def __init__(self, shape: GraphKey, device: torch.device, dtype: torch.dtype) -> None:
-        def whole(*size: int) -> Tensor:
+        def zeros(*size: int) -> Tensor:
             return torch.zeros(size, dtype=torch.int64, device=device)
 
         n = shape.n
-        self.start = whole(2)
-        ids = whole(1, n)
+        self.start = zeros(2)
+        ids = zeros(1, n)
         rows = torch.zeros(1, n, shape.width, dtype=dtype, device=device)
         self.x: Tokens | Features = Features(ids, rows) if shape.width else Tokens(ids)
-        self.positions = whole(1, n) if shape.has_positions else None
+        self.positions = zeros(1, n) if shape.has_positions else None
         self.mask = (
             torch.ones(n, shape.mask_width, dtype=torch.bool, device=device)
             if shape.mask_width
             else None
         )
-        self.index = whole(shape.logits) if isinstance(shape.logits, int) else None
+        self.index = zeros(shape.logits) if isinstance(shape.logits, int) else None
 
     def fill(self, model_input: ModelInput, state: KVState) -> None:
         """Copy the input of a forward into the buffers."""
@@ -117,7 +117,7 @@ Body = Callable[[], ModelOutput]
 Capture = Callable[[Body], Body]
 """A function that captures a body and returns its replay function."""
 
-Build = Callable[[KVState, Buffers, GraphKey, int], Body]
+Build = Callable[[KVState, GraphBuffers, GraphKey, int], Body]
 """A function that builds the body for a key and a state. The integer is the number of rows read."""
 
 
@@ -149,7 +149,7 @@ class CudaGraphs:
         return replay
 
 
-class Recorder:
+class GraphRecorder:
     """CUDA graphs of one decoder, by state.
 
     Attributes:
@@ -159,9 +159,9 @@ class Recorder:
     def __init__(self, capture: Capture, build: Build) -> None:
         self.n_recorded = 0
         self._capture, self._build = capture, build
-        self._kept: WeakKeyDictionary[KVState, dict[GraphKey, tuple[Buffers, dict[int, Body]]]] = (
-            WeakKeyDictionary()
-        )
+        self._kept: WeakKeyDictionary[
+            KVState, dict[GraphKey, tuple[GraphBuffers, dict[int, Body]]]
+        ] = WeakKeyDictionary()
 
     def run(self, shape: GraphKey, model_input: ModelInput, state: KVState) -> ModelOutput:
         """Replay a forward, and capture it first if there is no graph for the state and row count.
@@ -174,7 +174,7 @@ class Recorder:
         kept = self._kept.setdefault(state, {})
         if shape not in kept:
             like = state.buffers[0]
-            kept[shape] = Buffers(shape, like.device, like.dtype), {}
+            kept[shape] = GraphBuffers(shape, like.device, like.dtype), {}
         buffers, bodies = kept[shape]
         buffers.fill(model_input, state)
         end = min(-(-(start + shape.n) // SEEN_MULTIPLE) * SEEN_MULTIPLE, state.capacity)

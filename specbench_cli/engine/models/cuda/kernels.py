@@ -31,10 +31,10 @@ Beyond the first two, torch's kernels are faster: they split the rows of a head 
 
 
 @triton.jit
-def _rms_norm(x, apart, weight, y, eps, width, BLOCK: tl.constexpr):
+def _rms_norm(x, row_stride, weight, y, eps, width, BLOCK: tl.constexpr):
     row, at = tl.program_id(0), tl.arange(0, BLOCK)
     inside = at < width
-    value = tl.load(x + row * apart + at, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(x + row * row_stride + at, mask=inside, other=0.0).to(tl.float32)
     size = tl.sum(value * value, 0) / width + eps
     scaled = value * tl.rsqrt(size) * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(y + row * width + at, scaled.to(y.dtype.element_ty), mask=inside)
@@ -46,8 +46,8 @@ def _rotate_and_store(
     cos,
     sin,
     rows,
-    held,
-    held_head,
+    cache,
+    head_stride,
     heads,
     kv,
     half,
@@ -71,7 +71,7 @@ def _rotate_and_store(
         low = tl.minimum(tl.maximum(tl.where(low == low, low, 0.0), -largest), largest)
         high = tl.minimum(tl.maximum(tl.where(high == high, high, 0.0), -largest), largest)
     if head >= heads:
-        here = held + (head - heads) * held_head + tl.load(rows + row) * d + at
+        here = cache + (head - heads) * head_stride + tl.load(rows + row) * d + at
     tl.store(here, low.to(qkv.dtype.element_ty), mask=inside)
     tl.store(here + half, high.to(qkv.dtype.element_ty), mask=inside)
 
@@ -79,8 +79,8 @@ def _rotate_and_store(
 @triton.jit
 def _attend(
     qkv,
-    held,
-    held_head,
+    cache,
+    head_stride,
     rows,
     y,
     heads,
@@ -100,7 +100,7 @@ def _attend(
     best = tl.full((QUERIES,), float("-inf"), tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
     mixed = tl.zeros((QUERIES, D), tl.float32)
-    keys = held + group * held_head
+    keys = cache + group * head_stride
     for first in range(0, end, KEYS):
         column = first + tl.arange(0, KEYS)
         there = (column < end)[:, None]
@@ -112,7 +112,7 @@ def _attend(
         # Rows that have not attended to any key yet keep zeros.
         safe = tl.where(higher == float("-inf"), 0.0, higher)
         chances, fade = tl.exp(scores - safe[:, None]), tl.exp(best - safe)
-        v = tl.load(keys + kv * held_head + where, mask=there, other=0)
+        v = tl.load(keys + kv * head_stride + where, mask=there, other=0)
         total = total * fade + tl.sum(chances, 1)
         mixed = mixed * fade[:, None] + tl.dot(chances.to(v.dtype), v)
         best = higher
@@ -179,30 +179,30 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rotate_and_store(
-    qkv: Tensor, cos: Tensor, sin: Tensor, rows: Tensor, held: Tensor, kv: int, *, clean: bool
+    qkv: Tensor, cos: Tensor, sin: Tensor, rows: Tensor, cache: Tensor, kv: int, *, clean: bool
 ) -> None:
     """Rotate queries in place, and write rotated keys and values to the cache.
 
     Args:
         qkv: [n, (heads + 2 kv) d].
         cos, sin: [n, 1, d]. The first half of the sines is negated.
-        rows: Indices [n] of the new rows in `held`.
-        held: KV cache [2 kv, capacity, d].
+        rows: Indices [n] of the new rows in `cache`.
+        cache: KV cache [2 kv, capacity, d].
         clean: Whether to replace non-finite values, as `nan_to_num` does. Masked values are still
             multiplied by zero (see `attention.attend_tree`).
     """
-    n, d = len(qkv), held.shape[-1]
+    n, d = len(qkv), cache.shape[-1]
     heads = qkv.shape[1] // d - 2 * kv
     largest = min(torch.finfo(each).max for each in (qkv.dtype, torch.float32))
     _rotate_and_store[(n, heads + 2 * kv)](
-        *(qkv, cos, sin, rows, held, held.stride(0), heads, kv, d // 2, largest),
+        *(qkv, cos, sin, rows, cache, cache.stride(0), heads, kv, d // 2, largest),
         CLEAN=clean,
         BLOCK=triton.next_power_of_2(d // 2),
         num_warps=1,
     )
 
 
-def attends(queries: int, seen: int, rows: Tensor) -> bool:
+def supports_attention(queries: int, seen: int, rows: Tensor) -> bool:
     """Return True if `attend` supports the number of queries per KV head and of rows [..., d]."""
     d = rows.shape[-1]
     return queries <= QUERIES and seen <= SEEN and 16 <= d <= 128 and d & (d - 1) == 0
@@ -210,7 +210,7 @@ def attends(queries: int, seen: int, rows: Tensor) -> bool:
 
 def attend(
     qkv: Tensor,
-    held: Tensor,
+    cache: Tensor,
     rows: Tensor,
     out: Tensor,
     kv: int,
@@ -223,16 +223,16 @@ def attend(
 
     Args:
         qkv: [n, (heads + 2 kv) d], with rotated queries.
-        held: KV cache [2 kv, capacity, d].
+        cache: KV cache [2 kv, capacity, d].
         rows: Indices [n] of the new rows in the cache.
         out: [n, heads d].
         window: Maximum number of rows that each row attends to, with itself. None is unlimited.
     """
-    n, d = len(qkv), held.shape[-1]
+    n, d = len(qkv), cache.shape[-1]
     heads = qkv.shape[1] // d - 2 * kv
     _attend[(kv,)](
-        *(qkv, held, held.stride(0), rows, out, heads, kv, n),
-        held.shape[1] if window is None else window,
+        *(qkv, cache, cache.stride(0), rows, out, heads, kv, n),
+        cache.shape[1] if window is None else window,
         scale,
         D=d,
         QUERIES=max(16, triton.next_power_of_2(n * (heads // kv))),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from specbench_cli.report.figures.drawing import style
-from specbench_cli.report.figures.drawing.labels import Word, write_beside
+from specbench_cli.report.figures.drawing.labels import PointLabel, place_labels
 from specbench_cli.report.figures.drawing.style import INK, Look
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # ---- marks ---------------------------------------------------------------------------------------
 
 
-class Point(NamedTuple):
+class PlotPoint(NamedTuple):
     """A point with its interval, if it has one."""
 
     x: float
@@ -33,7 +33,7 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class PlotSeries:
     """Points with one look, their intervals, and the line through them.
 
     Attributes:
@@ -42,44 +42,46 @@ class Series:
         pixels: True to store the points as pixels in vector formats.
     """
 
-    points: Sequence[Point]
+    points: Sequence[PlotPoint]
     look: Look
     label: str | None = None
-    across: bool = False
+    horizontal: bool = False
     band: bool = False
-    pixels: bool = False
+    rasterized: bool = False
 
     def draw(self, axes: Axes) -> None:
         """Draw the series, or nothing if it has no points."""
         if not self.points:
             return
         x, y = [p.x for p in self.points], [p.y for p in self.points]
-        middles = x if self.across else y
+        middles = x if self.horizontal else y
         pairs = list(zip(self.points, middles, strict=True))
         low = [at if p.low is None else min(p.low, at) for p, at in pairs]
         high = [at if p.high is None else max(p.high, at) for p, at in pairs]
         if self.band:
             axes.fill_between(x, low, high, color=style.OURS, alpha=0.3, lw=0, zorder=2)
         errors: dict[str, Any] = {}
-        shown = self.look.whisker and not self.band
-        if shown and any(p.low is not None or p.high is not None for p in self.points):
+        has_whiskers = self.look.whisker and not self.band
+        if has_whiskers and any(p.low is not None or p.high is not None for p in self.points):
             ends = np.subtract(middles, low), np.subtract(high, middles)
-            errors["xerr" if self.across else "yerr"] = ends
-        axes.errorbar(x, y, **errors, **self.look.options, label=self.label, rasterized=self.pixels)
+            errors["xerr" if self.horizontal else "yerr"] = ends
+        axes.errorbar(
+            x, y, **errors, **self.look.options, label=self.label, rasterized=self.rasterized
+        )
 
     def mark_cut(self, axes: Axes) -> None:
         """Draw arrowheads at the edge of the axes where intervals continue beyond it."""
-        edge = (axes.get_xlim() if self.across else axes.get_ylim())[1]
+        edge = (axes.get_xlim() if self.horizontal else axes.get_ylim())[1]
         for point in self.points:
             if point.high is not None and point.high > edge:
-                at = (edge, point.y) if self.across else (point.x, edge)
-                marker = ">" if self.across else "^"
+                at = (edge, point.y) if self.horizontal else (point.x, edge)
+                marker = ">" if self.horizontal else "^"
                 axes.scatter(
                     *at, s=8, marker=marker, color=self.look.colour, lw=0, clip_on=False, zorder=6
                 )
 
 
-class Box(NamedTuple):
+class BarBox(NamedTuple):
     """A bar by a corner and its sides."""
 
     x: float
@@ -89,10 +91,10 @@ class Box(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Bars:
+class PlotBars:
     """Bars of one look: of a bar chart, a histogram, a waterfall, a timeline or a heat map."""
 
-    boxes: Sequence[Box]
+    boxes: Sequence[BarBox]
     colour: str
     hatch: str | None = None
     label: str | None = None
@@ -108,7 +110,7 @@ class Bars:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class RuleLine:
     """A line across the axes at one x or y. With `to`, a band from x to `to`."""
 
     x: float | None = None
@@ -188,10 +190,10 @@ class Arrow:
         axes.annotate("", self.end, self.start, arrowprops=look | {"color": INK}, zorder=3)
 
 
-Mark = Series | Bars | Rule | Note | Arrow
+Mark = PlotSeries | PlotBars | RuleLine | Note | Arrow
 
 
-def aside(text: str, y: float, size: float = 7, colour: str = INK) -> Note:
+def right_note(text: str, y: float, size: float = 7, colour: str = INK) -> Note:
     """Return a label in the column right of the rows."""
     return Note(text, None, y, size, colour, (24, 0), "right")
 
@@ -215,11 +217,11 @@ class Axis:
     name: str = ""
     low: float | None = None
     high: float | None = None
-    form: Callable[[float, object], str] | None = None
+    tick_format: Callable[[float, object], str] | None = None
     ticks: Mapping[float, str] | None = None
     bins: int | None = None
     log: bool = False
-    turned: bool = False
+    rotated: bool = False
 
     def apply(self, axes: Axes, which: Literal["x", "y"]) -> None:
         """Set scale, limits and ticks of one axis of `axes`."""
@@ -235,10 +237,10 @@ class Axis:
         if self.bins is not None:
             axes.locator_params(axis=which, nbins=self.bins, integer=which == "x")
         if self.ticks is not None:
-            turn: Any = {"rotation": 30, "ha": "right"} if self.turned else {}
+            turn: Any = {"rotation": 30, "ha": "right"} if self.rotated else {}
             axis.set_ticks(list(self.ticks), list(self.ticks.values()), **turn)
-        elif self.form is not None:
-            axis.set_major_formatter(self.form)
+        elif self.tick_format is not None:
+            axis.set_major_formatter(self.tick_format)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,8 +257,8 @@ class Panel:
     x: Axis = Axis()
     y: Axis = Axis()
     title: str = ""
-    words: Sequence[Word] = ()
-    high: float = 2.1
+    point_labels: Sequence[PointLabel] = ()
+    height: float = 2.1
     grid: bool = True
 
     def draw(self, axes: Axes, *sides: str) -> None:
@@ -265,14 +267,14 @@ class Panel:
             mark.draw(axes)
         self.x.apply(axes, "x")
         self.y.apply(axes, "y")
-        style.strip(axes, *sides)
+        style.show_sides(axes, *sides)
         if self.grid:
             style.grid(axes)
         if self.x.name:
-            style.name_x(axes, self.x.name)
+            style.label_x_axis(axes, self.x.name)
         axes.set_ylabel(self.y.name, labelpad=2)
         for mark in self.marks:
-            if isinstance(mark, Series) and mark.look.whisker:
+            if isinstance(mark, PlotSeries) and mark.look.whisker:
                 mark.mark_cut(axes)
 
 
@@ -309,11 +311,14 @@ _RIGHT_IN, _ASIDE_IN, _GAP_IN = 0.12, 0.36, 0.12
 
 
 def row_width(
-    names: Sequence[str], width: float = style.COLUMN_IN, aside: bool = False, panels: int = 1
+    names: Sequence[str],
+    width: float = style.COLUMN_IN,
+    with_right_column: bool = False,
+    panels: int = 1,
 ) -> float:
     """Return the width of a panel of `row_plot` in inches."""
-    right = _ASIDE_IN if aside else _RIGHT_IN
-    return (width - style.room_for(names) - right - _GAP_IN * (panels - 1)) / panels
+    right = _ASIDE_IN if with_right_column else _RIGHT_IN
+    return (width - style.label_width(names) - right - _GAP_IN * (panels - 1)) / panels
 
 
 def row_plot(
@@ -335,19 +340,19 @@ def row_plot(
         columns: Number of columns of the legend.
     """
     labels, places = [label for label, _ in rows], [place for _, place in rows]
-    wide = row_width(labels, width, bool(heading), len(panels))
+    panel_width = row_width(labels, width, bool(heading), len(panels))
     y = Axis("", max(places) + 0.6, min(places) - 0.6)
     top = 0.18 if heading or panels[0].title else 0.05
     bottom = (0.33 if panels[0].x.name else 0.22) + _legend_in(panels, columns)
-    figure = style.blank(width, unit * (max(places) - min(places) + 1.2) + top + bottom)
-    left = style.room_for(labels)
+    figure = style.new_figure(width, unit * (max(places) - min(places) + 1.2) + top + bottom)
+    left = style.label_width(labels)
     for panel in panels:
-        axes = style.frame(figure, left, width - left - wide, top, bottom)
+        axes = style.add_axes(figure, left, width - left - panel_width, top, bottom)
         sides = () if panel.x.ticks else ("bottom",)
         replace(panel, y=y, grid=False).draw(axes, *sides)
         axes.set_title(panel.title, fontsize=7, pad=3)
-        style.name_rows(axes, labels if panel is panels[0] else [""] * len(labels), places)
-        left += wide + _GAP_IN
+        style.label_rows(axes, labels if panel is panels[0] else [""] * len(labels), places)
+        left += panel_width + _GAP_IN
         if heading:
             at, look = (24, 1), (6.5, style.MUTED)
             Note(heading, None, min(places) - 0.6, *look, at, "right", "bottom").draw(axes)
@@ -383,7 +388,7 @@ def heat_map(
         for place, (share, text) in enumerate(row):
             colour = "white" if share is None else to_hex(shades(share))
             ink = "white" if share is not None and share > _LIGHT_TEXT else INK
-            marks.append(Bars([Box(place - 0.48, y - 0.44, 0.96, 0.88)], colour))
+            marks.append(PlotBars([BarBox(place - 0.48, y - 0.44, 0.96, 0.88)], colour))
             marks.append(Note(text, place, y, points, ink, ha="center"))
     axis = Axis(x, -0.5, len(columns) - 0.5, ticks=dict(enumerate(columns)))
     return Panel(marks, axis, title=title)
@@ -404,26 +409,26 @@ def small_multiples(
         ratio: Height of a panel divided by its width.
         columns: Number of columns of the legend.
     """
-    across = min(3, len(panels))
-    down = -(-len(panels) // across)
-    inner = style.COLUMN_IN - _LEFT_IN - _EDGE_IN - _BETWEEN_IN * (across - 1)
-    wide = inner / across if across > 1 else inner * 0.75
-    high, below = wide * ratio, max(0.02, _legend_in(list(panels.values()), columns))
-    titles = style.named(panels)
+    n_columns = min(3, len(panels))
+    n_rows = -(-len(panels) // n_columns)
+    inner = style.COLUMN_IN - _LEFT_IN - _EDGE_IN - _BETWEEN_IN * (n_columns - 1)
+    panel_width = inner / n_columns if n_columns > 1 else inner * 0.75
+    high, below = panel_width * ratio, max(0.02, _legend_in(list(panels.values()), columns))
+    titles = style.wrap_labels(panels)
     title = _TITLE_IN + _LINE_IN * any("\n" in word for word in titles.values())
-    height = down * (high + title) + below + _NAME_IN
-    figure = style.blank(style.COLUMN_IN, height)
+    height = n_rows * (high + title) + below + _NAME_IN
+    figure = style.new_figure(style.COLUMN_IN, height)
     for place, (label, panel) in enumerate(panels.items()):
-        row, column = divmod(place, across)
-        left = _LEFT_IN + column * (wide + _BETWEEN_IN)
-        bottom = below + _NAME_IN + (down - 1 - row) * (high + title)
-        right, top = style.COLUMN_IN - left - wide, height - bottom - high
-        axes = style.frame(figure, left, right, top, bottom)
+        row, column = divmod(place, n_columns)
+        left = _LEFT_IN + column * (panel_width + _BETWEEN_IN)
+        bottom = below + _NAME_IN + (n_rows - 1 - row) * (high + title)
+        right, top = style.COLUMN_IN - left - panel_width, height - bottom - high
+        axes = style.add_axes(figure, left, right, top, bottom)
         panel.draw(axes, "left", "bottom")
-        last = place + across >= len(panels)
+        last = place + n_columns >= len(panels)
         axes.tick_params(labelleft=column == 0, labelbottom=last)
         word, size = titles[label], style.TINY if "\n" in titles[label] else 6.5
-        size = min(size, 0.98 * size * wide / style.width_of([word], size))
+        size = min(size, 0.98 * size * panel_width / style.text_width([word], size))
         axes.set_title(word, fontsize=max(size, 5), pad=1.5, linespacing=0.9)
     figure.supxlabel(x, fontsize=7, x=0.54, y=below / height, va="bottom")
     figure.supylabel(y, fontsize=7, x=0.015, y=0.5 * (1 + (below + 0.25) / height))
@@ -443,12 +448,12 @@ def page(*stacks: Sequence[Panel], width: float = style.COLUMN_IN, columns: int 
 
     panels = [panel for stack in stacks for panel in stack]
     below = _legend_in(panels, columns)
-    height = max(sum(panel.high for panel in stack) for stack in stacks) + below
+    height = max(sum(panel.height for panel in stack) for stack in stacks) + below
     layout = ConstrainedLayoutEngine(w_pad=0.06, rect=(0, below / height, 1, 1 - below / height))
-    figure = style.blank(width, height, layout=layout)
+    figure = style.new_figure(width, height, layout=layout)
     grid = figure.add_gridspec(1, len(stacks))
     for place, stack in enumerate(stacks):
-        ratios = [panel.high for panel in stack]
+        ratios = [panel.height for panel in stack]
         cells = grid[place].subgridspec(len(stack), 1, height_ratios=ratios)
         for row, panel in enumerate(stack):
             axes = figure.add_subplot(cells[row])
@@ -456,7 +461,7 @@ def page(*stacks: Sequence[Panel], width: float = style.COLUMN_IN, columns: int 
             axes.tick_params(labelbottom=bool(panel.x.name))
     _legend(figure, panels, columns)
     for axes, panel in zip(figure.axes, panels, strict=True):
-        if panel.words:
+        if panel.point_labels:
             figure.draw_without_rendering()  # the layout decides where points lie on the paper
-            write_beside(axes, panel.words)
+            place_labels(axes, panel.point_labels)
     return figure

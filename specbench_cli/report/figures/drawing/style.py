@@ -67,18 +67,18 @@ _STAMPS = {
     "pdf": ("CreationDate", "Creator", "Producer"),
 }
 """Metadata that would differ between two writes of the same figure, by format."""
-_REACH = 1.8
+_MAX_AXIS_RATIO = 1.8
 """Maximum of an axis, relative to the largest speedup."""
-_LETTERS = 24
+_LINE_CHARS = 24
 """Maximum number of characters in a line of a method's label."""
 
 
-def applied() -> AbstractContextManager[None]:
+def figure_style() -> AbstractContextManager[None]:
     """Return a context with specbench's style for drawing and writing figures."""
-    return defaults(_STYLE)
+    return matplotlib_defaults(_STYLE)
 
 
-def defaults(changes: Any = None) -> AbstractContextManager[None]:
+def matplotlib_defaults(changes: Any = None) -> AbstractContextManager[None]:
     """Return a context with matplotlib's own defaults and the given changes to them.
 
     Matplotlib reads `matplotlibrc` in the working folder, which may be another person's:
@@ -91,7 +91,7 @@ def defaults(changes: Any = None) -> AbstractContextManager[None]:
     return mpl.rc_context(own | (changes or {}))
 
 
-def blank(width: float, height: float, **layout: Any) -> Figure:
+def new_figure(width: float, height: float, **layout: Any) -> Figure:
     """Return an empty figure of a size in inches, without pyplot's global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -102,32 +102,32 @@ def blank(width: float, height: float, **layout: Any) -> Figure:
 
 
 def write(
-    figure: Figure, folder: Path, name: str, *, paper: bool = False, heavy: int = 0
+    figure: Figure, folder: Path, name: str, *, paper: bool = False, max_svg_bytes: int = 0
 ) -> list[Path]:
     """Write `name`.svg, `name`.png (300 dpi), and `name`.pdf if `paper`. The folder is created.
 
     The same figure gives the same bytes.
 
     Args:
-        heavy: Size in bytes above which an SVG also gets a PNG.
+        max_svg_bytes: Size in bytes above which an SVG also gets a PNG.
     """
     from matplotlib.text import Text
 
     for words in figure.findobj(Text):
-        words.set_text(output.plain(words.get_text()))
+        words.set_text(output.escape_hidden(words.get_text()))
     folder.mkdir(parents=True, exist_ok=True)
     files = list[Path]()
     for form in ("svg", "png", "pdf") if paper else ("svg", "png"):
-        if form != "png" or files[0].stat().st_size > heavy:
+        if form != "png" or files[0].stat().st_size > max_svg_bytes:
             files.append(folder / f"{name}.{form}")
             figure.savefig(files[-1], dpi=300, metadata=dict.fromkeys(_STAMPS[form]))
             if form == "svg":  # SVG comments repeat every text
-                drawn = files[-1].read_text(encoding="utf-8")
-                files[-1].write_text(output.plain(drawn), encoding="utf-8")
+                markup = files[-1].read_text(encoding="utf-8")
+                files[-1].write_text(output.escape_hidden(markup), encoding="utf-8")
     return files
 
 
-def frame(figure: Figure, left: float, right: float, top: float, bottom: float) -> Axes:
+def add_axes(figure: Figure, left: float, right: float, top: float, bottom: float) -> Axes:
     """Return axes with margins in inches."""
     width, height = figure.get_size_inches()
     return figure.add_axes(
@@ -135,7 +135,7 @@ def frame(figure: Figure, left: float, right: float, top: float, bottom: float) 
     )
 
 
-def width_of(words: Iterable[str], points: float) -> float:
+def text_width(words: Iterable[str], points: float) -> float:
     """Return the width of the widest word in inches."""
     lines = (line for word in words for line in word.split("\n"))
     return points / 72 * max(map(_em, lines), default=0.0)
@@ -151,7 +151,7 @@ def _em(line: str) -> float:
     return float(path.vertices[:, 0].max(initial=0.0))
 
 
-def named(labels: Iterable[str]) -> dict[str, str]:
+def wrap_labels(labels: Iterable[str]) -> dict[str, str]:
     """Return labels as the figures show them: long ones on two lines, longer ones without the
     middle.
 
@@ -159,46 +159,46 @@ def named(labels: Iterable[str]) -> dict[str, str]:
     """
     found = {}
     for label in labels:
-        shown = output.plain(label)
-        lines = textwrap.wrap(shown, _LETTERS, break_on_hyphens=False)
+        plain = output.escape_hidden(label)
+        lines = textwrap.wrap(plain, _LINE_CHARS, break_on_hyphens=False)
         if len(lines) > 2:
-            lines = [shown[:_LETTERS], f"…{shown[1 - _LETTERS :]}"]
+            lines = [plain[:_LINE_CHARS], f"…{plain[1 - _LINE_CHARS :]}"]
         found[label] = "\n".join(lines)
     return found
 
 
-def short(label: str) -> str:
+def shorten(label: str) -> str:
     """Return a label on one line. A long one loses its middle."""
-    half, label = _LETTERS // 2, output.plain(label)
-    return label if len(label) <= _LETTERS else f"{label[:half]}…{label[1 - half :]}"
+    half, label = _LINE_CHARS // 2, output.escape_hidden(label)
+    return label if len(label) <= _LINE_CHARS else f"{label[:half]}…{label[1 - half :]}"
 
 
-def name_rows(axes: Axes, labels: Sequence[str], places: Sequence[float]) -> None:
+def label_rows(axes: Axes, labels: Sequence[str], places: Sequence[float]) -> None:
     """Write labels next to their rows."""
-    words = [named(labels)[label] for label in labels]
+    words = [wrap_labels(labels)[label] for label in labels]
     axes.set_yticks(places, words)
     for tick, word in zip(axes.get_yticklabels(), words, strict=True):
         tick.set(fontsize=_size(word), linespacing=0.95)
     axes.tick_params(axis="y", length=0, pad=3)
 
 
-def name_x(axes: Axes, words: str) -> None:
+def label_x_axis(axes: Axes, words: str) -> None:
     """Name the x axis. A name wider than the axes extends to the left, below the labels."""
-    fits = width_of([words], 7) < axes.bbox.width / axes.figure.dpi
+    fits = text_width([words], 7) < axes.bbox.width / axes.figure.dpi
     axes.set_xlabel(words, labelpad=2, loc="center" if fits else "right")
 
 
-def room_for(labels: Iterable[str]) -> float:
+def label_width(labels: Iterable[str]) -> float:
     """Return the space in inches that `name_rows` needs to the left of the axes."""
-    words = named(labels).values()
-    return 0.1 + 1.04 * max(width_of([word], _size(word)) for word in words)
+    words = wrap_labels(labels).values()
+    return 0.1 + 1.04 * max(text_width([word], _size(word)) for word in words)
 
 
 def _size(word: str) -> float:
     return TINY if "\n" in word else 7
 
 
-def strip(axes: Axes, *sides: str) -> None:
+def show_sides(axes: Axes, *sides: str) -> None:
     """Draw the named sides of the frame, with thin ticks, and no others."""
     axes.tick_params(width=0.6, pad=2, labelsize=6.5)
     axes.tick_params(axis="x", length=2 * ("bottom" in sides))
@@ -245,32 +245,32 @@ class Look:
         return marker | line | whiskers | {"ms": self.size, "zorder": self.zorder}
 
 
-def look(place: int, *, hollow: bool = False, **changes: Any) -> Look:
+def series_look(place: int, *, hollow: bool = False, **changes: Any) -> Look:
     """Return the look of a series. The first 70 places have different looks."""
     colour, marker = _COLOURS[place % len(_COLOURS)], MARKERS[place % len(MARKERS)]
     return replace(Look(colour, marker, "white" if hollow else ""), **changes)
 
 
-def family(place: int) -> Look:
+def family_look(place: int) -> Look:
     """Return the look of a family's points."""
     return Look(INK, _FAMILIES[place % len(_FAMILIES)], "white", "", 2.4, 0.45)
 
 
-def guide(colour: str = BAND, line: str = "-", width: float = 0.5) -> Look:
+def guide_look(colour: str = BAND, line: str = "-", width: float = 0.5) -> Look:
     """Return the look of a line behind the points."""
     return Look(colour, "", "", line, width=width, whisker=0, zorder=1)
 
 
-def as_ratio(value: float, _: object = None) -> str:
+def format_ratio(value: float, _: object = None) -> str:
     """Format a speedup for an axis."""
     return f"{value:g}x"
 
 
-def reach(points: Iterable[float], ends: Iterable[float]) -> float:
+def speedup_axis_end(points: Iterable[float], ends: Iterable[float]) -> float:
     """Return the upper end of a speedup axis.
 
     It includes the intervals, but at most `_REACH` times the largest point. With few questions, an
     interval may be very wide.
     """
     farthest = max(points)
-    return min(1.04 * max([farthest, *ends]), _REACH * farthest)
+    return min(1.04 * max([farthest, *ends]), _MAX_AXIS_RATIO * farthest)

@@ -1,0 +1,36 @@
+"""Draft models that are trained from random weights on text alone."""
+
+import json
+from typing import Any
+
+from specbench_cli.training.align import RECORD, Aligner, AlignEstimate
+from specbench_cli.training.heads.mat import EstimateLog
+from specbench_cli.training.loop import WORK, claim
+
+
+class ScratchTrainer(Aligner):
+    """Trainer of drafts of any depth, from random weights, on the corpus."""
+
+    def train_draft(self, name: str, layers: int, updates: int, seed: int) -> dict[str, Any]:
+        """Train a draft of so many layers, else of the shape of `draft`, from random weights on
+        text alone, and export it. One that is there already is not trained again.
+
+        Returns:
+            what its `alignment.json` says.
+        Raises:
+            UsageError: as `align`; or the target is of another family, and there is no corpus.
+        """
+        claim(self.out / WORK, {"target_sha256": self._target_sha256})
+        record = self.out / name / RECORD
+        if not record.is_file():
+            config = self._make_initial_model().config
+            config.num_hidden_layers = layers
+            folder = self.out / WORK / name
+            model, result = self._train_on_corpus(config, updates, seed, folder)
+            facts = {"loss": "ce", "samples": "text", "start": "random weights", "seed": str(seed)}
+            last = result.curve[-1]
+            self._export(
+                model, name, facts, EstimateLog(folder, AlignEstimate), last.step, last.tokens
+            )
+        found: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+        return found

@@ -1,0 +1,130 @@
+"""Imposed acceptance: a loaded decoder computes, but its logits follow a given acceptance rate.
+
+For models with random weights, whose drafts would never be accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log1p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench_cli.engine.models.decoder import Decoder, ModelInput
+from specbench_cli.engine.types import ModelOutput, Tokens
+from specbench_cli.errors import MethodFault
+
+NUM_CHOICES = 8
+"""Number of draft choices with imposed logits. Other tokens are not drafted."""
+TOP_LOGIT, LOGIT_STEP = 1e4, 1e2
+"""Logit of the best imposed choice, and the gap between successive choices.
+
+The gap is so large that a distribution has one token at any temperature."""
+
+
+class _ImposedAcceptance(Decoder):
+    """Mixin for a decoder's class that replaces logits according to `impose_acceptance`."""
+
+    imposed: tuple[float, int]
+
+    @torch.inference_mode()
+    def execute(self, model_input: ModelInput) -> ModelOutput:
+        """See `Decoder`."""
+        (b, n), seqs = model_input.shape, model_input.seqs
+        begin = [model_input.state.position(seq) for seq in (range(b) if seqs is None else seqs)]
+        out = super().execute(model_input)
+        if out.logits is None:
+            return out
+        rows, positions = torch.arange(n, device=self.device), model_input.positions
+        if positions is None:
+            positions = torch.tensor(begin, device=self.device)[:, None] + rows
+        if isinstance(model_input.logits_at, Tensor):
+            rows = model_input.logits_at
+        elif model_input.logits_at == "last":
+            rows = rows[-1:]
+        self._set_logits(
+            out.logits, model_input.x, positions, rows, runs_all_layers=model_input.runs_all_layers
+        )
+        return out
+
+    @torch.inference_mode()
+    def forward_batch(
+        self, parts: Sequence[ModelInput], *, captured_layers: Sequence[int] = ()
+    ) -> list[ModelOutput]:
+        """See `Decoder`."""
+        begin = [part.state.position() for part in parts]
+        outs = super().forward_batch(parts, captured_layers=captured_layers)
+        for part, at, out in zip(parts, begin, outs, strict=True):
+            if out.logits is not None:
+                rows = torch.arange(part.shape[1], device=self.device)
+                positions = (at + rows)[None] if part.positions is None else part.positions
+                rows = rows[-out.logits.shape[1] :]
+                self._set_logits(out.logits, part.x, positions, rows, runs_all_layers=True)
+        return outs
+
+    def exit_logits(self, rows: Tensor) -> Tensor:
+        """Raise MethodFault: the tokens of the rows are not known here."""
+        raise _unsupported_input(self.name)
+
+    def _set_logits(
+        self, logits: Tensor, x: Any, positions: Tensor, rows: Tensor, runs_all_layers: bool
+    ) -> None:
+        """Replace the logits [b, r, V] of the input's rows [r]."""
+        if type(x) is not Tokens:
+            raise _unsupported_input(self.name)
+        chance, size = self.imposed
+        ids, at = x.ids.index_select(1, rows), positions.expand(x.ids.shape).index_select(1, rows)
+        right = _hash_ids(ids, at, 1) % size
+        if self.name == "target" and runs_all_layers:
+            logits.scatter_(-1, right[..., None], TOP_LOGIT)
+            return
+        if chance < 1:  # rank of the correct token, geometrically distributed
+            drawn = (_hash_ids(ids, at, 2).double() + 0.5) / (1 << 31)
+            rank = (drawn.log() / log1p(-chance)).long() if chance else right * 0 + NUM_CHOICES
+        else:
+            rank = right * 0
+        slots = torch.arange(NUM_CHOICES, device=self.device)
+        others = (right[..., None] + 1 + slots) % size
+        chosen = torch.where(slots == rank[..., None], right[..., None], others)
+        values = (TOP_LOGIT - LOGIT_STEP * slots).to(logits.dtype).expand(chosen.shape)
+        logits.scatter_(-1, chosen, values)
+
+
+def impose_acceptance(decoder: Decoder, chance: float, vocabulary: int) -> Decoder:
+    """Impose an acceptance rate on a decoder, and return it.
+
+    The target predicts one token for each token and position, a hash of both. In a draft's ranking
+    this token has rank r with probability `chance` (1 - chance)^r, drawn with the same hash. So the
+    first choice is accepted with probability `chance`, and each further sibling of a tree with that
+    share of the rest. Parts of the target behave like a draft model.
+
+    Args:
+        decoder: Gets a class of its own. "target" verifies, all others draft.
+        chance: Acceptance probability of a first choice.
+        vocabulary: Number of ids that all models of the run have.
+    """
+    if vocabulary <= NUM_CHOICES:
+        raise ValueError(f"{vocabulary} ids are too few to impose {NUM_CHOICES} choices on")
+    kind = type(decoder)
+    made: Any = type(kind.__name__, (_ImposedAcceptance, kind), {})
+    decoder.__class__ = made
+    decoder.imposed = (chance, vocabulary)  # type: ignore[attr-defined]
+    return decoder
+
+
+def _unsupported_input(name: str) -> MethodFault:
+    return MethodFault(
+        f"acceptance is imposed by the tokens that a model reads, and {name} was to say what rows"
+        " without tokens stand for",
+        "leave --acceptance out for methods that go on from hidden rows",
+    )
+
+
+def _hash_ids(ids: Tensor, positions: Tensor, salt: int) -> Tensor:
+    """Return 31-bit hashes of token ids and positions. The int64 arithmetic wraps."""
+    z = ids * 6364136223846793005 + positions * 1442695040888963407 + salt * 2862933555777941757
+    for shift in (31, 29):
+        z = (z ^ (z >> shift)) * 7046029254386353131
+    return (z ^ (z >> 32)) & 0x7FFFFFFF

@@ -1,0 +1,190 @@
+"""Decoders of transformers modules that support only chains.
+
+Recurrent models (Mamba-2, and hybrids with attention) store a text in a state of fixed size, from
+which no token can be removed. The decoder keeps a snapshot at the end of each forward, and the
+state can return to it. To reach a position between two snapshots, the caller processes the tokens
+after the earlier one again.
+
+Sequence-to-sequence models (T5) encode the prompt and decode the output. The decoded text begins
+with the start token of the family, and the state has a row for each of its tokens. The encoder
+output is computed at a sequence's first forward and kept with the rows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+
+from specbench_cli.engine import host
+from specbench_cli.engine.models.decoder import LogitsAt, State
+from specbench_cli.engine.models.state import RecurrentState
+from specbench_cli.engine.models.transformers_decoder import (
+    ChainDecoder,
+    StateCacheLayer,
+    TransformersState,
+    layer_shapes,
+    relative_difference,
+)
+from specbench_cli.engine.types import ExtraInput, Tokens
+from specbench_cli.errors import MethodFault
+
+
+class RecurrentDecoder(ChainDecoder):
+    """A decoder of a recurrent module, which keeps a copy of the cache after each forward.
+
+    Raises:
+        UsageError: Continuing from the cache gives other logits than one forward over all tokens.
+    """
+
+    _one_by_one = False  # whether tokens after the first forward are processed one at a time
+
+    def new_state(self, capacity: int, n_seqs: int = 1) -> RecurrentState:
+        """See `Decoder`. The state is not preallocated."""
+        return RecurrentState(n_seqs, capacity)
+
+    def _forward_sequence(
+        self, ids: Tensor, state: Any, seq: int, at: LogitsAt, wanted: set[int]
+    ) -> tuple[dict[int, Tensor], Tensor | None]:
+        assert isinstance(state, RecurrentState)
+        held, n = state.latest_cache(seq), ids.shape[1]
+        # The module writes into its cache.
+        cache = DynamicCache(config=self.module.config) if held is None else copy.deepcopy(held)
+        inputs = {self._cache_name: cache, "use_cache": True}
+        if held is None or n == 1 or not self._one_by_one:
+            left, logits = self._run({"input_ids": ids, **inputs}, at, wanted, n)
+        else:
+            each: LogitsAt = None if at is None else "all"
+            runs = [
+                self._run({"input_ids": one, **inputs}, each, wanted, 1) for one in ids.split(1, 1)
+            ]
+            left = {layer: torch.cat([rows[layer] for rows, _ in runs], 1) for layer in wanted}
+            logits = _select_logits([found for _, found in runs], at)
+        state.write(seq, n, cache)
+        return left, logits
+
+    def _trial(self, ids: Tensor) -> float:
+        """See the base class. Also set `_one_by_one` if the module needs single tokens."""
+        expected = self.module(input_ids=ids, use_cache=False).logits
+        gap = self._trial_gap(ids, expected)
+        if not gap <= self.rounding:
+            self._one_by_one = True
+            gap = self._trial_gap(ids, expected)
+        return gap
+
+    def _trial_gap(self, ids: Tensor, expected: Tensor) -> float:
+        state = self.new_state(ids.shape[1])
+        parts = ids.split((4, 1, 3, 1), 1)
+        return relative_difference(
+            [self.forward(Tokens(part), state, logits_at="all") for part in parts], expected
+        )
+
+
+def _select_logits(logits: Sequence[Tensor | None], at: LogitsAt) -> Tensor | None:
+    """Return the logits that `at` selects, from logits [1, 1, V] of each token."""
+    rows = [each for each in logits if each is not None]
+    if at is None or not rows:
+        return None
+    if at == "last":
+        return rows[-1]
+    whole = torch.cat(rows, 1)
+    return whole.index_select(1, at) if isinstance(at, Tensor) else whole
+
+
+class Seq2SeqDecoder(ChainDecoder):
+    """A decoder of a module with an encoder. The module counts positions itself, as row numbers.
+
+    Attributes:
+        start: The token that every text begins with.
+
+    Raises:
+        UsageError: No start token is known, or see `TransformersModuleDecoder`.
+    """
+
+    def split_prompt(self, ids: Sequence[int]) -> tuple[tuple[int, ...], ExtraInput | None]:
+        """See `Decoder`. The encoder reads the prompt."""
+        return (self.start,), ExtraInput(ids=tuple(ids))
+
+    def attach(self, state: State, source: ExtraInput, seq: int = 0) -> bool:
+        """See `Decoder`."""
+        assert isinstance(state, TransformersState)
+        if not source.ids:
+            return False
+        state.sources[seq] = source
+        return True
+
+    def extra_tokens(self, state: State, seq: int = 0) -> int:
+        """See `Decoder`."""
+        assert isinstance(state, TransformersState)
+        if seq in state.encoded or seq not in state.sources:
+            return 0
+        return len(state.sources[seq].ids)
+
+    def new_state(self, capacity: int, n_seqs: int = 1) -> TransformersState:
+        """See `Decoder`."""
+        return TransformersState(
+            self._shapes, n_seqs, capacity, dtype=self.dtype, device=self.device
+        )
+
+    def unembed(self, rows: Tensor) -> Tensor:
+        """Raise MethodFault: each family scales the rows differently before the output matrix."""
+        raise MethodFault(f"{self.name} does not give away its output matrix")
+
+    def _forward_sequence(
+        self, ids: Tensor, state: Any, seq: int, at: LogitsAt, wanted: set[int]
+    ) -> tuple[dict[int, Tensor], Tensor | None]:
+        assert isinstance(state, TransformersState)
+        start, n = state.length(seq), ids.shape[1]
+        state.require(start, n)
+        if seq not in state.encoded:
+            state.encoded[seq] = self._encode(state.sources.get(seq)), DynamicCache()
+        encoded, crossed = state.encoded[seq]
+        own = Cache(
+            layers=[StateCacheLayer(state, at, (seq,), (start,)) for at in range(self.n_layers)]
+        )
+        inputs = {
+            "decoder_input_ids": ids,
+            "encoder_outputs": (encoded,),
+            self._cache_name: EncoderDecoderCache(own, crossed),
+            "use_cache": True,
+        }
+        found = self._run(inputs, at, wanted, n)
+        state.extend(seq, range(self.n_layers), n)
+        return found
+
+    def _encode(self, source: ExtraInput | None) -> Tensor:
+        if source is None:
+            raise MethodFault(
+                f"{self.name} is a sequence-to-sequence model, and the request holds nothing for"
+                " its encoder",
+                "make the request of `decoder.split_prompt(ids)`",
+            )
+        ids = self.clamp_ids(host.ids([source.ids], self.device))
+        rows: Tensor = self.module.get_encoder()(input_ids=ids).last_hidden_state
+        return rows
+
+    def _trial(self, ids: Tensor) -> float:
+        """See the base class. Also find the shapes that the layers store."""
+        self.start = self._start()
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        out = self.module(
+            input_ids=ids, decoder_input_ids=ids, **{self._cache_name: cache}, use_cache=True
+        )
+        self._shapes = layer_shapes(cache.self_attention_cache)
+        state = self.new_state(ids.shape[1])
+        state.sources[0] = ExtraInput(ids=tuple(ids[0].tolist()))
+        parts = ids.split((4, 1, 4), 1)
+        return relative_difference(
+            [self.forward(Tokens(part), state, logits_at="all") for part in parts], out.logits
+        )
+
+    def _start(self) -> int:
+        for config in (self.module.generation_config, self.module.config):
+            for name in ("decoder_start_token_id", "bos_token_id"):
+                if isinstance(found := getattr(config, name, None), int):
+                    return found
+        raise self.unsupported("its configuration names no token that an output starts with")

@@ -1,0 +1,157 @@
+"""Checks that a checkpoint contains exactly the tensors that its config requires.
+
+If a tensor of the file is ignored, or a required one is missing, the output is plausible but of
+another model. Both cases are an error that names the tensor, for targets, drafts and heads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from specbench_cli.engine.models.checkpoint import OUTPUT_ID_TENSORS, Weights
+from specbench_cli.errors import EnvironmentFault
+
+_IRRELEVANT = re.compile(
+    r"(.*\.)?rotary_emb\.inv_freq"  # computed from config.json
+    r"|(.*\.)?(attn|attention)\.masked_bias"  # a constant of old GPT-2 files
+    r"|(.*\.)?position_ids"
+    r"|(model\.)?mtp(_layers)?\..*"  # multi-token prediction heads, which the method `mtp` reads
+)
+_MASK = re.compile(r"(.*\.)?(attn|attention)\.bias")
+"""A causal mask [1, 1, n, n] that old GPT-2 and GPT-NeoX files store as a buffer."""
+
+_EXTRA_LAYER = re.compile(r"(model\.layers\.\d+\.).*")
+_EXTRA_LAYER_MARK = "eh_proj.weight"
+"""Tensor that only the multi-token prediction layers of DeepSeek and GLM have."""
+
+_SCALES = re.compile(
+    r".*(scale|scales|scale_inv|scaling_factor|SCB|absmax|qweight|qzeros|g_idx|biases|zero_point"
+    r"|quant_map|quant_state.*|weight_packed|weight_shape)"
+)
+"""Names of tensors that are required to dequantize weights."""
+
+
+def is_irrelevant(name: str, weights: Weights) -> bool:
+    """Return True if a tensor is known not to affect the output of the model."""
+    if name in OUTPUT_ID_TENSORS or _IRRELEVANT.fullmatch(name):
+        return True
+    if _MASK.fullmatch(name):
+        shape = weights.shape(name)
+        return len(shape) == 4 and shape[:2] == (1, 1)
+    layer = _EXTRA_LAYER.fullmatch(name)
+    return layer is not None and layer[1] + _EXTRA_LAYER_MARK in weights
+
+
+def check_contents(
+    source: str, weights: Weights, required: Mapping[str, tuple[int, ...]], *, tied: bool
+) -> None:
+    """Raise EnvironmentFault unless a checkpoint contains exactly the tensors of its config.
+
+    Args:
+        source: Name of the folder, for messages.
+        weights: The tensors of the folder.
+        required: Shapes of the required tensors, by name.
+        tied: True if the config ties the output matrix to the embedding. Then `required` may
+            contain the output matrix or not.
+    """
+    needed = {name: shape for name, shape in required.items() if not (tied and name == OUTPUT)}
+    check_missing(source, [name for name in needed if name not in weights])
+    if tied:
+        check_tied(source, weights)
+    check_unexpected(source, weights, (name for name in weights if name not in required))
+    for name, shape in required.items():
+        if name in weights and weights.shape(name) != shape:
+            raise EnvironmentFault(
+                f"{source}: {name} has the shape {list(weights.shape(name))}, and config.json"
+                f" says {list(shape)}",
+                hint="specbench list models",
+            )
+    check_floating(source, weights)
+
+
+def check_missing(source: str, missing: Collection[str]) -> None:
+    """Raise EnvironmentFault if required tensors are missing."""
+    if missing:
+        raise EnvironmentFault(
+            f"{source} lacks the tensor {min(missing)}{_format_others(missing)}, which its"
+            " config.json demands",
+            hint="download the folder again, or correct config.json (tie_word_embeddings for the"
+            " output matrix)",
+        )
+
+
+def check_unexpected(source: str, weights: Weights, names: Iterable[str]) -> None:
+    """Raise EnvironmentFault if an unused tensor may affect the output of the model."""
+    unexpected = [name for name in names if not is_irrelevant(name, weights)]
+    if not unexpected:
+        return
+    scales = [name for name in unexpected if _SCALES.fullmatch(name)]
+    first = min(scales or unexpected)
+    raise EnvironmentFault(
+        f"{source} holds the tensor {first}{_format_others(unexpected)}, which its config.json"
+        " does not provide for",
+        hint="use the checkpoint in float16 or bfloat16: its quantised weights cannot be read here"
+        if scales
+        else "use the config.json that these weights were saved with",
+    )
+
+
+def check_floating(source: str, weights: Weights) -> None:
+    """Raise EnvironmentFault if a weight is stored as integers, which need a scale."""
+    for name in weights:
+        kind = weights.dtype(name)
+        if name.endswith("weight") and not kind.startswith(("F", "BF", "drawn")):
+            raise EnvironmentFault(
+                f"{source}: {name} is stored as integers ({kind}), and config.json names no"
+                " quantisation for them",
+                hint="use the checkpoint in float16 or bfloat16",
+            )
+
+
+OUTPUT, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def check_tied(source: str, weights: Weights) -> None:
+    """Raise EnvironmentFault if a tied model stores an output matrix unlike the embedding."""
+    if OUTPUT not in weights or EMBEDDING not in weights:
+        return
+    output, embedding = weights[OUTPUT], weights[EMBEDDING]
+    if not torch.equal(output, embedding.to(output.dtype)):
+        raise untied_fault(source, OUTPUT)
+
+
+def untied_fault(source: str, output: str) -> EnvironmentFault:
+    """Return the error for an output matrix that differs although the config ties it."""
+    return EnvironmentFault(
+        f"{source}: config.json says tie_word_embeddings true, and {output} differs from the"
+        " embedding",
+        hint="set tie_word_embeddings to false in config.json to use this output matrix, or delete"
+        " the tensor",
+    )
+
+
+def check_report(source: str, weights: Weights, module: Any, report: Mapping[str, Any]) -> None:
+    """Raise EnvironmentFault unless transformers used every tensor and initialized none randomly.
+
+    Args:
+        source: Name of the folder, for messages.
+        weights: The tensors of the folder.
+        module: The loaded model.
+        report: transformers' loading info (`output_loading_info=True`).
+    """
+    check_missing(source, sorted(report["missing_keys"]))
+    check_unexpected(source, weights, sorted(report["unexpected_keys"]))
+    if getattr(module.config, "quantization_config", None) is None:
+        check_floating(source, weights)
+    declared = module.get_expanded_tied_weights_keys(all_submodels=True)
+    for output, embedding in declared.items():
+        if module.get_parameter(output) is not module.get_parameter(embedding):
+            raise untied_fault(source, output)
+
+
+def _format_others(names: Collection[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""

@@ -1,0 +1,249 @@
+"""Text that a draft model and the target write together, segment by segment."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from specbench_cli.engine import host
+from specbench_cli.engine.drafting.vocabulary import Vocabulary
+from specbench_cli.engine.segments.token_accounting import Author, TokenAccounting
+from specbench_cli.engine.session import Session
+from specbench_cli.engine.types import Draft, Step, Tokens
+from specbench_cli.engine.verify.accept import AcceptRule
+from specbench_cli.engine.verify.choosing import Pick
+from specbench_cli.former_names import renamed_members
+
+
+class Delimiter:
+    r"""End of a segment, searched in its text and not in its ids.
+
+    A delimiter may be one token, several, or part of one: "\n\n" is one token in some tokenizers,
+    two in others, and part of ".\n\n" in most. The segment ends with the token that completes the
+    delimiter, whatever follows in that token.
+
+    Args:
+        text: The delimiter. Empty means that no text ends a segment.
+        words: The vocabulary, which maps ids to bytes.
+    """
+
+    def __init__(self, text: str, words: Vocabulary) -> None:
+        self._data, self._pieces = text.encode(), words.pieces
+
+    def ends(self, ids: Sequence[int]) -> bool:
+        """Return True if the last token completes a delimiter that lies within the segment."""
+        if not self._data or not ids:
+            return False
+        last = self._piece(ids[-1])
+        tail = last
+        for token in reversed(ids[:-1]):
+            if len(tail) - len(last) >= len(self._data) - 1:
+                break
+            tail = self._piece(token) + tail
+        return self._data in tail[max(0, len(tail) - len(last) - len(self._data) + 1) :]
+
+    def split(self, ids: Sequence[int]) -> list[list[int]]:
+        """Return the segments of a text. The last one may lack its delimiter."""
+        segments: list[list[int]] = [[]]
+        for token in ids:
+            if self.ends(segments[-1]):
+                segments.append([])
+            segments[-1].append(token)
+        return [segment for segment in segments if segment]
+
+    def _piece(self, token: int) -> bytes:
+        """Return the bytes of a token. Padding tokens of the vocabulary have none."""
+        return self._pieces[token] if token < len(self._pieces) else b""
+
+
+@renamed_members(
+    ledger="token_accounting",
+    words="vocabulary",
+    begun="num_segments",
+    graded="num_judged",
+    written="open_ids",
+    over="segment_ended",
+    delimited="ends_with_delimiter",
+    replacing="is_replacing",
+    ask="score_question",
+    target="write_with_target",
+    say="insert_tokens",
+    settle="verify_and_commit",
+)
+class Segments:
+    """Open segment of a session's text, and the two models that can continue it.
+
+    Create it before the session's prefill. The draft then reads the prompt. No bonus token follows
+    a draft that is accepted completely.
+
+    Args:
+        delimiter: Text that ends a segment; see `Delimiter`.
+        cap: Maximum number of tokens of a segment.
+
+    Attributes:
+        vocabulary: Text of the target's ids, as bytes, and the tokenization of a text.
+        token_accounting: Number of tokens that each model wrote, and how many were kept.
+        num_segments: Number of segments so far, including the open one.
+        num_judged: Number of drafts that a rule has judged.
+    """
+
+    def __init__(self, session: Session, delimiter: str, cap: int) -> None:
+        self._session, self._cap = session, cap
+        self.vocabulary = session.vocabulary
+        self._delimiter = Delimiter(delimiter, self.vocabulary)
+        self._eos = session.requests[0].stop.eos
+        self._model = session.draft()
+        self._state = session.new_state(self._model)
+        self._model.forward(session.pending_tokens(0), self._state, logits_at=None)
+        self.token_accounting, self.num_segments, self.num_judged = TokenAccounting(), 0, 0
+        self._unreported = Counter[str]()
+        self.token_accounting.record_generated(
+            "target", 1
+        )  # prefill's token, with which the first span begins
+        self.token_accounting.record_settled("target", 1, 0)
+        self.begin()
+
+    # ---- the open segment -----------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Begin a segment at the end of the text."""
+        self._first, self._judged = len(self._session.tokens()), False
+        self.num_segments += 1
+
+    @property
+    def open_ids(self) -> Sequence[int]:
+        """Ids of the open segment so far."""
+        return self._session.tokens()[self._first :]
+
+    @property
+    def segment_ended(self) -> bool:
+        """True if the open segment or the text has ended."""
+        return (
+            self._session.finish is not None
+            or len(self.open_ids) >= self._cap
+            or self.ends_with_delimiter
+        )
+
+    @property
+    def ends_with_delimiter(self) -> bool:
+        """True if the open segment ends with its delimiter and the text has not ended."""
+        return self._session.finish is None and self._delimiter.ends(self.open_ids)
+
+    @property
+    def is_replacing(self) -> bool:
+        """True if the open segment was judged and the target writes the rest of it."""
+        return self._judged and not self.segment_ended
+
+    # ---- writing --------------------------------------------------------------------------------
+
+    def draft(self, most: int | None = None) -> Draft:
+        """Let the draft model write the open segment, or the next one if that has ended.
+
+        Args:
+            most: Maximum number of tokens. None means up to the end of the segment.
+        """
+        if self.segment_ended:
+            self.begin()
+        session, picks, ids = self._session, list[Pick](), list(self.open_ids)
+        max_tokens = min(session.max_draft_length(), self._cap - len(ids))
+        max_tokens = max_tokens if most is None else min(max_tokens, most)
+        x = session.pending_tokens(self._state.length())
+        while len(picks) < max_tokens:
+            picks.append(session.pick(self._model.forward(x, self._state), len(picks)))
+            x = Tokens(picks[-1][0][None])
+            ids.append(host.number(x.ids))
+            if ids[-1] in self._eos or self._delimiter.ends(ids):
+                break
+        self.token_accounting.record_generated("draft", len(picks))
+        return session.chain_of_picks(picks)
+
+    def score_question(self, question: Sequence[int]) -> Tensor:
+        """Return the target's logits [V] after a question that follows the last scored tokens.
+
+        The question's rows are discarded at once. `session.reserve` must have space for them.
+        """
+        session, state = self._session, self._session.state
+        length = state.position()
+        x = Tokens(host.ids([question], session.device))
+        row = session.target.forward(x, state).rows[-1]
+        state.rollback(0, length)
+        self.token_accounting.record_scored(len(question))
+        return row
+
+    def write_with_target(self, length: int, most: int | None = None) -> Iterator[Step]:
+        """Let the target write the rest of the open segment, losslessly.
+
+        Args:
+            length: Draft length; 0 means no drafts.
+            most: Maximum number of tokens. None means up to the end of the segment.
+        """
+        end = len(self.open_ids) + (self._cap if most is None else most)
+        while not self.segment_ended and len(self.open_ids) < end:
+            draft = self.draft(min(length, end - len(self.open_ids)))
+            yield self.verify_and_commit(draft, self._session.score(draft))
+
+    def insert_tokens(self, ids: Sequence[int], accept: AcceptRule, **counts: float) -> Step:
+        """Insert tokens of the method's own, as far as `accept` and the remaining budget allow."""
+        draft = self._session.chain(ids[: self._session.max_draft_length()])
+        self.token_accounting.record_generated("method", draft.nodes)
+        return self.verify_and_commit(
+            draft, self._session.score(draft), accept, author="method", **counts
+        )
+
+    # ---- decisions ------------------------------------------------------------------------------
+
+    def discard(self, draft: Draft, **counts: int) -> None:
+        """Discard a draft that was not scored. `counts` are added to the next step."""
+        self._unreported.update(counts)
+        self._state.rollback(0, min(self._state.length(), len(self._session.tokens()) - 1))
+        self.token_accounting.record_settled("draft", 0, draft.nodes)
+
+    def verify_and_commit(
+        self,
+        draft: Draft,
+        rows: Tensor,
+        accept: AcceptRule | None = None,
+        author: Author = "draft",
+        **counts: float,
+    ) -> Step:
+        """Verify a draft, commit the accepted tokens, roll both states back, and update the
+        accounting.
+
+        Args:
+            rows: The target's logits [m + 1, V] at the root and the draft's tokens.
+            accept: Rule that may accept the draft as a whole.
+            author: Author of the draft.
+            counts: Counts of the method's own, for the step.
+        """
+        session = self._session
+        outcome = session.verify(draft, rows[: max(1, draft.nodes)], accept)
+        committed = session.commit(outcome)
+        self._state.rollback(0, min(self._state.length(), len(session.tokens()) - 1))
+        kept, own = len(committed.path), len(outcome.committed) - len(outcome.path)
+        kept_own = len(committed.committed) - kept
+        self.token_accounting.record_generated("target", own)
+        self.token_accounting.record_settled(author, kept, draft.nodes - kept)
+        self.token_accounting.record_settled("target", kept_own, own - kept_own)
+        if accept is not None:
+            self.token_accounting.record_scored(draft.nodes)
+            self.num_judged, self._judged = self.num_judged + 1, True
+        for name, n in self._unreported.items():
+            counts[name] = counts.get(name, 0) + n
+        self._unreported.clear()
+        return session.step(draft, committed, **self.token_accounting.take_new_counts(), **counts)
+
+
+def mean_log_prob(rows: Tensor, draft: Draft) -> float:
+    """Return the mean log-probability of a segment's tokens under the target, at temperature 1.
+
+    Minus infinity if the target cannot generate one of them.
+
+    Args:
+        rows: [m, V] or more, the target's logits in each token's place.
+    """
+    log_probs = rows[: draft.nodes].double().log_softmax(-1).gather(1, draft.tokens[:, None])
+    mean = float(host.number(log_probs.mean()))
+    return -math.inf if math.isnan(mean) else mean

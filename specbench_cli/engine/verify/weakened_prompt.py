@@ -1,0 +1,90 @@
+"""The target's second forward under a contrast: over the weakened prompt and the output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specbench_cli.engine.models.decoder import ModelInput, State
+from specbench_cli.engine.models.meter import Metered
+from specbench_cli.engine.scoring import Scoring
+from specbench_cli.engine.sequence import StopRule, Text
+from specbench_cli.engine.types import Draft, Outcome, Tokens
+from specbench_cli.engine.verify.uscd import Contrast
+
+
+class WeakenedPromptReader:
+    """Runs every draft a second time, after the weakened prompt.
+
+    It follows the text: committed rows are kept, all others are rolled back. Its forwards count as
+    the target's.
+
+    Args:
+        target: The metered target.
+        state: State of the target, for this reader only.
+        prompt: The request's prompt.
+        longest: Maximum number of output tokens.
+        place: Index of the sequence in its batch.
+    """
+
+    def __init__(
+        self,
+        contrast: Contrast,
+        target: Metered,
+        state: State,
+        prompt: Sequence[int],
+        longest: int,
+        place: int = 0,
+    ) -> None:
+        self._contrast = contrast
+        # No stop rule: the text's rule has already cut the committed tokens.
+        self._text = Text(contrast.weaken(prompt), StopRule(frozenset(), longest), target.device)
+        self._scoring = Scoring(target, state, self._text, place)
+        self._kept = 0  # end of the committed tokens in the state
+        self._has_draft_rows = False  # True if rows of a draft follow them
+
+    def set_state(self, state: State) -> None:
+        """Set another state, before the first forward."""
+        self._scoring.state = state
+
+    def apply_contrast(self, draft: Draft, rows: Tensor) -> Tensor:
+        """Return the contrasted logits at the root and the nodes of a draft, or after the prompt.
+
+        Runs one forward.
+
+        Args:
+            rows: [m + 1, V], or [m, V] without the row of a chain's last node. They are not
+                changed.
+        """
+        return self._contrast.apply(rows, self._read(draft, rows.shape[0]))
+
+    def commit(self, outcome: Outcome) -> None:
+        """Keep the rows of the committed tokens, without the last one."""
+        prompt = range(self._text.prompt_length) if not self._text.position else None
+        self._text.append(outcome)
+        if self._has_draft_rows:
+            nodes = outcome.path[: len(outcome.committed) - 1]
+            self._scoring.keep((0, *(node + 1 for node in nodes)) if prompt is None else prompt)
+        self._has_draft_rows, self._kept = False, self._scoring.state.position()
+
+    def _read(self, draft: Draft, n: int) -> Tensor:
+        """Return the logits [n, V] after the weakened prompt."""
+        scoring, text = self._scoring, self._text
+        if self._has_draft_rows:  # rows of a draft without a commit
+            scoring.state.rollback(0, self._kept)
+        self._has_draft_rows = True
+        if not text.position:
+            return scoring.forward(text.pending_tokens(0), None, "last")
+        pending = text.pending_tokens(scoring.discard_partial_rows()).ids
+        if pending.shape[1] > 1 and scoring.state.by_row:  # tokens committed without a draft
+            read = Tokens(pending[:, :-1])
+            scoring.store_prompt_chunk(
+                scoring.target.execute(ModelInput(read, scoring.state, logits_at=None))
+            )
+            pending, self._kept = pending[:, -1:], scoring.state.position()
+        if draft.nodes >= n:
+            draft = Draft(draft.tokens[: n - 1])
+        x = Tokens(torch.cat((pending, draft.tokens[None]), 1))
+        return scoring.forward(x, draft, "all")
