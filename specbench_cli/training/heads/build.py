@@ -303,7 +303,7 @@ def export(head: DraftHead, config: LlamaConfig, folder: Path, facts: dict[str, 
     Args:
         config: what `head_config` gave.
     """
-    told = {} if head.says is None else {"draft_vocab_size": len(head.says)}
+    told = {} if head.draft_ids is None else {"draft_vocab_size": len(head.draft_ids)}
     words = config.to_diff_dict() | {
         **head.file_config(),
         **told,

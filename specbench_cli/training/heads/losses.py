@@ -125,8 +125,8 @@ def unroll(
     past = PastKeyValues(gather_slots(target_output.chat_mask.mask[:, 0], slots)[:, None])
     embed = target.model.embed_tokens if head.embed_tokens is None else head.embed_tokens
     weight = target.lm_head.weight if head.lm_head is None else head.lm_head.weight
-    if head.says is not None and head.lm_head is None:
-        weight = weight[head.says]
+    if head.draft_ids is not None and head.lm_head is None:
+        weight = weight[head.draft_ids]
     following = torch.cat([ids[:, 1:], ids[:, -1:]], 1)
     places = target_output.chat_mask.positions
     out = head(
@@ -382,7 +382,7 @@ def head_loss(
 
 def get_draft_ids(head: Drafter) -> Tensor | None:
     """The ids that a head's logits are about; None: all."""
-    return head.says if isinstance(head, DraftHead) else None
+    return head.draft_ids if isinstance(head, DraftHead) else None
 
 
 def predict_target(
