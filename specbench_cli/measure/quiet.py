@@ -53,12 +53,13 @@ class _Reading:
 class NoiseMeter:
     """Meter of the CPU share that other processes use during a window.
 
-    Open it, measure until `is_full()`, close it. Reading takes some milliseconds, so read outside
-    timers. A process whose parent died has left the tree and counts as another process.
+    Call `open`, measure outputs until `is_full` returns True, then call `close`. `open` and `close`
+    take some milliseconds, so do not call them while an output is timed. A descendant counts as
+    another process if its parent has ended.
 
     Args:
-        helpers: Returns the ids of processes outside the tree that work for this one. Called when a
-            window opens.
+        helpers: Function that returns the ids of processes that are no descendants but work for
+            this process. Called when a window opens.
     """
 
     def __init__(self, helpers: Callable[[], Collection[int]] = tuple) -> None:
