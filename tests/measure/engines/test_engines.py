@@ -83,7 +83,7 @@ def test_a_server_that_dies_fails_its_row_alone_and_the_rest_goes_on(specbench, 
     own = outcome.by_label("engine:http")
     assert [r.error is None for r in own] == [True] + [False] * (len(own) - 1)
     assert "sent an invalid reply: no answer" in own[-1].error
-    assert own[-1].error.endswith("or --set engine:http.url=URL for another")
+    assert own[-1].error.endswith("or use another: --set engine:http.url=URL")
     assert "engine:http" in outcome.manifest["dropped"]
     assert len(outcome.by_label("sps")) == len(outcome.prompts)
     assert outcome.exit_code == ExitCode.OK
