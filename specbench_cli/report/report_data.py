@@ -111,7 +111,7 @@ def _path_argument(path: Path) -> str:
 def read_report_data(run: RecordSource) -> ReportData:
     """Read a run's records and compute its results."""
     with pause_garbage_collection():
-        loaded = _LightRecords.of(run)
+        loaded = _LightRecords.read(run)
         incidents = Incidents()
         for record in loaded.records:
             incidents.add(record)
@@ -150,7 +150,7 @@ def read_runs(
     differing = find_incompatibilities(runs, short, targets=targets)
     _check_compatible(differing, runs, force)
     with pause_garbage_collection():
-        loaded = [_LightRecords.of(run) for run in runs]
+        loaded = [_LightRecords.read(run) for run in runs]
     if not differing and not targets:
         differing = _compare_vanilla([own.vanilla for own in loaded], short)
         _check_compatible(differing, runs, force)
@@ -194,7 +194,7 @@ class _LightRecords:
     parallel: bool
 
     @classmethod
-    def of(cls, run: RecordSource) -> _LightRecords:
+    def read(cls, run: RecordSource) -> _LightRecords:
         """Return the records of a run, read one at a time.
 
         Raises:

@@ -18,7 +18,7 @@ from specbench_cli.report.gallery.entry import GalleryEntry, LeaderboardRow
 from specbench_cli.report.html.facts import hide_paths
 from specbench_cli.report.html.figures import InlineFigure
 from specbench_cli.report.html.page import NAME as REPORT
-from specbench_cli.report.html.page import Figures, Key, heading, lead_line, list_warnings
+from specbench_cli.report.html.page import BarLegend, Figures, heading, lead_line, list_warnings
 from specbench_cli.report.html.writer import render_page, render_parts
 from specbench_cli.report.report_data import ReportData
 from specbench_cli.store.schema import GUARANTEES
@@ -127,7 +127,7 @@ def run_page(data: ReportData, entry: GalleryEntry, picture: InlineFigure | None
             [
                 *([] if picture is None else [Figures([picture])]),
                 *tables.overall_tables(data.summary),
-                Key(text.prose([proof])),
+                BarLegend(text.prose([proof])),
             ]
         ),
         report=REPORT,

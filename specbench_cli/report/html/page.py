@@ -67,7 +67,7 @@ class Tiles(Widget):
 
 
 @dataclass(frozen=True, slots=True)
-class Key(Widget):
+class BarLegend(Widget):
     """The legend of the time bars, and notes about the tables above."""
 
     text: str
@@ -81,7 +81,7 @@ class Figures(Widget):
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens(Widget):
+class TokenViewer(Widget):
     """The token viewer.
 
     Attributes:
@@ -94,21 +94,21 @@ class Tokens(Widget):
 
 
 @dataclass(frozen=True, slots=True)
-class Cards(Widget):
+class MethodCards(Widget):
     """The methods of the run."""
 
     cards: Sequence[MethodCard]
 
 
 @dataclass(frozen=True, slots=True)
-class Told(Widget):
+class PageParagraph(Widget):
     """A paragraph in the page's text size."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest(Widget):
+class ManifestFacts(Widget):
     """The manifest's facts under headings."""
 
     sections: Sequence[tuple[str, Sequence[FactLine]]]
@@ -160,7 +160,7 @@ def report(data: ReportData, pictures: Sequence[InlineFigure]) -> ReportDocument
     results: list[Part] = [
         Tiles(list(_tiles(data))),
         *tables.overall_tables(summary),
-        Key(_notes(data)),
+        BarLegend(_notes(data)),
         *tables.family_tables(summary),
         *tables.sweep_tables(sweep),
         *([_hide_table_paths(data.spec_bench.overall())] if data.spec_bench else []),
@@ -178,11 +178,13 @@ def report(data: ReportData, pictures: Sequence[InlineFigure]) -> ReportDocument
         Section("Token by token", [_tokens(data, pictures)], id="tokens"),
         Section("Is the output unchanged?", unchanged, id="equivalence"),
         Section(
-            "Methods", [Cards(make_cards(summary)), tables.detail_table(summary)], id="methods"
+            "Methods",
+            [MethodCards(make_cards(summary)), tables.detail_table(summary)],
+            id="methods",
         ),
         Section(
             "How it was measured",
-            [Told(measured), Manifest(manifest_sections(manifest))],
+            [PageParagraph(measured), ManifestFacts(manifest_sections(manifest))],
             id="measured",
         ),
     ]
@@ -210,13 +212,13 @@ def _notes(data: ReportData) -> str:
     return f"{'. '.join(notes)}."
 
 
-def _tokens(data: ReportData, pictures: Sequence[InlineFigure]) -> Tokens:
+def _tokens(data: ReportData, pictures: Sequence[InlineFigure]) -> TokenViewer:
     """Return the token viewer, in the space that the figures leave."""
     space = _MAX_BYTES - sum(len(picture.svg) + len(picture.png) for picture in pictures)
     sample = make_viewer_data(data, load_text_decoder(data.facts.target), min(BUDGET, space))
     run = hide_paths(data.name) if data.facts.runs == 1 else "RUN"
     others = f"specbench report {run} --prompt ID" if sample.total_prompts else ""
-    return Tokens(_describe_sample(sample), others, embed_json(sample.content))
+    return TokenViewer(_describe_sample(sample), others, embed_json(sample.content))
 
 
 def brief(data: ReportData) -> str:
