@@ -77,6 +77,6 @@ def test_a_method_that_leaves_the_recording_fails(specbench, tmp_path):
     file.write_text(LEAVES)
     outcome = specbench("leaves", verify="replay", plugins=[str(file)], limit=1)
     assert {r.error for r in outcome.by_label("leaves")} == {
-        "left the recorded tokens: it does not decide by `session.verify`"
+        "did not generate the recorded tokens: the method does not use `session.verify`"
     }
     assert outcome.exit_code == ExitCode.BAD_ANSWER
