@@ -82,7 +82,7 @@ def test_run_in_turn_with_nobody_says_that_it_goes_on_alone(run, tmp_path, monke
     machine_lock.get_machine_lock(tmp_path / "turns").close()
     machine_lock.get_machine_lock.cache_clear()
     assert code == 0
-    assert err.count("no other run takes turns with this one") == 1
+    assert err.count("no other run measures in turn with this one") == 1
     assert str(tmp_path) not in (tmp_path / "here/manifest.json").read_text()
 
 
