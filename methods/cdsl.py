@@ -1,4 +1,4 @@
-"""CDSL: decoding for wanted words; it looks ahead only where the draft does not help.
+"""CDSL: decoding toward required words, with lookaheads only where the draft does not help.
 
 Nakshatri et al.: Constrained Decoding with Speculative Lookaheads, NAACL 2025, arXiv:2412.10418.
 """
@@ -34,21 +34,33 @@ from specbench_cli.api import (
 class CdslParams(MethodParams):
     """Parameters of `Cdsl`."""
 
-    length: int = Field(5, ge=1, description="draft tokens a step, and of a look ahead")
-    width: int = Field(5, ge=1, description="tokens that are looked ahead from")
-    weight: float = Field(5.0, ge=0, description="of the reward beside log p; off: 0")
-    margin: float = Field(0.0, ge=0, le=1, description="what a draft has to add to the reward")
-    words: WordList = Field((), description="that it shall hold; none: those the prompt quotes")
-    mode: Literal["cdsl", "cdlh"] = Field("cdsl", description="cdlh: its baseline")
+    length: int = Field(
+        5, ge=1, description="number of draft tokens per step, and of tokens per lookahead"
+    )
+    width: int = Field(5, ge=1, description="number of candidate next tokens that get a lookahead")
+    weight: float = Field(
+        5.0, ge=0, description="weight of the reward relative to log p; 0 makes the method lossless"
+    )
+    margin: float = Field(
+        0.0, ge=0, le=1, description="minimum increase of the reward for which a draft is accepted"
+    )
+    words: WordList = Field(
+        (),
+        description="words that the output must contain; by default the words in quotation"
+        " marks in the prompt",
+    )
+    mode: Literal["cdsl", "cdlh"] = Field(
+        "cdsl", description="cdsl, or the paper's baseline cdlh, which looks ahead at every token"
+    )
 
 
 class Cdsl(Method):
-    """CDSL: accepts a draft that adds wanted words to the output; otherwise looks ahead.
+    """CDSL: accepts a draft that adds required words to the output, and looks ahead otherwise.
 
-    Lossy: a token that leads to more wanted words replaces the target's token. The reward is the
-    share of the wanted words that the output contains. Once it contains all of them, at weight 0,
-    or without wanted words, the method is `sps`. For a hard constraint use `--grammar`, under which
-    `sps` is exact.
+    Lossy: a token that leads to more required words (`words`) replaces the target's token. The
+    reward is the share of the required words that the output contains. If it contains all of them,
+    or at weight 0, the method is `sps`. For a hard constraint use `--grammar`, under which `sps` is
+    exact.
     Differs from the paper: the test cases are specbench's own, because the paper's are not public,
     and the reward counts words only. `mode=cdlh` is the paper's baseline (CDLH), in which the
     target looks ahead at every token.
@@ -87,39 +99,51 @@ class Cdsl(Method):
         model.forward(session.pending_tokens(0), state, logits_at=None)
         session.prefill()
         while session.finish is None:
-            held = self.reward(session, ())
-            lacks = params.weight > 0 and held < 1
+            reward_before = self.reward(session, ())
+            lacks = params.weight > 0 and reward_before < 1
             alone = lacks and params.mode == "cdlh"
             chains = [] if alone else draft_chains(model, [(session, state)], length)
             rows = session.score(draft := chains[0] if chains else session.chain(()))  # 1.
             outcome = session.verify(draft, rows)
-            gained = self.reward(session, outcome.committed) - held
+            gained = self.reward(session, outcome.committed) - reward_before
             ahead = lacks and (not outcome.path or gained < params.margin)  # 2.
             if ahead:
-                by = (session.partial(), session.state) if alone else (model, state)
-                token, falls = self.look_ahead(session, rows[:1], *by), draft.nodes > 0  # 3.
-                outcome = Outcome((), (token,), ("recovered" if falls else "plain",), int(falls))
+                args = (session.partial(), session.state) if alone else (model, state)
+                token, rejected = self.look_ahead(session, rows[:1], *args), draft.nodes > 0  # 3.
+                outcome = Outcome(
+                    (), (token,), ("recovered" if rejected else "plain",), int(rejected)
+                )
             committed = session.commit(outcome)
             state.rollback(0, min(state.length(), len(session.tokens()) - 1))
             yield session.step(draft, committed, lookaheads=int(ahead))
 
     def look_ahead(self, session: Session, rows: Tensor, model: Metered, state: State) -> int:
-        """Carry out step 3: return the token with the best lookahead."""
+        """Carry out step 3: return the token with the best lookahead; see the class."""
         ids, logs = session.candidates(rows, min(self.params.width, session.target.vocab_size))
-        ways = list[Tensor]()
+        lookaheads = list[Tensor]()
         for token in ids[0].split(1):
             state.rollback(0, len(session.tokens()))
-            x, way = torch.cat((session.pending_tokens(state.length()).ids[0], token)), [token]
-            while len(way) <= min(self.params.length, session.max_draft_length()):
+            x, lookahead = (
+                torch.cat((session.pending_tokens(state.length()).ids[0], token)),
+                [token],
+            )
+            while len(lookahead) <= min(self.params.length, session.max_draft_length()):
                 x = model.forward(Tokens(x[None]), state).rows[-1:].argmax(-1)
-                way.append(x)
-            ways.append(torch.cat(way))
-        told, *said = host.lists(logs[0], *ways)
-        won = [self.params.weight * self.reward(session, way) for way in said]
-        return int(max(zip(told, won, said, strict=True), key=lambda each: sum(each[:2]))[2][0])
+                lookahead.append(x)
+            lookaheads.append(torch.cat(lookahead))
+        log_probs, *continuations = host.lists(logs[0], *lookaheads)
+        rewards = [
+            self.params.weight * self.reward(session, lookahead) for lookahead in continuations
+        ]
+        return int(
+            max(
+                zip(log_probs, rewards, continuations, strict=True), key=lambda each: sum(each[:2])
+            )[2][0]
+        )
 
     def reward(self, session: Session, ids: Sequence[int]) -> float:
-        """Return the share of wanted words in the output plus `ids`; 1 if no words are wanted."""
+        """Return the share of the required words that the output followed by `ids` contains. Return
+        1 if no words are required."""
         kept, _ = session.requests[0].stop.truncate(session.output(), ids)
         text = session.vocabulary.decode([*session.output(), *ids[:kept]]).decode(errors="replace")
         found = sum(word.lower() in text.lower() for word in self.wanted)

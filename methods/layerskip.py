@@ -16,9 +16,14 @@ class LayerSkipParams(MethodParams):
     """Parameters of `LayerSkip`."""
 
     exit: int | None = Field(
-        None, ge=1, description="layers that draft (E); a quarter of them if not given"
+        None,
+        ge=1,
+        description="number of first layers that draft (E in the paper); by default a quarter"
+        " of the layers",
     )
-    length: int = Field(6, ge=1, description="draft tokens a step (K)")
+    length: int = Field(
+        6, ge=1, description="number of draft tokens per step (K in the paper; authors' example: 6)"
+    )
 
 
 class LayerSkip(Method):
@@ -51,7 +56,7 @@ class LayerSkip(Method):
         self.part = session.partial(layers=(0, end), keep=True)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2."""
+        """Carry out steps 1 and 2; see the class."""
         picks = list[Pick]()
         # 1. One token; in the first step also the tokens that the target has not processed yet.
         x = session.pending_tokens(session.state.length())

@@ -26,20 +26,28 @@ from specbench_cli.api import (
 class MirrorParams(MethodParams):
     """Parameters of `Mirror`."""
 
-    length: int = Field(5, ge=1, le=64, description="draft tokens a step (gamma in the paper)")
+    length: int = Field(
+        5, ge=1, le=64, description="number of draft tokens per step (gamma in the paper)"
+    )
     candidates: int = Field(
-        2, ge=0, le=63, description="early-exit candidates for each place of the window (kappa)"
+        2,
+        ge=0,
+        le=63,
+        description="number of early-exit candidates per position of the window (kappa in the"
+        " paper)",
     )
     layer: int | None = Field(
-        None, ge=1, description="target layers before the early exit; half of them if not given"
+        None,
+        ge=1,
+        description="number of target layers before the early exit; by default half of the layers",
     )
 
 
 class MirrorDrafter(Preparer):
-    """Draft worker: prepares a window for every outcome that the target predicts."""
+    """Draft worker that prepares a draft window for every outcome that the target predicts."""
 
     def start(self) -> None:
-        """Prefill the draft."""
+        """Prefill the draft model."""
         self.rollouts = Rollouts(self.session, self.params.length, self.params.candidates)
 
     def prepare(self, told: Sequence[Guess]) -> None:
@@ -48,15 +56,15 @@ class MirrorDrafter(Preparer):
 
 
 class Mirror(Method):
-    """Mirror-SD: the target's early exit predicts likely outcomes; the draft prepares for each.
+    """Mirror-SD: an early exit of the target predicts outcomes; the draft model prepares for each.
 
     Target and draft run at the same time, in separate workers. While the target runs its remaining
     layers, the draft prepares a window for each likely outcome of the current one, so that the next
-    window is often ready when verification ends.
-    Exact because only the output of the whole target decides; the early exit only chooses the
-    outcomes to prepare. A prepared window is drawn from the draft's distribution after its outcome,
-    independently of other windows and of the verification, and is used for that outcome only. For
-    verification it is a draft like any other.
+    window is often ready when verification ends. An outcome is the number of accepted tokens and
+    the token after them. Exact because only the output of the whole target verifies; the early exit
+    only chooses the outcomes to prepare. A prepared window is drawn from the draft's distribution
+    after its outcome, independently of other windows and of the verification, and is used for that
+    outcome only. For verification it is a draft like any other.
     Differs from the paper: the draft is an ordinary model that generates one token per forward;
     theirs is trained for speculative streaming. Workers are processes or CUDA streams of one
     machine; theirs are GPUs and NPUs.

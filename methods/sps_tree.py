@@ -33,40 +33,50 @@ from specbench_cli.api import (
 class SpsTreeParams(MethodParams):
     """Parameters of `SpsTree`."""
 
-    width: int = Field(2, ge=1, description="children of the root; in a dynamic tree of every node")
-    depth: int = Field(8, ge=1, description="levels of the tree: one draft forward each")
+    width: int = Field(
+        2, ge=1, description="number of children of the root; in a dynamic tree, of every node"
+    )
+    depth: int = Field(
+        8, ge=1, description="number of levels of the tree; each takes one draft forward"
+    )
     widths: Widths | None = Field(
         None,
-        description="children of a node, level by level, as 3,2,1,1 (SpecInfer's expansion vector);"
-        " default: `width`, then 1 to `depth`",
+        description="number of children of each node, level by level, such as 3,2,1,1"
+        " (SpecInfer's expansion vector); by default `width`, then 1 on each further"
+        " level up to `depth`",
     )
     draw_mode: Literal["without_replacement", "independent", "deterministic"] = Field(
         "without_replacement",
-        description="children under rejection: drawn without replacement, independently, or the"
-        " likeliest; in a dynamic tree the likeliest",
+        description="how children are chosen with --verify rejection: drawn without"
+        " replacement, drawn independently, or the most likely tokens"
+        " (deterministic); a dynamic tree always takes the most likely tokens",
     )
     shape: Literal["static", "dynamic"] = Field(
-        "static", description="by `widths`, or the best `nodes` of what the draft finds likeliest"
+        "static",
+        description="static: the shape follows from `widths`; dynamic: the `nodes` nodes that"
+        " the draft model finds most likely",
     )
     nodes: Nodes = Field(
         16,
-        description="size of a dynamic tree, or auto: as many as pay at what forwards cost here",
+        description="number of nodes of a dynamic tree, or auto: chosen from the measured costs"
+        " of forwards",
     )
 
 
 class SpsTree(Method):
-    """Tree speculative sampling: a small model drafts a tree, the target scores it in one forward.
+    """Tree speculative sampling: a draft model drafts a tree, the target verifies it in one
+    forward.
 
     Exact because children are tested in the order of their draws (SpecInfer's multi-step
     speculative sampling). Each is tested against the residual of the target's distribution after
     the earlier ones, and the token after the last rejection is drawn from the final residual.
     Children that are not drawn (the most likely ones) are accepted with the target's own
-    probability. In greedy and coupled decoding a child is accepted if and only if the target
-    chooses it.
+    probability. In greedy decoding and coupled sampling a child is accepted if and only if the
+    target chooses it.
     Differs from SpecInfer: there is one draft model, and siblings are drawn from its distribution.
 
     One step:
-    1. Feed the draft its pending tokens; choose the root's children.
+    1. Feed the draft model its pending tokens; choose the root's children.
     2. For each further level, feed the nodes of the level above in one forward, each attending to
        its own ancestors only, and choose their children. In a dynamic tree, feed the `width` nodes
        with the most likely paths on each level, and keep the best `nodes` of all at the end.
@@ -88,7 +98,7 @@ class SpsTree(Method):
         return self.params.shape == "dynamic" and self.params.nodes == AUTO
 
     def start(self, session: Session) -> None:
-        """Reserve space for the largest tree and prefill the draft."""
+        """Reserve space for the largest tree and prefill the draft model."""
         params = self.params
         widths = params.widths or (params.width, *[1] * (params.depth - 1))
         self.shape = tree_of_widths(widths).truncate(len(widths), session.target.vocab_size)
@@ -99,7 +109,7 @@ class SpsTree(Method):
         self.levels = Levels.of_draft(session, nodes=largest, fed=fed)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2."""
+        """Carry out steps 1 and 2; see the class."""
         params, levels = self.params, self.levels
         if limit < 1:
             self.grown = GrownTree(session.chain(()), ())
@@ -120,5 +130,5 @@ class SpsTree(Method):
         return self.grown.draft
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 4."""
+        """Carry out step 4; see the class."""
         self.levels.keep(self.grown.rows(outcome.path))

@@ -1,4 +1,4 @@
-"""Chimera: a draft model of a trigram encoder and a full context encoder.
+"""Chimera: a draft model with a trigram encoder and a full context encoder.
 
 Ziqian Zeng, Jiahong Yu, Qianshi Pang, Zihao Wang, Huiping Zhuang, Hongen Shao, Xiaofeng Zou:
 Chimera: A Lossless Decoding Method for Accelerating Large Language Models Inference by Fusing all
@@ -26,22 +26,35 @@ from specbench_cli.api import (
 class ChimeraParams(MethodParams):
     """Parameters of `Chimera`."""
 
-    head: str = Field("auto", description="auto: the target's own draft model; else its folder")
-    depth: int = Field(LEVELS, ge=1, le=LEVELS, description="levels: one forward and head each")
-    nodes: int = Field(24, ge=1, description="size of the tree, made of the likeliest ranks")
-    width: int = Field(8, ge=1, le=10, description="most children of a node")
+    head: str = Field(
+        "auto",
+        description="draft model: auto (the default one of the target), a folder or a hub id",
+    )
+    depth: int = Field(
+        LEVELS,
+        ge=1,
+        le=LEVELS,
+        description="number of levels of the tree; each takes one forward and one head",
+    )
+    nodes: int = Field(
+        24,
+        ge=1,
+        description="number of nodes of the tree, which is built from the ranks that are most"
+        " likely to be accepted",
+    )
+    width: int = Field(8, ge=1, le=10, description="maximum number of children of a node")
 
 
 class Chimera(Method):
-    """Chimera: drafts with trigrams of drafted tokens and one layer over the target's states.
+    """Chimera: drafts from the last three tokens and the target's hidden states of the text.
 
-    Exact because the tree depends only on the past (in coupled decoding also on the noise that the
-    target shares). Nodes are the draft model's most likely tokens, chosen without drawing. Each is
-    accepted with the target's own probability of it; in greedy and coupled decoding it is accepted
-    if and only if the target chooses it.
+    Exact because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
+    noise of each position). Nodes are the draft model's most likely tokens, not drawn at random.
+    Each is accepted with the target's probability of it; in greedy decoding and coupled sampling it
+    is accepted if and only if the target chooses it.
     Differs from the authors' code: verification uses the target's own distribution at every
     temperature. The tree is Medusa's construction, and each node has its own trigram; theirs
-    follows only the most likely token. Nothing is drafted beyond the token budget.
+    follows only the most likely token. No draft exceeds the remaining token budget.
 
     One step:
     1. Full context: compute keys and values of the target's hidden states of new committed tokens.
@@ -69,7 +82,7 @@ class Chimera(Method):
         self.levels = Levels.of_head(session, *self.artifacts(), nodes=len(self.tree.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3."""
+        """Carry out steps 1 to 3; see the class."""
         tree = self.tree.truncate(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())

@@ -1,9 +1,9 @@
-"""llama.cpp as an engine on the CPU: plain decoding, a draft model, prompt lookup.
+"""Methods that decode with llama.cpp on the CPU: plain decoding, a draft model, prompt lookup.
 
-github.com/ggml-org/llama.cpp, through the decoding loop of github.com/abetlen/llama-cpp-python. It
-runs the weights of the run's models in float32 with the same number of threads. `binding` writes
-them to GGUF files before the first prompt. A token's time is when the binding's generator yields
-it.
+They use github.com/ggml-org/llama.cpp through its Python binding,
+github.com/abetlen/llama-cpp-python. The weights are those of the run's models, in float32, and the
+number of threads is that of torch. The module `binding` writes the weights to GGUF files before the
+first prompt. The time of a token is the time at which the binding's generator yields it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from specbench_cli.api import (
 class LlamaCppParams(MethodParams):
     """Parameters of `LlamaCpp`."""
 
-    flash: bool = Field(False, description="flash attention (flash_attn)")
+    flash: bool = Field(False, description="use flash attention (flash_attn)")
 
 
 class LlamaCpp(Method):
@@ -46,17 +46,17 @@ class LlamaCpp(Method):
         check_installed(self.name, "llama_cpp", "llama-cpp-python", "llamacpp")
 
     def create_engine(self, session: PeerSession) -> binding.LlamaCppEngine:
-        """Return a new engine. It is created once per method."""
+        """Return the engine. `generate` calls this once per method."""
         return binding.LlamaCppEngine(
             binding.load_model(session, "target", flash_attn=self.params.flash)
         )
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the request. Each token is timed; the binding reports no steps."""
+        """Decode the request. No steps are yielded, because the binding does not report them."""
         assert isinstance(session, PeerSession)
         check_text(session, self.name)
         if session.sampling.draws:
-            raise MethodFault(f"{self.name} decodes greedily alone", "--temperature 0")
+            raise MethodFault(f"{self.name} supports only greedy decoding", "use --temperature 0")
         if self._engine is None:
             self._engine = self.create_engine(session)
         reply = binding.decode(self._engine, session)
@@ -67,7 +67,7 @@ class LlamaCpp(Method):
 class LlamaCppDraftParams(LlamaCppParams):
     """Parameters of `LlamaCppDraft`."""
 
-    length: int = Field(5, ge=1, description="draft tokens a step")
+    length: int = Field(5, ge=1, description="number of draft tokens per step")
 
 
 class LlamaCppDraft(LlamaCpp):
@@ -91,8 +91,10 @@ class LlamaCppDraft(LlamaCpp):
 class LlamaCppLookupParams(LlamaCppParams):
     """Parameters of `LlamaCppLookup`."""
 
-    length: int = Field(10, ge=1, description="draft tokens a step (num_pred_tokens)")
-    ngram: int = Field(2, ge=1, description="longest suffix looked up (max_ngram_size)")
+    length: int = Field(10, ge=1, description="number of draft tokens per step (num_pred_tokens)")
+    ngram: int = Field(
+        2, ge=1, description="maximum length of the suffix to look up, in tokens (max_ngram_size)"
+    )
 
 
 class LlamaCppLookup(LlamaCpp):

@@ -1,8 +1,9 @@
-"""OpenVINO GenAI as an engine on the CPU: plain decoding, a draft model, prompt lookup.
+"""Methods that decode with OpenVINO GenAI on the CPU: plain decoding, a draft model, prompt lookup.
 
-github.com/openvinotoolkit/openvino.genai. It runs the weights of the run's models in float32 with
-the same number of threads. `pipeline` converts transformers' modules before the first prompt. The
-total time is that of its `generate`. OpenVINO reports the time of the first token.
+They use github.com/openvinotoolkit/openvino.genai. The weights are those of the run's models, in
+float32, and the number of threads is that of torch. The module `pipeline` converts transformers'
+modules before the first prompt. The total time is that of OpenVINO's `generate`, and OpenVINO
+reports the time of the first token.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class OpenVinoParams(MethodParams):
     """Parameters of `OpenVino`."""
 
     attention: Literal["PA", "SDPA"] | None = Field(
-        None, description="its attention back end, paged or not (ATTENTION_BACKEND); default: its"
+        None,
+        description="attention backend (ATTENTION_BACKEND): paged (PA) or not (SDPA); by"
+        " default OpenVINO's choice",
     )
 
 
@@ -47,7 +50,7 @@ class OpenVino(Method):
         check_installed(self.name, "openvino_genai", "OpenVINO GenAI", "openvino")
 
     def create_pipeline(self, session: PeerSession) -> Any:
-        """Return a new pipeline. It is created once per method."""
+        """Return the pipeline. `generate` calls this once per method."""
         chosen = self.params.attention
         more = {} if chosen is None else {"ATTENTION_BACKEND": chosen}
         return pipeline.create_pipeline(session.tokenizer, session.module("target"), **more)
@@ -57,11 +60,11 @@ class OpenVino(Method):
         return {}
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the request in one call. OpenVINO reports no steps."""
+        """Decode the request. No steps are yielded, because OpenVINO does not report them."""
         assert isinstance(session, PeerSession)
         check_text(session, self.name)
         if session.sampling.draws:
-            raise MethodFault(f"{self.name} decodes greedily alone", "--temperature 0")
+            raise MethodFault(f"{self.name} supports only greedy decoding", "use --temperature 0")
         if self._pipeline is None:
             self._pipeline = self.create_pipeline(session)
         reply = pipeline.decode(self._pipeline, session, **self.options())
@@ -72,7 +75,9 @@ class OpenVino(Method):
 class OpenVinoDraftParams(MethodParams):
     """Parameters of `OpenVinoDraft`."""
 
-    length: int = Field(5, ge=1, description="draft tokens a step (num_assistant_tokens)")
+    length: int = Field(
+        5, ge=1, description="number of draft tokens per step (num_assistant_tokens)"
+    )
 
 
 class OpenVinoDraft(OpenVino):
@@ -96,8 +101,12 @@ class OpenVinoDraft(OpenVino):
 class OpenVinoLookupParams(MethodParams):
     """Parameters of `OpenVinoLookup`."""
 
-    length: int = Field(5, ge=1, description="draft tokens a step (num_assistant_tokens)")
-    ngram: int = Field(3, ge=1, description="longest suffix looked up (max_ngram_size)")
+    length: int = Field(
+        5, ge=1, description="number of draft tokens per step (num_assistant_tokens)"
+    )
+    ngram: int = Field(
+        3, ge=1, description="maximum length of the suffix to look up, in tokens (max_ngram_size)"
+    )
 
 
 class OpenVinoLookup(OpenVino):

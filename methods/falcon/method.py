@@ -1,4 +1,4 @@
-"""Falcon: semi-autoregressive drafting, several tokens a pass.
+"""Falcon: semi-autoregressive drafting, with several tokens per pass of the head.
 
 Xiangxiang Gao, Weisheng Xie, Yiwei Xiang, Feng Ji: Falcon: Faster and Parallel Inference of Large
 Language Models through Enhanced Semi-Autoregressive Drafting and Custom-Designed Decoding Tree,
@@ -49,24 +49,35 @@ The entries above give the number of children of each inner node.
 class FalconParams(MethodParams):
     """Parameters of `Falcon`."""
 
-    head: str = Field("auto", description="auto: the target's own; else the folder of one")
-    depth: int = Field(4, ge=1, description="most levels; a pass of the head drafts two")
-    nodes: int = Field(24, ge=1, description="size of the tree; of the authors', its first nodes")
-    width: int = Field(8, ge=1, le=20, description="most children of a node")
+    head: str = Field(
+        "auto",
+        description="draft head: auto (the default head of the target), a folder or a hub id",
+    )
+    depth: int = Field(
+        4, ge=1, description="maximum number of levels of the tree; one pass of the head drafts two"
+    )
+    nodes: int = Field(
+        24,
+        ge=1,
+        description="number of nodes of the tree; of the authors' tree, the first nodes are used",
+    )
+    width: int = Field(8, ge=1, le=20, description="maximum number of children of a node")
     tree: Literal["likeliest", "kmask2_8layer_tree"] = Field(
-        "likeliest", description="made of the likeliest ranks, or the authors'"
+        "likeliest",
+        description="shape of the tree: built from the ranks that are most likely to be"
+        " accepted (likeliest), or the authors' tree",
     )
 
 
 class Falcon(Method):
     """Falcon: a head predicts a block of features per pass, and drafts a tree block by block.
 
-    Exact because the tree depends only on the past (in coupled decoding also on the noise that the
-    target shares). Nodes are the head's most likely tokens, chosen without drawing. Each is
-    accepted with the target's own probability of it; in greedy and coupled decoding it is accepted
-    if and only if the target chooses it.
+    Exact because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
+    noise of each position). Nodes are the head's most likely tokens, not drawn at random. Each is
+    accepted with the target's probability of it; in greedy decoding and coupled sampling it is
+    accepted if and only if the target chooses it.
     Differs from the authors' code: verification uses the target's own distribution; theirs draws
-    the token after full acceptance at temperature 1. Nothing is drafted beyond the token budget.
+    the token after full acceptance at temperature 1. No draft exceeds the remaining token budget.
 
     One step:
     1. Feed the head the new committed tokens, each with the target's feature of the previous token.
@@ -102,7 +113,7 @@ class Falcon(Method):
         self.levels = Levels.of_head(session, *self.artifacts(), nodes=len(self.tree.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3."""
+        """Carry out steps 1 to 3; see the class."""
         tree = self.tree.truncate(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())

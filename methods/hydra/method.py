@@ -28,27 +28,32 @@ from specbench_cli.api import (
 class HydraParams(AcceptParams, TreeParams):
     """Parameters of `Hydra`."""
 
-    head: str = Field("auto", description="auto: the target's own; else the folder of them")
-    nodes: int = Field(63, ge=1, description="size of the tree")
-    width: int = Field(10, ge=1, le=10, description="most children of a node")
+    head: str = Field(
+        "auto",
+        description="draft heads: auto (the default ones of the target), a folder or a hub id",
+    )
+    nodes: int = Field(63, ge=1, description="number of nodes of the tree (authors' tree: 63)")
+    width: int = Field(10, ge=1, le=10, description="maximum number of children of a node")
     children: Literal["likeliest", "drawn"] = Field(
-        "likeliest", description="or drawn without replacement, where tokens are drawn at all"
+        "likeliest",
+        description="in sampling: take the most likely tokens as children (likeliest), or draw"
+        " them without replacement (drawn)",
     )
 
 
 class Hydra(Method):
     """Hydra: heads on the target's last hidden state and the drafted tokens fill a static tree.
 
-    Exact because the tree depends only on the past (in coupled decoding also on the noise that the
-    target shares). Nodes are the most likely tokens at their parent, chosen without drawing. Each
-    is accepted with the target's own probability of it; in greedy and coupled decoding it is
-    accepted if and only if the target chooses it. With `children=drawn`, in sampling, siblings are
-    drawn without replacement from the head's distribution and tested in that order.
-    `accept=typical` is the paper's rule at temperatures above zero; it is not exact, and is
-    reported so.
+    Exact because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
+    noise of each position). Nodes are the most likely tokens at their parent, not drawn at random.
+    Each is accepted with the target's probability of it; in greedy decoding and coupled sampling it
+    is accepted if and only if the target chooses it. In sampling with `children=drawn`, siblings
+    are drawn without replacement from the head's distribution, and tested in that order.
+    `accept=typical` is the paper's rule at temperatures above zero. It is not exact, and specbench
+    reports it as lossy.
     Differs from the authors' code: without typical acceptance, verification uses the target's own
     distribution, and the first token of a step is drawn from it. The tree is Medusa's construction
-    or theirs (`tree`). Nothing is drafted beyond the token budget.
+    or theirs (`tree`). No draft exceeds the remaining token budget.
 
     One step:
     1. Head 1 reads the target's hidden state that predicted the last committed token, and that
@@ -78,7 +83,7 @@ class Hydra(Method):
         self.levels = HeadLevels(session, heads)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2."""
+        """Carry out steps 1 and 2; see the class."""
         tree = self.tree.truncate(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())

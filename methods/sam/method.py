@@ -28,38 +28,67 @@ from specbench_cli.api import (
 class SamParams(MethodParams):
     """Parameters of `Sam`."""
 
-    length: int = Field(39, ge=1, description="most draft tokens a step (n_predicts - 1)")
-    factor: float = Field(4, ge=0, description="alone: draft tokens for each that matched (alpha)")
+    length: int = Field(
+        39,
+        ge=1,
+        description="maximum number of draft tokens per step (n_predicts - 1 in the authors' code)",
+    )
+    factor: float = Field(
+        4,
+        ge=0,
+        description="beside=nothing: maximum number of draft tokens per matched token (alpha)",
+    )
     beside: Literal["nothing", "draft", "eagle"] = Field(
         "nothing",
-        description="what drafts where too little matches: a draft model, EAGLE's head, or nothing",
+        description="what drafts when the match is too short: nothing, a draft model, or"
+        " EAGLE's head",
     )
-    head: str = Field("auto", description="EAGLE's; auto: the target's own; else the folder of one")
-    threshold: int = Field(5, ge=1, description="beside a model: tokens that must match")
-    bias: int = Field(5, ge=0, description="beside a model: how many more in earlier outputs")
-    drafted: int = Field(5, ge=1, description="beside a model: tokens that it drafts a step")
+    head: str = Field(
+        "auto",
+        description="beside=eagle: draft head: auto (the default head of the target), a folder"
+        " or a hub id",
+    )
+    threshold: int = Field(
+        5, ge=1, description="beside=draft or eagle: minimum length of a match, in tokens"
+    )
+    bias: int = Field(
+        5,
+        ge=0,
+        description="beside=draft or eagle: number of tokens by which a match in earlier"
+        " outputs must be longer than one in the text",
+    )
+    drafted: int = Field(
+        5,
+        ge=1,
+        description="beside=draft or eagle: number of tokens that the model drafts per step",
+    )
     scope: Literal["run", "prompt"] = Field(
-        "run", description="whether earlier outputs of the pass are drafted from as well"
+        "run",
+        description="draft from earlier outputs of the run as well, or only from the text of"
+        " this prompt",
     )
     memory: int = Field(
-        100_000, ge=0, description="tokens of earlier outputs kept; when full it begins anew"
+        100_000,
+        ge=0,
+        description="maximum number of tokens of earlier outputs; when it is reached, all are"
+        " dropped",
     )
 
 
 class Sam(Method):
-    """SAM-Decoding: drafts what follows the longest earlier suffix, found by a suffix automaton.
+    """SAM-Decoding: drafts the tokens after the longest earlier match, found with suffix automata.
 
-    Exact because the draft, and the choice whether a model drafts instead, depend only on the past.
-    Retrieved tokens and a head's most likely tokens are point masses; a draft model's tokens come
-    with their distribution.
+    Exact because the draft, and the choice whether a model drafts instead, depend only on earlier
+    tokens. Retrieved tokens and the tokens of EAGLE's head are not drawn at random. Tokens of a
+    draft model are verified with the distribution that they were drawn from.
     Differs from the authors' code: the second automaton, the static one in the paper, covers
-    earlier outputs of the run, not a corpus, and yields a chain. Chains end with the text and are
-    not padded; a pad could be taken for a token. The model is any draft model, or EAGLE's head with
-    a chain instead of EAGLE-2's tree. The last committed token may be drafted again (their text
-    ends before it). Their n_predicts counts that token: a `length` of 39 is their 40. Without a
-    draft model `bias` does not apply, as in their script.
+    earlier outputs of the run, not a corpus, and yields a chain. A chain ends where its source text
+    ends, and is not padded. The model is any draft model, or EAGLE's head with a chain instead of
+    EAGLE-2's tree. The last committed token may be drafted again (their text ends before it). Their
+    n_predicts counts that token: a `length` of 39 is their 40. Without a draft model `bias` does
+    not apply, as in their script.
 
-    With scope `run` the speed of a prompt depends on earlier prompts, but its output does not. An
+    With `scope=run` the speed of a prompt depends on earlier prompts, but its output does not. An
     automaton has at most 2 states and 3 transitions per token of the text and of `memory` tokens.
 
     One step:
@@ -93,7 +122,8 @@ class Sam(Method):
         return (head,) if self.params.beside == "eagle" else ()
 
     def start(self, session: Session) -> None:
-        """Create the text's automaton, take over the other, and prefill the model."""
+        """Create the automaton of this text, take the other one from the run's memory, and prefill
+        the model that drafts."""
         self.own, self.read = Automaton(), 0
         self.kept = session.memory if self.params.scope == "run" else {}
         self.outputs: Automaton = self.kept.setdefault("outputs", Automaton())
@@ -107,7 +137,7 @@ class Sam(Method):
             self.model.forward(session.pending_tokens(0), self.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3."""
+        """Carry out steps 1 to 3; see the class."""
         self._read(session)
         params, (_, here), (_, there) = self.params, self.here, self.there
         if self.requirements:
@@ -156,7 +186,7 @@ class Sam(Method):
             self.outputs.add(session.output()[: self.params.memory])
 
     def _read(self, session: Session) -> None:
-        """Carry out step 1."""
+        """Carry out step 1; see the class."""
         if self.outputs is not self.kept["outputs"]:  # another sequence of the batch replaced it
             self.outputs, self.there = self.kept["outputs"], (0, 0)
         for token in session.tokens()[self.read :]:

@@ -1,4 +1,4 @@
-"""SpecEE: the target exits at an early layer if a predictor trusts its choice among draft tokens.
+"""SpecEE: speculative early exiting. The target stops at an early layer if a predictor trusts it.
 
 Jiaming Xu, Jiayi Pan, Yongkang Zhou, Siming Chen, Jinhao Li, Yaoxiu Lian, Junyi Wu, Guohao Dai:
 SpecEE: Accelerating Large Language Model Inference with Speculative Early Exiting, ISCA 2025,
@@ -33,20 +33,41 @@ from specbench_cli.api import (
 class SpecEEParams(MethodParams):
     """Parameters of `SpecEE`."""
 
-    threshold: float = Field(0.5, ge=0, le=1, description="least trust in an exit; off: 1")
-    fill: Literal["none", "copy"] = Field("none", description="layers left out see the exit's row")
-    recent: int = Field(5, ge=0, description="exits at and beside which it looks, too")
-    gate: Literal["predictor", "random"] = Field("predictor", description="random: its control")
-    rate: float = Field(0.3, ge=0, le=1, description="random: how often a layer is trusted")
-    head: str = Field("auto", description="the predictors: the target's own, or a folder")
+    threshold: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="minimum probability for which a predictor trusts an exit (authors' code:"
+        " 0.5); 1 makes the method lossless",
+    )
+    fill: Literal["none", "copy"] = Field(
+        "none",
+        description="input of the skipped layers for this token: nothing (none), or the exit's"
+        " hidden state (copy)",
+    )
+    recent: int = Field(
+        5, ge=0, description="number of recent exits whose layers, and those near them, are checked"
+    )
+    gate: Literal["predictor", "random"] = Field(
+        "predictor",
+        description="what decides about an exit: the trained predictor, or chance (random), as"
+        " a control",
+    )
+    rate: float = Field(
+        0.3, ge=0, le=1, description="gate=random: probability that a checked layer is trusted"
+    )
+    head: str = Field(
+        "auto",
+        description="exit predictors: auto (the default ones of the target), a folder or a hub id",
+    )
 
 
 class SpecEE(Method):
-    """SpecEE: the target skips its last layers where an early layer settles on a draft token.
+    """SpecEE: the target skips its last layers if an early layer already predicts a draft token.
 
-    Lossy: the token of an early layer is committed, and the layers above never process it, or
-    process a copy of the exit's hidden state (`fill`; the authors' code: none). At threshold 1 it
-    generates vanilla's tokens.
+    Lossy: the token that an early layer predicts is committed. The later layers do not process this
+    position, or they process a copy of the exit's hidden state (`fill`; authors' code: none). At
+    threshold 1 it generates vanilla's tokens.
     Differs from the paper: a draft model proposes the candidates, not an EAGLE head, which would
     need features of layers that did not run. The paper is greedy. In sampling, the exit's most
     likely token must be a candidate, and the token is drawn from the exit's distribution.
@@ -115,7 +136,7 @@ class SpecEE(Method):
         return session.score(draft) if halted is None else halted.end().rows, 0
 
     def _trusts(self, session: Session, layer: int, features: Tensor) -> bool:
-        """Carry out step 4."""
+        """Carry out step 4; see the class."""
         if self.params.gate == "random" and self.params.threshold < 1:
             trusts = session.random.bernoulli(features.new_full((1,), self.params.rate))
         else:

@@ -37,11 +37,31 @@ SIBLINGS = (  # (confidence, number of siblings): for chosen and for drawn token
 class SwiftParams(SearchParams):
     """Parameters of `Swift`."""
 
-    skip: float = Field(0.45, ge=0, lt=1, description="share of inner sublayers passed over (r)")
-    depth: int = Field(25, ge=1, description="most draft tokens in a row: levels of the tree")
-    width: int = Field(10, ge=1, description="most siblings of a token")
-    least: float = Field(0.8, ge=0, le=1, description="drafting stops where it is less sure")
-    window: int = Field(32, ge=1, description="tokens of an output that sets are scored on (W)")
+    skip: float = Field(
+        0.45,
+        ge=0,
+        lt=1,
+        description="share of the inner sublayers that are skipped (r in the paper: 0.45)",
+    )
+    depth: int = Field(
+        25,
+        ge=1,
+        description="maximum number of draft tokens in a row, which is the number of levels of"
+        " the tree (authors' code: 25)",
+    )
+    width: int = Field(10, ge=1, description="maximum number of siblings of a token")
+    least: float = Field(
+        0.8,
+        ge=0,
+        le=1,
+        description="drafting stops when the confidence is below this value (authors' code: 0.8)",
+    )
+    window: int = Field(
+        32,
+        ge=1,
+        description="number of output tokens on which sets of sublayers are scored (W in the"
+        " paper: 32)",
+    )
 
 
 class Swift(Method):
@@ -81,7 +101,7 @@ class Swift(Method):
         self.part, self.score = session.partial(skip=self.search.best), -1.0
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out step 1."""
+        """Carry out step 1; see the class."""
         params, most = self.params, min(self.params.width, session.target.vocab_size)
         tokens, parents, distributions, node = list[Tensor](), list[int](), list[Tensor](), ROOT
         x = session.pending_tokens(session.state.length())
@@ -100,7 +120,7 @@ class Swift(Method):
         return session.tree(torch.cat(tokens) if tokens else (), tuple(parents), distributions)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 3."""
+        """Carry out step 3; see the class."""
         search = self.search
         if search.is_finished or len(session.output()) <= self.params.window:
             return
@@ -116,8 +136,8 @@ class Swift(Method):
     def _score_set(self, session: Session, part: Partial) -> float:
         """Return the share of next tokens that the partial target predicts correctly, over W tokens
         in one forward."""
-        said = session.output()[: self.params.window + 1]
-        rows = part.rescore(said[:-1], len(session.tokens()) - len(session.output()))
+        output = session.output()[: self.params.window + 1]
+        rows = part.rescore(output[:-1], len(session.tokens()) - len(session.output()))
         rows = rows if session.sampling.draws else session.scores(rows, 1)
-        right = rows.argmax(-1) == host.ids(said[1:], rows.device)
+        right = rows.argmax(-1) == host.ids(output[1:], rows.device)
         return float(host.number(right.double().mean()))

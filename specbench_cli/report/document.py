@@ -1,6 +1,7 @@
-"""Document model of reports: sections with paragraphs, grids and pictures.
+"""Parts of a report, independent of its format: sections, paragraphs, tables and pictures.
 
-Layouts build documents from the tables in `tables.py`. Each output format has one writer:
+`content.py` and `html/page.py` build documents from the tables in `tables.py`. Each format has one
+writer, which turns a document into text:
 `terminal/grid.py`, `markdown.py`, `html/writer.py` and `paper/latex.py`.
 """
 
@@ -16,7 +17,7 @@ from specbench_cli.summary.metrics import MethodSummary
 from specbench_cli.summary.text import Sections
 
 _SHORT = 32
-"""Maximum number of characters of a text that stays on one line."""
+"""Maximum number of characters of a text that a table does not wrap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,11 @@ class Grid:
     Attributes:
         columns: Headings of its columns.
         rows: Cells of each row.
-        sections: Indices at which rows of another kind begin (`text.sections`).
-        id, caption, note: Its name in a page, its title, and sentences below it. Some writers give
-            tables the heading of their section and show neither caption nor note.
-        heads: Number of columns that name a row.
+        sections: (index of the first row, title) of each section (`summary.text.sections`).
+        id: HTML id of the table.
+        caption: Title. Markdown uses the heading of the section instead.
+        note: Sentences below the table. Markdown omits them.
+        label_columns: Number of leading columns that name a row.
     """
 
     columns: Sequence[Heading]
@@ -48,7 +50,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """Sentences."""
+    """A paragraph of text."""
 
     text: str
 
@@ -63,14 +65,14 @@ class Bullets:
 
 @dataclass(frozen=True, slots=True)
 class Preformatted:
-    """Lines with preserved whitespace."""
+    """Text with fixed line breaks and spaces, such as a terminal table."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture.
+    """An image file.
 
     Attributes:
         path: Path relative to the document's folder.
@@ -87,7 +89,7 @@ class Section:
 
     Attributes:
         level: 2 is a section, 3 a subsection.
-        id: Its name in a page.
+        id: HTML id of the section.
     """
 
     title: str
@@ -97,7 +99,7 @@ class Section:
 
 
 class Widget:
-    """Base class of parts that only one format has, such as the token viewer of a page."""
+    """Base class of parts that only the HTML page has, such as the token viewer."""
 
     __slots__ = ()
 
@@ -113,38 +115,38 @@ class ReportDocument:
     parts: Sequence[Part]
 
 
-def make_grid(chosen: Sequence[Column[R]], rows: Sequence[R], **more: Any) -> Grid:
-    """Return a table of rows, with the columns that are informative for them.
+def make_grid(columns: Sequence[Column[R]], rows: Sequence[R], **more: Any) -> Grid:
+    """Return a table with one line per row. Columns without information are omitted.
 
     Args:
-        more: further attributes of the grid.
+        more: Further attributes of the grid.
     """
-    shown = select_informative(chosen, rows)
-    lines = tuple(tuple(column.cell(row) for column in shown) for row in rows)
-    return Grid(tuple(shown), lines, **more)
+    informative = select_informative(columns, rows)
+    lines = tuple(tuple(column.cell(row) for column in informative) for row in rows)
+    return Grid(tuple(informative), lines, **more)
 
 
 def make_pivot_grid(
     rows: Sequence[MethodSummary],
     parts: Mapping[str, Mapping[str, MethodSummary]],
-    shown: Callable[[MethodSummary], str],
+    format_entry: Callable[[MethodSummary], str],
     heading: str = "method",
     align: Align = "c",
     missing: str = formats.NONE,
     **more: Any,
 ) -> Grid:
-    """Return a table with one line per method and one column per part of the measurement.
+    """Return a table with one line per method and one column per task family or target.
 
     Args:
-        parts: Methods by label, by column heading.
-        shown: Formats a method's entry.
-        missing: Entry for a part without the method.
+        parts: Column heading -> label -> method.
+        format_entry: Formats the entry of a method.
+        missing: Entry if a family or target lacks the method.
         more: Further attributes of the grid.
     """
     lines = []
     for row in rows:
         found = (own.get(row.label) for own in parts.values())
-        cells = (Cell(missing if each is None else shown(each)) for each in found)
+        cells = (Cell(missing if each is None else format_entry(each)) for each in found)
         lines.append((metrics.METHOD.cell(row), *cells))
     return Grid(
         (Heading(heading, align="l"), *(Heading(part, align=align) for part in parts)),
@@ -156,7 +158,7 @@ def make_pivot_grid(
 def make_value_grid(
     headings: Sequence[str | Heading], lines: Iterable[Sequence[object]], **more: Any
 ) -> Grid:
-    """Return a table of plain values. None is a missing value.
+    """Return a table of numbers and texts. None is a missing value.
 
     Args:
         more: Further attributes of the grid.
@@ -166,14 +168,14 @@ def make_value_grid(
 
 
 def plain_cell(value: object) -> Cell:
-    """Return the cell of a plain value. Texts that are numbers sort as numbers."""
+    """Return a number or a text as a cell. A text such as "2.5x" or "10%" sorts as a number."""
     if value is None:
         return Cell(formats.NONE)
     if isinstance(value, Mapping):
         value = ", ".join(f"{key} {inner}" for key, inner in value.items())
-    shown = str(value)
+    text = str(value)
     try:
-        return Cell(shown, float(shown.removesuffix("%").removesuffix("x")))
+        return Cell(text, float(text.removesuffix("%").removesuffix("x")))
     except ValueError:
-        known = None if shown == formats.NONE else shown
-        return Cell(shown, known, "long" if len(shown) > _SHORT else "")
+        known = None if text == formats.NONE else text
+        return Cell(text, known, "long" if len(text) > _SHORT else "")

@@ -1,4 +1,4 @@
-"""Markdown writer of documents."""
+"""Conversion of documents to Markdown pages."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from specbench_cli.report.markdown_table import fenced, inline, table
 
 def render(document: ReportDocument) -> str:
     """Return a document as a Markdown page."""
-    parts = [f"# {inline(document.title)}", *_rendered(document.parts)]
+    parts = [f"# {inline(document.title)}", *_render_parts(document.parts)]
     return output.escape_hidden("\n\n".join(parts)) + "\n"
 
 
-def _rendered(parts: Iterable[Part]) -> Iterator[str]:
+def _render_parts(parts: Iterable[Part]) -> Iterator[str]:
     for part in parts:
         match part:
             case Section(title, inner, level):
                 yield f"{'#' * level} {inline(title)}"
-                yield from _rendered(inner)
+                yield from _render_parts(inner)
             case Grid():
                 yield from _tables(part)
             case Paragraph(words):
@@ -45,11 +45,11 @@ def _rendered(parts: Iterable[Part]) -> Iterator[str]:
 
 
 def _tables(grid: Grid) -> Iterator[str]:
-    """Yield a table for each section of a grid, under the section's name."""
+    """Yield one Markdown table for each section of a table, below the title of the section."""
     starts = [(0, ""), *grid.sections, (len(grid.rows), "")]
     for (first, kind), (end, _) in pairwise(starts):
         if kind:
             yield f"{inline(kind.capitalize())}."
         if first < end or not grid.rows:
             lines = grid.rows[first:end]
-            yield table(grid.headings, ([cell.shown for cell in line] for line in lines))
+            yield table(grid.headings, ([cell.text for cell in line] for line in lines))

@@ -1,4 +1,4 @@
-"""Runs as reports need them: records read once, results computed."""
+"""Data of a report: the records of a run, read once, and the results computed from them."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ if TYPE_CHECKING:
     from specbench_cli.report.spec_bench.table import SpecBench
 
 _SAME_TOKENS = ("greedy", "coupled")
-"""Verification rules with which vanilla emits the same tokens in every run."""
-_LISTED = 12
+"""Decoding rules with which vanilla returns the same tokens in every run."""
+_MAX_LISTED = 12
 """Maximum number of differences between runs that an error lists."""
 
 
 @dataclass(slots=True)
 class Incidents:
-    """Outputs that a reader must know about, collected while the records are read.
+    """Outputs that a reader must know about: they differ from vanilla's, failed, or are noisy.
 
     Attributes:
-        passes: Names of the repeats, if they are not their numbers.
+        repeat_names: Number of a repeat -> its name for readers, if several runs are combined.
+        differing, failed, noisy: Rows of the tables of these outputs.
     """
 
     repeat_names: Mapping[int, str] = field(default_factory=dict)
@@ -48,7 +49,7 @@ class Incidents:
     noisy: list[Sequence[object]] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
-        """Add a record if it is an incident."""
+        """Add the output of a record to the lists that it belongs to."""
         pass_ = self.repeat_names.get(record.pass_, record.pass_)
         cell = (record.label, record.prompt_id, record.turn, pass_)
         verdict = record.verdict
@@ -65,12 +66,13 @@ class Incidents:
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """One run or several, read and computed.
+    """Data of a report on one run, or on several runs that are combined.
 
     Attributes:
-        records: All records without ids, origins and traces. `run.records()` reads these again.
+        records: All records without token ids, origins and traces, to save memory.
+            `run.records()` reads the whole records again.
         sources: The runs that `run` consists of.
-        parallel: True if a method has several workers.
+        parallel: True if a method ran on several workers.
         spec_bench: Results by Spec-Bench's formulas, if requested.
     """
 
@@ -85,26 +87,26 @@ class ReportData:
 
     @property
     def name(self) -> str:
-        """Names of its runs."""
+        """Names of the runs, joined by "+"."""
         return "+".join(source.path.name for source in self.sources or (self.run,))
 
     @property
     def report_arguments(self) -> str:
-        """Arguments of `specbench report` for these runs."""
+        """Arguments with which `specbench report` reads these runs again."""
         sources = self.sources or (self.run,)
         if self.facts.targets:
-            return _given(sources[0].path.parent)
+            return _path_argument(sources[0].path.parent)
         forced = " --force" if self.facts.forced else ""
-        return " ".join(map(_words, sources)) + forced
+        return " ".join(map(_source_arguments, sources)) + forced
 
 
-def _words(source: RecordSource) -> str:
+def _source_arguments(source: RecordSource) -> str:
     if isinstance(source, ImportedAnswers):
         return " ".join(shlex.quote(str(file)) for file in source.files)
-    return _given(source.path)
+    return _path_argument(source.path)
 
 
-def _given(path: Path) -> str:
+def _path_argument(path: Path) -> str:
     with suppress(UsageError):  # no run has finished
         if find_latest().resolve() == path.resolve():
             return "last"
@@ -114,24 +116,24 @@ def _given(path: Path) -> str:
 def read_report_data(run: RecordSource) -> ReportData:
     """Read a run's records and compute its results."""
     with pause_garbage_collection():
-        found = _Light.of(run)
+        loaded = _LightRecords.read(run)
         incidents = Incidents()
-        for record in found.records:
+        for record in loaded.records:
             incidents.add(record)
-        summary = summarise(found.records, run.manifest)
+        summary = summarise(loaded.records, run.manifest)
     facts = Facts.from_manifest(run.manifest)
-    return ReportData(run, facts, summary, incidents, found.records, (run,), found.parallel)
+    return ReportData(run, facts, summary, incidents, loaded.records, (run,), loaded.parallel)
 
 
 def read_matrix(path: Path, *, force: bool = False) -> ReportData:
-    """Read the started runs of a matrix as one.
+    """Read all started runs of a matrix (several targets or drafts) as one.
 
     Raises:
-        UsageError: No run was started, or they differ in more than models (`read_runs`).
+        UsageError: No run was started, or the runs differ in more than their models.
     """
     runs = [RunDir.open(each) for each in run_folders(path) if RunDir.holds_run(each)]
     if not runs:
-        raise UsageError(f"{path}: none of its runs was begun", f"specbench run --resume {path}")
+        raise UsageError(f"{path}: none of its runs has started", f"specbench run --resume {path}")
     return read_runs(runs, force=force, targets=True)
 
 
@@ -141,8 +143,9 @@ def read_runs(
     """Read compatible runs as one.
 
     Args:
-        force: Also read incompatible runs. Every label then contains its run.
-        targets: The runs have several targets or drafts. Every label then contains its run, too.
+        force: True to read incompatible runs, too. Every label then contains the name of its run.
+        targets: True if the runs have several targets or drafts. Every label then contains the
+            name of its run, too.
 
     Raises:
         UsageError: The runs are not compatible. The message names the differences.
@@ -151,21 +154,23 @@ def read_runs(
         return read_report_data(runs[0])
     short = short_names([run.path for run in runs])
     differing = find_incompatibilities(runs, short, targets=targets)
-    _refuse(differing, runs, force)
+    _check_compatible(differing, runs, force)
     with pause_garbage_collection():
-        found = [_Light.of(run) for run in runs]
+        loaded = [_LightRecords.read(run) for run in runs]
     if not differing and not targets:
-        differing = _vanilla_parts([own.vanilla for own in found], short)
-        _refuse(differing, runs, force)
+        differing = _compare_vanilla([own.vanilla for own in loaded], short)
+        _check_compatible(differing, runs, force)
     forced = [str(difference) for difference in differing]
-    together = combine_runs(runs, short, [own.records for own in found], forced, targets=targets)
+    together = combine_runs(runs, short, [own.records for own in loaded], forced, targets=targets)
     incidents, records = Incidents(together.repeat_names), list[Record]()
-    for own, names in zip(found, together.run_names, strict=True):
+    for own, names in zip(loaded, together.run_names, strict=True):
         records += map(names.rename, own.records)
     for record in records:
         incidents.add(record)
     if forced or targets:
-        parts = [summarise(own.records, run.manifest) for own, run in zip(found, runs, strict=True)]
+        parts = [
+            summarise(own.records, run.manifest) for own, run in zip(loaded, runs, strict=True)
+        ]
         labels = [names.labels for names in together.run_names]
         summary = join_forced(parts, labels, by_method=targets)
     else:
@@ -177,17 +182,17 @@ def read_runs(
         incidents,
         records,
         tuple(runs),
-        any(own.parallel for own in found),
+        any(own.parallel for own in loaded),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Light:
-    """A run's records without their details.
+class _LightRecords:
+    """Records of a run without token ids and traces.
 
     Attributes:
-        vanilla: Hash of vanilla's first output for each prompt.
-        parallel: True if a method has several workers.
+        vanilla: (prompt id, turn) -> hash of vanilla's first output.
+        parallel: True if a method ran on several workers.
     """
 
     records: list[Record]
@@ -195,8 +200,8 @@ class _Light:
     parallel: bool
 
     @classmethod
-    def of(cls, run: RecordSource) -> _Light:
-        """Return the records of a run, read one at a time.
+    def read(cls, run: RecordSource) -> _LightRecords:
+        """Read the records of a run one at a time.
 
         Raises:
             UsageError: There are no records.
@@ -204,9 +209,9 @@ class _Light:
         records: list[Record] = []
         vanilla: dict[tuple[str, int], bytes] = {}
         parallel = False
-        for record, seal, several in run.map_records(_lightened):
-            if seal is not None:
-                vanilla.setdefault((record.prompt_id, record.turn), seal)
+        for record, digest, several in run.map_records(_lighten):
+            if digest is not None:
+                vanilla.setdefault((record.prompt_id, record.turn), digest)
             parallel = parallel or several
             records.append(record)
         if not records:
@@ -214,36 +219,45 @@ class _Light:
         return cls(records, vanilla, parallel)
 
 
-def _lightened(record: Record) -> tuple[Record, bytes | None, bool]:
-    """Return a record without details, vanilla's output hash, and True for several workers."""
-    seal = None
+def _lighten(record: Record) -> tuple[Record, bytes | None, bool]:
+    """Return a record without details, the hash of its output, and True if it has several workers.
+
+    The hash is None unless the output is vanilla's and must be the same in every run.
+    """
+    digest = None
     if record.label == BASELINE and record.output_ids and record.sampling in _SAME_TOKENS:
-        seal = hashlib.sha256(repr(record.output_ids).encode()).digest()
+        digest = hashlib.sha256(repr(record.output_ids).encode()).digest()
     several = record.forwards is not None and record.forwards.workers > 1
-    return drop_details(record), seal, several
+    return drop_details(record), digest, several
 
 
-def _vanilla_parts(
-    seals: Sequence[dict[tuple[str, int], bytes]], short: Sequence[str]
+def _compare_vanilla(
+    digests: Sequence[dict[tuple[str, int], bytes]], short: Sequence[str]
 ) -> list[Incompatibility]:
-    """Return the incompatibilities of vanilla's outputs, which are equal in compatible runs."""
-    first, found = seals[0], []
-    for name, own in zip(short[1:], seals[1:], strict=True):
+    """Return one incompatibility for each run whose vanilla outputs differ from the first run's.
+
+    Args:
+        digests: (prompt id, turn) -> hash of vanilla's output, for each run.
+        short: Short names of the runs.
+    """
+    first, found = digests[0], []
+    for name, own in zip(short[1:], digests[1:], strict=True):
         shared = first.keys() & own.keys()
-        parted = sum(first[at] != own[at] for at in shared)
-        if parted:
-            told = f"{parted} of {len(shared)} differ"
-            found.append(Incompatibility("vanilla's outputs", {short[0]: "reference", name: told}))
+        different = sum(first[at] != own[at] for at in shared)
+        if different:
+            value = f"{different} of {len(shared)} differ"
+            found.append(Incompatibility("vanilla's outputs", {short[0]: "reference", name: value}))
     return found
 
 
-def _refuse(found: Sequence[Incompatibility], runs: Sequence[RecordSource], force: bool) -> None:
+def _check_compatible(
+    found: Sequence[Incompatibility], runs: Sequence[RecordSource], force: bool
+) -> None:
     if found and not force:
-        lines = "".join(f"\n  {difference}" for difference in found[:_LISTED])
-        more = f"\n  and in {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-        given = " ".join(map(_words, runs))
-        gate = f"; to compare them: specbench compare {given}" if len(runs) == 2 else ""
-        raise UsageError(
-            f"these runs do not belong together; they differ in{lines}{more}",
-            f"specbench report {given} --force: side by side, methods with their run's name{gate}",
-        )
+        lines = "".join(f"\n  {difference}" for difference in found[:_MAX_LISTED])
+        more = f"\n  and in {len(found) - _MAX_LISTED} more" if len(found) > _MAX_LISTED else ""
+        arguments = " ".join(map(_source_arguments, runs))
+        hint = f"specbench report {arguments} --force: side by side, methods with their run's name"
+        if len(runs) == 2:
+            hint += f"; to compare them: specbench compare {arguments}"
+        raise UsageError(f"these runs cannot share one table: they differ in{lines}{more}", hint)

@@ -1,12 +1,11 @@
-"""Outputs of a run as files for other evaluation tools: one sample per output.
+"""Export of a run's outputs to other evaluation tools: Inspect AI and lm-evaluation-harness.
 
 Inspect AI's log viewer (`inspect view --log-dir DIR`) reads one JSON log per task and method, with
 the fields of `inspect_ai.log.EvalLog`, version 2. Readers of lm-evaluation-harness logs
 (`--log_samples`) read one folder per method, with `results_*.json` and `samples_<task>_*.jsonl`.
 
-Both formats score an output by whether it equals vanilla's, and by the task's score if there is
-one. The speedup belongs to a method, so it is stored in the metadata. Only data of the run is
-written.
+Each output is one sample. Its scores are `same_output` (1 if it equals vanilla's output) and the
+task's score, if there is one. The speedup of a method is stored in the metadata of the log.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from specbench_cli.summary.facts import Facts
 from specbench_cli.summary.metrics import MethodSummary
 
 SAME = "same_output"
-"""Score of an output: 1 if it equals vanilla's token by token or differs from it at a near-tie."""
+"""Name of the score that is 1 if an output equals vanilla's, or differs only at a near-tie."""
 
 _SAME_BY = {"reference": 1.0, "identical": 1.0, "near-tie": 1.0, "mismatch": 0.0}
 _STOPPED = {"eos": "stop", "stop": "stop", "length": "max_tokens", "error": "unknown"}
@@ -40,7 +39,7 @@ _FIGURES = (
 )  # fmt: skip
 _GENERATION = ("temperature", "top_p", "top_k", "seed")
 _LONGEST_SLUG = 80
-"""Maximum number of characters of a slug, since file names are limited to 255 bytes."""
+"""Maximum number of characters of a slug. File systems limit names to 255 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +59,12 @@ class Sample:
 
     @property
     def id(self) -> str:
-        """Prompt id and turn."""
+        """Id of the sample: prompt id and turn."""
         return f"{self.record.prompt_id} turn {self.record.turn}"
 
     @property
     def scores(self) -> dict[str, float]:
-        """Scores: 1 if it is vanilla's output, and the task's score. Unknown scores are omitted."""
+        """Score name -> value. Unknown scores are omitted."""
         record = self.record
         kind = "unchecked" if record.verdict is None else record.verdict.kind
         same = {} if kind not in _SAME_BY else {SAME: _SAME_BY[kind]}
@@ -74,7 +73,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class SampleSeries:
-    """Samples of a method on a task, in the order of the run."""
+    """All samples of one method on one task, in the order of the run."""
 
     task: str
     row: MethodSummary
@@ -82,20 +81,22 @@ class SampleSeries:
 
     @property
     def means(self) -> dict[str, float]:
-        """Mean of each score over the samples that have it."""
+        """Score name -> mean over the samples that have this score."""
         names = dict.fromkeys(name for sample in self.samples for name in sample.scores)
-        own = {name: [s.scores[name] for s in self.samples if name in s.scores] for name in names}
-        return {name: sum(values) / len(values) for name, values in own.items()}
+        method_series = {
+            name: [s.scores[name] for s in self.samples if name in s.scores] for name in names
+        }
+        return {name: sum(values) / len(values) for name, values in method_series.items()}
 
     @property
     def figures(self) -> dict[str, Any]:
-        """Results of the method over all tasks of the run."""
+        """Results of the method over all tasks of the run, such as the speedup."""
         figures = {name: getattr(self.row, name) for name in _FIGURES}
         return {**figures, "guarantee": self.row.guarantee, "broken": self.row.broken_why}
 
 
 def export(run: RunDir, folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Write a run's outputs in some of `FORMATS`, each to a folder with the format's name.
+    """Write the outputs of a run. Each format gets its own folder.
 
     Raises:
         EnvironmentFault: The target's tokenizer is not on this machine.
@@ -104,8 +105,8 @@ def export(run: RunDir, folder: Path, formats: Sequence[str]) -> list[Path]:
     decode = load_text_decoder(target)
     if decode is None:
         raise EnvironmentFault(
-            f"the tokenizer of {target} is not on this machine, and its outputs are ids",
-            f"run from the folder that holds it, or have it downloaded: specbench run --target"
+            f"the tokenizer of {target} is not on this machine, and the outputs are token ids",
+            f"run the command in the folder of the model, or download it: specbench run --target"
             f" {target} --limit 1",
         )
     series = list(_series(run, decode))
@@ -114,31 +115,33 @@ def export(run: RunDir, folder: Path, formats: Sequence[str]) -> list[Path]:
 
 def _series(run: RunDir, decode: Decode) -> Iterator[SampleSeries]:
     prompts = {(prompt.prompt_id, prompt.turn): prompt for prompt in run.prompts()}
-    own: dict[tuple[str, str], list[Record]] = {}
+    method_series: dict[tuple[str, str], list[Record]] = {}
     vanilla: dict[tuple[str, int], str] = {}
     for record in run.records():
-        own.setdefault((record.task, record.label), []).append(record)
+        method_series.setdefault((record.task, record.label), []).append(record)
         if record.label == BASELINE:
             vanilla.setdefault((record.prompt_id, record.turn), decode(record.output_ids or ()))
     rows = {row.label: row for row in read_report_data(run).summary.rows}
-    for (task, label), records in own.items():
+    for (task, label), records in method_series.items():
         samples = []
         for record in records:
             at = record.prompt_id, record.turn
-            asked, said = prompts[at], decode(record.output_ids or ())
-            samples.append(Sample(record, asked, decode(asked.ids), said, vanilla.get(at, "")))
+            stored_prompt, text = prompts[at], decode(record.output_ids or ())
+            samples.append(
+                Sample(record, stored_prompt, decode(stored_prompt.ids), text, vanilla.get(at, ""))
+            )
         yield SampleSeries(task, rows[label], tuple(samples))
 
 
 def _inspect(run: RunDir, series: Sequence[SampleSeries], folder: Path) -> list[Path]:
-    """Write one log per task and method, with Inspect's file names: time, task, id."""
+    """Write one Inspect log per task and method. A file name is time, task and id."""
     created = str(run.manifest["created_utc"])
     files = []
-    for each in series:
-        id_ = _hash(run.path.name, each.task, each.row.label)[:22]
-        task = _slug(f"{each.task}-{each.row.label}").replace("_", "-")  # Inspect splits names at _
+    for one in series:
+        id_ = _hash(run.path.name, one.task, one.row.label)[:22]
+        task = _slug(f"{one.task}-{one.row.label}").replace("_", "-")  # Inspect splits names at _
         name = f"{created.replace(':', '-')}_{task}_{id_}.json"
-        files.append(_written(folder / name, json.dumps(_log(run, each, id_), indent=1)))
+        files.append(_write_file(folder / name, json.dumps(_log(run, one, id_), indent=1)))
     return files
 
 
@@ -190,10 +193,10 @@ def _log(run: RunDir, series: SampleSeries, id_: str) -> dict[str, Any]:
 
 
 def _inspect_sample(sample: Sample, model: str) -> dict[str, Any]:
-    record, asked = sample.record, sample.stored_prompt
-    said = {"role": "assistant", "content": sample.output, "source": "generate", "model": model}
-    read_, made = len(asked.ids), record.n_tokens or 0
-    usage = {"input_tokens": read_, "output_tokens": made, "total_tokens": read_ + made}
+    record, stored_prompt = sample.record, sample.stored_prompt
+    text = {"role": "assistant", "content": sample.output, "source": "generate", "model": model}
+    n_input, n_output = len(stored_prompt.ids), record.n_tokens or 0
+    usage = {"input_tokens": n_input, "output_tokens": n_output, "total_tokens": n_input + n_output}
     seconds = None if record.ns.total is None else record.ns.total / 1e9
     failed = record.error and {"message": record.error, "traceback": "", "traceback_ansi": ""}
     return {
@@ -201,10 +204,10 @@ def _inspect_sample(sample: Sample, model: str) -> dict[str, Any]:
         "epoch": record.pass_,
         "input": sample.prompt,
         "target": sample.reference,
-        "messages": [{"role": "user", "content": sample.prompt}, said],
+        "messages": [{"role": "user", "content": sample.prompt}, text],
         "output": {
             "model": model,
-            "choices": [{"message": said, "stop_reason": _STOPPED[record.finish]}],
+            "choices": [{"message": text, "stop_reason": _STOPPED[record.finish]}],
             "usage": usage,
             "time": seconds,
         },
@@ -214,7 +217,7 @@ def _inspect_sample(sample: Sample, model: str) -> dict[str, Any]:
         "metadata": {
             "family": record.family,
             "category": record.category,
-            "text": asked.text,
+            "text": stored_prompt.text,
             "verdict": record.verdict and record.verdict.kind,
             "void": record.void,
         },
@@ -225,22 +228,26 @@ def _inspect_sample(sample: Sample, model: str) -> dict[str, Any]:
 
 
 def _lm_eval(run: RunDir, series: Sequence[SampleSeries], folder: Path) -> list[Path]:
-    """Write one folder per method, like the harness does per model, with the first repeat."""
+    """Write one folder per method, as the harness does per model, with the first repeat only."""
     manifest, config = run.manifest, run.manifest["config"]["effective"]
     created = datetime.fromisoformat(str(manifest["created_utc"]))
     stamp = created.strftime("%Y-%m-%dT%H-%M-%S.%f")
     rows: dict[str, list[SampleSeries]] = {}
-    for each in series:
-        rows.setdefault(each.row.label, []).append(each)
+    for one in series:
+        rows.setdefault(one.row.label, []).append(one)
     files = []
-    for label, own in rows.items():
-        home = folder / _slug(label)
-        for each in own:
-            lines = map(json.dumps, _lm_eval_samples(each, config))
+    for label, method_series in rows.items():
+        method_folder = folder / _slug(label)
+        for one in method_series:
+            lines = map(json.dumps, _lm_eval_samples(one, config))
             text = "".join(f"{line}\n" for line in lines)
-            files.append(_written(home / f"samples_{_slug(each.task)}_{stamp}.jsonl", text))
-        whole = _lm_eval_results(label, own, manifest, created.timestamp())
-        files.append(_written(home / f"results_{stamp}.json", json.dumps(whole, indent=2)))
+            files.append(
+                _write_file(method_folder / f"samples_{_slug(one.task)}_{stamp}.jsonl", text)
+            )
+        whole = _lm_eval_results(label, method_series, manifest, created.timestamp())
+        files.append(
+            _write_file(method_folder / f"results_{stamp}.json", json.dumps(whole, indent=2))
+        )
     return files
 
 
@@ -249,13 +256,13 @@ def _lm_eval_samples(series: SampleSeries, config: Mapping[str, Any]) -> Iterato
     settings |= {"max_gen_toks": config.get("max_new_tokens"), "until": []}
     first = [sample for sample in series.samples if sample.record.pass_ == 1]
     for number, sample in enumerate(first):
-        asked = sample.stored_prompt
+        stored_prompt = sample.stored_prompt
         doc = {
-            "prompt_id": asked.prompt_id,
-            "turn": asked.turn,
-            "family": asked.family,
-            "category": asked.category,
-            "text": asked.text,
+            "prompt_id": stored_prompt.prompt_id,
+            "turn": stored_prompt.turn,
+            "family": stored_prompt.family,
+            "category": stored_prompt.category,
+            "text": stored_prompt.text,
         }
         yield {
             "doc_id": number,
@@ -274,15 +281,15 @@ def _lm_eval_samples(series: SampleSeries, config: Mapping[str, Any]) -> Iterato
 
 
 def _lm_eval_results(
-    label: str, own: Sequence[SampleSeries], manifest: Mapping[str, Any], date: float
+    label: str, method_series: Sequence[SampleSeries], manifest: Mapping[str, Any], date: float
 ) -> dict[str, Any]:
     target = Facts.from_manifest(manifest).target
-    counts = {s.task: sum(x.record.pass_ == 1 for x in s.samples) for s in own}
+    counts = {s.task: sum(x.record.pass_ == 1 for x in s.samples) for s in method_series}
     versions = {task["name"]: task.get("version") for task in manifest.get("tasks", ())}
     return {
         "results": {
             s.task: {"alias": s.task, **{f"{name},none": mean for name, mean in s.means.items()}}
-            for s in own
+            for s in method_series
         },
         "configs": {
             s.task: {
@@ -292,14 +299,18 @@ def _lm_eval_results(
                 "repeats": 1,
                 "num_fewshot": 0,
             }
-            for s in own
+            for s in method_series
         },
-        "versions": {s.task: versions.get(s.task) for s in own},
-        "n-shot": {s.task: 0 for s in own},
+        "versions": {s.task: versions.get(s.task) for s in method_series},
+        "n-shot": {s.task: 0 for s in method_series},
         "n-samples": {task: {"original": n, "effective": n} for task, n in counts.items()},
         "config": {
             "model": "specbench",
-            "model_args": {"pretrained": target, "method": own[0].row.method, **own[0].row.params},
+            "model_args": {
+                "pretrained": target,
+                "method": method_series[0].row.method,
+                **method_series[0].row.params,
+            },
             "batch_size": manifest["config"]["effective"].get("batch", 1),
             "random_seed": manifest["config"]["effective"].get("seed"),
         },
@@ -307,12 +318,12 @@ def _lm_eval_results(
         "model_source": "specbench",
         "model_name": label,
         "model_name_sanitized": _slug(label),
-        "specbench": {"version": manifest["version"], **own[0].figures},
+        "specbench": {"version": manifest["version"], **method_series[0].figures},
     }
 
 
 def _slug(name: str) -> str:
-    """Return a unique file name for a label."""
+    """Return a file name for a label. A hash keeps names of different labels different."""
     slug = re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.") or "row"
     slug = slug[:_LONGEST_SLUG]
     return slug if slug == name else f"{slug}-{_hash(name)[:6]}"
@@ -322,7 +333,7 @@ def _hash(*words: str) -> str:
     return hashlib.sha256("\0".join(words).encode()).hexdigest()
 
 
-def _written(file: Path, text: str) -> Path:
+def _write_file(file: Path, text: str) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
     return file
@@ -332,4 +343,4 @@ FORMATS: dict[str, Callable[[RunDir, Sequence[SampleSeries], Path], list[Path]]]
     "inspect": _inspect,
     "lm-eval": _lm_eval,
 }
-"""Formats. Each function writes files and returns their paths."""
+"""Format name -> function that writes its files and returns their paths."""

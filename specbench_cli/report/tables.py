@@ -1,4 +1,4 @@
-"""Tables of written reports: the columns, title and notes of each, for every output format."""
+"""Tables of reports: columns, title and notes of each table. All formats use them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ from specbench_cli.summary.summary import Summary
 
 # ---- methods -------------------------------------------------------------------------------------
 
-_ORDER = (
-    "They learn from one prompt for the next: their figures depend on the order of the prompts."
-)
+_ORDER_NOTE = "They learn across prompts, so their results depend on the order of the prompts."
 _KINDS = (
     (
         "lossless",
@@ -30,32 +28,36 @@ _KINDS = (
         "Same letter: no significant difference (simultaneous 95%). Peers are other"
         " implementations, measured in the same run.",
     ),
-    ("run", "Lossless methods, run scope", f"{_ORDER} Letters are those of all."),
+    ("run", "Lossless methods, run scope", f"{_ORDER_NOTE} Letters are those of all."),
     (
         "lossy",
         "Lossy: speed and quality",
         "The output is not vanilla's; these rows are not ranked with the lossless ones.",
     ),
-    ("lossy-run", "Lossy: speed and quality, run scope", f"{_ORDER} The output is not vanilla's."),
+    (
+        "lossy-run",
+        "Lossy: speed and quality, run scope",
+        f"{_ORDER_NOTE} The output is not vanilla's.",
+    ),
 )
 """Kinds of methods, each with its own table: key, caption and note."""
 
 
 def _key(row: MethodSummary) -> str:
-    """Return the kind of a method."""
+    """Return the kind of a method, a key in `_KINDS`."""
     if row.lossless:
         return "run" if row.order_matters else "lossless"
     return "lossy-run" if row.order_matters else "lossy"
 
 
 def _columns(key: str) -> Sequence[Column[MethodSummary]]:
-    """Return the columns for a kind of methods."""
+    """Return the columns of a table for a kind of methods."""
     return metrics.LOSSY_PAGE if key.startswith("lossy") else metrics.PAGE
 
 
-def _named(found: Grid) -> Grid:
-    """Return a table of methods. If it has groups, they also name a row."""
-    return replace(found, label_columns=2) if found.columns[0] is metrics.GROUP else found
+def _name_groups(grid: Grid) -> Grid:
+    """Return the table. If its first column is the group, two columns name a row."""
+    return replace(grid, label_columns=2) if grid.columns[0] is metrics.GROUP else grid
 
 
 def overall_tables(summary: Summary, but: Sequence[Column[MethodSummary]] = ()) -> list[Grid]:
@@ -72,7 +74,7 @@ def overall_tables(summary: Summary, but: Sequence[Column[MethodSummary]] = ()) 
         ]
     )
     return [
-        _named(
+        _name_groups(
             make_grid(
                 [column for column in _columns(key) if column not in but],
                 rows,
@@ -89,7 +91,7 @@ def overall_tables(summary: Summary, but: Sequence[Column[MethodSummary]] = ()) 
 def family_tables(summary: Summary) -> list[Grid]:
     """Return tables with one row per family and method, for the same kinds as `overall`."""
     tables = []
-    note = text.prose(text.small_families(summary, "column n", then=""))
+    note = text.prose(text.small_families(summary, "column n", advice=""))
     for key, caption, _ in _KINDS:
         rows = [
             (family.replace("_", " "), row)
@@ -99,37 +101,37 @@ def family_tables(summary: Summary) -> list[Grid]:
         ]
         if not rows:
             continue
-        found = _named(make_grid(_columns(key), [row for _, row in rows]))
+        grid = _name_groups(make_grid(_columns(key), [row for _, row in rows]))
         lines = (
             (Cell(family, family), metrics.QUESTIONS.cell(row), *cells)
-            for (family, row), cells in zip(rows, found.rows, strict=True)
+            for (family, row), cells in zip(rows, grid.rows, strict=True)
         )
         family = Heading("family", "task family", "l", choose=True)
         tables.append(
             Grid(
-                (family, metrics.QUESTIONS, *found.columns),
+                (family, metrics.QUESTIONS, *grid.columns),
                 tuple(lines),
                 id=f"family-{key}",
                 caption=f"By task family, {caption.lower()}",
                 note=note,
-                label_columns=2 + found.label_columns,
+                label_columns=2 + grid.label_columns,
             )
         )
     return tables
 
 
 def rows_by_family(summary: Summary) -> dict[str, dict[str, MethodSummary]]:
-    """Return heading -> label -> method, with one heading per family and a last one for all."""
-    found = {
+    """Return column heading -> label -> method, for each task family and for all prompts."""
+    grid = {
         text.family(name.replace("_", " "), rows): {row.label: row for row in rows}
         for name, rows in summary.families.items()
     }
-    return found | {"all": {row.label: row for row in summary.rows}}
+    return grid | {"all": {row.label: row for row in summary.rows}}
 
 
-def _some(found: Grid) -> list[Grid]:
-    """Return a table, unless it is empty."""
-    return [found] if found.rows else []
+def _unless_empty(grid: Grid) -> list[Grid]:
+    """Return a list with the table, or an empty list if the table has no rows."""
+    return [grid] if grid.rows else []
 
 
 def detail_table(summary: Summary) -> Grid:
@@ -138,7 +140,7 @@ def detail_table(summary: Summary) -> Grid:
 
 
 def equivalence_table(summary: Summary) -> Grid:
-    """Return the verdicts on the outputs, and the bounds that they prove."""
+    """Return the verdicts on the outputs, with an upper bound on the mismatch rate."""
     return make_grid(
         metrics.EQUIVALENCE,
         summary.rows,
@@ -149,68 +151,73 @@ def equivalence_table(summary: Summary) -> Grid:
 
 
 def evidence_tables(summary: Summary) -> list[Grid]:
-    """Return sampled outputs compared with vanilla's, if any were."""
+    """Return the table that compares sampled outputs with vanilla's, if there are any."""
     rows = [row for row in summary.rows if row.log_likelihood_difference is not None]
     note = "Evidence, not proof: the proof of a distribution is its audit (specbench audit)."
     caption = "Sampled outputs, less vanilla's"
-    return _some(make_grid(metrics.EVIDENCE, rows, id="evidence", caption=caption, note=note))
+    return _unless_empty(
+        make_grid(metrics.EVIDENCE, rows, id="evidence", caption=caption, note=note)
+    )
 
 
 # ---- tables that some runs have ------------------------------------------------------------------
 
 
-def sweep_tables(found: Sweep | None) -> list[Grid]:
+def sweep_tables(grid: Sweep | None) -> list[Grid]:
     """Return the swept methods in the order of their parameters."""
-    if found is None:
+    if grid is None:
         return []
     note = (
-        "Discarded: drafted tokens that do not stand / tokens. Verified: target forwards /"
-        " tokens. The front: no other row has less of one and as little of the other."
+        "Discarded: rejected draft tokens / generated tokens. Verified: target forwards /"
+        " generated tokens. Pareto front: no other method is lower in one and at most as high in"
+        " the other."
     )
-    rows = [point.row for point in found.points]
-    return [make_grid(parameter_columns(found), rows, id="sweep", caption="Sweep", note=note)]
+    rows = [point.row for point in grid.points]
+    return [make_grid(parameter_columns(grid), rows, id="sweep", caption="Sweep", note=note)]
 
 
 def tuning_tables(tuned: Mapping[str, Any] | None) -> list[Grid]:
-    """Return the tuning of each method: the candidates, their prompts and the results."""
+    """Return the table of a tuning: all candidates of each method, with their cost."""
     if not tuned:
         return []
     by_time = tuned["by"] == "time"
-    unit = "ms a token" if by_time else "target forwards a token"
+    unit = "ms per token" if by_time else "target forwards per token"
     note = (
-        f"At most {tuned['budget']} candidates a row, all rows on the same development questions"
-        f" ({_counted(tuned['development'])}), compared by"
-        f" {'decode time' if by_time else 'what their forwards cost by the size of the models'}."
-        f" Every figure above and below is of the held-out questions"
-        f" ({_counted(tuned['held_out'])})."
+        f"At most {tuned['budget']} candidates per method, all on the same development questions"
+        f" ({_format_counts(tuned['development'])}), compared by"
+        f" {'decode time' if by_time else 'the cost of their forwards, from the model sizes'}."
+        f" All other results in this report are from the held-out questions"
+        f" ({_format_counts(tuned['held_out'])})."
     )
     lines = [
         (
             label,
-            " ".join(format_params(tried["params"])) or formats.NONE,
-            formats.number(tried["cost"], 3),
-            "yes" if tried["chosen"] else None,
-            found["prompts"] or None,
+            " ".join(format_params(candidate["params"])) or formats.NONE,
+            formats.number(candidate["cost"], 3),
+            "yes" if candidate["chosen"] else None,
+            tuned_method["prompts"] or None,
         )
-        for label, found in tuned["rows"].items()
-        for tried in found["candidates"]
+        for label, tuned_method in tuned["rows"].items()
+        for candidate in tuned_method["candidates"]
     ]
     headings = ("row", "parameters", unit, "chosen", "prompts")
     return [make_value_grid(headings, lines, caption="Tuning", note=note)]
 
 
-def _counted(counts: Mapping[str, int]) -> str:
+def _format_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{family} {n}" for family, n in counts.items())
 
 
 def load_tables(rows: Sequence[load.LoadRow]) -> list[Grid]:
     """Return the latencies and rates of requests under load."""
-    return _some(make_grid(load.PAGE, rows, caption=load.TITLE, note=load.NOTE))
+    return _unless_empty(make_grid(load.PAGE, rows, caption=load.TITLE, note=load.NOTE))
 
 
 def modelled_tables(rows: Sequence[parallel.ModelledRow]) -> list[Grid]:
-    """Return the modelled decode times of methods with several workers."""
-    return _some(make_grid(parallel.COLUMNS, rows, caption=parallel.TITLE, note=parallel.NOTE))
+    """Return the decode times modelled for methods that ran on several workers."""
+    return _unless_empty(
+        make_grid(parallel.COLUMNS, rows, caption=parallel.TITLE, note=parallel.NOTE)
+    )
 
 
 def claim_tables(
@@ -220,7 +227,9 @@ def claim_tables(
 ) -> list[Grid]:
     """Return the results that the methods' papers report, next to this run's."""
     lines = claims.compare_claims(summary, facts)
-    return _some(make_grid(columns, lines, id="claimed", caption=claims.TITLE, note=claims.NOTE))
+    return _unless_empty(
+        make_grid(columns, lines, id="claimed", caption=claims.TITLE, note=claims.NOTE)
+    )
 
 
 # ---- single outputs ------------------------------------------------------------------------------
@@ -233,8 +242,8 @@ _OUTPUT = (
 )
 
 
-def incident_tables(found: Incidents, most: int) -> list[Grid]:
-    """Return the outputs that a reader must know about, at most `most` of each kind."""
+def incident_tables(incidents: Incidents, max_listed: int) -> list[Grid]:
+    """Return tables of outputs that differ, failed or are noisy, at most `max_listed` of each."""
     kinds = (
         (
             "differing",
@@ -242,27 +251,29 @@ def incident_tables(found: Incidents, most: int) -> list[Grid]:
             (
                 Heading("verdict", align="l", choose=True),
                 Heading("position", "index of the first token that differs"),
-                Heading("gap", "what the worst token lacks of the best decision score"),
-                Heading("explained by width", "whether vanilla's forward chooses the same tokens at"
-                       " the method's verify width", align="l"),
+                Heading("gap", "best decision score minus that of the worst emitted token"),
+                Heading("explained by width", "whether vanilla chooses the same tokens if its"
+                       " forward is as wide as the method's verification", align="l"),
             ),
-            found.differing,
+            incidents.differing,
         ),
-        ("failed", "Failed cells", (Heading("error", align="l"),), found.failed),
+        ("failed", "Failed outputs", (Heading("error", align="l"),), incidents.failed),
         (
             "void",
-            "Void cells",
-            (Heading("other processes' CPU", "the machine was not quiet: times do not count"),),
-            found.noisy,
+            "Noisy outputs",
+            (Heading("other processes' CPU", "other programs ran, so the times are not used"),),
+            incidents.noisy,
         ),
     )  # fmt: skip
     return [
         make_value_grid(
             (*_OUTPUT, *headings),
-            cells[:most],
+            cells[:max_listed],
             id=key,
             caption=caption,
-            note=f"And {more} more, in records.jsonl." if (more := len(cells) - most) > 0 else "",
+            note=f"And {more} more, in records.jsonl."
+            if (more := len(cells) - max_listed) > 0
+            else "",
             label_columns=2,
         )
         for key, caption, headings, cells in kinds

@@ -12,7 +12,7 @@ from specbench_cli.audit.checks.embedded import (
 )
 from specbench_cli.audit.runner import run_checks
 from specbench_cli.audit.subject import AuditSubject
-from tests.audit.faults.distributions import TellsFifty
+from tests.audit.faults.distributions import ReportsFifty
 
 
 def test_places_of_draws_are_uniform_in_any_order_and_those_of_another_distribution_are_not():
@@ -34,7 +34,7 @@ def test_places_of_draws_are_uniform_in_any_order_and_those_of_another_distribut
     )
 
 
-class DraftOnly(TellsFifty):
+class DraftOnly(ReportsFifty):
     """Takes its draft's tokens unverified."""
 
     def start(self, session):

@@ -22,7 +22,7 @@ from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.manifest import build_manifest
 from specbench_cli.plan.plan import make_plan
 from specbench_cli.store.run_dir import RunDir
-from tests.audit.faults.engine import likelier_stands
+from tests.audit.faults.engine import accept_more_likely
 from tests.views import Silent
 
 pytestmark = pytest.mark.usefixtures("small_pair")
@@ -153,7 +153,7 @@ def test_verification_that_lets_a_wrong_token_pass_is_broken(run, base):
 def test_another_distribution_that_no_verdict_can_see_is_a_changed_output(run):
     base = run(rule="rejection")
     assert outcomes(base, run(rule="rejection")) == dict.fromkeys(ROWS, "same")
-    new = run(patch.object(verify, "rejection", likelier_stands), rule="rejection")
+    new = run(patch.object(verify, "rejection", accept_more_likely), rule="rejection")
     assert outcomes(base, new) == only("sps", "changed-output")
 
 

@@ -50,12 +50,12 @@ def test_an_output_in_which_forwards_were_recorded_is_decoded_once_more(monkeypa
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        (clock.BeginsAgain, "the clock of a request runs already"),
+        (clock.RestartsTheHarness, "the clock of a request runs already"),
         (clock.RestartsTheClock, "its clock was started again"),
         (clock.SetsTheClockBack, "its clock was moved"),
-        (clock.Foresees, "the target counts"),
+        (clock.KnowsTheOutput, "the target counts"),
         (clock.DraftsPastTheMeter, "the draft counts"),
-        (clock.StrikesForwardsOut, "some went past the meter"),
+        (clock.HidesForwards, "some went past the meter"),
         (clock.WorksInTheBackground, "1 threads of its own"),
         (clock.WorksInAProcess, "1 processes of its own"),
     ],

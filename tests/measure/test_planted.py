@@ -46,8 +46,8 @@ from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan, make_plan
 from specbench_cli.store.run_dir import RunDir
 from tests.audit.faults.clock import ForgetsFromTheSixth
-from tests.audit.faults.distributions import ColderThanTold, DrawsFromTen
-from tests.audit.faults.methods import TellsWhatStood, VerifiesWhatStands
+from tests.audit.faults.distributions import ColderThanReported, DrawsFromTen
+from tests.audit.faults.methods import ReportsOnlyAccepted, VerifiesOnlyMatchingTokens
 from tests.views import Silent
 
 pytestmark = pytest.mark.usefixtures("small_pair")
@@ -295,7 +295,7 @@ def deviations(found):
     return {label: compute_likelihood_deviation(found.of(label)) for label in ("vanilla", "faulty")}
 
 
-@pytest.mark.parametrize("method", [DrawsFromTen, ColderThanTold])
+@pytest.mark.parametrize("method", [DrawsFromTen, ColderThanReported])
 def test_a_draft_drawn_from_another_distribution_is_found_by_likelihood(run, method):
     found = run(method(), limit=8, **WARM)
     at = deviations(found)
@@ -404,7 +404,7 @@ def tells_no_draft(self, session, draft):
 
 
 LIES = [
-    TellsWhatStood, VerifiesWhatStands, decided_twice, tells_no_draft,
+    ReportsOnlyAccepted, VerifiesOnlyMatchingTokens, decided_twice, tells_no_draft,
     relabelled, relabelled_everywhere, relabelled_with_a_path, in_twos, without_entries, untold,
     beside_commit, more_nodes,
 ]  # fmt: skip

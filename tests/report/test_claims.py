@@ -35,7 +35,7 @@ def test_a_claim_stands_beside_the_best_row_of_its_method(make_run, synthetic, o
     worse = synthetic.Fake("sps-1", method="sps", length=1, alpha=0.7, draft_cost=0.12)
     reading = read_report_data(make_run(fakes=[synthetic.vanilla, synthetic.sps, worse]))
     (line,) = claims.compare_claims(reading.summary, reading.facts)
-    cells = (column.shown(line) for column in claims.COLUMNS)
+    cells = (column.format(line) for column in claims.COLUMNS)
     label, claimed, there, source, measured, here = cells
     assert (label, claimed, source) == ("sps", "2.90x", "abstract")
     assert there == "Vicuna-7B, MT-Bench, T=0, one A100"
@@ -63,7 +63,7 @@ def test_the_paragraph_is_filled_from_the_manifest(make_run):
         "decoded greedily, one request at a time, seed 0",
         "a some CPU with 2 cores; 2 threads were used, with PyTorch 2.13.0",
         "left out: 0 of 72",
-        "of 12 questions 0 were mismatched",
+        "0 of 12 questions were mismatched",
         "bootstrap-t on the log ratio over questions, stratified",
     ):
         assert fact in text
@@ -85,10 +85,10 @@ def test_the_paragraph_says_what_is_special(make_run, synthetic):
     assert "noise that is the same for all methods at temperature 0.8" in text
     assert "in each of 2 processes" in text
     assert "over questions and processes" in text
-    assert "they are noisy" in text
+    assert "the times are noisy" in text
     two = read_runs([one.run, make_run("b", fakes)], force=True)
     text = " ".join(sentences(two.summary, two.run.manifest))
-    assert "They were put side by side by force" in text
+    assert "They are shown side by side (--force)" in text
     assert "share a letter" not in text
 
 

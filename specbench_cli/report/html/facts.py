@@ -1,4 +1,4 @@
-"""Manifest sections of the HTML page: settings, models, machine and versions of a run."""
+"""Facts from a run's manifest for the HTML page: settings, models, machine and versions."""
 
 from __future__ import annotations
 
@@ -14,53 +14,54 @@ _PATH = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|/|~/)[^\s,;:'\"\])]*[/\\]([^\s,;
 _SECTIONS = ("models", "heads", "machine", "versions", "git", "environment", "tolerance")
 
 FactLine = tuple[str, str, str]
-"""A fact: its name, its value, and the source of the value, which may be empty."""
+"""A fact: name, value, and the source of the value, such as "default" or a file. May be ""."""
 
 
 def manifest_sections(manifest: Mapping[str, Any]) -> list[tuple[str, list[FactLine]]]:
-    """Return the facts of the manifest by heading. Absolute paths are cut to their last part."""
+    """Return (heading, facts). Absolute paths are cut to their last part, to hide user names."""
     manifest = truncate_texts(dict(manifest))
     run = [(key, manifest.get(key)) for key in ("created_utc", "finished_utc", "status", "noisy")]
     sources = manifest.get("config_sources", {})
     settings = dict(manifest.get("config", {}).get("effective", {}))
     settings["methods"] = [choice.get("label") for choice in settings.get("methods", [])]
     found = {
-        "run": [(key, _said(value), "") for key, value in run],
+        "run": [(key, _format_value(value), "") for key, value in run],
         "settings": [
-            (key, _said(value), str(sources.get(key, "default"))) for key, value in settings.items()
+            (key, _format_value(value), str(sources.get(key, "default")))
+            for key, value in settings.items()
         ],
     }
     for section in _SECTIONS:
-        found[section] = [(name, said, "") for name, said in _flat(manifest.get(section) or {})]
+        found[section] = [(name, text, "") for name, text in _flatten(manifest.get(section) or {})]
     found["tasks"] = [
-        (task["name"], _said({k: v for k, v in task.items() if k != "name"}), "")
+        (task["name"], _format_value({k: v for k, v in task.items() if k != "name"}), "")
         for task in manifest.get("tasks", [])
     ]
     return [(heading, lines) for heading, lines in found.items() if lines]
 
 
-def hide_paths(said: str) -> str:
+def hide_paths(text: str) -> str:
     """Return a text with absolute paths cut to their last part."""
-    return _PATH.sub(r"\1", said)
+    return _PATH.sub(r"\1", text)
 
 
-def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """Yield nested facts, each named by its dotted path."""
+def _flatten(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the (name, value) of nested facts. A name is a path with dots, such as "cpu.cores"."""
     for key, inner in value.items():
         name = f"{before}{key}"
         if isinstance(inner, Mapping) and inner:
-            yield from _flat(inner, f"{name}.")
+            yield from _flatten(inner, f"{name}.")
         else:
-            yield name, _said(inner)
+            yield name, _format_value(inner)
 
 
-def _said(value: object) -> str:
+def _format_value(value: object) -> str:
     if value is None or value == "" or value in ([], {}):
         return formats.NONE
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        value = ", ".join(f"{key} {_said(inner)}" for key, inner in value.items())
+        value = ", ".join(f"{key} {_format_value(inner)}" for key, inner in value.items())
     elif isinstance(value, list | tuple):
-        value = ", ".join(map(_said, value))
+        value = ", ".join(map(_format_value, value))
     return hide_paths(str(value))

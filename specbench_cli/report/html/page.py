@@ -1,4 +1,4 @@
-"""Self-contained HTML report of a run: tables, figures, methods, setup and token viewer.
+"""HTML report of a run in one file: tables, figures, methods, setup and token viewer.
 
 The page loads nothing. Style, script, pictures and data are inline, and a content security policy
 allows only these styles and scripts, by their hashes. All text is escaped when it is inserted.
@@ -39,10 +39,10 @@ from specbench_cli.summary.metrics import LEFT_OUT_OF_BRIEF, MethodSummary, same
 from specbench_cli.summary.pareto import find_sweep
 
 NAME = "report.html"
-_ROOM = 4_000_000
+_MAX_BYTES = 4_000_000
 """Maximum size of figures and token viewer together, in bytes. Tables and text are small in
 comparison."""
-_LISTED = 500
+_MAX_LISTED = 500
 """Maximum number of incidents of a kind that are listed one by one."""
 _SCRIPTS = ("page.js", "tables.js", "tree.js", "viewer.js")
 
@@ -61,27 +61,27 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Tiles(Widget):
-    """The most important numbers."""
+    """The headline numbers as a row of tiles."""
 
     tiles: Sequence[Tile]
 
 
 @dataclass(frozen=True, slots=True)
-class Key(Widget):
-    """The legend of the time bars, and notes about the tables above."""
+class BarLegend(Widget):
+    """The legend of the bars in the column "time", and notes on the tables above it."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Figures(Widget):
-    """Figures with their captions."""
+    """The figures of the report, each with its caption."""
 
     figures: Sequence[InlineFigure]
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens(Widget):
+class TokenViewer(Widget):
     """The token viewer.
 
     Attributes:
@@ -94,22 +94,22 @@ class Tokens(Widget):
 
 
 @dataclass(frozen=True, slots=True)
-class Cards(Widget):
-    """The methods of the run."""
+class MethodCards(Widget):
+    """One card per method, with its description and parameters."""
 
     cards: Sequence[MethodCard]
 
 
 @dataclass(frozen=True, slots=True)
-class Told(Widget):
-    """A paragraph in the page's text size."""
+class PageParagraph(Widget):
+    """A paragraph in normal text size. A `Paragraph` is small, like a note."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest(Widget):
-    """The manifest's facts under headings."""
+class ManifestFacts(Widget):
+    """Facts about the run from its manifest, under headings such as "models"."""
 
     sections: Sequence[tuple[str, Sequence[FactLine]]]
 
@@ -118,108 +118,111 @@ class Manifest(Widget):
 
 
 def write_html(
-    reading: ReportData, folder: Path, *, figures: Sequence[Path] | None = None
+    data: ReportData, folder: Path, *, figures: Sequence[Path] | None = None
 ) -> list[Path]:
     """Write `report.html`. The same records give the same bytes.
 
     Args:
         folder: An existing folder.
-        figures: Files of the figures. None draws them.
+        figures: Files of figures that were drawn already. None draws them here.
     """
     file = folder / NAME
     if figures is None:
-        with tempfile.TemporaryDirectory() as drawn:
-            made = _page(reading, write_figures(reading, Path(drawn), heavy=MAX_SVG_BYTES))
+        with tempfile.TemporaryDirectory() as figure_folder:
+            content = _page(
+                data, write_figures(data, Path(figure_folder), max_svg_bytes=MAX_SVG_BYTES)
+            )
     else:
-        made = _page(reading, figures)
-    file.write_text(made, encoding="utf-8")
+        content = _page(data, figures)
+    file.write_text(content, encoding="utf-8")
     return [file]
 
 
-def _page(reading: ReportData, figures: Sequence[Path]) -> str:
-    document = report(reading, list(inline_figures(figures)))
+def _page(data: ReportData, figures: Sequence[Path]) -> str:
+    document = report(data, list(inline_figures(figures)))
     return render_page(
         "report.html.j2",
         script="(() => {\n'use strict';\n" + "\n".join(map(read_asset, _SCRIPTS)) + "})();",
         title=document.title,
-        lead=lead_line(reading),
-        facts=reading.facts,
-        run=hide_paths(reading.name),
+        lead=lead_line(data),
+        facts=data.facts,
+        run=hide_paths(data.name),
         sections=document.parts,
-        warnings=[hide_paths(line) for line in list_warnings(reading)],
+        warnings=[hide_paths(line) for line in list_warnings(data)],
         body=render_parts(document.parts),
     )
 
 
-def report(reading: ReportData, pictures: Sequence[InlineFigure]) -> ReportDocument:
-    """Return the content of the page."""
-    summary, manifest = reading.summary, reading.run.manifest
+def report(data: ReportData, pictures: Sequence[InlineFigure]) -> ReportDocument:
+    """Return the content of the page as a document."""
+    summary, manifest = data.summary, data.run.manifest
     sweep = find_sweep(summary, manifest)
     results: list[Part] = [
-        Tiles(list(_tiles(reading))),
+        Tiles(list(_tiles(data))),
         *tables.overall_tables(summary),
-        Key(_notes(reading)),
+        BarLegend(_notes(data)),
         *tables.family_tables(summary),
         *tables.sweep_tables(sweep),
-        *([_public(reading.spec_bench.overall())] if reading.spec_bench else []),
-        *map(_public, tables.claim_tables(summary, reading.facts)),
+        *([_hide_table_paths(data.spec_bench.overall())] if data.spec_bench else []),
+        *map(_hide_table_paths, tables.claim_tables(summary, data.facts)),
     ]
     unchanged = [
         tables.equivalence_table(summary),
         *tables.evidence_tables(summary),
-        *map(_public, tables.incident_tables(reading.incidents, _LISTED)),
+        *map(_hide_table_paths, tables.incident_tables(data.incidents, _MAX_LISTED)),
     ]
     measured = " ".join(map(hide_paths, sentences(summary, manifest)))
     parts = [
         Section("Results", results, id="results"),
         *([Section("Figures", [Figures(pictures)], id="figures")] if pictures else []),
-        Section("Token by token", [_tokens(reading, pictures)], id="tokens"),
+        Section("Token by token", [_tokens(data, pictures)], id="tokens"),
         Section("Is the output unchanged?", unchanged, id="equivalence"),
         Section(
-            "Methods", [Cards(make_cards(summary)), tables.detail_table(summary)], id="methods"
+            "Methods",
+            [MethodCards(make_cards(summary)), tables.detail_table(summary)],
+            id="methods",
         ),
         Section(
             "How it was measured",
-            [Told(measured), Manifest(manifest_sections(manifest))],
+            [PageParagraph(measured), ManifestFacts(manifest_sections(manifest))],
             id="measured",
         ),
     ]
-    return ReportDocument(heading(reading), parts)
+    return ReportDocument(heading(data), parts)
 
 
-def _public(found: Grid) -> Grid:
-    """Return a table with absolute paths cut to their last part."""
+def _hide_table_paths(found: Grid) -> Grid:
+    """Return a table whose absolute paths are cut to their last part, to hide user names."""
 
-    def cut(cell: Cell) -> Cell:
+    def hide_cell_paths(cell: Cell) -> Cell:
         value = hide_paths(cell.value) if isinstance(cell.value, str) else cell.value
-        return replace(cell, shown=hide_paths(cell.shown), value=value)
+        return replace(cell, text=hide_paths(cell.text), value=value)
 
-    return replace(found, rows=[[cut(cell) for cell in row] for row in found.rows])
+    return replace(found, rows=[[hide_cell_paths(cell) for cell in row] for row in found.rows])
 
 
-def _notes(reading: ReportData) -> str:
-    """Return the notes on the tables of results."""
+def _notes(data: ReportData) -> str:
+    """Return the notes below the tables of results."""
     notes = [
-        "Void cells' times are left out",
-        *text.near_ties(reading.summary),
-        *text.grammar(reading.summary, reading.facts),
-        *text.controls(reading.summary),
+        "Noisy times are left out",
+        *text.near_ties(data.summary),
+        *text.grammar(data.summary, data.facts),
+        *text.controls(data.summary),
     ]
     return f"{'. '.join(notes)}."
 
 
-def _tokens(reading: ReportData, pictures: Sequence[InlineFigure]) -> Tokens:
-    """Return the token viewer, in the space that the figures leave."""
-    room = _ROOM - sum(len(picture.svg) + len(picture.png) for picture in pictures)
-    shown = make_viewer_data(reading, load_text_decoder(reading.facts.target), min(BUDGET, room))
-    run = hide_paths(reading.name) if reading.facts.runs == 1 else "RUN"
-    others = f"specbench report {run} --prompt ID" if shown.total_prompts else ""
-    return Tokens(_sample(shown), others, embed_json(shown.data))
+def _tokens(data: ReportData, pictures: Sequence[InlineFigure]) -> TokenViewer:
+    """Return the token viewer. Its size is limited to what the figures leave of the page's size."""
+    space = _MAX_BYTES - sum(len(picture.svg) + len(picture.png) for picture in pictures)
+    sample = make_viewer_data(data, load_text_decoder(data.facts.target), min(BUDGET, space))
+    run = hide_paths(data.name) if data.facts.runs == 1 else "RUN"
+    others = f"specbench report {run} --prompt ID" if sample.total_prompts else ""
+    return TokenViewer(_describe_sample(sample), others, embed_json(sample.content))
 
 
-def brief(reading: ReportData) -> str:
-    """Return the summary that a notebook shows: the tables over all prompts, warnings and the
-    proof.
+def brief(data: ReportData) -> str:
+    """Return the short report of a notebook: tables over all prompts, warnings, and the proof.
 
     The HTML has no style and no script. All text is escaped.
     """
@@ -227,25 +230,25 @@ def brief(reading: ReportData) -> str:
         template_environment()
         .get_template("brief.html.j2")
         .render(
-            heading=reading.facts.header(reading.summary.prompts, WIDTH),
-            warnings=[hide_paths(line) for line in list_warnings(reading)],
-            tables=tables.overall_tables(reading.summary, but=LEFT_OUT_OF_BRIEF),
-            proof=text.proof(reading.summary),
+            heading=data.facts.header(data.summary.prompts, WIDTH),
+            warnings=[hide_paths(line) for line in list_warnings(data)],
+            tables=tables.overall_tables(data.summary, but=LEFT_OUT_OF_BRIEF),
+            proof=text.proof(data.summary),
         )
     )
     return output.escape_hidden(rendered)
 
 
-def heading(reading: ReportData) -> str:
-    """Return the target and the tasks of a run."""
-    questions = ", ".join(f"{n} questions of {t}" for t, n in reading.summary.prompts.items())
-    target = reading.facts.target
+def heading(data: ReportData) -> str:
+    """Return the heading of the page: the target, and the number of questions of each task."""
+    questions = ", ".join(f"{n} questions of {t}" for t, n in data.summary.prompts.items())
+    target = data.facts.target
     return f"{target} on {questions}" if questions else target
 
 
-def lead_line(reading: ReportData) -> str:
-    """Return one line about decoding, models, hardware and repeats."""
-    facts = reading.facts
+def lead_line(data: ReportData) -> str:
+    """Return one line on how the run was measured: decoding, draft model, device and repeats."""
+    facts = data.facts
     parts = [f"{facts.decoding} decoding, {facts.dtype}"]
     if "target" in facts.hosted:
         parts.append(f"the target ran through {HOSTED}")
@@ -254,8 +257,8 @@ def lead_line(reading: ReportData) -> str:
     if facts.device not in ("", "auto"):
         parts.append(facts.device)
     if facts.threads:
-        parts.append(_counted(facts.threads, "thread", "threads"))
-    parts += [_counted(reading.summary.passes, "process", "processes")]
+        parts.append(_count(facts.threads, "thread", "threads"))
+    parts += [_count(data.summary.passes, "process", "processes")]
     if facts.runs > 1:
         parts.append(f"{facts.runs} runs")
     if facts.constraints:
@@ -267,24 +270,24 @@ def lead_line(reading: ReportData) -> str:
     return "; ".join(parts) + "."
 
 
-def list_warnings(reading: ReportData) -> list[str]:
+def list_warnings(data: ReportData) -> list[str]:
     """Return the warnings that a reader needs before using a number."""
-    forced = [f"forced: the runs differ in {said}" for said in reading.facts.forced]
+    forced = [f"forced: the runs differ in {difference}" for difference in data.facts.forced]
     return [
         *forced,
-        *text.few_questions(reading.summary, text.more_questions(reading.facts)),
-        *text.rare_questions(reading.summary),
-        *text.warnings(reading.summary, reading.facts),
+        *text.few_questions(data.summary, text.more_questions(data.facts)),
+        *text.rare_questions(data.summary),
+        *text.warnings(data.summary, data.facts),
     ]
 
 
-def _counted(n: int, one: str, more: str) -> str:
+def _count(n: int, one: str, more: str) -> str:
     return f"{n} {one if n == 1 else more}"
 
 
-def _tiles(reading: ReportData) -> Iterator[Tile]:
-    """Yield the headline numbers."""
-    summary = reading.summary
+def _tiles(data: ReportData) -> Iterator[Tile]:
+    """Yield the tiles: fastest method, checked outputs, baseline and noise floor."""
+    summary = data.summary
     ranked = [row for row in summary.lossless if row.letters]
     if ranked:
         yield _fastest(ranked[0], same_group(ranked[0], ranked))
@@ -294,7 +297,7 @@ def _tiles(reading: ReportData) -> Iterator[Tile]:
     else:
         row, bound = weakest
         checked = f"{row.questions_mismatched} of {row.questions_checked} mismatched"
-        whose = f"{row.label}, which is proved least: " if len(summary.lossless) > 2 else ""
+        whose = f"{row.label}, with the weakest proof: " if len(summary.lossless) > 2 else ""
         yield Tile(
             "output",
             checked,
@@ -308,24 +311,25 @@ def _tiles(reading: ReportData) -> Iterator[Tile]:
     yield Tile("noise floor", text.noise_floor(summary), "A/A: vanilla against itself")
 
 
-def _fastest(best: MethodSummary, equal: Sequence[str]) -> Tile:
-    """Return the tile of the fastest lossless method and the methods that do not differ
-    significantly."""
+def _fastest(best: MethodSummary, tied: Sequence[str]) -> Tile:
+    """Return the tile of the fastest lossless method.
+
+    Args:
+        tied: Labels of the methods that do not differ from it significantly.
+    """
     interval = f"95% {metrics.interval(best)}. " if best.speedup_low is not None else ""
-    differs = f"No significant difference from {', '.join(equal)}" if equal else "Alone in front"
-    named = f"{best.label} {metrics.SPEEDUP.shown(best)}"
+    differs = f"No significant difference from {', '.join(tied)}" if tied else "Alone in front"
+    named = f"{best.label} {metrics.SPEEDUP.format(best)}"
     return Tile("fastest lossless", named, f"{interval}{differs}")
 
 
-def _sample(shown: ViewerData) -> str:
+def _describe_sample(sample: ViewerData) -> str:
     """Return a sentence about which questions the viewer contains."""
-    if not shown.total_prompts:
+    if not sample.total_prompts:
         return "The texts of these prompts were not kept."
-    if shown.prompts == shown.total_prompts:
-        return (
-            f"All {shown.total_prompts} questions are here. In a terminal, a text beside vanilla's:"
-        )
+    if sample.prompts == sample.total_prompts:
+        return f"All {sample.total_prompts} questions are here. To compare one in a terminal:"
     return (
-        f"{shown.prompts} of {shown.total_prompts} questions are in this file, outputs that differ"
-        f" first, the others spread over the families. Any other:"
+        f"This file has {sample.prompts} of {sample.total_prompts} questions: first those whose"
+        " outputs differ, then others from each task family. To see another one:"
     )

@@ -1,4 +1,4 @@
-"""BibTeX references of a report's methods, settings, models and data, without duplicates."""
+"""BibTeX references of the methods, settings, models and tasks in a report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specbench_cli.summary.summary import Summary
 from specbench_cli.tasks import describe
 
 SHIPPED = Path(__file__).with_name("references.bib")
-"""Entries of settings, models and data. Those of methods are in `methods/papers.yaml`."""
+"""BibTeX file of settings, models and data. Methods are in `methods/papers.yaml`."""
 _ENTRY = re.compile(r"^@(\w+)\{([\w:.+/-]+),", re.MULTILINE)
 _ARXIV = re.compile(r"(?:arXiv:|eprint\s*=\s*[{\"])\s*(\d{4}\.\d{4,5})")
 
@@ -29,7 +29,8 @@ class BibEntry:
     """A BibTeX entry.
 
     Attributes:
-        arxiv: arXiv number, which identifies duplicates.
+        source: The entry in BibTeX format.
+        arxiv: arXiv number. Two entries with the same number are duplicates.
     """
 
     key: str
@@ -39,30 +40,31 @@ class BibEntry:
 
 @dataclass(frozen=True, slots=True)
 class Bibliography:
-    """Entries in the order of first use.
+    """BibTeX entries without duplicates, in the order of first use.
 
     Attributes:
-        cited: (kind, name) -> keys. Kinds are "method", "setting", "model" and "task".
+        cited: (kind, name) -> keys of its entries. A kind is "method", "setting", "model" or
+            "task".
     """
 
     entries: tuple[BibEntry, ...]
     cited: Mapping[tuple[str, str], tuple[str, ...]]
 
     def text(self) -> str:
-        """Content of the .bib file."""
+        """Return the content of the .bib file."""
         return output.escape_hidden("\n\n".join(entry.source for entry in self.entries)) + "\n"
 
     def keys(self, kind: str, name: str) -> tuple[str, ...]:
-        """Return the keys to cite for something, or () if none is known."""
+        """Return the keys to cite for a method, setting, model or task. () if none is known."""
         return self.cited.get((kind, name), ())
 
 
 def bibliography(summary: Summary, manifest: Mapping[str, Any]) -> Bibliography:
-    """Return the references of a report."""
+    """Return the references of all methods, settings, models and tasks in a report."""
     kept: dict[str, BibEntry] = {}
     by_arxiv: dict[str, str] = {}
     cited: dict[tuple[str, str], tuple[str, ...]] = {}
-    for kind, name, entries in _used(summary, manifest):
+    for kind, name, entries in _list_cited(summary, manifest):
         keys = []
         for entry in entries:
             key = by_arxiv.get(entry.arxiv or "", entry.key)
@@ -75,30 +77,30 @@ def bibliography(summary: Summary, manifest: Mapping[str, Any]) -> Bibliography:
 
 
 def entries(source: str) -> list[BibEntry]:
-    """Return the entries of a BibTeX text. Text between entries is dropped."""
+    """Parse a BibTeX file. Text between entries is dropped."""
     starts = [match.start() for match in _ENTRY.finditer(source)]
-    read = []
+    entries_read = []
     for start, end in pairwise([*starts, len(source)]):
         part = source[start:end]
-        part = part[: _closing(part) + 1]
+        part = part[: _find_closing_brace(part) + 1]
         heading = _ENTRY.match(part)
         if heading is not None:
             number = _ARXIV.search(part)
-            read.append(BibEntry(heading[2], part, number[1] if number else None))
-    return read
+            entries_read.append(BibEntry(heading[2], part, number[1] if number else None))
+    return entries_read
 
 
-def _closing(part: str) -> int:
+def _find_closing_brace(part: str) -> int:
     """Return the position of an entry's closing brace, or the end if there is none."""
     depth = 0
-    for place, letter in enumerate(part):
+    for index, letter in enumerate(part):
         depth += (letter == "{") - (letter == "}")
         if letter == "}" and depth == 0:
-            return place
+            return index
     return len(part) - 1
 
 
-def _used(
+def _list_cited(
     summary: Summary, manifest: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, Sequence[BibEntry]]]:
     """Yield the methods, settings, models and tasks of a report, with their entries."""
@@ -117,7 +119,7 @@ def _used(
 
 
 def _settings(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the settings of a run that a paper proposes, with the keys of their entries."""
+    """Yield the settings of a run that come from a paper, with the key of the paper."""
     config = manifest.get("config", {}).get("effective", {})
     lengths = [(row.get("params") or {}).get("length") for row in manifest.get("rows") or ()]
     for rule in ("synergy", "smartspec"):
@@ -130,21 +132,24 @@ def _settings(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _task(name: str) -> Iterator[BibEntry]:
-    """Yield the entries of a task's citation. Shipped entries are found by their arXiv number."""
+    """Yield the entries of a task's citation.
+
+    A source with an arXiv number in `references.bib` gets that entry. Others get a new one.
+    """
     try:
         cited = str(describe(name).get("citation", ""))
     except SpecbenchError:
         return
     known = {entry.arxiv: entry for entry in _shipped().values() if entry.arxiv}
-    for place, words in enumerate(filter(None, cited.split("; "))):
-        number = _ARXIV.search(words)
+    for index, source_text in enumerate(filter(None, cited.split("; "))):
+        number = _ARXIV.search(source_text)
         if number and number[1] in known:
             yield known[number[1]]
-        elif words.startswith("generated by specbench"):
+        elif source_text.startswith("generated by specbench"):
             continue
         else:
-            key = re.sub(r"\W+", "-", name) + ("" if place == 0 else f"-{place + 1}")
-            source = f"@misc{{data-{key},\n  title = {{{escape(words)}}},\n}}"
+            key = re.sub(r"\W+", "-", name) + ("" if index == 0 else f"-{index + 1}")
+            source = f"@misc{{data-{key},\n  title = {{{escape(source_text)}}},\n}}"
             yield BibEntry(f"data-{key}", source, number[1] if number else None)
 
 

@@ -1,6 +1,6 @@
-"""Text "how this was measured" for a paper, generated from a run's manifest.
+"""Paragraph "How this was measured" for a paper, generated from a run's manifest.
 
-Every sentence is based on a fact of the manifest. Unknown facts have no sentence.
+Each sentence states facts from the manifest. A sentence is omitted if its facts are unknown.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _RULES = {
 
 
 def sentences(summary: Summary, manifest: Mapping[str, Any]) -> list[str]:
-    """Return the sentences as plain text."""
+    """Return the sentences of the paragraph as plain text."""
     facts = Facts.from_manifest(manifest)
     config = manifest.get("config", {}).get("effective", {})
     found = [
-        _what(summary, facts, manifest),
+        _what_was_measured(summary, facts, manifest),
         _forced(facts),
         _models(manifest, config),
-        _made_up(facts),
+        _synthetic_note(facts),
         _decoding(config, facts),
         _machine(manifest, config),
         _protocol(summary, facts, manifest),
@@ -43,32 +43,34 @@ def sentences(summary: Summary, manifest: Mapping[str, Any]) -> list[str]:
     return [sentence for sentence in found if sentence]
 
 
-def _what(summary: Summary, facts: Facts, manifest: Mapping[str, Any]) -> str:
+def _what_was_measured(summary: Summary, facts: Facts, manifest: Mapping[str, Any]) -> str:
     versions = {task["name"]: task.get("version") for task in manifest.get("tasks", [])}
     tasks = [
         f"{n} questions of {task}" + (f" (version {versions[task]})" if versions.get(task) else "")
         for task, n in summary.prompts.items()
     ]
     if "imported" in manifest:
-        return f"Read from answer files of Spec-Bench: {_and(tasks)}."
+        return f"Read from answer files of Spec-Bench: {_join_words(tasks)}."
     program = f" with specbench {manifest['version']}" if "version" in manifest else ""
     runs = f" in {facts.runs} runs" if facts.runs > 1 else ""
-    return f"Measured{program}{runs} on {_and(tasks)}."
+    return f"Measured{program}{runs} on {_join_words(tasks)}."
 
 
 def _forced(facts: Facts) -> str:
     if not facts.forced:
         return ""
     return (
-        f"The runs do not belong together: they differ in {'; '.join(facts.forced)}. They were put"
-        " side by side by force, and where they differ the following is said of the first."
+        f"The runs are not comparable: they differ in {'; '.join(facts.forced)}. They are shown"
+        " side by side (--force). Where they differ, the following describes the first run."
     )
 
 
-def _made_up(facts: Facts) -> str:
+def _synthetic_note(facts: Facts) -> str:
     if not facts.synthetic:
         return ""
-    return f"The run is synthetic: {facts.synthetic}; it measures costs, and no model's speedup."
+    return (
+        f"The run is synthetic: {facts.synthetic}. It measures costs, not the speedup of a model."
+    )
 
 
 def _models(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> str:
@@ -76,16 +78,16 @@ def _models(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     target, draft = models.get("target") or {}, models.get("draft") or {}
     if "label" not in target or "imported" in manifest:
         return ""
-    was = "The target was"
+    subject = "The target was"
     if manifest.get("targets"):  # sizes are those of the first target
-        was, target, draft = "Targets were", _named(target), _named(draft)
-    said = f"{was} {_model(target)}"
-    said += f", the draft {_model(draft)}" if "label" in draft else ""
+        subject, target, draft = "Targets were", _label_only(target), _label_only(draft)
+    text = f"{subject} {_model(target)}"
+    text += f", the draft {_model(draft)}" if "label" in draft else ""
     dtype = _DTYPES.get(str(config.get("dtype")), "")
-    return f"{said}, run in {dtype} floating point." if dtype else f"{said}."
+    return f"{text}, run in {dtype} floating point." if dtype else f"{text}."
 
 
-def _named(model: Mapping[str, Any]) -> Mapping[str, Any]:
+def _label_only(model: Mapping[str, Any]) -> Mapping[str, Any]:
     return {key: value for key, value in model.items() if key == "label"}
 
 
@@ -101,13 +103,14 @@ def _decoding(config: Mapping[str, Any], facts: Facts) -> str:
     rule = str(config.get("verify", ""))
     if rule not in _RULES:
         return ""
-    heat = "" if rule == "greedy" else f" at temperature {config.get('temperature', 0):g}"
-    cut = config.get("max_new_tokens")
-    held = f" with contrast {facts.contrast}" if facts.contrast else ""
-    held += f" {facts.grammar_phrase}" if facts.grammar else ""
-    length = f", at most {cut} tokens a turn" if cut else ""
-    return f"Text was decoded {_RULES[rule]}{heat}{held}, one request at a time{length}, seed" + (
-        f" {config.get('seed', 0)}."
+    temperature = "" if rule == "greedy" else f" at temperature {config.get('temperature', 0):g}"
+    limit = config.get("max_new_tokens")
+    constraints = f" with contrast {facts.contrast}" if facts.contrast else ""
+    constraints += f" {facts.grammar_phrase}" if facts.grammar else ""
+    length = f", at most {limit} tokens a turn" if limit else ""
+    return (
+        f"Text was decoded {_RULES[rule]}{temperature}{constraints}, one request at a time{length},"
+        f" seed {config.get('seed', 0)}."
     )
 
 
@@ -120,36 +123,36 @@ def _machine(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     if hardware.get("memory_gib"):
         parts.append(f"{hardware['memory_gib']} GiB of memory")
     parts += [str(device.get("name", device)) for device in hardware.get("accelerators") or []]
-    said = (
+    text = (
         f"The machine had an {parts[0]}"
         if parts[0][0] in "AEIOU"
         else f"The machine had a {parts[0]}"
     )
-    said += f" and {_and(parts[1:])}" if parts[1:] else ""
+    text += f" and {_join_words(parts[1:])}" if parts[1:] else ""
     count = config.get("threads")
-    were = "thread was" if count == 1 else "threads were"
-    threads = f"; {count} {were} used" if count else ""
+    verb = "thread was" if count == 1 else "threads were"
+    threads = f"; {count} {verb} used" if count else ""
     versions = machine.get("versions") or manifest.get("versions", {})
     software = [
         f"{name} {versions[key]}"
         for key, name in (("torch", "PyTorch"), ("transformers", "transformers"))
         if versions.get(key)
     ]
-    return f"{said}{threads}" + (f", with {_and(software)}." if software else ".")
+    return f"{text}{threads}" + (f", with {_join_words(software)}." if software else ".")
 
 
 def _protocol(summary: Summary, facts: Facts, manifest: Mapping[str, Any]) -> str:
     if "imported" in manifest:
         return (
-            "Times and token counts are those of the files; they hold no token ids, so no output"
-            " was checked."
+            "Times and token counts are those of the files. The files have no token ids, so no"
+            " output was checked."
         )
     passes = summary.passes
-    often = "once" if passes == 1 else f"in each of {passes} processes"
+    repetition = "once" if passes == 1 else f"in each of {passes} processes"
     tuned = f" Parameters were {facts.tuned}." if facts.tuned else ""
     return (
-        f"Every method decoded every question {often}, right after one another in a balanced random"
-        " order, with vanilla decoding in the same engine as the baseline; the clock ran from the"
+        f"Every method decoded every question {repetition}, right after one another in a balanced"
+        " random order. Vanilla decoding in the same engine is the baseline. The clock ran from the"
         f" prompt's token ids on the device to the last committed token, prefill included.{tuned}"
     )
 
@@ -160,10 +163,12 @@ def _quiet(summary: Summary, facts: Facts, manifest: Mapping[str, Any]) -> str:
     void = sum(row.n_void for row in summary.rows)
     cells = sum(row.n_cells for row in summary.rows)
     if facts.noisy:
-        return "Other programs ran beside it and the times were kept: they are noisy."
+        return (
+            "Other programs ran at the same time, so the times are noisy. They were not left out."
+        )
     return (
-        "Cells measured while other programs took more than 5% of the CPUs were repeated, then left"
-        f" out: {void} of {cells}."
+        "Outputs that were measured while other programs used more than 5% of the CPUs were"
+        f" measured again. If the repeat was noisy, too, the time was left out: {void} of {cells}."
     )
 
 
@@ -174,14 +179,14 @@ def _verdicts(summary: Summary, manifest: Mapping[str, Any]) -> str:
     row, bound = weakest
     tolerance = (manifest.get("tolerance") or {}).get("value")
     ties = (
-        f", where tokens within {tolerance:.1e} of the best score count as tied"
+        f" (tokens whose score is within {tolerance:.1e} of the best one count as ties)"
         if tolerance
         else ""
     )
     return (
-        f"Outputs were compared with vanilla's token by token{ties}: of {row.questions_checked}"
-        f" questions {row.questions_mismatched} were mismatched for {row.label}, the row proved"
-        f" least, so that its rate of mismatches is at most {formats.percent(bound, 2)} (95%)."
+        f"Outputs were compared with vanilla's token by token{ties}. The method with the weakest"
+        f" proof is {row.label}: {row.questions_mismatched} of {row.questions_checked} questions"
+        f" were mismatched, so its mismatch rate is at most {formats.percent(bound, 2)} (95%)."
     )
 
 
@@ -190,17 +195,17 @@ def _lossy(summary: Summary) -> str:
         return ""
     ruled = any(row.accept_rule for row in summary.lossy)
     how = (
-        " There a draft token that the lossless rule rejects stands all the same where an accept"
-        " rule lets it pass; a random one is the control of the others."
+        " A lossy accept rule also accepts some draft tokens that the lossless rule rejects. A"
+        " random accept rule is the control of the other rules."
     )
     return (
-        "The output of these rows is not vanilla's, and they were ranked apart:"
-        f" {_and([_promise(row) for row in summary.lossy])}.{how if ruled else ''}"
+        "These methods are lossy, so they were not ranked with the others:"
+        f" {_join_words([_describe_lossy(row) for row in summary.lossy])}.{how if ruled else ''}"
     )
 
 
-def _promise(row: MethodSummary) -> str:
-    """Return a lossy method with its guarantee, its accept rule and the rule's effect."""
+def _describe_lossy(row: MethodSummary) -> str:
+    """Return a lossy method with its guarantee, accept rule and share of relaxed tokens."""
     words = [f"guarantee: {row.guarantee.replace('_', ' ')}"]
     if row.accept_rule:
         words.append(f"accept rule: {row.accept_rule}")
@@ -214,15 +219,15 @@ def _statistics(summary: Summary, facts: Facts) -> str:
     ranked = (
         ""
         if facts.unranked
-        else "; rows that share a letter do not differ significantly at a simultaneous 95% level"
+        else ". Methods that share a letter do not differ significantly (simultaneous 95% level)"
     )
     return (
-        "Speedups are vanilla's time over the method's on the same questions, a ratio of sums, with"
-        f" 95% intervals from a paired, clustered bootstrap-t on the log ratio over {units},"
-        f" stratified by task family{ranked}."
+        "A speedup is vanilla's time divided by the method's on the same questions, as a ratio of"
+        f" sums. The 95% intervals are from a paired, clustered bootstrap-t on the log ratio over"
+        f" {units}, stratified by task family{ranked}."
     )
 
 
-def _and(words: list[str]) -> str:
+def _join_words(words: list[str]) -> str:
     *most, last = words or [""]
     return f"{', '.join(most)} and {last}" if most else last

@@ -1,4 +1,4 @@
-"""Results by Spec-Bench's formulas next to specbench's own: tables, CSV and answer files."""
+"""Results by Spec-Bench's formulas next to specbench's (`--also spec-bench`): tables and files."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from specbench_cli.summary.summary import ALL, Summary
 
 TITLE = "By Spec-Bench's formulas, and ours"
 NOTE = (
-    "Spec-Bench's speedup is a ratio of means: tokens/s averaged over questions, over the same of"
-    " the baseline, whose text is tokenised again, less one token a turn. Its mean accepted tokens"
-    " are averaged over steps. Ours is paired by question, time for time, with the tokens that were"
-    " generated."
+    "Spec-Bench's speedup is a ratio of means: the method's mean tokens/s over questions, divided"
+    " by the baseline's. It counts the baseline's tokens by tokenizing the text again, minus one"
+    " token per turn. Its mean accepted tokens is a mean over steps. Our speedup pairs the times of"
+    " each question and counts the generated tokens."
 )
 _LONGEST_SLUG = 60
 """Maximum number of characters of a file name without its hash."""
@@ -46,13 +46,13 @@ _OVERALL = (
 
 @dataclass(frozen=True, slots=True)
 class SpecBench:
-    """Content of `--also spec-bench`.
+    """Results of a report by Spec-Bench's formulas and by specbench's own.
 
     Attributes:
         theirs: Results by Spec-Bench's formulas.
         rows: (label, family) -> specbench's own results.
         runs: Answers of specbench's own runs.
-        notes: Notes on the results.
+        notes: Deviations from Spec-Bench's formulas.
     """
 
     results: Sequence[SpecBenchResult]
@@ -61,48 +61,50 @@ class SpecBench:
     notes: Sequence[str]
 
     def overall(self) -> Grid:
-        """Return the table of both results over all families."""
+        """Return the table over all questions, with Spec-Bench's and specbench's results."""
         lines = []
         for found in self.results:
             if found.family == ALL:
                 row = self.rows.get((found.label, ALL))
-                ours = (formats.NONE,) * 3 if row is None else _ours(row)
+                own_answers = (formats.NONE,) * 3 if row is None else _own_cells(row)
                 lines.append(
                     (
                         found.label,
                         formats.ratio(found.speedup),
                         formats.number(found.mean_accepted),
                         formats.number(found.tokens_per_s, 0),
-                        *ours,
+                        *own_answers,
                     )
                 )
         note = " ".join((NOTE, *self.notes))
         return self._grid(_OVERALL, lines, id="spec-bench", caption=TITLE, note=note)
 
     def by_family(self) -> Grid:
-        """Return the table of speedups by family: Spec-Bench's, with specbench's in brackets."""
+        """Return the table of speedups by task family. specbench's own are in brackets."""
         families = list(dict.fromkeys(t.family for t in self.results if t.family != ALL))
         found = {(t.label, t.family): t for t in self.results}
         lines = []
         for label in dict.fromkeys(t.label for t in self.results):
             cells = []
             for family in families:
-                theirs, row = found.get((label, family)), self.rows.get((label, family))
-                ours = formats.NONE if row is None else metrics.speedup_or_broken(row)
-                cells.append(f"{formats.ratio(theirs.speedup if theirs else None)} ({ours})")
+                results, row = found.get((label, family)), self.rows.get((label, family))
+                own_answers = formats.NONE if row is None else metrics.speedup_or_broken(row)
+                cells.append(
+                    f"{formats.ratio(results.speedup if results else None)} ({own_answers})"
+                )
             lines.append((label, *cells))
         return self._grid(
             (Heading("method: theirs (ours)", align="l"), *map(Heading, families)), lines
         )
 
     def records(self) -> list[dict[str, object]]:
-        """Return both results as records, one per method and family."""
-        return [_record(theirs, self.rows) for theirs in self.results]
+        """Return both results as mappings, one per method and family."""
+        return [_record(results, self.rows) for results in self.results]
 
     def _grid(
         self, headings: Sequence[Heading], lines: Sequence[tuple[str, ...]], **more: Any
     ) -> Grid:
-        """Return a table with the lines in the report's order. Lines without a method come last."""
+        """Return a table with the sections of the report, such as lossy methods."""
         known = (self.rows.get((line[0], ALL)) for line in lines)
         sections = text.sections(row for row in known if row is not None)
         return make_value_grid(headings, lines, sections=sections, **more)
@@ -116,40 +118,40 @@ def is_imported(source: RecordSource) -> bool:
 def compute_spec_bench(
     run: RecordSource, sources: Sequence[RecordSource], summary: Summary
 ) -> SpecBench:
-    """Compute a report's figures by Spec-Bench's formulas.
+    """Compute the results of a report by Spec-Bench's formulas.
 
-    Spec-Bench's token count needs the target's tokenizer. Without it, the generated tokens of the
+    Spec-Bench's formulas need the target's tokenizer. Without it, the generated tokens of the
     baseline are counted, and no answer file can be written.
 
     Args:
-        run: the run, or several runs as one.
-        sources: the runs that `run` consists of.
-        summary: the summary of `run`.
+        run: A run, or several runs that are combined.
+        sources: The runs that `run` consists of.
+        summary: Summary of `run`.
     """
-    retokenised, decode, notes = _tokenizer(sources, Facts.from_manifest(run.manifest).target)
-    renamed = getattr(run, "run_names", None)
-    theirs: list[SpecBenchResult] = []
+    count_tokens, decode, notes = _tokenizer(sources, Facts.from_manifest(run.manifest).target)
+    run_names = getattr(run, "run_names", None)
+    results: list[SpecBenchResult] = []
     runs: list[Answers] = []
-    ours: list[Answers] = []
+    own_answers: list[Answers] = []
     for place, source in enumerate(sources):
         own = _answers(source, decode)
         labels = {label for answers in own for label in answers}
-        names = {label: label for label in labels} if renamed is None else renamed[place].labels
+        names = {label: label for label in labels} if run_names is None else run_names[place].labels
         runs += [{names[label]: found for label, found in answers.items()} for answers in own]
         if not isinstance(source, ImportedAnswers):
-            ours += runs[-len(own) :]
+            own_answers += runs[-len(own) :]
     baselines = dict.fromkeys(
         label for run in runs for label in run if label.split(" @")[0] == BASELINE
     )
     for baseline in baselines:
-        theirs += compute_results(
-            [run for run in runs if baseline in run], retokenised, baseline=baseline
+        results += compute_results(
+            [run for run in runs if baseline in run], count_tokens, baseline=baseline
         )
     scopes = {ALL: summary.rows, **summary.families}
     rows = {(row.label, family): row for family, found in scopes.items() for row in found}
     order = {row.label: place for place, row in enumerate(summary.rows)}
-    theirs.sort(key=lambda found: order.get(found.label, len(order)))
-    return SpecBench(theirs, rows, ours, notes)
+    results.sort(key=lambda found: order.get(found.label, len(order)))
+    return SpecBench(results, rows, own_answers, notes)
 
 
 def write(found: SpecBench, folder: Path) -> list[Path]:
@@ -189,7 +191,7 @@ def _answers(source: RecordSource, decode: Decode | None) -> list[Answers]:
 def _tokenizer(
     sources: Sequence[RecordSource], target: str
 ) -> tuple[CountTokens | None, Decode | None, list[str]]:
-    """Return the token counter, the decoder, and notes on formulas that could not be applied."""
+    """Return the token counter, the decoder, and notes on deviations from the formulas."""
     targets = {
         str(source.manifest.get("models", {}).get("target", {}).get("label"))
         for source in sources
@@ -197,32 +199,32 @@ def _tokenizer(
     }
     tokenizer = load_tokenizer(next(iter(targets))) if len(targets) == 1 else None
     if tokenizer is None:
-        unwritten = " and our answers are not written" if targets else ""
+        not_written = " and answer files are not written" if targets else ""
         note = (
-            f"the baseline's tokens are as generated, not counted again{unwritten}: the tokenizer"
-            f" of {target} is not at hand"
+            f"the tokenizer of {target} is not on this machine, so the baseline's generated tokens"
+            f" are counted{not_written}"
         )
         return None, None, [note]
-    retokenised: Callable[[str], int] = lambda words: len(tokenizer(words).input_ids)  # noqa: E731
+    count_tokens: Callable[[str], int] = lambda words: len(tokenizer(words).input_ids)  # noqa: E731
     notes = []
-    if not retokenised(""):
+    if not count_tokens(""):
         notes.append(
-            "the token that they take off is for a BOS, which this target's tokenizer does not add"
+            "Spec-Bench subtracts one token for BOS, but this target's tokenizer adds none"
         )
-    return retokenised, lambda ids: decode_ids(tokenizer, ids, skip_special_tokens=True), notes
+    return count_tokens, lambda ids: decode_ids(tokenizer, ids, skip_special_tokens=True), notes
 
 
 def _record(
     found: SpecBenchResult, rows: dict[tuple[str, str], MethodSummary]
 ) -> dict[str, object]:
     row = rows.get((found.label, found.family))
-    ours = {
+    own_answers = {
         "our_speedup": None if row is None else row.speedup,
         "our_mat": None if row is None else row.mat,
         "our_tokens_per_s": None if row is None else row.tokens_per_s,
     }
-    return {**asdict(found), **ours}
+    return {**asdict(found), **own_answers}
 
 
-def _ours(row: MethodSummary) -> tuple[str, str, str]:
-    return metrics.SPEEDUP.shown(row), metrics.MAT.shown(row), metrics.TOKENS.shown(row)
+def _own_cells(row: MethodSummary) -> tuple[str, str, str]:
+    return metrics.SPEEDUP.format(row), metrics.MAT.format(row), metrics.TOKENS.format(row)

@@ -1,9 +1,8 @@
-"""Self-test of the audit: plants every known fault and prints which check caught it, and by how
-much.
+"""Self-test of the audit: plant each known fault and print the check that caught it.
 
-    python -m tests.audit.faults
+python -m tests.audit.faults
 
-Exit code 1 if a fault is not caught.
+The exit code is 1 if a fault is not caught.
 """
 
 from specbench_cli import output

@@ -1,4 +1,7 @@
-"""Work out of the clock's sight, and methods that are right at first: what the audit must catch."""
+"""Faulty methods that work outside the measured time, or that become faulty late.
+
+The audit must catch all of them.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +22,23 @@ from tests.audit.faults.verifies import Verifies
 # ---- the clock ----------------------------------------------------------------------------------
 
 
-class Foresees(Sps):
-    """Knows all of the target's own output before the first step, and drafts that."""
+class KnowsTheOutput(Sps):
+    """Method that computes the target's whole greedy output before the first step, and drafts
+    it."""
 
     def start(self, session):
-        """The target's greedy output, by forwards of its own."""
         super().start(session)
         self.known = self.whole(session)
 
     def propose(self, session, limit):
-        """What comes next of it."""
         at = len(session.output())
         return session.chain(self.known[at : at + min(limit, self.params.levels)])
 
     def whole(self, session, model=None):
-        """As many ids as the output may have; past the meter, by the decoder under its wrapper."""
+        """Return the greedy output, decoded without the meter.
+
+        The decoder is called directly, not through its metered wrapper.
+        """
         decoder = model or session.target.decoder
         state, x, ids = decoder.new_state(256), session.pending_tokens(0), list[int]()
         while len(ids) < session.requests[0].stop.max_new_tokens:
@@ -43,16 +48,16 @@ class Foresees(Sps):
         return ids
 
 
-class BeginsAgain(Sps):
-    """Starts the clock once its draft model has read the prompt, by the harness's own `begin`."""
+class RestartsTheHarness(Sps):
+    """Method that restarts the clock after its draft model has read the prompt."""
 
     def start(self, session):
         super().start(session)
         session.harness.begin()
 
 
-class RestartsTheClock(Foresees):
-    """Has its whole output, metered, and then takes both clocks in hand."""
+class RestartsTheClock(KnowsTheOutput):
+    """Method that computes its whole output with a metered model, then resets both clocks."""
 
     def start(self, session):
         super().start(session)
@@ -60,12 +65,12 @@ class RestartsTheClock(Foresees):
         session.harness.text.start()
 
     def whole(self, session, model=None):
-        """By the draft, behind its meter."""
+        """Return the greedy output of the draft model."""
         return super().whole(session, self.model)
 
 
 class SetsTheClockBack(Sps):
-    """Tells the time of the first token as that of the last one."""
+    """Method that reports the time of the first token as that of the last one."""
 
     def observe(self, session, outcome):
         super().observe(session, outcome)
@@ -76,7 +81,7 @@ class SetsTheClockBack(Sps):
 
 
 class DraftsPastTheMeter(Sps):
-    """Drafts with the decoder under its wrapper."""
+    """Method that calls the draft's decoder directly, so that no forward is measured."""
 
     def start(self, session):
         super().start(session)
@@ -84,7 +89,7 @@ class DraftsPastTheMeter(Sps):
 
 
 class DraftsInABatchPastTheMeter(Sps):
-    """Feeds its draft by `forward_batch` of the decoder under its wrapper."""
+    """Method that calls `forward_batch` of the draft's decoder, so that no forward is measured."""
 
     def propose(self, session, limit):
         if not limit:
@@ -94,8 +99,8 @@ class DraftsInABatchPastTheMeter(Sps):
         return session.chain_of_picks([session.pick(out)])
 
 
-class AsksItsHeadTwice(Mtp):
-    """Has its head read the newest features once more than its meter knows."""
+class RunsItsHeadTwice(Mtp):
+    """Method that runs its head a second time on the newest features, unmeasured."""
 
     def observe(self, session, outcome):
         super().observe(session, outcome)
@@ -104,8 +109,8 @@ class AsksItsHeadTwice(Mtp):
         head.forward(Features(newest.ids, session.features()[None]), head.new_state(8))
 
 
-class StrikesForwardsOut(Sps):
-    """Takes the last forward of every step out of the trace."""
+class HidesForwards(Sps):
+    """Method that removes the last forward of every step from the trace."""
 
     def observe(self, session, outcome):
         super().observe(session, outcome)
@@ -113,7 +118,8 @@ class StrikesForwardsOut(Sps):
 
 
 class CallsTheModule(Learning):
-    """Drafts one token more, by the module of its own copy instead of the copy."""
+    """Method that drafts one more token by the module of its draft, so the forward is not
+    measured."""
 
     def propose(self, session, limit):
         draft = super().propose(session, limit)
@@ -125,7 +131,7 @@ class CallsTheModule(Learning):
 
 
 class WorksInTheBackground(Sps):
-    """Has a thread at work as long as the method lives."""
+    """Method that keeps a thread alive after `start`."""
 
     quit: ClassVar[Event] = Event()
 
@@ -136,7 +142,7 @@ class WorksInTheBackground(Sps):
 
 
 class DraftsInAThread(Sps):
-    """Reads the text once more in a thread while it drafts, metered."""
+    """Method that reads the text in a second thread while it drafts."""
 
     def propose(self, session, limit):
         model, state = session.draft(), session.new_state(session.draft())
@@ -156,7 +162,7 @@ class DraftsInAThread(Sps):
 
 
 class WorksInAProcess(Sps):
-    """Has a process at work beside it."""
+    """Method that starts a child process."""
 
     def start(self, session):
         super().start(session)
@@ -168,7 +174,7 @@ class WorksInAProcess(Sps):
 
 
 class ForgetsFromTheSixth(Sps):
-    """From the sixth prompt on drafts half as much."""
+    """Method that halves its draft length from the sixth prompt on."""
 
     prompts = 0
 
@@ -181,14 +187,14 @@ class ForgetsFromTheSixth(Sps):
 
 
 class ForgetsFromTheSixteenth(ForgetsFromTheSixth):
-    """From the sixteenth prompt on drafts nothing."""
+    """Method that drafts nothing from the sixteenth prompt on."""
 
     def propose(self, session, limit):
         return Sps.propose(self, session, 0 if self.prompts > 15 else limit)
 
 
 class BonusOfTheDraft(Verifies, Sps):
-    """Once the output is long, commits the draft's own token behind a draft that stands."""
+    """Method that commits a draft token as the bonus token once the output is long."""
 
     def verify(self, session, draft, rows, *accept):
         long = len(session.output()) > 60 and draft.nodes > 1
@@ -200,7 +206,7 @@ class BonusOfTheDraft(Verifies, Sps):
 
 
 class LosesAWindow(Sps):
-    """Feeds its draft the last tokens alone of a text of more than 256."""
+    """Method whose draft model reads only the last 256 tokens of a longer text."""
 
     def start(self, session):
         super().start(session)
@@ -211,7 +217,7 @@ class LosesAWindow(Sps):
 
 
 class UnverifiedWhenLong(Verifies, Sps):
-    """Where the text is long and the draft is sure, commits it as it is, unverified."""
+    """Method that commits a rejected draft token once the text is long."""
 
     def verify(self, session, draft, rows, *accept):
         outcome = self.verified(draft, rows, *accept)

@@ -1,5 +1,8 @@
-"""Drafts whose distributions are not those that their tokens were drawn from, where only large
-vocabularies, long drafts or unusual parameters show it: what the audit must catch."""
+"""Faulty methods whose reported q is not the distribution that their tokens are drawn from.
+
+Each fault shows only with a large vocabulary, a long draft or an unusual parameter. The audit must
+catch all of them.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,8 @@ from methods.sps_tree import SpsTree
 from specbench_cli.engine.types import Tokens
 
 
-class OtherLaw(Sps):
-    """Draws tokens from one distribution and hands over another; subclasses say how the two
-    differ."""
+class WrongDistribution(Sps):
+    """Base of methods that draw tokens from one distribution and report another one as q."""
 
     def propose(self, session, limit):
         if not session.sampling.draws:
@@ -26,55 +28,55 @@ class OtherLaw(Sps):
         for ahead in range(min(self.params.levels, limit)):
             logits = self.model.forward(x, self.state).logits
             assert logits is not None
-            distribution, told = self.distributions(session, logits[:, -1], ahead)
-            picks.append((session.random.categorical(distribution), told))
+            distribution, reported = self.distributions(session, logits[:, -1], ahead)
+            picks.append((session.random.categorical(distribution), reported))
             x = Tokens(picks[-1][0][None])
         return session.chain_of_picks(picks)
 
     def distributions(self, session, logits, ahead):
-        """Distributions [1, V]: the one drawn from, and the one handed over."""
+        """Return two distributions `[1, V]`: the one to draw from, and the one to report as q."""
         raise NotImplementedError
 
 
 def largest(distribution, n):
-    """A distribution's n likeliest tokens alone."""
+    """Return a distribution over its n most likely tokens."""
     if n >= distribution.shape[-1]:
         return distribution
-    kept = distribution * (distribution >= distribution.topk(n).values[:, -1:])
-    return kept / kept.sum(-1, keepdim=True)
+    top = distribution * (distribution >= distribution.topk(n).values[:, -1:])
+    return top / top.sum(-1, keepdim=True)
 
 
-class DrawsFromTen(OtherLaw):
-    """Draws from the draft's ten likeliest tokens, and hands the whole distribution over."""
+class DrawsFromTen(WrongDistribution):
+    """Method that draws from the ten most likely tokens, and reports the whole distribution."""
 
     def distributions(self, session, logits, ahead):
         distribution = session.warp(logits)
         return largest(distribution, 10), distribution
 
 
-class TellsFifty(OtherLaw):
-    """Draws from the whole distribution, and hands over that of the fifty likeliest tokens.
+class ReportsFifty(WrongDistribution):
+    """Method that draws from the whole distribution, and reports the 50 most likely tokens.
 
-    What it draws beside these has the least of them's probability, so that nothing is impossible.
+    Other tokens that it draws are reported with a tiny probability, because q = 0 is refused.
     """
 
     def distributions(self, session, logits, ahead):
         distribution = session.warp(logits)
-        told = largest(distribution, 50)
+        reported = largest(distribution, 50)
         floor = torch.where(distribution > 0, torch.full_like(distribution, 1e-6), distribution)
-        told = told.clamp_min(floor)
-        return distribution, told / told.sum(-1, keepdim=True)
+        reported = reported.clamp_min(floor)
+        return distribution, reported / reported.sum(-1, keepdim=True)
 
 
-class ColderThanTold(OtherLaw):
-    """Draws at temperature 0.5 and hands over the distribution at 1."""
+class ColderThanReported(WrongDistribution):
+    """Method that draws at temperature 0.5, and reports the distribution at temperature 1."""
 
     def distributions(self, session, logits, ahead):
         return session.warp(logits / 0.5), session.warp(logits)
 
 
-class WrongFromTheFifth(OtherLaw):
-    """From the fifth level on hands over a distribution that is wrong by 10%."""
+class WrongFromTheFifth(WrongDistribution):
+    """Method whose reported q is wrong by 10% from the fifth level on."""
 
     def distributions(self, session, logits, ahead):
         distribution = session.warp(logits)
@@ -86,29 +88,32 @@ class WrongFromTheFifth(OtherLaw):
         return distribution, wrong / wrong.sum(-1, keepdim=True)
 
 
-class TellsHalfPrecision(OtherLaw):
-    """Hands its distribution over with eight bits, as a worker might send it."""
+class ReportsHalfPrecision(WrongDistribution):
+    """Method that reports q in bfloat16, as a worker might send it."""
 
     def distributions(self, session, logits, ahead):
         distribution = session.warp(logits)
-        told = distribution.bfloat16().to(distribution.dtype)
-        return distribution, told / told.sum(-1, keepdim=True)
+        reported = distribution.bfloat16().to(distribution.dtype)
+        return distribution, reported / reported.sum(-1, keepdim=True)
 
 
-class CutsOnlyWhatItTells(OtherLaw):
-    """Draws under the temperature alone, and redraws what the cuts leave out as the likeliest."""
+class CutsOnlyWhatItReports(WrongDistribution):
+    """Method that draws without top-k and top-p, and replaces tokens that these cuts remove.
+
+    The most likely token takes the place of each removed one.
+    """
 
     def distributions(self, session, logits, ahead):
-        told = session.warp(logits)
-        whole = (logits / session.sampling.temperature).softmax(-1).to(told.dtype)
-        distribution = torch.where(told > 0, whole, 0.0)
-        best = told.argmax(-1, keepdim=True)
-        return distribution.scatter_add(-1, best, 1 - distribution.sum(-1, keepdim=True)), told
+        reported = session.warp(logits)
+        whole = (logits / session.sampling.temperature).softmax(-1).to(reported.dtype)
+        distribution = torch.where(reported > 0, whole, 0.0)
+        best = reported.argmax(-1, keepdim=True)
+        return distribution.scatter_add(-1, best, 1 - distribution.sum(-1, keepdim=True)), reported
 
 
-class SureIfUnlimited(OtherLaw):
-    """With its threshold off draws without the distribution's tail, and hands the whole
-    distribution over."""
+class SureIfUnlimited(WrongDistribution):
+    """Method that draws from the two most likely tokens if its threshold is 0, but reports all of
+    q."""
 
     def distributions(self, session, logits, ahead):
         distribution = session.warp(logits)
@@ -118,8 +123,10 @@ class SureIfUnlimited(OtherLaw):
 
 
 class MixesUpTheLast(SpsTree):
-    """Of trees of five levels, hands over half of the last node's distribution shifted by one
-    id."""
+    """Tree method that reports a wrong q for the leaves of trees with five levels.
+
+    Half of that q is shifted by one token id.
+    """
 
     def propose(self, session, limit):
         draft = super().propose(session, limit)
@@ -135,7 +142,7 @@ class MixesUpTheLast(SpsTree):
 
 
 def top_p_first(logits, sampling):
-    """Cuts by mass, and then by number."""
+    """Apply top-p before top-k."""
     scores: Any = logits.to(torch.promote_types(logits.dtype, torch.float32))
     scores = scores / sampling.temperature
     if sampling.top_p < 1.0:
@@ -146,13 +153,12 @@ def top_p_first(logits, sampling):
     if 0 < sampling.top_k < scores.shape[-1]:
         kth = scores.topk(sampling.top_k, dim=-1).values[..., -1:]
         scores = scores.masked_fill(scores < kth, -math.inf)
-    kept: Tensor = scores
-    return kept
+    cut: Tensor = scores
+    return cut
 
 
 def residual_of_the_first(p, q):
-    """What is left of the target's distribution among the first 1,024 tokens, where that is
-    anything."""
+    """Return the residual over the first 1,024 tokens, or over all if that is zero."""
     left = (p - q).clamp_min(0.0)
     few = left.clone()
     few[..., 1_024:] = 0.0

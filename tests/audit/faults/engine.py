@@ -1,4 +1,4 @@
-"""Functions of the engine with one thing wrong: what the audit must catch."""
+"""Faulty versions of functions of the engine. The audit must catch all of them."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from specbench_cli.engine.verify.random import SeededRandom
 
 
 def residual_from_p(p, q):
-    """The token in place of a rejected one from the target's whole distribution."""
+    """Return p, so that the replacement of a rejected token is drawn from all of p."""
     return p
 
 
 _warp = Chooser.warp
 _rejection = verify.rejection
-_apart = Scoring._input_after_root
+_input_after_root = Scoring._input_after_root
 
 
 def unwarped_bonus(self, rows):
-    """The last of a step's rows without temperature and cuts."""
+    """Return p, with the last row computed without temperature and cuts."""
     p = _warp(self, rows).clone()
     if rows.shape[0] > 1:
         p[-1] = rows[-1].softmax(-1)
@@ -42,7 +42,10 @@ def unwarped_bonus(self, rows):
 
 
 def one_uniform(tokens, q, p, random):
-    """All tests of a step with one random number: k stand with the least of their k chances."""
+    """Use one random number for all tests of a draft.
+
+    So k tokens are accepted with the minimum of their k probabilities.
+    """
     if q is None or not len(tokens):
         return _rejection(tokens, q, p, random)
     at = tokens[:, None]
@@ -54,23 +57,23 @@ def one_uniform(tokens, q, p, random):
     return accepted, random.categorical(distribution)
 
 
-def likelier_stands(tokens, q, p, random):
-    """A draft token stands where p exceeds q, without a draw."""
+def accept_more_likely(tokens, q, p, random):
+    """Accept a draft token if p >= q, without a random number."""
     if q is None or not len(tokens):
         return _rejection(tokens, q, p, random)
     at = tokens[:, None]
-    stands = p[: len(tokens)].gather(1, at) >= q.gather(1, at)
-    accepted = stands[:, 0].cumprod(0).sum()
+    likelier = p[: len(tokens)].gather(1, at) >= q.gather(1, at)
+    accepted = likelier[:, 0].cumprod(0).sum()
     return accepted, random.categorical(p[accepted])
 
 
 def next_rows(tokens, q, p, random):
-    """Each draft token against the row of the one after it."""
+    """Verify each draft token with the target's logits of the following position."""
     return _rejection(tokens, q, torch.cat((p[1:], p[-1:])), random)
 
 
 def residual_bonus(tokens, q, p, random):
-    """After full acceptance a residual too, from the last draft token's q."""
+    """Draw the bonus token from the residual of the last draft token."""
     accepted, following = _rejection(tokens, q, p, random)
     if q is None or not len(tokens) or int(accepted) < len(tokens):
         return accepted, following
@@ -78,7 +81,10 @@ def residual_bonus(tokens, q, p, random):
 
 
 def ignores_q(tokens, q, p, random):
-    """Drawn tokens as if they had been chosen: the distribution is right, fewer stand."""
+    """Verify drawn tokens as if the draft were deterministic.
+
+    The output is still exact, but fewer tokens are accepted.
+    """
     return _rejection(tokens, None, p, random)
 
 
@@ -87,8 +93,8 @@ def ignores_q(tokens, q, p, random):
 _score = Batch.score
 
 
-def rows_of_the_next(self, drafts):
-    """Judges a draft by the rows of the next sequence whose draft is as long."""
+def logits_of_next_sequence(self, drafts):
+    """Return for each draft the logits of the next sequence with the same draft length."""
     rows = _score(self, drafts)
     return [
         next((r for r in (*rows[at + 1 :], own) if r.shape == own.shape), own)
@@ -100,7 +106,7 @@ _prefill = Batch.prefill
 
 
 def noise_of_the_first(self):
-    """Has all sequences of a batch decided with the noise of the first one."""
+    """Use the sampling noise of the first sequence for the whole batch."""
     for each in self.sessions:
         each._chooser._noise = self.sessions[0]._chooser._noise
     _prefill(self)
@@ -109,8 +115,8 @@ def noise_of_the_first(self):
 _seat = Harness.set_states
 
 
-def chance_of_who_left(self, lend):
-    """Has who joins a batch decided with the noise of who took the seat first."""
+def noise_of_previous_sequence(self, lend):
+    """Use the noise of the sequence that had this batch slot before."""
     _seat(self, lend)
     state: Any = self._session.state
     chooser = self._session._chooser
@@ -125,33 +131,33 @@ _masked = RequestGrammarMask.__call__
 
 
 def masks_of_the_root(masking, rows, output, tokens, parents=None):
-    """All nodes of a draft masked as what follows the output."""
+    """Mask all draft nodes with the grammar mask of the root."""
     forbidden = _masked(masking, torch.zeros_like(rows[:1]), output, ()).isinf()
     return rows.masked_fill(forbidden, -math.inf)
 
 
 def all_accepted(path, relaxed):
-    """Relaxed tokens as accepted ones."""
+    """Report relaxed tokens as accepted tokens."""
     return tuple("accepted" for _ in path)
 
 
-def asked_a_row_late(rule, p, draft, tree, random, **beside):
-    """Each draft token at its own row of the target, which is that of the token behind it."""
-    return decide.relaxed_mask(rule, torch.cat((p[1:], p[-1:])), draft, tree, random, **beside)
+def accept_rule_one_row_late(rule, p, draft, tree, random, **rest):
+    """Ask the accept rule about each draft token with the logits of the following position."""
+    return decide.relaxed_mask(rule, torch.cat((p[1:], p[-1:])), draft, tree, random, **rest)
 
 
 # ---- in place of the generator ------------------------------------------------------------------
 
 
 def one_number(self, a):
-    """One random number for all trials."""
+    """Use one random number for all trials."""
     u = torch.empty(1, dtype=a.dtype).uniform_(generator=self._generator)
     return (u < a).cumprod(0).bool()
 
 
 @contextmanager
 def one_generator():
-    """One generator for all prompts, never seeded again."""
+    """Use one generator for all prompts, and never seed it again."""
     shared = torch.Generator().manual_seed(0)
 
     def init(self, *key):
@@ -165,7 +171,7 @@ _seeded = SeededRandom.__init__
 
 
 def one_pass(self, seed, prompt_id, turn, pass_, *rest):
-    """Every pass as the first."""
+    """Seed every pass as the first one."""
     _seeded(self, seed, prompt_id, turn, 1, *rest)
 
 
@@ -173,25 +179,25 @@ def one_pass(self, seed, prompt_id, turn, pass_, *rest):
 
 
 def eos_last_only(self, output, new):
-    """Looks for an EOS at the end of a block only."""
-    room = self.max_new_tokens - len(output)
-    if len(new) <= room and new[-1] in self.eos:
+    """Look for EOS only as the last token of a block."""
+    left = self.max_new_tokens - len(output)
+    if len(new) <= left and new[-1] in self.eos:
         return len(new), "eos"
-    return (room, "length") if len(new) >= room else (len(new), None)
+    return (left, "length") if len(new) >= left else (len(new), None)
 
 
-def returns_nowhere(self, seq, n, firm):
-    """Leaves a recurrent state as the last forward left it."""
+def skips_rollback(self, seq, n, firm):
+    """Do not roll back a recurrent state."""
     del self._snapshots[seq][:-1]
 
 
 def reads_the_root_alone(self, x, draft):
-    """Of the committed tokens that a recurrent target lacks, reads the last one only."""
-    return _apart(self, Tokens(x.ids[:, -draft.nodes - 1 :]), draft)
+    """Feed a recurrent target only the last of the committed tokens that it has not read."""
+    return _input_after_root(self, Tokens(x.ids[:, -draft.nodes - 1 :]), draft)
 
 
 def keeps_the_rejected(self, outcome):
-    """Keeps the target's rows of all tested tokens, the rejected one too."""
+    """Keep the target's state of all tested tokens, the rejected one included."""
     committed = self._text.append(outcome)
     self._step_log.record_committed(committed)
     self.state.commit(0, range(committed.tested + 1))

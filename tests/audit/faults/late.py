@@ -18,7 +18,7 @@ from methods.sps_tree import SpsTree
 from methods.stand import Stand
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify import chain as verify
-from tests.audit.faults.distributions import OtherLaw
+from tests.audit.faults.distributions import WrongDistribution
 from tests.audit.faults.verifies import Verifies
 
 LATE = 40
@@ -46,7 +46,7 @@ def third_with_the_first_number(tokens, q, p, random):
     return accepted, verify._draw_next(accepted, q, p, random)
 
 
-class DrawsOnceMore(OtherLaw):
+class DrawsOnceMore(WrongDistribution):
     """Method that draws twice from the third token on, and reports a q that is wrong by 10%."""
 
     def distributions(self, session, logits, ahead):
@@ -57,7 +57,7 @@ class DrawsOnceMore(OtherLaw):
         return q, tilted(q)
 
 
-class WrongAtTheFourth(OtherLaw):
+class WrongAtTheFourth(WrongDistribution):
     """Method that reports a q that is wrong by 10% for the fourth draft token only."""
 
     def distributions(self, session, logits, ahead):
@@ -65,7 +65,7 @@ class WrongAtTheFourth(OtherLaw):
         return q, tilted(q) if ahead == 3 else q
 
 
-class WrongWhenLong(OtherLaw):
+class WrongWhenLong(WrongDistribution):
     """Method that reports a q that is wrong by 10% once the output is long."""
 
     def distributions(self, session, logits, ahead):
@@ -73,7 +73,7 @@ class WrongWhenLong(OtherLaw):
         return q, tilted(q) if len(session.output()) > LATE else q
 
 
-class WrongAfterMixedSteps(OtherLaw):
+class WrongAfterMixedSteps(WrongDistribution):
     """Method that reports a wrong q after one step with and one step without accepted tokens."""
 
     accepted: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Methods that learn between prompts with one thing wrong: what the audit must catch."""
+"""Faulty methods that learn between prompts. The audit must catch all of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from methods.sps import Sps
 
 
 class Learning(Sps):
-    """Speculative sampling whose row has a draft of its own, taught the text of each request."""
+    """Speculative sampling with its own copy of the draft, trained on the text of each request."""
 
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
@@ -22,7 +22,7 @@ class Learning(Sps):
         self.model.forward(session.pending_tokens(0), self.state, logits_at=None)
 
     def learn(self, session):
-        """One step."""
+        """Make one training step."""
         ids = torch.tensor([session.tokens()])
         rows = self.model.module(ids).logits[0, :-1]
         torch.nn.functional.cross_entropy(rows, ids[0, 1:]).backward()
@@ -30,8 +30,8 @@ class Learning(Sps):
 
 
 class LearnsInTheMiddle(Learning):
-    """A new version arrives while it drafts: its tokens are of that, its distributions of the one
-    before."""
+    """Method whose weights change while it drafts: its tokens come from the new weights, q from the
+    old."""
 
     def propose(self, session, limit):
         rows = self.state.length()
@@ -42,12 +42,12 @@ class LearnsInTheMiddle(Learning):
         self.state.rollback(0, rows)
         newer = super().propose(session, limit)
         if older.q is None or (older.q.gather(-1, newer.tokens[:, None]) == 0).any():
-            return newer  # the engine would notice
+            return newer  # a missing state row would be an engine error
         return replace(newer, q=older.q)
 
 
 class LearnsWhileDecoding(Learning):
-    """Takes its step after each verification, so that no version made the output."""
+    """Method that trains after each verification, so that no single version made the output."""
 
     def observe(self, session, outcome):
         super().observe(session, outcome)
@@ -56,7 +56,7 @@ class LearnsWhileDecoding(Learning):
 
 
 class TeachesAll(Learning):
-    """Writes what it learnt into the draft that all rows share."""
+    """Method that writes the weights it learned into the draft model that all methods share."""
 
     def learn(self, session):
         super().learn(session)
@@ -66,10 +66,10 @@ class TeachesAll(Learning):
 
 
 class TeachesTheTarget(Learning):
-    """Draws the target near to its draft."""
+    """Method that trains the target towards its draft."""
 
     def learn(self, session):
         super().learn(session)
         with torch.inference_mode():
-            table = session.target.table.clamp_(min=-30.0)  # a mean of -inf and -inf is none
+            table = session.target.table.clamp_(min=-30.0)  # the mean of -inf and -inf is nan
             table.lerp_(self.model.module.table.clamp(min=-30.0), 0.9)

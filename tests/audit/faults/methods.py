@@ -1,4 +1,4 @@
-"""Real methods with one thing wrong: what the audit must catch."""
+"""Methods of the package, each with one fault. The audit must catch all of them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tests.audit.faults.verifies import Verifies
 
 
 class GreedyDraft(Sps):
-    """Drafts the likeliest token and hands over the distribution it did not draw it from."""
+    """Method that drafts the most likely token, but reports q as if it had drawn the token."""
 
     def propose(self, session, limit):
         draft = super().propose(session, limit)
         return draft if draft.q is None else replace(draft, tokens=draft.q.argmax(-1))
 
 
-class UnwarpedLaw(Sps):
-    """Draws under the temperature and hands over the distribution without it."""
+class UnwarpedDistribution(Sps):
+    """Method that draws with the temperature, and reports q without it."""
 
     def propose(self, session, limit):
         x, picks = session.pending_tokens(self.state.length()), []
@@ -40,7 +40,7 @@ class UnwarpedLaw(Sps):
 
 
 class DropsTheUnlikely(Sps):
-    """Takes back its last draft token where that turned out unlikely: what is left is biased."""
+    """Method that removes its last draft token if that is unlikely, which biases the rest."""
 
     def propose(self, session, limit):
         draft = super().propose(session, limit)
@@ -50,7 +50,7 @@ class DropsTheUnlikely(Sps):
 
 
 class EmitsUnverified(Verifies, Sps):
-    """Where the budget ends within its draft, commits the draft as it is."""
+    """Method that commits its draft unverified at the end of the token budget."""
 
     def verify(self, session, draft, rows, *accept):
         outcome = self.verified(draft, rows, *accept)
@@ -62,35 +62,37 @@ class EmitsUnverified(Verifies, Sps):
 
 
 class DecidesForItself(Verifies, Sps):
-    """Where tokens are chosen, compares its draft with the target's own rows, whatever else the run
-    asks of outputs: right without a grammar, which it passes over."""
+    """Method that compares its draft with the target's logits itself in greedy decoding.
+
+    It ignores a grammar, so it is right only without one.
+    """
 
     def verify(self, session, draft, rows, *accept):
         if session.sampling.draws:
             return self.verified(draft, rows, *accept)
         due = session.scores(rows, len(session.output())).argmax(-1).tolist()
-        ids, stand = draft.tokens.tolist(), 0
-        while stand < len(ids) and ids[stand] == due[stand]:
-            stand += 1
-        last: Origin = "recovered" if stand < len(ids) else "bonus" if ids else "plain"
-        origin: list[Origin] = ["accepted"] * stand
+        ids, accepted = draft.tokens.tolist(), 0
+        while accepted < len(ids) and ids[accepted] == due[accepted]:
+            accepted += 1
+        last: Origin = "recovered" if accepted < len(ids) else "bonus" if ids else "plain"
+        origin: list[Origin] = ["accepted"] * accepted
         return Outcome(
-            tuple(range(stand)),
-            (*ids[:stand], due[stand]),
+            tuple(range(accepted)),
+            (*ids[:accepted], due[accepted]),
             (*origin, last),
-            min(stand + 1, len(ids)),
+            min(accepted + 1, len(ids)),
         )
 
 
 class CallsItselfExact(Sps):
-    """Takes an accept rule and promises what it would without."""
+    """Lossy method that claims to be exact."""
 
     def guarantee(self, sampling):
         return "exact_law" if sampling in ("rejection", "block") else "exact_tokens"
 
 
 class StopsShort(Sps):
-    """Stops where no draft token is of use any more: the token that verification adds is lost."""
+    """Method that stops as soon as no draft fits, so that the bonus token is lost."""
 
     def generate(self, session):
         for step in super().generate(session):
@@ -100,7 +102,10 @@ class StopsShort(Sps):
 
 
 class PadsItsDraft(Verifies, Pld):
-    """Fills short drafts up with id 0, compared with the last row again: a 0 there counts twice."""
+    """Method that pads a short draft with token id 0 and verifies the padding with the last logits.
+
+    An accepted 0 in the padding is counted twice.
+    """
 
     def verify(self, session, draft, rows, *accept):
         found = self.verified(draft, rows, *accept)
@@ -110,7 +115,7 @@ class PadsItsDraft(Verifies, Pld):
         return replace(found, committed=(*found.committed, 0), origin=(*found.origin, "bonus"))
 
     def observe(self, session, outcome):
-        """The row of the token that was never fed, so that nothing but the output is wrong."""
+        """Add a feature for the token that was never fed, so that only the output is wrong."""
         text, n = session.tokens(), session.state.length()
         if n < len(text) - 1:
             missing = torch.tensor([list(text[n:-1])])
@@ -122,14 +127,14 @@ class PadsItsDraft(Verifies, Pld):
 
 
 class ForgetsNothing(Sps):
-    """Keeps its draft's rows of rejected tokens."""
+    """Method that keeps its draft's state of rejected tokens."""
 
     def observe(self, session, outcome):
         pass
 
 
 class SkipsAToken(Sps):
-    """After full acceptance feeds its draft the newest token only."""
+    """Method that feeds its draft only the newest token after a fully accepted draft."""
 
     def propose(self, session, limit):
         newest = session.pending_tokens(len(session.tokens()) - 1)
@@ -138,7 +143,7 @@ class SkipsAToken(Sps):
 
 
 class OffByOne(Sps):
-    """Feeds its draft positions that are one too high."""
+    """Method that feeds its draft positions that are one too high."""
 
     def start(self, session):
         super().start(session)
@@ -153,7 +158,7 @@ class OffByOne(Sps):
 
 
 class LosesTheBonus(Verifies, Sps):
-    """After full acceptance commits the draft and not the bonus."""
+    """Method that drops the bonus token after a fully accepted draft."""
 
     def verify(self, session, draft, rows, *accept):
         found = self.verified(draft, rows, *accept)
@@ -163,56 +168,56 @@ class LosesTheBonus(Verifies, Sps):
 
 
 class CountsAllAsTested(Verifies, Sps):
-    """Reports every drafted level as tested, those behind a rejected one too."""
+    """Method that reports every draft level as tested, also those after a rejected token."""
 
     def verify(self, session, draft, rows, *accept):
         return replace(self.verified(draft, rows, *accept), tested=draft.nodes)
 
 
-class TellsWhatStood(Sps):
-    """Leaves the rejected tail out of what it tells of its draft: tokens, levels, tested."""
+class ReportsOnlyAccepted(Sps):
+    """Method that leaves its rejected tokens out of the reported step."""
 
     def generate(self, session):
         for step in super().generate(session):
-            stood = len(step.outcome.path)
+            accepted = len(step.outcome.path)
             yield replace(
                 step,
-                draft=session.chain(() if step.draft is None else step.draft.tokens[:stood]),
-                outcome=replace(step.outcome, tested=stood),
+                draft=session.chain(() if step.draft is None else step.draft.tokens[:accepted]),
+                outcome=replace(step.outcome, tested=accepted),
             )
 
 
-class VerifiesWhatStands(Verifies, Sps):
-    """Scores its whole draft, and has as much of it verified as the rows bear out."""
+class VerifiesOnlyMatchingTokens(Verifies, Sps):
+    """Method that verifies only the draft tokens that match the target, and drops the others."""
 
     def verify(self, session, draft, rows, *accept):
         scores = session.scores(rows, len(session.output()))
-        ids, said = draft.tokens.tolist(), scores.argmax(-1).tolist()
-        wrong = (at for at, token in enumerate(ids) if token != said[at])
-        stand = next(wrong, len(ids))
-        self.told = session.chain(ids[:stand])
-        return self.verified(self.told, rows[: stand + 1], *accept)
+        ids, target = draft.tokens.tolist(), scores.argmax(-1).tolist()
+        wrong = (at for at, token in enumerate(ids) if token != target[at])
+        matching = next(wrong, len(ids))
+        self.reported = session.chain(ids[:matching])
+        return self.verified(self.reported, rows[: matching + 1], *accept)
 
     def generate(self, session):
         for step in super().generate(session):
-            yield replace(step, draft=self.told)
+            yield replace(step, draft=self.reported)
 
 
-class AddsWhatIsSaid(Verifies, Sps):
-    """Has the token that the target says behind its draft verified as its own last one."""
+class DraftsTheBonusToo(Verifies, Sps):
+    """Method that appends the target's next token to its draft before verification."""
 
     def verify(self, session, draft, rows, *accept):
         scores = session.scores(rows, len(session.output()))
-        self.told = session.chain([*draft.tokens.tolist(), int(scores[-1].argmax())])
-        return self.verified(self.told, rows, *accept)
+        self.reported = session.chain([*draft.tokens.tolist(), int(scores[-1].argmax())])
+        return self.verified(self.reported, rows, *accept)
 
     def generate(self, session):
         for step in super().generate(session):
-            yield replace(step, draft=self.told)
+            yield replace(step, draft=self.reported)
 
 
 class DrawsForOnePosition(Sps):
-    """Draws all draft tokens with the noise of the first one's position."""
+    """Method that draws all draft tokens with the noise of the first draft position."""
 
     def propose(self, session, limit):
         x, picks = session.pending_tokens(self.state.length()), []
@@ -223,14 +228,14 @@ class DrawsForOnePosition(Sps):
 
 
 class ExceedsTheBudget(Sps):
-    """Drafts its full length, whatever the budget leaves."""
+    """Method that drafts its full length beyond the token budget."""
 
     def propose(self, session, limit):
         return super().propose(session, self.params.levels)
 
 
 class PrunesItsTree(SpsTree):
-    """Tells its tree without the nodes that do not stand."""
+    """Tree method that leaves the rejected nodes out of the reported step."""
 
     def generate(self, session):
         for step in super().generate(session):
@@ -242,7 +247,7 @@ class PrunesItsTree(SpsTree):
 
 
 class DraftsForTheFirst(Sps):
-    """Drafts for the first sequence of a batch, and proposes that to all."""
+    """Method that drafts for the first sequence of a batch, and proposes that draft to all."""
 
     def propose_batch(self, members):
         drafts = [
@@ -253,7 +258,7 @@ class DraftsForTheFirst(Sps):
 
 
 class DraftsByPlace(Sps):
-    """Has each sequence of a batch draft from the state of its place among those still decoded."""
+    """Method that drafts from the state of the sequence's place among those not finished."""
 
     slots: ClassVar[list[Any]] = []
 
@@ -267,7 +272,7 @@ class DraftsByPlace(Sps):
 
 
 class KeepsItsState(Sps):
-    """Keeps one state for all prompts of a pass, cleared by each: and so one for all of a batch."""
+    """Method that reuses one state for all prompts, and so for all sequences of a batch."""
 
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
@@ -284,8 +289,8 @@ class KeepsItsState(Sps):
         return super().propose(session, limit)
 
 
-class KnowsThePassBefore(Sps):
-    """Learns for a run, as it says, and keeps that where the next pass finds it."""
+class UsesThePreviousPass(Sps):
+    """Method that declares state for one run, and keeps it across passes."""
 
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
@@ -294,7 +299,7 @@ class KnowsThePassBefore(Sps):
         self.known: dict[str, list[int]] = {}
 
     def propose(self, session, limit):
-        """Its own output of the prompt, where it has one."""
+        """Return the method's stored output of this prompt as the draft, if there is one."""
         before = self.known.get(session.requests[0].prompt_id)
         if before is None:
             return super().propose(session, limit)
@@ -308,7 +313,7 @@ class KnowsThePassBefore(Sps):
 
 
 class OneTokenLate(Pld):
-    """Takes the text from one token behind the right place on."""
+    """Method that copies from one token after the matching position."""
 
     def propose(self, session, limit):
         found = super().propose(session, limit + 1)
@@ -316,9 +321,9 @@ class OneTokenLate(Pld):
 
 
 class KeepsItsIndex(Pld):
-    """Looks up in the prompts before, too."""
+    """Method that also looks up in earlier prompts."""
 
     def start(self, session):
-        kept = getattr(self, "index", {})
+        earlier = getattr(self, "index", {})
         super().start(session)
-        self.index = kept
+        self.index = earlier

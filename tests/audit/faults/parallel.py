@@ -1,6 +1,6 @@
-"""Parallel methods with one thing wrong: what the audit must catch.
+"""Faulty methods that draft in parallel. The audit must catch all of them.
 
-The first two were shipped in code that a paper's results are of.
+The first two faults are in published code of a paper.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from specbench_cli.engine.types import Origin, Outcome
 from specbench_cli.engine.workers.message import Message
 
 
-class ReturnsPending(Pearl):
-    """Where the output's end comes within its draft, returns what was not verified."""
+class ReturnsUnverified(Pearl):
+    """Method that returns unverified tokens if the output ends within its draft."""
 
     def generate(self, session):
         verified = session.verify
@@ -31,7 +31,7 @@ class ReturnsPending(Pearl):
 
 
 class TestsTwoWithOneNumber(Pearl):
-    """Tests the first token of a window, and once it stands the second one, with one number."""
+    """Method that tests the first two tokens of a window with one random number."""
 
     def generate(self, session):
         session._chooser.random = _OneNumber(session.random)
@@ -39,25 +39,25 @@ class TestsTwoWithOneNumber(Pearl):
 
 
 class _OneNumber:
-    """A number that was below a chance is below another one more often than not."""
+    """Random source that reuses the number of the last successful test."""
 
     def __init__(self, random):
         self._random = random
         self.categorical = random.categorical
-        self._below: Tensor | None = None  # what the last number is known to be below
+        self._below: Tensor | None = None  # upper bound of the last number
 
     def bernoulli(self, a):
         chances = a
         if self._below is not None:
             chances = torch.cat(((a[:1] / self._below).clamp_max(1.0), a[1:]))
-        stood = self._random.bernoulli(chances)
-        alone = len(a) == 1 and self._below is None and bool(stood[0])
+        accepted = self._random.bernoulli(chances)
+        alone = len(a) == 1 and self._below is None and bool(accepted[0])
         self._below = a[:1] if alone else None
-        return stood
+        return accepted
 
 
 class KeepsStaleRows(PearlDrafter):
-    """Forgets nothing: rows of rejected tokens stay, and what follows them is fed behind."""
+    """Drafter that keeps its state of rejected tokens, and feeds new tokens after it."""
 
     def start(self):
         super().start()
@@ -71,7 +71,7 @@ class KeepsStaleRows(PearlDrafter):
 
 
 class DraftsFromStaleRows(Pearl):
-    """Its drafter keeps rows of rejected tokens."""
+    """Method whose drafter keeps its state of rejected tokens."""
 
     def generate(self, session):
         hire = session.start_worker
@@ -83,22 +83,22 @@ class DraftsFromStaleRows(Pearl):
         yield from super().generate(session)
 
 
-class TellsTooMuch(Pearl):
-    """Tells its drafter of a rejected token as if it stood, before the one in its place."""
+class SendsRejectedTokens(Pearl):
+    """Method that sends the rejected token to its drafter, followed by its replacement."""
 
     def generate(self, session):
         hire = session.start_worker
 
-        def hire_and_tell(kind, params):
+        def start_sending_rejected(kind, params):
             worker = hire(kind, params)
             send = worker.send
 
-            def tell(message):
-                stands, window, *told = message.ints
-                send(Message((stands + len(told), window, *told)))
+            def send_rejected(message):
+                accepted, window, *tokens = message.ints
+                send(Message((accepted + len(tokens), window, *tokens)))
 
-            worker.send = tell
+            worker.send = send_rejected
             return worker
 
-        session.start_worker = hire_and_tell
+        session.start_worker = start_sending_rejected
         yield from super().generate(session)

@@ -1,7 +1,7 @@
-"""Known faults, each a real method or a real function of the engine with one thing wrong.
+"""List of known faults: methods and engine functions with one thing wrong.
 
-They show that the audit can fail. Most were shipped by somebody; those of the second half leave
-every output right and cost speed or spoil the counts.
+They show that the audit can fail. Most of them occurred in published code. Those of the second half
+leave every output exact, but cost speed or falsify counters.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ from tests.audit.faults import (
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault and the check that must catch it.
+    """Fault and the check that must catch it.
 
     Attributes:
-        name: what is wrong.
-        by: the name of the check.
-        subject: the method to audit.
-        planted: puts a wrong function in the place of one of the engine's, while it is entered.
+        name: What is wrong.
+        by: The name of the check.
+        subject: The method to audit.
+        planted: Context manager that replaces a function of the engine. Does nothing by default.
     """
 
     name: str
@@ -81,7 +81,7 @@ def _pld(method: type[Method], **params: Any) -> AuditSubject:
 
 
 def _tree(method: type[Method] = SpsTree, depth: int = 2, **params: Any) -> AuditSubject:
-    """Trees of two children for each node."""
+    """Return a tree method with two children per node."""
     shape = {"widths": (2,) * depth, "width": 2, "depth": depth}
     return AuditSubject("sps-tree", method, (SpsTreeParams(**shape, **params),))
 
@@ -117,7 +117,7 @@ def _engine_fault(
 FAULTS: tuple[Fault, ...] = (
     _engine_fault("residual from p", "distribution", verify, "residual", engine.residual_from_p),
     Fault("softmax q with a greedy draft", "distribution", _sps(methods.GreedyDraft)),
-    Fault("q without the temperature", "distribution", _sps(methods.UnwarpedLaw)),
+    Fault("q without the temperature", "distribution", _sps(methods.UnwarpedDistribution)),
     Fault("unlikely draft tokens taken back", "distribution", _sps(methods.DropsTheUnlikely)),
     _engine_fault(
         "bonus from the unwarped distribution",
@@ -133,7 +133,7 @@ FAULTS: tuple[Fault, ...] = (
         "one uniform for two tests", "distribution", verify, "rejection", engine.one_uniform
     ),
     _engine_fault(
-        "accepted where p exceeds q", "distribution", verify, "rejection", engine.likelier_stands
+        "accepted where p exceeds q", "distribution", verify, "rejection", engine.accept_more_likely
     ),
     _engine_fault("rows off by one", "distribution", verify, "rejection", engine.next_rows),
     _engine_fault(
@@ -164,7 +164,7 @@ FAULTS: tuple[Fault, ...] = (
         "recurrent",
         RecurrentState,
         "_restore",
-        engine.returns_nowhere,
+        engine.skips_rollback,
     ),
     _engine_fault(
         "tokens that a recurrent state lacks not fed again",
@@ -252,14 +252,14 @@ FAULTS: tuple[Fault, ...] = (
         trees.first_features,
         AuditSubject("eagle", Eagle, (EagleParams(depth=2, nodes=6),)),
     ),
-    Fault("pending drafts returned at the end", "tokens", _pearl(parallel.ReturnsPending, 4)),
+    Fault("pending drafts returned at the end", "tokens", _pearl(parallel.ReturnsUnverified, 4)),
     Fault(
         "one number for a window's first two",
         "distribution",
         _pearl(parallel.TestsTwoWithOneNumber),
     ),
     Fault("rows of rejected tokens in the drafter", "states", _pearl(parallel.DraftsFromStaleRows)),
-    Fault("a drafter told of rejected tokens", "states", _pearl(parallel.TellsTooMuch)),
+    Fault("a drafter told of rejected tokens", "states", _pearl(parallel.SendsRejectedTokens)),
     Fault("a grammar passed over", "grammar", _sps(methods.DecidesForItself)),
     _engine_fault(
         "all nodes masked as the root",
@@ -282,7 +282,7 @@ FAULTS: tuple[Fault, ...] = (
         "counters",
         verifier,
         "relaxed_mask",
-        engine.asked_a_row_late,
+        engine.accept_rule_one_row_late,
         _lossy(),
     ),
     _engine_fault(
@@ -293,7 +293,9 @@ FAULTS: tuple[Fault, ...] = (
         windows.for_another_token,
         _mirror(length=2),
     ),
-    _engine_fault("rows of another sequence", "batch", Batch, "score", engine.rows_of_the_next),
+    _engine_fault(
+        "rows of another sequence", "batch", Batch, "score", engine.logits_of_next_sequence
+    ),
     Fault("one draft for all sequences", "batch", _sps(methods.DraftsForTheFirst)),
     _engine_fault(
         "noise of the first sequence for all of a batch",
@@ -307,11 +309,11 @@ FAULTS: tuple[Fault, ...] = (
         "batch",
         Harness,
         "set_states",
-        engine.chance_of_who_left,
+        engine.noise_of_previous_sequence,
     ),
     Fault("states by place among those still decoded", "batch", _sps(methods.DraftsByPlace)),
     Fault("one state for all of a batch, kept for a run", "batch", _sps(methods.KeepsItsState)),
-    Fault("outputs known from the pass before", "order", _sps(methods.KnowsThePassBefore)),
+    Fault("outputs known from the pass before", "order", _sps(methods.UsesThePreviousPass)),
     _engine_fault("pass 2 drawn as pass 1", "generator", SeededRandom, "__init__", engine.one_pass),
     _engine_fault(
         "a prepared window that ends with the likeliest token",
@@ -327,25 +329,29 @@ FAULTS: tuple[Fault, ...] = (
     Fault("learning while decoding", "order", _sps(learning.LearnsWhileDecoding)),
     Fault("learning writes to the target", "tokens", _sps(learning.TeachesTheTarget)),
     Fault("learning writes to the draft of all rows", "order", _sps(learning.TeachesAll)),
-    # What is told of a step, and was not so.
-    Fault("a rejected tail left out of draft and levels", "counters", _sps(methods.TellsWhatStood)),
-    Fault("only what stands verified", "counters", _sps(methods.VerifiesWhatStands)),
-    Fault("a bonus told as drafted", "counters", _sps(methods.AddsWhatIsSaid)),
+    # Wrong reports about a step.
+    Fault(
+        "a rejected tail left out of draft and levels",
+        "counters",
+        _sps(methods.ReportsOnlyAccepted),
+    ),
+    Fault("only what stands verified", "counters", _sps(methods.VerifiesOnlyMatchingTokens)),
+    Fault("a bonus told as drafted", "counters", _sps(methods.DraftsTheBonusToo)),
     Fault("a tree told without its rejected nodes", "counters", _tree(methods.PrunesItsTree)),
-    # What is out of the clock's sight.
-    Fault("clock begun again by the method", "states", _sps(clock.BeginsAgain)),
+    # Work that the clock does not see.
+    Fault("clock begun again by the method", "states", _sps(clock.RestartsTheHarness)),
     Fault("clock restarted once all is drafted", "clock", _sps(clock.RestartsTheClock)),
     Fault("clock set back", "clock", _sps(clock.SetsTheClockBack)),
-    Fault("all of the output foreseen in `start`", "clock", _sps(clock.Foresees)),
+    Fault("all of the output foreseen in `start`", "clock", _sps(clock.KnowsTheOutput)),
     Fault("forwards behind the meter", "clock", _sps(clock.DraftsPastTheMeter)),
     Fault("a batch's forwards behind the meter", "clock", _sps(clock.DraftsInABatchPastTheMeter)),
-    Fault("a head's forwards behind the meter", "clock", _mtp(clock.AsksItsHeadTwice)),
+    Fault("a head's forwards behind the meter", "clock", _mtp(clock.RunsItsHeadTwice)),
     Fault("a trained copy's module called while decoding", "clock", _sps(clock.CallsTheModule)),
-    Fault("forwards struck out of the trace", "clock", _sps(clock.StrikesForwardsOut)),
+    Fault("forwards struck out of the trace", "clock", _sps(clock.HidesForwards)),
     Fault("work in a background thread", "clock", _sps(clock.WorksInTheBackground)),
     Fault("two drafts at once in two threads", "clock", _sps(clock.DraftsInAThread)),
     Fault("work in a background process", "clock", _sps(clock.WorksInAProcess)),
-    # What is right in small vocabularies, short drafts, first prompts and short texts.
+    # Faults that small vocabularies, short drafts, first prompts and short texts do not show.
     Fault(
         "drawn from the top 10, q reported whole",
         "distribution",
@@ -354,9 +360,11 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "drawn from the whole distribution, q of the top 50",
         "distribution",
-        _sps(distributions.TellsFifty, 5),
+        _sps(distributions.ReportsFifty, 5),
     ),
-    Fault("draft temperature 0.5, q at 1", "distribution", _sps(distributions.ColderThanTold, 5)),
+    Fault(
+        "draft temperature 0.5, q at 1", "distribution", _sps(distributions.ColderThanReported, 5)
+    ),
     _engine_fault(
         "top-p before top-k",
         "distribution",
@@ -373,8 +381,8 @@ FAULTS: tuple[Fault, ...] = (
         "distribution",
         _sps(distributions.WrongFromTheFifth, 5),
     ),
-    Fault("q in half precision", "distribution", _sps(distributions.TellsHalfPrecision, 5)),
-    Fault("q cut and the draw not", "distribution", _sps(distributions.CutsOnlyWhatItTells)),
+    Fault("q in half precision", "distribution", _sps(distributions.ReportsHalfPrecision, 5)),
+    Fault("q cut and the draw not", "distribution", _sps(distributions.CutsOnlyWhatItReports)),
     Fault(
         "q of a tree's last level mixed up",
         "distribution",
@@ -440,4 +448,4 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault("a rejected token drafted again", "mixed draft", _sps(late.DraftsTheSameAgain)),
 )
-"""All of them."""
+"""All known faults."""

@@ -1,4 +1,4 @@
-"""The self-test of the audit: every planted fault must be caught, by the check for it."""
+"""Self-test of the audit: every known fault must be caught by its check."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ GIVEN_BY = {
     "useless draft": "twin draft",
     "caches": "model",
 }
-"""Checks whose findings come with another's."""
+"""Pairs of checks of which the second also fails if the first does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caught:
-    """What became of a planted fault: the finding against it, None if there is none."""
+    """Result of a known fault: the finding against it, or None."""
 
     fault: Fault
     finding: Finding | None
 
     @property
     def caught(self) -> bool:
-        """Caught by the right check, which names it: not because something crashed, nor because
-        nothing was left to look at."""
+        """True if the right check found the fault.
+
+        A crash does not count, nor a case that the check could not examine.
+        """
         return self.finding is not None and self.finding.shown and not self.finding.crashed
 
     def facts(self) -> dict[str, str]:
-        """A row of the table of faults."""
+        """Return the fault's row for the printed table."""
         problem = self.finding.problem if self.finding else None
         return {
             "fault": self.fault.name,
@@ -45,7 +47,7 @@ class Caught:
 
 
 def self_test(faults: Sequence[Fault] = FAULTS) -> Iterator[Caught]:
-    """Plant faults one after another, and run the check that must catch each."""
+    """Plant one fault at a time, and run the check that must catch it."""
     for fault in faults:
         name = GIVEN_BY.get(fault.by, fault.by)
         with fault.planted():

@@ -1,5 +1,4 @@
-"""Trees and heads with one thing wrong, methods and functions of the engine: what the audit must
-catch."""
+"""Faulty tree methods, heads and functions of the engine. The audit must catch all of them."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ from specbench_cli.engine.verify.tree import ROOT, build_tree_mask
 
 
 class RatioOfTopK(SpsTree):
-    """Takes the likeliest children and hands over the distribution that they were not drawn
-    from."""
+    """Method that drafts the most likely children, but reports q as if it had drawn them."""
 
     def start(self, session):
         super().start(session)
@@ -33,7 +31,7 @@ class RatioOfTopK(SpsTree):
 
 
 class OrderedBackwards(SpsTree):
-    """Has children drawn without replacement tested in the order opposite to their draws."""
+    """Method that draws children without replacement, and has them tested in reverse order."""
 
     def propose(self, session, limit):
         draft = super().propose(session, limit)
@@ -42,7 +40,7 @@ class OrderedBackwards(SpsTree):
 
 
 class WrongParents(SpsTree):
-    """Hangs the second level's children below each other's parents."""
+    """Method that swaps the parents of the second level's nodes."""
 
     def propose(self, session, limit):
         draft = super().propose(session, limit)
@@ -53,7 +51,7 @@ class WrongParents(SpsTree):
 
 
 class WorstFirst(SpsTree):
-    """Takes the least likely children in greedy decoding."""
+    """Method that drafts the least likely children in greedy decoding."""
 
     def start(self, session):
         super().start(session)
@@ -70,7 +68,7 @@ class WorstFirst(SpsTree):
 
 
 class KeepsItsDraft(Mtp):
-    """Leaves what it drafted in its head's state."""
+    """Method that leaves its draft in its head's state."""
 
     def start(self, session):
         super().start(session)
@@ -78,32 +76,34 @@ class KeepsItsDraft(Mtp):
 
 
 class KeepsPredicted(KeepsItsDraft):
-    """Keeps its head's rows of accepted tokens, which it made of features that it predicted."""
+    """Method that keeps its head's state computed from predicted features.
+
+    It should recompute that state from the target's features once tokens are accepted.
+    """
 
     def start(self, session):
         super().start(session)
-        unread = session.pending_features
+        pending = session.pending_features
 
         def rest(length):
-            x = unread(length)
+            x = pending(length)
             return Features(x.ids, x.rows[:, -x.ids.shape[1] :])
 
         session.pending_features = rest
 
     def observe(self, session, outcome):
-        """What stood stays."""
+        """Keep the state of the accepted nodes."""
         self.levels.keep(outcome.path)
 
 
 # ---- in place of `FeatureCache.read` and of `Levels._reset` --------------------------------------
-# --------------------------------------------
 
 _read = FeatureCache.read
 _reset = Levels._reset
 
 
 def one_late(self):
-    """Each token beside the features of the token before the one before it."""
+    """Return features that are one token too old."""
     rows = _read(self)
     late = torch.cat((getattr(self, "late", rows[:1]), rows))
     self.late = late[-1:]
@@ -111,7 +111,7 @@ def one_late(self):
 
 
 def one_too_high(self):
-    """The nodes of a draft at positions that are one too high."""
+    """Start the draft at a position that is one too high."""
     _reset(self)
     self._root_position += 1
 
@@ -120,14 +120,14 @@ def one_too_high(self):
 
 
 def unnormalised(q, tested):
-    """The distribution of the next draw without renormalising what is left of it."""
+    """Return the rest of q after some draws, not normalised."""
     left = q.double().clone()
     left[torch.as_tensor(tested, dtype=torch.int64)] = 0.0
     return left
 
 
 def several_draws(tree, tokens, p, random):
-    """A draw for each child: the first child to meet its own draw stands."""
+    """Draw once for each child, and accept the first child that equals its own draw."""
     path: list[int] = []
     node = ROOT
     while True:
@@ -141,8 +141,7 @@ def several_draws(tree, tokens, p, random):
 
 
 def against_one_distribution(tree, tokens, q, p, random, *, replacement):
-    """Siblings against the target's distribution at their parent, never against what rejections
-    left."""
+    """Test all siblings with the parent's p, without the residual after each rejection."""
     path: list[int] = []
     node = ROOT
     while True:
@@ -157,18 +156,18 @@ def against_one_distribution(tree, tokens, q, p, random, *, replacement):
             return tuple(path), random.categorical(r)
 
 
-# ---- in place of `build_tree_mask`, `Session.commit` and `FeatureCache.keep` ----
-# ------------------------------------
+# ---- in place of `build_tree_mask`, `Session.commit` and `FeatureCache.keep`
+# ----------------------
 
 
 def by_number(parents, device):
-    """Positions by the node's number instead of its depth."""
+    """Return positions by node number instead of depth."""
     mask, depths = build_tree_mask(parents, device)
     return mask, torch.arange(len(depths), device=device)
 
 
 def first_rows(self, outcome):
-    """Keeps as many rows as stand, from the front: not those that stand."""
+    """Keep the state of the first n nodes, where n nodes were accepted."""
     committed = self._text.append(outcome)
     self._step_log.record_committed(committed)
     self.state.commit(0, range(len(committed.path[: len(committed.committed) - 1]) + 1))
@@ -179,5 +178,5 @@ _keep = FeatureCache.keep
 
 
 def first_features(self, path):
-    """Keeps the features of as many rows as stand, from the front."""
+    """Keep the features of the first n nodes, where n nodes were accepted."""
     _keep(self, range(len(path)))

@@ -1,4 +1,4 @@
-"""A base of faulty methods that verify their drafts in their own way."""
+"""Base class of faulty methods that verify their drafts themselves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specbench_cli.engine.types import Outcome
 
 
 class Verifies(Method):
-    """Method whose `verify` stands in for the session's, which is `verified`."""
+    """Method whose `verify` replaces the session's. The original is `verified`."""
 
     verified: Callable[..., Outcome]
 

@@ -1,4 +1,4 @@
-"""A plug-in with a fault: its draft tokens are not drawn from the distribution it hands over."""
+"""Plug-in with a fault: its draft tokens are not drawn from the reported q."""
 
 from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Session, Tokens
 
@@ -8,7 +8,7 @@ class ConfidentParams(MethodParams):
 
 
 class Confident(Method):
-    """Confident: the draft model's likeliest tokens, at any temperature."""
+    """Method that drafts the draft model's most likely tokens at any temperature."""
 
     name = "confident"
     Params = ConfidentParams

@@ -82,7 +82,7 @@ def test_run_in_turn_with_nobody_says_that_it_goes_on_alone(run, tmp_path, monke
     machine_lock.get_machine_lock(tmp_path / "turns").close()
     machine_lock.get_machine_lock.cache_clear()
     assert code == 0
-    assert err.count("no other run takes turns with this one") == 1
+    assert err.count("no other run measures in turn with this one") == 1
     assert str(tmp_path) not in (tmp_path / "here/manifest.json").read_text()
 
 
@@ -90,7 +90,7 @@ def test_file_of_turns_that_cannot_be_is_exit_2(run, tmp_path):
     (tmp_path / "turns").mkdir()
     code, out, err = run("run", *SMALL, "--in-turn", "turns", "--out", "here")
     assert (code, out) == (2, "")
-    assert "--in-turn" in err and "name a file that does not exist" in err
+    assert "--in-turn" in err and "choose a file that does not exist" in err
     assert not (tmp_path / "here").exists()
 
 
@@ -145,11 +145,11 @@ def test_name_of_the_profile_is_in_the_manifest(run):
 def test_run_with_a_folder_of_its_own_is_the_last_and_is_listed(run):
     few = ["-m", "pld,sps", "--target", "embedded-1m", "--limit", "1", "--max-new-tokens", "4"]
     code, out, err = run("run", *few, "--allow-noise", "--threads", "1", "--out", "there/mine")
-    why = "sps needs a draft model, and embedded-1m has no customary one"
+    why = "sps needs a draft model, and embedded-1m has no default one"
     assert code == 3, "a row could not run, and the others did"
     assert err.index(f"sps is left out, it cannot run here: {why}") < err.index("warming up")
     assert f"left out, could not run here: sps: {why}" in out
-    assert "error: not all that was asked for could run here: sps left out" in err
+    assert "error: could not run on this machine, so left out: sps" in err
     assert json.loads(run("list", "runs", "--json")[1])["name"] == "there/mine"
     code, out, _ = run("report", "last")
     assert code == 0 and "pld" in out and "sps: sps needs" in out
@@ -225,13 +225,13 @@ def test_interrupted_run_prints_how_to_go_on_and_can(run, monkeypatch):
         patch.setattr(_progress.LogDisplay, "show_record", interrupt)
         code, out, err = run("run", *SMALL, "--out", "my run")
     assert (code, out) == (130, "")
-    command = next(line for line in err.splitlines() if line.startswith("to go on: "))
+    command = next(line for line in err.splitlines() if line.startswith("to resume: "))
     before = len(list(RunDir.open(Path("my run")).records()))
-    program, *args = shlex.split(command.removeprefix("to go on: "))
+    program, *args = shlex.split(command.removeprefix("to resume: "))
     assert program == "specbench"
     code, _, err = run(*args)
     assert code == 0
-    assert f"{before} of them done already" in err
+    assert f"{before} of them already measured" in err
     records = list(RunDir.open(Path("my run")).records())
     assert len({record.key for record in records}) == len(records) > before
 

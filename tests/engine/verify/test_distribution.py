@@ -21,8 +21,8 @@ from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.verify import chain as verify
 from specbench_cli.engine.verify.grammar import GrammarMask, RequestGrammarMask
 from specbench_cli.engine.verify.sampling import Sampling, warp
-from tests.audit.faults.engine import likelier_stands, residual_from_p
-from tests.audit.faults.methods import GreedyDraft, UnwarpedLaw
+from tests.audit.faults.engine import accept_more_likely, residual_from_p
+from tests.audit.faults.methods import GreedyDraft, UnwarpedDistribution
 from tests.engine.verify.contexts import Matcher
 
 CONFIGURED = {
@@ -259,7 +259,7 @@ def test_block_verification_has_the_targets_distribution_as_well(
 # ---- planted faults: the same walk finds them ---------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", [UnwarpedLaw, GreedyDraft])
+@pytest.mark.parametrize("fault", [UnwarpedDistribution, GreedyDraft])
 def test_a_method_that_misstates_its_draft_distribution_is_found(
     distribution_of_method, pair, fault
 ):
@@ -273,7 +273,7 @@ def test_a_method_that_misstates_its_draft_distribution_is_found(
     [
         ("residual", residual_from_p),
         ("residual", lambda p, q: torch.where(p > q, p, 0.0).softmax(-1)),
-        ("rejection", likelier_stands),
+        ("rejection", accept_more_likely),
     ],
     ids=["rejected tokens redrawn from p", "residual not p - q", "accepted where p exceeds q"],
 )
