@@ -1,4 +1,4 @@
-"""DEL: a dynamic exit layer for self-speculative decoding.
+"""DEL: self-speculative decoding with a dynamic exit layer.
 
 Hossein Entezari Zarch, Lei Gao, Chaoyi Jiang, Murali Annavaram: DEL: Context-Aware Dynamic Exit
 Layer for Efficient Self-Speculative Decoding, COLM 2025, arXiv:2504.05598.
@@ -48,11 +48,16 @@ class DelParams(MethodParams):
 
 
 def best_exit(alpha: Sequence[float], cost: Sequence[float], most: int) -> tuple[int, int]:
-    """Return the exit and the draft length, up to `most`, with the most tokens per layer.
+    """Return the index of the exit and the draft length with the highest TPL (token-per-layer).
 
-    TPL(l, d) = (1 - alpha_l^(d + 1)) / (1 - alpha_l) / (1 + d cost_l), in tokens per target
-    forward: alpha_l is the acceptance rate of tokens that exit l drafts, cost_l the cost of such a
-    token as a share of a forward. Length 0 is plain decoding, with TPL 1.
+    TPL(l, d) = (1 - alpha_l^(d + 1)) / (1 - alpha_l) / (1 + d cost_l) is the expected number of
+    tokens per cost of a target forward, for exit l and draft length d. Length 0 is plain decoding,
+    with TPL 1.
+
+    Args:
+        alpha: Acceptance rate of the tokens that each exit drafts.
+        cost: Cost of a draft token of each exit, as a share of a target forward.
+        most: Maximum draft length.
     """
     place, length, best = 0, 0, 1.0
     for at, (chance, share) in enumerate(zip(alpha, cost, strict=True)):
@@ -65,20 +70,22 @@ def best_exit(alpha: Sequence[float], cost: Sequence[float], most: int) -> tuple
 
 
 class Del(Method):
-    """DEL: chooses exit layer and draft length by the acceptance that each exit would have had.
+    """DEL: chooses the exit layer and the draft length from the measured acceptance of each exit.
 
     Exact because the choice to draft another token depends only on earlier steps, on tokens already
-    drawn, and on the distribution that the next token will be drawn from. Each token is then
+    drawn, and on the distribution of the next token, before that token is drawn. Each token is then
     verified against the target by speculative sampling.
     Differs from the paper: the cost of a draft token is its share of the weights, including the
     output matrix. In sampling, the acceptance of an exit is sum min(p, q), not token agreement. The
-    authors' code was not available: alpha starts at one half, and the threshold is a midpoint.
+    authors' code was not available. Here alpha starts at one half, and the confidence threshold is
+    the midpoint of step 2.
 
     One step:
     1. Choose the exit layer E and the draft length d with the highest token-per-layer (TPL, see
        `best_exit`) at the current alpha.
     2. Draft up to d tokens with layers 1 to E, on the target's own KV cache. Stop before a token if
-       the exit's confidence is below the midpoint of accepted and rejected tokens.
+       the exit's confidence is below a threshold: the midpoint between the mean confidence at
+       accepted tokens and that at rejected tokens.
     3. (engine) Run the layers after E on the hidden states that left it; verify; commit.
     4. Shadow tokens: apply the final norm and the output matrix to the hidden states of every exit
        at the root and at accepted tokens. Update how often each exit's token would have been
@@ -101,7 +108,7 @@ class Del(Method):
         self.stood, self.sure, self.unsure = ([x] * len(exits) for x in (1.0, 0.0, 0.0))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2."""
+        """Carry out steps 1 and 2; see the class."""
         picks = list[Pick]()
         alpha = [stood / self.n for stood in self.stood]
         at, length = best_exit(alpha, [part.portion for part in self.parts], self.params.length)
@@ -121,7 +128,7 @@ class Del(Method):
         return (self.sure[at] / max(stood, 1e-9) + self.unsure[at] / max(fell, 1e-9)) / 2
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 4."""
+        """Carry out step 4; see the class."""
         if not self.parts:
             return
         n, k, w = len(outcome.committed), len(self.parts), self.params.keep

@@ -31,14 +31,14 @@ class Eagle2Params(GrowthParams):
 
 
 class Eagle2(Method):
-    """EAGLE-2: EAGLE's head drafts a tree that grows where the head is confident.
+    """EAGLE-2: EAGLE's head drafts a dynamic tree, which grows where the head is confident.
 
-    Exact because the tree depends only on the past (in coupled decoding also on the noise that the
-    target shares). Nodes are the head's most likely tokens, chosen without drawing. Each is
-    accepted with the target's own probability of it; in greedy and coupled decoding it is accepted
-    if and only if the target chooses it.
+    Exact because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
+    noise of each position). Nodes are the head's most likely tokens, not drawn at random. Each is
+    accepted with the target's probability of it; in greedy decoding and coupled sampling it is
+    accepted if and only if the target chooses it.
     Differs from the authors' code: `depth` includes the first level, which comes from the root's
-    forward (5 here is 4 there). Nothing is drafted beyond the token budget.
+    forward (5 here is 4 there). No draft exceeds the remaining token budget.
 
     One step:
     1. Feed the head the new committed tokens, each with the target's feature of the previous token.
@@ -73,7 +73,7 @@ class Eagle2(Method):
         )
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3."""
+        """Carry out steps 1 to 3; see the class."""
         params, levels = self.params, self.levels
         depth = min(params.depth, limit)
         if depth < 1:

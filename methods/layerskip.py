@@ -56,7 +56,7 @@ class LayerSkip(Method):
         self.part = session.partial(layers=(0, end), keep=True)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2."""
+        """Carry out steps 1 and 2; see the class."""
         picks = list[Pick]()
         # 1. One token; in the first step also the tokens that the target has not processed yet.
         x = session.pending_tokens(session.state.length())

@@ -46,11 +46,11 @@ class LookaheadParams(MethodParams):
 class Lookahead(Method):
     """Lookahead decoding: Jacobi iterations on a window of guesses yield n-grams to verify.
 
-    Exact because only n-grams from earlier steps are verified, and these depend only on the past.
-    Tokens of the window, which the same forward computes, are never committed.
+    Exact because only n-grams from earlier steps are verified, and these depend only on earlier
+    tokens. The same forward also computes the window, whose tokens are never committed.
     Differs from the authors' code: the window starts with the end of the prompt, not with random
     prompt tokens. N-grams with a common beginning share nodes. A fully accepted n-gram is followed
-    by the target's own token. The window narrows where the token budget ends.
+    by the target's own token. Near the end of the token budget the window has fewer columns.
 
     Row l of the window contains the guesses of iteration l. Column i is at position l + i after the
     root, the last committed token. A guess attends to the text, to the first row up to its column,
@@ -109,9 +109,10 @@ class Lookahead(Method):
     def _tree(
         self, session: Session, known: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]
     ) -> tuple[Draft, list[int]]:
-        """Return the draft, and the nodes whose choices form a new row.
+        """Return the draft, and the nodes after which the target's choices form the new row (step
+        3).
 
-        `scored` is the draft followed by the window.
+        Set `scored` to the tree that the target processes: the draft and the window.
         """
         both = merge_trees((gram, None) for gram in known)
         ids, parents = list(both.ids), list(both.parents)

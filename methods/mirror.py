@@ -44,10 +44,10 @@ class MirrorParams(MethodParams):
 
 
 class MirrorDrafter(Preparer):
-    """Draft worker: prepares a window for every outcome that the target predicts."""
+    """Draft worker that prepares a draft window for every outcome that the target predicts."""
 
     def start(self) -> None:
-        """Prefill the draft."""
+        """Prefill the draft model."""
         self.rollouts = Rollouts(self.session, self.params.length, self.params.candidates)
 
     def prepare(self, told: Sequence[Guess]) -> None:
@@ -56,15 +56,15 @@ class MirrorDrafter(Preparer):
 
 
 class Mirror(Method):
-    """Mirror-SD: the target's early exit predicts likely outcomes; the draft prepares for each.
+    """Mirror-SD: an early exit of the target predicts outcomes; the draft model prepares for each.
 
     Target and draft run at the same time, in separate workers. While the target runs its remaining
     layers, the draft prepares a window for each likely outcome of the current one, so that the next
-    window is often ready when verification ends.
-    Exact because only the output of the whole target decides; the early exit only chooses the
-    outcomes to prepare. A prepared window is drawn from the draft's distribution after its outcome,
-    independently of other windows and of the verification, and is used for that outcome only. For
-    verification it is a draft like any other.
+    window is often ready when verification ends. An outcome is the number of accepted tokens and
+    the token after them. Exact because only the output of the whole target verifies; the early exit
+    only chooses the outcomes to prepare. A prepared window is drawn from the draft's distribution
+    after its outcome, independently of other windows and of the verification, and is used for that
+    outcome only. For verification it is a draft like any other.
     Differs from the paper: the draft is an ordinary model that generates one token per forward;
     theirs is trained for speculative streaming. Workers are processes or CUDA streams of one
     machine; theirs are GPUs and NPUs.

@@ -29,23 +29,24 @@ class SpsParams(AcceptParams, LengthParams):
 
 
 class Sps(DraftModelMethod):
-    """Speculative sampling: a small model drafts a chain, the target scores it in one forward.
+    """Speculative sampling: a draft model drafts a chain, the target verifies it in one forward.
 
     Exact because a draft token x from q is accepted with probability min(1, p(x)/q(x)), and a
-    rejected one is replaced by a draw from norm(max(p - q, 0)): the result follows p. In greedy and
-    coupled decoding a draft token is accepted if and only if the target chooses it.
+    rejected one is replaced by a draw from norm(max(p - q, 0)): the result follows p. In greedy
+    decoding and coupled sampling a draft token is accepted if and only if the target chooses it.
     Differs from the papers: nothing. q is the draft's distribution under the target's temperature,
     top-k and top-p.
 
     `length` may also be a rule. A rule reads only the draft, and only after a token is kept, so the
     output stays exact. "heuristic" and "confidence" are those of transformers' assisted generation.
-    "acceptance-head" is that of `specdec++`. "synergy" and "smartspec" use measured costs of
-    forwards and the number of sequences in the batch (--batch). "oracle" reads vanilla's output and
-    bounds what any rule can reach. With `accept` the method is lossy: see
+    "acceptance-head" is that of `specdec++`. "synergy" and "smartspec" use the measured times of
+    forwards and the number of sequences in the batch (--batch). "oracle" reads the output of
+    vanilla, and gives an upper bound for all rules. With `accept` the method is lossy: see
     `specbench_cli.engine.verify.accept`.
 
     One step:
-    1. Feed the draft its pending tokens: one, or two after full acceptance.
+    1. Feed the draft model its pending tokens, which it has not processed yet: one, or two after
+       full acceptance.
     2. Draw `length` tokens from it, one forward each.
     3. (engine) One target forward over the last committed token and the draft; verify; commit.
     4. Drop the draft's KV entries of rejected tokens.
@@ -65,14 +66,14 @@ class Sps(DraftModelMethod):
         return (ArtifactSpec(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
 
     def start(self, session: Session) -> None:
-        """Prefill the draft."""
+        """Prefill the draft model."""
         super().start(session)
         self.length = create_length_rule(
             self.params, session, *map(session.artifact, self.artifacts()), model=self.model
         )
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2."""
+        """Carry out steps 1 and 2; see the class."""
         picks: list[Pick] = []  # each a token x and, if it was drawn, its distribution q
         self.length.begin()
         limit = min(limit, self.length.most)
@@ -92,6 +93,7 @@ class Sps(DraftModelMethod):
         return session.chain_of_picks(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 4. The last committed token has no KV entry in the draft yet."""
+        """Carry out step 4; see the class. The last committed token has no KV entry in the draft
+        yet."""
         super().observe(session, outcome)
         self.length.observe(outcome)

@@ -1,7 +1,6 @@
-"""SSD: speculation on the outcome of speculation.
+"""Speculative speculative decoding (SSD): drafts in advance for every likely outcome.
 
-Known as "speculative speculative decoding"; as planned for SGLang in
-github.com/sgl-project/sglang/issues/27462.
+The implementation follows the plan for SGLang in github.com/sgl-project/sglang/issues/27462.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ class SsdParams(MethodParams):
 
 
 class SsdDrafter(Preparer):
-    """Draft worker: prepares a window for every outcome that it considers likely."""
+    """Draft worker that prepares a draft window for every outcome that it considers likely."""
 
     def start(self) -> None:
-        """Prefill the draft."""
+        """Prefill the draft model."""
         self.rollouts = Rollouts(self.session, self.params.length, self.params.guesses)
 
     def prepare(self, told: Sequence[Guess]) -> None:
@@ -50,11 +49,12 @@ class SsdDrafter(Preparer):
 
 
 class Ssd(Method):
-    """SSD: while the target verifies a window, the draft prepares for every likely outcome of it.
+    """SSD: while the target verifies, the draft model prepares the next window for each outcome.
 
-    Target and draft run at the same time, in separate workers. The draft predicts the outcome from
-    its own distribution: for each number of accepted tokens, the most likely next tokens.
-    Exact because the target alone decides. A prepared window is drawn from the draft's distribution
+    Target and draft model run at the same time, in separate workers. An outcome is the number of
+    accepted tokens and the token after them. For each number, the draft model predicts the most
+    likely tokens.
+    Exact because only the target verifies. A prepared window is drawn from the draft's distribution
     after its outcome, independently of other windows and of the verification, and is used for that
     outcome only. For verification it is a draft like any other.
     Differs from its source: each number of accepted tokens gets the same number of guesses.

@@ -40,13 +40,12 @@ class UagParams(MethodParams):
 
 
 class Uag(Method):
-    """UAG: a draft with any tokenizer continues the text, which is tokenized for the target.
+    """UAG: a draft model with any tokenizer writes text, which is tokenized for the target.
 
-    Exact because the draft's tokens are only a guess of the text: a token is accepted if and only
-    if the target, greedy or by its own draw, chooses that token.
-    Differs from the sources: the draft writes its most likely tokens at any temperature. Draft
-    tokens are matched to the committed text by their bytes; transformers compares windows of
-    tokens.
+    Exact because a draft token is accepted if and only if the target chooses the same token,
+    greedily or by its own random draw.
+    Differs from the sources: the draft model decodes greedily at every temperature. Draft tokens
+    are matched to the committed text by their bytes; transformers compares windows of tokens.
 
     One step:
     1. Translate the committed text into the draft's vocabulary. Keep the draft tokens that spell
@@ -76,7 +75,7 @@ class Uag(Method):
             self.model.forward(self.text.pending_tokens(), self.text.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3."""
+        """Carry out steps 1 to 3; see the class."""
         # 1.
         self.text.follow(session.tokens())
         # 2.
@@ -90,5 +89,6 @@ class Uag(Method):
         return session.chain(self.text.translation.to_target_ids(before, self.written)[:limit])
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 1 of the next step. The last committed token has no KV entry yet."""
+        """Carry out step 1 of the next step; see the class. The last committed token has no KV
+        entry yet."""
         self.text.follow(session.tokens(), self.written)

@@ -236,13 +236,13 @@ def test_a_wrong_setting_is_an_error_and_leaves_nothing(settings, says, tmp_path
 
 
 def test_void_times_are_warned_of_and_kept(run, monkeypatch):
-    from specbench_cli.measure import run as execute
+    from specbench_cli.measure import run as measure
 
-    monkeypatch.setattr(execute, "start", lambda *_: (None, SimpleNamespace(path=run.path)))
+    monkeypatch.setattr(measure, "start_run", lambda *_: (None, SimpleNamespace(path=run.path)))
     monkeypatch.setattr(
-        execute,
-        "run",
-        lambda *_, **__: execute.RunResult(run.path, ExitCode.ENVIRONMENT, noisy=True),
+        measure,
+        "measure_run",
+        lambda *_, **__: measure.RunResult(run.path, ExitCode.ENVIRONMENT, noisy=True),
     )
     with pytest.warns(UserWarning, match="the machine was not quiet"):
         found = sb.run()
@@ -250,14 +250,14 @@ def test_void_times_are_warned_of_and_kept(run, monkeypatch):
 
 
 def test_a_run_leaves_torch_s_threads_as_they_were(monkeypatch):
-    from specbench_cli.measure import run as execute
+    from specbench_cli.measure import run as measure
 
     def failing(*_, **__):
         torch.set_num_threads(before + 1)
         raise EnvironmentFault("no weights")
 
     before = torch.get_num_threads()
-    monkeypatch.setattr(execute, "start", failing)
+    monkeypatch.setattr(measure, "start_run", failing)
     with pytest.raises(EnvironmentFault, match="no weights"):
         sb.run()
     assert torch.get_num_threads() == before

@@ -76,19 +76,19 @@ class SamParams(MethodParams):
 
 
 class Sam(Method):
-    """SAM-Decoding: drafts what follows the longest earlier suffix, found by a suffix automaton.
+    """SAM-Decoding: drafts the tokens after the longest earlier match, found with suffix automata.
 
-    Exact because the draft, and the choice whether a model drafts instead, depend only on the past.
-    Retrieved tokens and a head's most likely tokens are point masses; a draft model's tokens come
-    with their distribution.
+    Exact because the draft, and the choice whether a model drafts instead, depend only on earlier
+    tokens. Retrieved tokens and the tokens of EAGLE's head are not drawn at random. Tokens of a
+    draft model are verified with the distribution that they were drawn from.
     Differs from the authors' code: the second automaton, the static one in the paper, covers
-    earlier outputs of the run, not a corpus, and yields a chain. Chains end with the text and are
-    not padded; a pad could be taken for a token. The model is any draft model, or EAGLE's head with
-    a chain instead of EAGLE-2's tree. The last committed token may be drafted again (their text
-    ends before it). Their n_predicts counts that token: a `length` of 39 is their 40. Without a
-    draft model `bias` does not apply, as in their script.
+    earlier outputs of the run, not a corpus, and yields a chain. A chain ends where its source text
+    ends, and is not padded. The model is any draft model, or EAGLE's head with a chain instead of
+    EAGLE-2's tree. The last committed token may be drafted again (their text ends before it). Their
+    n_predicts counts that token: a `length` of 39 is their 40. Without a draft model `bias` does
+    not apply, as in their script.
 
-    With scope `run` the speed of a prompt depends on earlier prompts, but its output does not. An
+    With `scope=run` the speed of a prompt depends on earlier prompts, but its output does not. An
     automaton has at most 2 states and 3 transitions per token of the text and of `memory` tokens.
 
     One step:
@@ -122,7 +122,8 @@ class Sam(Method):
         return (head,) if self.params.beside == "eagle" else ()
 
     def start(self, session: Session) -> None:
-        """Create the text's automaton, take over the other, and prefill the model."""
+        """Create the automaton of this text, take the other one from the run's memory, and prefill
+        the model that drafts."""
         self.own, self.read = Automaton(), 0
         self.kept = session.memory if self.params.scope == "run" else {}
         self.outputs: Automaton = self.kept.setdefault("outputs", Automaton())
@@ -136,7 +137,7 @@ class Sam(Method):
             self.model.forward(session.pending_tokens(0), self.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3."""
+        """Carry out steps 1 to 3; see the class."""
         self._read(session)
         params, (_, here), (_, there) = self.params, self.here, self.there
         if self.requirements:
@@ -185,7 +186,7 @@ class Sam(Method):
             self.outputs.add(session.output()[: self.params.memory])
 
     def _read(self, session: Session) -> None:
-        """Carry out step 1."""
+        """Carry out step 1; see the class."""
         if self.outputs is not self.kept["outputs"]:  # another sequence of the batch replaced it
             self.outputs, self.there = self.kept["outputs"], (0, 0)
         for token in session.tokens()[self.read :]:

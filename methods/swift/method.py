@@ -101,7 +101,7 @@ class Swift(Method):
         self.part, self.score = session.partial(skip=self.search.best), -1.0
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out step 1."""
+        """Carry out step 1; see the class."""
         params, most = self.params, min(self.params.width, session.target.vocab_size)
         tokens, parents, distributions, node = list[Tensor](), list[int](), list[Tensor](), ROOT
         x = session.pending_tokens(session.state.length())
@@ -120,7 +120,7 @@ class Swift(Method):
         return session.tree(torch.cat(tokens) if tokens else (), tuple(parents), distributions)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 3."""
+        """Carry out step 3; see the class."""
         search = self.search
         if search.is_finished or len(session.output()) <= self.params.window:
             return
@@ -136,8 +136,8 @@ class Swift(Method):
     def _score_set(self, session: Session, part: Partial) -> float:
         """Return the share of next tokens that the partial target predicts correctly, over W tokens
         in one forward."""
-        said = session.output()[: self.params.window + 1]
-        rows = part.rescore(said[:-1], len(session.tokens()) - len(session.output()))
+        output = session.output()[: self.params.window + 1]
+        rows = part.rescore(output[:-1], len(session.tokens()) - len(session.output()))
         rows = rows if session.sampling.draws else session.scores(rows, 1)
-        right = rows.argmax(-1) == host.ids(said[1:], rows.device)
+        right = rows.argmax(-1) == host.ids(output[1:], rows.device)
         return float(host.number(right.double().mean()))

@@ -297,6 +297,23 @@ class InitOptions(CommandOptions):
     ] = False
 
 
+class NewMethodOptions(CommandOptions):
+    """Options of `specbench new-method`."""
+
+    name: Annotated[str, Option(ARGUMENTS, "NAME", "Name of the new method.")]
+    kind: Annotated[
+        Literal["lookup", "draft", "head", "tree", "batch"],
+        Option(
+            OUTPUT,
+            "lookup|draft|head|tree|batch",
+            "Skeleton: lookup (drafts from earlier text), draft (a chain from a draft model), head"
+            " (a trained head), tree (a tree from a draft model), batch (drafts for a batch of"
+            " sequences together).",
+        ),
+    ] = "lookup"
+    out: Annotated[Path, Option(OUTPUT, "DIR", "Folder for the two files.")] = Path()
+
+
 class DoctorOptions(CommandOptions):
     """Options of `specbench doctor`."""
 

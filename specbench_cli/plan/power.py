@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from pathlib import Path
@@ -15,6 +13,7 @@ from specbench_cli.plan.plan import Plan
 from specbench_cli.stats.bootstrap import LEVEL
 from specbench_cli.stats.detectable import POWER, SPREAD, estimate_detectable_ratio
 from specbench_cli.store.run_dir import MOST_BYTES, RUNS
+from specbench_cli.store.summary_file import SUMMARY, read_summary_rows
 
 ASSUMED = "assumed"
 _Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
@@ -48,17 +47,15 @@ def estimate_power(plan: Plan, runs: Path = RUNS) -> dict[str, Any]:
 
 def _measured_spread(target: str, runs: Path) -> tuple[float, str] | None:
     """Return the spread in the newest finished run with a target, and the name of the run."""
-    for file in sorted(
-        runs.glob("*/summary.csv"), reverse=True
-    ):  # folder names begin with the time
+    for file in sorted(runs.glob(f"*/{SUMMARY}"), reverse=True):  # folder names begin with the time
         try:
             manifest = json.loads(files.read_text(file.parent / "manifest.json", MOST_BYTES))
-            lines = io.StringIO(files.read_text(file, MOST_BYTES))
-            rows = [row for row in csv.DictReader(lines) if row["family"] == "all"]
             if manifest["status"] != "finished" or manifest["models"]["target"]["label"] != target:
                 continue
             spreads = [
-                _compute_spread(row) for row in rows if row["speedup_low"] and row["speedup_high"]
+                _compute_spread(row)
+                for row in read_summary_rows(file.parent)
+                if row["speedup_low"] and row["speedup_high"]
             ]
         except (OSError, ValueError, KeyError, TypeError):
             continue  # an incomplete run, or one of another version

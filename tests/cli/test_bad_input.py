@@ -196,7 +196,7 @@ REFUSED = [
     ("run --max-new-tokens -1", 2, "--max-new-tokens must be at least 1, got '-1'", "--help"),
     ("run --repeats 0", 2, "--repeats must be at least 1, got '0'", "specbench run --help"),
     ("run --threads 0", 2, "--threads must be at least 1, got '0'", "specbench run --help"),
-    ("run --threads 1000000000", 3, "--threads 1000000000: this machine's processors are", "--th"),
+    ("run --threads 1000000000", 3, "--threads 1000000000: this machine has", "--th"),
     ("run --timeout-per-prompt 1e300", 2, "--timeout-per-prompt must be at most 1e+09", "--help"),
     ("run --seed -1", 2, "--seed must be at least 0, got '-1'", "specbench run --help"),
     ("run --temperature nan", 2, "--temperature must be a finite number, got nan", "--help"),
@@ -340,7 +340,7 @@ def test_graphs_without_a_gpu_leave_no_folder(run):
     message, hint = told(err)
     assert code == 3
     assert message == "--graphs on: CUDA graphs need a CUDA device, and this run is on cpu"
-    assert hint == "--device cuda, or leave --graphs out"
+    assert hint == "choose --device cuda, or leave --graphs out"
     assert not Path("here").exists()
 
 

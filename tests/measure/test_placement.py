@@ -94,5 +94,5 @@ def test_a_worker_has_as_long_to_answer_as_the_environment_says(cores, monkeypat
 @pytest.mark.parametrize("seconds", ["soon", "0", "-1", "inf", "nan"])
 def test_a_timeout_is_a_number_of_seconds(monkeypatch, seconds):
     monkeypatch.setenv(placement.TIMEOUT_VARIABLE, seconds)
-    with pytest.raises(UsageError, match=f"must be a number of seconds, got {seconds!r}"):
+    with pytest.raises(UsageError, match=f"must be a positive number of seconds, got {seconds!r}"):
         placed()

@@ -114,7 +114,11 @@ def test_a_checkpoint_that_does_not_fit_is_told_what_is_wrong(target, tmp_path, 
     [
         (MedusaHeads, "99999999.0.linear.weight", "levels is 100000000; a head has 1 to 64"),
         (MedusaHeads, "0.99999999.linear.weight", "what its weights hold|allocate"),
-        (HydraHeads, "hydra_mlp.0.99999999.linear.weight", "more than twice what its weights hold"),
+        (
+            HydraHeads,
+            "hydra_mlp.0.99999999.linear.weight",
+            "more than twice the parameters of its weights",
+        ),
     ],
 )
 def test_a_tensors_name_makes_no_head_larger_than_its_file(target, tmp_path, kind, name, what):

@@ -154,7 +154,7 @@ def test_lossy_rows_have_a_ledger_in_every_report(stepped, tmp_path):
     assert rows["sps"].draft_kept is rows["draft-alone"].draft_kept is None
     write_markdown(reading, tmp_path, [])
     page = (tmp_path / "report.md").read_text()
-    assert "Ledger of lossy rows" in page and "| draft discarded |" in page
+    assert "Token accounting of lossy methods" in page and "| draft discarded |" in page
     write_html(reading, tmp_path, figures=[])
     assert "draft discarded" in (tmp_path / "report.html").read_text()
     write(reading, tmp_path, ["json"])

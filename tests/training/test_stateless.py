@@ -156,7 +156,7 @@ def test_a_head_that_foresees_the_text_is_estimated_to_reach_its_depth(
 
 
 def test_what_says_no_levels_is_refused(target: LlamaForCausalLM) -> None:
-    with pytest.raises(UsageError, match=r"makes \[1, 40\]; .* \[levels, 1, 40\]"):
+    with pytest.raises(UsageError, match=r"returns the shape \[1, 40\] .* \[levels, 1, 40\]"):
         build_stateless_head(Sequential, target, 0)
 
 
