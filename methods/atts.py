@@ -112,7 +112,7 @@ class Atts(Method):
         segments = Segments(session, self.params.delimiter, self.params.cap)
         session.prefill()
         while session.finish is None:
-            # 1. The draft writes a chunk. After a rejection, the target writes the rest of the
+            # Step 1: The draft writes a chunk. After a rejection, the target writes the rest of the
             # chunk.
             draft = segments.draft(self.params.length if segments.is_replacing else None)
             yield self.settle(session, segments, draft, session.score(draft))

@@ -61,7 +61,7 @@ def best_exit(alpha: Sequence[float], cost: Sequence[float], most: int) -> tuple
     """
     place, length, best = 0, 0, 1.0
     for at, (chance, share) in enumerate(zip(alpha, cost, strict=True)):
-        tokens = 1.0  # the target's own
+        tokens = 1.0  # the target's own token
         for d in range(1, most + 1):
             tokens += chance**d
             if tokens / (1.0 + d * share) > best:

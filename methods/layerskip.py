@@ -58,10 +58,10 @@ class LayerSkip(Method):
     def propose(self, session: Session, limit: int) -> Draft:
         """Carry out steps 1 and 2; see the class."""
         picks = list[Pick]()
-        # 1. One token; in the first step also the tokens that the target has not processed yet.
+        # Step 1: one token, or more tokens that the target has not processed yet.
         x = session.pending_tokens(session.state.length())
         while len(picks) < min(self.params.length, limit):
-            # 2. x_i ~ q_i, the distribution at the exit.
+            # Step 2: x_i ~ q_i, the distribution at the exit.
             out = self.part.forward(x, session.state)
             picks.append(session.pick(out, len(picks)))
             x = Tokens(picks[-1][0][None])

@@ -127,7 +127,7 @@ class Sam(Method):
         self.own, self.read = Automaton(), 0
         self.kept = session.memory if self.params.scope == "run" else {}
         self.outputs: Automaton = self.kept.setdefault("outputs", Automaton())
-        self.here = self.there = (0, 0)  # the matches: state and length
+        self.here = self.there = (0, 0)  # longest matches in the text and in earlier outputs
         self._read(session)
         if self.params.beside == "eagle":
             self.levels = Levels.of_head(session, *self.artifacts(), nodes=self.params.drafted)
@@ -187,7 +187,7 @@ class Sam(Method):
 
     def _read(self, session: Session) -> None:
         """Carry out step 1; see the class."""
-        if self.outputs is not self.kept["outputs"]:  # another sequence of the batch replaced it
+        if self.outputs is not self.kept["outputs"]:  # another request of the batch replaced it
             self.outputs, self.there = self.kept["outputs"], (0, 0)
         for token in session.tokens()[self.read :]:
             self.here = self.own.follow(self.here, token)

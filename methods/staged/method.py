@@ -146,9 +146,9 @@ class Staged(Method):
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Carry out steps 2 and 3; see the class."""
-        # 2. Each stage drafts for the stage above it, as a draft model does for the target.
+        # Step 2: Each stage drafts for the stage above it, as a draft model does for the target.
         trunk, rows = self.last.generate((), min(self.params.depth, limit))
-        # 3. Leaves cost no draft forward, because their parents were already fed.
+        # Step 3: Leaves cost no draft forward, because their parents were already fed.
         if trunk and self.last.draws:
             return self.last.draw_branches(trunk, rows)
         tokens, parents = self.last.add_branches(trunk, rows)
@@ -243,7 +243,7 @@ class ModelStage:
         )
         self.state = session.new_state(model, slack)
         self.state_tokens = list(session.tokens())  # the tokens of the state's KV entries
-        self.num_committed = len(self.state_tokens)  # this many of them belong to the text
+        self.num_committed = len(self.state_tokens)  # number of these tokens that are committed
         self.model.forward(session.pending_tokens(0), self.state, logits_at=None)
         self.state.commit(0, range(self.num_committed))
 

@@ -28,7 +28,7 @@ from specbench_cli.api import (
     host,
 )
 
-SIBLINGS = (  # (confidence, number of siblings): for chosen and for drawn tokens
+SIBLINGS = (  # (minimum confidence, number of siblings), for greedy decoding and for sampling
     ((0.95, 3), (0.8, 5), (0.5, 8), (0.0, 10)),
     ((0.95, 1), (0.8, 3), (0.5, 5), (0.0, 10)),
 )
@@ -124,7 +124,7 @@ class Swift(Method):
         search = self.search
         if search.is_finished or len(session.output()) <= self.params.window:
             return
-        if self.score < 0:  # score of the best set on this text
+        if self.score < 0:  # not scored on this text yet
             self.score = self._score_set(session, self.part)
         if self.score < self.params.enough:
             chosen = search.propose(hash_key("swift", session.sampling.seed, len(search.tried)))
