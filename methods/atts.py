@@ -103,7 +103,7 @@ class Atts(Method):
 
     @property
     def accept(self) -> SegmentRule:
-        """Return the rule that accepts a whole chunk."""
+        """The rule that decides whether a whole chunk is accepted."""
         return self.params.choose_rule(ConformalRule(alpha=self.params.alpha))
 
     @torch.inference_mode()

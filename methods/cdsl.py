@@ -91,7 +91,7 @@ class Cdsl(Method):
 
     @torch.inference_mode()
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the session's request."""
+        """Decode the request, and yield each step."""
         params, model = self.params, session.draft()
         prompt = session.vocabulary.decode(session.tokens()).decode(errors="replace")
         self.wanted = params.words or tuple(re.findall('"([^"]+)"', prompt))

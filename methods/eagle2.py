@@ -61,7 +61,7 @@ class Eagle2(Method):
 
     @property
     def uses_costs(self) -> bool:
-        """Return True if the tree's size is chosen by measured costs."""
+        """True if the size of the tree is chosen from measured times of forwards."""
         return self.params.nodes == AUTO
 
     def start(self, session: Session) -> None:

@@ -51,7 +51,7 @@ class LayerSkip(Method):
     params: LayerSkipParams
 
     def start(self, session: Session) -> None:
-        """Take the first layers. The target continues from their output (`keep`)."""
+        """Select the first layers. `keep` stores their output, from which the target continues."""
         end = self.params.exit or max(1, session.target.n_layers // 4)
         self.part = session.partial(layers=(0, end), keep=True)
 

@@ -74,7 +74,7 @@ class Lookahead(Method):
 
     @torch.inference_mode()
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the session's request, one step at a time."""
+        """Decode the request, and yield each step."""
         n, w, g = self.params.ngram - 1, self.params.window, self.params.guesses
         session.reserve(g * n + max((row + 1) * (w + n - 2 - row) for row in range(n)))
         prompt = session.tokens()

@@ -87,7 +87,7 @@ class Mirror(Method):
     workers: ClassVar[int] = 2
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the session's request, one step at a time."""
+        """Decode the request, and yield each step."""
         width, target = self.params.candidates, session.target
         exit_layer = self.params.layer or max(1, target.n_layers // 2)
         windows = DraftWindows(session, MirrorDrafter, self.params)

@@ -62,7 +62,7 @@ class PearlDrafter(Drafter):
         self.session.model.forward(self.session.pending_tokens(0), self.state, logits_at=None)
 
     def handle(self, message: Message) -> Message:
-        """Handle one message."""
+        """Handle one message (steps A to C), and return the window."""
         session, state = self.session, self.state
         length, window, *new_tokens = message.ints
         # Step A: cut the text, and append the new tokens.
@@ -112,11 +112,11 @@ class Pearl(Method):
 
     @property
     def uses_costs(self) -> bool:
-        """Return True if the window is chosen by measured costs (`auto`)."""
+        """True if the window is chosen from measured times of forwards (`auto`)."""
         return self.params.window == AUTO
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the session's request."""
+        """Decode the request, and yield each step."""
         drafter, max_window = (
             session.start_worker(PearlDrafter, self.params),
             self._choose_window(session),

@@ -100,7 +100,7 @@ class Sequoia(Method):
         """Reserve space for the tree and prefill the draft model."""
         largest = max(max_nodes(self.params.nodes), self.params.width)
         self.levels = Levels.of_draft(session, nodes=largest)
-        self.stood = session.memory.setdefault(
+        self.accepted_ranks = session.memory.setdefault(
             "stood", []
         )  # rank of the accepted child per step, `width` if none
 
@@ -118,13 +118,15 @@ class Sequoia(Method):
         """Carry out steps 1 and 2, and the end of step 3; see the class."""
         self.levels.keep(self.grown.rows(outcome.path))
         if "tree" not in session.memory and self.grown.draft.nodes:
-            self.stood.append(outcome.path[0] if outcome.path else self.params.width)
-            if len(self.stood) == self.params.profile:
+            self.accepted_ranks.append(outcome.path[0] if outcome.path else self.params.width)
+            if len(self.accepted_ranks) == self.params.profile:
                 session.memory["tree"] = tree_of_choices(self._plan(session))
 
     def _plan(self, session: Session) -> Iterator[tuple[int, ...]]:
         m, depth, width = max_nodes(self.params.nodes), self.params.depth, self.params.width
-        trees = BestTrees([self.stood.count(k) / len(self.stood) for k in range(width)])
+        trees = BestTrees(
+            [self.accepted_ranks.count(k) / len(self.accepted_ranks) for k in range(width)]
+        )
 
         def rate(size: tuple[int, int]) -> float:
             drafting = size[1] * session.draft_cost(self.levels.model)

@@ -106,7 +106,7 @@ class SpecReason(Method):
 
     @property
     def accept(self) -> SegmentRule:
-        """Return the rule that accepts a whole step."""
+        """The rule that decides whether a whole reasoning step is accepted."""
         return self.params.choose_rule(GradeRule(threshold=self.params.threshold))
 
     @torch.inference_mode()

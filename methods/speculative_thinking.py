@@ -113,7 +113,7 @@ class SpeculativeThinking(Method):
 
     @property
     def accept(self) -> SegmentRule | None:
-        """Return the rule that accepts a whole paragraph, or None if the draft never writes."""
+        """The rule that accepts a whole paragraph, or None if the draft never writes."""
         return AssistedRule() if self.params.writer == "draft" else None
 
     @torch.inference_mode()

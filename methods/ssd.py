@@ -77,7 +77,7 @@ class Ssd(Method):
     workers: ClassVar[int] = 2
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the session's request, one step at a time."""
+        """Decode the request, and yield each step."""
         windows = DraftWindows(session, SsdDrafter, self.params)
         session.prefill()
         windows.settle(session.output())

@@ -67,7 +67,7 @@ class Uag(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def start(self, session: Session) -> None:
-        """Prefill the draft with the prompt in its own vocabulary."""
+        """Prefill the draft model with the prompt, tokenized in its own vocabulary."""
         self.model = session.draft()
         self.text = Transcript(session, self.model)
         self.written: list[int] = []

@@ -248,7 +248,7 @@ class ModelStage:
         self.state.commit(0, range(self.num_committed))
 
     def propose(self, path: Sequence[int], depth: int) -> GuessTree:
-        """See `DraftStage`. Returns the output of `generate` with branches."""
+        """Return a tree: generated tokens with branches; see `DraftStage`."""
         return self.add_branches(*self.generate(path, depth))
 
     def learn(self, path: Sequence[int], tokens: Sequence[int]) -> None:
@@ -340,8 +340,8 @@ class ModelStage:
         """Verify a draft of the stage below.
 
         Args:
-            logits: [1 + nodes, V].
-            ahead: Number of tokens between the text and the root of the draft.
+            logits: [1 + nodes, V]. ahead: Number of tokens between the text and the root of the
+            draft.
 
         Returns:
             The accepted nodes, the model's own next token, and its prediction at each of these
@@ -380,8 +380,8 @@ class ModelStage:
         )
 
     def _read(self, pending: Sequence[int], guess: GuessTree) -> Tensor:
-        """Return logits [1 + nodes, V] after the last unread token and each draft node, from one
-        forward."""
+        """Return the logits after the last pending token and after each draft node, [1 + nodes,
+        vocab]."""
         m, n = len(pending), len(guess.tokens)
         device = self.session.device
         x = Tokens(host.ids([[*pending, *guess.tokens]], device))

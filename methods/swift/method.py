@@ -91,7 +91,7 @@ class Swift(Method):
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
     def start(self, session: Session) -> None:
-        """Use the best set so far. The first set skips every second layer."""
+        """Draft with the best set so far. The first set skips every second layer."""
         params = self.params
         inner = list(product(range(1, session.target.n_layers - 1), SUBLAYERS))
         first = sorted(inner, key=lambda sublayer: sublayer[0] % 2 == 0)
@@ -134,8 +134,8 @@ class Swift(Method):
                 self.part, self.score = part, score
 
     def _score_set(self, session: Session, part: Partial) -> float:
-        """Return the share of next tokens that the partial target predicts correctly, over W tokens
-        in one forward."""
+        """Return the share of W output tokens that the target predicts correctly without the set's
+        sublayers."""
         output = session.output()[: self.params.window + 1]
         rows = part.rescore(output[:-1], len(session.tokens()) - len(session.output()))
         rows = rows if session.sampling.draws else session.scores(rows, 1)
