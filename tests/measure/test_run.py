@@ -326,7 +326,7 @@ def test_rows_whose_heads_do_not_load_are_named_first_and_the_others_run(specben
         assert word in done.manifest["left_out"][label]
         assert str(tmp_path) not in done.manifest["left_out"][label]
     names = [each for each in view.said if isinstance(each, str)]
-    assert names.index("warming up 2 rows") == 1, "they were named before any row was run"
+    assert names.index("warming up 2 methods") == 1, "they were named before any row was run"
 
 
 def test_a_run_with_nothing_beside_a_head_that_does_not_load_is_refused(specbench, tmp_path):
