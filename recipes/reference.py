@@ -113,17 +113,17 @@ VARIABLES = {
     "SPECBENCH_LINEAR": "Kernel of matrix products on a CPU, in place of the fastest one.",
     "SPECBENCH_WORKER_TIMEOUT": "Seconds to wait for an answer of a draft worker. Default: 30.",
 }
-"""Environment variables that are no option of `specbench run`."""
+"""Environment variables that do not set an option of `specbench run`."""
 COLUMNS = ("option", "value", "default", "meaning")
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 EXAMPLE = re.compile(r"^specbench .+$|(?<=\[bold\])specbench [^\[]+", re.MULTILINE)
 """A command in the text below the options of a help page."""
 LARGEST = 2**63
-"""The bound of all whole numbers of a run, which the page leaves out."""
+"""Upper bound of all integers in a record. The pages do not show it."""
 
 
 class Command(NamedTuple):
-    """A command with the words that name it."""
+    """A command with its name on the command line, such as "specbench list methods"."""
 
     words: str
     info: CommandInfo

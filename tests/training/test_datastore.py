@@ -66,14 +66,14 @@ def test_a_store_of_another_tokenizer_is_refused(tmp_path: Path, target: Path, l
     card = json.loads((folder / "config.json").read_text())
     card["specbench"]["tokenizer_sha256"] = "0" * 64
     (folder / "config.json").write_text(json.dumps(card))
-    with pytest.raises(EnvironmentFault, match="made with another tokenizer"):
+    with pytest.raises(EnvironmentFault, match="built with another tokenizer"):
         Datastore.load(folder, {"target": loaded})
 
 
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("none.txt", None, "there is no file"),
+        ("none.txt", None, "no such file"),
         ("bad.txt", b"\xff\xfe\x00", "is not UTF-8"),
         ("bad.jsonl", b'{"text": "fine"}\n{"words": "lost"}\n', "bad.jsonl:2 is not JSON like"),
         ("bad.jsonl", b"\xff\n", "bad.jsonl:1 is not JSON like"),
