@@ -45,13 +45,13 @@ def test_replies_and_rows_are_made_there_as_here_with_a_wait_a_step(far, asks, m
         for number, reply, kept in replies._generate_replies(here, asks, {END}, 0, CAPTURED_LAYERS)
     }
     there = far.workspace(FAR).decoders["target"]
-    apart, spread = there._planner._apart, []
+    apart, spread = there._planner._attend_pool, []
 
     def over_gaps(*args, **kwargs):
         spread.append(len(kwargs["query_rows"]) - len(kwargs["which"]))
         apart(*args, **kwargs)
 
-    monkeypatch.setattr(there._planner, "_apart", over_gaps)
+    monkeypatch.setattr(there._planner, "_attend_pool", over_gaps)
     found, waits, ran = {}, len(far.waited), there.ran
     with far.on(FAR):
         for number, reply, kept in replies._generate_replies(
@@ -69,7 +69,7 @@ def test_replies_and_rows_are_made_there_as_here_with_a_wait_a_step(far, asks, m
             torch.testing.assert_close(rows[0], kept.rows, atol=2e-3, rtol=2e-3)
             assert (rows[1] == kept.best).float().mean() > 0.95
     assert min(spread) > 0  # places between them have nothing to say
-    assert set(far.waited[waits:]) == {"_chosen"}
+    assert set(far.waited[waits:]) == {"_choose_tokens"}
     beginning = 1
     assert len(far.waited) - waits == there.ran - ran - beginning
 
@@ -82,10 +82,10 @@ class Files:
         self._rows = rng.standard_normal((tokens, width)).astype(np.float16)
         self._best = rng.integers(0, says, tokens).astype(np.int32)
 
-    def follow(self, replies, read):
+    def complete(self, replies, read):
         pass
 
-    def held(self):
+    def open_arrays(self):
         return self._rows, self._best
 
 
