@@ -1,1 +1,1 @@
-"""One method = one file that reads like its paper; methods never import each other."""
+"""Decoding methods. Each is one file or folder, and its code follows the steps of its paper."""

@@ -103,7 +103,7 @@ class Atts(Method):
 
     @property
     def accept(self) -> SegmentRule:
-        """Return the rule that accepts a whole chunk."""
+        """The rule that decides whether a whole chunk is accepted."""
         return self.params.choose_rule(ConformalRule(alpha=self.params.alpha))
 
     @torch.inference_mode()
@@ -112,7 +112,7 @@ class Atts(Method):
         segments = Segments(session, self.params.delimiter, self.params.cap)
         session.prefill()
         while session.finish is None:
-            # 1. The draft writes a chunk. After a rejection, the target writes the rest of the
+            # Step 1: The draft writes a chunk. After a rejection, the target writes the rest of the
             # chunk.
             draft = segments.draft(self.params.length if segments.is_replacing else None)
             yield self.settle(session, segments, draft, session.score(draft))

@@ -62,7 +62,7 @@ class ExSpec(DraftModelMethod):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def artifacts(self) -> tuple[ArtifactSpec, ...]:
-        """Return the trained head if the length rule uses one."""
+        """Return the acceptance head, if the length rule needs it."""
         return (ArtifactSpec(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
 
     def max_sequences(self, size: int) -> int:

@@ -95,7 +95,7 @@ class HfVanilla(Method):
         return module
 
     def assistant(self, session: PeerSession) -> dict[str, Any]:
-        """Return the argument of `generate` for the draft model, if there is one."""
+        """Return the arguments of `generate` for a draft model. This method has none."""
         return {}
 
 
@@ -117,7 +117,7 @@ class HfAssisted(HfVanilla):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
 
     def assistant(self, session: PeerSession) -> dict[str, Any]:
-        """Return the draft, with the settings that transformers reads from its module."""
+        """Return the draft model, with the draft length in its generation settings."""
         draft = _copy_without_settings(session.module("draft"))
         return {
             "assistant_model": _set_constant_length(
@@ -202,7 +202,7 @@ class HfDFlash(HfVanilla):
     Head: ClassVar[type[Artifact]] = DFlash
 
     def options(self, session: PeerSession) -> dict[str, Any]:
-        """Return the kind of candidates."""
+        """Return the setting that selects DFlash."""
         return {"speculation_type": "dflash"}
 
     def assistant(self, session: PeerSession) -> dict[str, Any]:
@@ -257,7 +257,7 @@ class CoupledScores(LogitsProcessor):
         self._start = start
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return scores [1, V] for the output position after `input_ids` [1, n]."""
+        """Return the scores [1, vocab] with the noise for the position after `input_ids` [1, n]."""
         return self._session.scores(scores, input_ids.shape[1] - self._start)
 
 
@@ -271,7 +271,7 @@ class RunStopCriteria(StoppingCriteria):
         self._done = False
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        """Return whether the only sequence [1, n] has ended, as [1] bool."""
+        """Return True, as a tensor [1], if the sequence `input_ids` [1, n] has ended."""
         output = input_ids[0, self._start :].tolist()
         if not self._done:
             _, finish = self._stop.truncate(output[: self._seen], output[self._seen :])
@@ -291,7 +291,7 @@ def _copy_without_settings(module: Any) -> Any:
 
 
 def _set_constant_length(module: Any, length: int) -> Any:
-    """Set a constant draft length, whatever the confidence, and return the module."""
+    """Set a constant draft length in the generation settings of a module, and return the module."""
     module.generation_config.update(
         num_assistant_tokens=length,
         num_assistant_tokens_schedule="constant",
@@ -301,7 +301,7 @@ def _set_constant_length(module: Any, length: int) -> Any:
 
 
 def _record_proposals(module: Any, start: int, proposals: list[Proposal]) -> Any:
-    """Return a copy of the module that records the proposals of its candidate generator."""
+    """Return a copy of the module that adds each proposal of its candidate generator to a list."""
     module = _copy_without_settings(module)
     create = module._get_candidate_generator
 
@@ -353,7 +353,7 @@ def _distribution(sampling: Sampling) -> dict[str, Any]:
 
 
 def _extensions(session: Session, start: int) -> dict[str, Any]:
-    """Return the noise processor and the stop-string criteria that the run needs."""
+    """Return arguments of `generate`: the logits processor and the stopping criteria of the run."""
     extensions: dict[str, Any] = {}
     if session.sampling.rule == "coupled":
         extensions["logits_processor"] = [CoupledScores(session, start)]

@@ -87,30 +87,30 @@ class Mirror(Method):
     workers: ClassVar[int] = 2
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the session's request, one step at a time."""
+        """Decode the request, and yield each step."""
         width, target = self.params.candidates, session.target
         exit_layer = self.params.layer or max(1, target.n_layers // 2)
         windows = DraftWindows(session, MirrorDrafter, self.params)
         session.prefill()
         windows.settle(session.output())
         while session.finish is None:
-            # 1. `counts` records whether the window was prepared.
+            # Step 1: `counts` records whether the window was prepared.
             draft, counts = windows.next()
             if not width or session.max_draft_length() < 2:  # there is nothing to prepare
                 rows = session.score(draft)
             else:
-                # 2. The first half of the target predicts what may follow each token.
+                # Step 2: The first half of the target predicts what may follow each token.
                 windows.complete()
                 half = session.begin_score(draft, exit_layer)
                 wide = min(width + 1, target.vocab_size)
                 best, _ = session.candidates(half.early_logits, wide, ahead=range(draft.nodes + 1))
-                # 3. During the second half the drafter prepares for each outcome: the number of
-                # accepted tokens and the token after them.
+                # Step 3: During the second half the drafter prepares for each outcome: the number
+                # of accepted tokens and the token after them.
                 windows.prepare(
                     guess_outcomes(best, windows.ids, width, session.max_draft_length())
                 )
                 rows = half.end().rows
-            # 4. Only the output of the whole target is verified.
+            # Step 4: Only the output of the whole target is verified.
             outcome = session.commit(session.verify(draft, rows))
             windows.settle(outcome.committed)
             yield session.step(draft, outcome, **counts)

@@ -94,7 +94,7 @@ class SpsTree(Method):
 
     @property
     def uses_costs(self) -> bool:
-        """Return True if the tree's size is chosen by measured costs."""
+        """True if the size of the tree is chosen from measured times of forwards."""
         return self.params.shape == "dynamic" and self.params.nodes == AUTO
 
     def start(self, session: Session) -> None:
@@ -114,9 +114,9 @@ class SpsTree(Method):
         if limit < 1:
             self.grown = GrownTree(session.chain(()), ())
             return self.grown.draft
-        # 1. The children of the root come from the logits at the last committed token.
+        # Step 1: The children of the root come from the logits at the last committed token.
         root = levels.begin(session.pending_tokens(levels.state.length()))
-        # 2. Either the most likely children of the most likely paths, ...
+        # Step 2: Either the most likely children of the most likely paths, ...
         if params.shape == "dynamic":
             nodes, k, depth = params.nodes, params.width, min(params.depth, limit)
             size = create_size_rule(session, levels.model, nodes, width=k, depth=depth)

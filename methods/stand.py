@@ -93,7 +93,9 @@ class Stand(Method):
     def propose(self, session: Session, limit: int) -> Draft:
         """Carry out step 1; see the class."""
         ids, parents, distributions = list[int](), list[int](), list[Tensor]()
-        fed: list[tuple[int, Path, Path]] = [  # a node, its ranks, and the tokens up to it
+        fed: list[
+            tuple[int, Path, Path]
+        ] = [  # per node: index, ranks on its path, last tokens of its path
             (ROOT, (), tuple(session.tokens()[-self.params.order :]))
         ]
         for ahead in range(min(limit, self.params.depth)):

@@ -83,7 +83,9 @@ class TokenRecycling(Method):
     def propose(self, session: Session, limit: int) -> Draft:
         """Carry out step 1; see the class."""
         shape = self.shape.truncate(limit, self.width)
-        above = host.ids(session.tokens()[-1:], session.device)  # the nodes that have children
+        above = host.ids(
+            session.tokens()[-1:], session.device
+        )  # tokens of the nodes that have children
         self.known = [above]  # the tokens of the root and all nodes
         for level in shape.levels():
             tokens = level.select_tokens(self.next.index_select(0, above))
@@ -98,7 +100,9 @@ class TokenRecycling(Method):
             ranking.top_indices(session.verified_logits(), self.width),
         )
         places = torch.arange(len(known), device=known.device)
-        last = torch.where(known[:, None] == known, places, -1).amax(1)  # last row of each token
+        last = torch.where(known[:, None] == known, places, -1).amax(
+            1
+        )  # last node with the same token
         self.next.index_copy_(0, known, best.index_select(0, last))
 
 

@@ -213,13 +213,16 @@ def test_methods_are_the_registry_s():
     [
         ({"max_tokens": 4}, r"run\(\): max_tokens is not known; did you mean 'max_new_tokens'\?"),
         ({"limit": 0}, r"run\(\): limit must be at least 1, got 0"),
-        ({"methods": 7}, r"run\(\): methods must hold names, or mappings of name, label, params"),
+        (
+            {"methods": 7},
+            r"run\(\): methods must contain names, or mappings of name, label, params",
+        ),
         ({"out": 3}, r"run\(\): out must be a name or a path, got 3"),
         ({"config": 3}, r"run\(\): config must be a name or a path, got 3"),
         ({"methods": ["spss"]}, "no method 'spss'; did you mean 'sps'"),
         ({"tasks": ["gone.jsonl"]}, "gone.jsonl"),
         ({"set": {"pld": {"length": 2}}, "methods": "sps"}, r"run\(\) pld.length is for a method"),
-        ({"set": {"sps": 3}}, r"run\(\): set must hold methods"),
+        ({"set": {"sps": 3}}, r"run\(\): set must be a mapping from methods"),
         ({"sweep": {"sps": {"length": "1:"}}}, r"run\(\): sweep.sps.length must be"),
         ({"methods": "sps", "set": {"sps": {"len": 2}}}, "sps.len is not known; did you mean"),
         ({"temperature": float("nan")}, r"run\(\): temperature must be a finite number"),

@@ -87,9 +87,9 @@ class Chimera(Method):
         if not tree.nodes:
             return session.chain(())
         levels = self.levels
-        # 1 and 2. Compute keys and values of new tokens, and the first ranking.
+        # Steps 1 and 2: Compute keys and values of new tokens, and the first ranking.
         first = levels.begin(session.pending_features(levels.state.length()))
-        # 3. Trigrams of drafted tokens are dropped after the step.
+        # Step 3: fill the tree. Keys and values of drafted tokens are dropped afterwards.
         draft = fill(tree, levels, first, session).draft
         levels.drop()
         return draft

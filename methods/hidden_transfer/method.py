@@ -69,7 +69,7 @@ class HiddenTransfer(Method):
 
     @property
     def batches(self) -> bool:
-        """Return False: a forward with pseudo hidden states has one request."""
+        """False, because a forward with pseudo hidden states supports only one request."""
         return False
 
     def start(self, session: Session) -> None:

@@ -52,7 +52,8 @@ class JudgeVerifier(AcceptRule):
     pure: ClassVar[bool] = False
 
     def relaxed_mask(self, places: DraftContext, random: Random) -> Tensor:
-        """Return sigmoid(w h + b) > threshold, h being the hidden state at the token itself."""
+        """Return sigmoid(w h + b) > threshold for each token, where h is the hidden state at the
+        token."""
         if self.head is None or places.features is None:
             raise MethodFault(
                 "a judge needs its head and the target's rows (`session.capture_layers`)"
@@ -61,12 +62,12 @@ class JudgeVerifier(AcceptRule):
 
     @property
     def is_exact(self) -> bool:
-        """Return True at threshold 1."""
+        """True at threshold 1, where the rule accepts no further tokens."""
         return self.threshold >= 1
 
     @property
     def stricter(self) -> JudgeVerifier:
-        """Rule with a threshold half way to 1."""
+        """The rule with a threshold half way between this one and 1."""
         return replace(self, threshold=(1 + self.threshold) / 2)
 
 

@@ -89,10 +89,11 @@ class Mtp(Method):
         if limit < 1:
             return session.chain(())
         levels = self.levels
-        # 1. The target's hidden states of committed tokens.
+        # Step 1: The target's hidden states of committed tokens.
         out = levels.begin(session.pending_features(levels.state.length()))
         picks = [session.pick(out)]
-        # 2. From here on the layer reads its own output in place of the target's hidden states.
+        # Step 2: From here on the layer reads its own output in place of the target's hidden
+        # states.
         while self.length.should_continue(out, picks[-1]) and len(picks) < limit:
             out = levels.feed(picks[-1][0], (0,))
             picks.append(session.pick(out, len(picks)))

@@ -78,12 +78,13 @@ class Pard(Method):
         n = min(self.params.length, limit)
         if n < 1:
             return session.chain(())
-        # 1. x_1 ... x_t m_1 ... m_{n-1}: one causal forward for any n.
+        # Step 1: x_1 ... x_t m_1 ... m_{n-1}: one causal forward for any n.
         pending, text = session.pending_tokens(self.state.length()).ids, len(session.tokens())
         x = Tokens(torch.cat((pending, self.masks[:, : n - 1]), 1))
         logits = self.model.forward(x, self.state, logits_at="all").rows[-n:]
-        # 2. Each token from its own position: x_{t+2} does not depend on which x_{t+1} was drawn.
+        # Step 2: Each token from its own position: x_{t+2} does not depend on which x_{t+1} was
+        # drawn.
         draft = draw_chain(session, logits)
-        # 3. Accepted tokens are fed as tokens in the next step.
+        # Step 3: Accepted tokens are fed as tokens in the next step.
         self.state.rollback(0, text)
         return draft

@@ -73,7 +73,7 @@ class Space(Method):
 
     @property
     def batches(self) -> bool:
-        """Return False: a forward with masks has one request."""
+        """False, because a forward with masks supports only one request."""
         return False
 
     def start(self, session: Session) -> None:

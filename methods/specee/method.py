@@ -109,10 +109,10 @@ class SpecEE(Method):
         exits = deque[int](maxlen=self.params.recent)
         while session.finish is None:
             out = model.forward(session.pending_tokens(state.length()), state)
-            ids = session.candidates(out.rows, self.predictors.top)[0][0]  # 1.
-            layers = choose_layers(self.predictors.layers, exits, session.target.n_layers)  # 2.
+            ids = session.candidates(out.rows, self.predictors.top)[0][0]  # step 1
+            layers = choose_layers(self.predictors.layers, exits, session.target.n_layers)  # step 2
             draft = session.chain(())
-            rows, left = self._score_until_exit(session, draft, layers, ids)  # 3. to 5.
+            rows, left = self._score_until_exit(session, draft, layers, ids)  # steps 3 to 5
             committed = session.commit(session.verify(draft, rows))
             exits.extend([left] if left else ())
             yield session.step(draft, committed, exits=int(left > 0), exit_layers=left)

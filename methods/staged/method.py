@@ -146,9 +146,9 @@ class Staged(Method):
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Carry out steps 2 and 3; see the class."""
-        # 2. Each stage drafts for the stage above it, as a draft model does for the target.
+        # Step 2: Each stage drafts for the stage above it, as a draft model does for the target.
         trunk, rows = self.last.generate((), min(self.params.depth, limit))
-        # 3. Leaves cost no draft forward, because their parents were already fed.
+        # Step 3: Leaves cost no draft forward, because their parents were already fed.
         if trunk and self.last.draws:
             return self.last.draw_branches(trunk, rows)
         tokens, parents = self.last.add_branches(trunk, rows)
@@ -243,12 +243,12 @@ class ModelStage:
         )
         self.state = session.new_state(model, slack)
         self.state_tokens = list(session.tokens())  # the tokens of the state's KV entries
-        self.num_committed = len(self.state_tokens)  # this many of them belong to the text
+        self.num_committed = len(self.state_tokens)  # number of these tokens that are committed
         self.model.forward(session.pending_tokens(0), self.state, logits_at=None)
         self.state.commit(0, range(self.num_committed))
 
     def propose(self, path: Sequence[int], depth: int) -> GuessTree:
-        """See `DraftStage`. Returns the output of `generate` with branches."""
+        """Return a tree: generated tokens with branches; see `DraftStage`."""
         return self.add_branches(*self.generate(path, depth))
 
     def learn(self, path: Sequence[int], tokens: Sequence[int]) -> None:
@@ -340,8 +340,8 @@ class ModelStage:
         """Verify a draft of the stage below.
 
         Args:
-            logits: [1 + nodes, V].
-            ahead: Number of tokens between the text and the root of the draft.
+            logits: [1 + nodes, V]. ahead: Number of tokens between the text and the root of the
+            draft.
 
         Returns:
             The accepted nodes, the model's own next token, and its prediction at each of these
@@ -380,8 +380,8 @@ class ModelStage:
         )
 
     def _read(self, pending: Sequence[int], guess: GuessTree) -> Tensor:
-        """Return logits [1 + nodes, V] after the last unread token and each draft node, from one
-        forward."""
+        """Return the logits after the last pending token and after each draft node, [1 + nodes,
+        vocab]."""
         m, n = len(pending), len(guess.tokens)
         device = self.session.device
         x = Tokens(host.ids([[*pending, *guess.tokens]], device))

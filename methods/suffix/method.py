@@ -155,7 +155,7 @@ class Suffix(Method):
 
     @property
     def _active(self) -> bool:
-        """Return True if the method drafts from unfinished outputs."""
+        """True if the method drafts from unfinished outputs."""
         return self.params.active and self.params.scope == "run" and self.params.memory > 0
 
     def _update_trees(self, session: Session) -> None:

@@ -142,8 +142,8 @@ def test_rows_under_load_are_simulated_at_the_rooflines_costs(run, made):
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        (("--hardware", "h100"), "--hardware: a roofline takes --hardware and --shape"),
-        (("--context", "64"), "--context: a roofline takes --hardware and --shape"),
+        (("--hardware", "h100"), "--hardware: also give --hardware and --shape"),
+        (("--context", "64"), "--context: also give --hardware and --shape"),
         (("--hardware", "b9", "--shape", "llama-2-7b"), "unknown hardware 'b9'"),
         (("--hardware", "h100", "--shape", "llama-2-70b+7b"), "it does not fit: 151,4"),
         ((*ASKED, "--costs", "x.json"), "--costs cannot be combined with --hardware"),

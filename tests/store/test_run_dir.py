@@ -229,7 +229,7 @@ def test_what_is_answered_is_what_the_records_say_and_grows_with_them(
     assert [key[1] for key in again.read_output_ids()] == [1, 2, 3]
 
 
-@pytest.mark.parametrize(("line", "says"), [("{}", "prompt_id is missing"), ("{", "no JSON")])
+@pytest.mark.parametrize(("line", "says"), [("{}", "prompt_id is missing"), ("{", "not JSON")])
 def test_what_is_answered_names_a_damaged_line(run, make_record, line, says):
     run.append([make_record()])
     with (run.path / "records.jsonl").open("a") as file:
@@ -299,7 +299,7 @@ def test_a_record_that_is_none_of_its_run_is_named(tmp_path, make_record, manife
 @pytest.mark.parametrize(
     ("manifest", "says"),
     [
-        ({"rows": [{"label": "a\x1b[2J"}]}, "rows\\[0\\].label must be given, without control"),
+        ({"rows": [{"label": "a\x1b[2J"}]}, "rows\\[0\\].label must be text without control"),
         ({"rows": [{"label": "a"}, {"label": "a"}]}, "rows has 'a' twice"),
         ({"rows": [{"label": "a", "baseline": []}]}, "rows\\[0\\].baseline must be"),
         ({"rows": [{"label": "a", "control": "no"}]}, "rows\\[0\\].control must be"),

@@ -131,7 +131,7 @@ def test_profiles_are_described_by_the_help(run):
 def test_unknown_profile_is_refused_with_the_nearest_one(run):
     code, _, err = run("run", "--profile", "smok", "--dry-run")
     assert code == 2
-    assert "there is no profile 'smok'; did you mean 'smoke'?" in err
+    assert "unknown profile 'smok'; did you mean 'smoke'?" in err
 
 
 def test_name_of_the_profile_is_in_the_manifest(run):
