@@ -155,7 +155,7 @@ def test_force_labels_every_row_and_ranks_none(make_run, tmp_path):
     assert by_label(reading)["sps @a"].speedup == by_label(read_report_data(a))["sps"].speedup
     header = reading.facts.header(reading.summary.prompts, 100)
     assert header[-1] == "forced: differs in seed: 0 (a) against 7 (b)"
-    assert "nothing ranks these rows" in all_notes(reading.summary, reading.facts)[0]
+    assert "different runs are not ranked" in all_notes(reading.summary, reading.facts)[0]
     assert reading.report_arguments.endswith("--force")
     write(reading, tmp_path, ("csv", "json"))
     write_markdown(reading, tmp_path, ())
