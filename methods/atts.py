@@ -53,10 +53,22 @@ class ConformalRule(SegmentRule):
 class AttsParams(SegmentParams):
     """Parameters of `Atts`."""
 
-    alpha: float = Field(0.4, ge=0, le=1, description="share of the chunks that is rejected")
-    known: int = Field(64, ge=0, description="prompts whose first chunks a run calibrates on")
-    length: int = Field(0, ge=0, description="tokens drafted at a time where the target writes")
-    barrier: bool = Field(False, description="--batch: chunks wait till all others are replaced")
+    alpha: float = Field(
+        0.4, ge=0, le=1, description="share of the chunks to reject (authors' code: 0.4)"
+    )
+    known: int = Field(
+        64, ge=0, description="number of prompts whose first chunks calibrate the test in a run"
+    )
+    length: int = Field(
+        0,
+        ge=0,
+        description="number of tokens that the draft model drafts per step while the target writes",
+    )
+    barrier: bool = Field(
+        False,
+        description="with --batch: no sequence drafts a new chunk until all rejected chunks of"
+        " the batch are replaced",
+    )
 
 
 class Atts(Method):

@@ -34,12 +34,24 @@ from specbench_cli.api import (
 class CdslParams(MethodParams):
     """Parameters of `Cdsl`."""
 
-    length: int = Field(5, ge=1, description="draft tokens a step, and of a look ahead")
-    width: int = Field(5, ge=1, description="tokens that are looked ahead from")
-    weight: float = Field(5.0, ge=0, description="of the reward beside log p; off: 0")
-    margin: float = Field(0.0, ge=0, le=1, description="what a draft has to add to the reward")
-    words: WordList = Field((), description="that it shall hold; none: those the prompt quotes")
-    mode: Literal["cdsl", "cdlh"] = Field("cdsl", description="cdlh: its baseline")
+    length: int = Field(
+        5, ge=1, description="number of draft tokens per step, and of tokens per lookahead"
+    )
+    width: int = Field(5, ge=1, description="number of candidate next tokens that get a lookahead")
+    weight: float = Field(
+        5.0, ge=0, description="weight of the reward relative to log p; 0 makes the method lossless"
+    )
+    margin: float = Field(
+        0.0, ge=0, le=1, description="minimum increase of the reward for which a draft is accepted"
+    )
+    words: WordList = Field(
+        (),
+        description="words that the output must contain; by default the words in quotation"
+        " marks in the prompt",
+    )
+    mode: Literal["cdsl", "cdlh"] = Field(
+        "cdsl", description="cdsl, or the paper's baseline cdlh, which looks ahead at every token"
+    )
 
 
 class Cdsl(Method):

@@ -27,10 +27,24 @@ from specbench_cli.api import (
 class DelParams(MethodParams):
     """Parameters of `Del`."""
 
-    length: int = Field(12, ge=1, description="most draft tokens a step (d)")
-    every: int = Field(1, ge=1, description="an exit behind every so many layers, from the first")
-    keep: float = Field(0.95, ge=0, le=1, description="weight of steps at the next one (w)")
-    stop: bool = Field(True, description="end a draft where its exit is not sure enough")
+    length: int = Field(
+        12, ge=1, description="maximum number of draft tokens per step (d in the paper)"
+    )
+    every: int = Field(
+        1,
+        ge=1,
+        description="distance between two exits, in layers; the first exit follows the first layer",
+    )
+    keep: float = Field(
+        0.95,
+        ge=0,
+        le=1,
+        description="factor by which the weight of a step decreases with each later step (w in"
+        " the paper)",
+    )
+    stop: bool = Field(
+        True, description="stop drafting when the exit's confidence is below its threshold"
+    )
 
 
 def best_exit(alpha: Sequence[float], cost: Sequence[float], most: int) -> tuple[int, int]:

@@ -29,10 +29,16 @@ from specbench_cli.api import (
 class DySpecParams(MethodParams):
     """Parameters of `DySpec`."""
 
-    nodes: int = Field(16, ge=1, description="most nodes of the tree")
-    depth: int = Field(8, ge=1, description="most levels of the tree")
-    growth: Literal["heap", "threshold"] = Field("heap", description="the order of slots")
-    threshold: float = Field(0.06, gt=0, le=1, description="least value of slots in that order")
+    nodes: int = Field(16, ge=1, description="maximum number of nodes of the tree")
+    depth: int = Field(8, ge=1, description="maximum number of levels of the tree")
+    growth: Literal["heap", "threshold"] = Field(
+        "heap",
+        description="order in which slots are filled: the most valuable first (heap), or level"
+        " by level (threshold)",
+    )
+    threshold: float = Field(
+        0.06, gt=0, le=1, description="growth=threshold: minimum value of a slot"
+    )
 
 
 class ChildSampler:

@@ -25,7 +25,12 @@ from specbench_cli.api import (
 class ExSpecParams(LengthParams):
     """Parameters of `ExSpec`."""
 
-    window: int = Field(32, ge=1, description="sequences to choose from (W)")
+    window: int = Field(
+        32,
+        ge=1,
+        description="number of sequences from which a batch is chosen (W in the paper; authors'"
+        " code: 32)",
+    )
 
 
 class ExSpec(DraftModelMethod):

@@ -101,7 +101,11 @@ class HfVanilla(Method):
 class HfAssistedParams(MethodParams):
     """Parameters of `HfAssisted`."""
 
-    length: int = Field(5, ge=1, description="draft tokens a step (num_assistant_tokens), constant")
+    length: int = Field(
+        5,
+        ge=1,
+        description="number of draft tokens per step (num_assistant_tokens), always the same",
+    )
 
 
 class HfAssisted(HfVanilla):
@@ -124,8 +128,14 @@ class HfAssisted(HfVanilla):
 class HfPromptLookupParams(MethodParams):
     """Parameters of `HfPromptLookup`."""
 
-    length: int = Field(10, ge=1, description="draft tokens a step (prompt_lookup_num_tokens)")
-    ngram: int = Field(2, ge=1, description="longest suffix looked up (max_matching_ngram_size)")
+    length: int = Field(
+        10, ge=1, description="number of draft tokens per step (prompt_lookup_num_tokens)"
+    )
+    ngram: int = Field(
+        2,
+        ge=1,
+        description="maximum length of the suffix to look up, in tokens (max_matching_ngram_size)",
+    )
 
 
 class HfPromptLookup(HfVanilla):
@@ -143,9 +153,16 @@ class HfPromptLookup(HfVanilla):
 class HfEarlyExitParams(MethodParams):
     """Parameters of `HfEarlyExit`."""
 
-    length: int = Field(5, ge=1, description="draft tokens a step (num_assistant_tokens), constant")
+    length: int = Field(
+        5,
+        ge=1,
+        description="number of draft tokens per step (num_assistant_tokens), always the same",
+    )
     exit: int | None = Field(
-        None, ge=1, description="first layers that draft (assistant_early_exit); default: half"
+        None,
+        ge=1,
+        description="number of first layers that draft (assistant_early_exit); by default half"
+        " of the layers",
     )
 
 
@@ -168,7 +185,10 @@ class HfEarlyExit(HfVanilla):
 class HfDFlashParams(MethodParams):
     """Parameters of `HfDFlash`."""
 
-    head: str = Field("auto", description="auto: the target's own; else the folder of one")
+    head: str = Field(
+        "auto",
+        description="draft head: auto (the default head of the target), a folder or a hub id",
+    )
 
 
 class HfDFlash(HfVanilla):

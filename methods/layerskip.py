@@ -16,9 +16,14 @@ class LayerSkipParams(MethodParams):
     """Parameters of `LayerSkip`."""
 
     exit: int | None = Field(
-        None, ge=1, description="layers that draft (E); a quarter of them if not given"
+        None,
+        ge=1,
+        description="number of first layers that draft (E in the paper); by default a quarter"
+        " of the layers",
     )
-    length: int = Field(6, ge=1, description="draft tokens a step (K)")
+    length: int = Field(
+        6, ge=1, description="number of draft tokens per step (K in the paper; authors' example: 6)"
+    )
 
 
 class LayerSkip(Method):

@@ -28,9 +28,19 @@ from specbench_cli.api import (
 class LookaheadParams(MethodParams):
     """Parameters of `Lookahead`."""
 
-    ngram: int = Field(5, ge=2, description="tokens of an n-gram, the one it is found by included")
-    window: int = Field(7, ge=1, description="columns of the window (W)")
-    guesses: int = Field(7, ge=1, description="n-grams kept for a token, and verified (G)")
+    ngram: int = Field(
+        5,
+        ge=2,
+        description="number of tokens of an n-gram, including the token it is stored for (N in"
+        " the paper)",
+    )
+    window: int = Field(7, ge=1, description="number of columns of the window (W in the paper)")
+    guesses: int = Field(
+        7,
+        ge=1,
+        description="maximum number of n-grams that are stored per token and verified per step"
+        " (G in the paper)",
+    )
 
 
 class Lookahead(Method):

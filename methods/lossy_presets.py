@@ -15,7 +15,7 @@ from specbench_cli.api import AcceptParams, AcceptRule, DraftModelMethod, Field,
 class PresetParams(MethodParams):
     """Parameters of every preset."""
 
-    length: int = Field(5, ge=1, description="draft tokens a step")
+    length: int = Field(5, ge=1, description="number of draft tokens per step")
 
 
 class _Preset(DraftModelMethod):
@@ -50,13 +50,17 @@ class TypicalParams(PresetParams):
     """Parameters of `TypicalAcceptance`."""
 
     epsilon: float = Field(
-        0.09, ge=0, description="a token of at least this probability stands, however sure the"
-        " target is; off: 1, with delta 1e9"
-    )  # fmt: skip
+        0.09,
+        ge=0,
+        description="a token with at least this probability is accepted (epsilon in the paper:"
+        " 0.09); 1 with delta 1e9 makes the method lossless",
+    )
     delta: float = Field(
-        0.3, ge=0, description="a token stands above this part of exp(-entropy): the less sure the"
-        " target is, the less a token needs"
-    )  # fmt: skip
+        0.3,
+        ge=0,
+        description="a token is also accepted above delta * exp(-entropy), so that an uncertain"
+        " target accepts less likely tokens (delta in the paper: 0.3)",
+    )
 
 
 class TypicalAcceptance(_Preset):
@@ -89,8 +93,12 @@ class LenientParams(PresetParams):
     """Parameters of `Lenience`."""
 
     factor: float = Field(
-        0.5, ge=0, le=1, description="lenience: q times this is compared with p; off: 1"
-    )  # fmt: skip
+        0.5,
+        ge=0,
+        le=1,
+        description="lenience: the draft's probability q is multiplied by this factor before it"
+        " is compared with p; 1 makes the method lossless",
+    )
 
 
 class Lenience(_Preset):
@@ -122,11 +130,15 @@ class RandomAcceptParams(PresetParams):
     """Parameters of `RandomAcceptance`."""
 
     rate: float = Field(
-        0.1, ge=0, le=1, description="share of the rejected tokens that pass; off: 0"
-    )  # fmt: skip
+        0.1,
+        ge=0,
+        le=1,
+        description="share of the rejected tokens that are accepted; 0 makes the method lossless",
+    )
     like: str | None = Field(
-        None, description="the row whose rate, as measured, takes the place of `rate`"
-    )  # fmt: skip
+        None,
+        description="name of a method of the run whose measured acceptance rate replaces `rate`",
+    )
 
 
 class RandomAcceptance(_Preset):

@@ -26,12 +26,20 @@ from specbench_cli.api import (
 class MirrorParams(MethodParams):
     """Parameters of `Mirror`."""
 
-    length: int = Field(5, ge=1, le=64, description="draft tokens a step (gamma in the paper)")
+    length: int = Field(
+        5, ge=1, le=64, description="number of draft tokens per step (gamma in the paper)"
+    )
     candidates: int = Field(
-        2, ge=0, le=63, description="early-exit candidates for each place of the window (kappa)"
+        2,
+        ge=0,
+        le=63,
+        description="number of early-exit candidates per position of the window (kappa in the"
+        " paper)",
     )
     layer: int | None = Field(
-        None, ge=1, description="target layers before the early exit; half of them if not given"
+        None,
+        ge=1,
+        description="number of target layers before the early exit; by default half of the layers",
     )
 
 

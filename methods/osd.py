@@ -28,12 +28,16 @@ ROUTER, DRAFT = "router", "draft of "
 class OsdParams(MethodParams):
     """Parameters of `Osd`."""
 
-    length: int = Field(5, ge=1, description="draft tokens a step")
-    every: int = Field(8, ge=1, description="requests between two updates")
-    rate: float = Field(
-        1e-3, ge=0, description="learning rate (1e-4 in the paper's code); 0: it stays as it is"
+    length: int = Field(5, ge=1, description="number of draft tokens per step (authors' code: 5)")
+    every: int = Field(
+        8,
+        ge=1,
+        description="number of requests between two updates of the draft (authors' code: 8)",
     )
-    route: bool = Field(False, description="a draft for each category of the tasks")
+    rate: float = Field(
+        1e-3, ge=0, description="learning rate (authors' code: 1e-4); 0 leaves the draft unchanged"
+    )
+    route: bool = Field(False, description="use a separate draft for each task category")
 
 
 class Osd(DraftModelMethod):

@@ -36,8 +36,9 @@ class PearlParams(MethodParams):
 
     window: NumberOrAuto = Field(
         4,
-        description="tokens drafted during a target forward (gamma in the paper), or auto: as many"
-        " as take the draft as long as the target takes to verify them",
+        description="number of tokens that the draft generates during a target forward (gamma"
+        " in the paper); auto chooses the number that takes the draft as long as the"
+        " target takes to verify them",
     )
 
 

@@ -14,11 +14,19 @@ from specbench_cli.api import Draft, Field, Method, MethodParams, Session
 class PldParams(MethodParams):
     """Parameters of `Pld`."""
 
-    ngram: int = Field(3, ge=1, description="longest suffix looked up (max_ngram_size)")
-    length: int = Field(10, ge=1, description="draft tokens a step (num_pred_tokens)")
+    ngram: int = Field(
+        3,
+        ge=1,
+        description="maximum length of the suffix to look up, in tokens (max_ngram_size;"
+        " author's code: 3)",
+    )
+    length: int = Field(
+        10, ge=1, description="number of draft tokens per step (num_pred_tokens; author's code: 10)"
+    )
     rule: Literal["author", "transformers"] = Field(
         "author",
-        description="author: full windows only; transformers: shorter ones too, cut at EOS",
+        description="author: only matches that are followed by `length` tokens; transformers:"
+        " also matches that are followed by fewer, and no tokens after an EOS",
     )
 
 

@@ -28,12 +28,16 @@ from specbench_cli.api import (
 class RsdCParams(MethodParams):
     """Parameters of `RsdC`."""
 
-    width: int = Field(2, ge=1, description="children of a node (branching factor)")
-    depth: int = Field(3, ge=1, description="levels of the tree (L): one draft forward each")
+    width: int = Field(2, ge=1, description="number of children of each node (branching factor)")
+    depth: int = Field(
+        3,
+        ge=1,
+        description="number of levels of the tree (L in the paper); each takes one draft forward",
+    )
     widths: Widths | None = Field(
         None,
-        description="children of a node, level by level, as 4,2,1 (b); default: `width` at each of"
-        " `depth` levels",
+        description="number of children of each node, level by level, such as 4,2,1 (b in the"
+        " paper); by default `width` at each of `depth` levels",
     )
 
 

@@ -33,8 +33,14 @@ Node = tuple[int, int, float]  # parent's index among the beams, token, log-prob
 class RsdSParams(MethodParams):
     """Parameters of `RsdS`."""
 
-    width: int = Field(4, ge=1, description="nodes of every level: the beams (W)")
-    depth: int = Field(4, ge=1, description="levels of the tree (L): one draft forward each")
+    width: int = Field(
+        4, ge=1, description="number of nodes per level, which are the beams (W in the paper)"
+    )
+    depth: int = Field(
+        4,
+        ge=1,
+        description="number of levels of the tree (L in the paper); each takes one draft forward",
+    )
 
 
 class RsdS(Method):

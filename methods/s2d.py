@@ -34,16 +34,17 @@ class S2dParams(MethodParams):
 
     exits: Widths | None = Field(
         None,
-        description="after how many layers of the draft a token may be drafted, as 6,9; after half"
-        " and three quarters of them if not given, and always after all",
+        description="numbers of draft layers after which a token may be drafted, such as 6,9;"
+        " by default half and three quarters of the layers; the last layer is always"
+        " an exit",
     )
     threshold: float = Field(
         0.7,
         ge=0,
-        description="a sub-model drafts where its likeliest token has at least this probability; 0:"
-        " always the smallest, above 1: always the whole draft",
+        description="minimum probability of a sub-model's most likely token for which it"
+        " drafts; 0 uses the smallest sub-model only, above 1 the whole draft only",
     )
-    length: int = Field(5, ge=1, description="draft tokens a step")
+    length: int = Field(5, ge=1, description="number of draft tokens per step")
 
 
 class S2d(DraftModelMethod):

@@ -30,10 +30,18 @@ from specbench_cli.api import (
 class SequoiaParams(MethodParams):
     """Parameters of `Sequoia`."""
 
-    nodes: Nodes = Field(16, description="size of the tree, or auto: by what forwards cost here")
-    depth: int = Field(8, ge=1, description="most levels of the tree: one draft forward each")
-    width: int = Field(8, ge=1, description="most children of a node")
-    profile: int = Field(64, ge=1, description="steps of a run in which acceptance is measured")
+    nodes: Nodes = Field(
+        16,
+        description="number of nodes of the tree, or auto: chosen from the measured costs of"
+        " forwards",
+    )
+    depth: int = Field(
+        8, ge=1, description="maximum number of levels of the tree; each takes one draft forward"
+    )
+    width: int = Field(8, ge=1, description="maximum number of children of a node")
+    profile: int = Field(
+        64, ge=1, description="number of steps of a run in which acceptance rates are measured"
+    )
 
 
 class BestTrees:

@@ -46,14 +46,32 @@ class GradeRule(SegmentRule):
 class SpecReasonParams(SegmentParams):
     """Parameters of `SpecReason`."""
 
-    threshold: float = Field(7.0, ge=0, description="least grade of a step that stands; off: 10")
+    threshold: float = Field(
+        7.0,
+        ge=0,
+        description="minimum grade of an accepted step, from 0 to 9 (authors' code: 7); 10"
+        " makes the method lossless",
+    )
     grade: Literal["likelihood", "digit", "average"] = Field(
         "likelihood",
-        description="9 x the geometric mean of p; asked for; mean of what may be answered",
+        description="how the target grades a step: likelihood (9 times the geometric mean of"
+        " its tokens' probabilities), digit (the most likely answer to `question`)"
+        " or average (the mean of likely answers)",
     )
-    question: str = Field("\nHow right is that, from 0 to 9? ", description="digit, average: asked")
-    first: int = Field(0, ge=0, description="steps that the target writes before any is drafted")
-    length: int = Field(0, ge=0, description="tokens drafted at a time where the target writes")
+    question: str = Field(
+        "\nHow right is that, from 0 to 9? ",
+        description="grade=digit or average: question to the target after the step",
+    )
+    first: int = Field(
+        0,
+        ge=0,
+        description="number of steps that the target writes before the draft model writes one",
+    )
+    length: int = Field(
+        0,
+        ge=0,
+        description="number of tokens that the draft model drafts per step while the target writes",
+    )
 
 
 class SpecReason(Method):

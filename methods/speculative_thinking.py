@@ -36,17 +36,43 @@ class AssistedRule(SegmentRule):
 class SpeculativeThinkingParams(SegmentParams):
     """Parameters of `SpeculativeThinking`."""
 
-    writer: Literal["draft", "target"] = Field("draft", description="who writes; off: target")
-    probe: int = Field(20, ge=1, description="tokens of a probe, and of the takeover behind it")
-    checked: int = Field(125, ge=0, description="further ones where the target then verifies")
-    excess: int = Field(125, ge=0, description="tokens of a takeover behind too many doubts")
-    limit: int = Field(15, ge=1, description="doubts that are too many")
-    affirm: WordList = Field(("yeah", "yes", "final answer", "confident"), description="affirm")
-    reflect: WordList = Field(("wait", "alternatively", "hold on", "another"), description="doubt")
-    verify: WordList = Field(("verify", "think again", "recap", "check"), description="verify")
-    recap: str = Field("Let me check all of this.\n", description="said behind too many doubts")
-    always: bool = Field(False, description="take over behind every paragraph")
-    length: int = Field(5, ge=0, description="tokens drafted at a time where the target writes")
+    writer: Literal["draft", "target"] = Field(
+        "draft", description="model that writes the text; target makes the method lossless"
+    )
+    probe: int = Field(
+        20,
+        ge=1,
+        description="number of tokens of a probe, and of the target's takeover that replaces it",
+    )
+    checked: int = Field(
+        125,
+        ge=0,
+        description="number of further tokens that the target writes if its takeover verifies"
+        " an earlier step",
+    )
+    excess: int = Field(
+        125, ge=0, description="maximum number of tokens of a takeover after too many doubts"
+    )
+    limit: int = Field(15, ge=1, description="number of doubts after which the target sums up")
+    affirm: WordList = Field(
+        ("yeah", "yes", "final answer", "confident"), description="words that affirm"
+    )
+    reflect: WordList = Field(
+        ("wait", "alternatively", "hold on", "another"), description="words that express doubt"
+    )
+    verify: WordList = Field(
+        ("verify", "think again", "recap", "check"),
+        description="words that announce a verification",
+    )
+    recap: str = Field(
+        "Let me check all of this.\n", description="text that is inserted before the target sums up"
+    )
+    always: bool = Field(False, description="let the target take over after every paragraph")
+    length: int = Field(
+        5,
+        ge=0,
+        description="number of tokens that the draft model drafts per step while the target writes",
+    )
 
     def polarity(self, text: str) -> int:
         """Return 1 if a text affirms more than it doubts and verifies, else -1, or 0 without any of

@@ -33,24 +33,33 @@ from specbench_cli.api import (
 class SpsTreeParams(MethodParams):
     """Parameters of `SpsTree`."""
 
-    width: int = Field(2, ge=1, description="children of the root; in a dynamic tree of every node")
-    depth: int = Field(8, ge=1, description="levels of the tree: one draft forward each")
+    width: int = Field(
+        2, ge=1, description="number of children of the root; in a dynamic tree, of every node"
+    )
+    depth: int = Field(
+        8, ge=1, description="number of levels of the tree; each takes one draft forward"
+    )
     widths: Widths | None = Field(
         None,
-        description="children of a node, level by level, as 3,2,1,1 (SpecInfer's expansion vector);"
-        " default: `width`, then 1 to `depth`",
+        description="number of children of each node, level by level, such as 3,2,1,1"
+        " (SpecInfer's expansion vector); by default `width`, then 1 on each further"
+        " level up to `depth`",
     )
     draw_mode: Literal["without_replacement", "independent", "deterministic"] = Field(
         "without_replacement",
-        description="children under rejection: drawn without replacement, independently, or the"
-        " likeliest; in a dynamic tree the likeliest",
+        description="how children are chosen with --verify rejection: drawn without"
+        " replacement, drawn independently, or the most likely tokens"
+        " (deterministic); a dynamic tree always takes the most likely tokens",
     )
     shape: Literal["static", "dynamic"] = Field(
-        "static", description="by `widths`, or the best `nodes` of what the draft finds likeliest"
+        "static",
+        description="static: the shape follows from `widths`; dynamic: the `nodes` nodes that"
+        " the draft model finds most likely",
     )
     nodes: Nodes = Field(
         16,
-        description="size of a dynamic tree, or auto: as many as pay at what forwards cost here",
+        description="number of nodes of a dynamic tree, or auto: chosen from the measured costs"
+        " of forwards",
     )
 
 

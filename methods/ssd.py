@@ -25,9 +25,12 @@ from specbench_cli.api import (
 class SsdParams(MethodParams):
     """Parameters of `Ssd`."""
 
-    length: int = Field(5, ge=1, le=64, description="draft tokens a step (K)")
+    length: int = Field(5, ge=1, le=64, description="number of draft tokens per step (K)")
     guesses: int = Field(
-        2, ge=0, le=63, description="guesses of the token behind each number of accepted ones (F)"
+        2,
+        ge=0,
+        le=63,
+        description="number of guesses of the token after each number of accepted tokens (F)",
     )
 
 

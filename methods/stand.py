@@ -25,14 +25,20 @@ Path = tuple[int, ...]
 class StandParams(MethodParams):
     """Parameters of `Stand`."""
 
-    order: int = Field(4, ge=1, description="tokens of the longest n-gram looked up")
-    kept: int = Field(10, ge=1, description="most tokens with a probability after an n-gram")
-    nodes: int = Field(40, ge=1, description="size of the tree")
-    depth: int = Field(8, ge=1, description="levels of the tree")
-    scope: Literal["run", "prompt"] = Field(
-        "run", description="the table lives for a pass over all prompts, or for one prompt"
+    order: int = Field(4, ge=1, description="maximum length of the n-gram to look up, in tokens")
+    kept: int = Field(
+        10, ge=1, description="maximum number of next tokens that are stored per n-gram"
     )
-    memory: int = Field(100_000, ge=1, description="n-grams kept; the oldest goes first")
+    nodes: int = Field(40, ge=1, description="number of nodes of the tree")
+    depth: int = Field(8, ge=1, description="number of levels of the tree")
+    scope: Literal["run", "prompt"] = Field(
+        "run", description="keep the table for the whole run, or for one prompt"
+    )
+    memory: int = Field(
+        100_000,
+        ge=1,
+        description="maximum number of n-grams in the table; the oldest is removed first",
+    )
 
 
 class Stand(Method):

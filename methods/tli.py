@@ -24,7 +24,7 @@ from specbench_cli.api import (
 class TliParams(MethodParams):
     """Parameters of `Tli`."""
 
-    length: int = Field(5, ge=1, description="draft tokens a step")
+    length: int = Field(5, ge=1, description="number of draft tokens per step")
 
 
 class Tli(Method):

@@ -28,11 +28,16 @@ from specbench_cli.api import (
 class TokenRecyclingParams(MethodParams):
     """Parameters of `TokenRecycling`."""
 
-    width: int = Field(8, ge=1, le=10, description="tokens kept after each token (k)")
-    nodes: int = Field(80, ge=1, description="size of the tree")
-    depth: int = Field(6, ge=1, description="levels of the tree")
+    width: int = Field(
+        8,
+        ge=1,
+        le=10,
+        description="number of next tokens that are stored per token (k in the paper: 8)",
+    )
+    nodes: int = Field(80, ge=1, description="number of nodes of the tree (paper: 80)")
+    depth: int = Field(6, ge=1, description="number of levels of the tree (paper: 6)")
     scope: Literal["run", "prompt"] = Field(
-        "run", description="what is kept lives for a pass over all prompts, or for one prompt"
+        "run", description="keep the stored tokens for the whole run, or for one prompt"
     )
 
 

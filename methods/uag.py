@@ -28,9 +28,14 @@ from specbench_cli.api import (
 class UagParams(MethodParams):
     """Parameters of `Uag`."""
 
-    length: int = Field(5, ge=1, description="draft tokens a step, of the draft's own")
+    length: int = Field(
+        5, ge=1, description="number of draft tokens per step, in the draft's vocabulary"
+    )
     behind: int = Field(
-        10, ge=0, description="tokens before the draft that are tokenized anew along with it"
+        10,
+        ge=0,
+        description="number of committed tokens before the draft that are tokenized again"
+        " together with it",
     )
 
 

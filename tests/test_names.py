@@ -55,6 +55,8 @@ HOUSE = set(
 """Words that the field does not use in this sense, wherever they stand in a name."""
 
 KEPT = {
+    "more": "a skill of the generated tasks; its name is part of ids in datasets",
+    "together": "a skill of the generated tasks; its name is part of ids in datasets",
     "passed": "the result of an audit check: a key of certificates",
     "used": "a forward whose result was used: the engine's field `Forward.used`",
     "fit_scaling_laws": "scaling law is a term of the field",

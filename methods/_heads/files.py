@@ -1,4 +1,8 @@
-"""Draft head files: tensors under our names, sizes, and the target of the head."""
+"""Loading of draft heads from a folder with config.json and safetensors.
+
+The result is a `LoadedHead`, whatever project wrote the files. It also checks that the head fits
+the target.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ _ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """Sizes of a head's layer, with the names of transformers' configs."""
+    """Sizes of a head's layers. The fields have the names that transformers' configs use."""
 
     hidden_size: int
     intermediate_size: int
@@ -42,14 +46,14 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True)
 class LoadedHead:
-    """A head loaded from files, or a random one.
+    """Tensors and settings of a draft head, from files or of a random head.
 
     Attributes:
-        source: Origin of the head, for messages.
-        tensors: Tensors by our names; see `layouts`.
-        shape: Sizes of its layer.
-        rope: Rotary settings, with the names of transformers' configs.
-        hidden_first: Whether `fc` reads the features before the embedding.
+        source: Origin of the head, for error messages.
+        tensors: Tensors by specbench's names; see `layouts`.
+        shape: Sizes of the layer.
+        rope: Settings of the rotary embedding, named as in transformers' configs.
+        hidden_first: True if `fc` reads [features, embedding], False for [embedding, features].
         config: Content of config.json.
     """
 
@@ -61,27 +65,26 @@ class LoadedHead:
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def find_captured_layers(self, n_layers: int) -> tuple[int, ...]:
-        """Return the target layers whose output an EAGLE-3 or DFlash head reads.
+        """Return the target layers whose output an EAGLE-3 or DFlash head reads, counted from 0.
 
-        specbench, SpecForge and z-lab number the layers by their output. vLLM, whose numbers
-        speculators stores, numbers them by their input. Without numbers, the three layers of
-        EAGLE-3's code are used.
+        Files of specbench, SpecForge and z-lab contain these numbers. Files of speculators follow
+        vLLM, where number n is the input of layer n, which is the output of layer n - 1. Without
+        numbers, the three layers of EAGLE-3's code are used.
 
         Raises:
-            EnvironmentFault: A number is not that of a layer.
+            EnvironmentFault: The target has no layer with such a number.
         """
         config, ids = self.config, "eagle_aux_hidden_state_layer_ids"
-        leaving = (config.get("specbench") or {}).get("taps")
-        leaving = leaving or (config.get("eagle_config") or {}).get(ids)
-        leaving = leaving or (config.get("dflash_config") or config).get("target_layer_ids")
-        if leaving is None and config.get(ids):
-            leaving = [layer - 1 for layer in config[ids]]
-        captured_layers = tuple(leaving or official_layers(n_layers))
+        numbers = (config.get("specbench") or {}).get("taps")
+        numbers = numbers or (config.get("eagle_config") or {}).get(ids)
+        numbers = numbers or (config.get("dflash_config") or config).get("target_layer_ids")
+        if numbers is None and config.get(ids):
+            numbers = [layer - 1 for layer in config[ids]]
+        captured_layers = tuple(numbers or official_layers(n_layers))
         if not all(0 <= layer < n_layers for layer in captured_layers):
             raise EnvironmentFault(
-                f"{self.source} reads rows that leave the layers {list(captured_layers)} (counted"
-                " from 0);"
-                f" the target has {n_layers}",
+                f"{self.source} reads the outputs of target layers {list(captured_layers)}, counted"
+                f" from 0; this target has {n_layers} layers",
                 "specbench list models",
             )
         return captured_layers
@@ -96,23 +99,24 @@ class LoadedHead:
 
         Args:
             settings: Settings of the head.
-            supported: The implemented value of each setting.
-            supported_items: The implemented items of each setting that is a list.
+            supported: The only implemented value of each setting.
+            supported_items: For settings that are lists: the items that are implemented.
         """
         for name, value in supported.items():
             if settings.get(name) not in (None, value):
                 raise head_mismatch(
-                    self, f"{name} is {settings[name]!r}; computed is {value!r} alone"
+                    self, f"{name} is {settings[name]!r}; only {value!r} is supported"
                 )
         for name, known in supported_items.items():
             if odd := sorted({*(settings.get(name) or ())} - known):
-                raise head_mismatch(self, f"{name} has {odd[0]!r}; computed is {', '.join(known)}")
+                found = f"{name} contains {odd[0]!r}; supported: {', '.join(known)}"
+                raise head_mismatch(self, found)
 
     def read_token_id(self, settings: Mapping[str, Any], name: str, target: Decoder) -> int:
-        """Return the target's token id in a setting, or raise EnvironmentFault if it is not one."""
+        """Return the token id in a setting. Raise EnvironmentFault if the target has no such id."""
         token = settings.get(name)
         if not isinstance(token, int) or not 0 <= token < target.vocab_size:
-            raise head_mismatch(self, f"{name} is {token}; ids are below {target.vocab_size}")
+            raise head_mismatch(self, f"{name} is {token}; token ids are below {target.vocab_size}")
         return token
 
     def check_target(self, target: Decoder) -> None:
@@ -123,14 +127,14 @@ class LoadedHead:
         loaded = sha256_of(target)
         if loaded is not None and loaded != trained_for:
             raise EnvironmentFault(
-                f"{self.source} was trained for a target whose weights have the SHA-256"
-                f" {trained_for[:12]}...; this run's have {loaded[:12]}...",
+                f"{self.source} was trained for a target whose weights have SHA-256"
+                f" {trained_for[:12]}...; the target of this run has {loaded[:12]}...",
                 "specbench train --help",
             )
 
 
 def head_mismatch(files: LoadedHead, what: str) -> EnvironmentFault:
-    """Return the error for a head that does not match the target."""
+    """Return the error for a head that does not match the target. `what` is the reason."""
     return EnvironmentFault(f"{files.source}: {what}", "specbench list models")
 
 
@@ -142,35 +146,35 @@ def check_tensors(
     *,
     exact: bool = True,
 ) -> dict[str, Tensor]:
-    """Return the tensors that a head needs, by their names in its files.
+    """Return the tensors with the names in `shapes`, after checking them.
 
     Args:
-        source: Origin of the tensors, for messages.
+        source: Origin of the tensors, for error messages.
+        tensors: Tensors of the head, by name.
         shapes: Required shape of each tensor.
-        kind: Kind of the head, for messages.
-        exact: Reject tensors that are not in `shapes`.
+        kind: Kind of the head, for error messages.
+        exact: Whether tensors that are not in `shapes` are an error.
 
     Raises:
         EnvironmentFault: A tensor is missing, unexpected, of another shape, or not finite.
     """
     missing = [name for name in shapes if name not in tensors]
     unexpected = [name for name in tensors if exact and name not in shapes]
-    problems = [("lacks", missing), ("has no place for", unexpected)]
+    problems = [("missing tensors:", missing), ("unexpected tensors:", unexpected)]
     what = "; ".join(f"{word} {', '.join(names[:4])}" for word, names in problems if names)
     found: dict[str, Tensor] = {}
     for name, size in () if what else shapes.items():
         tensor = found[name] = tensors[name]
         if tuple(tensor.shape) != tuple(size):
-            what = f"{name} is {list(tensor.shape)}; this target needs {list(size)}"
+            what = f"{name} has shape {list(tensor.shape)}; this target needs {list(size)}"
         elif not tensor.isfinite().all():
-            what = f"{name} holds numbers that are not finite"
+            what = f"{name} contains numbers that are not finite"
         if what:
             break
     if what:
         raise EnvironmentFault(
             f"{source}: {what}",
-            f"give the folder of another: --set {kind}.head=DIR, or train one: specbench train"
-            f" {kind}",
+            f"use another head: --set {kind}.head=DIR, or train one: specbench train {kind}",
         )
     return found
 
@@ -179,7 +183,13 @@ def check_tensors(
 def copy_tensors(
     destinations: Mapping[str, Tensor], weights: Mapping[str, Tensor], source: str, kind: str
 ) -> None:
-    """Copy the tensors of a checkpoint to the tensors of a head with the same names.
+    """Copy the tensors of a checkpoint to the tensors of a head.
+
+    Args:
+        destinations: Tensors of the head, by their names in the checkpoint.
+        weights: Tensors of the checkpoint.
+        source: Origin of the checkpoint, for error messages.
+        kind: Kind of the head, for error messages.
 
     Raises:
         EnvironmentFault: See `check_tensors`.
@@ -190,9 +200,10 @@ def copy_tensors(
 
 
 def official_layers(n_layers: int) -> tuple[int, ...]:
-    """Return the layers whose output EAGLE-3's code reads: the inputs of layers 2, N/2 and N - 3.
+    """Return the numbers of the three target layers whose output EAGLE-3's code reads.
 
-    The numbers are clamped for targets with fewer than five layers.
+    They are the layers before layers 2, N/2 and N - 3, counted from 0. For targets with fewer than
+    five layers, the numbers are limited to existing layers.
     """
     layers = (1, n_layers // 2 - 1, n_layers - 4)
     return tuple(min(max(layer, 0), n_layers - 1) for layer in layers)
@@ -201,32 +212,33 @@ def official_layers(n_layers: int) -> tuple[int, ...]:
 def read_head(
     folder: Path, kind: str, layouts: Sequence[Layout], target: Decoder | None = None
 ) -> LoadedHead:
-    """Read the head in a folder, in any layout.
+    """Read a draft head from a folder, in any known layout.
 
     Args:
-        kind: Required kind of the head ("eagle", "eagle3", "mtp").
-        layouts: All known layouts.
-        target: Target whose config.json provides sizes that the head's does not contain.
+        kind: Required kind of the head, such as "eagle", "eagle3" or "mtp".
+        layouts: Known layouts, of all kinds.
+        target: Target whose config.json is used if the head's has no number of attention heads.
 
     Raises:
-        EnvironmentFault: No config.json or no safetensors; an unknown layout, a head of another
-            kind, or a layer that is not Llama's.
+        EnvironmentFault: The folder has no config.json or no safetensors, the layout is unknown,
+            the head is of another kind, or its layer is not a Llama layer.
     """
     config = read_head_config(folder)
     weights = Weights(folder)
-    layout, caught = find_layout(folder, weights, layouts)
+    layout, layer_number = find_layout(folder, weights, layouts)
     if layout.kind != kind:
         raise EnvironmentFault(
-            f"{folder} holds a head of kind {layout.kind}: {layout.name}; {kind} was asked for",
+            f"{folder} contains a head of kind {layout.kind} ({layout.name}); the method needs a"
+            f" head of kind {kind}",
             f"specbench run -m {layout.kind} --set {layout.kind}.head={folder}",
         )
-    tensors = rename_tensors(folder, layout, caught, weights)
+    tensors = rename_tensors(folder, layout, layer_number, weights)
     inner = config.get("transformer_layer_config") or config.get("text_config") or config
     if "num_attention_heads" not in inner:
         inner = {**(config_of(target) if target is not None else {}), **inner}
     if "num_attention_heads" not in inner:
         raise EnvironmentFault(
-            f"{folder}: neither its config.json nor the target's says num_attention_heads",
+            f"{folder}: num_attention_heads is missing in the head's and the target's config.json",
             "add it to the head's config.json",
         )
     return LoadedHead(
@@ -240,11 +252,13 @@ def read_head(
 
 
 def read_head_by_config(folder: Path, target: Decoder) -> LoadedHead:
-    """Read a head whose files use our module's tensor names and whose config.json has all sizes.
+    """Read a draft head that needs no `Layout`.
+
+    Its tensors have the names of specbench's torch module, and its config.json contains all sizes.
 
     Raises:
-        EnvironmentFault: No config.json, no safetensors, a missing size, or a head for another
-            target.
+        EnvironmentFault: The folder has no config.json or no safetensors, a size is missing, or the
+            head is for another target.
     """
     config = read_head_config(folder)
     sizes = {name: config[name] for name in HeadShape.__dataclass_fields__ if name in config}
@@ -253,14 +267,14 @@ def read_head_by_config(folder: Path, target: Decoder) -> LoadedHead:
     except TypeError:
         missing = sorted(HeadShape.__dataclass_fields__.keys() - sizes.keys())
         raise EnvironmentFault(
-            f"{folder.name}: config.json lacks {', '.join(missing)}", "specbench list methods"
+            f"{folder.name}: {', '.join(missing)} missing in config.json", "specbench list methods"
         ) from None
     weights = Weights(folder)
     weights.check_layers(shape)
     files = LoadedHead(folder.name, weights, shape, read_rope(folder, config), config=config)
     files.check_target(target)
     if shape.hidden_size != target.hidden_size:
-        found = f"rows of {shape.hidden_size} where the target's are {target.hidden_size}"
+        found = f"hidden size {shape.hidden_size}; the target's is {target.hidden_size}"
         raise head_mismatch(files, found)
     return files
 
@@ -269,7 +283,7 @@ def read_head_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise EnvironmentFault(
-            f"{folder} holds no head: it has no config.json", "specbench list methods"
+            f"{folder} contains no draft head: config.json is missing", "specbench list methods"
         )
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt"))
     if pickles and not any(folder.glob("*.safetensors")):
@@ -277,9 +291,9 @@ def read_head_config(folder: Path) -> dict[str, Any]:
     config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     if config.get("layernorms"):
         raise EnvironmentFault(
-            f"{folder}: `layernorms` is true in config.json; norms around the layer of an EAGLE-1"
-            " head are not computed here",
-            "convert a head without them",
+            f"{folder}: `layernorms` is true in config.json; EAGLE-1 heads with norms around the"
+            " layer are not supported",
+            "use a head without these norms",
         )
     return config
 
@@ -287,7 +301,8 @@ def read_head_config(folder: Path) -> dict[str, Any]:
 def _read_shape(
     folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> HeadShape:
-    """Return the sizes of the layer, from its tensors and from the number of heads in `config`."""
+    """Return the sizes of the layer, from its tensors and the number of attention heads in
+    `config`."""
     heads = config["num_attention_heads"]
     rows = {part: len(tensors[f"layer.self_attn.{part}_proj.weight"]) for part in "qkv"}
     hidden, mixed = tensors["layer.self_attn.o_proj.weight"].shape
@@ -295,9 +310,9 @@ def _read_shape(
     act = config.get("hidden_act", "silu")
     if act != "silu" or rows["q"] != mixed or mixed % heads or rows["k"] % head_dim:
         raise EnvironmentFault(
-            f"{folder}: a layer with {heads} heads, {rows['q']} rows of queries, {rows['k']} of"
-            f" keys, an output that reads {mixed} numbers, and {act}; a Llama-like layer's queries"
-            " have as many rows as the output reads (no gate), and silu",
+            f"{folder}: not a Llama layer: {heads} attention heads, q_proj with {rows['q']} rows,"
+            f" k_proj with {rows['k']} rows, o_proj with {mixed} columns, hidden_act {act};"
+            " supported are layers with silu and as many q_proj rows as o_proj columns",
             "specbench list methods",
         )
     return HeadShape(
@@ -318,8 +333,8 @@ def read_rope(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     share = rope.get("partial_rotary_factor", scaling.get("partial_rotary_factor", 1.0))
     if variant not in ROPE_TYPES or share != 1.0:
         raise EnvironmentFault(
-            f"{folder}: rotary embeddings of type {variant!r} over {share:g} of a head; computed"
-            f" are {', '.join(ROPE_TYPES)} over the whole of it",
+            f"{folder}: rotary embedding of type {variant!r} with partial_rotary_factor {share:g};"
+            f" supported are {', '.join(ROPE_TYPES)} with factor 1",
             "specbench list methods",
         )
     return rope

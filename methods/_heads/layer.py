@@ -1,4 +1,9 @@
-"""Draft head of fused layers that uses the target's embedding and output matrix."""
+"""Base classes of draft heads for decoding, whose layers run as fused kernels.
+
+A head is trained as a torch module (`DraftHead`, see `module`). For decoding, one of these classes
+copies the module's weights to fused layers. Subclasses in the `head.py` of EAGLE, EAGLE-3, MTP,
+P-EAGLE, DFlash, Hydra++ and Clover define what is specific to the method.
+"""
 
 from __future__ import annotations
 
@@ -23,31 +28,35 @@ from specbench_cli.api import (
     LayerReader,
     LayerWeights,
     ModelInput,
+    ModelOutput,
     Scratch,
     layer_bytes,
     scatter_logits,
 )
-from specbench_cli.api import ModelOutput as Forwarded
 
 ROWS_AT_ONCE = 256
-"""Number of rows of the target's output matrix that are read at a time, to save memory."""
+"""Number of unit vectors that `_read_output_rows` maps to logits at a time, to save memory."""
 
 
 class HeadStack(FusedStack, Head, Artifact):
-    """Fused layers that use the target's embedding and output matrix, in the target's dtype.
+    """Head of one or more fused layers, which uses the target's embedding and output matrix.
+
+    It computes on the target's device and in its dtype.
 
     Args:
-        shape, rotary: Sizes and rotary embedding of the layers.
-        captured_layers: See `Head`.
+        shape: Sizes of the layers.
+        rotary: Rotary embedding of the layers.
+        target: Decoder that the head drafts for.
+        captured_layers: Target layers whose hidden states the head reads; see `Head`.
 
     Attributes:
-        module: Class of the torch module that is fused, also an `Artifact`.
-        layers: Weights of the layers, which a subclass sets.
+        module: Class of the torch module from which the weights come. It is also an `Artifact`.
+        layers: Weights of the fused layers. Subclasses set them.
     """
 
     module: ClassVar[type[Any]]
     layers: Sequence[LayerWeights]
-    _end: Tensor | None = None  # the norm of what leaves the last layer, if there is one
+    _final_norm: Tensor | None = None  # norm after the last layer, if any
 
     def __init__(
         self, shape: HeadShape, rotary: nn.Module, target: Decoder, captured_layers: tuple[int, ...]
@@ -60,27 +69,28 @@ class HeadStack(FusedStack, Head, Artifact):
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
         """Load the head in a folder; see `Artifact.load`."""
-        made: Any = cls
-        head: Self = made(cls.module.load(folder, decoders), decoders["target"])
+        make_head: Any = cls  # subclasses take (module, target)
+        head: Self = make_head(cls.module.load(folder, decoders), decoders["target"])
         return head
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
         """Return a head with random weights; see `Artifact.random`."""
-        made: Any = cls
-        head: Self = made(cls.module.random(decoders, seed), decoders["target"])
+        make_head: Any = cls
+        head: Self = make_head(cls.module.random(decoders, seed), decoders["target"])
         return head
 
     def embed(self, ids: Tensor) -> Tensor:
-        """See `Decoder`. Uses the target's embedding."""
+        """Return the target's embeddings of token ids; see `Decoder`."""
         return self.target.embed(ids)
 
     def norm(self, rows: Tensor) -> Tensor:
-        """See `Decoder`. Without a final norm, the output of the last layer is used as is."""
-        return self._norm(rows, self._end)
+        """Return the input of the output matrix; see `Decoder`. Without a final norm, it is
+        `rows`."""
+        return self._norm(rows, self._final_norm)
 
     def unembed(self, rows: Tensor) -> Tensor:
-        """See `Decoder`. Uses the target's output matrix."""
+        """Return logits, computed with the target's output matrix; see `Decoder`."""
         return self.target.unembed(rows)
 
     @property
@@ -99,16 +109,17 @@ class HeadStack(FusedStack, Head, Artifact):
 
 
 class LayerHead(HeadStack):
-    """Fused form of a `DraftHead`. Subclasses define the input and the output of the layer.
+    """Decoding form of a `DraftHead`: one fused layer.
 
-    Embedding and output matrix are shared with the target, unless the head has its own.
+    Subclasses define in `_join` how a token embedding and the features become the layer's input.
+    The head shares embedding and output matrix with the target, unless its files contain its own.
 
     Args:
-        module: Module whose weights are fused. It is not kept.
-        target: The decoder that the head drafts for. The head uses its device and dtype.
+        module: Trained torch module. Its weights are copied.
+        target: Decoder that the head drafts for. The head uses its device and dtype.
 
     Attributes:
-        module: Class of the torch module that is fused.
+        module: Class of the torch module.
     """
 
     module: ClassVar[type[DraftHead]]
@@ -130,7 +141,7 @@ class LayerHead(HeadStack):
 
     @classmethod
     def from_files(cls, files: LoadedHead, target: Decoder) -> Self:
-        """Return the head of these files.
+        """Create the head from loaded files.
 
         Raises:
             EnvironmentFault: The head does not match the target.
@@ -139,7 +150,7 @@ class LayerHead(HeadStack):
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """Load the head in a folder, in any layout; see `Artifact.load`."""
+        """Load the head in a folder, in any known layout; see `Artifact.load`."""
         own, target = cls.module, decoders["target"]
         known = (own, *(head for head in get_head_classes().values() if head is not own))
         layouts = [each for head in known for each in head.layouts]
@@ -149,18 +160,24 @@ class LayerHead(HeadStack):
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """Return a head with random weights and one narrow attention head; see
-        `Artifact.random`."""
+        """Return a small head with random weights; see `Artifact.random`."""
         target = decoders["target"]
         return cls(cls.module.random(target, seed), target)
 
     def _read_extra_weights(self, read: LayerReader, module: DraftHead) -> None:
-        """Read the head's tensors besides layer and `fc`, and add to `weight_bytes`."""
+        """Read tensors other than those of the layer and `fc`, and add to `weight_bytes`.
+
+        Subclasses override this for norms, for example.
+        """
 
     def _read_vocabulary(self, read: LayerReader, module: DraftHead) -> None:
-        """Read the head's own embedding and output matrix, if they differ from the target's."""
-        says = module.says
-        self._ids = None if says is None else says.to(self.device)
+        """Read the head's own embedding and output matrix, if it has them.
+
+        If the head has a draft vocabulary but no output matrix, copy those rows of the target's
+        matrix.
+        """
+        draft_ids = module.draft_ids
+        self._ids = None if draft_ids is None else draft_ids.to(self.device)
         self._own_embedding = self._own_output = None
         if module.embed_tokens is not None:
             self._own_embedding = read.get("embed_tokens.weight").contiguous()
@@ -173,13 +190,13 @@ class LayerHead(HeadStack):
             self.weight_bytes += self._own_output.nbytes
 
     def embed(self, ids: Tensor) -> Tensor:
-        """See `Decoder`. Uses the target's embedding, unless the head was trained with its own."""
+        """Return the embeddings of token ids, from the head's own matrix if it has one."""
         if self._own_embedding is None:
             return self.target.embed(ids)
         return torch.embedding(self._own_embedding, ids)
 
     def unembed(self, rows: Tensor) -> Tensor:
-        """See `Decoder`. Ids that the head cannot draft get -inf."""
+        """Return logits over the target's ids. Ids outside the draft vocabulary get -inf."""
         if self._own_output is None:
             return self.target.unembed(rows)
         logits = self._own_output(rows.reshape(-1, self.hidden_size)).view(*rows.shape[:-1], -1)
@@ -187,20 +204,26 @@ class LayerHead(HeadStack):
 
     def _enter(self, x: Input, layers: tuple[int, int] | None) -> tuple[Tensor, int, int]:
         if not isinstance(x, Features):
-            raise ValueError(f"{self.name} reads tokens beside features, not {type(x).__name__}")
+            raise ValueError(f"{self.name} needs Features as input, not {type(x).__name__}")
         b, n = x.ids.shape
         return self._join(self.embed(x.ids.reshape(-1)), x.rows.reshape(b * n, -1)), b, n
 
     @abstractmethod
     def _join(self, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Return the layer's input rows [b n, hidden], from embeddings and features."""
+        """Return the layer's input [batch * n, hidden].
+
+        Args:
+            tokens: Embeddings of the tokens, [batch * n, hidden].
+            rows: Features of the previous tokens, [batch * n, width].
+        """
 
 
 class PrefixLayerHead(LayerHead):
-    """Fused form of a `PrefixHead`. Its state contains the target's rows.
+    """Decoding form of a `PrefixHead`. Only its layer is fused.
 
-    Drafted rows read only the output of their parents. They occupy the state until they are
-    dropped.
+    The layer runs once per step, on the target's hidden states of new committed tokens, and only
+    these enter the KV cache. For drafted tokens the torch module `steps` runs on the output at the
+    parent node. Such tokens still take a slot of the state, which is freed at the end of the step.
 
     Attributes:
         steps: The torch module, without its layer.
@@ -211,48 +234,55 @@ class PrefixLayerHead(LayerHead):
 
     def _read_extra_weights(self, read: LayerReader, module: DraftHead) -> None:
         assert isinstance(module, PrefixHead)
-        self._final = read.norm("norm")
-        del module.layer  # it is fused
+        self._layer_norm = read.norm("norm")
+        del module.layer  # `self.layers` contains its weights
         self.steps = module.to(self.device, self.dtype).requires_grad_(False).eval()
         self.weight_bytes += sum(part.nbytes for part in self.steps.parameters())
 
     @torch.inference_mode()
-    def execute(self, model_input: ModelInput) -> Forwarded:
-        """See `Decoder`. Rows of the target's width come from the target, wider rows from this
-        head."""
+    def execute(self, model_input: ModelInput) -> ModelOutput:
+        """Run one draft level; see `Decoder.execute`.
+
+        Features of the target's width belong to committed tokens and go through the layer. Wider
+        rows are this head's own output at the parents of drafted tokens.
+        """
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         assert isinstance(x, Features)
         assert isinstance(state, KVState)
         rows, ids = x.rows, x.ids
         if rows.shape[-1] == self.hidden_size:
-            out_rows = super().execute(model_input._replace(logits_at=None))
+            layer_output = super().execute(model_input._replace(logits_at=None))
             if logits_at is None:
-                return out_rows
+                return layer_output
             rows, ids = (
-                (out_rows.hidden, ids)
+                (layer_output.hidden, ids)
                 if logits_at == "all"
-                else (out_rows.hidden[:, -1:], ids[:, -1:])
+                else (layer_output.hidden[:, -1:], ids[:, -1:])
             )
         else:
             self.ran += 1
             state.extend(0, (0,), ids.shape[1])
         out = self.steps.step(self.embed(ids), rows)
-        return Forwarded(self._compute_logits(out), out.hidden)
+        return ModelOutput(self._compute_logits(out), out.hidden)
 
     def _compute_logits(self, out: HeadOutput) -> Tensor:
-        """Return the logits of a step's output."""
+        """Return the logits for the output of `steps`."""
         return self.target.unembed(out.normed)
 
     def _join(self, tokens: Tensor, rows: Tensor) -> Tensor:
-        return rows.clone()  # the layer adds to it
+        return rows.clone()  # the layer adds its output to this tensor in place
 
-    def _run_layer(self, *given: Any) -> Tensor:
-        """Run the layer and its final norm."""
-        return self._norm(super()._run_layer(*given), self._final)
+    def _run_layer(self, *args: Any) -> Tensor:
+        """Return the output of the layer after its norm."""
+        return self._norm(super()._run_layer(*args), self._layer_norm)
 
 
 def _read_output_rows(target: Decoder, ids: Tensor) -> Tensor:
-    """Return the rows [r, hidden] of the target's output matrix for `ids`."""
+    """Return the rows [len(ids), hidden] of the target's output matrix for `ids`.
+
+    The matrix may be quantized or split, so its rows are computed: the logits of the unit vectors
+    are its columns.
+    """
     unit = torch.eye(target.hidden_size, dtype=target.dtype, device=target.device)
     blocks = [target.unembed(block)[:, ids] for block in torch.split(unit, ROWS_AT_ONCE)]
     return torch.cat(blocks).t()

@@ -1,19 +1,20 @@
-"""Checkpoint layouts of draft heads: how a layout is recognised and its tensors are renamed.
+"""Checkpoint layouts of draft heads: recognition of a layout, and renaming of its tensors.
 
-The `head.py` of each method maps the tensor names of other projects. A head in any layout is loaded
-as `LoadedHead`: one transformer layer and its surrounding tensors, under these names:
+Each project stores draft heads under other tensor names. A `Layout` maps the names of one project
+to specbench's names; the layouts are defined in the `head.py` of each method. A `LoadedHead`
+contains one transformer layer and the tensors around it, under these names:
 
 * `layer.*`: the layer, with transformers' names for Llama;
-* `enorm`, `hnorm`: norms of the token embedding and of the features before they are joined;
+* `enorm`, `hnorm`: norms of the token embedding and of the features, before they are concatenated;
 * `fc_norm`, `fc`: norm of the concatenated features, and the matrix that projects the input to the
   layer's width;
 * `norm`, `lm_head`, `embed_tokens`: final norm, output matrix and embedding, if the head has its
   own;
 * `d2t`, `t2d`: draft vocabulary, as offsets to the target's ids and as a mask over them.
 
-Names and conventions are those of github.com/SafeAILab/EAGLE, vllm-project/speculators,
-sgl-project/SpecForge and XiaomiMiMo/MiMo. For the layers of Qwen3-Next, DeepSeek and GLM inside
-target checkpoints, they are those of vllm-project/vllm.
+The mapped projects are github.com/SafeAILab/EAGLE, vllm-project/speculators, sgl-project/SpecForge
+and XiaomiMiMo/MiMo. The layers inside checkpoints of Qwen3-Next, DeepSeek and GLM have the names
+that vllm-project/vllm expects.
 """
 
 from __future__ import annotations
@@ -28,24 +29,26 @@ from torch import Tensor
 from specbench_cli.api import EnvironmentFault
 
 DROPPED = ""
-"""New name of a tensor that is not needed, such as a copy of the target's or a table."""
+"""Value in `Layout.renames` for a tensor that is not loaded, such as a copy of a target's
+matrix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Layout in which one family of checkpoints stores a head.
+    """Layout in which a project stores draft heads.
 
     Attributes:
         kind: Kind of the head (`Artifact.kind`).
         name: Name of the layout in messages.
-        mark: Pattern of a tensor name that identifies the layout, together with `lacks`.
-        lacks: Pattern of a tensor name that files in this layout do not have.
-        renames: Map from name prefixes of the layout to our names. `{n}` is the text that `mark`
-            matched. The longest prefix wins.
-        in_target: Whether the target's checkpoint contains the head among its own tensors.
-        hidden_first: Whether `fc` reads the features before the embedding.
-        centred: Whether norm weights are stored minus one.
-        needs: Required tensors besides the layer's, by our names.
+        pattern: Regular expression. A checkpoint has this layout if it matches a tensor name, and
+            `excludes` matches none.
+        renames: Map from prefixes of stored names to specbench's names. The longest matching prefix
+            is used. `{n}` stands for the layer number that the groups of `pattern` matched.
+        excludes: Regular expression; see `pattern`.
+        in_target: Whether the head is stored inside the target's checkpoint.
+        hidden_first: True if `fc` reads [features, embedding], False for [embedding, features].
+        norms_minus_one: Whether norm weights are stored minus one.
+        required: Required tensors besides those of the layer, by specbench's names.
     """
 
     kind: str
@@ -60,21 +63,21 @@ class Layout:
 
 
 SAME_NAMES = {name: name for name in ("fc.", "norm.", "lm_head.", "embed_tokens.", "d2t", "t2d")}
-"""Tensors that have the same name in other projects."""
+"""Renames for tensors whose stored name is the same as specbench's."""
 
 TARGET_COPIES = {"embed_tokens.": DROPPED, "lm_head.": DROPPED}
-"""Matrices of the target, of which many checkpoints contain a copy."""
+"""Renames that skip copies of the target's matrices, which many checkpoints contain."""
 
 DRAFT_VOCABULARY = {"d2t": "d2t", "t2d": "t2d"}
-"""Draft vocabulary of a head that uses the target's output matrix."""
+"""Renames for the draft vocabulary."""
 
 
 def add_prefix(prefix: str, renames: Mapping[str, str]) -> dict[str, str]:
-    """Return the renames with a prefix before each of the layout's names."""
-    return {prefix + theirs: ours for theirs, ours in renames.items()}
+    """Return the renames with a prefix before each stored name."""
+    return {prefix + stored_name: own_name for stored_name, own_name in renames.items()}
 
 
-_WEIGHTS = (
+_REQUIRED_WEIGHTS = (
     "self_attn.q_proj",
     "self_attn.k_proj",
     "self_attn.v_proj",
@@ -84,34 +87,38 @@ _WEIGHTS = (
     "mlp.up_proj",
     "mlp.down_proj",
 )
-"""Weights that every layer has."""
+"""Weights that every Llama layer has."""
 
-_MAY_HAVE = (
+_OPTIONAL_WEIGHTS = (
     *(f"self_attn.{part}_proj.bias" for part in "qkvo"),
     *(f"self_attn.{part}_norm.weight" for part in "qk"),
     "input_layernorm.weight",
 )
 
-_OTHERS = {
+_UNSUPPORTED = {
     "experts": "a mixture of experts",
     "mlp.gate.": "a mixture of experts",
     "kv_a_proj": "attention with a latent cache",
 }
-"""Names that identify layers that are not Llama's, and what these layers are."""
+"""Parts of tensor names in unsupported layers, and a description of these layers."""
 
 
 def find_layout(
     folder: Path, names: Mapping[str, Tensor], layouts: Sequence[Layout]
 ) -> tuple[Layout, str]:
-    """Return the layout, and the text that its `mark` matched."""
+    """Return the layout of a checkpoint, and the layer number in its tensor names or "".
+
+    Raises:
+        EnvironmentFault: The layout is unknown.
+    """
     for layout in layouts:
         found = [match for name in names if (match := re.fullmatch(layout.pattern, name))]
         if found and not any(re.fullmatch(layout.excludes, name) for name in names):
             return layout, min(("".join(match.groups()) for match in found), key=_number)
-    shown = ", ".join(sorted(names)[:6])
+    examples = ", ".join(sorted(names)[:6])
     raise EnvironmentFault(
-        f"{folder}: no head's layout is known with tensors like {shown}"
-        f" ({len(names)} in all); known are {'; '.join(layout.name for layout in layouts)}",
+        f"{folder}: unknown layout of a draft head: {len(names)} tensors such as {examples};"
+        f" known layouts: {'; '.join(layout.name for layout in layouts)}",
         "specbench list methods eagle",
     )
 
@@ -121,57 +128,71 @@ def _number(digits: str) -> int:
 
 
 def rename_tensors(
-    folder: Path, layout: Layout, caught: str, weights: Mapping[str, Tensor]
+    folder: Path, layout: Layout, layer_number: str, weights: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return the head's tensors under our names.
+    """Return the tensors of a head under specbench's names.
+
+    Args:
+        layer_number: See `find_layout`.
+        weights: Tensors of the checkpoint.
 
     Raises:
         EnvironmentFault: A tensor is missing or unknown.
     """
-    renames = {theirs.replace("{n}", caught): ours for theirs, ours in layout.renames.items()}
+    renames = {
+        stored_name.replace("{n}", layer_number): own_name
+        for stored_name, own_name in layout.renames.items()
+    }
     tensors = {}
     for name in weights:
-        fits = [theirs for theirs in renames if name.startswith(theirs)]
-        if not fits:
+        prefixes = [stored_name for stored_name in renames if name.startswith(stored_name)]
+        if not prefixes:
             if layout.in_target:
                 continue
             raise _unknown_tensor(folder, layout, name)
-        theirs = max(fits, key=len)
-        if renames[theirs] == DROPPED or name.endswith("rotary_emb.inv_freq"):
+        stored_name = max(prefixes, key=len)
+        if renames[stored_name] == DROPPED or name.endswith("rotary_emb.inv_freq"):
             continue
-        ours = renames[theirs] + name[len(theirs) :]
-        if ours.startswith("layer.") and not _in_layer(ours.removeprefix("layer.")):
+        own_name = renames[stored_name] + name[len(stored_name) :]
+        if own_name.startswith("layer.") and not _in_layer(own_name.removeprefix("layer.")):
             raise _unknown_tensor(folder, layout, name)
-        less_one = layout.norms_minus_one and ours.endswith("norm.weight")
-        tensors[ours] = weights[name].float() + 1.0 if less_one else weights[name]
-    missing = [f"layer.{name}.weight" for name in _WEIGHTS if f"layer.{name}.weight" not in tensors]
+        add_one = layout.norms_minus_one and own_name.endswith("norm.weight")
+        tensors[own_name] = weights[name].float() + 1.0 if add_one else weights[name]
+    missing = [
+        f"layer.{name}.weight"
+        for name in _REQUIRED_WEIGHTS
+        if f"layer.{name}.weight" not in tensors
+    ]
     missing += [name for name in layout.required if name not in tensors]
     if missing:
         raise EnvironmentFault(
-            f"{folder}: {layout.name} without {', '.join(missing)}", "specbench list methods"
+            f"{folder}: {layout.name}: missing tensors: {', '.join(missing)}",
+            "specbench list methods",
         )
     return tensors
 
 
 def to_stored_names(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a head's tensors under the names of a layout, the inverse of `rename_tensors`."""
-    theirs = {ours: name for name, ours in layout.renames.items() if ours != DROPPED}
+    """Return the tensors of a head under the names of a layout. This inverts `rename_tensors`."""
+    stored_name = {
+        own_name: name for name, own_name in layout.renames.items() if own_name != DROPPED
+    }
     found = {}
     for name, tensor in tensors.items():
-        ours = max((ours for ours in theirs if name.startswith(ours)), key=len)
-        found[theirs[ours] + name[len(ours) :]] = tensor
+        own_name = max((own_name for own_name in stored_name if name.startswith(own_name)), key=len)
+        found[stored_name[own_name] + name[len(own_name) :]] = tensor
     return found
 
 
 def _in_layer(name: str) -> bool:
-    return name in _MAY_HAVE or name.removesuffix(".weight") in _WEIGHTS
+    return name in _OPTIONAL_WEIGHTS or name.removesuffix(".weight") in _REQUIRED_WEIGHTS
 
 
 def _unknown_tensor(folder: Path, layout: Layout, name: str) -> EnvironmentFault:
-    what = next((what for sign, what in _OTHERS.items() if sign in name), None)
+    what = next((what for sign, what in _UNSUPPORTED.items() if sign in name), None)
     return EnvironmentFault(
-        f"{folder}: {layout.name} with {name}"
-        + (f": {what}" if what else "")
-        + "; heads of one dense Llama-like layer are computed here",
+        f"{folder}: {layout.name}: unsupported tensor {name}"
+        + (f" ({what})" if what else "")
+        + "; supported are heads with one dense Llama layer",
         "specbench list methods",
     )

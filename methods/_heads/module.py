@@ -1,8 +1,11 @@
-"""Draft heads as torch modules for training. Decoding fuses their weights.
+"""Base classes of draft heads as torch modules, which training uses.
 
-At slot t of a text, a head reads the target's features of token x_t and the token x_{t+1}, and
-predicts x_{t+2}. At later draft steps it reads its own output, because the target's features are
-not known yet. Training includes such steps: see `DraftHead.forward`.
+At position t of a text (slot t), a head reads the target's features of token x_t and the token
+x_{t+1}, and predicts x_{t+2} (as in EAGLE). At later draft steps it reads its own output in place
+of features, because the target has not processed the draft tokens. Training runs such steps too.
+
+For decoding, `layer.LayerHead` fuses the weights of a module, and `unfused.UnfusedHead` runs the
+module itself.
 """
 
 from __future__ import annotations
@@ -32,11 +35,11 @@ RANDOM_HEAD_DIM = 8
 
 
 class HeadOutput(NamedTuple):
-    """Output of a head at its slots, each [sequences, slots, width].
+    """Output of one draft step of a head. Both tensors are [sequences, slots, width].
 
     Attributes:
-        hidden: Input of the next step, in place of the target's features.
-        normed: Input of the output matrix.
+        hidden: Input of the next draft step, in place of the target's features.
+        normed: Input of the output matrix, which maps it to logits.
     """
 
     hidden: Tensor
@@ -44,28 +47,30 @@ class HeadOutput(NamedTuple):
 
 
 class DraftHead(nn.Module, ABC):
-    """Draft head: one Llama layer and the modules that join tokens and features.
+    """Draft head with one Llama layer, as a torch module.
 
-    Its tensors have the names that `layouts` lists. A subclass has `fc` and `layer`. If the
-    checkpoint has an output matrix or an embedding, it also has `lm_head` or `embed_tokens`;
-    otherwise the target's are used.
+    Its tensors have the names that the module `layouts` lists. Every head has `layer`. `lm_head`
+    and `embed_tokens` are None if the head uses the target's matrices.
 
     Args:
-        shape, rope: Sizes and rotary settings of the layer.
-        has: Names of the tensors in the checkpoint. Only the names of optional tensors matter.
-        own: Draft vocabulary, if it is not the target's.
+        shape: Sizes of the layer.
+        rope: Settings of the rotary embedding.
+        tensor_names: Names of the tensors in the checkpoint. They decide which optional tensors the
+            module has, such as biases.
+        own: Draft vocabulary. None means all ids, with the target's matrices.
 
     Attributes:
-        kind: Key of the head under a model's `heads`.
-        layouts: Checkpoint layouts. Training writes the first.
-        config: Entries of config.json that training writes besides the sizes.
+        kind: Name of the kind of head, such as "eagle3". It is a key of `heads` in aliases.yaml.
+        layouts: Known checkpoint layouts. Training writes the first one.
+        config: Entries that training adds to config.json.
         recipe: Training recipe.
-        captured_layers: Target layers whose outputs the head reads side by side (aux hidden
-            states), or `NORMED`.
-        hidden_first: Whether `fc` reads the features before the embedding.
-        levels: Maximum number of draft steps. None: no limit.
-        says: Target ids that the head can draft. None: all.
-        mask: Token id that replaces drafted tokens at later steps, in heads that draft all at once.
+        captured_layers: Target layers whose hidden states are concatenated to features, or
+            `NORMED`.
+        hidden_first: True if `fc` reads [features, embedding], False for [embedding, features].
+        levels: Maximum number of draft steps. None means no limit.
+        draft_ids: Target ids that the head can draft, [r]. None means all.
+        mask: Token id of the mask that takes the place of draft tokens, in heads that draft all
+            tokens in one forward. None in other heads.
     """
 
     kind: ClassVar[str]
@@ -80,40 +85,44 @@ class DraftHead(nn.Module, ABC):
     captured_layers: tuple[int, ...] = (NORMED,)
     hidden_first: bool = False
     levels: int | None = None
-    says: Tensor | None
+    draft_ids: Tensor | None
     mask: int | None = None
 
     def __init__(
         self,
         shape: HeadShape,
         rope: Mapping[str, Any],
-        has: Collection[str] = (),
+        tensor_names: Collection[str] = (),
         own: HeadVocabulary | None = None,
     ) -> None:
         super().__init__()
         self.shape, self.rope = shape, rope
         self.lm_head = self.embed_tokens = None
-        self.register_buffer("says", None, persistent=False)
+        self.register_buffer("draft_ids", None, persistent=False)
         if own is not None:
             self.set_vocabulary(own)
-        self.build(has)
+        self.build(tensor_names)
 
-    # The parts that differ between kinds of heads.
+    # ---- methods that subclasses override --------------------------------------------------------
 
-    def build(self, has: Collection[str]) -> None:
-        """Create the modules that need only the shape and `has`."""
+    def build(self, tensor_names: Collection[str]) -> None:
+        """Create the submodules. The constructor calls it last."""
 
     def project_features(self, features: Tensor) -> Tensor:
-        """Return the input of the first step for the target's features [..., layers * width]."""
+        """Return the input of the first draft step [..., width], from the target's features.
+
+        Args:
+            features: Hidden states of the captured layers, [..., layers * width].
+        """
         return features
 
     @abstractmethod
     def forward(self, x: HeadInput) -> HeadOutput:
-        """Run one step, and add its keys and values to `x.past`."""
+        """Run one draft step, and add its keys and values to `x.past`."""
 
     @classmethod
     def choose_layers(cls, _n_layers: int) -> tuple[int, ...]:
-        """Return the captured layers of a new head, for a target with `_n_layers` layers."""
+        """Return the captured layers of a new head, for a target with this number of layers."""
         return cls.captured_layers
 
     @classmethod
@@ -122,55 +131,56 @@ class DraftHead(nn.Module, ABC):
         return cls(shape, rope, own=target.choose_vocabulary(cls.recipe.draft_vocab_size))
 
     def init_weights(self, std: float) -> None:
-        """Draw the initial weights. `std` is the standard deviation of the target's own."""
+        """Draw the initial weights. `std` is the standard deviation of the target's weights."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=std)
 
     def linear_input(self, _embedded: Tensor, _features: Tensor) -> Tensor | None:
-        """Return the input of a linear map [reads, width] to the row before the output matrix.
+        """Return the input for a linear map that predicts the input of the output matrix.
 
-        The map is fitted, and `init_from_linear` starts from it. None: the head starts otherwise.
+        Training fits the map, and passes it to `init_from_linear` as initial weights. None means
+        that the head is initialised by `init_weights`.
 
         Args:
-            _embedded: Embeddings as in `forward`, [n, width].
-            _features: Features as in `read`, [n, layers * width].
+            _embedded: Token embeddings, [n, width].
+            _features: Features of the previous tokens, [n, layers * width].
         """
         return None
 
     def init_from_linear(self, _found: Tensor, _norm: Tensor) -> None:
-        """Start from a fitted linear map. The layer then adds nothing until it is trained.
+        """Initialise `fc` from a fitted linear map, and the layer such that it adds nothing.
 
         Args:
-            _found: The fitted map.
+            _found: Linear map from the output of `linear_input`, [input width, width].
             _norm: Weight of the target's final norm.
         """
         raise NotImplementedError(f"{self.kind} has no `linear_input`")
 
     @classmethod
     def init_args(cls, files: LoadedHead, target: Decoder) -> dict[str, Any]:
-        """Return further arguments that create the head of these files.
+        """Return constructor arguments in addition to shape, rope and tensor names.
 
         Raises:
-            EnvironmentFault: The size of `fc` does not match the width of the target.
+            EnvironmentFault: The shape of `fc` does not match the hidden size of the target.
         """
-        found, due = tuple(files.tensors["fc.weight"].shape), target.hidden_size
-        if found != (due, 2 * due):
+        found, width = tuple(files.tensors["fc.weight"].shape), target.hidden_size
+        if found != (width, 2 * width):
             raise head_mismatch(
-                files, f"fc is {list(found)}; this target's rows of {due} need {[due, 2 * due]}"
+                files, f"fc has shape {list(found)}; this target needs {[width, 2 * width]}"
             )
         return {"own": HeadVocabulary.from_files(files, target)}
 
     @classmethod
     def new_small(cls, shape: HeadShape, target: Decoder) -> Self:
-        """Return a head of this shape for audits. The caller draws its weights."""
+        """Return a head of this shape for audits. The caller sets random weights."""
         return cls(shape, {})
 
-    # The parts that all kinds share.
+    # ---- methods that all kinds of heads share ---------------------------------------------------
 
     def set_vocabulary(self, own: HeadVocabulary) -> None:
-        """Use a draft vocabulary, or embedding and output matrices of the head's own."""
-        self.vocabulary, self.says, width = own, own.ids, self.shape.hidden_size
+        """Set the draft vocabulary, and create the head's own matrices if it has any."""
+        self.vocabulary, self.draft_ids, width = own, own.ids, self.shape.hidden_size
         if own.has_output_matrix:
             n = own.size if own.ids is None else len(own.ids)
             self.lm_head = nn.Linear(width, n, bias=False)
@@ -178,30 +188,33 @@ class DraftHead(nn.Module, ABC):
             self.embed_tokens = nn.Embedding(own.embedding_rows, width)
 
     def new_norm(self) -> RmsNorm:
-        """Return a norm of the head's width."""
+        """Return a new norm of the head's hidden size."""
         return RmsNorm(self.shape.hidden_size, self.shape.rms_norm_eps)
 
     @classmethod
     def from_files(cls, files: LoadedHead, target: Decoder) -> Self:
-        """Return the head of these files.
+        """Create the head from loaded files.
 
         Raises:
-            EnvironmentFault: Sizes do not match the target's, or a tensor is missing or not finite.
+            EnvironmentFault: Sizes do not match the target's, or a tensor is missing, unexpected or
+                not finite.
         """
-        facts = cls.init_args(files, target)
-        with torch.device("meta"):  # avoid drawing weights that are replaced
-            head = cls(files.shape, files.rope, files.tensors.keys(), **facts)
+        extra_args = cls.init_args(files, target)
+        with torch.device("meta"):  # do not draw initial weights: the loaded ones replace them
+            head = cls(files.shape, files.rope, files.tensors.keys(), **extra_args)
         head.hidden_first = files.hidden_first
         names = head.state_dict()
         missing = next((name for name in names if name not in files.tensors), None)
         if missing is not None:
-            raise EnvironmentFault(f"{files.source} has no {missing}", "specbench list methods")
+            raise EnvironmentFault(
+                f"{files.source}: missing tensor {missing}", "specbench list methods"
+            )
         known = {*names, "d2t", "t2d", "embed_tokens.weight"}
         if unexpected := sorted(name for name in files.tensors if name not in known):
-            raise head_mismatch(files, f"{unexpected[0]} has no place in it, and is not computed")
+            raise head_mismatch(files, f"unexpected tensor {unexpected[0]}")
         not_finite = next((n for n in names if not files.tensors[n].isfinite().all()), None)
         if not_finite is not None:
-            raise head_mismatch(files, f"{not_finite} holds numbers that are not finite")
+            raise head_mismatch(files, f"{not_finite} contains numbers that are not finite")
         try:
             head.load_state_dict({name: files.tensors[name] for name in names}, assign=True)
         except RuntimeError as fault:
@@ -211,45 +224,53 @@ class DraftHead(nn.Module, ABC):
     @classmethod
     @torch.no_grad()
     def random(cls, target: Decoder, seed: int = 0) -> Self:
-        """Return a random head as wide as the target, with one narrow attention head."""
+        """Return a head with random weights, the target's hidden size and one small attention
+        head."""
         width, generator = target.hidden_size, torch.Generator().manual_seed(seed)
         with torch.device("meta"):
             head = cls.new_small(HeadShape(width, 2 * width, 1, 1, RANDOM_HEAD_DIM), target)
         named = sorted(head.state_dict().items(), key=lambda item: not item[0].startswith("layer."))
-        drawn = {
+        random_tensors = {
             name: torch.ones(part.shape) if part.dim() == 1 else _random_matrix(part, generator)
             for name, part in named
         }
-        head.load_state_dict(drawn, assign=True)
+        head.load_state_dict(random_tensors, assign=True)
         return head
 
     def file_config(self) -> dict[str, Any]:
-        """Return the entries of config.json besides the sizes."""
+        """Return the entries that training adds to config.json."""
         return dict(self.config)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors to store, by our names."""
+        """Return the tensors to store, by specbench's names."""
         vocabulary = {} if self.vocabulary is None else self.vocabulary.to_tensors()
         return self.state_dict() | vocabulary
 
     def as_loaded(self) -> LoadedHead:
-        """Return the head in the form that `of` accepts."""
+        """Return the head in the form that `from_files` accepts."""
         source = f"the {self.kind} head"
         return LoadedHead(source, self.tensors(), self.shape, self.rope, self.hidden_first)
 
 
 class JoinedHead(DraftHead):
-    """Head with identical steps: it joins a token's embedding with the features of the previous
-    token, and feeds the result to the layer."""
+    """Head that does the same in every draft step, such as EAGLE, EAGLE-3 and MTP.
+
+    `join` combines a token's embedding with the features of the previous token, the layer reads the
+    result, and `make_output` computes the output.
+    """
 
     @abstractmethod
     def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the attention input and the residual stream, each [sequences, n, width]."""
+        """Return the input of the attention and the residual stream, each [sequences, n, width].
+
+        Args:
+            embedded: Token embeddings, [sequences, n, width].
+            features: Features of the previous tokens, [sequences, n, width].
+        """
 
     @abstractmethod
     def make_output(self, rows: Tensor) -> HeadOutput:
-        """Return the rows to feed back and the rows for the output matrix, from the layer's
-        output."""
+        """Return the output of the step, from the output of the layer."""
 
     def forward(self, x: HeadInput) -> HeadOutput:
         """See `DraftHead.forward`."""
@@ -266,7 +287,7 @@ class JoinedHead(DraftHead):
 
 
 class ParallelHead(nn.Module, ABC):
-    """Head in training that drafts all tokens in one forward.
+    """Head that drafts all tokens in one forward, as a torch module. PARD and DFlash use it.
 
     Attributes:
         kind, recipe, captured_layers: See `DraftHead`.
@@ -288,7 +309,7 @@ class ParallelHead(nn.Module, ABC):
 
     @property
     def weight_bytes(self) -> int:
-        """See `Artifact`, which some subclasses are."""
+        """Size of the weights in bytes. `Artifact` requires it of subclasses that are artifacts."""
         return sum(part.nbytes for part in self.parameters())
 
     @abstractmethod
@@ -296,32 +317,34 @@ class ParallelHead(nn.Module, ABC):
         """Return the content of config.json."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors to store. Published releases use the module's own names."""
+        """Return the tensors to store. Published checkpoints have the names of this module."""
         return self.state_dict()
 
     @abstractmethod
     def draft(
         self, target: Any, ids: Tensor, read: Any, slots: Tensor, steps: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield, for each of `steps` tokens, its slots [sequences, m] and its logits.
+        """Yield logits [sequences, m, vocab] and their slots [sequences, m], for each draft token.
 
-        The logits are [sequences, m, V], at these slots.
+        From slot t, draft token k (counted from 1) predicts token t + 1 + k of the text. It depends
+        on the tokens up to t + 1 and the target's features up to t.
 
         Args:
-            target: transformers' module of the target, frozen.
-            ids: [sequences, n].
-            read: The target's output for these ids (`head_losses.Read`).
-            slots: [sequences, slots]. From slot t the first step predicts token t + 2, from the
-                tokens up to t + 1 and the target's features up to t.
+            target: transformers' module of the target. It is frozen.
+            ids: Token ids of the text, [sequences, n].
+            read: Output of the target for these ids (`TargetOutput` in the training code).
+            slots: Positions to draft from, [sequences, slots]. A head may use some of them only.
+            steps: Number of draft tokens.
         """
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """Write model.safetensors, in fp16, and config.json, with `facts` under "specbench"."""
+        """Write model.safetensors, in fp16, and config.json, with `facts` under
+        "specbench"."""
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: each.half().cpu().contiguous() for name, each in self.tensors().items()}
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-        words = {**self.file_config(), "dtype": "float16", "specbench": dict(facts)}
-        text = json.dumps(words, indent=2, sort_keys=True) + "\n"
+        config = {**self.file_config(), "dtype": "float16", "specbench": dict(facts)}
+        text = json.dumps(config, indent=2, sort_keys=True) + "\n"
         (folder / "config.json").write_text(text, encoding="utf-8")
 
 
@@ -330,7 +353,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 @torch.no_grad()
 def randomize(module: Module, seed: int) -> Module:
-    """Fill the matrices of a module with random numbers, for audits."""
+    """Set random matrices in a module, for audits, and return the module."""
     generator = torch.Generator().manual_seed(seed)
     for part in module.requires_grad_(False).parameters():
         if part.dim() == 2:
@@ -339,12 +362,17 @@ def randomize(module: Module, seed: int) -> Module:
 
 
 def load_module(make: Callable[[], Module], files: LoadedHead, kind: str) -> Module:
-    """Return a module with the tensors of these files, which have the module's own names.
+    """Return a module with the tensors of `files`, which have the names of the module's tensors.
+
+    Args:
+        make: Function that creates the module.
+        files: Loaded tensors.
+        kind: Kind of the head, for error messages.
 
     Raises:
         EnvironmentFault: A tensor is missing, unexpected, of another shape, or not finite.
     """
-    with torch.device("meta"):  # avoid drawing weights that are replaced
+    with torch.device("meta"):  # do not draw initial weights: the loaded ones replace them
         module = make()
     shapes = {name: tuple(part.shape) for name, part in module.state_dict().items()}
     tensors = check_tensors(files.source, files.tensors, shapes, kind)
@@ -353,28 +381,31 @@ def load_module(make: Callable[[], Module], files: LoadedHead, kind: str) -> Mod
 
 
 class PrefixHead(JoinedHead):
-    """Head whose layer reads only the target's hidden states, and no token.
+    """Head whose layer reads the target's hidden states of the text (the prefix), and no tokens.
 
-    Examples are prefix attention (Hydra++) and the augmenting block (Clover). Each draft step reads
-    the output of the layer and the tokens so far.
+    The layer is the prefix attention of Hydra++ or the augmenting block of Clover. `step` drafts
+    from its output and the tokens of the path.
     """
 
-    def build(self, has: Collection[str]) -> None:
+    def build(self, tensor_names: Collection[str]) -> None:
         """See `DraftHead.build`."""
-        self.layer = LlamaLayer(self.shape.hidden_size, self.shape, self.rope, has, normed=True)
+        self.layer = LlamaLayer(
+            self.shape.hidden_size, self.shape, self.rope, tensor_names, normed=True
+        )
         self.norm = self.new_norm()
 
     @abstractmethod
     def step(self, embedded: Tensor, rows: Tensor) -> HeadOutput:
-        """Predict the next tokens from embeddings [..., width] and the outputs of the parents.
+        """Return the output for tokens whose parents have the output `rows`.
 
         Args:
-            rows: [..., w], at the first level the output of the layer, later `HeadOutput.hidden`,
-                which is wider.
+            embedded: Embeddings of the tokens, [..., width].
+            rows: At the first level the output of the layer, [..., width]. At later levels
+                `HeadOutput.hidden` of the parent, which is wider.
         """
 
     def init_weights(self, std: float) -> None:
-        """Initialise the layer's matrices so that the layer first returns its input."""
+        """Initialise the layer such that it returns its input before training."""
         for module in self.layer.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=module.in_features**-0.5)
@@ -382,42 +413,43 @@ class PrefixHead(JoinedHead):
             nn.init.zeros_(last.weight)
 
     def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the features only."""
+        """Return the features without the embeddings; see `JoinedHead.join`."""
         assert self.layer.input_layernorm is not None
         return self.layer.input_layernorm(features), features
 
     def make_output(self, rows: Tensor) -> HeadOutput:
-        """Return the normed rows."""
+        """Return the output of the layer after its norm."""
         normed = self.norm(rows)
         return HeadOutput(normed, normed)
 
     def forward(self, x: HeadInput) -> HeadOutput:
-        """See `DraftHead`. Nothing is added to `past` after the first step."""
+        """Run one draft step. Only the first one runs the layer, and adds to `x.past`."""
         if x.slots is None:
             return self.step(x.embedded, x.features)
         return self.step(gather_slots(x.embedded, x.slots), super().forward(x).hidden)
 
 
 def _random_matrix(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a random matrix of this shape that roughly preserves the magnitude of its input."""
-    drawn = torch.randn(like.shape, generator=generator)
-    return drawn.div_(math.sqrt(like.shape[1]))
+    """Return a random matrix of the shape of `like`, whose output has the magnitude of its
+    input."""
+    random_tensors = torch.randn(like.shape, generator=generator)
+    return random_tensors.div_(math.sqrt(like.shape[1]))
 
 
 @cache
 def get_head_classes() -> Mapping[str, type[DraftHead]]:
-    """Return the heads of all methods, by kind. A `head.py` that defines one needs no entry."""
+    """Return all subclasses of `DraftHead` in `methods/*/head.py`, by kind."""
     return {kind.kind: kind for kind in _find_head_classes() if issubclass(kind, DraftHead)}
 
 
 @cache
 def get_parallel_head_classes() -> Mapping[str, type[ParallelHead]]:
-    """Return the heads that draft all tokens in one forward, by kind."""
+    """Return all subclasses of `ParallelHead` in `methods/*/head.py`, by kind."""
     return {kind.kind: kind for kind in _find_head_classes() if issubclass(kind, ParallelHead)}
 
 
 def _find_head_classes() -> list[type]:
-    """Return the classes in the `head.py` of methods, without abstract ones."""
+    """Return all classes in `methods/*/head.py` that are not abstract."""
     files = sorted(Path(__file__).parents[1].glob("*/head.py"))
     homes = [import_module(f"methods.{file.parent.name}.head") for file in files]
     found = [each for home in homes for each in vars(home).values()]

@@ -1,4 +1,4 @@
-"""Training recipe of a draft head: sizes, number of updates, losses."""
+"""Training recipes of draft heads, as `specbench train` uses them: sizes, updates and losses."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from methods._heads.vocabulary import HeadVocabulary
 
 @dataclass(frozen=True)
 class Objective:
-    """Loss of a head: the weighted mean over draft steps.
+    """Training loss of a head: a weighted mean of the losses of its draft steps.
 
     Attributes:
-        steps: Number of draft steps in training. After the first, the head reads its own output.
-        decay: Factor by which the weight of a step decreases from one step to the next.
+        steps: Number of draft steps. From the second on, the head reads its own output.
+        decay: The weight of step k is decay^k.
         ce: Weight of the cross-entropy with the target's distribution at temperature 1.
-        feature: Weight of the smooth L1 distance to the target's final features.
-        noise: Width of the uniform noise added to the input features (EAGLE's augmentation).
-        text: Use the text, not the target's distribution, for the cross-entropy.
+        feature: Weight of the smooth L1 distance to the target's features before the output matrix.
+        noise: Width of the uniform noise that is added to the input features, as in EAGLE.
+        text_labels: Whether the labels of the cross-entropy are the tokens of the text, instead of
+            the target's distribution.
     """
 
     steps: int
@@ -32,28 +33,30 @@ class Objective:
 
 
 def parallel_losses(steps: int) -> dict[str, Objective]:
-    """Return the losses of heads that draft `steps` tokens in one forward.
+    """Return the losses of a head that drafts `steps` tokens in one forward.
 
-    The `paper` loss uses the text as labels, and `ttt` the target's distribution.
+    The labels of the `paper` loss are the tokens of the text. Those of `ttt` are the target's
+    distributions.
     """
     return {"paper": Objective(steps, text_labels=True), "ttt": Objective(steps)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadRecipe:
-    """Training recipe of an embedded target's head. Width and attention are the target's.
+    """Training recipe of a head for one of the small targets that specbench contains.
+
+    Hidden size and attention heads are those of the target.
 
     Attributes:
-        corpus: Number of updates on the corpus. It is unlimited, so the head does not memorise it.
-        replies: Number of updates after these, on text that the target generated, which the head
-            has to predict later.
+        corpus_updates: Number of updates on the generated corpus, whose texts never repeat.
+        reply_updates: Number of updates after these, on text that the target generated. In
+            decoding, the head predicts such text.
         sequences: Number of sequences of 512 tokens per update.
-        losses: Losses by name. `paper` is the published loss. `ttt` drafts several steps in
-            training (EAGLE-3's training-time test) with the target's distribution as label. Only
-            this trains the second and later tokens of a chain.
-        mlp: Width of the layer's MLP.
-        draft_vocab_size: Size of the draft vocabulary, the most frequent tokens in the target's
-            answers. None: all.
+        losses: Losses by name. `paper` is the published loss. `ttt` uses several draft steps
+            (EAGLE-3's training-time test), and the target's distributions as labels.
+        mlp: Intermediate size of the layer's MLP.
+        draft_vocab_size: Size of the draft vocabulary, which contains the most frequent tokens of
+            the target's answers. None uses all tokens.
         peak_lr: Peak learning rate.
     """
 
@@ -68,13 +71,13 @@ class HeadRecipe:
 
 @dataclass(frozen=True)
 class TargetStatistics:
-    """Statistics of the target that head training uses.
+    """Statistics of the target that the training of a head uses.
 
     Attributes:
-        frequent_ids: Function that returns the n most frequent token ids of the target's answers,
-            in ascending order. None returns all ids.
-        row_scale: Function that returns the approximate magnitude of the hidden states after the
-            given layers, [layers * width].
+        frequent_ids: Function from n to the n most frequent token ids of the target's answers, in
+            ascending order. For None it returns all ids.
+        row_scale: Function from layer numbers to the approximate magnitude of the hidden states
+            after these layers, [layers * width].
     """
 
     n_layers: int

@@ -1,4 +1,8 @@
-"""Llama layer for training: computes all slots of a text at once, each with its own draft."""
+"""Llama layer of a draft head, for training.
+
+Training drafts at many positions of a text at once. Such a position is called a slot. Each slot has
+its own draft: it attends to the text up to its position, and to its own draft tokens.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,13 @@ from specbench_cli.api import RotaryEmbedding
 
 @dataclass
 class PastKeyValues:
-    """Keys and values that slots attend to in training: the text and each slot's own draft.
+    """Keys and values that slots attend to: those of the text, and those of each slot's own draft.
 
     Attributes:
-        mask: [sequences, 1, slots, length], True where a slot attends to a position of the text.
-        text: Keys and values of all positions, [sequences, heads, length, head width].
-        own: Keys and values of each step after the first, [sequences, heads, slots, head width].
+        mask: True where a slot attends to a position of the text, [sequences, 1, slots, length].
+        text: Keys and values of the text, each [sequences, heads, length, head_dim].
+        own: Keys and values of the draft tokens, one pair per draft step after the first. Each is
+            [sequences, heads, slots, head_dim].
     """
 
     mask: Tensor
@@ -30,16 +35,19 @@ class PastKeyValues:
 
 
 class HeadInput(NamedTuple):
-    """Input of one step of a draft head.
+    """Input of one draft step of a head.
+
+    The input of the first step is the whole text. The input of a later step is one token per slot.
 
     Attributes:
-        embedded: Embeddings of the tokens that follow the features, [sequences, n, width].
-        features: The target's features, as `DraftHead.read` returns them, at the first step. At
-            later steps, `HeadOutput.hidden` of the step before.
-        places: Positions of the slots in their sequences. Each later step adds one.
-        past: Keys and values that the slots attend to. The step adds its own.
-        slots: Positions to draft from, [sequences, slots], at the first step, whose input is the
-            whole text. None at later steps.
+        embedded: Token embeddings, [sequences, n, width]. Token i is the one after features i.
+        features: First step: the target's features, as `DraftHead.project_features` returns them.
+            Later steps: `HeadOutput.hidden` of the previous step.
+        positions: Positions of the features in their sequences, [sequences, n]. They increase by
+            one with every later step.
+        past: Keys and values that the slots attend to. The step adds those of its own input.
+        slots: First step: positions of the text to draft from, [sequences, slots]. Later steps:
+            None.
     """
 
     embedded: Tensor
@@ -58,33 +66,40 @@ class RmsNorm(nn.Module):
         self._eps = eps
 
     def forward(self, rows: Tensor) -> Tensor:
-        """See the class."""
-        exact = rows.to(torch.float32)
-        exact = exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + self._eps)
-        return self.weight * exact.to(rows.dtype)
+        """Return the normed rows."""
+        wide = rows.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)
+        return self.weight * wide.to(rows.dtype)
 
 
 class Attention(nn.Module):
-    """Llama's attention, with input rows of width `reads`.
+    """Llama's attention, from slots to the text and to their own draft tokens.
 
-    A slot attends to the text and to its own draft steps, never to another slot. One product of
-    queries and keys covers the text, and each later step adds a diagonal term (EAGLE-3's
-    training-time test, arXiv:2503.01840). No mask over drafted rows is needed.
+    A slot never attends to draft tokens of another slot. Attention to the text is one matrix
+    product. Each draft step adds one dot product per slot (EAGLE-3's training-time test,
+    arXiv:2503.01840), so no mask over draft tokens is needed.
 
     Args:
-        reads: Width of the input rows.
-        has: Names of the optional tensors that this layer has.
+        input_width: Width of the input.
+        shape: Sizes of the layer.
+        rope: Settings of the rotary embedding.
+        tensor_names: Names of the tensors in the checkpoint. They decide about biases and the norms
+            of queries and keys.
     """
 
     def __init__(
-        self, input_width: int, shape: HeadShape, rope: Mapping[str, Any], has: Collection[str]
+        self,
+        input_width: int,
+        shape: HeadShape,
+        rope: Mapping[str, Any],
+        tensor_names: Collection[str],
     ) -> None:
         super().__init__()
         self._head_dim = shape.head_dim
-        self._shared = shape.num_attention_heads // shape.num_key_value_heads
+        self._queries_per_kv = shape.num_attention_heads // shape.num_key_value_heads
 
         def linear(part: str, width: int, heads: int) -> nn.Linear:
-            return nn.Linear(width, heads, bias=f"self_attn.{part}_proj.bias" in has)
+            return nn.Linear(width, heads, bias=f"self_attn.{part}_proj.bias" in tensor_names)
 
         q, kv = (
             shape.num_attention_heads * self._head_dim,
@@ -94,52 +109,59 @@ class Attention(nn.Module):
         self.v_proj, self.o_proj = linear("v", input_width, kv), linear("o", q, shape.hidden_size)
         self.q_norm, self.k_norm = (
             RmsNorm(self._head_dim, shape.rms_norm_eps)
-            if f"self_attn.{part}_norm.weight" in has
+            if f"self_attn.{part}_norm.weight" in tensor_names
             else None
             for part in "qk"
         )
         self.rotary = make_rotary(shape, rope)
 
-    def project_kv(self, rows: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values of `rows` [sequences, n, reads] at `places` [sequences, n]."""
-        keys = self._rotate(self.k_proj(rows), places, self.k_norm)
-        values = self._split(self.v_proj(rows))
-        if self._shared > 1:
-            keys, values = (part.repeat_interleave(self._shared, 1) for part in (keys, values))
-        return keys, values
-
-    def forward(self, rows: Tensor, places: Tensor, past: PastKeyValues) -> Tensor:
-        """Return the attention output of `rows` over `past`.
+    def project_kv(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values, each [sequences, heads, n, head_dim].
 
         Args:
-            rows: [sequences, slots, reads].
-            places: Positions of the rows.
+            rows: Input of the attention, [sequences, n, input_width].
+            positions: Positions of the rows, [sequences, n].
+        """
+        keys = self._rotate(self.k_proj(rows), positions, self.k_norm)
+        values = self._split(self.v_proj(rows))
+        if self._queries_per_kv > 1:
+            keys, values = (
+                part.repeat_interleave(self._queries_per_kv, 1) for part in (keys, values)
+            )
+        return keys, values
+
+    def forward(self, rows: Tensor, positions: Tensor, past: PastKeyValues) -> Tensor:
+        """Return the attention output, [sequences, slots, hidden].
+
+        Args:
+            rows: Input of the attention, [sequences, slots, input_width].
+            positions: Positions of the rows, [sequences, slots].
             past: Keys and values that the rows attend to.
         """
-        assert past.text is not None, "remember the text first"
-        query = self._rotate(self.q_proj(rows), places, self.q_norm)
+        assert past.text is not None, "set past.text before the attention is called"
+        query = self._rotate(self.q_proj(rows), positions, self.q_norm)
         query = query / query.shape[-1] ** 0.5
         scores = (query @ past.text[0].mT).float().masked_fill(~past.mask, float("-inf"))
-        drafted = [(query * keys).sum(-1, keepdim=True).float() for keys, _ in past.own]
-        shares = torch.cat([scores, *drafted], -1).softmax(-1)
+        own_scores = [(query * keys).sum(-1, keepdim=True).float() for keys, _ in past.own]
+        weights = torch.cat([scores, *own_scores], -1).softmax(-1)
         length = scores.shape[-1]
-        attended = shares[..., :length].to(past.text[1].dtype) @ past.text[1]
+        attended = weights[..., :length].to(past.text[1].dtype) @ past.text[1]
         for step, (_, values) in enumerate(past.own):
-            attended = attended + shares[..., length + step, None].to(values.dtype) * values
+            attended = attended + weights[..., length + step, None].to(values.dtype) * values
         merged: Tensor = self.o_proj(attended.transpose(1, 2).flatten(2))
         return merged
 
     def _split(self, rows: Tensor) -> Tensor:
         return rows.view(*rows.shape[:2], -1, self._head_dim).transpose(1, 2)
 
-    def _rotate(self, rows: Tensor, places: Tensor, norm: RmsNorm | None) -> Tensor:
-        cos, sin = self.rotary(rows, places)
+    def _rotate(self, rows: Tensor, positions: Tensor, norm: RmsNorm | None) -> Tensor:
+        cos, sin = self.rotary(rows, positions)
         split = self._split(rows)
         split = split if norm is None else norm(split)
         half = self._head_dim // 2
-        crossed = torch.cat((-split[..., half:], split[..., :half]), -1)
-        turned: Tensor = split * cos[:, None] + crossed * sin[:, None]
-        return turned
+        rotated = torch.cat((-split[..., half:], split[..., :half]), -1)
+        result: Tensor = split * cos[:, None] + rotated * sin[:, None]
+        return result
 
 
 class Mlp(nn.Module):
@@ -152,40 +174,48 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(mlp, width, bias=False)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """See the class."""
+        """Return the output for `rows`."""
         out: Tensor = self.down_proj(F.silu(self.gate_proj(rows)) * self.up_proj(rows))
         return out
 
 
 class LlamaLayer(nn.Module):
-    """Llama layer. Its attention input has a norm only if `normed` is set."""
+    """Llama layer.
+
+    Args:
+        input_width: Width of the input of the attention.
+        shape: Sizes of the layer.
+        rope: Settings of the rotary embedding.
+        tensor_names: Names of the tensors in the checkpoint; see `Attention`.
+        normed: Whether the attention has an input norm. Some heads norm its input themselves.
+    """
 
     def __init__(
         self,
         input_width: int,
         shape: HeadShape,
         rope: Mapping[str, Any],
-        has: Iterable[str],
+        tensor_names: Iterable[str],
         *,
         normed: bool,
     ) -> None:
         super().__init__()
-        own = {name.removeprefix("layer.") for name in has}
+        own = {name.removeprefix("layer.") for name in tensor_names}
         self.self_attn = Attention(input_width, shape, rope, own)
         self.mlp = Mlp(shape)
         self.post_attention_layernorm = RmsNorm(shape.hidden_size, shape.rms_norm_eps)
         self.input_layernorm = RmsNorm(shape.hidden_size, shape.rms_norm_eps) if normed else None
 
     def norm_input(self, rows: Tensor) -> Tensor:
-        """Return the attention input for rows [..., width] that enter the layer."""
+        """Return the input of the attention, from the input of the layer [..., width]."""
         normed: Tensor = rows if self.input_layernorm is None else self.input_layernorm(rows)
         return normed
 
     def add_residuals(self, rows: Tensor, attended: Tensor) -> Tensor:
-        """Return the output of the layer, from its input rows and their attention output."""
+        """Return the output of the layer, from its input and the output of its attention."""
         rows = rows + attended
-        left: Tensor = rows + self.mlp(self.post_attention_layernorm(rows))
-        return left
+        output: Tensor = rows + self.mlp(self.post_attention_layernorm(rows))
+        return output
 
     @torch.no_grad()
     def zero_outputs(self) -> None:
@@ -195,14 +225,18 @@ class LlamaLayer(nn.Module):
 
 
 def gather_slots(rows: Tensor, slots: Tensor) -> Tensor:
-    """Return the rows [sequences, slots, ...] of [sequences, n, ...] at `slots` [sequences,
-    slots]."""
+    """Return the rows at the slots, [sequences, slots, ...].
+
+    Args:
+        rows: [sequences, n, ...].
+        slots: Indices into dimension 1 of `rows`, [sequences, slots].
+    """
     index = slots.reshape(*slots.shape, *[1] * (rows.dim() - 2))
     return rows.gather(1, index.expand(*slots.shape, *rows.shape[2:]))
 
 
 def make_rotary(shape: HeadShape, rope: Mapping[str, Any]) -> nn.Module:
-    """Return the rotary embedding of a layer."""
+    """Return the rotary embedding of a head's layer."""
     from transformers import LlamaConfig
 
     config = LlamaConfig(

@@ -1,4 +1,8 @@
-"""Static trees of the heads of Medusa, Hydra, Hydra++ and Falcon."""
+"""Static draft trees of Medusa, Hydra, Hydra++ and Falcon.
+
+A static tree has the same shape in every step. Each node is written as the ranks on its path: (0,
+2) is the third most likely child of the root's most likely child.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,10 @@ MC_SIM_7B_63 = tuple(
         " 15 101 021 90 060 0001 16 070"
     ).split()
 )
-"""Tree `mc_sim_7b_63` of the code of Medusa and Hydra. Each node is the ranks on its path.
+"""Tree `mc_sim_7b_63` of Medusa's and Hydra's code.
 
-Nodes are in the order in which the authors' search chose them. The first n nodes are therefore the
-best n, and parents come before their children.
+The nodes are in the order in which the authors' search added them. The first n nodes are therefore
+the best tree of n nodes, and parents come before their children.
 """
 
 
@@ -27,8 +31,9 @@ class TreeParams(MethodParams):
 
     tree: Literal["likeliest", "mc_sim_7b_63"] = Field(
         "likeliest",
-        description="made of the likeliest ranks; or the tree of Medusa's and Hydra's code for 7B"
-        " models, the first `nodes` of its 63, as deep as there are heads",
+        description="shape of the tree: likeliest builds it from the ranks that are most likely"
+        " to be accepted; mc_sim_7b_63 takes the first `nodes` nodes of the tree"
+        " that Medusa's and Hydra's code uses for 7B models",
     )
 
 
@@ -42,10 +47,11 @@ def static_tree(
     """Return the static tree with this name.
 
     Args:
-        nodes: maximum number of nodes. The first nodes of a published tree are kept.
-        depth: maximum number of levels.
-        width: maximum number of children of a node.
-        choices: nodes of the published tree, the best first.
+        tree: "likeliest" for the tree from `best_tree`; any other name for the published tree.
+        nodes: Maximum number of nodes. Of the published tree, the first nodes are kept.
+        depth: Maximum number of levels.
+        width: Maximum number of children of a node.
+        choices: Nodes of the published tree, best first.
     """
     if tree == "likeliest":
         return best_tree(nodes, depth=depth, width=width)

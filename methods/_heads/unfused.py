@@ -1,4 +1,8 @@
-"""Draft heads that decode with the torch module used in training."""
+"""Base classes of draft heads that decode with the same torch module as in training.
+
+Chimera and Falcon use them, because their first draft step differs from later ones. Heads with
+fused layers are in `layer`.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,7 @@ import torch
 from torch import Tensor
 
 from methods._heads.files import LoadedHead, read_head
-from methods._heads.module import DraftHead
-from methods._heads.module import HeadOutput as Said
+from methods._heads.module import DraftHead, HeadOutput
 from methods._heads.slots import HeadInput, PastKeyValues
 from specbench_cli.api import (
     Artifact,
@@ -29,11 +32,12 @@ from specbench_cli.api import (
 
 
 class TwoStepHead(DraftHead):
-    """`DraftHead` whose first step differs from later steps, and which is not a `JoinedHead`.
+    """`DraftHead` whose first draft step differs from later steps.
 
     Attributes:
-        hidden_widths: Width of `HeadOutput.hidden`, in units of the target's width.
-        lookback: Number of previous rows of the text that a new row, or a draft, reads.
+        hidden_widths: Width of `HeadOutput.hidden`, in multiples of the target's hidden size.
+        lookback: Number of previous tokens of the text whose embeddings and features the
+            computation for a token needs.
     """
 
     hidden_widths: ClassVar[int]
@@ -41,19 +45,25 @@ class TwoStepHead(DraftHead):
 
     @abstractmethod
     def project_context(
-        self, embedded: Tensor, features: Tensor, places: Tensor
+        self, embedded: Tensor, features: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return keys and values of a text's rows [sequences, n, width] at their positions."""
+        """Return keys and values of the text, for `PastKeyValues.text`.
+
+        Args:
+            embedded: Token embeddings, [sequences, n, width].
+            features: Features of the previous tokens, [sequences, n, width].
+            positions: Positions, [sequences, n].
+        """
 
     @abstractmethod
-    def draft_first(self, x: HeadInput) -> Said:
-        """Draft from slots of the text, whose keys and values are in `x.past`."""
+    def draft_first(self, x: HeadInput) -> HeadOutput:
+        """Run the first draft step. `x.past` contains the keys and values of the text."""
 
     @abstractmethod
-    def draft_next(self, x: HeadInput) -> Said:
-        """Draft from drafted tokens, with the output of the step before."""
+    def draft_next(self, x: HeadInput) -> HeadOutput:
+        """Run a later draft step. `x.features` is the hidden output of the previous step."""
 
-    def forward(self, x: HeadInput) -> Said:
+    def forward(self, x: HeadInput) -> HeadOutput:
         """See `DraftHead.forward`."""
         if x.slots is None:
             return self.draft_next(x)
@@ -62,17 +72,19 @@ class TwoStepHead(DraftHead):
 
 
 class UnfusedHead(Head, Artifact):
-    """`DraftHead` as a decoder, with KV entries for tokens of the text only.
+    """Decoding form of a `TwoStepHead`.
 
-    Keys and values of drafted tokens are part of the output that is passed to their children. Rows
-    of the target's feature width belong to the text. Rows of the head's own output
-    (`HeadOutput.hidden`) are wider.
+    The KV cache contains committed tokens only. The keys and values of a drafted token are part of
+    its output row, which `Features` passes to its children. A forward tells the two cases apart by
+    the width of the features: rows of the target's width belong to committed tokens, and wider rows
+    are this head's own output.
 
-    The first layer of the state contains keys and values of the text's rows. The second contains
-    the inputs: embeddings as keys and features as values.
+    The state has two layers. Layer 0 contains the keys and values of the committed tokens. Layer 1
+    contains the inputs of the head: embeddings in place of keys, features in place of values.
 
     Args:
-        module: Module that computes, on the target's device and in its dtype.
+        module: Trained torch module. It is moved to the target's device and dtype.
+        target: Decoder that the head drafts for.
     """
 
     module: ClassVar[type[TwoStepHead]]
@@ -89,12 +101,15 @@ class UnfusedHead(Head, Artifact):
         shape = module.shape
         self._heads, self._head_dim = shape.num_attention_heads, shape.head_dim
 
-    def draft_first(self, x: HeadInput) -> Said:
-        """Draft from the slots of the newest rows. `x.past` covers the whole text."""
+    def draft_first(self, x: HeadInput) -> HeadOutput:
+        """Run the first draft step; see `TwoStepHead`. Subclasses may override it."""
         return self.head.draft_first(x)
 
-    def draft_next(self, x: HeadInput) -> Said:
-        """Draft from drafted nodes. The position of each is that of its parent's last row."""
+    def draft_next(self, x: HeadInput) -> HeadOutput:
+        """Run a later draft step for all nodes of a level; see `TwoStepHead`.
+
+        `x.positions` are the positions of the parents' features.
+        """
         return self.head.draft_next(x)
 
     @classmethod
@@ -107,7 +122,7 @@ class UnfusedHead(Head, Artifact):
 
     @classmethod
     def from_files(cls, files: LoadedHead, target: Decoder) -> Self:
-        """Return the head of these files.
+        """Create the head from loaded files.
 
         Raises:
             EnvironmentFault: The head does not match the target.
@@ -121,7 +136,7 @@ class UnfusedHead(Head, Artifact):
         return cls(cls.module.random(target, seed), target)
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> State:
-        """See `Decoder`."""
+        """Return an empty state; see the class for its two layers."""
         shapes = [
             LayerShape(self._heads, self._head_dim, self._head_dim),
             LayerShape(1, self.hidden_size, self.hidden_size),
@@ -130,10 +145,10 @@ class UnfusedHead(Head, Artifact):
 
     @torch.inference_mode()
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """See `Decoder.execute`, for one sequence.
+        """Run one draft level for one sequence; see `Decoder.execute`.
 
-        Positions and mask of drafted rows are not read, because both follow from the parents'
-        output.
+        Positions and mask of drafted tokens are ignored, because the parents' output rows contain
+        what they attend to.
         """
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         assert isinstance(x, Features)
@@ -144,8 +159,8 @@ class UnfusedHead(Head, Artifact):
             n, first = x.ids.shape[1], state.length()
             self._write(state, embedded, x.rows)
             n_logits = n if logits_at == "all" else 1
-            places = torch.arange(first + n, device=self.device)[None]
-            visible = places[..., None, :] <= places[:, -n_logits:, None]
+            positions = torch.arange(first + n, device=self.device)[None]
+            visible = positions[..., None, :] <= positions[:, -n_logits:, None]
             past = PastKeyValues(visible[:, None], self._text_kv(state, first + n))
             read = self._read(state, first + n - n_logits)
             slots = torch.arange(read[0].shape[1] - n_logits, read[0].shape[1], device=self.device)
@@ -157,15 +172,17 @@ class UnfusedHead(Head, Artifact):
         return ModelOutput(self.unembed(out.normed), torch.cat(hidden, -1))
 
     def unembed(self, rows: Tensor) -> Tensor:
-        """See `Decoder`. Uses the target's output matrix. Ids that the head cannot draft get
-        -inf."""
-        logits, says = self.target.unembed(rows), self.head.says
-        if says is None:
+        """Return logits over the target's ids, computed with the target's output matrix.
+
+        Ids outside the draft vocabulary get -inf.
+        """
+        logits, draft_ids = self.target.unembed(rows), self.head.draft_ids
+        if draft_ids is None:
             return logits
-        return scatter_logits(logits.index_select(-1, says), says, logits.shape[-1])
+        return scatter_logits(logits.index_select(-1, draft_ids), draft_ids, logits.shape[-1])
 
     def _write(self, state: KVState, embedded: Tensor, features: Tensor) -> None:
-        """Write rows of the text to the state."""
+        """Add committed tokens to both layers of the state."""
         n, first = embedded.shape[1], state.length()
         state.require(first, n)
         new = slice(first, first + n)
@@ -175,9 +192,9 @@ class UnfusedHead(Head, Artifact):
         state.keys(0)[:, :, new], state.values(0)[:, :, new] = keys[:, :, -n:], values[:, :, -n:]
 
     def _read(self, state: KVState, since: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return embeddings and features from row `since` on, and from `lookback` rows before it.
+        """Return embeddings [1, n, width], features [1, n, width] and positions [1, n].
 
-        They are [1, n, width] each, with their positions [1, n].
+        They start `lookback` tokens before position `since`.
         """
         rows = slice(max(0, since - self.head.lookback), state.length())
         embedded, features = state.keys(1)[:, 0, rows], state.values(1)[:, 0, rows]
@@ -188,13 +205,14 @@ class UnfusedHead(Head, Artifact):
 
     def _draft_on(
         self, embedded: Tensor, rows: Tensor, state: KVState
-    ) -> tuple[Said, PastKeyValues]:
-        """Continue a draft from `HeadOutput.hidden` and the keys and values of each level."""
+    ) -> tuple[HeadOutput, PastKeyValues]:
+        """Run a later draft step. Each of `rows` is a parent's output row, which contains its
+        `HeadOutput.hidden`, and keys and values of all draft tokens on its path."""
         n, size, own = rows.shape[1], state.length(), self.head.hidden_widths * self.hidden_size
         parts = rows[..., own:].unflatten(-1, (-1, self._heads, self._head_dim))
         pairs = [part.transpose(1, 2) for part in parts.unbind(2)]
         visible = torch.ones(1, 1, n, size, dtype=torch.bool, device=self.device)
         past = PastKeyValues(visible, self._text_kv(state, size))
         past.own += list(zip(pairs[::2], pairs[1::2], strict=True))
-        places = torch.full((1, n), size - 1 + len(past.own), device=self.device)
-        return self.draft_next(HeadInput(embedded, rows[..., :own], places, past)), past
+        positions = torch.full((1, n), size - 1 + len(past.own), device=self.device)
+        return self.draft_next(HeadInput(embedded, rows[..., :own], positions, past)), past

@@ -1,4 +1,8 @@
-"""Draft vocabulary of a head: a subset of the target's ids, as offsets (d2t) or a mask (t2d)."""
+"""Draft vocabulary of a head: the token ids that it can draft, often a subset of the target's.
+
+Files contain it as offsets to the target's ids (`d2t`) or as a mask over them (`t2d`), as in
+EAGLE-3.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,14 @@ from specbench_cli.api import Decoder, output_id_tensors, read_output_ids
 
 @dataclass(frozen=True)
 class HeadVocabulary:
-    """Token ids that a head can draft, and the matrices of its own for them.
+    """Token ids that a head can draft, and whether it has its own embedding and output matrix.
 
     Attributes:
         size: Number of token ids of the target.
-        ids: Ids that the head can draft, [r] in the order of its output. None: all.
-        embeds: Number of rows of the head's own embedding. None: the target's embedding is used.
-        matrix: Whether the head has its own output matrix.
+        ids: Target ids that the head can draft, [r], in the order of its output. None means all.
+        embedding_rows: Number of rows of the head's own embedding. None if the head uses the
+            target's embedding.
+        has_output_matrix: Whether the head has its own output matrix.
     """
 
     size: int
@@ -37,17 +42,16 @@ class HeadVocabulary:
         """
         embedding = _read_own_embedding(files, target)
         embeds = None if embedding is None else len(embedding)
-        says = _read_ids(files, target)
-        return cls(target.vocab_size, says, embeds, "lm_head.weight" in files.tensors)
+        draft_ids = _read_ids(files, target)
+        return cls(target.vocab_size, draft_ids, embeds, "lm_head.weight" in files.tensors)
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors to store: the ids as offsets and as a mask, or nothing if all ids are
-        used."""
+        """Return the tensors to store, `d2t` and `t2d`. The result is empty if all ids are used."""
         return {} if self.ids is None else output_id_tensors(self.ids, self.size)
 
 
 def _read_ids(files: LoadedHead, target: Decoder) -> Tensor | None:
-    """Return the target's ids that the head can draft, [r] in its order, or None for all.
+    """Return the target ids that the head can draft, [r], or None for all.
 
     Raises:
         EnvironmentFault: The vocabulary does not match the target's, or d2t and t2d disagree.
@@ -57,23 +61,23 @@ def _read_ids(files: LoadedHead, target: Decoder) -> Tensor | None:
     if not {"d2t", "t2d"} & files.tensors.keys() and rows != target.vocab_size:
         raise head_mismatch(
             files,
-            f"its output matrix has {rows} rows, this target {target.vocab_size} ids, and"
-            " there is neither d2t nor t2d to say which is which",
+            f"its output matrix has {rows} rows, this target has {target.vocab_size} token ids, and"
+            " the tensors d2t and t2d, which map one to the other, are missing",
         )
     return read_output_ids(files.tensors, target.vocab_size, files.source)
 
 
 def _read_own_embedding(files: LoadedHead, target: Decoder) -> Tensor | None:
-    """Return the head's embedding, or None if it is a copy of the target's.
+    """Return the head's own embedding, or None if it has none or a copy of the target's.
 
     Raises:
-        EnvironmentFault: The head has no embedding, and the target's has another width.
+        EnvironmentFault: The head has no embedding, and its hidden size is not the target's.
     """
     own, d = files.tensors.get("embed_tokens.weight"), files.shape.hidden_size
     if own is None:
         if d != target.hidden_size:
             raise head_mismatch(
-                files, f"no embedding, and rows of {d} where the target's are {target.hidden_size}"
+                files, f"no embedding, and hidden size {d}; the target's is {target.hidden_size}"
             )
         return None
     ids = torch.arange(min(len(own), target.vocab_size), device=target.device)

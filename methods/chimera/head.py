@@ -4,15 +4,16 @@ Ziqian Zeng, Jiahong Yu, Qianshi Pang, Zihao Wang, Huiping Zhuang, Hongen Shao, 
 Chimera: A Lossless Decoding Method for Accelerating Large Language Models Inference by Fusing all
 Tokens, arXiv:2402.15758, section 3.
 
-The trigram encoder maps the embeddings of the last three tokens to z = W_2 SiLU(W_1 [E(x_-2),
-E(x_-1), E(x_0)]). The full context encoder is one Llama layer over [H_1 ... H_n, z_1 ... z_k]. H
-are the target's last hidden states of all committed tokens. z are the encodings of the last
-committed token and of the tokens drafted after it. Each attends to everything before it. The
-layer's output at z_i is o_i, and head i predicts the next token from [H_n, o_i].
+Trigram encoder: z = W_2 SiLU(W_1 [E(x_-2), E(x_-1), E(x_0)]), from the embeddings E of the last
+three tokens. Full context encoder: one Llama layer over [H_1, ..., H_n, z_1, ..., z_k]. H_1 to H_n
+are the target's last hidden states of the committed tokens. z_1 belongs to the last committed
+token, and z_2, z_3, ... to the tokens drafted after it. Attention is causal. Head i predicts the
+next token from [H_n, o_i], where o_i is the output of the layer at z_i.
 
-The authors' head i is a matrix U_i [V, 2 width] that starts as two copies of the output matrix.
-Ours is U_i = U M_i, with the target's own U and M_i [width, 2 width], which starts by reading only
-H_n. Their code adds the input of SiLU to its output; this implementation follows the paper.
+In the authors' code, head i is a matrix U_i [vocab, 2 * width], which starts as two copies of the
+target's output matrix. Here it is U M_i, with the target's output matrix U and M_i [width,
+2 * width]. M_i starts such that the head reads only H_n. Their code also adds the input of SiLU to
+its output; this implementation follows the paper.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ LEVELS = 3
 
 
 class Chimera(TwoStepHead):
-    """Chimera's draft model as a torch module. `fc` is W_1 and `last` is W_2."""
+    """Chimera's draft model as a torch module. `fc` is W_1, `last` is W_2, `mixed` are the M_i."""
 
     kind: ClassVar[str] = "chimera"
     layouts: ClassVar[tuple[Layout, ...]] = (
@@ -69,16 +70,16 @@ class Chimera(TwoStepHead):
         },
     )
 
-    def build(self, has: Collection[str]) -> None:
+    def build(self, tensor_names: Collection[str]) -> None:
         """See `DraftHead.build`."""
         width = self.shape.hidden_size
         self.fc = nn.Linear(3 * width, width, bias=False)
         self.last = nn.Linear(width, width, bias=False)
-        self.layer = LlamaLayer(width, self.shape, self.rope, has, normed=True)
+        self.layer = LlamaLayer(width, self.shape, self.rope, tensor_names, normed=True)
         self.mixed = nn.ModuleList(nn.Linear(2 * width, width, bias=False) for _ in range(LEVELS))
 
     def init_weights(self, std: float) -> None:
-        """Initialise the heads so that they first predict the target's next token."""
+        """Initialise each head such that it predicts the target's next token before training."""
         super().init_weights(std)
         for head in self.mixed:
             assert isinstance(head, nn.Linear)
@@ -86,39 +87,39 @@ class Chimera(TwoStepHead):
 
     @classmethod
     def init_args(cls, files: LoadedHead, target: Decoder) -> dict[str, Any]:
-        """Return the draft vocabulary. All sizes follow from the tensors."""
+        """Return the draft vocabulary as constructor argument; see `DraftHead`."""
         return {"own": HeadVocabulary.from_files(files, target)}
 
     def project_context(
-        self, embedded: Tensor, features: Tensor, places: Tensor
+        self, embedded: Tensor, features: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return keys and values of H [sequences, n, width] at their positions."""
-        return self.layer.self_attn.project_kv(self._normed(features), places)
+        """Return keys and values of the full context H; see `TwoStepHead`."""
+        return self.layer.self_attn.project_kv(self._normed(features), positions)
 
-    def concatenate_trigrams(self, embedded: Tensor, places: Tensor) -> Tensor:
-        """Return the last three embeddings at each of n positions, [sequences, n, 3 width].
+    def concatenate_trigrams(self, embedded: Tensor, positions: Tensor) -> Tensor:
+        """Return the last three embeddings at each position, [sequences, n, 3 * width].
 
-        Before the start of the text the first embedding is repeated.
+        The embedding of the first token takes the place of tokens before the start of the text.
         """
         at = torch.arange(embedded.shape[1], device=embedded.device)
-        backs = [(at - places.clamp(max=back)).clamp(min=0) for back in (2, 1)]
+        backs = [(at - positions.clamp(max=back)).clamp(min=0) for back in (2, 1)]
         before = [gather_slots(embedded, back) for back in backs]
         return torch.cat((*before, embedded), -1)
 
     def draft_from_trigrams(
-        self, grams: Tensor, features: Tensor, places: Tensor, past: PastKeyValues
+        self, grams: Tensor, features: Tensor, positions: Tensor, past: PastKeyValues
     ) -> HeadOutput:
-        """Draft the next tokens after slots whose last three embeddings are `grams`.
+        """Run one draft step.
 
         Args:
-            grams: [sequences, slots, 3 width].
-            features: H_n of each slot.
-            places: Positions of the drafted rows.
+            grams: Embeddings of the last three tokens, [sequences, slots, 3 * width].
+            features: H_n of each slot, [sequences, slots, width].
+            positions: Positions of the drafted rows.
         """
         z = self.last(silu(self.fc(grams)))
         rows, attention = self._normed(z), self.layer.self_attn
-        past.own.append(attention.project_kv(rows, places))
-        o = z + attention(rows, places, past)
+        past.own.append(attention.project_kv(rows, positions))
+        o = z + attention(rows, positions, past)
         o = o + self.layer.mlp(self.layer.post_attention_layernorm(o))
         head = self.mixed[min(len(past.own), LEVELS) - 1]
         width = features.shape[-1]
@@ -127,14 +128,14 @@ class Chimera(TwoStepHead):
         )
 
     def draft_first(self, x: HeadInput) -> HeadOutput:
-        """See `TwoStepHead`. `HeadOutput.hidden` is H_n and the last two embeddings."""
+        """Run the first draft step. `HeadOutput.hidden` is H_n and the last two embeddings."""
         assert x.slots is not None
         grams = gather_slots(self.concatenate_trigrams(x.embedded, x.positions), x.slots)
-        places = x.positions.gather(1, x.slots) + 1
-        return self.draft_from_trigrams(grams, gather_slots(x.features, x.slots), places, x.past)
+        positions = x.positions.gather(1, x.slots) + 1
+        return self.draft_from_trigrams(grams, gather_slots(x.features, x.slots), positions, x.past)
 
     def draft_next(self, x: HeadInput) -> HeadOutput:
-        """See `TwoStepHead`."""
+        """Run a later draft step; see `TwoStepHead`."""
         width = x.embedded.shape[-1]
         grams = torch.cat((x.features[..., width:], x.embedded), -1)
         return self.draft_from_trigrams(grams, x.features[..., :width], x.positions + 1, x.past)
@@ -146,7 +147,7 @@ class Chimera(TwoStepHead):
 
 
 class ChimeraHead(UnfusedHead):
-    """Head in decoding: the same module."""
+    """Chimera's draft model for decoding."""
 
     kind: ClassVar[str] = Chimera.kind
     module: ClassVar[type[TwoStepHead]] = Chimera

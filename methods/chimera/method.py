@@ -26,10 +26,23 @@ from specbench_cli.api import (
 class ChimeraParams(MethodParams):
     """Parameters of `Chimera`."""
 
-    head: str = Field("auto", description="auto: the target's own draft model; else its folder")
-    depth: int = Field(LEVELS, ge=1, le=LEVELS, description="levels: one forward and head each")
-    nodes: int = Field(24, ge=1, description="size of the tree, made of the likeliest ranks")
-    width: int = Field(8, ge=1, le=10, description="most children of a node")
+    head: str = Field(
+        "auto",
+        description="draft model: auto (the default one of the target), a folder or a hub id",
+    )
+    depth: int = Field(
+        LEVELS,
+        ge=1,
+        le=LEVELS,
+        description="number of levels of the tree; each takes one forward and one head",
+    )
+    nodes: int = Field(
+        24,
+        ge=1,
+        description="number of nodes of the tree, which is built from the ranks that are most"
+        " likely to be accepted",
+    )
+    width: int = Field(8, ge=1, le=10, description="maximum number of children of a node")
 
 
 class Chimera(Method):

@@ -5,11 +5,12 @@ Regressive Lightweight Speculative Decoding with Sequential Knowledge, 2024, arX
 code is not public. The gate and the projection before the output matrix are those of its successor
 (Clover-2, arXiv:2408.00264, github.com/XiaoBin1992/clover).
 
-Augmenting block: one Llama layer of the head over the target's hidden states. Its output is the
-state s_0. Regressive attention: a token y and the previous state give the next state, s' = s +
-concat_a(cos(q_a, k_a) v_a), with q = W_q norm(s), k = W_k e(y), v = W_v e(y), and one gate per head
-a. The target's output matrix predicts the next token from norm(s' + W_o [s', e(y)]). All steps
-share these weights.
+Augmenting block: one Llama layer over the target's hidden states. Its output is the state s_0.
+
+Regressive attention: a token y and the state s give the next state s' = s + concat_a(cos(q_a, k_a)
+v_a), with q = W_q norm(s), k = W_k e(y), v = W_v e(y), the embedding e(y), and heads a. The cosine
+is the gate of a head. The target's output matrix predicts the next token from norm(s' + W_o [s',
+e(y)]). All draft steps use the same weights.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from specbench_cli.api import Decoder
 
 _HEAD_DIM = 32
 _HEADS = 4
-"""Number of gates of the regressive attention."""
+"""Number of heads of the regressive attention, each with one gate."""
 
 
 class Clover(PrefixHead):
@@ -56,9 +57,9 @@ class Clover(PrefixHead):
         mlp=384,
     )
 
-    def build(self, has: Collection[str]) -> None:
+    def build(self, tensor_names: Collection[str]) -> None:
         """See `DraftHead.build`."""
-        super().build(has)
+        super().build(tensor_names)
         width = self.shape.hidden_size
         self.before, self.after = self.new_norm(), self.new_norm()
         self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
@@ -66,12 +67,11 @@ class Clover(PrefixHead):
 
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
-        """Return an untrained head with narrow attention in the augmenting block."""
+        """Return an untrained head. The augmenting block has a small `head_dim`."""
         return cls(replace(shape, head_dim=min(_HEAD_DIM, shape.head_dim)), rope)
 
     def init_weights(self, std: float) -> None:
-        """See `PrefixHead`. At first nothing is added to the state, and the state alone
-        predicts."""
+        """Initialise the head such that regressive attention adds nothing before training."""
         super().init_weights(std)
         for part in (self.v, self.o):
             nn.init.zeros_(part.weight)
@@ -80,18 +80,17 @@ class Clover(PrefixHead):
 
     @classmethod
     def init_args(cls, files: LoadedHead, target: Decoder) -> dict[str, Any]:
-        """Check that the state is as wide as this target."""
+        """Raise EnvironmentFault if the hidden size is not the target's. Return no arguments."""
         found, d = tuple(files.tensors["o.weight"].shape), target.hidden_size
         if found != (d, 2 * d):
-            what = f"o is {list(found)}; this target's rows of {d} need {[d, 2 * d]}"
+            what = f"o has shape {list(found)}; this target needs {[d, 2 * d]}"
             raise head_mismatch(files, what)
         return {}
 
     def step(self, embedded: Tensor, rows: Tensor) -> HeadOutput:
-        """Apply regressive attention.
+        """Apply regressive attention; see `PrefixHead.step`.
 
-        `HeadOutput.hidden` is the new state and the token's embedding, which the projection reads
-        too.
+        `HeadOutput.hidden` is [s', e(y)]. The next step reads s' from it.
         """
         state = rows[..., : self.shape.hidden_size]
         gates = _HEADS if state.shape[-1] % _HEADS == 0 else 1
@@ -105,7 +104,7 @@ class Clover(PrefixHead):
 
 
 class CloverHead(PrefixLayerHead):
-    """Head in decoding."""
+    """Clover's head for decoding."""
 
     kind: ClassVar[str] = Clover.kind
     module: ClassVar[type[PrefixHead]] = Clover

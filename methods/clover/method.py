@@ -26,15 +26,26 @@ from specbench_cli.api import (
 class CloverParams(AcceptParams, MethodParams):
     """Parameters of `Clover`."""
 
-    head: str = Field("auto", description="auto: the target's own; else the folder of one")
-    nodes: int = Field(16, ge=1, description="size of the tree, at most")
-    depth: int = Field(4, ge=1, description="most levels")
-    width: int = Field(8, ge=1, description="most children of a node")
+    head: str = Field(
+        "auto",
+        description="draft head: auto (the default head of the target), a folder or a hub id",
+    )
+    nodes: int = Field(16, ge=1, description="maximum number of nodes of the tree")
+    depth: int = Field(4, ge=1, description="maximum number of levels of the tree")
+    width: int = Field(8, ge=1, description="maximum number of children of a node")
     nucleus: float = Field(
-        0.95, gt=0, le=1, description="children are left out behind those of so much probability"
+        0.95,
+        gt=0,
+        le=1,
+        description="children are dropped after the most likely ones that together have this"
+        " probability",
     )
     share: float = Field(
-        0.25, ge=0, le=1, description="so are those less likely than this share of the likeliest"
+        0.25,
+        ge=0,
+        le=1,
+        description="children are dropped if their probability is below this share of the best"
+        " child's",
     )
 
 

@@ -1,14 +1,14 @@
-"""Draft head of DFlash: a few layers that denoise a block of masks, given the target's hidden
-states.
+"""Draft head of DFlash: a few layers that denoise a block of masks in one forward.
 
 Jian Chen, Yesheng Liang, Zhijian Liu: DFlash: Block Diffusion for Flash Speculative Decoding, 2026,
 arXiv:2602.06036. File formats are those of github.com/z-lab/dflash.
 
-The target's hidden states of a token at several layers, side by side, become one row c through `fc`
-and a norm. In every layer, keys and values come from c, at the token's position, and from the
-block. Queries come from the block. The block is [x_t, m, m, ...] through the target's embedding. It
-attends to c_0 ... c_{t-1} and to itself in both directions. Row k of the block, after a norm and
-the target's output matrix, predicts x_{t+k}.
+Context: the target's hidden states of a committed token at several layers are concatenated. `fc`
+    and
+a norm map them to one row c. Block: the embeddings of [x_t, m, m, ...], where x_t is the last
+committed token and m is the mask token. In every layer, the block attends to c_0, ..., c_{t-1} and
+to itself, in both directions. The target's output matrix maps row k of the block, after a norm, to
+the logits of x_{t+k}.
 """
 
 from __future__ import annotations
@@ -36,20 +36,23 @@ from specbench_cli.api import (
     layer_bytes,
 )
 
-PLAIN = {"hidden_act": "silu", "is_causal": False, "final_logit_softcapping": None}
-PLAIN |= {"input_embedding_scale": 1.0, "output_multiplier": 1.0}
-"""Settings of z-lab's later heads, and the values that are implemented here."""
+SUPPORTED = {"hidden_act": "silu", "is_causal": False, "final_logit_softcapping": None}
+SUPPORTED |= {"input_embedding_scale": 1.0, "output_multiplier": 1.0}
+"""Settings in config.json of which only one value is supported, with this value."""
 
-NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")  # its layers are those of Qwen3
+NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")  # of a Qwen3 layer
 
 
 class DFlash(ParallelHead, Artifact):  # type: ignore[override]
     """DFlash's head as a torch module.
 
     Args:
-        captured_layers: Target layers whose outputs the head reads.
-        block: Size of a block, including the last committed token.
-        mask: Token id of the other positions.
+        shape: Sizes of the layers.
+        rope: Settings of the rotary embedding.
+        captured_layers: Target layers whose hidden states the head reads.
+        block: Number of tokens of a block: the last committed token and the masks.
+        mask: Id of the mask token.
+        tensor_names: Names of the optional tensors of a layer.
     """
 
     kind: ClassVar[str] = "dflash"
@@ -64,7 +67,7 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
         captured_layers: tuple[int, ...],
         block: int,
         mask: int,
-        has: Collection[str] = NORMS,
+        tensor_names: Collection[str] = NORMS,
     ) -> None:
         super().__init__()
         self.shape, self.rope, self.captured_layers, self.block, self.mask = (
@@ -77,7 +80,8 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
         d, eps = shape.hidden_size, shape.rms_norm_eps
         self.fc = nn.Linear(len(captured_layers) * d, d, bias=False)
         layers = (
-            LlamaLayer(d, shape, rope, has, normed=True) for _ in range(shape.num_hidden_layers)
+            LlamaLayer(d, shape, rope, tensor_names, normed=True)
+            for _ in range(shape.num_hidden_layers)
         )
         self.layers, self.hidden_norm, self.norm = (
             nn.ModuleList(layers),
@@ -87,8 +91,10 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
 
     @classmethod
     def new(cls, target: Any, draft: Any) -> Self:
-        """Return an untrained head with two layers. It reads an early, a middle and a late target
-        layer, and its mask is the padding token."""
+        """Return an untrained head with two layers.
+
+        It reads a low, a middle and a high layer of the target. Its mask is the padding token.
+        """
         n, heads, d = target.num_hidden_layers, target.num_attention_heads, target.hidden_size
         eps, most = target.rms_norm_eps, target.max_position_embeddings
         shape = HeadShape(d, cls.recipe.mlp, heads, heads, d // heads, eps, most, 2)
@@ -104,28 +110,28 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
         """Return the content of config.json in z-lab's format."""
         sizes = {name: getattr(self.shape, name) for name in HeadShape.__dataclass_fields__}
         read = {"mask_token_id": self.mask, "target_layer_ids": list(self.captured_layers)}
-        more = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "hidden_act": "silu"}
-        return {**sizes, **self.rope, **more, "block_size": self.block, "dflash_config": read}
+        fixed = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "hidden_act": "silu"}
+        return {**sizes, **self.rope, **fixed, "block_size": self.block, "dflash_config": read}
 
     def draft(
         self, target: Any, ids: Tensor, read: Any, slots: Tensor, steps: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """See `ParallelHead`. Training uses only a third of the slots."""
+        """Yield logits and slots; see `ParallelHead`. Training uses every third slot, for speed."""
         slots = slots[:, ::3] if self.training else slots
-        embed, places = target.model.embed_tokens, read.chats.positions
+        embed, positions = target.model.embed_tokens, read.chats.positions
         anchors = (slots + 1).clamp(max=ids.shape[1] - 1)
         context = self.hidden_norm(self.fc(read.features))
         mask = embed.weight[self.mask].expand(*slots.shape, -1)
         rows = [embed(ids.gather(1, anchors)), *[mask] * (self.block - 1)]
-        where = [places.gather(1, slots) + 1 + k for k in range(self.block)]
-        sight = gather_slots(read.chats.mask[:, 0], slots)[:, None]
+        where = [positions.gather(1, slots) + 1 + k for k in range(self.block)]
+        visible = gather_slots(read.chats.mask[:, 0], slots)[:, None]
         for layer in self.layers:
             assert isinstance(layer, LlamaLayer)
             attend, reads = layer.self_attn, [layer.norm_input(row) for row in rows]
             own = [attend.project_kv(*each) for each in zip(reads, where, strict=True)]
-            past = PastKeyValues(sight, attend.project_kv(context, places), own)
-            seen = [attend(*each, past) for each in zip(reads, where, strict=True)]
-            rows = [layer.add_residuals(*each) for each in zip(rows, seen, strict=True)]
+            past = PastKeyValues(visible, attend.project_kv(context, positions), own)
+            attended = [attend(*each, past) for each in zip(reads, where, strict=True)]
+            rows = [layer.add_residuals(*each) for each in zip(rows, attended, strict=True)]
         for row in rows[1 : steps + 1]:
             yield target.lm_head(self.norm(row)), slots
 
@@ -133,40 +139,42 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
         """Load the module in a folder; see `Artifact.load`."""
         files, target = read_head_by_config(folder, decoders["target"]), decoders["target"]
-        said = dict(files.config) | files.config.get("dflash_config", {})
-        files.check_supported(said, PLAIN, {"layer_types": {"full_attention"}})
-        mask, block = files.read_token_id(said, "mask_token_id", target), said.get("block_size", 16)
+        settings = dict(files.config) | files.config.get("dflash_config", {})
+        files.check_supported(settings, SUPPORTED, {"layer_types": {"full_attention"}})
+        mask, block = (
+            files.read_token_id(settings, "mask_token_id", target),
+            settings.get("block_size", 16),
+        )
         if type(block) is not int or not 2 <= block <= target.max_positions:
-            what = f"block_size is {block!r}; a block has 2 to {target.max_positions} places"
+            what = f"block_size is {block!r}; it must be from 2 to {target.max_positions}"
             raise head_mismatch(files, what)
-        has = [name.removeprefix("layers.0.") for name in files.tensors]
-        facts = (
+        tensor_names = [name.removeprefix("layers.0.") for name in files.tensors]
+        args = (
             files.shape,
             files.rope,
             files.find_captured_layers(target.n_layers),
             block,
             mask,
-            has,
+            tensor_names,
         )
-        made = load_module(lambda: cls(*facts), files, cls.kind).requires_grad_(False).eval()
-        return made.to(target.device, target.dtype)
+        module = load_module(lambda: cls(*args), files, cls.kind).requires_grad_(False).eval()
+        return module.to(target.device, target.dtype)
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """Return a head of two layers with random weights and one narrow attention head; see
-        `Artifact.random`."""
+        """Return a small head with random weights; see `Artifact.random`."""
         target = decoders["target"]
         shape = HeadShape(target.hidden_size, 2 * target.hidden_size, 1, 1, 8, num_hidden_layers=2)
-        facts = (0, target.n_layers - 1), 6, target.vocab_size - 1
-        return randomize(cls(shape, {}, *facts), seed).to(target.device, target.dtype).eval()
+        args = (0, target.n_layers - 1), 6, target.vocab_size - 1
+        return randomize(cls(shape, {}, *args), seed).to(target.device, target.dtype).eval()
 
 
 class DFlashHead(HeadStack):
-    """Head in decoding. Its state contains keys and values of each token's c.
+    """DFlash's head for decoding. Its KV cache contains the context of committed tokens.
 
-    A forward reads `Features` of n tokens and n + k ids: the token after each of the n, and k
-    masks. The last of these tokens, whose hidden state is not known yet, and the masks are the
-    block.
+    The input of a forward is `Features` with n rows of hidden states and n + k ids: the token after
+    each row, and k masks. The rows are added to the context. The block is the last token with the k
+    masks.
 
     Attributes:
         block, mask: See `DFlash`.
@@ -184,19 +192,19 @@ class DFlashHead(HeadStack):
         read = self._reader(module.shape, module.state_dict())
         self.layers = [read.layer(f"layers.{at}.") for at in self._all_layers]
         self._fc = read.linear(read.get("fc.weight"))
-        self._context, self._end = read.norm("hidden_norm"), read.norm("norm")
+        self._context, self._final_norm = read.norm("hidden_norm"), read.norm("norm")
         self.weight_bytes = self._fc.nbytes + sum(map(layer_bytes, self.layers))
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> Any:
-        """See `Decoder`. The state has space for a block."""
+        """Return an empty state with additional space for one block; see `Decoder`."""
         return super().new_state(capacity + self.block, n_seqs)
 
     @torch.inference_mode()
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """See the class. Logits are those of the block."""
+        """Add to the context, and denoise a block. The logits are those of the block."""
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         if not isinstance(x, Features):
-            raise ValueError(f"{self.name} reads tokens beside features, not {type(x).__name__}")
+            raise ValueError(f"{self.name} needs Features as input, not {type(x).__name__}")
         n, start = x.rows.shape[1], state.length()
         self._append_kv_to_all(self._norm(self._fc(x.rows[0]), self._context), state)
         if logits_at is None:

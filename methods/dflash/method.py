@@ -28,9 +28,15 @@ class DFlashParams(MethodParams):
     """Parameters of `DFlash`."""
 
     length: int = Field(
-        15, ge=1, description="draft tokens a step; at most the head's block less one"
+        15,
+        ge=1,
+        description="maximum number of draft tokens per step; at most the head's block size"
+        " minus 1",
     )
-    head: str = Field("auto", description="auto: the target's own; else the folder of one")
+    head: str = Field(
+        "auto",
+        description="draft head: auto (the default head of the target), a folder or a hub id",
+    )
 
 
 class DFlash(Method):

@@ -3,10 +3,11 @@
 Li, Wei, Zhang and Zhang: EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty, ICML
 2024, arXiv:2401.15077.
 
-Slot t joins the token x_{t+1} and the feature f_t, which is the input of the target's output
-matrix. [embed(x_{t+1}), f_t] goes through `fc` into a layer whose attention has no input norm. Its
-output is the predicted feature f_{t+1}. The target's output matrix maps it to the logits of
-x_{t+2}. Later levels of a draft read the predicted feature in place of the true one.
+At position t, the head combines the token x_{t+1} with the feature f_t, which is the input of the
+target's output matrix. `fc` maps [embed(x_{t+1}), f_t] to the input of one layer, whose attention
+has no input norm. The output of the layer is the predicted feature f_{t+1}, which the target's
+output matrix maps to the logits of x_{t+2}. Later draft levels read the predicted feature instead
+of the target's.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from methods._heads.slots import LlamaLayer
 
 
 class Eagle(JoinedHead):
-    """EAGLE's head as a torch module."""
+    """EAGLE's head as a torch module, for training."""
 
     kind: ClassVar[str] = "eagle"
     layouts: ClassVar[tuple[Layout, ...]] = (
@@ -54,38 +55,38 @@ class Eagle(JoinedHead):
         },
     )
 
-    def build(self, has: Collection[str]) -> None:
+    def build(self, tensor_names: Collection[str]) -> None:
         """See `DraftHead.build`."""
         width = self.shape.hidden_size
-        self.fc = nn.Linear(2 * width, width, bias="fc.bias" in has)
-        self.layer = LlamaLayer(width, self.shape, self.rope, has, normed=False)
+        self.fc = nn.Linear(2 * width, width, bias="fc.bias" in tensor_names)
+        self.layer = LlamaLayer(width, self.shape, self.rope, tensor_names, normed=False)
 
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
-        """Return an untrained head with a bias."""
+        """Return an untrained head. Its `fc` has a bias, as in the authors' code."""
         return cls(shape, rope, ("fc.bias",), target.choose_vocabulary(cls.recipe.draft_vocab_size))
 
     def linear_input(self, embedded: Tensor, features: Tensor) -> Tensor:
-        """Return the input of `fc`, and ones for its bias."""
+        """Return the input of `fc` and a column of ones, whose weights become the bias."""
         return torch.cat([embedded, features, torch.ones_like(features[:, :1])], -1)
 
     def init_from_linear(self, found: Tensor, _norm: Tensor) -> None:
-        """See `DraftHead`."""
+        """Set `fc` to a fitted linear map; see `DraftHead`."""
         self.fc.load_state_dict({"weight": found[:-1].T, "bias": found[-1]})
         self.layer.zero_outputs()
 
     def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Project both, the embedding first."""
+        """Return the output of `fc`, which is both the attention input and the residual stream."""
         joined = self.fc(torch.cat([embedded, features], -1))
         return joined, joined
 
     def make_output(self, rows: Tensor) -> HeadOutput:
-        """Return the rows unchanged."""
+        """Return the predicted feature, which is also the input of the output matrix."""
         return HeadOutput(rows, rows)
 
 
 class EagleHead(LayerHead):
-    """Head in decoding."""
+    """EAGLE's head for decoding."""
 
     kind: ClassVar[str] = Eagle.kind
     module: ClassVar[type[DraftHead]] = Eagle

@@ -37,15 +37,24 @@ AUTHORS = tree_of_choices(
 class EagleParams(MethodParams):
     """Parameters of `Eagle`."""
 
-    head: str = Field("auto", description="auto: the target's own; else the folder of one")
-    shape: Literal["tree", "chain"] = Field(
-        "tree", description="a static tree, or the likeliest token alone at every level"
+    head: str = Field(
+        "auto",
+        description="draft head: auto (the default head of the target), a folder or a hub id",
     )
-    depth: int = Field(5, ge=1, description="most levels: one forward of the head each")
+    shape: Literal["tree", "chain"] = Field(
+        "tree", description="draft a static tree, or a chain of the most likely tokens"
+    )
+    depth: int = Field(
+        5,
+        ge=1,
+        description="maximum number of levels; each takes one forward of the head (authors'"
+        " tree: 5)",
+    )
     nodes: int = Field(
         25,
         ge=1,
-        description="size of the tree; 25 is the authors', others are made of the likeliest ranks",
+        description="number of nodes of the tree; 25 is the tree of the authors' code, other"
+        " sizes are built from the ranks that are most likely to be accepted",
     )
 
 

@@ -3,10 +3,11 @@
 Li, Wei, Zhang and Zhang: EAGLE-3: Scaling up Inference Acceleration of Large Language Models via
 Training-Time Test, NeurIPS 2025, arXiv:2503.01840.
 
-Slot t joins the token x_{t+1} and g_t. At the first level, `fc` maps the target's hidden states of
-three layers, side by side, to g_t. At later levels, g is the output of the head's own layer.
-Attention reads [norm(embed(x_{t+1})), norm(g_t)]. The residual stream is g_t. The head's own output
-matrix covers a part of the target's vocabulary.
+At position t, the head combines the token x_{t+1} with the feature g_t. At the first draft level,
+`fc` maps the target's hidden states of three layers (low, middle and high), concatenated, to g_t.
+At later levels, g_t is the output of the head's own layer. The attention reads
+[norm(embed(x_{t+1})), norm(g_t)], and the residual stream is g_t. The output matrix covers a part
+of the target's vocabulary.
 """
 
 from __future__ import annotations
@@ -33,17 +34,19 @@ _LAYER = {"input_layernorm.": "enorm.", "hidden_norm.": "hnorm.", "": "layer."}
 
 
 class Eagle3(JoinedHead):
-    """EAGLE-3's head as a torch module.
+    """EAGLE-3's head as a torch module, for training.
 
-    Heads trained here draft only the most frequent tokens, with the target's output matrix.
-    Official heads have their own output matrix.
+    Heads that specbench trains use the target's output matrix, for the most frequent tokens only.
+    Published heads have their own output matrix.
 
     Args:
-        size: Approximate magnitude of the target's hidden states, [layers * width]. `fc` is divided
-            by it in files. Hidden states can be tens of times as large as what this layer adds to
-            them, which makes learning slow. The values are powers of two, so division is exact in
-            fp16.
-        norm_first: Whether the residual stream is the normed features.
+        captured_layers: Numbers of the three target layers.
+        reads: Width of their concatenated hidden states.
+        own: Draft vocabulary.
+        size: Approximate magnitude of the hidden states, [layers * width], in powers of two. In
+            training, `fc` reads the hidden states divided by it, because large inputs make learning
+            slow. In files, the division is part of `fc`, which is exact for powers of two.
+        norm_first: Whether the residual stream is the normed feature (`norm_before_residual`).
     """
 
     kind: ClassVar[str] = "eagle3"
@@ -71,7 +74,7 @@ class Eagle3(JoinedHead):
         self,
         shape: HeadShape,
         rope: Mapping[str, Any],
-        has: Collection[str] = (),
+        tensor_names: Collection[str] = (),
         *,
         captured_layers: tuple[int, ...],
         reads: int,
@@ -81,17 +84,20 @@ class Eagle3(JoinedHead):
     ) -> None:
         super().__init__(shape, rope, own=own)
         self.captured_layers, self.norm_first = captured_layers, norm_first
-        self.fc = nn.Linear(reads, shape.hidden_size, bias="fc.bias" in has)
-        self.layer = LlamaLayer(2 * shape.hidden_size, shape, rope, has, normed=False)
+        self.fc = nn.Linear(reads, shape.hidden_size, bias="fc.bias" in tensor_names)
+        self.layer = LlamaLayer(2 * shape.hidden_size, shape, rope, tensor_names, normed=False)
         self.enorm, self.hnorm, self.norm = (self.new_norm() for _ in range(3))
-        self.fc_norm = RmsNorm(reads, shape.rms_norm_eps) if "fc_norm.weight" in has else None
+        self.fc_norm = (
+            RmsNorm(reads, shape.rms_norm_eps) if "fc_norm.weight" in tensor_names else None
+        )
         self.register_buffer("size", size, persistent=False)
 
     @classmethod
     def choose_layers(cls, n_layers: int) -> tuple[int, ...]:
-        """Return the official code's layers, except for targets of fewer than 16 layers.
+        """Return the layers of the authors' code, or others if the target has fewer than 16 layers.
 
-        There the third official layer is too low (the middle one of 8), so the last layer is used.
+        In such a target, the authors' high layer is near the middle (layer 4 of 8). The last layer
+        is used instead.
         """
         if n_layers >= 16:
             return official_layers(n_layers)
@@ -99,7 +105,7 @@ class Eagle3(JoinedHead):
 
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
-        """Return an untrained head, scaled for the target's hidden states."""
+        """Return an untrained head. `fc` is scaled for the magnitude of the hidden states."""
         captured_layers, own = (
             cls.choose_layers(target.n_layers),
             target.choose_vocabulary(cls.recipe.draft_vocab_size),
@@ -112,8 +118,8 @@ class Eagle3(JoinedHead):
     def init_weights(self, std: float) -> None:
         """Draw weights that preserve the magnitude of their input.
 
-        The newest token enters only through attention, so queries start equal to keys: a slot
-        attends to itself.
+        The newest token reaches the output only through attention. Queries and keys start equal, so
+        that each position first attends to itself.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -123,10 +129,10 @@ class Eagle3(JoinedHead):
 
     @classmethod
     def new_small(cls, shape: HeadShape, target: Decoder) -> Self:
-        """Return a head that can draft every second id, and the first two."""
+        """Return a head for audits. Its draft vocabulary is ids 0 and 1 and every second id."""
         captured_layers, ids = official_layers(target.n_layers), target.vocab_size
-        says = torch.tensor([0, 1, *range(2, ids, 2)], device="cpu")
-        own = HeadVocabulary(ids, says, has_output_matrix=True)
+        draft_ids = torch.tensor([0, 1, *range(2, ids, 2)], device="cpu")
+        own = HeadVocabulary(ids, draft_ids, has_output_matrix=True)
         return cls(
             shape,
             {},
@@ -137,12 +143,16 @@ class Eagle3(JoinedHead):
 
     @classmethod
     def init_args(cls, files: LoadedHead, target: Decoder) -> dict[str, Any]:
-        """See `DraftHead`. `fc` must read three hidden states of this target."""
+        """Return constructor arguments; see `DraftHead`.
+
+        Raises:
+            EnvironmentFault: `fc` does not read three hidden states of this target's size.
+        """
         d, wide = files.shape.hidden_size, 3 * target.hidden_size
         found = tuple(files.tensors["fc.weight"].shape)
         if found != (d, wide) or wide == d:
-            needs = f"this target's rows of {target.hidden_size}, three at a time, need {[d, wide]}"
-            raise head_mismatch(files, f"fc is {list(found)}; {needs}")
+            what = f"fc has shape {list(found)}; this target needs {[d, wide]}"
+            raise head_mismatch(files, what)
         own, captured_layers = (
             HeadVocabulary.from_files(files, target),
             files.find_captured_layers(target.n_layers),
@@ -156,58 +166,54 @@ class Eagle3(JoinedHead):
         }
 
     def project_features(self, features: Tensor) -> Tensor:
-        """Join the hidden states of three layers."""
+        """Return g, from the concatenated hidden states of three layers."""
         if self.fc_norm is not None:
             features = self.fc_norm(features)
         joined: Tensor = self.fc(features if self.size is None else features / self.size)
         return joined
 
     def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return both normed, side by side, and the features as residual stream."""
+        """Return the normed embedding and feature, concatenated, and the residual stream."""
         normed = self.hnorm(features)
         rows = torch.cat([self.enorm(embedded), normed], -1)
         return rows, normed if self.norm_first else features
 
     def make_output(self, rows: Tensor) -> HeadOutput:
-        """Return the rows unchanged to feed back, and normed for the output matrix."""
+        """Return the output of the layer as next feature, and its norm for the output matrix."""
         return HeadOutput(rows, self.norm(rows))
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `DraftHead`."""
-        held = super().tensors()
+        """Return the tensors to store, with the scale of the hidden states as part of `fc`."""
+        tensors = super().tensors()
         if self.size is not None:
-            held["fc.weight"] = held["fc.weight"] / self.size
-        return held
+            tensors["fc.weight"] = tensors["fc.weight"] / self.size
+        return tensors
 
 
 class Eagle3Head(LayerHead):
-    """Head in decoding."""
+    """EAGLE-3's head for decoding."""
 
     kind: ClassVar[str] = Eagle3.kind
     module: ClassVar[type[DraftHead]] = Eagle3
 
     def _read_extra_weights(self, read: LayerReader, module: DraftHead) -> None:
         assert isinstance(module, Eagle3)
-        self._enorm, self._hnorm, self._final = map(read.norm, ("enorm", "hnorm", "norm"))
+        self._enorm, self._hnorm, self._final_norm = map(read.norm, ("enorm", "hnorm", "norm"))
         self._fc_norm = read.get("fc_norm.weight") if module.fc_norm is not None else None
         self._true_width, self._norm_first = module.fc.in_features, module.norm_first
-        self.weight_bytes += 3 * self._final.nbytes
-
-    def norm(self, rows: Tensor) -> Tensor:
-        """See `Decoder`."""
-        return self._norm(rows, self._final)
+        self.weight_bytes += 3 * self._final_norm.nbytes
 
     def _join(self, tokens: Tensor, rows: Tensor) -> Tensor:
-        self._tokens, width = self._norm(tokens, self._enorm), rows.shape[1]  # for attention
+        self._tokens, width = self._norm(tokens, self._enorm), rows.shape[1]
         if width == self._true_width:
             if self._fc_norm is not None:
                 rows = torch.rms_norm(rows, (width,), self._fc_norm, self._eps)
             g = self.fc(rows)
         elif width == self.hidden_size:
-            g = rows.clone()  # the layer adds to it
+            g = rows.clone()  # the layer adds its output to this tensor in place
         else:
-            known = f"true ones have {self._true_width}, the head's own {self.hidden_size}"
-            raise ValueError(f"features of {width} numbers; {known}")
+            known = f"{self._true_width} (the target's) or {self.hidden_size} (the head's own)"
+            raise ValueError(f"features have width {width}; it must be {known}")
         return self._norm(g, self._hnorm) if self._norm_first else g
 
     def _attention_input(self, layer: LayerWeights, h: Tensor, scratch: Scratch) -> Tensor:

@@ -35,14 +35,18 @@ class HttpParams(MethodParams):
     """Parameters of `Http` and `HttpVanilla`."""
 
     url: Annotated[str, AfterValidator(normalize_url)] | None = Field(
-        None, description="where the server is, such as http://127.0.0.1:8000"
+        None, description="address of the server, such as http://127.0.0.1:8000"
     )
     server: Literal["auto", "openai", "vllm", "llama.cpp", "sglang"] = Field(
-        "auto", description="its kind; auto: what its list of models says"
+        "auto", description="kind of server; auto detects it from the server's list of models"
     )
-    model: str | None = Field(None, description="one of its models; default: the only one")
-    key: str | None = Field(None, description="environment variable that holds an API key")
-    timeout: float = Field(60.0, gt=0, description="seconds of silence that end a request")
+    model: str | None = Field(None, description="model of the server; by default its only model")
+    key: str | None = Field(
+        None, description="name of the environment variable that contains the API key"
+    )
+    timeout: float = Field(
+        60.0, gt=0, description="maximum time without data from the server, in seconds"
+    )
 
 
 class HttpVanilla(Method):

@@ -27,7 +27,7 @@ from specbench_cli.api import (
 class LlamaCppParams(MethodParams):
     """Parameters of `LlamaCpp`."""
 
-    flash: bool = Field(False, description="flash attention (flash_attn)")
+    flash: bool = Field(False, description="use flash attention (flash_attn)")
 
 
 class LlamaCpp(Method):
@@ -67,7 +67,7 @@ class LlamaCpp(Method):
 class LlamaCppDraftParams(LlamaCppParams):
     """Parameters of `LlamaCppDraft`."""
 
-    length: int = Field(5, ge=1, description="draft tokens a step")
+    length: int = Field(5, ge=1, description="number of draft tokens per step")
 
 
 class LlamaCppDraft(LlamaCpp):
@@ -91,8 +91,10 @@ class LlamaCppDraft(LlamaCpp):
 class LlamaCppLookupParams(LlamaCppParams):
     """Parameters of `LlamaCppLookup`."""
 
-    length: int = Field(10, ge=1, description="draft tokens a step (num_pred_tokens)")
-    ngram: int = Field(2, ge=1, description="longest suffix looked up (max_ngram_size)")
+    length: int = Field(10, ge=1, description="number of draft tokens per step (num_pred_tokens)")
+    ngram: int = Field(
+        2, ge=1, description="maximum length of the suffix to look up, in tokens (max_ngram_size)"
+    )
 
 
 class LlamaCppLookup(LlamaCpp):

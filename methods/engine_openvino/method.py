@@ -27,7 +27,9 @@ class OpenVinoParams(MethodParams):
     """Parameters of `OpenVino`."""
 
     attention: Literal["PA", "SDPA"] | None = Field(
-        None, description="its attention back end, paged or not (ATTENTION_BACKEND); default: its"
+        None,
+        description="attention backend (ATTENTION_BACKEND): paged (PA) or not (SDPA); by"
+        " default OpenVINO's choice",
     )
 
 
@@ -72,7 +74,9 @@ class OpenVino(Method):
 class OpenVinoDraftParams(MethodParams):
     """Parameters of `OpenVinoDraft`."""
 
-    length: int = Field(5, ge=1, description="draft tokens a step (num_assistant_tokens)")
+    length: int = Field(
+        5, ge=1, description="number of draft tokens per step (num_assistant_tokens)"
+    )
 
 
 class OpenVinoDraft(OpenVino):
@@ -96,8 +100,12 @@ class OpenVinoDraft(OpenVino):
 class OpenVinoLookupParams(MethodParams):
     """Parameters of `OpenVinoLookup`."""
 
-    length: int = Field(5, ge=1, description="draft tokens a step (num_assistant_tokens)")
-    ngram: int = Field(3, ge=1, description="longest suffix looked up (max_ngram_size)")
+    length: int = Field(
+        5, ge=1, description="number of draft tokens per step (num_assistant_tokens)"
+    )
+    ngram: int = Field(
+        3, ge=1, description="maximum length of the suffix to look up, in tokens (max_ngram_size)"
+    )
 
 
 class OpenVinoLookup(OpenVino):

@@ -4,17 +4,16 @@ Xiangxiang Gao, Weisheng Xie, Yiwei Xiang, Feng Ji: Falcon: Faster and Parallel 
 Language Models through Enhanced Semi-Autoregressive Drafting and Custom-Designed Decoding Tree,
 AAAI 2025, arXiv:2412.12639.
 
-Like EAGLE's head, it joins the feature f_j, which the target's output matrix reads, and the token
-x_{j+1} to a pair. But one pass over the last k pairs predicts the next k features. Pairs go through
-an LSTM of two layers, then one Llama layer under the relaxed causal mask: the k pairs of a block
-attend to each other and to everything before. The output at pair j is f_{j+k}, which gives the
-logits of x_{j+k+1}.
+A pair consists of the feature f_j, which is the input of the target's output matrix, and the token
+x_{j+1}, as in EAGLE. One pass over the last k pairs (a block) predicts the next k features. The
+pairs go through an LSTM of two layers, and then through one Llama layer with the relaxed causal
+mask: the pairs of a block attend to each other and to all earlier pairs. The output at pair j is
+f_{j+k}, which the target's output matrix maps to the logits of x_{j+k+1}. As in the paper, k is 2.
 
-As in the paper: all of the above, and k = 2. Differs from the paper: the LSTM runs over the k pairs
-up to its own, has width `INNER`, and adds to a linear map of the pair. The authors' LSTM takes the
-batch for the sequence, so it does not recur over tokens. There is no glancing: training with the
-published loss (`paper`) and with `ttt`, which drafts from the head's own features, shows no future
-tokens.
+Differs from the paper: the LSTM reads the last k pairs only and has width `INNER`. Its output is
+added to a linear map of the pair. In the authors' code the LSTM takes the batch dimension for the
+sequence, so it does not connect tokens. Training has no glancing, which shows some future tokens to
+the head.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from methods._heads.slots import HeadInput, LlamaLayer, PastKeyValues, gather_sl
 from methods._heads.unfused import TwoStepHead, UnfusedHead
 
 BLOCK, INNER = 2, 64
-"""k, the number of features per pass, and the width of the LSTM."""
+"""The block size k, and the width of the LSTM."""
 
 
 class Falcon(TwoStepHead):
     """Falcon's head as a torch module.
 
-    `HeadOutput.hidden` contains the k features of a pass, the k - 1 pairs before them, and the
-    embeddings of their tokens that were drafted since.
+    `HeadOutput.hidden` is the concatenation of the k features of the last pass, the k - 1 pairs
+    before them, and the embeddings of the tokens that were drafted from these features so far.
     """
 
     kind: ClassVar[str] = "falcon"
@@ -66,17 +65,20 @@ class Falcon(TwoStepHead):
         },
     )
 
-    def build(self, has: Collection[str]) -> None:
+    def build(self, tensor_names: Collection[str]) -> None:
         """See `DraftHead.build`."""
         width = self.shape.hidden_size
         self.fc = nn.Linear(2 * width, width, bias=False)
         self.lstm = nn.ModuleList(nn.LSTMCell(reads, INNER) for reads in (2 * width, INNER))
         self.up = nn.Linear(INNER, width, bias=False)
-        self.layer = LlamaLayer(width, self.shape, self.rope, has, normed=False)
+        self.layer = LlamaLayer(width, self.shape, self.rope, tensor_names, normed=False)
 
     def encode_pairs(self, windows: Tensor) -> Tensor:
-        """Return the layer's input [..., width] from the last k pairs [..., k, 2 width] at each
-        position."""
+        """Return the input of the layer, [..., width].
+
+        Args:
+            windows: The last k pairs at each position, [..., k, 2 * width].
+        """
         steps = list(windows.flatten(0, -3).unbind(1))
         for cell in self.lstm:
             state = None
@@ -86,39 +88,50 @@ class Falcon(TwoStepHead):
         rows: Tensor = self.fc(windows[..., -1, :])
         return rows.add(self.up(steps[-1]).unflatten(0, windows.shape[:-2]))
 
-    def encode_text(self, pairs: Tensor, places: Tensor) -> Tensor:
-        """Return `rows` for a text's pairs [sequences, n, 2 width]. Before the start the first is
-        repeated."""
+    def encode_text(self, pairs: Tensor, positions: Tensor) -> Tensor:
+        """Return the input of the layer for the pairs of a text, [sequences, n, width].
+
+        The first pair takes the place of pairs before the start of the text.
+
+        Args:
+            pairs: [sequences, n, 2 * width].
+            positions: Positions of the pairs, [sequences, n].
+        """
         at = torch.arange(pairs.shape[1], device=pairs.device)
-        ago = [places.clamp(max=back) for back in reversed(range(BLOCK))]
+        ago = [positions.clamp(max=back) for back in reversed(range(BLOCK))]
         return self.encode_pairs(
             torch.stack([gather_slots(pairs, (at - each).clamp(min=0)) for each in ago], 2)
         )
 
     def project_context(
-        self, embedded: Tensor, features: Tensor, places: Tensor
+        self, embedded: Tensor, features: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return keys and values of a text."""
-        rows = self.encode_text(torch.cat((embedded, features), -1), places)
-        return self.layer.self_attn.project_kv(rows, places)
+        """Return keys and values of the text; see `TwoStepHead`."""
+        rows = self.encode_text(torch.cat((embedded, features), -1), positions)
+        return self.layer.self_attn.project_kv(rows, positions)
 
-    def run_block(self, rows: Tensor, places: Tensor, past: PastKeyValues) -> Tensor:
-        """Run a pass and return the features of the next k positions, in the shape of `rows`.
+    def run_block(self, rows: Tensor, positions: Tensor, past: PastKeyValues) -> Tensor:
+        """Run the layer on the k pairs of each block, and return the next k features.
 
         Args:
-            rows: [sequences, slots, k, width].
-            places: [sequences, slots, k].
-            past: Keys and values that the rows attend to, including their own.
+            rows: Input of the layer, [sequences, slots, k, width]. The result has the same shape.
+            positions: Positions of the pairs, [sequences, slots, k].
+            past: Keys and values that the pairs attend to, including their own.
         """
-        layer, pairs = self.layer, zip(rows.unbind(2), places.unbind(2), strict=True)
-        made = [layer.add_residuals(row, layer.self_attn(row, place, past)) for row, place in pairs]
-        return torch.stack(made, 2)
+        layer, pairs = self.layer, zip(rows.unbind(2), positions.unbind(2), strict=True)
+        outputs = [
+            layer.add_residuals(row, layer.self_attn(row, place, past)) for row, place in pairs
+        ]
+        return torch.stack(outputs, 2)
 
     def run_first_block(self, x: HeadInput) -> Tensor:
-        """Run the first pass after the `slots` of a text, and return its output."""
+        """Run the pass over the last k pairs before each slot.
+
+        Return `HeadOutput.hidden` (see the class) without embeddings of draft tokens.
+        """
         assert x.slots is not None
-        pairs, places, slots = torch.cat((x.embedded, x.features), -1), x.positions, x.slots
-        rows, at = self.encode_text(pairs, places), places.gather(1, slots)
+        pairs, positions, slots = torch.cat((x.embedded, x.features), -1), x.positions, x.slots
+        rows, at = self.encode_text(pairs, positions), positions.gather(1, slots)
         back = [at.clamp(max=ago) for ago in reversed(range(BLOCK))]
         of_block = torch.stack([gather_slots(rows, slots - ago) for ago in back], 2)
         features = self.run_block(of_block, torch.stack([at - ago for ago in back], 2), x.past)
@@ -126,46 +139,52 @@ class Falcon(TwoStepHead):
         return torch.cat((features.flatten(2), *tail), -1)
 
     def run_next_block(
-        self, left: Tensor, embedded: Tensor, places: Tensor, past: PastKeyValues
+        self, hidden: Tensor, embedded: Tensor, positions: Tensor, past: PastKeyValues
     ) -> Tensor:
-        """Run a further pass over k drafted tokens, and return its output.
+        """Run the pass over the k tokens drafted since the previous pass.
+
+        Return `HeadOutput.hidden` (see the class) without embeddings of draft tokens.
 
         Args:
-            left: Output of the previous pass.
-            embedded: Embeddings of the tokens, [sequences, slots, k, width].
-            places: Position of the last token, [sequences, slots].
+            hidden: Output of the previous pass.
+            embedded: Embeddings of the k tokens, [sequences, slots, k, width].
+            positions: Position of the last token, [sequences, slots].
         """
         width = embedded.shape[-1]
-        features = left[..., : BLOCK * width].unflatten(-1, (BLOCK, width))
-        tail = left[..., BLOCK * width :].unflatten(-1, (BLOCK - 1, 2 * width))
+        features = hidden[..., : BLOCK * width].unflatten(-1, (BLOCK, width))
+        tail = hidden[..., BLOCK * width :].unflatten(-1, (BLOCK - 1, 2 * width))
         pairs = torch.cat((tail, torch.cat((embedded, features), -1)), 2)
         rows = self.encode_pairs(pairs.unfold(2, BLOCK, 1).transpose(-1, -2))
-        each = places[..., None] + torch.arange(1 - BLOCK, 1, device=left.device)
+        each = positions[..., None] + torch.arange(1 - BLOCK, 1, device=hidden.device)
         for row, place in zip(rows.unbind(2), each.unbind(2), strict=True):
             past.own.append(self.layer.self_attn.project_kv(row, place))
-        made = self.run_block(rows, each, past)
-        return torch.cat((made.flatten(2), pairs[:, :, 1 - BLOCK or BLOCK :].flatten(2)), -1)
+        outputs = self.run_block(rows, each, past)
+        return torch.cat((outputs.flatten(2), pairs[:, :, 1 - BLOCK or BLOCK :].flatten(2)), -1)
 
     def draft_first(self, x: HeadInput) -> HeadOutput:
-        """See `TwoStepHead`. This step is a pass."""
-        left = self.run_first_block(x)
-        return HeadOutput(left, left[..., : x.embedded.shape[-1]])
+        """Run a pass, and return its first feature; see `TwoStepHead`."""
+        hidden = self.run_first_block(x)
+        return HeadOutput(hidden, hidden[..., : x.embedded.shape[-1]])
 
     def draft_next(self, x: HeadInput) -> HeadOutput:
-        """See `TwoStepHead`. Every k-th step is a pass. The other steps read its output."""
+        """Return the next feature of the last pass, or run a pass if all k were used."""
         width = x.embedded.shape[-1]
-        left = torch.cat((x.features, x.embedded), -1)
-        drafted = left[..., self.hidden_widths * width :].unflatten(-1, (-1, width))
+        hidden = torch.cat((x.features, x.embedded), -1)
+        drafted = hidden[..., self.hidden_widths * width :].unflatten(-1, (-1, width))
         done = drafted.shape[2] % BLOCK
         if not done:
-            left = self.run_next_block(
-                left[..., : self.hidden_widths * width], drafted, x.positions, x.past
+            hidden = self.run_next_block(
+                hidden[..., : self.hidden_widths * width], drafted, x.positions, x.past
             )
-        return HeadOutput(left, left[..., done * width : (done + 1) * width])
+        return HeadOutput(hidden, hidden[..., done * width : (done + 1) * width])
 
 
 class FalconHead(UnfusedHead):
-    """Head in decoding. A forward drafts k tokens after the text, or after every k rows fed."""
+    """Falcon's head for decoding.
+
+    One forward drafts k tokens after the text. A forward over drafted tokens has k rows per path,
+    and drafts k tokens after each path.
+    """
 
     kind: ClassVar[str] = Falcon.kind
     block_size: ClassVar[int] = BLOCK
@@ -173,19 +192,19 @@ class FalconHead(UnfusedHead):
     head: Falcon
 
     def draft_first(self, x: HeadInput) -> HeadOutput:
-        """See `UnfusedHead`."""
+        """Run the first pass, and return one row per feature."""
         return self._split_block(self.head.run_first_block(x))
 
     def draft_next(self, x: HeadInput) -> HeadOutput:
-        """See `UnfusedHead`."""
+        """Run a pass over k rows per path, and return one row per feature."""
         past, n, tokens = x.past, BLOCK, x.embedded.unflatten(1, (-1, BLOCK))
         mine = PastKeyValues(past.mask[:, :, ::BLOCK], past.text)
         mine.own += [(keys[:, :, ::BLOCK], values[:, :, ::BLOCK]) for keys, values in past.own]
-        rows, places = x.features[:, ::BLOCK], x.positions[:, ::BLOCK] + BLOCK
-        left = self.head.run_next_block(rows, tokens, places, mine)
+        rows, positions = x.features[:, ::BLOCK], x.positions[:, ::BLOCK] + BLOCK
+        hidden = self.head.run_next_block(rows, tokens, positions, mine)
         past.own[:] = [(k.repeat_interleave(n, 2), v.repeat_interleave(n, 2)) for k, v in mine.own]
-        return self._split_block(left)
+        return self._split_block(hidden)
 
-    def _split_block(self, left: Tensor) -> HeadOutput:
-        features = left[..., : BLOCK * self.hidden_size].unflatten(-1, (BLOCK, -1)).flatten(1, 2)
-        return HeadOutput(left.repeat_interleave(BLOCK, 1), features)
+    def _split_block(self, hidden: Tensor) -> HeadOutput:
+        features = hidden[..., : BLOCK * self.hidden_size].unflatten(-1, (BLOCK, -1)).flatten(1, 2)
+        return HeadOutput(hidden.repeat_interleave(BLOCK, 1), features)

@@ -49,12 +49,23 @@ The entries above give the number of children of each inner node.
 class FalconParams(MethodParams):
     """Parameters of `Falcon`."""
 
-    head: str = Field("auto", description="auto: the target's own; else the folder of one")
-    depth: int = Field(4, ge=1, description="most levels; a pass of the head drafts two")
-    nodes: int = Field(24, ge=1, description="size of the tree; of the authors', its first nodes")
-    width: int = Field(8, ge=1, le=20, description="most children of a node")
+    head: str = Field(
+        "auto",
+        description="draft head: auto (the default head of the target), a folder or a hub id",
+    )
+    depth: int = Field(
+        4, ge=1, description="maximum number of levels of the tree; one pass of the head drafts two"
+    )
+    nodes: int = Field(
+        24,
+        ge=1,
+        description="number of nodes of the tree; of the authors' tree, the first nodes are used",
+    )
+    width: int = Field(8, ge=1, le=20, description="maximum number of children of a node")
     tree: Literal["likeliest", "kmask2_8layer_tree"] = Field(
-        "likeliest", description="made of the likeliest ranks, or the authors'"
+        "likeliest",
+        description="shape of the tree: built from the ranks that are most likely to be"
+        " accepted (likeliest), or the authors' tree",
     )
 
 

@@ -4,14 +4,15 @@ Pengfei Wu, Jiahao Liu, Zhuocheng Gong, Qifan Wang, Jinpeng Li, Jingang Wang, Xu
 Zhao: Parallel Decoding via Hidden Transfer for Lossless Large Language Model Acceleration,
 arXiv:2404.12022.
 
-h is the hidden state of a token before layer L. Step k maps it to the pseudo hidden state W_k h of
-the token k positions later. This runs through layers L, L + 1, ... at that position, and the
-target's own output matrix reads the result. W_k = I + D_k, and D_k starts at zero, so that weight
-decay pulls W_k to the identity. There are no other parameters.
+h is the hidden state of a token before layer L. A linear map W_k predicts the hidden state of the
+token k positions later: the pseudo hidden state W_k h. It goes through layers L, L + 1, ... of the
+target at that position, and the target's output matrix maps the result to logits. The parameters
+are D_k in W_k = I + D_k. They are zero before training, so that weight decay pulls W_k to the
+identity.
 
-As in the paper: linear maps at a middle layer, attention of pseudo states to earlier pseudo states,
-a frozen target, and its distribution as label. Differs from the paper, whose code is not public:
-all steps share one layer, the middle one, and the number of steps is fixed.
+As in the paper, pseudo hidden states attend to earlier ones, the target is frozen, and its
+distribution is the label. Differs from the paper, whose code is not public: all steps k use the
+same layer L, the middle one.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from specbench_cli.api import Decoder, LookAhead
 
 
 class TransferMaps(LookAhead):
-    """Maps D_k, [levels, width, width].
+    """Linear maps D_k, [levels, hidden, hidden].
 
     Args:
-        levels: Number of steps.
-        layer: L. Default: the middle layer.
+        target: Target whose hidden states are mapped.
+        levels: Number of tokens to predict ahead.
+        layer: Number of layer L. None means the middle layer.
     """
 
     kind: ClassVar[str] = "hidden-transfer"
@@ -40,5 +42,9 @@ class TransferMaps(LookAhead):
         self.moves = nn.Parameter(torch.zeros(levels, width, width))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """See `LookAhead.forward`."""
+        """Return pseudo hidden states, [n, levels, hidden]; see `LookAhead.forward`.
+
+        Args:
+            rows: Hidden states before layer L, [n, hidden].
+        """
         return rows[:, None] + torch.einsum("nd,led->nle", rows, self.moves)

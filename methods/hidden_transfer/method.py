@@ -25,8 +25,16 @@ from specbench_cli.api import (
 class HiddenTransferParams(MethodParams):
     """Parameters of `HiddenTransfer`."""
 
-    head: str = Field("auto", description="auto: the target's own maps; else the folder of them")
-    nodes: int = Field(16, ge=1, description="size of the tree, made of the likeliest ranks")
+    head: str = Field(
+        "auto",
+        description="linear maps: auto (the default ones of the target), a folder or a hub id",
+    )
+    nodes: int = Field(
+        16,
+        ge=1,
+        description="number of nodes of the tree, which is built from the ranks that are most"
+        " likely to be accepted",
+    )
 
 
 class HiddenTransfer(Method):

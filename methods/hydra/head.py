@@ -3,10 +3,10 @@
 Zachary Ankner et al.: Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding, COLM 2024,
 arXiv:2402.05109, section 3.
 
-Head k reads the hidden state h before the target's output matrix, and the target's embeddings of
-the last committed token and of the k tokens drafted after it, x = [h, E(y_0), ..., E(y_k)]. It
-predicts y_{k+1} as U_k (A_k x + SiLU(B_k x)). B_k starts at zero. Further blocks z + SiLU(C z) may
-follow.
+Head k reads x = [h, E(y_0), ..., E(y_k)]: the target's hidden state h before the output matrix, and
+the target's embeddings of the last committed token y_0 and of the k tokens drafted after it. It
+predicts y_{k+1} with the logits U_k (A_k x + SiLU(B_k x)). Further residual blocks z + SiLU(C z)
+may precede the output matrix U_k.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ from methods.medusa.head import read_output_matrix
 from specbench_cli.api import Decoder, EnvironmentFault, LevelOutput, SequentialHead, Weights
 
 PUBLISHED = re.compile(r"hydra_(mlp|lm_head)\.(\d+)\.((\d+)\.)?.*")
-"""Tensor names of the authors' checkpoints: the head, and the block in it."""
+"""Pattern of tensor names in the authors' checkpoints. Groups 2 and 4 are the head and its
+block."""
 
 
 class HydraHeads(SequentialHead):
-    """Draft heads, one per level.
+    """Hydra's draft heads, one per draft level.
 
     Args:
+        target: Target that the heads draft for.
         levels: Number of heads.
-        blocks: Number of blocks per head. The first maps its input to the target's width; further
-            blocks are residual.
-        own_output: Whether each head has its own output matrix, as in the paper. Otherwise all
-            share the target's.
-        embeds: Width of a shared projection of the embeddings, which keeps the heads of small
-            models small. None: no projection, as in the paper.
+        blocks: Number of blocks per head. The first one maps the input to the target's hidden size.
+            Further blocks are residual.
+        own_output: Whether each head has its own output matrix, as in the paper. If False, all
+            heads use the target's.
+        embeds: Width to which all embeddings are projected, so that the heads of small models stay
+            small. None means no projection, as in the paper.
     """
 
     kind: ClassVar[str] = "hydra"
@@ -56,8 +58,10 @@ class HydraHeads(SequentialHead):
         super().__init__(target, levels=levels, blocks=blocks, own_output=own_output, embeds=embeds)
         width = target.hidden_size
         self.down = None if embeds is None else nn.Linear(width, embeds, bias=False)
-        wide = [self.width + (level + 1) * (embeds or width) for level in range(levels)]
-        self.heads = nn.ModuleList(make_mlp(reads, width, blocks) for reads in wide)
+        input_widths = [self.width + (level + 1) * (embeds or width) for level in range(levels)]
+        self.heads = nn.ModuleList(
+            make_mlp(input_width, width, blocks) for input_width in input_widths
+        )
         self.outputs = nn.ModuleList()
         if own_output:
             self.outputs.extend(nn.Linear(width, self.vocab_size) for _ in range(levels))
@@ -66,35 +70,37 @@ class HydraHeads(SequentialHead):
                 output.load_state_dict(first)
 
     def forward(self, rows: Tensor, ids: Tensor, level: int) -> LevelOutput:  # type: ignore[override]
-        """See `SequentialHead.forward`. The hidden output is everything that the head read."""
+        """Run head `level`; see `SequentialHead.forward`. Its hidden output is its input."""
         embedded = self.target.embed(ids)
         read = torch.cat((rows, embedded if self.down is None else self.down(embedded)), -1)
-        moved = self.heads[level](read)
-        say = self.outputs[level] if self.outputs else self.target.unembed
-        return LevelOutput(say(moved), read)
+        hidden = self.heads[level](read)
+        unembed = self.outputs[level] if self.outputs else self.target.unembed
+        return LevelOutput(unembed(hidden), read)
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """Load our format, or the authors' (github.com/zankner/Hydra, `hydra_head_arch` "mlp").
-        Only the prefixes of their tensor names differ."""
-        weights, who = Weights(folder), "Hydra heads (zankner)"
+        """Load heads in specbench's format or in that of the authors' code.
+
+        The latter is github.com/zankner/Hydra with `hydra_head_arch` "mlp". Its tensor names have
+        other prefixes.
+        """
+        weights, source = Weights(folder), "Hydra heads (zankner)"
         if any(name.startswith("prefix_embeding_layer.") for name in weights):
             raise EnvironmentFault(
-                f"{folder.name} holds heads of Hydra++, which read a layer of their own",
+                f"{folder.name} contains the heads of Hydra++, which have a prefix attention layer",
                 f"specbench run -m hydra++ --set hydra++.head={folder}",
             )
         found = [match for name in weights if (match := PUBLISHED.fullmatch(name))]
         if not found:
             return super().load(folder, decoders)
-        told = _config(folder)
-        read_below, blind = told.get("hidden_state_offset", 0), not told.get("grounded_heads", True)
-        if read_below or blind:
-            rows = f"read the rows of {read_below} layers below the last (hidden_state_offset)"
-            odd = "read no drafted token (grounded_heads is false)" if blind else rows
+        config = _config(folder)
+        offset, grounded = config.get("hidden_state_offset", 0), config.get("grounded_heads", True)
+        if offset or not grounded:
+            setting = f"hidden_state_offset is {offset}" if grounded else "grounded_heads is false"
             raise EnvironmentFault(
-                f"{folder.name}: {who} that {odd}; here they read the last layer's, and all tokens"
-                " drafted before",
-                "give the folder of another: --set hydra.head=DIR",
+                f"{folder.name}: {source}: {setting}; supported are heads that read the last hidden"
+                " state (hidden_state_offset 0) and all drafted tokens (grounded_heads true)",
+                "use other heads: --set hydra.head=DIR",
             )
         levels = 1 + max(int(match[2]) for match in found)
         blocks = 1 + max((int(match[4]) for match in found if match[1] == "mlp"), default=0)
@@ -108,7 +114,7 @@ class HydraHeads(SequentialHead):
                 for name, place in named
             },
             weights,
-            f"{folder.name}: {who}",
+            f"{folder.name}: {source}",
             "hydra",
         )
         return head.ready()
@@ -121,23 +127,26 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 class FirstBlock(nn.Module):
-    """A x + SiLU(B x). Starts as the first `width` numbers of its input."""
+    """Block A x + SiLU(B x). Before training it returns the first `width` numbers of x."""
 
-    def __init__(self, reads: int, width: int) -> None:
+    def __init__(self, input_width: int, width: int) -> None:
         super().__init__()
-        self.res_connection, self.linear = nn.Linear(reads, width), nn.Linear(reads, width)
+        self.res_connection, self.linear = (
+            nn.Linear(input_width, width),
+            nn.Linear(input_width, width),
+        )
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
         self.res_connection.weight.data.fill_diagonal_(1.0)
 
     def forward(self, read: Tensor) -> Tensor:
-        """Return [n, width]."""
-        moved: Tensor = self.res_connection(read) + silu(self.linear(read))
-        return moved
+        """Return the output [n, width] for the input [n, input_width]."""
+        rows: Tensor = self.res_connection(read) + silu(self.linear(read))
+        return rows
 
 
 class ResidualBlock(nn.Module):
-    """z + SiLU(C z). Starts as z."""
+    """Block z + SiLU(C z). Before training it returns z."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -146,17 +155,21 @@ class ResidualBlock(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return [n, width]."""
+        """Return the output for the input, both [n, width]."""
         return rows + silu(self.linear(rows))
 
 
-def make_mlp(reads: int, width: int, blocks: int, *, before: bool = False) -> nn.Sequential:
-    """Return a head without its output matrix.
+def make_mlp(input_width: int, width: int, blocks: int, *, before: bool = False) -> nn.Sequential:
+    """Return the blocks of a head, without its output matrix.
 
-    `before` inserts a placeholder for dropout before each block, as in Hydra++'s checkpoints, where
-    blocks have odd numbers.
+    Args:
+        input_width: Width of the input.
+        width: Hidden size of the target.
+        blocks: Number of blocks.
+        before: Insert an identity before each block. Hydra++'s checkpoints have dropout there, so
+            their blocks have odd numbers.
     """
-    each = [FirstBlock(reads, width), *(ResidualBlock(width) for _ in range(blocks - 1))]
+    each = [FirstBlock(input_width, width), *(ResidualBlock(width) for _ in range(blocks - 1))]
     if not before:
         return nn.Sequential(*each)
     return nn.Sequential(*(part for block in each for part in (nn.Identity(), block)))

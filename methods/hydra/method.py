@@ -28,11 +28,16 @@ from specbench_cli.api import (
 class HydraParams(AcceptParams, TreeParams):
     """Parameters of `Hydra`."""
 
-    head: str = Field("auto", description="auto: the target's own; else the folder of them")
-    nodes: int = Field(63, ge=1, description="size of the tree")
-    width: int = Field(10, ge=1, le=10, description="most children of a node")
+    head: str = Field(
+        "auto",
+        description="draft heads: auto (the default ones of the target), a folder or a hub id",
+    )
+    nodes: int = Field(63, ge=1, description="number of nodes of the tree (authors' tree: 63)")
+    width: int = Field(10, ge=1, le=10, description="maximum number of children of a node")
     children: Literal["likeliest", "drawn"] = Field(
-        "likeliest", description="or drawn without replacement, where tokens are drawn at all"
+        "likeliest",
+        description="in sampling: take the most likely tokens as children (likeliest), or draw"
+        " them without replacement (drawn)",
     )
 
 

@@ -3,9 +3,9 @@
 Zachary Ankner et al.: Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding, COLM 2024,
 arXiv:2402.05109, section 4.
 
-Prefix attention: one Llama layer of the head reads the hidden states h_0 ... h_t before the
-target's output matrix. Its normed output h*_t replaces h_t in Hydra's heads: head k reads [h*_t,
-E(y_0), ..., E(y_k)]. The heads have further blocks, and are trained on the target's distributions.
+Prefix attention: one Llama layer reads the hidden states h_0, ..., h_t before the target's output
+matrix. Its normed output h*_t replaces h_t in Hydra's heads: head k reads [h*_t, E(y_0), ...,
+E(y_k)]. Each head has several blocks, and is trained on the target's distributions.
 """
 
 from __future__ import annotations
@@ -27,18 +27,22 @@ from specbench_cli.api import Decoder
 
 _PREFIX = "prefix_embeding_layer."  # the authors' spelling
 _LEVELS, _BLOCKS, _EMBEDS, _HEAD_DIM = 4, 2, 16, 16
-"""Sizes of heads trained here. The authors' have 4 blocks, and do not project embeddings."""
+"""Sizes of the heads that specbench trains: number of heads, blocks per head, width of the
+projected embeddings, `head_dim` of the prefix attention. The authors use 4 blocks and no
+projection."""
 
 
 class HydraPlus(PrefixHead):
-    """Hydra++'s head as a torch module.
+    """Hydra++'s heads with their prefix attention, as a torch module.
 
-    Heads trained here use the target's output matrix. Each of the authors' heads has its own.
+    Heads that specbench trains use the target's output matrix. In the authors' checkpoints, each
+    head has its own.
 
     Args:
+        levels: Number of heads.
         blocks: Number of blocks per head.
-        embeds: See `HydraHeads`.
-        outputs: Number of rows of the heads' output matrices. 0: no such matrices.
+        embeds: Width of the projected embeddings; see `HydraHeads`.
+        outputs: Number of rows of each head's output matrix. 0 if the heads use the target's.
     """
 
     kind: ClassVar[str] = "hydra++"
@@ -75,14 +79,14 @@ class HydraPlus(PrefixHead):
         self,
         shape: HeadShape,
         rope: Mapping[str, Any],
-        has: Collection[str] = (),
+        tensor_names: Collection[str] = (),
         *,
         levels: int = _LEVELS,
         blocks: int = _BLOCKS,
         embeds: int | None = None,
         outputs: int = 0,
     ) -> None:
-        super().__init__(shape, rope, has)
+        super().__init__(shape, rope, tensor_names)
         width, self.levels = shape.hidden_size, levels
         self.down = None if embeds is None else nn.Linear(width, embeds, bias=False)
         wide = [width + (level + 1) * (embeds or width) for level in range(levels)]
@@ -94,13 +98,17 @@ class HydraPlus(PrefixHead):
 
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
-        """Return an untrained head with narrow attention and projected embeddings."""
+        """Return an untrained head. Its prefix attention is small, and embeddings are projected."""
         wide = min(_HEAD_DIM, shape.head_dim)
         return cls(replace(shape, head_dim=wide), rope, embeds=min(_EMBEDS, shape.hidden_size))
 
     @classmethod
     def init_args(cls, files: LoadedHead, target: Decoder) -> dict[str, Any]:
-        """Return the sizes, from the tensors. The heads must match the target's width."""
+        """Return the sizes as constructor arguments, from the shapes of the tensors.
+
+        Raises:
+            EnvironmentFault: The shapes do not match the target.
+        """
         d, given = target.hidden_size, files.tensors
         levels = 1 + max(int(name.split(".")[1]) for name in given if name.startswith("heads."))
         blocks = sum(n.startswith("heads.0.") and n.endswith("linear.weight") for n in given)
@@ -108,10 +116,12 @@ class HydraPlus(PrefixHead):
         output = given.get("outputs.0.1.weight")
         found, due = given["heads.0.1.linear.weight"].shape, d + (d if down is None else len(down))
         if files.shape.hidden_size != d or tuple(found) != (d, due):
-            what = f"the first head is {list(found)}; this target's rows of {d} need {[d, due]}"
+            what = f"the first head has shape {list(found)}; this target needs {[d, due]}"
             raise head_mismatch(files, what)
         if output is not None and len(output) != target.vocab_size:
-            what = f"output matrices have {len(output)} rows, this target {target.vocab_size} ids"
+            what = (
+                f"output matrices have {len(output)} rows; this target has {target.vocab_size} ids"
+            )
             raise head_mismatch(files, what)
         return {
             "levels": levels,
@@ -121,20 +131,22 @@ class HydraPlus(PrefixHead):
         }
 
     def step(self, embedded: Tensor, rows: Tensor) -> HeadOutput:
-        """Run the head of the level. It reads h* and the tokens of the path, including the new
-        one."""
+        """Run the head of this draft level on h* and the embeddings of all tokens of the path."""
         read = torch.cat((rows, embedded if self.down is None else self.down(embedded)), -1)
         return HeadOutput(read, self.heads[self.level(read)](read))
 
     def level(self, read: Tensor) -> int:
-        """Return the index of the head. The first head reads h* and one embedding."""
+        """Return the index of the head for an input of this width.
+
+        Head 0 reads h* and one embedding, head 1 reads two embeddings, and so on.
+        """
         width = self.shape.hidden_size
         token = width if self.down is None else self.down.out_features
         return (read.shape[-1] - width) // token - 1
 
 
 class HydraPlusHead(PrefixLayerHead):
-    """Head in decoding."""
+    """Hydra++'s heads for decoding."""
 
     kind: ClassVar[str] = HydraPlus.kind
     module: ClassVar[type[PrefixHead]] = HydraPlus

@@ -28,12 +28,19 @@ from specbench_cli.api import (
 class HydraPlusParams(AcceptParams, TreeParams):
     """Parameters of `HydraPlus`."""
 
-    head: str = Field("auto", description="auto: the target's own; else the folder of one")
-    nodes: int = Field(63, ge=1, description="size of the tree")
-    depth: int = Field(4, ge=1, description="most levels; no more than there are heads")
-    width: int = Field(10, ge=1, le=10, description="most children of a node")
+    head: str = Field(
+        "auto",
+        description="draft head: auto (the default head of the target), a folder or a hub id",
+    )
+    nodes: int = Field(63, ge=1, description="number of nodes of the tree (authors' tree: 63)")
+    depth: int = Field(
+        4, ge=1, description="maximum number of levels of the tree; at most the number of heads"
+    )
+    width: int = Field(10, ge=1, le=10, description="maximum number of children of a node")
     children: Literal["likeliest", "drawn"] = Field(
-        "likeliest", description="or drawn without replacement, where tokens are drawn at all"
+        "likeliest",
+        description="in sampling: take the most likely tokens as children (likeliest), or draw"
+        " them without replacement (drawn)",
     )
 
 

@@ -16,15 +16,15 @@ from torch import Tensor
 
 from specbench_cli.api import Artifact, Decoder, EnvironmentFault, Weights, sha256_of
 
-_ANOTHER = "choose a judge that was trained with this target, or: specbench train judge"
+_HINT = "use a judge that was trained for this target, or train one: specbench train judge"
 
 
 class JudgeHead(Artifact):
-    """Trained judge.
+    """Trained judge: a logistic regression over hidden states of the target.
 
     Args:
-        weight: [hidden], for the target's normed hidden states.
-        bias: [1].
+        weight: Weight, [hidden]. It is applied to hidden states after the target's final norm.
+        bias: Bias, [1].
     """
 
     kind: ClassVar[str] = "judge"
@@ -56,23 +56,23 @@ class JudgeHead(Artifact):
         trained_for = config.get("specbench", {}).get("target_sha256")
         if config.get("hidden_size") != target.hidden_size:
             raise EnvironmentFault(
-                f"{folder.name} is no judge of rows of {target.hidden_size} numbers", _ANOTHER
+                f"{folder.name} is not a judge for hidden size {target.hidden_size}", _HINT
             )
         if trained_for and sha256_of(target) not in (None, trained_for):
-            raise EnvironmentFault(f"{folder.name} was trained with another target", _ANOTHER)
+            raise EnvironmentFault(f"{folder.name} was trained for another target", _HINT)
         weights, names = Weights(folder), ("weight", "bias")
         try:
             parts = [weights[name].to(target.device).float() for name in names]
         except KeyError as missing:
-            raise EnvironmentFault(f"{folder.name} lacks the tensor {missing}", _ANOTHER) from None
-        weights.check_names(names, _ANOTHER)
+            raise EnvironmentFault(f"{folder.name}: missing tensor {missing}", _HINT) from None
+        weights.check_names(names, _HINT)
         if [part.shape for part in parts] != [(target.hidden_size,), (1,)]:
-            raise EnvironmentFault(f"{folder.name}: its tensors have other shapes", _ANOTHER)
+            raise EnvironmentFault(f"{folder.name}: tensors have wrong shapes", _HINT)
         return cls(*parts)
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """Return a judge whose outputs cover (0, 1)."""
+        """Return a judge with random weights, whose probabilities are spread over (0, 1)."""
         target, generator = decoders["target"], torch.Generator().manual_seed(seed)
         dtype = torch.promote_types(target.dtype, torch.float32)
         weight = torch.randn(target.hidden_size, generator=generator, dtype=torch.float64)

@@ -30,9 +30,16 @@ from specbench_cli.api import (
 class JudgeParams(MethodParams):
     """Parameters of `Judge`."""
 
-    length: int = Field(5, ge=1, description="draft tokens a step")
-    threshold: float = Field(0.5, ge=0, le=1, description="harmless above this chance; off: 1")
-    head: str = Field("auto", description="the judge: the target's own, or a folder")
+    length: int = Field(5, ge=1, description="number of draft tokens per step")
+    threshold: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="minimum probability that a token is harmless; 1 makes the method lossless",
+    )
+    head: str = Field(
+        "auto", description="judge: auto (the default one of the target), a folder or a hub id"
+    )
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 Tianle Cai et al.: Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads,
 ICML 2024, arXiv:2401.10774, section 2.1.
 
-Head k reads the hidden state h before the target's output matrix, and predicts the token k + 2
-positions later as U_k (h + SiLU(W_k h + b_k)). W_k starts at zero and U_k at the target's output
-matrix, so that a head first predicts the target's own next token.
+Head k (counted from 0) reads the target's hidden state h before the output matrix. It predicts the
+token k + 2 positions later, with the logits U_k (h + SiLU(W_k h + b_k)). Before training, W_k is
+zero and U_k is the target's output matrix, so each head predicts the target's next token.
 """
 
 from __future__ import annotations
@@ -23,19 +23,22 @@ from methods._heads.files import copy_tensors
 from specbench_cli.api import Decoder, FeatureHead, Weights
 
 PUBLISHED = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.)?(weight|bias)")
-"""Tensor names of the authors' checkpoints: the head, and the index of the block (`linear`) or the
-matrix in it."""
+"""Pattern of tensor names in the authors' checkpoints. Group 1 is the head, group 2 the index in
+it.
+
+With `linear` the tensor belongs to a residual block, otherwise to the output matrix.
+"""
 
 
 class MedusaHeads(FeatureHead):
-    """Medusa's heads, computed together: one product for their blocks, one for their output
-    matrices.
+    """Medusa's draft heads. Batched matrix products compute all heads at once.
 
     Args:
+        target: Target that the heads draft for.
         levels: Number of heads.
-        blocks: Number of residual blocks per head; the authors' have one.
-        own_output: Whether each head has its own output matrix, as in the paper. Otherwise all
-            share the target's. In small models these matrices would be most of the heads' weights.
+        blocks: Number of residual blocks per head. The authors use one.
+        own_output: Whether each head has its own output matrix, as in the paper. If False, all
+            heads use the target's, which keeps the heads of small models small.
     """
 
     kind: ClassVar[str] = "medusa"
@@ -54,17 +57,18 @@ class MedusaHeads(FeatureHead):
             self.output.data.copy_(read_output_matrix(target).expand_as(self.output))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """See `FeatureHead.forward`."""
-        moved = rows.expand(self.sizes["levels"], *rows.shape)
+        """Return logits of all heads, [levels, n, vocab]; see `FeatureHead.forward`."""
+        hidden = rows.expand(self.sizes["levels"], *rows.shape)
         for weight, bias in zip(self.weight, self.bias, strict=True):
-            moved = moved + silu(torch.baddbmm(bias, moved, weight.mT))
-        return self.target.unembed(moved) if self.output is None else moved @ self.output.mT
+            hidden = hidden + silu(torch.baddbmm(bias, hidden, weight.mT))
+        return self.target.unembed(hidden) if self.output is None else hidden @ self.output.mT
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """Load our format, or the authors' (github.com/FasterDecoding/Medusa).
+        """Load heads in specbench's format or in that of the authors' code.
 
-        There, `K.B.linear` are the blocks of head K, followed by its output matrix.
+        In the latter (github.com/FasterDecoding/Medusa), `K.B.linear` is block B of head K, and its
+        output matrix follows the blocks.
         """
         weights = Weights(folder)
         found = {name: match for name in weights if (match := PUBLISHED.fullmatch(name))}
@@ -87,7 +91,10 @@ class MedusaHeads(FeatureHead):
 
 
 def read_output_matrix(target: Decoder) -> Tensor:
-    """Return the target's output matrix, [V, width], on the CPU, computed from unit vectors."""
+    """Return the target's output matrix [vocab, hidden], on the CPU.
+
+    It is computed as the logits of unit vectors, because the target may store it in another form.
+    """
     ones = torch.eye(target.hidden_size, device=target.device, dtype=target.dtype)
     with torch.no_grad():
         return target.unembed(ones).T.contiguous().cpu()

@@ -27,9 +27,15 @@ from specbench_cli.api import (
 class MedusaParams(AcceptParams, TreeParams):
     """Parameters of `Medusa`."""
 
-    head: str = Field("auto", description="auto: the target's own; else the folder of them")
+    head: str = Field(
+        "auto",
+        description="draft heads: auto (the default ones of the target), a folder or a hub id",
+    )
     nodes: int = Field(
-        len(MC_SIM_7B_63), ge=1, description="size of the tree; 63 is the authors', mc_sim_7b_63"
+        len(MC_SIM_7B_63),
+        ge=1,
+        description="number of nodes of the tree; 63 is the tree of the authors' code,"
+        " mc_sim_7b_63",
     )
 
 

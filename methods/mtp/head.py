@@ -1,11 +1,12 @@
-"""Multi-token-prediction layer of recent checkpoints, used as a draft head.
+"""Multi-token-prediction (MTP) layer, used as a draft head.
 
-DeepSeek-AI: DeepSeek-V3 Technical Report, arXiv:2412.19437; computed as in XiaomiMiMo/MiMo.
+DeepSeek-AI: DeepSeek-V3 Technical Report, arXiv:2412.19437. The computation is that of
+XiaomiMiMo/MiMo.
 
-Slot t joins the token x_{t+1} and h_t, the hidden state before the target's output matrix.
-[norm(embed(x_{t+1})), norm(h_t)] goes through `fc` into a whole layer. Its output, after the head's
-own final norm, gives the logits of x_{t+2} by the target's output matrix. It also replaces h at
-later levels of a draft, for which the layer is trained.
+At position t, the layer combines the token x_{t+1} with h_t, the target's hidden state before the
+output matrix. `fc` maps [norm(embed(x_{t+1})), norm(h_t)] to the input of one transformer layer.
+The target's output matrix maps the output of this layer, after a final norm, to the logits of
+x_{t+2}. At later draft levels, the same output replaces h_t.
 """
 
 from __future__ import annotations
@@ -50,8 +51,10 @@ _DEEPSEEK = {
 
 
 class Mtp(JoinedHead):
-    """Multi-token-prediction layer as a torch module. Layers trained here join as MiMo's, the
-    features first."""
+    """MTP layer as a torch module, for training.
+
+    Layers that specbench trains have MiMo's layout, where `fc` reads [h_t, embedding].
+    """
 
     kind: ClassVar[str] = "mtp"
     layouts: ClassVar[tuple[Layout, ...]] = (
@@ -95,55 +98,55 @@ class Mtp(JoinedHead):
         losses={"paper": Objective(steps=1, text_labels=True), "ttt": Objective(steps=4)},
     )
 
-    def build(self, has: Collection[str]) -> None:
+    def build(self, tensor_names: Collection[str]) -> None:
         """See `DraftHead.build`."""
         width = self.shape.hidden_size
         self.enorm, self.hnorm = self.new_norm(), self.new_norm()
-        self.fc = nn.Linear(2 * width, width, bias="fc.bias" in has)
-        self.layer = LlamaLayer(width, self.shape, self.rope, has, normed=True)
+        self.fc = nn.Linear(2 * width, width, bias="fc.bias" in tensor_names)
+        self.layer = LlamaLayer(width, self.shape, self.rope, tensor_names, normed=True)
         self.norm = self.new_norm()
 
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
-        """Return an untrained head in the order of the first layout."""
+        """Return an untrained layer in the first layout."""
         head = cls(shape, rope, own=target.choose_vocabulary(cls.recipe.draft_vocab_size))
         head.hidden_first = cls.layouts[0].hidden_first
         return head
 
     def linear_input(self, embedded: Tensor, features: Tensor) -> Tensor:
-        """Return the input of `fc`."""
+        """Return the input of `fc`, which is the normed embedding and the normed features."""
         both = [self.enorm(embedded), self.hnorm(features)]
         if self.hidden_first:
             both.reverse()
         return torch.cat(both, -1)
 
     def init_from_linear(self, found: Tensor, norm: Tensor) -> None:
-        """See `DraftHead`. The target's final norm follows the map."""
+        """Set `fc` to a fitted linear map, and the final norm to the target's; see `DraftHead`."""
         self.fc.load_state_dict({"weight": (found / norm).T})
         self.norm.load_state_dict({"weight": norm})
         self.layer.zero_outputs()
 
     def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Project both after their norms. The attention input has one more norm."""
+        """Return the output of `fc` as residual stream, and its norm as attention input."""
         joined = self.fc(self.linear_input(embedded, features))
         assert self.layer.input_layernorm is not None
         return self.layer.input_layernorm(joined), joined
 
     def make_output(self, rows: Tensor) -> HeadOutput:
-        """Return the normed rows, to feed back and for the output matrix."""
+        """Return the normed output of the layer, for the output matrix and as next feature."""
         normed = self.norm(rows)
         return HeadOutput(normed, normed)
 
 
 class MtpHead(LayerHead):
-    """Head in decoding."""
+    """MTP layer for decoding."""
 
     kind: ClassVar[str] = Mtp.kind
     module: ClassVar[type[DraftHead]] = Mtp
 
     def _read_extra_weights(self, read: LayerReader, module: DraftHead) -> None:
-        self._enorm, self._hnorm, self._final = map(read.norm, ("enorm", "hnorm", "norm"))
-        self.weight_bytes += 3 * self._final.nbytes
+        self._enorm, self._hnorm, self._layer_norm = map(read.norm, ("enorm", "hnorm", "norm"))
+        self.weight_bytes += 3 * self._layer_norm.nbytes
         self._hidden_first = module.hidden_first
 
     def _join(self, tokens: Tensor, rows: Tensor) -> Tensor:
@@ -152,6 +155,6 @@ class MtpHead(LayerHead):
             parts.reverse()
         return self.fc(torch.cat(parts, -1))
 
-    def _run_layer(self, *given: Any) -> Tensor:
-        """Run the layer and its final norm, whose output is both read and fed back."""
-        return self._norm(super()._run_layer(*given), self._final)
+    def _run_layer(self, *args: Any) -> Tensor:
+        """Return the output of the layer after its norm."""
+        return self._norm(super()._run_layer(*args), self._layer_norm)

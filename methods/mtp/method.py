@@ -31,9 +31,13 @@ class MtpParams(LengthParams):
 
     length: int | LengthRule = Field(
         3,
-        description="draft tokens a step, one forward of the layer each, or the rule that decides",
+        description="number of draft tokens per step, each from one forward of the layer, or"
+        " the rule that decides it",
     )
-    head: str = Field("auto", description="auto: the target's own; else the folder of one")
+    head: str = Field(
+        "auto",
+        description="prediction layer: auto (the default one of the target), a folder or a hub id",
+    )
 
     @field_validator("length")
     @classmethod

@@ -27,8 +27,10 @@ from specbench_cli.api import (
 class OmniDraftParams(MethodParams):
     """Parameters of `OmniDraft`."""
 
-    length: int = Field(5, ge=1, description="draft tokens a step, of the target's")
-    memory: int = Field(4096, ge=0, description="runs that the cache holds at most")
+    length: int = Field(
+        5, ge=1, description="number of draft tokens per step, in the target's vocabulary"
+    )
+    memory: int = Field(4096, ge=0, description="maximum number of n-grams in the cache")
 
 
 class OmniDraft(Method):

@@ -4,9 +4,9 @@ Zihao An et al.: PARD: Accelerating LLM Inference with Low-Cost PARallel Draft M
 2025, arXiv:2504.18583. File formats are those of github.com/AMD-AGI/PARD: a Llama or Qwen
 checkpoint with the id of the mask token, `pard_token`, in config.json.
 
-Masks m_1, m_2, ... follow x_1 ... x_t, all the same token at the next positions, under plain causal
-attention. The output at x_t predicts x_{t+1} as before. The output at m_k predicts x_{t+1+k}, from
-the text up to x_t and m_1 ... m_k.
+Mask tokens m_1, m_2, ... (all with the same id) follow the text x_1, ..., x_t, with causal
+attention. The output at x_t predicts x_{t+1}, as in any language model. The output at m_k predicts
+x_{t+1+k}, from the text and m_1, ..., m_k.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from specbench_cli.api import (
 
 
 class PardDraft(FusedDecoder, Artifact):
-    """Draft model in decoding: an ordinary draft with a mask token.
+    """PARD's draft model for decoding: a language model with a mask token.
 
     Attributes:
         mask: Id of the mask token.
@@ -48,7 +48,8 @@ class PardDraft(FusedDecoder, Artifact):
 
     @classmethod
     def from_tensors(cls, config: Any, tensors: Mapping[str, Tensor], target: Decoder) -> Self:
-        """Return the model of a transformers config, with the target's device and dtype."""
+        """Create the model from a transformers config and tensors, on the target's device and in
+        its dtype."""
         rotary, device, dtype = RotaryEmbedding(config), target.device, target.dtype
         draft = cls(config, tensors, rotary, name=cls.kind, device=device, dtype=dtype)
         draft.mask, draft.input_vocab_size = config.pard_token, target.vocab_size
@@ -56,20 +57,21 @@ class PardDraft(FusedDecoder, Artifact):
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """Load a published checkpoint, or one that was trained here; see `Artifact.load`."""
+        """Load a draft model that the authors or specbench trained; see `Artifact.load`."""
         config, target = read_config(folder), decoders["target"]
         mask = getattr(config, "pard_token", None)
         if not isinstance(mask, int) or not 0 <= mask < config.vocab_size or not fits(config):
             raise EnvironmentFault(
-                f"{folder.name}: no draft of PARD: a {config.model_type} whose pard_token is"
-                f" {mask!r}; needed are a Llama or Qwen and an id below {config.vocab_size}",
-                "give the folder of another: --set pard.head=DIR, or specbench train pard",
+                f"{folder.name} is not a draft model of PARD: model_type {config.model_type},"
+                f" pard_token {mask!r}; supported are Llama and Qwen with a pard_token below"
+                f" {config.vocab_size}",
+                "use another draft model: --set pard.head=DIR, or train one: specbench train pard",
             )
         return cls.from_tensors(config, _read(folder, config), target)
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """Return one narrow layer with random weights. Its mask is the vocabulary's last id."""
+        """Return a small model with random weights, whose mask is the last token id."""
         from transformers import AutoModelForCausalLM, LlamaConfig
 
         target = decoders["target"]
@@ -87,27 +89,28 @@ class PardDraft(FusedDecoder, Artifact):
 
 
 def _read(folder: Path, config: Any) -> dict[str, Tensor]:
-    """Return the tensors of a config's model. Tied matrices are returned once, as the embedding."""
+    """Return the tensors of the model in a folder. If embedding and output matrix are tied, only
+    the embedding is returned."""
     from transformers import AutoModelForCausalLM
 
     weights = Weights(folder)
     weights.check_layers(config)
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    due = {name: tuple(part.shape) for name, part in module.named_parameters()}
-    found = check_tensors(folder.name, weights, due, PardDraft.kind, exact=False)
-    load_weights(folder, config)  # also refuse tensors that nothing reads
+    shapes = {name: tuple(part.shape) for name, part in module.named_parameters()}
+    found = check_tensors(folder.name, weights, shapes, PardDraft.kind, exact=False)
+    load_weights(folder, config)  # raises EnvironmentFault if there are unknown tensors
     return found
 
 
 class Pard(ParallelHead):
-    """PARD's draft as a torch module for training: a Llama over a text, with masks after many
-    positions.
+    """PARD's draft model as a torch module, for training. It predicts masks after many positions of
+    a text at once.
 
     Args:
-        config: transformers' config of the model, with `pard_token`. Embedding and output matrix
-            are tied.
-        tensors: The draft model that is adapted, by transformers' names.
+        config: transformers' config of the draft model, with `pard_token`. Embedding and output
+            matrix must be tied.
+        tensors: Tensors of the draft model, by transformers' names. Training starts from them.
     """
 
     kind: ClassVar[str] = PardDraft.kind
@@ -115,10 +118,9 @@ class Pard(ParallelHead):
         corpus_updates=0, reply_updates=240, losses=parallel_losses(8), peak_lr=2e-3
     )
     keep: ClassVar[tuple[float, float]] = (0.7, 0.2)
-    """The paper's conditional drop-token strategy: base and minimum of the share of positions.
+    """Parameters (base, minimum) of the paper's conditional drop-token strategy.
 
-    A mask k positions ahead is trained after base^k of the positions, but at least the minimum
-    share.
+    Training uses mask m_k after a share of max(base^k, minimum) of the positions.
     """
 
     def __init__(self, config: Any, tensors: Mapping[str, Tensor]) -> None:
@@ -137,14 +139,17 @@ class Pard(ParallelHead):
 
     @classmethod
     def new(cls, target: Any, draft: Callable[[], Path] | None) -> Self:
-        """Return the target's draft model. Its padding token, which no text contains, is the
-        mask."""
+        """Return the target's default draft model, with the padding token as mask token.
+
+        Raises:
+            UsageError: The target has no default draft model or no padding token.
+        """
         if draft is None or target.pad_token_id is None:
             raise UsageError(
-                "a draft for PARD is adapted from a draft model, and an id that no text holds"
-                " becomes its mask: the target has no "
-                + ("padding token" if draft else "customary draft"),
-                "give another --target: specbench list models",
+                "training for PARD starts from the target's default draft model and uses the"
+                " padding token as mask; this target has no "
+                + ("padding token" if draft else "default draft model"),
+                "choose another --target: specbench list models",
             )
         folder = draft()
         config = read_config(folder)
@@ -152,42 +157,46 @@ class Pard(ParallelHead):
         return cls(config, _read(folder, config))
 
     def file_config(self) -> dict[str, Any]:
-        """Return the draft model's config with the mask token."""
+        """Return config.json of the draft model, with the mask token."""
         found: dict[str, Any] = self.config.to_diff_dict()
         return found | {"architectures": ["LlamaForCausalLM"]}
 
     def draft(
         self, target: Any, ids: Tensor, read: Any, slots: Tensor, steps: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """See `ParallelHead`. Token t + 1 predicts the first step, and masks predict the others."""
+        """Yield logits and slots; see `ParallelHead`.
+
+        From slot t, the output at token t + 1 predicts the first draft token, and masks after it
+        predict the others.
+        """
         n, last = slots.shape[1], ids.shape[1] - 1
-        if self.training:  # a fixed random order, so that a mask's predecessors are kept too
+        if self.training:  # each m_k uses a prefix of this order, so m_1 to m_{k-1} exist as well
             order = torch.Generator().manual_seed(n)
             slots = slots[:, torch.randperm(n, generator=order).to(slots.device)]
-        share, least = self.keep if self.training else (1.0, 1.0)
-        counts = [max(1, int(n * max(share**step, least))) for step in range(steps)]
-        anchors, places = (slots + 1).clamp(max=last), read.chats.positions
-        sight = gather_slots(read.chats.mask[:, 0], anchors)[:, None]
-        where = [places.gather(1, anchors[:, :m]) + step for step, m in enumerate(counts)]
+        share, minimum = self.keep if self.training else (1.0, 1.0)
+        counts = [max(1, int(n * max(share**step, minimum))) for step in range(steps)]
+        anchors, positions = (slots + 1).clamp(max=last), read.chats.positions
+        visible = gather_slots(read.chats.mask[:, 0], anchors)[:, None]
+        where = [positions.gather(1, anchors[:, :m]) + step for step, m in enumerate(counts)]
         text = self.embed_tokens(ids)
         mask = self.embed_tokens.weight[self.mask]
         rows = [mask.expand(len(ids), m, -1) for m in counts[1:]]
         for layer in self.layers:
             assert isinstance(layer, LlamaLayer)
             attend, normed = layer.self_attn, layer.norm_input(text)
-            memory, own = attend.project_kv(normed, places), []
+            memory, own = attend.project_kv(normed, positions), []
             for at, row in enumerate(rows):
                 m, read_of_row = counts[at + 1], layer.norm_input(row)
                 own.append(attend.project_kv(read_of_row, where[at + 1]))
                 before = [(keys[:, :, :m], values[:, :, :m]) for keys, values in own]
-                past = PastKeyValues(sight[:, :, :m], memory, before)
+                past = PastKeyValues(visible[:, :, :m], memory, before)
                 rows[at] = layer.add_residuals(row, attend(read_of_row, where[at + 1], past))
             text = layer.add_residuals(
-                text, attend(normed, places, PastKeyValues(read.chats.mask, memory))
+                text, attend(normed, positions, PastKeyValues(read.chats.mask, memory))
             )
         for m, row in zip(counts, (gather_slots(text, anchors), *rows), strict=True):
             yield self.norm(row) @ self.embed_tokens.weight.T, slots[:, :m]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors by transformers' names."""
+        """Return the tensors to store, by transformers' names."""
         return {f"model.{name}": tensor for name, tensor in self.state_dict().items()}

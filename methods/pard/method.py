@@ -27,8 +27,14 @@ from specbench_cli.api import (
 class PardParams(MethodParams):
     """Parameters of `Pard`."""
 
-    length: int = Field(8, ge=1, description="draft tokens a step, all in one forward")
-    head: str = Field("auto", description="auto: the target's own adapted draft; else its folder")
+    length: int = Field(
+        8, ge=1, description="number of draft tokens per step, all from one forward"
+    )
+    head: str = Field(
+        "auto",
+        description="adapted draft model: auto (the default one of the target), a folder or a"
+        " hub id",
+    )
 
 
 class Pard(Method):

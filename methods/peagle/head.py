@@ -4,15 +4,14 @@ Mude Hui et al.: P-EAGLE: Parallel-Drafting EAGLE with Scalable Training, 2026, 
 Tensors are those that vLLM reads: EAGLE-3's, `mask_hidden` [1, layers * width], and `ptd_token_id`
 in config.json.
 
-It is EAGLE-3's head with all slots after the last known one in the same forward. The embedding of
-the mask token replaces the unknown token, and the learnt `mask_hidden` replaces the target's hidden
-states. Slot t + k, at its future position, attends to the text up to slot t and to the k slots
-before it. It predicts the token t + 2 + k.
+It is EAGLE-3's head, extended by masks that predict the later draft tokens in the same forward. At
+the mask k positions after position t, the embedding of the mask token replaces the unknown token,
+and the learned vector `mask_hidden` replaces the target's hidden states. The mask attends to the
+text up to t and to earlier masks, and predicts token t + 2 + k.
 
-As in the paper: all of the above, and the labels of its losses. Differs from the paper: heads have
-one layer (theirs have up to four, and files with more than one are refused). Training uses all
-masks after every slot; the paper drops more masks the further ahead they are, to save memory. The
-mask is the vocabulary's last id.
+Differs from the paper: heads have one layer (the paper uses up to four, and such files are
+rejected). Training uses all masks after every position; the paper drops more of the later masks, to
+save memory. The mask token is the last id of the vocabulary.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ from methods._heads.module import DraftHead, HeadOutput
 from methods._heads.recipe import HeadRecipe, Objective
 from methods._heads.slots import HeadInput
 from methods.eagle3.head import Eagle3, Eagle3Head
-from specbench_cli.api import Decoder, Features, LayerReader, ModelInput
-from specbench_cli.api import ModelOutput as Answer
+from specbench_cli.api import Decoder, Features, LayerReader, ModelInput, ModelOutput
 
 MASKED = "mask_hidden"
 
@@ -40,7 +38,8 @@ class PEagle(Eagle3):
     """P-EAGLE's head as a torch module.
 
     Args:
-        mask: Token id whose embedding replaces tokens that are not drafted yet.
+        mask: Id of the mask token. None means the last id of the vocabulary.
+        eagle3: Further arguments of `Eagle3`.
     """
 
     kind: ClassVar[str] = "p-eagle"
@@ -68,39 +67,39 @@ class PEagle(Eagle3):
         self,
         shape: HeadShape,
         rope: Mapping[str, Any],
-        has: Collection[str] = (),
+        tensor_names: Collection[str] = (),
         *,
         mask: int | None = None,
         **eagle3: Any,
     ) -> None:
-        super().__init__(shape, rope, has, **eagle3)
+        super().__init__(shape, rope, tensor_names, **eagle3)
         self.mask = eagle3["own"].size - 1 if mask is None else mask
         rows = torch.randn(1, self.fc.in_features)
         self.mask_hidden = nn.Parameter(rows if self.size is None else rows * self.size)
 
     def file_config(self) -> dict[str, Any]:
-        """See `DraftHead`."""
+        """Return the entries of config.json that vLLM reads, with the mask token."""
         return {**super().file_config(), "parallel_drafting": True, "ptd_token_id": self.mask}
 
     @classmethod
     def init_args(cls, files: LoadedHead, target: Decoder) -> dict[str, Any]:
-        """See `Eagle3`. Adds the mask."""
+        """Return the arguments of `Eagle3` and the id of the mask token."""
         mask = files.read_token_id(files.config, "ptd_token_id", target)
         return {**super().init_args(files, target), "mask": mask}
 
     def forward(self, x: HeadInput) -> HeadOutput:
-        """See `DraftHead.forward`. Later steps do not read the head's own output."""
+        """Run one draft step. Later steps read `mask_hidden` in place of the head's own output."""
         if x.slots is None:
             x = x._replace(features=self.project_features(self.mask_hidden).expand_as(x.features))
         return super().forward(x)
 
 
 class PEagleHead(Eagle3Head):
-    """Head in decoding.
+    """P-EAGLE's head for decoding.
 
-    A forward reads `Features` of n tokens and n + k ids: the token after each of the n, and k
-    masks. It predicts the tokens after the last of the n and after each mask. The masks' KV entries
-    are dropped.
+    The input of a forward is `Features` with n rows of hidden states and n + k ids: the token after
+    each row, and k masks. The forward returns logits at the last of the n tokens and at each mask.
+    KV entries of masks are dropped.
 
     Attributes:
         mask: See `PEagle`.
@@ -116,14 +115,14 @@ class PEagleHead(Eagle3Head):
         assert isinstance(module, PEagle)
         self.mask, self._masked = module.mask, read.get(MASKED)
 
-    def execute(self, model_input: ModelInput) -> Answer:
-        """See the class. Logits are those of the last true row and of the masks."""
+    def execute(self, model_input: ModelInput) -> ModelOutput:
+        """Run one forward; see the class. The logits are those of the last token and the masks."""
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         if not isinstance(x, Features):
-            raise ValueError(f"{self.name} reads tokens beside features, not {type(x).__name__}")
+            raise ValueError(f"{self.name} needs Features as input, not {type(x).__name__}")
         n, k, start = x.rows.shape[1], x.ids.shape[1] - x.rows.shape[1], state.length()
         rows = torch.cat((x.rows, self._masked.expand(1, k, -1)), 1)
-        asked = None if logits_at is None else torch.arange(n - 1, n + k, device=self.device)
-        out = super().execute(model_input._replace(x=Features(x.ids, rows), logits_at=asked))
+        positions = None if logits_at is None else torch.arange(n - 1, n + k, device=self.device)
+        out = super().execute(model_input._replace(x=Features(x.ids, rows), logits_at=positions))
         state.rollback(0, start + n)
         return out

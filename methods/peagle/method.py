@@ -27,8 +27,15 @@ from specbench_cli.api import (
 class PEagleParams(MethodParams):
     """Parameters of `PEagle`."""
 
-    length: int = Field(5, ge=1, description="draft tokens a step, all in one forward (K)")
-    head: str = Field("auto", description="auto: the target's own; else the folder of one")
+    length: int = Field(
+        5,
+        ge=1,
+        description="number of draft tokens per step, all from one forward (K in the paper)",
+    )
+    head: str = Field(
+        "auto",
+        description="draft head: auto (the default head of the target), a folder or a hub id",
+    )
 
 
 class PEagle(Method):

@@ -25,7 +25,7 @@ from specbench_cli.api import (
 )
 
 TOKENIZER = "tokenizer.json"
-_ANOTHER = "make one for this target: specbench train rest --target MODEL --out DIR"
+_HINT = "make one for this target: specbench train rest --target MODEL --out DIR"
 _RANDOM = 64
 """Length of a random text, as a multiple of the vocabulary size."""
 
@@ -60,16 +60,16 @@ class Datastore(SuffixArray, Artifact):
             raise EnvironmentFault(
                 f"{folder.name} holds tokens of a vocabulary of {config['vocab_size']}; this"
                 f" target's has {target.vocab_size}",
-                _ANOTHER,
+                _HINT,
             )
         made_with, here = facts.get("tokenizer_sha256"), sha256_of(target, TOKENIZER)
         if None not in (made_with, here) and made_with != here:
-            raise EnvironmentFault(f"{folder.name} was made with another tokenizer", _ANOTHER)
-        held = Weights(folder)
+            raise EnvironmentFault(f"{folder.name} was made with another tokenizer", _HINT)
+        weights = Weights(folder)
         try:
-            return cls(held["tokens"].numpy(), held["order"].numpy())
+            return cls(weights["tokens"].numpy(), weights["order"].numpy())
         except KeyError as missing:
-            raise EnvironmentFault(f"{folder.name} lacks the tensor {missing}", _ANOTHER) from None
+            raise EnvironmentFault(f"{folder.name} lacks the tensor {missing}", _HINT) from None
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
@@ -89,8 +89,8 @@ def write(
     """
     tokens, order = Datastore.sort(texts, vocab_size)
     folder.mkdir(parents=True, exist_ok=True)
-    held = {"tokens": torch.from_numpy(tokens), "order": torch.from_numpy(order)}
-    save_file(held, folder / "model.safetensors", {"format": "pt"})
+    weights = {"tokens": torch.from_numpy(tokens), "order": torch.from_numpy(order)}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
     config = {
         "vocab_size": vocab_size,
         "tokens": len(tokens),

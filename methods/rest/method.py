@@ -22,12 +22,29 @@ Ints = NDArray[Any]
 class RestParams(MethodParams):
     """Parameters of `Rest`."""
 
-    longest: int = Field(16, ge=1, description="tokens of the longest suffix looked up")
-    shortest: int = Field(2, ge=1, description="tokens of the shortest one")
-    matches: int = Field(5000, ge=1, description="most occurrences whose continuations are read")
-    depth: int = Field(10, ge=1, description="tokens of a continuation: levels of the tree")
-    nodes: int = Field(64, ge=1, description="size of the tree")
-    datastore: str = Field("auto", description="the datastore: auto, its folder, or a hub id")
+    longest: int = Field(
+        16,
+        ge=1,
+        description="maximum length of the suffix to look up, in tokens (authors' code: 16)",
+    )
+    shortest: int = Field(
+        2, ge=1, description="minimum length of that suffix, in tokens (authors' code: 2)"
+    )
+    matches: int = Field(
+        5000,
+        ge=1,
+        description="maximum number of occurrences whose continuations are read (authors' code:"
+        " 5000)",
+    )
+    depth: int = Field(
+        10,
+        ge=1,
+        description="number of tokens of a continuation, which is the number of levels of the tree",
+    )
+    nodes: int = Field(64, ge=1, description="number of nodes of the tree (authors' code: 64)")
+    datastore: str = Field(
+        "auto", description="datastore: auto (the default one of the target), a folder or a hub id"
+    )
 
 
 class Rest(Method):

@@ -28,21 +28,50 @@ from specbench_cli.api import (
 class SamParams(MethodParams):
     """Parameters of `Sam`."""
 
-    length: int = Field(39, ge=1, description="most draft tokens a step (n_predicts - 1)")
-    factor: float = Field(4, ge=0, description="alone: draft tokens for each that matched (alpha)")
+    length: int = Field(
+        39,
+        ge=1,
+        description="maximum number of draft tokens per step (n_predicts - 1 in the authors' code)",
+    )
+    factor: float = Field(
+        4,
+        ge=0,
+        description="beside=nothing: maximum number of draft tokens per matched token (alpha)",
+    )
     beside: Literal["nothing", "draft", "eagle"] = Field(
         "nothing",
-        description="what drafts where too little matches: a draft model, EAGLE's head, or nothing",
+        description="what drafts when the match is too short: nothing, a draft model, or"
+        " EAGLE's head",
     )
-    head: str = Field("auto", description="EAGLE's; auto: the target's own; else the folder of one")
-    threshold: int = Field(5, ge=1, description="beside a model: tokens that must match")
-    bias: int = Field(5, ge=0, description="beside a model: how many more in earlier outputs")
-    drafted: int = Field(5, ge=1, description="beside a model: tokens that it drafts a step")
+    head: str = Field(
+        "auto",
+        description="beside=eagle: draft head: auto (the default head of the target), a folder"
+        " or a hub id",
+    )
+    threshold: int = Field(
+        5, ge=1, description="beside=draft or eagle: minimum length of a match, in tokens"
+    )
+    bias: int = Field(
+        5,
+        ge=0,
+        description="beside=draft or eagle: number of tokens by which a match in earlier"
+        " outputs must be longer than one in the text",
+    )
+    drafted: int = Field(
+        5,
+        ge=1,
+        description="beside=draft or eagle: number of tokens that the model drafts per step",
+    )
     scope: Literal["run", "prompt"] = Field(
-        "run", description="whether earlier outputs of the pass are drafted from as well"
+        "run",
+        description="draft from earlier outputs of the run as well, or only from the text of"
+        " this prompt",
     )
     memory: int = Field(
-        100_000, ge=0, description="tokens of earlier outputs kept; when full it begins anew"
+        100_000,
+        ge=0,
+        description="maximum number of tokens of earlier outputs; when it is reached, all are"
+        " dropped",
     )
 
 

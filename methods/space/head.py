@@ -4,15 +4,14 @@ Hanling Yi, Feng Lin, Hongbin Li, Peiyang Ning, Xiaotian Yu, Rong Xiao: Generati
 Verification: Accelerating Large Language Model Inference with Smart Parallel Auto-Correct Decoding,
 Findings of ACL 2024, arXiv:2402.11809. File formats are those of github.com/cteant/SPACE.
 
-The mask is one embedding, repeated k times after the last token. Mask j predicts the token after
-its own position, from the text and the masks before it. The target is fine-tuned (`tuned`) to fill
-masks, so it is another model, and the baseline is that model's plain decoding.
+The mask token follows the last token k times. Mask j predicts the token after its own position,
+from the text and the masks before it. The target is fine-tuned to fill masks. The fine-tuned model
+is therefore the target of the run, and vanilla is its plain decoding.
 
-The paper fine-tunes all weights. Here every matrix of the layers gets a low-rank update (LoRA, Hu
-et al., arXiv:2106.09685), in PEFT's file format. For a small target this is a twentieth of its
-weights, and `--target FOLDER` applies it. The mask is a separate vector, not a row of the
-vocabulary, so the target can never generate it. In a published checkpoint it is the row
-`PUBLISHED_MASK`.
+The paper fine-tunes all weights. specbench trains a low-rank update of every matrix in the layers
+(LoRA, Hu et al., arXiv:2106.09685) and stores it in PEFT's file format; `--target FOLDER` applies
+it. The embedding of the mask is a separate vector, so the target can never generate the mask. In
+the authors' checkpoints it is row `PUBLISHED_MASK` of the embedding.
 """
 
 from __future__ import annotations
@@ -28,15 +27,16 @@ from torch import Tensor, nn
 from specbench_cli.api import Decoder, EnvironmentFault, LookAhead
 
 PUBLISHED_MASK = 32002
-"""Id of the mask in the authors' checkpoints of Vicuna, after the 32,000 tokens and two others."""
+"""Id of the mask token in the authors' Vicuna checkpoints."""
 
 
 class MaskToken(LookAhead):
-    """Embedding of the mask, [width].
+    """Embedding of the mask token, [hidden].
 
     Args:
-        levels: Number of masks after each token, k in the paper.
-        layer: First layer that processes the masks.
+        target: Fine-tuned target.
+        levels: Number of masks after each token (k in the paper).
+        layer: Number of the first layer that processes the masks.
     """
 
     kind: ClassVar[str] = "space"
@@ -45,25 +45,30 @@ class MaskToken(LookAhead):
     def __init__(self, target: Decoder, levels: int = 5, layer: int = 0) -> None:
         super().__init__(target, levels, layer)
         ids = torch.arange(min(target.vocab_size, 256), device=target.device)
-        like = target.embed(ids).float().std().cpu()  # magnitude of existing embeddings
-        self.mask = nn.Parameter(like * torch.randn(target.hidden_size))
+        scale = target.embed(ids).float().std().cpu()  # magnitude of the target's embeddings
+        self.mask = nn.Parameter(scale * torch.randn(target.hidden_size))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """See `LookAhead.forward`. The masks are the same after every token."""
+        """Return the masks after each token, [n, levels, hidden]; see `LookAhead.forward`."""
         return self.mask.expand(len(rows), self.sizes["levels"], -1)
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """Load our format, or the authors' checkpoint, which must then also be the target."""
+        """Load the mask token from specbench's format, or from a checkpoint of the authors.
+
+        Raises:
+            EnvironmentFault: The authors' checkpoint is not also the target.
+        """
         file, target = folder / "config.json", decoders["target"]
         ids = json.loads(file.read_text("utf-8")).get("vocab_size") if file.is_file() else None
         if ids is None:
             return super().load(folder, decoders)
         if not PUBLISHED_MASK < ids == target.vocab_size:
             raise EnvironmentFault(
-                f"{folder.name} has {ids} ids, the target {target.vocab_size}; the mask token of a"
-                f" published checkpoint of SPACE is its id {PUBLISHED_MASK}, and it is the target",
-                "the same to --target and to --set space.head; or specbench train space",
+                f"{folder.name} has {ids} token ids, and the target has {target.vocab_size}; a"
+                " checkpoint of the authors must be the target, and contain token"
+                f" {PUBLISHED_MASK}",
+                "use the same folder for --target and --set space.head, or: specbench train space",
             )
         head = cls(target)
         head.mask.data.copy_(target.embed(torch.tensor([PUBLISHED_MASK], device=target.device))[0])

@@ -25,8 +25,15 @@ from specbench_cli.api import (
 class SpaceParams(MethodParams):
     """Parameters of `Space`."""
 
-    length: int = Field(5, ge=1, description="draft tokens a step, at most a mask each (k)")
-    head: str = Field("auto", description="auto: the target's own mask token; else its folder")
+    length: int = Field(
+        5,
+        ge=1,
+        description="maximum number of draft tokens per step; each needs one mask (k in the"
+        " paper: 5)",
+    )
+    head: str = Field(
+        "auto", description="mask token: auto (the default one of the target), a folder or a hub id"
+    )
 
 
 class Space(Method):

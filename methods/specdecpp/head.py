@@ -1,8 +1,9 @@
-"""Head of SpecDec++: predicts from the draft's hidden state at a token whether it is accepted.
+"""Acceptance head of SpecDec++: predicts whether the target will accept a draft token.
 
-Huang et al., arXiv:2405.19715: blocks x := x + SiLU(W x + b), then two logits. The second is for
-acceptance. The authors' code (github.com/Kaffaljidhmah2/SpecDec_pp) repeats one block. Such a
-checkpoint contains it once, or as often as it is applied.
+Huang et al., arXiv:2405.19715. The head reads the draft model's hidden state at the token. It has
+residual blocks x := x + SiLU(W x + b), and a linear layer with two logits, for rejection and
+acceptance. In the authors' code (github.com/Kaffaljidhmah2/SpecDec_pp) all blocks share their
+weights, and a checkpoint contains the block once or several times.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ Affine = tuple[Tensor, Tensor]
 """Weight [out, in] and bias [out]."""
 
 DEPTH, MOST_BLOCKS = 3, 64
-"""Number of blocks of a random head, and maximum number of applied blocks in a file."""
+"""Number of blocks of a random head, and maximum `num_layers` in a file."""
 
-_ANOTHER = "choose a head that was trained with this draft, or: specbench train specdec++"
+_HINT = "use a head that was trained for this draft, or train one: specbench train specdec++"
 
 
 class AcceptanceHead(Artifact):
-    """Trained predictor of acceptance.
+    """Trained acceptance head.
 
     Args:
-        draft: Draft model whose hidden states it reads.
-        blocks: Blocks in the order of application, each [hidden, hidden].
-        last: [2, hidden]. The second logit is for acceptance.
+        draft: Draft model whose hidden states the head reads.
+        blocks: Weight [hidden, hidden] and bias of each residual block, in order.
+        last: Weight [2, hidden] and bias of the last layer. Its second logit is for acceptance.
     """
 
     kind: ClassVar[str] = "acceptance"
@@ -50,8 +51,11 @@ class AcceptanceHead(Artifact):
 
     @torch.inference_mode()
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return acceptance probabilities [n] from the outputs [n, hidden] of the draft's last
-        layer."""
+        """Return acceptance probabilities, [n].
+
+        Args:
+            rows: Outputs of the draft's last layer, [n, hidden].
+        """
         x = self._norm(rows).to(self._last[0].dtype)
         for weight, bias in self._blocks:
             x = x + silu(linear(x, weight, bias))
@@ -68,38 +72,38 @@ class AcceptanceHead(Artifact):
         draft, width, depth = decoders["draft"], config["hidden_size"], config["num_layers"]
         if width != draft.hidden_size:
             raise EnvironmentFault(
-                f"{folder.name} reads rows of {width} numbers; this draft's have"
-                f" {draft.hidden_size}",
-                _ANOTHER,
+                f"{folder.name} is for hidden size {width}; this draft's is {draft.hidden_size}",
+                _HINT,
             )
         for role in ("target", "draft"):
             trained_for = config.get("specbench", {}).get(f"{role}_sha256")
             if trained_for and sha256_of(decoders[role]) not in (None, trained_for):
-                raise EnvironmentFault(f"{folder.name} was trained with another {role}", _ANOTHER)
+                raise EnvironmentFault(f"{folder.name} was trained for another {role}", _HINT)
         weights = Weights(folder)
         if type(depth) is not int or not 0 <= depth <= MOST_BLOCKS:
             raise EnvironmentFault(
-                f"{folder.name}: num_layers is {depth!r}; a head has 0 to {MOST_BLOCKS}", _ANOTHER
+                f"{folder.name}: num_layers is {depth!r}; it must be from 0 to {MOST_BLOCKS}", _HINT
             )
-        held = [at for at in range(depth) if f"model.{at}.linear.weight" in weights]
+        stored = [at for at in range(depth) if f"model.{at}.linear.weight" in weights]
         try:
-            blocks = [_affine(weights, f"model.{at}.linear", draft) for at in held]
+            blocks = [_affine(weights, f"model.{at}.linear", draft) for at in stored]
             last = _affine(weights, f"model.{depth}", draft)
         except KeyError as missing:
-            raise EnvironmentFault(f"{folder.name} lacks the tensor {missing}", _ANOTHER) from None
-        places = [*(f"model.{at}.linear" for at in held), f"model.{depth}"]
+            raise EnvironmentFault(f"{folder.name}: missing tensor {missing}", _HINT) from None
+        places = [*(f"model.{at}.linear" for at in stored), f"model.{depth}"]
         known = {f"{place}.{part}" for place in places for part in ("weight", "bias")}
-        weights.check_names(known, _ANOTHER)
+        weights.check_names(known, _HINT)
         if len(blocks) not in (1, depth):
             raise EnvironmentFault(
-                f"{folder.name} holds {len(blocks)} blocks of {depth}: neither one nor all",
-                _ANOTHER,
+                f"{folder.name} contains {len(blocks)} blocks; num_layers is {depth}, so there must"
+                f" be 1 or {depth}",
+                _HINT,
             )
         return cls(draft, blocks if len(blocks) == depth else blocks * depth, last)
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """Return a head whose outputs cover (0, 1)."""
+        """Return a head with random weights, whose probabilities are spread over (0, 1)."""
         draft = decoders["draft"]
         width, generator = draft.hidden_size, torch.Generator().manual_seed(seed)
 
@@ -121,12 +125,14 @@ def _affine(weights: Weights, name: str, draft: Decoder) -> Affine:
 def _config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
-        raise EnvironmentFault(f"{folder.name} is no acceptance head: no config.json", _ANOTHER)
+        raise EnvironmentFault(
+            f"{folder.name} is not an acceptance head: config.json is missing", _HINT
+        )
     config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     if not {"hidden_size", "num_layers"} <= config.keys():
         raise EnvironmentFault(
-            f"{folder.name} is no acceptance head: its config.json names neither hidden_size nor"
-            " num_layers",
-            _ANOTHER,
+            f"{folder.name} is not an acceptance head: hidden_size or num_layers is missing in"
+            " config.json",
+            _HINT,
         )
     return config

@@ -30,11 +30,20 @@ class SpecDecPPParams(MethodParams):
         0.3,
         ge=0,
         le=1,
-        description="stop once a rejection is likelier than this (stop_threshold)",
+        description="drafting stops when the probability of a rejection is above this value"
+        " (stop_threshold)",
     )
-    min: int = Field(2, ge=1, description="draft tokens a step, at least (bound)")
-    max: int = Field(20, ge=1, description="draft tokens a step, at most (bound)")
-    head: str = Field("auto", description="the trained head: auto, its folder, or a hub id")
+    min: int = Field(
+        2, ge=1, description="minimum number of draft tokens per step (bound in the authors' code)"
+    )
+    max: int = Field(
+        20, ge=1, description="maximum number of draft tokens per step (bound in the authors' code)"
+    )
+    head: str = Field(
+        "auto",
+        description="acceptance head: auto (the default one of the draft model), a folder or a"
+        " hub id",
+    )
 
 
 class SpecDecPP(DraftModelMethod):

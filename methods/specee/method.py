@@ -33,12 +33,33 @@ from specbench_cli.api import (
 class SpecEEParams(MethodParams):
     """Parameters of `SpecEE`."""
 
-    threshold: float = Field(0.5, ge=0, le=1, description="least trust in an exit; off: 1")
-    fill: Literal["none", "copy"] = Field("none", description="layers left out see the exit's row")
-    recent: int = Field(5, ge=0, description="exits at and beside which it looks, too")
-    gate: Literal["predictor", "random"] = Field("predictor", description="random: its control")
-    rate: float = Field(0.3, ge=0, le=1, description="random: how often a layer is trusted")
-    head: str = Field("auto", description="the predictors: the target's own, or a folder")
+    threshold: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="minimum probability for which a predictor trusts an exit (authors' code:"
+        " 0.5); 1 makes the method lossless",
+    )
+    fill: Literal["none", "copy"] = Field(
+        "none",
+        description="input of the skipped layers for this token: nothing (none), or the exit's"
+        " hidden state (copy)",
+    )
+    recent: int = Field(
+        5, ge=0, description="number of recent exits whose layers, and those near them, are checked"
+    )
+    gate: Literal["predictor", "random"] = Field(
+        "predictor",
+        description="what decides about an exit: the trained predictor, or chance (random), as"
+        " a control",
+    )
+    rate: float = Field(
+        0.3, ge=0, le=1, description="gate=random: probability that a checked layer is trusted"
+    )
+    head: str = Field(
+        "auto",
+        description="exit predictors: auto (the default ones of the target), a folder or a hub id",
+    )
 
 
 class SpecEE(Method):

@@ -1,7 +1,7 @@
-"""Predictors of SpecEE: whether the target's output would stay the same if the layers above ran.
+"""Exit predictors of SpecEE: does an early layer already predict the target's next token?
 
-Xu et al., arXiv:2504.08850: a perceptron with one hidden layer, on the logits of a few candidates
-at an early layer.
+Xu et al., arXiv:2504.08850. Each predictor is a perceptron with one hidden layer. It reads the
+logits of a few candidate tokens at an early layer.
 """
 
 from __future__ import annotations
@@ -17,51 +17,53 @@ from torch import Tensor
 
 from specbench_cli.api import Artifact, Decoder, EnvironmentFault, Weights, sha256_of
 
-_ANOTHER = "choose predictors that were trained with this target, or: specbench train specee"
+_HINT = "use predictors that were trained for this target, or train them: specbench train specee"
 TOP = 4
 """Number of candidates, as in the authors' code."""
 
 
 def make_predictor_input(logits: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the input of a predictor [..., 3 k], and the local probabilities [..., k] for the next
-    check.
+    """Return the input of a predictor, [..., 3 * k], and the local probabilities, [..., k].
 
-    The input is the logits of the candidates, their softmax, and the change of that softmax since
-    the last check.
+    The local probabilities are the softmax over the k candidates. The input consists of the logits,
+    the local probabilities, and their change since the last check.
 
     Args:
         logits: Logits of the candidates, [..., k].
-        before: Local probabilities at the last check, or None at the first, where the change is the
-            softmax itself.
+        before: Local probabilities at the last check. None at the first check, where the change is
+            the local probabilities themselves.
     """
     local = logits.softmax(-1)
     change = local if before is None else local - before
     return torch.cat((logits, local, change), -1), local
 
 
-def choose_layers(always: Iterable[int], exits: deque[int], n_layers: int) -> list[int]:
-    """Return the layers to check.
+def choose_layers(offline: Iterable[int], exits: deque[int], n_layers: int) -> list[int]:
+    """Return the layers at which a predictor is checked (the paper's two-level scheduling).
 
-    These are the layers `always`. Once `exits` is full, they also include the layers of recent
-    exits, and those two before and two after.
+    Args:
+        offline: Layers that are always checked.
+        exits: Layers of recent exits. Once the deque is full, these layers are checked too, and
+            those two before and two after each of them.
+        n_layers: Number of layers of the target.
     """
     recent = exits if len(exits) == exits.maxlen else ()
     around = {at + off for at in recent for off in (-2, 0, 2)}
-    return sorted({*always, *around} & {*range(1, n_layers)})
+    return sorted({*offline, *around} & {*range(1, n_layers)})
 
 
 class ExitPredictors(Artifact):
-    """Trained predictors, one for each layer except the last.
+    """Trained exit predictors, one for each of the L layers except the last.
 
     Args:
-        up: [L - 1, 3 k, width].
-        up_bias: [L - 1, width].
-        down: [L - 1, width].
-        down_bias: [L - 1].
-        layers: Layers with most exits, ascending, as the number of layers that have run.
+        up: Weights of the first layer, [L - 1, 3 * k, width].
+        up_bias: Biases of the first layer, [L - 1, width].
+        down: Weights of the second layer, [L - 1, width].
+        down_bias: Biases of the second layer, [L - 1].
+        layers: Layers that are always checked, counted from 1, in ascending order.
 
     Attributes:
-        top: k, the number of candidates.
+        top: Number of candidates (k).
     """
 
     kind: ClassVar[str] = "exits"
@@ -81,11 +83,11 @@ class ExitPredictors(Artifact):
         self.weight_bytes = sum(part.nbytes for part in self._parts)
 
     def __call__(self, layer: int, features: Tensor) -> Tensor:
-        """Return the probability [n] that the target's own token is already the most likely.
+        """Return the probability that this layer already predicts the target's token, [n].
 
         Args:
-            layer: Number of layers that have run.
-            features: [n, 3 k]; see `seen`.
+            layer: Number of the layer, counted from 1.
+            features: Input, [n, 3 * k]; see `make_predictor_input`.
         """
         up, up_bias, down, down_bias = (part[layer - 1] for part in self._parts)
         inner = (features.to(up.dtype) @ up + up_bias).relu()
@@ -105,33 +107,33 @@ class ExitPredictors(Artifact):
         trained_for, layers = config.get("specbench", {}).get("target_sha256"), config.get("layers")
         if config.get("n_layers") != target.n_layers or not isinstance(layers, list):
             raise EnvironmentFault(
-                f"{folder.name} holds no predictors of a target of {target.n_layers} layers",
-                _ANOTHER,
+                f"{folder.name} contains no predictors for a target with {target.n_layers} layers",
+                _HINT,
             )
         if trained_for and sha256_of(target) not in (None, trained_for):
-            raise EnvironmentFault(f"{folder.name} was trained with another target", _ANOTHER)
+            raise EnvironmentFault(f"{folder.name} was trained for another target", _HINT)
         if not all(type(each) is int and 0 < each < target.n_layers for each in layers):
             raise EnvironmentFault(
-                f"{folder.name}: its layers {layers} are not numbers from 1 to"
+                f"{folder.name}: layers is {layers}; it must contain numbers from 1 to"
                 f" {target.n_layers - 1}",
-                _ANOTHER,
+                _HINT,
             )
         weights = Weights(folder)
         try:
             names = ("up", "up_bias", "down", "down_bias")
             parts = [weights[name].to(target.device).float() for name in names]
         except KeyError as missing:
-            raise EnvironmentFault(f"{folder.name} lacks the tensor {missing}", _ANOTHER) from None
-        weights.check_names(names, _ANOTHER)
+            raise EnvironmentFault(f"{folder.name}: missing tensor {missing}", _HINT) from None
+        weights.check_names(names, _HINT)
         n, reads, width = parts[0].shape if parts[0].dim() == 3 else (0, 0, 0)
-        due = [(target.n_layers - 1, reads, width), (n, width), (n, width), (n,)]
-        if [part.shape for part in parts] != due or not reads or reads % 3:
-            raise EnvironmentFault(f"{folder.name}: its tensors have other shapes", _ANOTHER)
+        shapes = [(target.n_layers - 1, reads, width), (n, width), (n, width), (n,)]
+        if [part.shape for part in parts] != shapes or not reads or reads % 3:
+            raise EnvironmentFault(f"{folder.name}: tensors have wrong shapes", _HINT)
         return cls(*parts, layers=tuple(sorted(set(layers))))
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """Return predictors whose outputs vary, one for each layer."""
+        """Return predictors with random weights. Every layer is checked."""
         target, generator = decoders["target"], torch.Generator().manual_seed(seed)
         dtype = torch.promote_types(target.dtype, torch.float32)
         n, reads, width = target.n_layers - 1, 3 * min(TOP, target.vocab_size), 8

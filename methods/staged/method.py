@@ -46,26 +46,33 @@ class StagedParams(MethodParams):
     stages: Stages = Field(
         (NGRAM, "draft"),
         min_length=1,
-        description="what drafts for what, cheapest first: ngram or not, models by name, draft",
+        description="stages from the cheapest to the last, each drafting for the next:"
+        " optionally ngram, then names of draft models (draft is the run's own)",
     )
-    depth: int = Field(12, ge=1, description="most tokens that the last stage generates a step")
+    depth: int = Field(
+        12, ge=1, description="maximum number of tokens that the last stage generates per step"
+    )
     threshold: float = Field(
         0.1,
         ge=0,
         lt=1,
-        description="it stops behind a token that it would reach with less probability; 0: never",
+        description="the last stage stops after a token whose path has a lower probability; 0"
+        " never stops it",
     )
-    nodes: int = Field(16, ge=1, description="size of the tree that the target verifies")
-    width: int = Field(3, ge=1, description="most children of a node")
-    lookahead: int = Field(4, ge=1, description="size of the trees that models below verify")
-    order: int = Field(3, ge=1, description="n of the n-grams")
+    nodes: int = Field(16, ge=1, description="number of nodes of the tree that the target verifies")
+    width: int = Field(3, ge=1, description="maximum number of children of a node")
+    lookahead: int = Field(
+        4, ge=1, description="number of nodes of the trees that the models of the stages verify"
+    )
+    order: int = Field(3, ge=1, description="maximum length of the counted n-grams, in tokens")
     scope: Literal["run", "prompt"] = Field(
-        "run", description="what n-gram counts live for: a pass over all prompts, or one prompt"
+        "run", description="keep the n-gram counts for the whole run, or for one prompt"
     )
     draw_mode: Literal["deterministic", "without_replacement"] = Field(
         "deterministic",
-        description="what the last stage generates under rejection: its likeliest tokens, taken as"
-        " point masses, or draws from its distribution, branches without replacement",
+        description="tokens of the last stage with --verify rejection: its most likely tokens"
+        " (deterministic), or draws from its distribution, with branches drawn"
+        " without replacement",
     )
 
     @field_validator("stages")

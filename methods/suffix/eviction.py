@@ -1,9 +1,10 @@
-"""Online eviction policies for a full memory.
+"""Eviction policies, with which `suffix` chooses the earlier output to remove when memory is full.
 
-Antonios Antoniadis, Joan Boyar, Marek Elias, Lene M. Favrholdt, Ruben Hoeksma, Kim S. Larsen, Adam
-Polak, Bertrand Simon: Paging with Succinct Predictions, ICML 2023, arXiv:2210.02775. Besides FIFO
-and LRU, there is marking with one predicted bit per request. The paper's bounds hold for pages of
-equal size.
+The module has FIFO, LRU and two marking algorithms that use one predicted bit per request (Antonios
+Antoniadis, Joan Boyar, Marek Elias, Lene M. Favrholdt, Ruben Hoeksma, Kim S. Larsen, Adam Polak,
+Bertrand Simon: Paging with Succinct Predictions, ICML 2023, arXiv:2210.02775). As in that paper, a
+page is the unit of eviction; in `suffix` it is one output. The bounds in the paper assume that all
+pages have the same size.
 """
 
 from __future__ import annotations
@@ -15,27 +16,28 @@ from typing import Literal, get_args
 
 
 class EvictionPolicy(ABC):
-    """Eviction policy.
+    """Policy that chooses which page to evict from a full memory.
 
     Attributes:
-        held: Predicted bit at the last request of each page in memory: whether it will be requested
-            again. The least recently requested page comes first.
+        predictions: The pages in memory, the least recently requested one first. The value of a
+            page is True if its last request came with the prediction that it will be reused.
     """
 
     def __init__(self) -> None:
         self.predictions: dict[int, bool] = {}
 
-    def request(self, page: int, again: bool | None = None) -> None:
+    def request(self, page: int, reused: bool | None = None) -> None:
         """Record the request of a page. The page enters the memory if it is not there.
 
         Args:
-            again: Predicted bit: whether the page will be requested again before the best offline
-                policy evicts it (`DiscardBit`), or in the next phase (`PhaseBit`). None predicts
-                True for pages in memory and False for new ones.
+            reused: The predicted bit. For `DiscardBit`: whether the page will be requested again
+                before the best offline policy evicts it. For `PhaseBit`: whether it will be
+                requested in the next phase. None predicts True for pages that are in memory, and
+                False for new pages.
         """
-        again = page in self.predictions if again is None else again
+        reused = page in self.predictions if reused is None else reused
         self.predictions.pop(page, None)
-        self.predictions[page] = again
+        self.predictions[page] = reused
 
     def evict(self) -> int:
         """Evict a page and return it. The memory must not be empty."""
@@ -49,9 +51,9 @@ class EvictionPolicy(ABC):
 
 
 class Fifo(EvictionPolicy):
-    """Evicts the page that entered first."""
+    """First in, first out: evicts the page that entered the memory first."""
 
-    def request(self, page: int, again: bool | None = None) -> None:
+    def request(self, page: int, reused: bool | None = None) -> None:
         """See `EvictionPolicy`. A page in memory keeps its place."""
         self.predictions.setdefault(page, False)
 
@@ -61,7 +63,7 @@ class Fifo(EvictionPolicy):
 
 
 class Lru(EvictionPolicy):
-    """Evicts the least recently requested page."""
+    """Least recently used: evicts the page whose last request is the oldest."""
 
     def choose_victim(self) -> int:
         """See `EvictionPolicy`."""
@@ -69,16 +71,16 @@ class Lru(EvictionPolicy):
 
 
 class Marking(EvictionPolicy):
-    """Evicts a page without a mark. When all pages are marked, all marks are cleared and a new
-    phase starts.
+    """Base of the marking algorithms, which evict a page without a mark.
 
-    Ties are broken by an own random generator with a fixed seed.
+    When all pages are marked, all marks are cleared and a new phase starts. The page is drawn with
+    a random generator that has a fixed seed.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.marked: set[int] = set()
-        self._chance = random.Random(0)
+        self._random = random.Random(0)
 
     def find_unmarked(self) -> list[int]:
         """Return the pages without a mark, after clearing the marks if all have one."""
@@ -87,40 +89,41 @@ class Marking(EvictionPolicy):
         return [page for page in self.predictions if page not in self.marked]
 
     def draw_page(self, pages: Collection[int]) -> int:
-        """Return one of the pages, at random."""
-        return self._chance.choice(sorted(pages))
+        """Return a random page of `pages`."""
+        return self._random.choice(sorted(pages))
 
 
 class DiscardBit(Marking):
-    """MARK0: evicts a page that is predicted to be useless, else one without a mark.
+    """MARK0: evicts a page that is not predicted to be reused. Without one, evicts an unmarked
+    page.
 
-    Only pages that are predicted to be useful are marked. With the bits of the best offline policy,
-    it has no more misses than that policy.
+    Pages that are predicted to be reused are marked. If all predictions are correct, this policy
+    has no more misses than the best offline policy.
     """
 
-    def request(self, page: int, again: bool | None = None) -> None:
+    def request(self, page: int, reused: bool | None = None) -> None:
         """See `EvictionPolicy`."""
-        super().request(page, again)
+        super().request(page, reused)
         (self.marked.add if self.predictions[page] else self.marked.discard)(page)
 
     def choose_victim(self) -> int:
         """See `EvictionPolicy`."""
-        useless = (page for page, again in self.predictions.items() if not again)
-        page = next(useless, None)
+        not_reused = (page for page, reused in self.predictions.items() if not reused)
+        page = next(not_reused, None)
         return self.draw_page(self.find_unmarked()) if page is None else page
 
 
 class PhaseBit(Marking):
-    """MARK&PREDICT: evicts an unmarked page, if possible one that is predicted not to be requested
-    in this phase.
+    """MARK&PREDICT: evicts an unmarked page, if possible one that is not predicted to be reused.
 
-    With correct bits it misses each new page once per phase, at most twice as often as the best
-    offline policy. With any bits it misses no more often than marking in the worst case.
+    A page is marked when it is requested. If all predictions are correct, this policy has at most
+    twice as many misses as the best offline policy. With wrong predictions it has no more misses
+    than marking without predictions has in the worst case.
     """
 
-    def request(self, page: int, again: bool | None = None) -> None:
+    def request(self, page: int, reused: bool | None = None) -> None:
         """See `EvictionPolicy`."""
-        super().request(page, again)
+        super().request(page, reused)
         self.marked.add(page)
 
     def choose_victim(self) -> int:
@@ -130,7 +133,7 @@ class PhaseBit(Marking):
 
 
 EvictionName = Literal["fifo", "lru", "discard-bit", "phase-bit"]
-"""Names of the policies in parameters."""
+"""Values of `suffix.eviction`, in the order of `POLICIES`."""
 
 POLICIES: dict[str, type[EvictionPolicy]] = dict(
     zip(get_args(EvictionName), (Fifo, Lru, DiscardBit, PhaseBit), strict=True)

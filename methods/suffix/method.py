@@ -23,43 +23,70 @@ from specbench_cli.api import (
 class SuffixParams(MethodParams):
     """Parameters of `Suffix`."""
 
-    depth: int = Field(64, ge=2, description="longest string that the trees know")
-    factor: float = Field(1.0, ge=0, description="draft tokens for each matched token (alpha)")
-    offset: float = Field(0.0, ge=0, description="draft tokens beyond those")
-    nodes: int = Field(16, ge=1, description="most draft tokens a step")
-    least: float = Field(0.1, gt=0, le=1, description="least probability of a draft token's path")
-    shape: Literal["chain", "tree"] = Field("chain", description="one continuation, or several")
-    scope: Literal["run", "prompt"] = Field("run", description="whose outputs are drafted from")
-    active: bool = Field(True, description="scope run: also draft from unfinished outputs")
-    memory: int = Field(100_000, ge=0, description="tokens of earlier outputs kept")
-    eviction: EvictionName = Field("fifo", description="which output goes where that is full")
+    depth: int = Field(
+        64,
+        ge=2,
+        description="maximum number of tokens of a string in the suffix trees (authors' code: 64)",
+    )
+    factor: float = Field(
+        1.0,
+        ge=0,
+        description="maximum number of draft tokens per matched token (alpha; authors' code: 1)",
+    )
+    offset: float = Field(
+        0.0, ge=0, description="number of draft tokens added to that maximum (authors' code: 0)"
+    )
+    nodes: int = Field(16, ge=1, description="maximum number of draft tokens per step")
+    least: float = Field(
+        0.1,
+        gt=0,
+        le=1,
+        description="minimum probability of the path to a draft token (authors' code: 0.1)",
+    )
+    shape: Literal["chain", "tree"] = Field(
+        "chain", description="draft one continuation (chain) or several (tree)"
+    )
+    scope: Literal["run", "prompt"] = Field(
+        "run", description="draft from earlier outputs of the whole run, or of this prompt only"
+    )
+    active: bool = Field(
+        True, description="scope=run: draft from unfinished outputs of the batch, too"
+    )
+    memory: int = Field(
+        100_000, ge=0, description="maximum number of tokens of earlier outputs in the tree"
+    )
+    eviction: EvictionName = Field(
+        "fifo", description="policy that chooses which output to remove when the memory is full"
+    )
 
 
 class Suffix(Method):
-    """SuffixDecoding: suffix trees over this text and earlier outputs; a longer match drafts more.
+    """SuffixDecoding: drafts from suffix trees of this text and of earlier outputs.
 
-    Exact because the draft depends only on the past. Its tokens are point masses, chosen without
-    drawing, each accepted with the target's own probability of it.
-    Differs from the authors' code (ArcticInference): matches up to the whole text are tried, which
-    its loop leaves out. Of equally frequent continuations the first is drafted. Eviction counts
-    tokens. As there, the second tree also contains unfinished outputs, including this one. The
-    first tree also contains the prompt, so the two have different counts. With `active` off, an
-    output enters the second tree only when it is finished: 0.4 to 1.4% more steps on our tasks.
+    A pattern is a suffix of the text that occurred before. A longer pattern gives a longer draft.
 
-    With scope `run` the second tree persists across prompts, so the speed of a prompt depends on
-    earlier ones. The trees have at most 2 nodes per stored token, and `depth` more per output.
+    Exact because the draft depends only on earlier tokens. Draft tokens are not drawn at random.
+    Each is accepted with the target's probability of it.
+    Differs from the authors' code (ArcticInference): patterns up to the whole text are tried; the
+    loop there excludes the longest. Among equally frequent continuations the first is drafted. The
+    size of the memory is counted in tokens, not in outputs. As there, the global tree also contains
+    unfinished outputs, including this one. With `active` off it contains finished outputs only,
+    which takes 0.4 to 1.4% more steps on our tasks.
+
+    With `scope=run` the global tree persists across prompts, so the speed of a prompt depends on
+    earlier prompts. The trees have at most 2 nodes per stored token, and `depth` more per output.
 
     One step:
-    1. Add the committed tokens to the tree of this text with its prompt (the paper's per-request
-       tree) and to the tree of outputs (the global tree). Find the suffixes of the text that occur
-       in the tree of outputs.
-    2. For each suffix that occurred before, take its most frequent continuation as a chain or a
-       tree, at most `factor` tokens per matched token. Score each token by the frequency of its
-       path.
-    3. Draft the candidate with the highest total score, the expected number of accepted tokens. On
-       a tie prefer the text's own tree, then the longer match.
+    1. Add the committed tokens to the per-request tree, which contains the prompt and the output,
+       and to the global tree, which contains outputs. Find the patterns in both trees.
+    2. For each pattern, take its most frequent continuation as a chain or a tree, with at most
+       `factor` tokens per token of the pattern. The score of a token is the relative frequency of
+       its path.
+    3. Draft the continuation with the highest total score, which is the expected number of accepted
+       tokens. On a tie prefer the per-request tree, then the longer pattern.
     4. (engine) One target forward over the last committed token and the draft; verify; commit.
-    5. Report accepted drafts to the second tree. When the output is finished, evict by the policy.
+    5. Report to the global tree which earlier output gave accepted tokens. When the output is
+       finished, evict earlier outputs if the memory is full.
     """
 
     name: ClassVar[str] = "suffix"
@@ -68,85 +95,92 @@ class Suffix(Method):
     Params: ClassVar[type[MethodParams]] = SuffixParams
     params: SuffixParams
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
-    source: int | None = None  # the earlier output that the draft is from
+    source: int | None = None  # number of the earlier output from which the draft was taken
 
     def start(self, session: Session) -> None:
-        """Create a tree for the text and its prompt, and take over the tree of outputs."""
+        """Create the per-request tree, and take the global tree from the run's memory."""
         params = self.params
-        self.own, self.read = SuffixTree(params.depth), 0
-        kept = session.memory if params.scope == "run" else {}
+        self.text_tree, self.num_read = SuffixTree(params.depth), 0
+        memory = session.memory if params.scope == "run" else {}
         new = SuffixTree(params.depth, params.eviction)
-        self.outputs: SuffixTree = kept.setdefault("outputs", new)
-        self.output = self.outputs.open() if self._active else None
-        self.first = len(session.tokens()) - len(session.output())
-        self.matches: list[tuple[int, int]] = []  # those that occur in `outputs`
-        self.evictions = self.outputs.evictions
+        self.output_tree: SuffixTree = memory.setdefault("outputs", new)
+        self.open_output = self.output_tree.open() if self._active else None
+        self.output_start = len(session.tokens()) - len(session.output())
+        self.output_matches: list[tuple[int, int]] = []  # patterns, see `_update_trees`
+        self.evictions = self.output_tree.evictions
         if params.shape == "tree":
             session.reserve(params.nodes)
-        self._read(session)
+        self._update_trees(session)
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Carry out steps 1 to 3."""
-        self._read(session)
+        self._update_trees(session)
         params, tokens, parents, best = self.params, list[int](), list[int](), 0.0
         self.source = None
-        among = self.matches + (self.output.repeated if self.output else [])
-        for tree, matches in ((self.own, self.own.repeated), (self.outputs, among)):
-            for match in matches:  # the longest first
-                most = min(int(params.factor * match[1] + params.offset + 1e-6), params.nodes)
-                if most <= best:  # no token scores more than 1, and shorter matches draft less
+        output_matches = self.output_matches + (
+            self.open_output.repeated if self.open_output else []
+        )
+        for tree, matches in (
+            (self.text_tree, self.text_tree.repeated),
+            (self.output_tree, output_matches),
+        ):
+            for match in matches:  # longest pattern first
+                max_tokens = min(int(params.factor * match[1] + params.offset + 1e-6), params.nodes)
+                if max_tokens <= best:  # a token scores at most 1, and shorter patterns draft less
                     break
                 if params.shape == "chain":
-                    found = tree.find_path(match, min(most, limit), params.least)
+                    found = tree.find_path(match, min(max_tokens, limit), params.least)
                 else:
-                    found = tree.find_tree(match, most, params.least, limit)
+                    found = tree.find_tree(match, max_tokens, params.least, limit)
                 if found[2] > best:
                     tokens, parents, best = found
-                    self.source = tree.find_sequence(match)  # None for the text's own tree
+                    self.source = tree.find_sequence(match)  # None in the per-request tree
         if params.shape == "chain":
             return session.chain(tokens)
         return session.tree(tokens, tuple(parents))
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Carry out step 5."""
-        self.outputs.use(self.source if self.source is not None and outcome.path else None)
-        if self.output:
-            self._read(session)  # before others of the batch propose
+        self.output_tree.use(self.source if self.source is not None and outcome.path else None)
+        if self.open_output:
+            self._update_trees(session)  # before other requests of the batch draft from this output
         if session.finish is not None:
-            if self.output is None:
-                self.output = self.outputs.open()
+            if self.open_output is None:
+                self.open_output = self.output_tree.open()
                 for token in session.output():
-                    self.outputs.append(token, self.output)
-            self.outputs.close(self.output)
-            self.output = None
-            self.outputs.evict(self.params.memory)
+                    self.output_tree.append(token, self.open_output)
+            self.output_tree.close(self.open_output)
+            self.open_output = None
+            self.output_tree.evict(self.params.memory)
 
     @property
     def _active(self) -> bool:
         """Return True if the method drafts from unfinished outputs."""
         return self.params.active and self.params.scope == "run" and self.params.memory > 0
 
-    def _read(self, session: Session) -> None:
-        """Carry out step 1, and set `matches`.
+    def _update_trees(self, session: Session) -> None:
+        """Carry out step 1.
 
-        The tree of outputs tracks the suffixes inside this output (`OpenSequence.ends`). `matches`
-        are the longer suffixes, which include tokens of the prompt.
+        The global tree itself tracks patterns that begin in this output (`OpenSequence.repeated`).
+        `output_matches` are the longer patterns, which begin in the prompt.
         """
         text = session.tokens()
-        if self.evictions != self.outputs.evictions:  # another sequence of the batch evicted
-            self.matches, self.evictions = [], self.outputs.evictions
-            for token in text[max(0, self.read - self.params.depth) : self.read]:
-                self.matches = self.outputs.follow(self.matches, token)
-            self._drop_shorter(self.read)
-        for place, token in enumerate(text[self.read :], self.read):
-            self.own.append(token)
-            self.matches = self.outputs.follow(self.matches, token)
-            if self.output and place >= self.first:
-                self.outputs.append(token, self.output)
+        if self.evictions != self.output_tree.evictions:  # by another request of the batch
+            self.output_matches, self.evictions = [], self.output_tree.evictions
+            for token in text[max(0, self.num_read - self.params.depth) : self.num_read]:
+                self.output_matches = self.output_tree.follow(self.output_matches, token)
+            self._drop_shorter(self.num_read)
+        for place, token in enumerate(text[self.num_read :], self.num_read):
+            self.text_tree.append(token)
+            self.output_matches = self.output_tree.follow(self.output_matches, token)
+            if self.open_output and place >= self.output_start:
+                self.output_tree.append(token, self.open_output)
                 self._drop_shorter(place + 1)
-        self.read = len(text)
+        self.num_read = len(text)
 
     def _drop_shorter(self, end: int) -> None:
-        """Drop the matches inside the output, which the tree of outputs tracks."""
-        if self.output:
-            self.matches = [match for match in self.matches if match[1] > end - self.first]
+        """Drop the patterns that begin in the output, which the global tree tracks itself."""
+        if self.open_output:
+            self.output_matches = [
+                match for match in self.output_matches if match[1] > end - self.output_start
+            ]

@@ -37,11 +37,31 @@ SIBLINGS = (  # (confidence, number of siblings): for chosen and for drawn token
 class SwiftParams(SearchParams):
     """Parameters of `Swift`."""
 
-    skip: float = Field(0.45, ge=0, lt=1, description="share of inner sublayers passed over (r)")
-    depth: int = Field(25, ge=1, description="most draft tokens in a row: levels of the tree")
-    width: int = Field(10, ge=1, description="most siblings of a token")
-    least: float = Field(0.8, ge=0, le=1, description="drafting stops where it is less sure")
-    window: int = Field(32, ge=1, description="tokens of an output that sets are scored on (W)")
+    skip: float = Field(
+        0.45,
+        ge=0,
+        lt=1,
+        description="share of the inner sublayers that are skipped (r in the paper: 0.45)",
+    )
+    depth: int = Field(
+        25,
+        ge=1,
+        description="maximum number of draft tokens in a row, which is the number of levels of"
+        " the tree (authors' code: 25)",
+    )
+    width: int = Field(10, ge=1, description="maximum number of siblings of a token")
+    least: float = Field(
+        0.8,
+        ge=0,
+        le=1,
+        description="drafting stops when the confidence is below this value (authors' code: 0.8)",
+    )
+    window: int = Field(
+        32,
+        ge=1,
+        description="number of output tokens on which sets of sublayers are scored (W in the"
+        " paper: 32)",
+    )
 
 
 class Swift(Method):

@@ -20,10 +20,26 @@ T = TypeVar("T")
 class SearchParams(MethodParams):
     """Parameters of a method that searches for a set."""
 
-    every: int = Field(25, ge=1, description="so often the optimiser proposes, else chance")
-    tries: int = Field(1000, ge=1, description="sets that are scored in a run, at most")
-    patience: int = Field(300, ge=1, description="sets in a row that are no better end the search")
-    enough: float = Field(0.93, ge=0, le=1, description="a score that ends the search")
+    every: int = Field(
+        25,
+        ge=1,
+        description="Bayesian optimisation proposes every n-th set; the others are chosen at"
+        " random (authors' code: 25)",
+    )
+    tries: int = Field(
+        1000,
+        ge=1,
+        description="maximum number of sets that are scored in a run (authors' code: 1000)",
+    )
+    patience: int = Field(
+        300,
+        ge=1,
+        description="number of sets in a row without improvement after which the search ends"
+        " (authors' code: 300)",
+    )
+    enough: float = Field(
+        0.93, ge=0, le=1, description="score at which the search ends (authors' code: 0.93)"
+    )
 
 
 @dataclass

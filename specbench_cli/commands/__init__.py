@@ -1,1 +1,1 @@
-"""Commands of `specbench`, one module each: parse options, call code, return an exit code."""
+"""Commands of `specbench`, one module each. A command checks options and returns an exit code."""

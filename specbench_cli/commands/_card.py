@@ -1,4 +1,7 @@
-"""Description of a method: guarantee, parameters, claims of its papers, and audit results."""
+"""Facts about a method for `specbench list methods` and for the generated table of methods.
+
+The facts are its guarantee, parameters, audit results, and the speedups that its papers claim.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def describe_entry(name: str) -> dict[str, Any]:
 
 
 def describe_method(name: str) -> dict[str, Any]:
-    """Return the registry's facts, the facts of the method's class, and its audit."""
+    """Return all facts about a method, which is imported for this."""
     canonical = registry.resolve(name)
     method = registry.load(canonical)
     build, papers = method(), registry.papers(canonical)
@@ -72,7 +75,11 @@ def describe_method(name: str) -> dict[str, Any]:
 
 
 def audit_status(name: str, method: type[Method], folder: Path | None = None) -> str:
-    """Return the verdict of the newest certificate, if the method's file has not changed since."""
+    """Return the audit's verdict on the current code of a method, or that there is none.
+
+    Args:
+        folder: Folder with the certificates of audits. None means the default folder.
+    """
     from specbench_cli.judge.broken import find_certificates
 
     found = find_certificates(name, folder)
@@ -84,7 +91,7 @@ def audit_status(name: str, method: type[Method], folder: Path | None = None) ->
         verdict = found[-1].get("verdict")
         return f"stale: {verdict}, but its file has changed since: specbench audit {name}"
     checks = same[-1].get("checks", [])
-    return f"{same[-1].get('verdict')}: {len(checks)} checks of this very file"
+    return f"{same[-1].get('verdict')}: {len(checks)} checks of the current file"
 
 
 def catalogue_row(facts: dict[str, Any]) -> dict[str, str]:
@@ -104,7 +111,7 @@ def catalogue_row(facts: dict[str, Any]) -> dict[str, str]:
 
 
 def family_rows() -> list[dict[str, str]]:
-    """Return the method table by family: one row per family, and one for its lossy methods."""
+    """Return a table of method families, with separate rows for lossless and lossy methods."""
     groups: dict[tuple[str, bool], list[str]] = {}
     for name, entry in registry.built_in_methods().items():
         lossy = entry.guarantee == registry.LOSSY
@@ -121,7 +128,7 @@ def family_rows() -> list[dict[str, str]]:
 
 
 def _format_type(annotation: Any) -> str:
-    """Return a parameter's type in readable form: "int | heuristic | oracle"."""
+    """Return a parameter's type as text, e.g. "int | heuristic | oracle"."""
     if get_origin(annotation) is Literal:
         return " | ".join(map(str, get_args(annotation)))
     if get_origin(annotation) in (Union, UnionType):

@@ -1,4 +1,4 @@
-"""File format names of `--to`, and their alternative spellings."""
+"""Parser for `--to`, the option that names output formats. `md` and `markdown` are the same."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from specbench_cli.config.problems import did_you_mean, join_names, shorten
 from specbench_cli.errors import UsageError
 
 _SPELLINGS = (("md", "markdown"), ("latex", "tex"))
-"""Spellings of the same format. Each command accepts all of them, and lists one."""
+"""Groups of equivalent format names. Commands accept each of them."""
 
 
 def parse_formats(to: str, known: Collection[str], hint: str) -> list[str]:
-    """Return the formats that `--to` names, without duplicates, as the command spells them.
+    """Return the formats in a value of `--to`, separated by commas, without duplicates.
 
     Args:
-        known: format names as the command spells them.
+        known: the formats of the command, which the result consists of.
         hint: example of a correct command, for the error.
 
     Raises:
@@ -30,8 +30,8 @@ def parse_formats(to: str, known: Collection[str], hint: str) -> list[str]:
         if word not in names:
             guess = did_you_mean(word, names)
             raise UsageError(
-                f"--to {shorten(repr(word))} is none of {join_names(known)}{guess}", hint
+                f"--to {shorten(repr(word))} is not one of {join_names(known)}{guess}", hint
             )
     if not words:
-        raise UsageError(f"--to names no format; there are {join_names(known)}", hint)
+        raise UsageError(f"--to names no format; choose from {join_names(known)}", hint)
     return list(dict.fromkeys(names[word] for word in words))

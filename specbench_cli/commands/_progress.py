@@ -1,6 +1,6 @@
-"""Progress displays of a run, for a terminal, a log or a program.
+"""Progress displays of a run: a bar on a terminal, lines in a log, or JSON lines for a program.
 
-Everything is drawn in callbacks between prompts. No thread redraws while an output is timed.
+The run calls a display between prompts. No background thread draws, since it would disturb timings.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ if TYPE_CHECKING:
 BASELINE = "vanilla"
 LOSSLESS = ("exact_tokens", "exact_law")
 LOG_INTERVAL_S = 60.0
-"""Minimum time in seconds between two log lines about the same prompts."""
+"""Minimum interval in seconds between two log lines about the same prompt."""
 
 
 NOISE_WARNING = (
-    "other programs are at work, and times taken beside them are void: close them, or interrupt"
-    " and begin again with --allow-noise, which keeps such times and labels the run"
+    "other programs use the CPU, so current times are noisy and will not be used: close these"
+    " programs, or interrupt and run again with --allow-noise, which uses noisy times and labels"
+    " the run"
 )
-"""Message during a run, so that a waiting user can act before the end."""
+"""Message that a run prints once, as soon as it is disturbed."""
 
 
 class Timing(NamedTuple):
-    """The values of a record that a speedup needs."""
+    """Total time and number of tokens of one output."""
 
     label: str
     ns: int
@@ -46,14 +47,13 @@ class Timing(NamedTuple):
 
 
 class LiveSpeedups:
-    """Speedups of the outputs so far. They are provisional and have no intervals.
+    """Provisional speedups, computed from the outputs measured so far, without intervals.
 
-    Times are paired by prompt, turn and repeat, and compared per token, like in the report. A
-    method with a wrong output has no speedup from then on. Lossy methods have none, since their
-    loss of accuracy is not known yet.
+    A method's time per token is compared with its baseline's for the same prompt, turn and repeat,
+    as in the report. Methods with a wrong output and lossy methods have no speedup here.
 
     Args:
-        bases: Baseline of each method whose baseline is not vanilla.
+        baselines: Label of each method's baseline. The default is vanilla.
     """
 
     def __init__(self, baselines: Mapping[str, str] | None = None) -> None:
@@ -63,7 +63,7 @@ class LiveSpeedups:
         self._wrong: set[str] = set()
 
     def add(self, record: Record) -> dict[str, float]:
-        """Add a record and return the speedup of every method except vanilla."""
+        """Add a record. Return the current speedups by label, without those of baselines."""
         wrong = record.verdict is not None and record.verdict.kind == "mismatch"
         if wrong or record.guarantee not in LOSSLESS:
             self._wrong.add(record.label)
@@ -90,14 +90,15 @@ class LiveSpeedups:
 
 
 class ProgressDisplay:
-    """Base class of all displays: counts, running speedups, and the run's folder. A context
-    manager.
+    """Base class of the displays. It counts outputs and computes speedups, and shows only notes.
+
+    A context manager, which restores the terminal at the end.
 
     Args:
-        dry_run: The plan is the result and goes to stdout.
-        part: This process runs one repeat of a run that another process has announced.
-        start_s: Processor time in seconds that starting this process took. The time for the final
-            report is estimated from it. 0 if there is no report.
+        dry_run: True if the command only prints the plan.
+        part: True if this process runs one repeat, and its parent process has shown the plan.
+        start_s: CPU time in seconds that starting this process took. The time for the final report
+            is estimated from it. 0 means that no report follows.
     """
 
     def __init__(self, *, dry_run: bool = False, part: bool = False, start_s: float = 0.0) -> None:
@@ -119,7 +120,7 @@ class ProgressDisplay:
         """Restore the terminal."""
 
     def planned(self, facts: dict[str, Any]) -> None:
-        """Show the plan, before anything is loaded."""
+        """Show the plan, before models are loaded."""
         self._estimate_report(facts)
         if self._dry_run:
             output.facts(_format_plan(facts))
@@ -131,7 +132,7 @@ class ProgressDisplay:
         self._baselines = {row["label"]: row["baseline"] for row in facts["methods"]}
 
     def started(self, cells: int, done: int, run_dir: Path) -> None:
-        """Start the display. `done` of the `cells` outputs exist already."""
+        """Start the display. Of the run's outputs (`cells`), `done` are already stored."""
         self.run_dir, self._n_outputs, self._n_done = run_dir, cells, done
         self._live_speedups, self.speedups = (
             LiveSpeedups(self._baselines),
@@ -139,21 +140,21 @@ class ProgressDisplay:
         )  # drop the speedups of a tuning
 
     def stage(self, text: str) -> None:
-        """Show a stage that is not a prompt."""
+        """Show the current stage other than decoding, e.g. loading."""
         self._stage = text
 
     def prompt(self, progress: PromptProgress) -> None:
-        """Show that prompts were measured."""
+        """Show the number of measured prompts."""
         self._stage = format_progress(self.add_report_time(progress))
 
     def add_report_time(self, progress: PromptProgress) -> PromptProgress:
-        """Add the time for the report to the ETA. A tuning has no report."""
+        """Return the progress with the report's time added to the ETA. A tuning has no report."""
         if progress.left_s is None or progress.part == TUNING:
             return progress
         return progress._replace(left_s=progress.left_s + self._report_s)
 
     def window(self, other_cpu: float | None, text: str) -> None:
-        """Show a timed window. On the first noisy one, also print how to avoid noise."""
+        """Show the noise of a timed window. For the first noisy window, also print a warning."""
         self._window = text
         if text.endswith(TIMES_VOID) and not self._warned_of_noise and not self._part:
             self._warned_of_noise = True
@@ -172,11 +173,11 @@ class ProgressDisplay:
         output.note(text)
 
     def flags(self) -> list[str]:
-        """Return the options with which another process of this run shows the same display."""
+        """Return the options that give a child process of this run the same display."""
         return []
 
     def line(self) -> str:
-        """Return the noise level and the running speedups, the fastest first."""
+        """Return the noise level and the provisional speedups, in descending order."""
         ranked = sorted(self.speedups.items(), key=lambda each: -each[1])
         speedups = [f"{label} {ratio:.2f}x" for label, ratio in ranked[:MAX_SPEEDUPS]]
         slower = len(ranked) - MAX_SPEEDUPS
@@ -185,7 +186,7 @@ class ProgressDisplay:
 
 
 def format_progress(progress: PromptProgress) -> str:
-    """Return the current prompt and the ETA."""
+    """Return the progress as text: the current prompt and the ETA."""
     part, prompt, prompts, left_s = progress
     place = f"prompt {prompt} of {prompts} done" if prompt else f"prompt 1 of {prompts}"
     done = f"{part + ', ' if part else ''}{place}"
@@ -195,7 +196,7 @@ def format_progress(progress: PromptProgress) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a time in readable form: 40 s, 12 min, 3 h 10 min."""
+    """Return a time as text, e.g. 40 s, 12 min, 3 h 10 min."""
     if seconds < MINUTE:
         return f"{max(1, round(seconds))} s"
     minutes = round(seconds / MINUTE)
@@ -220,13 +221,13 @@ class _BarAndLine(Progress):
 
 
 MAX_SPEEDUPS = 6
-"""Maximum number of speedups in a line."""
+"""Maximum number of speedups in the status line."""
 BAR_WIDTH = 24
-"""Width of the bar in columns. The text next to it fits into 80 columns."""
+"""Width of the bar in columns, which leaves space for text on a terminal with 80 columns."""
 
 
 class BarDisplay(ProgressDisplay):
-    """A progress bar on stderr, with the stage next to it and the running speedups below it."""
+    """Progress bar on stderr, with the stage next to it and provisional speedups below it."""
 
     def __init__(self, *, dry_run: bool = False, part: bool = False, start_s: float = 0.0) -> None:
         super().__init__(dry_run=dry_run, part=part, start_s=start_s)
@@ -282,7 +283,7 @@ class BarDisplay(ProgressDisplay):
             self._bar.update(self._task, completed=self._n_done, description=said, refresh=True)
 
     def hand_over(self) -> None:
-        """Remove the bar, so that the other process can show its own. It completes all outputs."""
+        """Remove the bar, because a child process shows its own and measures all other outputs."""
         self._bar.stop()
         self._n_done = self._n_outputs
 
@@ -297,7 +298,7 @@ def time_of_day() -> str:
 
 
 class LogDisplay(ProgressDisplay):
-    """Log lines on stderr, one per stage and prompt, with the time of day."""
+    """Log lines on stderr with the time of day, one per stage and prompt."""
 
     def __init__(
         self,
@@ -317,8 +318,8 @@ class LogDisplay(ProgressDisplay):
         """Print the number of outputs to measure."""
         super().started(cells, done, run_dir)
         if not self._part:
-            there = f", {done} of them done already" if done else ""
-            self._line(f"{cells} cells (a prompt by a method each){there}, in {run_dir}")
+            there = f", {done} of them already measured" if done else ""
+            self._line(f"{cells} outputs (prompts x methods x repeats){there}, in {run_dir}")
 
     def stage(self, text: str) -> None:
         """Print the stage."""
@@ -338,7 +339,7 @@ class LogDisplay(ProgressDisplay):
 
 
 class JsonDisplay(ProgressDisplay):
-    """Events for programs, one JSON line each on stdout."""
+    """JSON lines on stdout, one per event, for programs."""
 
     def planned(self, facts: dict[str, Any]) -> None:
         """Print {"event": "plan", ...}."""
@@ -365,7 +366,7 @@ class JsonDisplay(ProgressDisplay):
         output.json_line({"event": "window", "other_cpu": other_cpu, "says": text})
 
     def show_record(self, record: Record) -> None:
-        """Print {"event": "cell", ...}: the record without its details."""
+        """Print {"event": "cell", ...}: the main fields of the record."""
         super().show_record(record)
         output.json_line(
             {
@@ -396,14 +397,17 @@ class JsonDisplay(ProgressDisplay):
 def make_progress(
     *, json: bool, dry_run: bool = False, part: bool = False, start_s: float = 0.0
 ) -> ProgressDisplay:
-    """Return the display that fits stdout and stderr. See `ProgressDisplay`."""
+    """Return a display: JSON lines, a bar if stderr is a terminal, or log lines.
+
+    See `ProgressDisplay` for the other arguments.
+    """
     text = BarDisplay if output.console(stderr=True).is_terminal else LogDisplay
     return (JsonDisplay if json else text)(dry_run=dry_run, part=part, start_s=start_s)
 
 
 @contextmanager
 def count_rounds(rounds: int, *, json: bool) -> Iterator[Callable[[int], None]]:
-    """Show the number of finished probe rounds: as a bar, log lines or JSON lines."""
+    """Show the number of finished probe rounds. Yield the function to call after each round."""
     if json:
         yield lambda done: output.json_line({"event": "round", "done": done, "rounds": rounds})
     elif output.console(stderr=True).is_terminal:
@@ -418,7 +422,7 @@ def count_rounds(rounds: int, *, json: bool) -> Iterator[Callable[[int], None]]:
 
 
 def _format_plan(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return a plan's facts with its tables as text."""
+    """Return the facts of a plan with lists of methods and tasks as text."""
     methods = (
         " ".join(
             [m["label"], *(s for s in format_params(m["params"]) if s not in m["label"].split())]

@@ -1,6 +1,7 @@
-"""Steps of the commands that measure: settings, one run, the runs of a matrix, interruptions.
+"""Steps shared by the commands that measure, such as `specbench run` and `specbench recommend`.
 
-Nothing here imports torch before the settings are read, because that takes a second.
+They read settings, measure a run or a matrix of runs, and print how to resume after an
+interruption. Importing torch takes a second, so settings are checked before it is imported.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
     from specbench_cli.store.run_dir import RunDir
 
 NOISE_ERROR = (
-    "the machine was not quiet: other processes took more than 5% of it while too many outputs were"
-    " timed, so those times are void and speedups are missing; outputs and verdicts stand",
-    "close other programs (specbench doctor measures them) and run again; or keep such times,"
-    " labelled noisy: --allow-noise",
+    "the machine was not quiet: for too many outputs, other processes used more than 5% of the CPU,"
+    " so their times are not used and speedups are missing; outputs and verdicts are valid",
+    "close other programs (specbench doctor measures their load) and run again; or use noisy times,"
+    " which labels the run: --allow-noise",
 )
 """Error message and hint of a run that ends with exit code 3 because of noise."""
 
@@ -42,9 +43,9 @@ def read_settings(
     """Return the settings of a new run and the source of each.
 
     Args:
-        given: values from the command line or from a call.
-        file: the --config file.
-        check: raises UsageError for programs that the user did not permit.
+        given: settings from the command line or from a Python call.
+        file: the file of `--config`.
+        check: raises UsageError for plug-ins and other programs that the user did not permit.
 
     Raises:
         UsageError: a value, key, method, parameter or file is invalid.
@@ -67,7 +68,7 @@ def read_settings(
 
 
 def _inspect_plugin(plugin: str) -> None:
-    """Import a plug-in in a separate process first. Raise UsageError if it is not usable."""
+    """Import a plug-in in a separate process. Raise UsageError if the import fails."""
     from specbench_cli.measure.isolation.plugin_process import check_plugin_import
 
     check_plugin_import(plugin)
@@ -87,7 +88,7 @@ def measure_missing(
     """Measure the missing outputs of a run (see `measure.measure_run.measure_run`).
 
     Args:
-        place: Path under which the run is registered: its folder or its matrix.
+        place: Folder to add to the list of runs: the run's folder, or that of its matrix.
     """
     from specbench_cli.measure.run import measure_run
     from specbench_cli.store.run_dir import RunDir, register_run
@@ -104,15 +105,15 @@ def measure_missing(
         )
     except repeat_process.UnfinishedRepeat as fault:
         if fault.already_reported and plan is not None and plan.config.repeats == 1:
-            raise typer.Exit(fault.exit_code) from fault  # already printed
+            raise typer.Exit(fault.exit_code) from fault  # the child process has printed the error
         raise
     finally:
-        if RunDir.holds_run(run_dir.path):  # else it failed before the first measurement
+        if RunDir.holds_run(run_dir.path):  # otherwise it failed before it stored anything
             register_run(place)
 
 
 def write_report(folder: Path, view: RunView) -> ReportData:
-    """Write the final files of a run."""
+    """Write the report of a run into its folder, and return the data of the report."""
     from specbench_cli.report import outputs
     from specbench_cli.store.run_dir import RunDir
 
@@ -121,7 +122,7 @@ def write_report(folder: Path, view: RunView) -> ReportData:
 
 
 def create_matrix(config: RunConfig, sources: Mapping[str, str], out: Path | None) -> Path:
-    """Create the folder of a matrix and return it. Each of its runs is checked first."""
+    """Create the folder of a matrix (one run per target and draft) after planning every run."""
     from specbench_cli.measure.planning import plan_dry_run
     from specbench_cli.plan.matrix import expand_matrix
     from specbench_cli.store import matrix
@@ -141,7 +142,7 @@ def create_matrix(config: RunConfig, sources: Mapping[str, str], out: Path | Non
 def measure_matrix(
     folder: Path, view: RunView, force: bool, in_turn: Path | None
 ) -> tuple[list[RunResult], ReportData]:
-    """Measure the missing outputs of a matrix, run by run, and read all runs as one."""
+    """Measure the missing outputs of a matrix. Return each run's result and the common report."""
     from specbench_cli.config.run import RunConfig
     from specbench_cli.measure.run import resume_run, start_run
     from specbench_cli.report import outputs
@@ -179,12 +180,12 @@ def measure_matrix(
 def show_resume_command(
     path: Path, view: RunView, is_repeat: bool, command: str | None = None
 ) -> Iterator[None]:
-    """Print the command that resumes the run if the user, a full disk or a closed pipe stops it.
-
-    For a single repeat, the parent process prints the command.
+    """Print how to resume the run if Ctrl-C, a full disk or a closed pipe stops the `with` block.
 
     Args:
-        command: Command to print, if it is not the run's own.
+        path: Folder of the run.
+        is_repeat: True if this process runs one repeat. Its parent then prints the command.
+        command: Command that resumes. None means `specbench run --resume` with the folder.
     """
     try:
         yield
@@ -192,18 +193,18 @@ def show_resume_command(
         if is_repeat:
             raise typer.Exit(ExitCode.INTERRUPTED) from stopped
         if (resume := command or _find_resume_command(path)) is not None:
-            view.note(f"to go on: {resume}")
+            view.note(f"to resume: {resume}")
         raise
     except BrokenPipeError as fault:
         output.drop_stdout()
         resume = command or _find_resume_command(path)
-        raise EnvironmentFault("stdout was closed by its reader", resume) from fault
+        raise EnvironmentFault("the program that reads stdout has closed it", resume) from fault
     except OSError as fault:
         raise to_write_error(fault, command or _find_resume_command(path)) or fault from fault
 
 
 def _find_resume_command(path: Path) -> str | None:
-    """Return the command that resumes a run, or None if nothing of the run was stored."""
+    """Return the command that resumes a run, or None if the run has stored nothing."""
     from specbench_cli.store.matrix import is_matrix
     from specbench_cli.store.run_dir import RunDir
 

@@ -1,4 +1,4 @@
-"""Prompt for the user's permission to run the programs that a folder names."""
+"""Question whether plug-ins that a run folder or `specbench.yaml` names may run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from specbench_cli.config import permission
 
 
 def permission_check(trust: bool) -> permission.Check:
-    """Return the permission check.
+    """Return the function that checks permissions (see `config.permission`).
 
-    `--trust` permits everything. Otherwise the check asks at a terminal, and refuses without one.
+    Args:
+        trust: True permits everything (`--trust`). False asks the user at a terminal, and raises
+            UsageError without a terminal.
     """
     return permission.permit_all if trust else _ask
 

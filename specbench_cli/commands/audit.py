@@ -35,11 +35,11 @@ EPILOG = "\n\n".join(
 
 @parsed_command("specbench_cli.config.commands:AuditOptions")
 def audit(options: AuditOptions) -> ExitCode:
-    """Check on small models that methods keep their guarantees.
+    """Check the guarantees of methods on small models.
 
-    On tabular models, every random outcome of a method is enumerated, so that the distribution of
-    its output is exact. Greedy and coupled outputs, caches, counters and acceptance are checked
-    there and on a tiny Llama.
+    For models with a table of probabilities, all random outcomes of a method are enumerated. This
+    gives the exact distribution of its output. Greedy and coupled outputs, caches, counters and
+    acceptance rates are checked with these models and with a tiny Llama.
     """
     names = _select_methods(options.methods, options.every, options.plugins)
     from specbench_cli.judge.broken import CERTIFICATES
@@ -51,7 +51,9 @@ def audit(options: AuditOptions) -> ExitCode:
     for name in due:
         files.check_listed(_certificate_path(folder, name), overwrite=options.overwrite)
     if done:
-        output.note(f"{len(done)} of {len(names)} certificates in {folder} are kept")
+        output.note(
+            f"{len(done)} of {len(names)} certificates in {folder} are up to date: audit skipped"
+        )
     for certificate in done if options.as_json else ():
         output.json_line(certificate.to_dict())
     done += _run_audits(due, folder, options, total=len(names))
@@ -65,12 +67,12 @@ def audit(options: AuditOptions) -> ExitCode:
 def _run_audits(
     due: list[str], folder: Path, options: AuditOptions, total: int
 ) -> list[Certificate]:
-    """Audit methods, and write and print each certificate as soon as it is made.
+    """Audit methods. Write and print the certificate of each method as soon as it is ready.
 
     Args:
-        due: names of the methods.
-        folder: folder of the certificates.
-        total: number of methods, including those with a certificate from an earlier call.
+        due: names of the methods to audit.
+        folder: output folder of the certificates.
+        total: number of methods, including those that are skipped.
     """
     from specbench_cli.audit.runner import audit_all
 
@@ -97,13 +99,13 @@ def _select_methods(methods: list[str], every: bool, plugins: list[str]) -> list
     """Return the canonical names of the methods to audit, without duplicates."""
     for file in plugins:
         if Path(file).is_file():
-            plugin_file.pin(file)  # for the processes that run the audit
+            plugin_file.pin(file)  # child processes then run the same content
     plugin_methods = [name for file in plugins for name in registry.load_plugin(file)]
     known = registry.entries()
     own = [name for name, entry in known.items() if entry.baseline == "vanilla"]
     if every:
         if methods:
-            raise UsageError("--all audits every method; drop the names", "specbench audit --all")
+            raise UsageError("--all audits every method: omit the names", "specbench audit --all")
         return own
     words = [word for given in methods for word in given.split(",") if word.strip()]
     names = [registry.resolve(word) for word in words] or plugin_methods
@@ -111,14 +113,14 @@ def _select_methods(methods: list[str], every: bool, plugins: list[str]) -> list
         raise UsageError("no method to audit", "specbench audit METHOD, --all or --plugin FILE")
     if elsewhere := [name for name in names if name not in own]:
         raise UsageError(
-            f"{', '.join(elsewhere)} decodes by another engine, which has none of the small models",
-            "specbench run: every output of it is held against vanilla's",
+            f"{', '.join(elsewhere)} uses another engine, which has none of the audit's models",
+            "specbench run compares each of its outputs with vanilla's",
         )
     return list(dict.fromkeys(names))
 
 
 def _load_unchanged(names: list[str], folder: Path) -> list[Certificate]:
-    """Return the certificates in a folder whose method and code are unchanged."""
+    """Return the certificates in a folder that were made from the current code."""
     from specbench_cli.audit.certificate import load_reusable_certificate
 
     found = (

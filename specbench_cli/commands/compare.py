@@ -1,4 +1,4 @@
-"""`specbench compare`: differences in outputs, counters and speed, baselines, and trends."""
+"""`specbench compare`: compare the outputs, counters and speed of runs, or show their trend."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from specbench_cli.config.commands import CompareOptions
 
 FILES = {"markdown": "compare.md", "junit": "compare.xml", "json": "compare.json"}
-"""File name of each output format, if a folder is written."""
+"""File name of each output format in a folder."""
 EXAMPLES = (
     "specbench compare results/runs/20261121T102403Z-mini-1f2e3d4c last",
     "specbench compare main last --tolerance 3%",
@@ -34,7 +34,8 @@ EPILOG = "\n\n".join(
     (
         "Examples:",
         *EXAMPLES,
-        "Exit code 1: found an outcome of --fail-on. To accept the change, save a new baseline.",
+        "Exit code 1: the comparison has an outcome of --fail-on. To accept the change, save a new"
+        " baseline.",
     )
 )
 SIDES = "specbench compare BASE NEW"
@@ -51,7 +52,7 @@ def compare(options: CompareOptions) -> ExitCode:
     """
     if options.save is not None and options.over_time:
         raise UsageError(
-            "--save and --over-time do not go together",
+            "--save and --over-time cannot be combined",
             f"specbench compare --save {options.save} RUN",
         )
     if options.save is not None:
@@ -65,7 +66,7 @@ def compare(options: CompareOptions) -> ExitCode:
 
 
 def _compare(options: CompareOptions) -> ExitCode:
-    """Compare BASE and NEW, and return the exit code of the gate."""
+    """Compare BASE and NEW. Return exit code 1 if the comparison has an outcome of --fail-on."""
     formats = _check_formats(options)
     from specbench_cli.comparison.outcome import parse_fail_on, parse_tolerance
 
@@ -85,16 +86,16 @@ def _compare(options: CompareOptions) -> ExitCode:
 
 
 def _check_formats(options: CompareOptions) -> list[str]:
-    """Return the formats of `--to`. Raise UsageError for options that do not go together."""
+    """Return the formats of `--to`. Raise UsageError for options that cannot be combined."""
     sides, to = options.sides, options.to
     if len(sides) != 2:
         raise UsageError(
-            f"two sides are compared, BASE and NEW; {len(sides)} given: {' '.join(sides) or '-'}",
+            f"give two runs, BASE and NEW; got {len(sides)}: {' '.join(sides) or '-'}",
             "specbench compare --over-time " + " ".join(sides) if len(sides) > 2 else SIDES,
         )
     if options.output_format != "table" and to is not None:
         raise UsageError(
-            "--to makes documents, and --format says how the table is printed: give one of the two",
+            "--to writes documents and --format prints a table: give only one of them",
             f"{SIDES} --to {to}",
         )
     found = parse_formats(to, FILES, f"{SIDES} --to markdown") if to is not None else []
@@ -102,7 +103,7 @@ def _check_formats(options: CompareOptions) -> list[str]:
         raise UsageError("--out needs --to", f"{SIDES} --to markdown --out {options.out}")
     if len(found) > 1 and options.out is None:
         raise UsageError(
-            "--to with several formats needs --out, a folder", f"{SIDES} --to {to} -o DIR"
+            "--to with several formats needs an output folder, --out", f"{SIDES} --to {to} -o DIR"
         )
     return found
 
@@ -153,16 +154,16 @@ def _pair_runs(base: str, new: str) -> dict[str, tuple[str, str]]:
         raise UsageError(
             f"{base} and {new} have no target in common"
             if len(runs) > 1
-            else f"only one of {base} and {new} is runs of several targets",
-            f"compare two of one target: specbench compare RUN {next(iter(runs[0].values()))}",
+            else f"only one of {base} and {new} contains runs of several targets",
+            f"compare two runs of one target: specbench compare RUN {next(iter(runs[0].values()))}",
         )
     for name in runs[0].keys() ^ runs[1].keys():
-        output.note(f"{name} is in one of the two alone: not compared")
+        output.note(f"{name} is missing on one side, so it is not compared")
     return {name: (runs[0][name], runs[1][name]) for name in shared}
 
 
 def _write(comparison: Comparison, formats: list[str], out: Path, overwrite: bool) -> None:
-    """Write one format to the file `out`, or any number into the folder `out`."""
+    """Write formats to `out`: a folder if there are several formats or it exists, else a file."""
     several = len(formats) > 1 or out.is_dir()
     places = {name: out / FILES[name] if several else out for name in formats}
     texts = {name: _render(comparison, name) for name in formats}
@@ -210,7 +211,7 @@ def _save(name: str, runs: list[str]) -> ExitCode:
 
 
 def _over_time(options: CompareOptions) -> ExitCode:
-    """Print trends, and draw them to a folder."""
+    """Print the trend of runs over time. With --out, also draw it into that folder."""
     from specbench_cli.comparison.trend import load_trends
 
     trends, out = load_trends(options.sides), options.out
@@ -241,6 +242,4 @@ def _check_exclusive(options: CompareOptions, option: str, *others: str) -> None
     """Raise UsageError if one of the other options was given together with `option`."""
     for given in options.changed_flags(*others):
         other = "--format" if given == "--json" else given
-        raise UsageError(
-            f"{other} belongs to a comparison, not to {option}", f"{SIDES} {other} ..."
-        )
+        raise UsageError(f"{other} cannot be combined with {option}", f"{SIDES} {other} ...")

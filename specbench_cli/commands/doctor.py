@@ -1,4 +1,4 @@
-"""`specbench doctor`: check that the default run works here, and list what is missing."""
+"""`specbench doctor`: check that the default run works on this machine, and suggest fixes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
 def doctor(options: DoctorOptions) -> ExitCode:
     """Check the installation, devices, background load, data and models, and suggest fixes.
 
-    Exit code: 0 if the default run works here, 3 if not.
+    Exit code: 0 if the default run works on this machine, 3 if not.
     """
     checks = _checks()
     works = not any(check.fatal for check in checks)
@@ -38,7 +38,7 @@ def _checks() -> list[HealthCheck]:
     from specbench_cli.measure import assets, health
     from specbench_cli.store.run_dir import RUNS
 
-    call = assets.HubCall()  # answers during the other checks
+    call = assets.HubCall()  # it waits for the reply while the other checks run
     checks = [
         *health.check_software(),
         *health.check_hardware(),
@@ -53,13 +53,13 @@ def _checks() -> list[HealthCheck]:
 
 
 def _facts(check: HealthCheck) -> dict[str, object]:
-    """Return a check's facts, without consequences if it passed."""
+    """Return the fields of a check. If it passed, it has no consequences and no fix."""
     facts = asdict(check)
     return facts | ({"prevents": None, "mend": None} if check.status == "ok" else {})
 
 
 def _show(checks: list[HealthCheck], works: bool) -> None:
-    """Print the checks: as a table and fixes for a terminal, as one table for a pipe."""
+    """Print the checks as a table. On a terminal, print the fixes below it."""
     facts = [_facts(check) for check in checks]
     if not output.is_interactive():
         output.rows(facts, ("name", "status", "found", "prevents", "mend"))
@@ -68,13 +68,15 @@ def _show(checks: list[HealthCheck], works: bool) -> None:
         width = output.console(stderr=False).width
         for check in checks:
             if check.status != "ok":
-                what, mend = f"{check.name}: prevents {check.prevents}", f"mend: {check.mend}"
+                what, mend = f"{check.name}: prevents {check.prevents}", f"fix: {check.mend}"
                 lines = [*output.wrap(what, width), *output.wrap(mend, width, "  ", "    ")]
                 output.data("\n".join(["", *lines]))
         output.data("")
     if not works:
-        output.note("the default run does not work: mend what is missing first")
+        output.note("the default run does not work: fix the problems above first")
     elif any(check.name == "quietness" and check.status != "ok" for check in checks):
-        output.note("the default run works, but just now its times would be void: see quietness")
+        output.note(
+            "the default run works, but other programs would disturb its timings now: see quietness"
+        )
     else:
         output.note("the default run works: specbench run")

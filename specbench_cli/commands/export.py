@@ -1,4 +1,4 @@
-"""`specbench export`: write a run's outputs for other evaluation tools."""
+"""`specbench export`: write a run's results for other evaluation tools."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ EPILOG = "\n\n".join(
 def export(options: ExportOptions) -> ExitCode:
     """Export a run to Inspect AI, lm-evaluation-harness, Weights & Biases or MLflow.
 
-    Each output is scored by whether it equals vanilla's output, and by its task's score if there
-    is one. Speedups are stored as metadata. No data leaves this machine, unless MLFLOW_TRACKING_URI
-    names a server.
+    An output's score is 1 if it equals vanilla's output, else 0. A score of the task is added if
+    there is one. Speedups are stored as metadata. No data leaves this machine, unless
+    MLFLOW_TRACKING_URI names a server.
     """
     formats = [flag.removeprefix("--") for flag in options.changed_flags("inspect", "lm_eval")]
     trackers = [flag.removeprefix("--") for flag in options.changed_flags("wandb", "mlflow")]

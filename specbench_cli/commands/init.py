@@ -34,9 +34,9 @@ def init(options: InitOptions) -> None:
             new.write(make_commented_file())
     except FileExistsError as fault:
         raise UsageError(
-            f"{file} is there already", "specbench init OTHER.yaml, or remove it"
+            f"{file} exists already", "specbench init OTHER.yaml, or remove the file"
         ) from fault
     except OSError as error:
         raise UsageError(f"cannot write to {file}: {error.strerror}") from error
     option = f" --config {file}" if options.changed_flags("file") else ""
-    output.note(f"{file}: specbench run{option} reads it")
+    output.note(f"{file} created; specbench run{option} reads it")

@@ -24,7 +24,14 @@ EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
 
 
 class Listing(NamedTuple):
-    """Functions for a kind of entries: names, facts of one entry, and the facts for a table."""
+    """Functions that list one kind of entries, such as tasks.
+
+    Attributes:
+        names: Returns the names of all entries.
+        brief: Returns the facts of an entry for the table.
+        full: Returns all facts of an entry.
+        columns: Columns of the table.
+    """
 
     names: Callable[[], list[str]]
     brief: Callable[[str], dict[str, Any]]
@@ -40,7 +47,10 @@ def list_(options: ListOptions) -> None:
         kind != "methods" or name is not None or options.as_json
     ):
         wanted = "--markdown" if options.markdown else "--families"
-        raise UsageError(f"{wanted} is for all methods", f"specbench list methods {wanted}")
+        raise UsageError(
+            f"{wanted} lists all methods and cannot be combined with other options",
+            f"specbench list methods {wanted}",
+        )
     if options.families:
         output.data(_to_markdown(family_rows()))
         return
@@ -72,7 +82,8 @@ def _show(facts: dict[str, Any]) -> None:
 
 
 def _to_markdown(rows: Sequence[Mapping[str, str]]) -> str:
-    """Return a table of rows that have the same keys and contain Markdown."""
+    """Return a Markdown table of rows. Entries may contain Markdown; all rows have the same
+    keys."""
     from specbench_cli.report.markdown_table import table
 
     return table(list(rows[0]), ([*row.values()] for row in rows), escaped=True)
@@ -107,7 +118,7 @@ def _describe_model(name: str) -> dict[str, Any]:
 
 
 def _describe_model_fully(name: str) -> dict[str, Any]:
-    """Return a model's facts, and the measured quality of a shipped model."""
+    """Return a model's facts. A model that specbench ships also has its measured quality."""
     from specbench_cli.models import describe
     from specbench_cli.models.quality import quality_tables
 
@@ -153,7 +164,7 @@ def _run_names() -> list[str]:
 
 
 def _runs() -> dict[str, Path]:
-    """Return the folders of runs, by name in the default folder and by path elsewhere."""
+    """Return the folders of all runs by name. Runs outside the default folder are named by path."""
     from specbench_cli.store.run_dir import RUNS, list_runs
 
     return {path.name if path.parent == RUNS else str(path): path for path in list_runs()}
@@ -178,7 +189,7 @@ def _describe_run_fully(name: str) -> dict[str, Any]:
     found = _runs()
     if name not in found:
         raise UsageError(
-            f"there is no run {shorten(repr(name))} in {RUNS}{did_you_mean(name, found)}",
+            f"unknown run {shorten(repr(name))} in {RUNS}{did_you_mean(name, found)}",
             "specbench list runs",
         )
     return {"name": name, **RunDir.open(found[name]).manifest}

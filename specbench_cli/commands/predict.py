@@ -36,10 +36,11 @@ EPILOG = "\n\n".join(
     (
         "Examples:",
         *EXAMPLES,
-        "Costs are kept in the cache folder ($SPECBENCH_CACHE, else the user's) for each machine,"
-        " models, device, dtype and threads; a run is predicted with those it was made with. A"
-        " machine can be a third slower for a minute: specbench run --probe N measures costs"
-        " between the run's own prompts, and those count then.",
+        "Costs are stored in the cache folder ($SPECBENCH_CACHE, else the user's), separately for"
+        " each machine, models, device, dtype and number of threads. The costs with the run's"
+        " settings are used. The speed of a machine can change by a third within minutes:"
+        " specbench run --probe N measures costs between the prompts of the run, and they are"
+        " preferred.",
     )
 )
 
@@ -54,7 +55,7 @@ def predict(options: PredictOptions) -> ExitCode:
     """
     if sum((options.run is not None, options.probe, options.compare is not None)) != 1:
         raise UsageError(
-            "predict takes one of RUN, --probe and --compare FILE FILE", "specbench predict --help"
+            "give exactly one of RUN, --probe and --compare FILE FILE", "specbench predict --help"
         )
     if options.probe:
         return _probe(options)
@@ -72,11 +73,11 @@ def predict(options: PredictOptions) -> ExitCode:
 
 
 MODELS = ("target", "draft", "device", "dtype", "graphs", "threads", "allow_noise")
-"""Options of a probe that are settings of a run."""
+"""Options of `--probe` that are also settings of a run."""
 REPLAY = ("costs", "against", "load", "sweep", "row", "batch")
 """Options of the replay of a run."""
 ROOFLINE = ("hardware", "shape", "context", "overhead")
-"""Options of modelled hardware."""
+"""Options of the roofline model of other hardware."""
 
 
 def _probe(options: PredictOptions) -> ExitCode:
@@ -84,8 +85,8 @@ def _probe(options: PredictOptions) -> ExitCode:
     _check_combination(options, "--probe", *(name for name in REPLAY if name != "batch"), *ROOFLINE)
     if options.batch == 1:
         raise UsageError(
-            "--batch 1 of --probe is what is measured in any case; several sequences together"
-            " are 2 or more",
+            "--probe always measures batch size 1; --batch adds larger batch sizes, so it must be 2"
+            " or more",
             "specbench predict --probe --batch 8",
         )
     from specbench_cli.commands.predicting.probe import probe
@@ -95,7 +96,7 @@ def _probe(options: PredictOptions) -> ExitCode:
 
 
 def _replay(options: PredictOptions, run: str, roofline: Roofline | None) -> ExitCode:
-    """Replay a run: with its own or other settings, under load, or on modelled hardware."""
+    """Replay a run with its own or other settings, under load, or on modelled hardware."""
     from specbench_cli.commands.predicting import roofline as modelled
     from specbench_cli.commands.predicting import scripted
 
@@ -103,7 +104,7 @@ def _replay(options: PredictOptions, run: str, roofline: Roofline | None) -> Exi
         _check_combination(options, "--hardware", "costs", "against")
     if options.row is not None and not options.sweep:
         raise UsageError(
-            "--row says whose acceptance --sweep goes by",
+            "--row selects the method whose acceptance --sweep uses, so it needs --sweep",
             f"specbench predict {run} --sweep sps.length=1:10:1 --row 'sps length=5'",
         )
     if options.load is not None:
@@ -123,11 +124,13 @@ def _replay(options: PredictOptions, run: str, roofline: Roofline | None) -> Exi
 def _check_combination(options: PredictOptions, option: str, *names: str) -> None:
     """Raise UsageError if an option was given that cannot be combined with `option`."""
     if wrong := options.changed_flags(*names):
-        raise UsageError(f"{', '.join(wrong)} cannot go with {option}", "specbench predict --help")
+        raise UsageError(
+            f"{', '.join(wrong)} cannot be combined with {option}", "specbench predict --help"
+        )
 
 
 def _predict(name: str, files: Sequence[Path], other: Path | None, json: bool) -> ExitCode:
-    """Replay a run with measured costs and print the predicted times."""
+    """Predict a run's times from measured costs and print them."""
     from specbench_cli.measure.costs import Costs
     from specbench_cli.predict.prediction import predict as replay
     from specbench_cli.predict.run_costs import check_models, find_difference, load_costs
@@ -158,7 +161,7 @@ def _predict(name: str, files: Sequence[Path], other: Path | None, json: bool) -
 
 
 def _head(run: RunDir, probes: Sequence[Costs], against: Costs | None) -> list[str]:
-    """Return the lines above a prediction: the run and the source of the costs."""
+    """Return the lines above a prediction: the run, and where and when its costs were measured."""
     from specbench_cli.predict.run_costs import find_difference
     from specbench_cli.summary.facts import Facts
 
@@ -166,21 +169,23 @@ def _head(run: RunDir, probes: Sequence[Costs], against: Costs | None) -> list[s
     facts = Facts.from_manifest(run.manifest)
     head = facts.header({}, width=100)
     if not facts.decoding.startswith("greedy"):
-        head.append("host: probed with greedy decoding; what sampling adds is not predicted")
+        head.append(
+            "host: probed with greedy decoding, so extra host time of sampling is not predicted"
+        )
     when = " and ".join(each.created_utc for each in probes)
     head.append(f"costs: {costs.label}, probed {when}")
     head += [f"drift: {_drift(costs, each)}" for each in also]
     if any(each.quietness.noisy for each in probes):
         head.append("noisy costs: probed while other programs were running (--allow-noise)")
     if foreign := find_difference(costs, run):
-        head.append(f"modelled for {foreign}: errors are not the model's alone")
+        head.append(f"the costs are for {foreign}, which adds to the errors")
     if against:
-        head.append(f"elsewhere, modelled: {against.label}, probed {against.created_utc}")
+        head.append(f"predicted for another machine: {against.label}, probed {against.created_utc}")
     return head
 
 
 def _drift(first: Costs, then: Costs) -> str:
-    """Return the median difference between an earlier and a later probe, as text."""
+    """Return the median change of the costs between an earlier and a later probe, as text."""
     from statistics import median
 
     from specbench_cli.measure.costs import compare_probes
@@ -188,7 +193,7 @@ def _drift(first: Costs, then: Costs) -> str:
 
     found = compare_probes(first, then)
     moved = median(each.second_ns / max(each.first_ns, 1.0) - 1 for each in found)
-    return f"the median of {len(found)} points moved by {percent(moved, 1)} between them"
+    return f"costs changed by {percent(moved, 1)} between probes (median of {len(found)} points)"
 
 
 def _compare(first: Path, second: Path, json: bool) -> ExitCode:
@@ -198,7 +203,9 @@ def _compare(first: Path, second: Path, json: bool) -> ExitCode:
 
     found = compare_probes(Costs.load(first), Costs.load(second))
     if not found:
-        raise UsageError(f"{first} and {second} share no point", "specbench predict --probe")
+        raise UsageError(
+            f"{first} and {second} have no measured point in common", "specbench predict --probe"
+        )
     if json:
         points = [{**each.model_dump(), "relative": each.relative} for each in found]
         output.json_line({"event": "done", "points": points})

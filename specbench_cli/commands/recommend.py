@@ -35,7 +35,7 @@ EPILOG = "\n\n".join(
     (
         "Examples:",
         *EXAMPLES,
-        "traffic.jsonl holds one OpenAI chat completion request per line, or is a batch file"
+        "traffic.jsonl has one OpenAI chat completion request per line, or is a batch file"
         " (docs/how-to/tasks.md).",
     )
 )
@@ -88,7 +88,7 @@ def recommend(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
     for file in filter(None, (invocation.costs, *invocation.against)):
         if not file.is_file():
             raise UsageError(
-                f"no such file of costs: {file}", "specbench predict --probe --out FILE"
+                f"the file of costs {file} does not exist", "specbench predict --probe --out FILE"
             )
     settings = None
     if invocation.resume is not None:
@@ -98,12 +98,12 @@ def recommend(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
         ]
         if wrong:
             raise UsageError(
-                f"--resume takes all settings from the recommendation; drop {', '.join(wrong)}",
+                f"--resume uses the settings of the recommendation; omit {', '.join(wrong)}",
                 "specbench recommend --resume DIR",
             )
     elif invocation.force:
         raise UsageError(
-            "--force is for a recommendation that is resumed",
+            "--force needs --resume",
             "specbench recommend --resume DIR --force",
         )
     else:
@@ -114,7 +114,7 @@ def recommend(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
 def _run_recommendation(
     settings: tuple[RunConfig, dict[str, str]] | None, invocation: RecommendInvocation
 ) -> ExitCode:
-    """Make and print a new recommendation, or finish an interrupted one (`asked` is None)."""
+    """Make and print a recommendation, or resume an interrupted one (`settings` is None)."""
     # Validate first: importing torch takes a second.
     from specbench_cli.commands._progress import make_progress
     from specbench_cli.commands._running import NOISE_ERROR, show_resume_command
@@ -152,7 +152,7 @@ def _run_recommendation(
 def _search(
     journal: Journal, place: Path, view: RunView, invocation: RecommendInvocation
 ) -> tuple[ExitCode, dict[str, Any]]:
-    """Search, confirm and advise. Store the result in the folder."""
+    """Search the best method, confirm it, and store the recommendation in the folder."""
     from specbench_cli.measure import repeat_process
     from specbench_cli.predict.recommend import journal as kept
     from specbench_cli.predict.recommend.advice import advise
@@ -190,7 +190,7 @@ def _search(
 
 
 def _header(journal: Journal, reading: Any) -> list[str]:
-    """Return lines that describe the measurement."""
+    """Return the lines above a recommendation: models, tasks and settings of the measurement."""
     if reading is None:
         return [f"specbench  target {journal.config.target}  {', '.join(journal.config.tasks)}"]
     lines: list[str] = reading.facts.header(reading.summary.prompts, width=100)
@@ -210,7 +210,11 @@ def _show(result: Mapping[str, Any], place: Path, *, json: bool) -> None:
 def _parse_settings(
     given: Mapping[str, Any], invocation: RecommendInvocation
 ) -> tuple[RunConfig, dict[str, str]]:
-    """Return the settings of all rounds and the source of each. Raise UsageError if invalid."""
+    """Return the settings of all runs of the search, and the source of each setting.
+
+    Raises:
+        UsageError: A setting is invalid or not supported by `specbench recommend`.
+    """
     from specbench_cli.commands._running import read_settings
     from specbench_cli.config.sources import from_command_line
 
@@ -230,8 +234,7 @@ def _parse_settings(
     }
     if wrong := [name for name, value in foreign.items() if value]:
         raise UsageError(
-            f"{', '.join(wrong)} cannot go with recommend, which searches by itself on this"
-            " machine",
-            "take it out of the config file or the environment",
+            f"specbench recommend does not support {', '.join(wrong)}",
+            "remove it from the config file or the environment",
         )
     return config, sources

@@ -1,4 +1,4 @@
-"""`specbench report`: print tables of runs, write reports, or compare two outputs."""
+"""`specbench report`: print tables of runs, write reports, or show the outputs for one prompt."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def report(options: ReportOptions) -> ExitCode:
 
 
 def _check_combination(options: ReportOptions) -> None:
-    """Raise UsageError for options that do not go together."""
+    """Raise UsageError for options that cannot be combined."""
     command = f"specbench report {options.runs[0]}"
     if options.prompt is not None:
         if options.to is not None or options.also is not None or len(options.runs) > 1:
             raise UsageError(
-                "--prompt shows one run and takes neither --to nor --also",
+                "--prompt shows one run and cannot be combined with --to or --also",
                 f"{command} --prompt {options.prompt}",
             )
     elif options.method is not None:
@@ -65,19 +65,19 @@ def _check_combination(options: ReportOptions) -> None:
         )
     elif options.to is not None and options.output_format != "table":
         raise UsageError(
-            "--to writes files, and --format says how tables are printed: give one of the two",
+            "--to writes files and --format prints tables: give only one of them",
             f"{command} --to {options.to}",
         )
     elif options.to is None and options.out is not None:
         raise UsageError("--out needs --to", f"{command} --to md --out {options.out}")
     elif options.also not in (None, SPEC_BENCH):
         raise UsageError(
-            f"--also {options.also!r}: there is {SPEC_BENCH} only", f"{command} --also {SPEC_BENCH}"
+            f"--also must be {SPEC_BENCH}, got {options.also!r}", f"{command} --also {SPEC_BENCH}"
         )
 
 
 def _read(options: ReportOptions) -> tuple[ReportData, Path]:
-    """Read the runs as one report. Return it with the folder of the first run or of the matrix."""
+    """Read the runs as one report. Return it, and the folder of the matrix or of the first run."""
     from specbench_cli.report.report_data import read_matrix, read_runs
     from specbench_cli.report.spec_bench import table as spec_bench_table
 
@@ -116,7 +116,7 @@ def _write(options: ReportOptions, to: str) -> ExitCode:
     for file in found:
         output.data(str(file))
     if "latex" in wanted:
-        output.note(f"on paper: cd {shlex.quote(str(folder / 'latex'))} && {TYPESET}")
+        output.note(f"to typeset: cd {shlex.quote(str(folder / 'latex'))} && {TYPESET}")
     return ExitCode.OK
 
 
@@ -132,14 +132,14 @@ def _find_matrix(words: list[str]) -> Path | None:
     found = [path for path in map(find_run, words) if is_matrix(path)]
     if found and len(words) > 1:
         raise UsageError(
-            f"{found[0]} is runs of several targets, which are a report of their own",
+            f"{found[0]} has runs of several targets and cannot be combined with other runs",
             f"specbench report {found[0]}",
         )
     return found[0] if found else None
 
 
 def _open_runs(words: list[str]) -> list[RecordSource]:
-    """Return the runs without duplicates. All answer files together are one run."""
+    """Return the runs without duplicates. All answer files of Spec-Bench together are one run."""
     from specbench_cli.report.spec_bench.files import ImportedAnswers
     from specbench_cli.store.run_dir import RunDir, find_run
 
@@ -173,7 +173,7 @@ def _compare(options: ReportOptions, prompt: str) -> ExitCode:
             output.data(str(out / file.relative_to(staging)))
         return ExitCode.OK
     if decode is None:
-        output.note(f"ids instead of texts: the tokenizer of {target} is not on this machine")
+        output.note(f"showing token ids, because the tokenizer of {target} is not on this machine")
     for number, comparison in enumerate(found):
         if options.output_format == "json":
             output.json_line(comparison.as_dict())
@@ -184,7 +184,7 @@ def _compare(options: ReportOptions, prompt: str) -> ExitCode:
 
 @contextmanager
 def _report_write_errors(folder: Path) -> Iterator[None]:
-    """Raise UsageError if writing to a folder fails."""
+    """Raise UsageError if the `with` block fails to write to a folder."""
     try:
         yield
     except OSError as error:

@@ -95,14 +95,14 @@ def run(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
         place, results, reading = _measure(settings, invocation, view)
     with (
         show_resume_command(place, view, is_repeat=False),
-        suppress(BrokenPipeError),  # the run is finished, so a closed pipe does no harm
+        suppress(BrokenPipeError),  # all results are stored, so a closed pipe is no error
     ):
         _show(reading, place, form)
     return _report_missing(results, reading)
 
 
 _NEW_RUN = ("out", "config", "dry_run")
-"""Options of a new run. They are an error with `--resume`."""
+"""Options that cannot be combined with `--resume`."""
 
 
 def _compose(given: dict[str, Any], invocation: RunInvocation) -> tuple[RunConfig, dict[str, str]]:
@@ -110,9 +110,7 @@ def _compose(given: dict[str, Any], invocation: RunInvocation) -> tuple[RunConfi
     from specbench_cli.config.sources import from_command_line
 
     if invocation.force:
-        raise UsageError(
-            "--force is for a run that is resumed", "specbench run --resume RUN --force"
-        )
+        raise UsageError("--force needs --resume", "specbench run --resume RUN --force")
     flags = {name: value for name, value in given.items() if name not in PARAM_FIELDS}
     if "acceptance" in flags:
         flags["acceptance"] = resolve_acceptance(flags["acceptance"])
@@ -124,7 +122,7 @@ def _compose(given: dict[str, Any], invocation: RunInvocation) -> tuple[RunConfi
 
 
 def _print_plan(config: RunConfig, view: ProgressDisplay) -> ExitCode:
-    """Print the plan of a run, or of each run in a matrix."""
+    """Print the plan of a run, or of each run of a matrix."""
     from specbench_cli.measure.planning import plan_dry_run
     from specbench_cli.plan.matrix import expand_matrix, is_matrix
     from specbench_cli.plan.power import estimate_power
@@ -143,7 +141,7 @@ def _measure(
     """Measure a new run or matrix, or complete an interrupted one (`settings` is None).
 
     Raises:
-        typer.Exit: this process measured one repeat; the parent process reads the exit code.
+        typer.Exit: this process measured one repeat. Its parent process reads the exit code.
     """
     from specbench_cli.measure.run import permissions_to_resume, resume_run, start_run
     from specbench_cli.plan.matrix import is_matrix
@@ -193,13 +191,13 @@ def _measure_matrix(
 
 
 def _report_missing(results: Sequence[RunResult], reading: ReportData) -> ExitCode:
-    """Print what the runs are missing, and return the worst of their exit codes."""
+    """Print why times or methods are missing, and return the most severe exit code of the runs."""
     if any(each.exit_code is ExitCode.ENVIRONMENT and each.noisy for each in results):
         output.error(*NOISE_ERROR)
     if left_out := reading.run.manifest.get("left_out"):
         output.error(
-            f"not all that was asked for could run here: {', '.join(left_out)} left out",
-            "why is said above, and in report.md",
+            f"could not run on this machine, so left out: {', '.join(left_out)}",
+            "the reasons are above, and in report.md",
         )
     environment = any(each.exit_code is ExitCode.ENVIRONMENT for each in results)
     if environment and not left_out and not any(each.noisy for each in results):
@@ -212,7 +210,7 @@ def _report_missing(results: Sequence[RunResult], reading: ReportData) -> ExitCo
 
 
 def _show(reading: ReportData, folder: Path, form: output.Format) -> None:
-    """Show a run's result."""
+    """Print the results of a run."""
     from specbench_cli.report.export import row_dicts
     from specbench_cli.report.terminal import table
     from specbench_cli.summary.load import as_dict, load_rows, saturation_notes
@@ -238,9 +236,9 @@ def _show(reading: ReportData, folder: Path, form: output.Format) -> None:
 
 
 def expand_tune(args: Sequence[str]) -> list[str]:
-    """Return the arguments with a number after a bare `--tune`.
+    """Return the arguments with the default number of candidates added to `--tune`.
 
-    The parser does not support options with an optional value.
+    Typer does not support options with an optional value.
     """
     words: list[str] = []
     for at, word in enumerate(args):
@@ -251,10 +249,13 @@ def expand_tune(args: Sequence[str]) -> list[str]:
 
 
 def _check_resume_options(options: list[str]) -> None:
-    """Raise UsageError if options were given with `--resume`, which takes all settings from the
-    run."""
+    """Raise UsageError if settings were given with `--resume`.
+
+    Args:
+        options: The options given, except those of resuming.
+    """
     if options:
         raise UsageError(
-            f"--resume takes all settings from the run; drop {', '.join(options)}",
+            f"--resume uses the settings of the run; omit {', '.join(options)}",
             "specbench run --resume RUN",
         )

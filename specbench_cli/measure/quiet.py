@@ -45,7 +45,7 @@ class _Reading:
 class NoiseMeter:
     """Meter of the CPU share of other processes in a window.
 
-    Open it, measure until `full()`, close it. Reading takes some milliseconds, so read outside
+    Open it, measure until `is_full()`, close it. Reading takes some milliseconds, so read outside
     timers. A process whose parent died has left the tree and counts as another process.
 
     Args:

@@ -75,17 +75,17 @@ def tokenizer_files(file: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     made.add_tokens(_make_added_tokens(tokens, kinds, {USER_DEFINED}, special=False))
     made.add_special_tokens(_make_added_tokens(tokens, kinds, {CONTROL, UNKNOWN}, special=True))
 
-    def named(name: str) -> str | None:
+    def get_token(name: str) -> str | None:
         at = own.get(f"{name}_token_id")
         return tokens[at] if at is not None and at < len(tokens) else None
 
-    _begin_and_end(made, own, named("bos"), named("eos"))
+    _begin_and_end(made, own, get_token("bos"), get_token("eos"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": named("bos"),
-        "eos_token": named("eos"),
-        "unk_token": named("unknown"),
-        "pad_token": named("padding"),
+        "bos_token": get_token("bos"),
+        "eos_token": get_token("eos"),
+        "unk_token": get_token("unknown"),
+        "pad_token": get_token("padding"),
         "chat_template": facts.get("tokenizer.chat_template"),
         "clean_up_tokenization_spaces": False,
     }

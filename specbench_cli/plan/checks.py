@@ -224,7 +224,7 @@ def find_obstacle(
     """
     if method_run.needs_draft and draft is None:
         return UsageError(
-            f"{method_run.label} needs a draft model, and {target.label} has no customary one",
+            f"{method_run.label} needs a draft model, and {target.label} has no default one",
             hint="add --draft MODEL with the target's tokenizer: a short name (specbench list"
             " models), a hub id (org/name), a folder or a .gguf file; specbench list methods says"
             " which need none",

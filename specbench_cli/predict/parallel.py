@@ -65,17 +65,17 @@ class ModelledRow:
 
 
 COLUMNS: tuple[Column[ModelledRow], ...] = (
-    Column("method", align="l", shown=lambda row: row.label),
-    Column("devices", shown=lambda row: str(row.devices)),
-    Column("outputs", shown=lambda row: str(row.outputs)),
+    Column("method", align="l", format=lambda row: row.label),
+    Column("devices", format=lambda row: str(row.devices)),
+    Column("outputs", format=lambda row: str(row.outputs)),
     Column(
         "modelled decode speedup",
-        shown=lambda row: f"{ratio(row.speedup)} (modelled, {row.devices} devices)",
+        format=lambda row: f"{ratio(row.speedup)} (modelled, {row.devices} devices)",
     ),
-    Column("per device", shown=lambda row: ratio(row.per_device)),
-    Column("modelled ms", shown=lambda row: number(row.modelled / 1e6, 1)),
-    Column("measured ms", shown=lambda row: number(row.measured / 1e6, 1)),
-    Column("taken as they were", shown=lambda row: f"{percent(row.own)} of forwards"),
+    Column("per device", format=lambda row: ratio(row.per_device)),
+    Column("modelled ms", format=lambda row: number(row.modelled / 1e6, 1)),
+    Column("measured ms", format=lambda row: number(row.measured / 1e6, 1)),
+    Column("taken as they were", format=lambda row: f"{percent(row.own)} of forwards"),
 )
 
 

@@ -36,27 +36,29 @@ class ClaimComparison:
 
 def _measured(line: ClaimComparison) -> str:
     row = line.row
-    words = (metrics.speedup_or_broken(row), metrics.interval(row), metrics.accuracy_note(row))
-    return " ".join(word for word in words if word not in ("", formats.NONE)) or formats.NONE
+    parts = (metrics.speedup_or_broken(row), metrics.interval(row), metrics.accuracy_note(row))
+    return " ".join(word for word in parts if word not in ("", formats.NONE)) or formats.NONE
 
 
-def _words(heading: str, shown: Callable[[ClaimComparison], str]) -> Column[ClaimComparison]:
+def _text_column(
+    heading: str, format_line: Callable[[ClaimComparison], str]
+) -> Column[ClaimComparison]:
     return Column(
         heading,
         align="l",
-        shown=shown,
-        data={heading: lambda line: plain_cell(shown(line)).value},
-        look=lambda line: plain_cell(shown(line)).look,
+        format=format_line,
+        data={heading: lambda line: plain_cell(format_line(line)).value},
+        look=lambda line: plain_cell(format_line(line)).look,
     )
 
 
 METHOD, CLAIMED, SET_UP, SOURCE, MEASURED, HERE = COLUMNS = (
-    _words("method", lambda line: line.row.label),
-    _words("claimed", lambda line: line.claim.speedup),
-    _words("set-up of the source", lambda line: format_setup(line.claim)),
-    _words("read in", lambda line: line.claim.source),
-    _words("measured", _measured),
-    _words("set-up here", lambda line: line.run_setup),
+    _text_column("method", lambda line: line.row.label),
+    _text_column("claimed", lambda line: line.claim.speedup),
+    _text_column("set-up of the source", lambda line: format_setup(line.claim)),
+    _text_column("read in", lambda line: line.claim.source),
+    _text_column("measured", _measured),
+    _text_column("set-up here", lambda line: line.run_setup),
 )
 
 
@@ -64,12 +66,12 @@ def compare_claims(summary: Summary, facts: Facts) -> list[ClaimComparison]:
     """Return all confirmed claims about the measured methods, next to each method's best result."""
     best: dict[str, MethodSummary] = {}
     for row in summary.rows:
-        known, itself = best.get(row.method), not (row.upper_bound or row.control)
-        if itself and (known is None or (row.speedup or 0) > (known.speedup or 0)):
+        current, is_ranked = best.get(row.method), not (row.upper_bound or row.control)
+        if is_ranked and (current is None or (row.speedup or 0) > (current.speedup or 0)):
             best[row.method] = row
-    here = _here(summary, facts)
+    run_setup = _describe_run(summary, facts)
     return [
-        ClaimComparison(row, claim, here)
+        ClaimComparison(row, claim, run_setup)
         for name, row in best.items()
         for papers in find_papers(name)
         for claim in papers.claims
@@ -86,12 +88,14 @@ def find_papers(name: str) -> Iterator[registry.Papers]:
 
 def format_setup(claim: Claim) -> str:
     """Return models, task, temperature and hardware of a claim, as far as they are reported."""
-    heat = None if claim.temperature is None else f"T={claim.temperature:g}"
-    return ", ".join(word for word in (claim.models, claim.task, heat, claim.hardware) if word)
+    temperature = None if claim.temperature is None else f"T={claim.temperature:g}"
+    return ", ".join(
+        word for word in (claim.models, claim.task, temperature, claim.hardware) if word
+    )
 
 
-def _here(summary: Summary, facts: Facts) -> str:
+def _describe_run(summary: Summary, facts: Facts) -> str:
     models: Sequence[str] = [facts.target, *([f"draft {facts.draft}"] if facts.draft else [])]
     where = facts.device if facts.device not in ("", "auto") else ""
-    words = [*models, *summary.prompts, f"{facts.decoding} {facts.dtype}", where]
-    return ", ".join(filter(None, words))
+    parts = [*models, *summary.prompts, f"{facts.decoding} {facts.dtype}", where]
+    return ", ".join(filter(None, parts))

@@ -38,31 +38,31 @@ from specbench_cli.summary.pareto import Sweep, find_sweep
 from specbench_cli.summary.summary import Summary
 from specbench_cli.summary.unranked import TargetSummaries, group_by_target
 
-_LISTED = 50
+_MAX_LISTED = 50
 """Maximum number of incidents of a kind that are listed one by one."""
-_PLACED = ("speedup", "pareto", "targets")
+_FIGURES_IN_SECTIONS = ("speedup", "pareto", "targets")
 """Figures that appear in their own sections."""
-_LEDGER = "Ledger of lossy rows: who wrote how many tokens, and what became of them."
+_TOKEN_ACCOUNTING = "Ledger of lossy rows: who wrote how many tokens, and what became of them."
 
 
-def write_markdown(reading: ReportData, folder: Path, figures: Sequence[Path]) -> list[Path]:
+def write_markdown(data: ReportData, folder: Path, figures: Sequence[Path]) -> list[Path]:
     """Write `report.md`.
 
     Args:
         figures: Files in the report's folder or below it.
     """
-    manifest, summary = reading.run.manifest, reading.summary
+    manifest, summary = data.run.manifest, data.summary
     links = [file.relative_to(folder).as_posix() for file in figures if file.suffix == ".svg"]
     page = folder / "report.md"
     document = report(
         summary,
         manifest,
-        reading.incidents,
+        data.incidents,
         links,
         find_sweep(summary, manifest),
-        reading.spec_bench,
-        parallel.modelled_rows(reading.run.records()) if reading.parallel else (),
-        load.load_rows(reading.records),
+        data.spec_bench,
+        parallel.modelled_rows(data.run.records()) if data.parallel else (),
+        load.load_rows(data.records),
     )
     page.write_text(render(document), encoding="utf-8")
     return [page]
@@ -86,17 +86,19 @@ def report(
     facts, rows = Facts.from_manifest(manifest), summary.rows
     parts: list[Part] = [
         Preformatted(run_text(summary, facts)),
-        *(Picture(path, "speedup over vanilla") for path in _named(figures, "speedup")),
-        *_by_target(group_by_target(summary, facts.targets), figures),
-        *_sweep(sweep, _named(figures, "pareto")),
-        *map(_noted, tables.tuning_tables(manifest.get("tuning"))),
-        *(_noted(each, load.saturation_notes(loads)) for each in tables.load_tables(loads)),
-        Section("All families", _figures_of(rows)),
-        Section("By task family", [*_families(summary)]),
-        *_figures([path for path in figures if _name(path) not in _PLACED]),
-        *map(_noted, tables.modelled_tables(in_parallel)),
-        *map(_noted, tables.claim_tables(summary, facts)),
-        *_spec_bench(spec_bench),
+        *(Picture(path, "speedup over vanilla") for path in _paths_of_figure(figures, "speedup")),
+        *_target_parts(group_by_target(summary, facts.targets), figures),
+        *_sweep_parts(sweep, _paths_of_figure(figures, "pareto")),
+        *map(_table_section, tables.tuning_tables(manifest.get("tuning"))),
+        *(_table_section(each, load.saturation_notes(loads)) for each in tables.load_tables(loads)),
+        Section("All families", _metric_tables(rows)),
+        Section("By task family", [*_family_parts(summary)]),
+        *_figure_parts(
+            [path for path in figures if _figure_name(path) not in _FIGURES_IN_SECTIONS]
+        ),
+        *map(_table_section, tables.modelled_tables(in_parallel)),
+        *map(_table_section, tables.claim_tables(summary, facts)),
+        *_spec_bench_parts(spec_bench),
         Section("In detail", [tables.detail_table(summary)]),
         Section("Equivalence", [tables.equivalence_table(summary)]),
         *(
@@ -110,48 +112,50 @@ def report(
                 make_value_grid(("setting", "value"), _settings(manifest)),
             ],
         ),
-        *map(_listed, tables.incident_tables(incidents, _LISTED)),
+        *map(_list_section, tables.incident_tables(incidents, _MAX_LISTED)),
     ]
     return ReportDocument(f"specbench: {', '.join(summary.prompts) or 'no prompts'}", parts)
 
 
-def _noted(found: Grid, lines: Sequence[str] = ()) -> Section:
+def _table_section(table: Grid, lines: Sequence[str] = ()) -> Section:
     """Return a table as a section: its note, the table, and further lines."""
     bullets = [Bullets(lines)] if lines else []
-    return Section(found.caption, [Paragraph(found.note), found, *bullets])
+    return Section(table.caption, [Paragraph(table.note), table, *bullets])
 
 
-def _listed(found: Grid) -> Section:
+def _list_section(table: Grid) -> Section:
     """Return a list of outputs as a section. The note reports how many were omitted."""
-    more = [Paragraph(found.note)] if found.note else []
-    return Section(found.caption, [found, *more])
+    more = [Paragraph(table.note)] if table.note else []
+    return Section(table.caption, [table, *more])
 
 
 # ---- results -------------------------------------------------------------------------------------
 
 
-def _families(summary: Summary) -> Iterator[Part]:
+def _family_parts(summary: Summary) -> Iterator[Part]:
     """Yield the speedups by family, and then all metrics of each family."""
     rows, kinds = summary.rows, text.sections(summary.rows)
     yield make_pivot_grid(rows, tables.rows_by_family(summary), _speedup, sections=kinds)
     if notes := text.prose(text.small_families(summary)):
         yield Paragraph(notes)
     for name, rows in summary.families.items():
-        yield Section(text.family(name, rows), _figures_of(rows), level=3)
+        yield Section(text.family(name, rows), _metric_tables(rows), level=3)
 
 
-def _figures_of(rows: Sequence[MethodSummary]) -> list[Part]:
+def _metric_tables(rows: Sequence[MethodSummary]) -> list[Part]:
     """Return the tables of speed and cost, with separate tables for each kind of methods."""
-    parts = [part for chosen in (metrics.SPEED, metrics.COST) for part in _apart(chosen, rows)]
-    counted = [row for row in rows if row.draft_kept is not None]
-    if counted:
-        ledger = make_grid((metrics.METHOD, *metrics.TOKEN_ACCOUNTING), counted)
-        parts += [Paragraph(_LEDGER), ledger]
+    parts = [
+        part for columns in (metrics.SPEED, metrics.COST) for part in _tables_by_kind(columns, rows)
+    ]
+    with_accounting = [row for row in rows if row.draft_kept is not None]
+    if with_accounting:
+        accounting = make_grid((metrics.METHOD, *metrics.TOKEN_ACCOUNTING), with_accounting)
+        parts += [Paragraph(_TOKEN_ACCOUNTING), accounting]
     return parts
 
 
-def _apart(
-    chosen: Sequence[Column[MethodSummary]], rows: Sequence[MethodSummary]
+def _tables_by_kind(
+    columns: Sequence[Column[MethodSummary]], rows: Sequence[MethodSummary]
 ) -> Iterator[Part]:
     """Yield a table for each kind of methods, with the columns that it needs."""
     starts = [(0, ""), *text.sections(rows), (len(rows), "")]
@@ -159,66 +163,66 @@ def _apart(
         if kind:
             yield Paragraph(f"{kind.capitalize()}.")
         if first < end:
-            yield make_grid(chosen, rows[first:end])
+            yield make_grid(columns, rows[first:end])
 
 
 def _speedup(row: MethodSummary) -> str:
     """Format a speedup with its significance group, interval and accuracy loss, if it has them."""
-    shown = (metrics.speedup_or_broken, metrics.group, metrics.interval, metrics.accuracy_note)
-    words = [cell(row) for cell in shown]
+    formatters = (metrics.speedup_or_broken, metrics.group, metrics.interval, metrics.accuracy_note)
+    words = [cell(row) for cell in formatters]
     return " ".join(word for word in words if word and word != formats.NONE) or formats.NONE
 
 
-def _priced(row: MethodSummary) -> str:
+def _format_speedup(row: MethodSummary) -> str:
     return f"{metrics.speedup_or_broken(row)} {metrics.accuracy_note(row)}".rstrip()
 
 
-def _by_target(found: TargetSummaries | None, figures: Sequence[str]) -> Iterator[Part]:
+def _target_parts(table: TargetSummaries | None, figures: Sequence[str]) -> Iterator[Part]:
     """Yield the tables of a run on several targets: one row per method, one column per target."""
-    if found is None:
+    if table is None:
         return
     grids = [
-        make_pivot_grid(found.rows, found.targets, shown, heading=title)
-        for title, shown in (("speedup", _priced), ("MAT", metrics.MAT.shown))
+        make_pivot_grid(table.rows, table.targets, format_entry, heading=title)
+        for title, format_entry in (("speedup", _format_speedup), ("MAT", metrics.MAT.format))
     ]
-    yield Section("By target", [*grids, *_shown(_named(figures, "targets"))])
+    yield Section("By target", [*grids, *_captioned_figures(_paths_of_figure(figures, "targets"))])
 
 
-def _sweep(sweep: Sweep | None, figures: Sequence[str]) -> Iterator[Part]:
+def _sweep_parts(sweep: Sweep | None, figures: Sequence[str]) -> Iterator[Part]:
     """Yield the swept methods in the order of their parameters, and their plots."""
-    for found in tables.sweep_tables(sweep):
+    for table in tables.sweep_tables(sweep):
         plots = (Picture(path, "discard and verification rates") for path in figures)
-        yield Section(found.caption, [found, *plots])
+        yield Section(table.caption, [table, *plots])
 
 
-def _spec_bench(found: SpecBench | None) -> Iterator[Part]:
-    if found is not None:
-        notes = [spec_bench_table.NOTE, text.prose(found.notes)]
+def _spec_bench_parts(table: SpecBench | None) -> Iterator[Part]:
+    if table is not None:
+        notes = [spec_bench_table.NOTE, text.prose(table.notes)]
         paragraphs = [Paragraph(note) for note in notes if note]
-        grids = (found.overall(), found.by_family())
+        grids = (table.overall(), table.by_family())
         yield Section(spec_bench_table.TITLE, [*paragraphs, *grids])
 
 
 # ---- figures -------------------------------------------------------------------------------------
 
 
-def _figures(paths: Sequence[str]) -> Iterator[Part]:
+def _figure_parts(paths: Sequence[str]) -> Iterator[Part]:
     """Yield the figures that no other section shows, each with its caption."""
     if paths:
-        yield Section("Figures", list(_shown(paths)))
+        yield Section("Figures", list(_captioned_figures(paths)))
 
 
-def _shown(paths: Sequence[str]) -> Iterator[Part]:
+def _captioned_figures(paths: Sequence[str]) -> Iterator[Part]:
     for path in paths:
-        yield Paragraph(CAPTIONS[_name(path)])
-        yield Picture(path, _name(path))
+        yield Paragraph(CAPTIONS[_figure_name(path)])
+        yield Picture(path, _figure_name(path))
 
 
-def _named(paths: Sequence[str], name: str) -> list[str]:
-    return [path for path in paths if _name(path) == name]
+def _paths_of_figure(paths: Sequence[str], name: str) -> list[str]:
+    return [path for path in paths if _figure_name(path) == name]
 
 
-def _name(path: str) -> str:
+def _figure_name(path: str) -> str:
     """Return the figure name of a file path."""
     return PurePosixPath(path).stem
 

@@ -113,21 +113,21 @@ class ReportDocument:
     parts: Sequence[Part]
 
 
-def make_grid(chosen: Sequence[Column[R]], rows: Sequence[R], **more: Any) -> Grid:
+def make_grid(columns: Sequence[Column[R]], rows: Sequence[R], **more: Any) -> Grid:
     """Return a table of rows, with the columns that are informative for them.
 
     Args:
         more: further attributes of the grid.
     """
-    shown = select_informative(chosen, rows)
-    lines = tuple(tuple(column.cell(row) for column in shown) for row in rows)
-    return Grid(tuple(shown), lines, **more)
+    informative = select_informative(columns, rows)
+    lines = tuple(tuple(column.cell(row) for column in informative) for row in rows)
+    return Grid(tuple(informative), lines, **more)
 
 
 def make_pivot_grid(
     rows: Sequence[MethodSummary],
     parts: Mapping[str, Mapping[str, MethodSummary]],
-    shown: Callable[[MethodSummary], str],
+    format_entry: Callable[[MethodSummary], str],
     heading: str = "method",
     align: Align = "c",
     missing: str = formats.NONE,
@@ -137,14 +137,14 @@ def make_pivot_grid(
 
     Args:
         parts: Methods by label, by column heading.
-        shown: Formats a method's entry.
+        format_entry: Formats the entry of a method.
         missing: Entry for a part without the method.
         more: Further attributes of the grid.
     """
     lines = []
     for row in rows:
         found = (own.get(row.label) for own in parts.values())
-        cells = (Cell(missing if each is None else shown(each)) for each in found)
+        cells = (Cell(missing if each is None else format_entry(each)) for each in found)
         lines.append((metrics.METHOD.cell(row), *cells))
     return Grid(
         (Heading(heading, align="l"), *(Heading(part, align=align) for part in parts)),
@@ -171,9 +171,9 @@ def plain_cell(value: object) -> Cell:
         return Cell(formats.NONE)
     if isinstance(value, Mapping):
         value = ", ".join(f"{key} {inner}" for key, inner in value.items())
-    shown = str(value)
+    text = str(value)
     try:
-        return Cell(shown, float(shown.removesuffix("%").removesuffix("x")))
+        return Cell(text, float(text.removesuffix("%").removesuffix("x")))
     except ValueError:
-        known = None if shown == formats.NONE else shown
-        return Cell(shown, known, "long" if len(shown) > _SHORT else "")
+        known = None if text == formats.NONE else text
+        return Cell(text, known, "long" if len(text) > _SHORT else "")

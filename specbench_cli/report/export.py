@@ -35,12 +35,12 @@ def _cell(value: object) -> object:
     return " ".join(format_params(value)) if isinstance(value, dict) else value
 
 
-def write_json(reading: ReportData, path: Path) -> None:
+def write_json(data: ReportData, path: Path) -> None:
     """Write all results as JSON, with the runs and the claims of papers."""
-    summary = reading.summary
+    summary = data.summary
     whole = {
-        "runs": [source.path.name for source in reading.sources],
-        "forced": list(reading.facts.forced),
+        "runs": [source.path.name for source in data.sources],
+        "forced": list(data.facts.forced),
         "prompts": summary.prompts,
         "passes": summary.passes,
         "noise_floor": summary.noise_floor,
@@ -48,10 +48,10 @@ def write_json(reading: ReportData, path: Path) -> None:
         "rows": row_dicts(summary),
         "claims": [
             {"label": line.row.label, **asdict(line.claim)}
-            for line in claims.compare_claims(summary, reading.facts)
+            for line in claims.compare_claims(summary, data.facts)
         ],
-        "spec_bench": [asdict(found) for found in reading.spec_bench.results]
-        if reading.spec_bench
+        "spec_bench": [asdict(found) for found in data.spec_bench.results]
+        if data.spec_bench
         else [],
     }
     path.write_text(json.dumps(whole, indent=2, allow_nan=False) + "\n", encoding="utf-8")

@@ -21,16 +21,16 @@ from specbench_cli.report.markdown_table import fenced, inline, table
 
 def render(document: ReportDocument) -> str:
     """Return a document as a Markdown page."""
-    parts = [f"# {inline(document.title)}", *_rendered(document.parts)]
+    parts = [f"# {inline(document.title)}", *_render_parts(document.parts)]
     return output.escape_hidden("\n\n".join(parts)) + "\n"
 
 
-def _rendered(parts: Iterable[Part]) -> Iterator[str]:
+def _render_parts(parts: Iterable[Part]) -> Iterator[str]:
     for part in parts:
         match part:
             case Section(title, inner, level):
                 yield f"{'#' * level} {inline(title)}"
-                yield from _rendered(inner)
+                yield from _render_parts(inner)
             case Grid():
                 yield from _tables(part)
             case Paragraph(words):
@@ -52,4 +52,4 @@ def _tables(grid: Grid) -> Iterator[str]:
             yield f"{inline(kind.capitalize())}."
         if first < end or not grid.rows:
             lines = grid.rows[first:end]
-            yield table(grid.headings, ([cell.shown for cell in line] for line in lines))
+            yield table(grid.headings, ([cell.text for cell in line] for line in lines))

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from specbench_cli import output
 from specbench_cli.summary import formats
 
-_MEANT = re.compile(
+_MARKUP = re.compile(
     r"<(?=[A-Za-z/!?])|&(?=#?\w+;)|\*|~(?=~)|(?<![^\W_])_|_(?![^\W_])|[`$]"
     r"|\\(?=[!-/:-@\[-`{-~]|$)"
 )
 """Characters that Markdown would read as a tag, entity, style, code or formula."""
 _ENTITIES = {"<": "&lt;", "&": "&amp;"}
-_LIVE = re.compile(
+_LINKED = re.compile(
     r"""
     @(?=\S) | (?<=\S)@ | \#(?=\w) | // | (?i:www\.)  # mentions, e-mail addresses, issues and URLs
     | (?:\A|[\w$+<=>^`~]|[^\x00-\x7f])\.   # host names, which some renderers link
@@ -36,7 +36,7 @@ _LIVE = re.compile(
 GitHub looks for mentions and e-mail addresses after it has decoded escapes and entities, so only
 code protects them.
 """
-_OPENS = re.compile(
+_BLOCK_START = re.compile(
     r"^(?P<number>\d{1,9}(?=[.)]\s))?"
     r"(?P<mark>(?(number)[.)]|"
     r"(?:#+(?=\s|$)|>|[-+](?=\s)|-(?=[\s-]*-$)|\[(?=.*\]:|[ xX]\](?:\s|$)|\^))))"
@@ -65,8 +65,8 @@ def _field(value: object, escaped: bool) -> str:
         return formats.NONE
     if isinstance(value, Mapping):
         value = ", ".join(f"{key} {inner}" for key, inner in value.items())
-    said = output.escape_hidden(" ".join(str(value).split())) if escaped else inline(value)
-    return said.replace("|", "\\|")
+    text = output.escape_hidden(" ".join(str(value).split())) if escaped else inline(value)
+    return text.replace("|", "\\|")
 
 
 def inline(value: object) -> str:
@@ -75,17 +75,17 @@ def inline(value: object) -> str:
     Words that a renderer would link become code, because GitHub, GitLab and CommonMark do not look
     for links, mentions and references there.
     """
-    said = _WORDS.sub(_shown, output.escape_hidden(" ".join(str(value).split())))
-    return _OPENS.sub(r"\g<number>\\\g<mark>", said)
+    text = _WORDS.sub(_escape_word, output.escape_hidden(" ".join(str(value).split())))
+    return _BLOCK_START.sub(r"\g<number>\\\g<mark>", text)
 
 
-def _shown(found: re.Match[str]) -> str:
-    word = found[0]
+def _escape_word(match: re.Match[str]) -> str:
+    word = match[0]
     if word == "](":
         return "]\\("
-    if _LIVE.search(word):
+    if _LINKED.search(word):
         return _code(word)
-    return _MEANT.sub(lambda mark: _ENTITIES.get(mark[0], f"\\{mark[0]}"), word)
+    return _MARKUP.sub(lambda mark: _ENTITIES.get(mark[0], f"\\{mark[0]}"), word)
 
 
 def _code(word: str) -> str:

@@ -27,19 +27,19 @@ def write_outputs(run: RunDir) -> ReportData:
 
     Existing files that specbench did not write are kept and listed.
     """
-    reading, kept = read_report_data(run), list[Path]()
+    data, kept = read_report_data(run), list[Path]()
     with files.staging_folder(run.path, not_replaced=kept) as staging:
-        _write(reading, staging, ("csv", "md"))
+        _write(data, staging, ("csv", "md"))
         write_parquet(run.records(), staging / "records.parquet")
     _print_kept(kept)
-    return reading
+    return data
 
 
-def write_into_run(reading: ReportData, folder: Path, formats: Sequence[str]) -> None:
+def write_into_run(data: ReportData, folder: Path, formats: Sequence[str]) -> None:
     """Write a report into the folder of its run, like `write_outputs`."""
     kept = list[Path]()
     with files.staging_folder(folder, not_replaced=kept) as staging:
-        _write(reading, staging, formats)
+        _write(data, staging, formats)
     _print_kept(kept)
 
 
@@ -53,7 +53,7 @@ def _print_kept(kept: Sequence[Path]) -> None:
 
 
 def write(
-    reading: ReportData, folder: Path, formats: Sequence[str], *, overwrite: bool = False
+    data: ReportData, folder: Path, formats: Sequence[str], *, overwrite: bool = False
 ) -> list[Path]:
     """Write a report in some of `FORMATS` to a folder.
 
@@ -67,52 +67,52 @@ def write(
         UsageError: A file that specbench did not write exists. Nothing is written.
     """
     with files.staging_folder(folder, overwrite=overwrite) as staging:
-        found = _write(reading, staging, formats)
+        written = _write(data, staging, formats)
     return [
-        folder / file.relative_to(staging) if staging in file.parents else file for file in found
+        folder / file.relative_to(staging) if staging in file.parents else file for file in written
     ]
 
 
-def _write(reading: ReportData, folder: Path, formats: Sequence[str]) -> list[Path]:
+def _write(data: ReportData, folder: Path, formats: Sequence[str]) -> list[Path]:
     figures = []
-    if _PICTURED & set(formats):
-        figures = _figures(reading, folder / "figures", paper="latex" in formats)
-    found = [file for name in formats for file in FORMATS[name](reading, folder, figures)]
-    if reading.spec_bench is not None:
-        found += spec_bench_table.write(reading.spec_bench, folder)
-    return found + figures
+    if _FORMATS_WITH_FIGURES & set(formats):
+        figures = _write_figure_files(data, folder / "figures", paper="latex" in formats)
+    written = [file for name in formats for file in FORMATS[name](data, folder, figures)]
+    if data.spec_bench is not None:
+        written += spec_bench_table.write(data.spec_bench, folder)
+    return written + figures
 
 
-def _figures(reading: ReportData, place: Path, *, paper: bool) -> list[Path]:
-    found = write_figures(reading, place, paper=paper)
-    sweep = find_sweep(reading.summary, reading.run.manifest)
+def _write_figure_files(data: ReportData, figure_folder: Path, *, paper: bool) -> list[Path]:
+    written = write_figures(data, figure_folder, paper=paper)
+    sweep = find_sweep(data.summary, data.run.manifest)
     if sweep is not None:
-        found.append(write_points(sweep, place / "pareto.csv"))
-    if loads := load_rows(reading.records):
-        place.mkdir(exist_ok=True)
-        found.append(write_csv(list(map(as_dict, loads)), place / "load.csv"))
-    return found
+        written.append(write_points(sweep, figure_folder / "pareto.csv"))
+    if loads := load_rows(data.records):
+        figure_folder.mkdir(exist_ok=True)
+        written.append(write_csv(list(map(as_dict, loads)), figure_folder / "load.csv"))
+    return written
 
 
-def _html(reading: ReportData, folder: Path, figures: Figures) -> list[Path]:
-    return write_html(reading, folder, figures=figures)
+def _write_html(data: ReportData, folder: Path, figures: Figures) -> list[Path]:
+    return write_html(data, folder, figures=figures)
 
 
-def _csv(reading: ReportData, folder: Path, figures: Figures) -> list[Path]:
-    return [write_summary(reading.summary, folder / "summary.csv")]
+def _write_csv_summary(data: ReportData, folder: Path, figures: Figures) -> list[Path]:
+    return [write_summary(data.summary, folder / "summary.csv")]
 
 
-def _json(reading: ReportData, folder: Path, figures: Figures) -> list[Path]:
-    write_json(reading, folder / "summary.json")
+def _write_json_summary(data: ReportData, folder: Path, figures: Figures) -> list[Path]:
+    write_json(data, folder / "summary.json")
     return [folder / "summary.json"]
 
 
 FORMATS: dict[str, Callable[[ReportData, Path, Figures], list[Path]]] = {
     "md": write_markdown,
-    "html": _html,
+    "html": _write_html,
     "latex": write_latex,
-    "csv": _csv,
-    "json": _json,
+    "csv": _write_csv_summary,
+    "json": _write_json_summary,
 }
 """Report formats. Each function writes files and returns their paths."""
-_PICTURED = {"md", "html", "latex"}
+_FORMATS_WITH_FIGURES = {"md", "html", "latex"}

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _SAME_TOKENS = ("greedy", "coupled")
 """Verification rules with which vanilla emits the same tokens in every run."""
-_LISTED = 12
+_MAX_LISTED = 12
 """Maximum number of differences between runs that an error lists."""
 
 
@@ -92,18 +92,18 @@ class ReportData:
         """Arguments of `specbench report` for these runs."""
         sources = self.sources or (self.run,)
         if self.facts.targets:
-            return _given(sources[0].path.parent)
+            return _path_argument(sources[0].path.parent)
         forced = " --force" if self.facts.forced else ""
-        return " ".join(map(_words, sources)) + forced
+        return " ".join(map(_source_arguments, sources)) + forced
 
 
-def _words(source: RecordSource) -> str:
+def _source_arguments(source: RecordSource) -> str:
     if isinstance(source, ImportedAnswers):
         return " ".join(shlex.quote(str(file)) for file in source.files)
-    return _given(source.path)
+    return _path_argument(source.path)
 
 
-def _given(path: Path) -> str:
+def _path_argument(path: Path) -> str:
     newest = list_runs() and find_latest().resolve() == path.resolve()
     return "last" if newest else shlex.quote(str(path))
 
@@ -111,13 +111,13 @@ def _given(path: Path) -> str:
 def read_report_data(run: RecordSource) -> ReportData:
     """Read a run's records and compute its results."""
     with pause_garbage_collection():
-        found = _Light.of(run)
+        loaded = _LightRecords.of(run)
         incidents = Incidents()
-        for record in found.records:
+        for record in loaded.records:
             incidents.add(record)
-        summary = summarise(found.records, run.manifest)
+        summary = summarise(loaded.records, run.manifest)
     facts = Facts.from_manifest(run.manifest)
-    return ReportData(run, facts, summary, incidents, found.records, (run,), found.parallel)
+    return ReportData(run, facts, summary, incidents, loaded.records, (run,), loaded.parallel)
 
 
 def read_matrix(path: Path, *, force: bool = False) -> ReportData:
@@ -148,21 +148,23 @@ def read_runs(
         return read_report_data(runs[0])
     short = short_names([run.path for run in runs])
     differing = find_incompatibilities(runs, short, targets=targets)
-    _refuse(differing, runs, force)
+    _check_compatible(differing, runs, force)
     with pause_garbage_collection():
-        found = [_Light.of(run) for run in runs]
+        loaded = [_LightRecords.of(run) for run in runs]
     if not differing and not targets:
-        differing = _vanilla_parts([own.vanilla for own in found], short)
-        _refuse(differing, runs, force)
+        differing = _compare_vanilla([own.vanilla for own in loaded], short)
+        _check_compatible(differing, runs, force)
     forced = [str(difference) for difference in differing]
-    together = combine_runs(runs, short, [own.records for own in found], forced, targets=targets)
+    together = combine_runs(runs, short, [own.records for own in loaded], forced, targets=targets)
     incidents, records = Incidents(together.repeat_names), list[Record]()
-    for own, names in zip(found, together.run_names, strict=True):
+    for own, names in zip(loaded, together.run_names, strict=True):
         records += map(names.rename, own.records)
     for record in records:
         incidents.add(record)
     if forced or targets:
-        parts = [summarise(own.records, run.manifest) for own, run in zip(found, runs, strict=True)]
+        parts = [
+            summarise(own.records, run.manifest) for own, run in zip(loaded, runs, strict=True)
+        ]
         labels = [names.labels for names in together.run_names]
         summary = join_forced(parts, labels, by_method=targets)
     else:
@@ -174,12 +176,12 @@ def read_runs(
         incidents,
         records,
         tuple(runs),
-        any(own.parallel for own in found),
+        any(own.parallel for own in loaded),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Light:
+class _LightRecords:
     """A run's records without their details.
 
     Attributes:
@@ -192,7 +194,7 @@ class _Light:
     parallel: bool
 
     @classmethod
-    def of(cls, run: RecordSource) -> _Light:
+    def of(cls, run: RecordSource) -> _LightRecords:
         """Return the records of a run, read one at a time.
 
         Raises:
@@ -201,9 +203,9 @@ class _Light:
         records: list[Record] = []
         vanilla: dict[tuple[str, int], bytes] = {}
         parallel = False
-        for record, seal, several in run.map_records(_lightened):
-            if seal is not None:
-                vanilla.setdefault((record.prompt_id, record.turn), seal)
+        for record, digest, several in run.map_records(_lighten):
+            if digest is not None:
+                vanilla.setdefault((record.prompt_id, record.turn), digest)
             parallel = parallel or several
             records.append(record)
         if not records:
@@ -211,36 +213,37 @@ class _Light:
         return cls(records, vanilla, parallel)
 
 
-def _lightened(record: Record) -> tuple[Record, bytes | None, bool]:
+def _lighten(record: Record) -> tuple[Record, bytes | None, bool]:
     """Return a record without details, vanilla's output hash, and True for several workers."""
-    seal = None
+    digest = None
     if record.label == BASELINE and record.output_ids and record.sampling in _SAME_TOKENS:
-        seal = hashlib.sha256(repr(record.output_ids).encode()).digest()
+        digest = hashlib.sha256(repr(record.output_ids).encode()).digest()
     several = record.forwards is not None and record.forwards.workers > 1
-    return drop_details(record), seal, several
+    return drop_details(record), digest, several
 
 
-def _vanilla_parts(
-    seals: Sequence[dict[tuple[str, int], bytes]], short: Sequence[str]
+def _compare_vanilla(
+    digests: Sequence[dict[tuple[str, int], bytes]], short: Sequence[str]
 ) -> list[Incompatibility]:
     """Return the incompatibilities of vanilla's outputs, which are equal in compatible runs."""
-    first, found = seals[0], []
-    for name, own in zip(short[1:], seals[1:], strict=True):
+    first, found = digests[0], []
+    for name, own in zip(short[1:], digests[1:], strict=True):
         shared = first.keys() & own.keys()
-        parted = sum(first[at] != own[at] for at in shared)
-        if parted:
-            told = f"{parted} of {len(shared)} differ"
-            found.append(Incompatibility("vanilla's outputs", {short[0]: "reference", name: told}))
+        different = sum(first[at] != own[at] for at in shared)
+        if different:
+            value = f"{different} of {len(shared)} differ"
+            found.append(Incompatibility("vanilla's outputs", {short[0]: "reference", name: value}))
     return found
 
 
-def _refuse(found: Sequence[Incompatibility], runs: Sequence[RecordSource], force: bool) -> None:
+def _check_compatible(
+    found: Sequence[Incompatibility], runs: Sequence[RecordSource], force: bool
+) -> None:
     if found and not force:
-        lines = "".join(f"\n  {difference}" for difference in found[:_LISTED])
-        more = f"\n  and in {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-        given = " ".join(map(_words, runs))
-        gate = f"; to compare them: specbench compare {given}" if len(runs) == 2 else ""
-        raise UsageError(
-            f"these runs do not belong together; they differ in{lines}{more}",
-            f"specbench report {given} --force: side by side, methods with their run's name{gate}",
-        )
+        lines = "".join(f"\n  {difference}" for difference in found[:_MAX_LISTED])
+        more = f"\n  and in {len(found) - _MAX_LISTED} more" if len(found) > _MAX_LISTED else ""
+        arguments = " ".join(map(_source_arguments, runs))
+        hint = f"specbench report {arguments} --force: side by side, methods with their run's name"
+        if len(runs) == 2:
+            hint += f"; to compare them: specbench compare {arguments}"
+        raise UsageError(f"these runs do not belong together; they differ in{lines}{more}", hint)

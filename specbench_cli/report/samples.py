@@ -84,8 +84,10 @@ class SampleSeries:
     def means(self) -> dict[str, float]:
         """Mean of each score over the samples that have it."""
         names = dict.fromkeys(name for sample in self.samples for name in sample.scores)
-        own = {name: [s.scores[name] for s in self.samples if name in s.scores] for name in names}
-        return {name: sum(values) / len(values) for name, values in own.items()}
+        method_series = {
+            name: [s.scores[name] for s in self.samples if name in s.scores] for name in names
+        }
+        return {name: sum(values) / len(values) for name, values in method_series.items()}
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -114,19 +116,21 @@ def export(run: RunDir, folder: Path, formats: Sequence[str]) -> list[Path]:
 
 def _series(run: RunDir, decode: Decode) -> Iterator[SampleSeries]:
     prompts = {(prompt.prompt_id, prompt.turn): prompt for prompt in run.prompts()}
-    own: dict[tuple[str, str], list[Record]] = {}
+    method_series: dict[tuple[str, str], list[Record]] = {}
     vanilla: dict[tuple[str, int], str] = {}
     for record in run.records():
-        own.setdefault((record.task, record.label), []).append(record)
+        method_series.setdefault((record.task, record.label), []).append(record)
         if record.label == BASELINE:
             vanilla.setdefault((record.prompt_id, record.turn), decode(record.output_ids or ()))
     rows = {row.label: row for row in read_report_data(run).summary.rows}
-    for (task, label), records in own.items():
+    for (task, label), records in method_series.items():
         samples = []
         for record in records:
             at = record.prompt_id, record.turn
-            asked, said = prompts[at], decode(record.output_ids or ())
-            samples.append(Sample(record, asked, decode(asked.ids), said, vanilla.get(at, "")))
+            stored_prompt, text = prompts[at], decode(record.output_ids or ())
+            samples.append(
+                Sample(record, stored_prompt, decode(stored_prompt.ids), text, vanilla.get(at, ""))
+            )
         yield SampleSeries(task, rows[label], tuple(samples))
 
 
@@ -134,11 +138,11 @@ def _inspect(run: RunDir, series: Sequence[SampleSeries], folder: Path) -> list[
     """Write one log per task and method, with Inspect's file names: time, task, id."""
     created = str(run.manifest["created_utc"])
     files = []
-    for each in series:
-        id_ = _hash(run.path.name, each.task, each.row.label)[:22]
-        task = _slug(f"{each.task}-{each.row.label}").replace("_", "-")  # Inspect splits names at _
+    for one in series:
+        id_ = _hash(run.path.name, one.task, one.row.label)[:22]
+        task = _slug(f"{one.task}-{one.row.label}").replace("_", "-")  # Inspect splits names at _
         name = f"{created.replace(':', '-')}_{task}_{id_}.json"
-        files.append(_written(folder / name, json.dumps(_log(run, each, id_), indent=1)))
+        files.append(_write_file(folder / name, json.dumps(_log(run, one, id_), indent=1)))
     return files
 
 
@@ -190,10 +194,10 @@ def _log(run: RunDir, series: SampleSeries, id_: str) -> dict[str, Any]:
 
 
 def _inspect_sample(sample: Sample, model: str) -> dict[str, Any]:
-    record, asked = sample.record, sample.stored_prompt
-    said = {"role": "assistant", "content": sample.output, "source": "generate", "model": model}
-    read_, made = len(asked.ids), record.n_tokens or 0
-    usage = {"input_tokens": read_, "output_tokens": made, "total_tokens": read_ + made}
+    record, stored_prompt = sample.record, sample.stored_prompt
+    text = {"role": "assistant", "content": sample.output, "source": "generate", "model": model}
+    n_input, n_output = len(stored_prompt.ids), record.n_tokens or 0
+    usage = {"input_tokens": n_input, "output_tokens": n_output, "total_tokens": n_input + n_output}
     seconds = None if record.ns.total is None else record.ns.total / 1e9
     failed = record.error and {"message": record.error, "traceback": "", "traceback_ansi": ""}
     return {
@@ -201,10 +205,10 @@ def _inspect_sample(sample: Sample, model: str) -> dict[str, Any]:
         "epoch": record.pass_,
         "input": sample.prompt,
         "target": sample.reference,
-        "messages": [{"role": "user", "content": sample.prompt}, said],
+        "messages": [{"role": "user", "content": sample.prompt}, text],
         "output": {
             "model": model,
-            "choices": [{"message": said, "stop_reason": _STOPPED[record.finish]}],
+            "choices": [{"message": text, "stop_reason": _STOPPED[record.finish]}],
             "usage": usage,
             "time": seconds,
         },
@@ -214,7 +218,7 @@ def _inspect_sample(sample: Sample, model: str) -> dict[str, Any]:
         "metadata": {
             "family": record.family,
             "category": record.category,
-            "text": asked.text,
+            "text": stored_prompt.text,
             "verdict": record.verdict and record.verdict.kind,
             "void": record.void,
         },
@@ -230,17 +234,21 @@ def _lm_eval(run: RunDir, series: Sequence[SampleSeries], folder: Path) -> list[
     created = datetime.fromisoformat(str(manifest["created_utc"]))
     stamp = created.strftime("%Y-%m-%dT%H-%M-%S.%f")
     rows: dict[str, list[SampleSeries]] = {}
-    for each in series:
-        rows.setdefault(each.row.label, []).append(each)
+    for one in series:
+        rows.setdefault(one.row.label, []).append(one)
     files = []
-    for label, own in rows.items():
-        home = folder / _slug(label)
-        for each in own:
-            lines = map(json.dumps, _lm_eval_samples(each, config))
+    for label, method_series in rows.items():
+        method_folder = folder / _slug(label)
+        for one in method_series:
+            lines = map(json.dumps, _lm_eval_samples(one, config))
             text = "".join(f"{line}\n" for line in lines)
-            files.append(_written(home / f"samples_{_slug(each.task)}_{stamp}.jsonl", text))
-        whole = _lm_eval_results(label, own, manifest, created.timestamp())
-        files.append(_written(home / f"results_{stamp}.json", json.dumps(whole, indent=2)))
+            files.append(
+                _write_file(method_folder / f"samples_{_slug(one.task)}_{stamp}.jsonl", text)
+            )
+        whole = _lm_eval_results(label, method_series, manifest, created.timestamp())
+        files.append(
+            _write_file(method_folder / f"results_{stamp}.json", json.dumps(whole, indent=2))
+        )
     return files
 
 
@@ -249,13 +257,13 @@ def _lm_eval_samples(series: SampleSeries, config: Mapping[str, Any]) -> Iterato
     settings |= {"max_gen_toks": config.get("max_new_tokens"), "until": []}
     first = [sample for sample in series.samples if sample.record.pass_ == 1]
     for number, sample in enumerate(first):
-        asked = sample.stored_prompt
+        stored_prompt = sample.stored_prompt
         doc = {
-            "prompt_id": asked.prompt_id,
-            "turn": asked.turn,
-            "family": asked.family,
-            "category": asked.category,
-            "text": asked.text,
+            "prompt_id": stored_prompt.prompt_id,
+            "turn": stored_prompt.turn,
+            "family": stored_prompt.family,
+            "category": stored_prompt.category,
+            "text": stored_prompt.text,
         }
         yield {
             "doc_id": number,
@@ -274,15 +282,15 @@ def _lm_eval_samples(series: SampleSeries, config: Mapping[str, Any]) -> Iterato
 
 
 def _lm_eval_results(
-    label: str, own: Sequence[SampleSeries], manifest: Mapping[str, Any], date: float
+    label: str, method_series: Sequence[SampleSeries], manifest: Mapping[str, Any], date: float
 ) -> dict[str, Any]:
     target = Facts.from_manifest(manifest).target
-    counts = {s.task: sum(x.record.pass_ == 1 for x in s.samples) for s in own}
+    counts = {s.task: sum(x.record.pass_ == 1 for x in s.samples) for s in method_series}
     versions = {task["name"]: task.get("version") for task in manifest.get("tasks", ())}
     return {
         "results": {
             s.task: {"alias": s.task, **{f"{name},none": mean for name, mean in s.means.items()}}
-            for s in own
+            for s in method_series
         },
         "configs": {
             s.task: {
@@ -292,14 +300,18 @@ def _lm_eval_results(
                 "repeats": 1,
                 "num_fewshot": 0,
             }
-            for s in own
+            for s in method_series
         },
-        "versions": {s.task: versions.get(s.task) for s in own},
-        "n-shot": {s.task: 0 for s in own},
+        "versions": {s.task: versions.get(s.task) for s in method_series},
+        "n-shot": {s.task: 0 for s in method_series},
         "n-samples": {task: {"original": n, "effective": n} for task, n in counts.items()},
         "config": {
             "model": "specbench",
-            "model_args": {"pretrained": target, "method": own[0].row.method, **own[0].row.params},
+            "model_args": {
+                "pretrained": target,
+                "method": method_series[0].row.method,
+                **method_series[0].row.params,
+            },
             "batch_size": manifest["config"]["effective"].get("batch", 1),
             "random_seed": manifest["config"]["effective"].get("seed"),
         },
@@ -307,7 +319,7 @@ def _lm_eval_results(
         "model_source": "specbench",
         "model_name": label,
         "model_name_sanitized": _slug(label),
-        "specbench": {"version": manifest["version"], **own[0].figures},
+        "specbench": {"version": manifest["version"], **method_series[0].figures},
     }
 
 
@@ -322,7 +334,7 @@ def _hash(*words: str) -> str:
     return hashlib.sha256("\0".join(words).encode()).hexdigest()
 
 
-def _written(file: Path, text: str) -> Path:
+def _write_file(file: Path, text: str) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
     return file

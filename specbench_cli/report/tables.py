@@ -20,7 +20,7 @@ from specbench_cli.summary.summary import Summary
 
 # ---- methods -------------------------------------------------------------------------------------
 
-_ORDER = (
+_ORDER_NOTE = (
     "They learn from one prompt for the next: their figures depend on the order of the prompts."
 )
 _KINDS = (
@@ -30,13 +30,17 @@ _KINDS = (
         "Same letter: no significant difference (simultaneous 95%). Peers are other"
         " implementations, measured in the same run.",
     ),
-    ("run", "Lossless methods, run scope", f"{_ORDER} Letters are those of all."),
+    ("run", "Lossless methods, run scope", f"{_ORDER_NOTE} Letters are those of all."),
     (
         "lossy",
         "Lossy: speed and quality",
         "The output is not vanilla's; these rows are not ranked with the lossless ones.",
     ),
-    ("lossy-run", "Lossy: speed and quality, run scope", f"{_ORDER} The output is not vanilla's."),
+    (
+        "lossy-run",
+        "Lossy: speed and quality, run scope",
+        f"{_ORDER_NOTE} The output is not vanilla's.",
+    ),
 )
 """Kinds of methods, each with its own table: key, caption and note."""
 
@@ -53,9 +57,9 @@ def _columns(key: str) -> Sequence[Column[MethodSummary]]:
     return metrics.LOSSY_PAGE if key.startswith("lossy") else metrics.PAGE
 
 
-def _named(found: Grid) -> Grid:
+def _name_groups(grid: Grid) -> Grid:
     """Return a table of methods. If it has groups, they also name a row."""
-    return replace(found, label_columns=2) if found.columns[0] is metrics.GROUP else found
+    return replace(grid, label_columns=2) if grid.columns[0] is metrics.GROUP else grid
 
 
 def overall_tables(summary: Summary, but: Sequence[Column[MethodSummary]] = ()) -> list[Grid]:
@@ -72,7 +76,7 @@ def overall_tables(summary: Summary, but: Sequence[Column[MethodSummary]] = ()) 
         ]
     )
     return [
-        _named(
+        _name_groups(
             make_grid(
                 [column for column in _columns(key) if column not in but],
                 rows,
@@ -89,7 +93,7 @@ def overall_tables(summary: Summary, but: Sequence[Column[MethodSummary]] = ()) 
 def family_tables(summary: Summary) -> list[Grid]:
     """Return tables with one row per family and method, for the same kinds as `overall`."""
     tables = []
-    note = text.prose(text.small_families(summary, "column n", then=""))
+    note = text.prose(text.small_families(summary, "column n", advice=""))
     for key, caption, _ in _KINDS:
         rows = [
             (family.replace("_", " "), row)
@@ -99,20 +103,20 @@ def family_tables(summary: Summary) -> list[Grid]:
         ]
         if not rows:
             continue
-        found = _named(make_grid(_columns(key), [row for _, row in rows]))
+        grid = _name_groups(make_grid(_columns(key), [row for _, row in rows]))
         lines = (
             (Cell(family, family), metrics.QUESTIONS.cell(row), *cells)
-            for (family, row), cells in zip(rows, found.rows, strict=True)
+            for (family, row), cells in zip(rows, grid.rows, strict=True)
         )
         family = Heading("family", "task family", "l", choose=True)
         tables.append(
             Grid(
-                (family, metrics.QUESTIONS, *found.columns),
+                (family, metrics.QUESTIONS, *grid.columns),
                 tuple(lines),
                 id=f"family-{key}",
                 caption=f"By task family, {caption.lower()}",
                 note=note,
-                label_columns=2 + found.label_columns,
+                label_columns=2 + grid.label_columns,
             )
         )
     return tables
@@ -120,16 +124,16 @@ def family_tables(summary: Summary) -> list[Grid]:
 
 def rows_by_family(summary: Summary) -> dict[str, dict[str, MethodSummary]]:
     """Return heading -> label -> method, with one heading per family and a last one for all."""
-    found = {
+    grid = {
         text.family(name.replace("_", " "), rows): {row.label: row for row in rows}
         for name, rows in summary.families.items()
     }
-    return found | {"all": {row.label: row for row in summary.rows}}
+    return grid | {"all": {row.label: row for row in summary.rows}}
 
 
-def _some(found: Grid) -> list[Grid]:
+def _unless_empty(grid: Grid) -> list[Grid]:
     """Return a table, unless it is empty."""
-    return [found] if found.rows else []
+    return [grid] if grid.rows else []
 
 
 def detail_table(summary: Summary) -> Grid:
@@ -153,22 +157,24 @@ def evidence_tables(summary: Summary) -> list[Grid]:
     rows = [row for row in summary.rows if row.log_likelihood_difference is not None]
     note = "Evidence, not proof: the proof of a distribution is its audit (specbench audit)."
     caption = "Sampled outputs, less vanilla's"
-    return _some(make_grid(metrics.EVIDENCE, rows, id="evidence", caption=caption, note=note))
+    return _unless_empty(
+        make_grid(metrics.EVIDENCE, rows, id="evidence", caption=caption, note=note)
+    )
 
 
 # ---- tables that some runs have ------------------------------------------------------------------
 
 
-def sweep_tables(found: Sweep | None) -> list[Grid]:
+def sweep_tables(grid: Sweep | None) -> list[Grid]:
     """Return the swept methods in the order of their parameters."""
-    if found is None:
+    if grid is None:
         return []
     note = (
         "Discarded: drafted tokens that do not stand / tokens. Verified: target forwards /"
         " tokens. The front: no other row has less of one and as little of the other."
     )
-    rows = [point.row for point in found.points]
-    return [make_grid(parameter_columns(found), rows, id="sweep", caption="Sweep", note=note)]
+    rows = [point.row for point in grid.points]
+    return [make_grid(parameter_columns(grid), rows, id="sweep", caption="Sweep", note=note)]
 
 
 def tuning_tables(tuned: Mapping[str, Any] | None) -> list[Grid]:
@@ -179,38 +185,40 @@ def tuning_tables(tuned: Mapping[str, Any] | None) -> list[Grid]:
     unit = "ms a token" if by_time else "target forwards a token"
     note = (
         f"At most {tuned['budget']} candidates a row, all rows on the same development questions"
-        f" ({_counted(tuned['development'])}), compared by"
+        f" ({_format_counts(tuned['development'])}), compared by"
         f" {'decode time' if by_time else 'what their forwards cost by the size of the models'}."
         f" Every figure above and below is of the held-out questions"
-        f" ({_counted(tuned['held_out'])})."
+        f" ({_format_counts(tuned['held_out'])})."
     )
     lines = [
         (
             label,
-            " ".join(format_params(tried["params"])) or formats.NONE,
-            formats.number(tried["cost"], 3),
-            "yes" if tried["chosen"] else None,
-            found["prompts"] or None,
+            " ".join(format_params(candidate["params"])) or formats.NONE,
+            formats.number(candidate["cost"], 3),
+            "yes" if candidate["chosen"] else None,
+            grid["prompts"] or None,
         )
-        for label, found in tuned["rows"].items()
-        for tried in found["candidates"]
+        for label, grid in tuned["rows"].items()
+        for candidate in grid["candidates"]
     ]
     headings = ("row", "parameters", unit, "chosen", "prompts")
     return [make_value_grid(headings, lines, caption="Tuning", note=note)]
 
 
-def _counted(counts: Mapping[str, int]) -> str:
+def _format_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{family} {n}" for family, n in counts.items())
 
 
 def load_tables(rows: Sequence[load.LoadRow]) -> list[Grid]:
     """Return the latencies and rates of requests under load."""
-    return _some(make_grid(load.PAGE, rows, caption=load.TITLE, note=load.NOTE))
+    return _unless_empty(make_grid(load.PAGE, rows, caption=load.TITLE, note=load.NOTE))
 
 
 def modelled_tables(rows: Sequence[parallel.ModelledRow]) -> list[Grid]:
     """Return the modelled decode times of methods with several workers."""
-    return _some(make_grid(parallel.COLUMNS, rows, caption=parallel.TITLE, note=parallel.NOTE))
+    return _unless_empty(
+        make_grid(parallel.COLUMNS, rows, caption=parallel.TITLE, note=parallel.NOTE)
+    )
 
 
 def claim_tables(
@@ -220,7 +228,9 @@ def claim_tables(
 ) -> list[Grid]:
     """Return the results that the methods' papers report, next to this run's."""
     lines = claims.compare_claims(summary, facts)
-    return _some(make_grid(columns, lines, id="claimed", caption=claims.TITLE, note=claims.NOTE))
+    return _unless_empty(
+        make_grid(columns, lines, id="claimed", caption=claims.TITLE, note=claims.NOTE)
+    )
 
 
 # ---- single outputs ------------------------------------------------------------------------------
@@ -233,7 +243,7 @@ _OUTPUT = (
 )
 
 
-def incident_tables(found: Incidents, most: int) -> list[Grid]:
+def incident_tables(grid: Incidents, max_listed: int) -> list[Grid]:
     """Return the outputs that a reader must know about, at most `most` of each kind."""
     kinds = (
         (
@@ -246,23 +256,25 @@ def incident_tables(found: Incidents, most: int) -> list[Grid]:
                 Heading("explained by width", "whether vanilla's forward chooses the same tokens at"
                        " the method's verify width", align="l"),
             ),
-            found.differing,
+            grid.differing,
         ),
-        ("failed", "Failed cells", (Heading("error", align="l"),), found.failed),
+        ("failed", "Failed cells", (Heading("error", align="l"),), grid.failed),
         (
             "void",
             "Void cells",
             (Heading("other processes' CPU", "the machine was not quiet: times do not count"),),
-            found.noisy,
+            grid.noisy,
         ),
     )  # fmt: skip
     return [
         make_value_grid(
             (*_OUTPUT, *headings),
-            cells[:most],
+            cells[:max_listed],
             id=key,
             caption=caption,
-            note=f"And {more} more, in records.jsonl." if (more := len(cells) - most) > 0 else "",
+            note=f"And {more} more, in records.jsonl."
+            if (more := len(cells) - max_listed) > 0
+            else "",
             label_columns=2,
         )
         for key, caption, headings, cells in kinds

@@ -613,10 +613,10 @@ def _run_tests(calls: int, replies: int, report: int) -> None:
     names = {name: stars[name] for name in job["starred"] if name in stars}
     counts: list[int] = []
 
-    def holds(place: int) -> None:
+    def count(place: int) -> None:
         counts[place] += 1
 
-    names.update({"__name__": "__main__", _HOLDS: holds})
+    names.update({"__name__": "__main__", _HOLDS: count})
     if any("random" in text for text in (job["own"], *job["tests"])):
         import random  # only here: it takes as long to import as all other modules
 

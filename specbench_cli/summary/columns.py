@@ -41,14 +41,14 @@ class Cell:
     """A cell of a table.
 
     Attributes:
-        shown: its text.
+        text: Text of the cell.
         value: the value that it is sorted by. None sorts last.
         look: its emphasis: "", "strong", "broken", "letters", "peer", "bound", "time" or "long".
         shares: parts of a bar, which add up to 1. A writer that can draw shows the bar.
         link: the address that it leads to, if any.
     """
 
-    shown: str
+    text: str
     value: Value = None
     look: str = ""
     shares: tuple[float, ...] = ()
@@ -60,14 +60,14 @@ class Column(Heading, Generic[R]):
     """A column of a table with a row per method, request load, prediction and so on.
 
     Attributes:
-        shown: formats the cell of a row.
+        format: Formats the cell of a row.
         data: the values for programs, by TSV name. Tables sort by the first one, or else by the
             text of the cell.
         when: True if the column is informative for these rows. Otherwise tables omit it.
         look, shares, link: see `Cell`.
     """
 
-    shown: Callable[[R], str]
+    format: Callable[[R], str]
     data: Mapping[str, Callable[[R], Value]] = field(default_factory=dict)
     when: Callable[[Sequence[R]], bool] = lambda _: True
     look: Callable[[R], str] = lambda _: ""
@@ -76,11 +76,11 @@ class Column(Heading, Generic[R]):
 
     def cell(self, row: R) -> Cell:
         """Return the cell of a row. An empty cell has no value."""
-        shown = self.shown(row)
+        text = self.format(row)
         value: Value = None
-        if shown not in ("", NONE):
-            value = next(iter(self.data.values()))(row) if self.data else shown
-        return Cell(shown, value, self.look(row), self.shares(row), self.link(row))
+        if text not in ("", NONE):
+            value = next(iter(self.data.values()))(row) if self.data else text
+        return Cell(text, value, self.look(row), self.shares(row), self.link(row))
 
 
 def select_informative(columns: Sequence[Column[R]], rows: Sequence[R]) -> list[Column[R]]:

@@ -78,7 +78,7 @@ class CombinedRuns:
 
 def combine_runs(
     runs: Sequence[RecordSource],
-    short: Sequence[str],
+    short_names: Sequence[str],
     records: Sequence[Sequence[Record]],
     forced: Sequence[str],
     *,
@@ -92,24 +92,24 @@ def combine_runs(
         forced: differences, if the runs are incompatible. Then every label has its run's name.
         targets: True if the runs have several targets. Then every label has its run's name, too.
     """
-    firsts = [{record.label: record for record in reversed(own)} for own in records]
-    labels = _labels(runs, short, firsts, every=bool(forced) or targets)
-    passes, shown = _passes(short, records, labels)
+    first_records = [{record.label: record for record in reversed(run)} for run in records]
+    labels = _labels(runs, short_names, first_records, every=bool(forced) or targets)
+    passes, repeat_names = _passes(short_names, records, labels)
     names = [RunNames(*pair) for pair in zip(labels, passes, strict=True)]
-    manifest = _manifest(runs, short, labels)
+    manifest = _manifest(runs, short_names, labels)
     manifest["row_files"] = {
-        own[label]: file
-        for run, own, first in zip(runs, labels, firsts, strict=True)
+        labels_of_run[label]: file
+        for run, labels_of_run, first in zip(runs, labels, first_records, strict=True)
         for label, record in first.items()
         if (file := (run.manifest.get("method_files") or {}).get(record.method))
     }
     if forced:
         manifest["forced"] = list(forced)
     if targets:
-        manifest["targets"] = list(short)
+        manifest["targets"] = list(short_names)
         manifest["left_out"] = {  # these methods have no records, so they have no new label yet
             f"{label} @{name}": why
-            for name, run in zip(short, runs, strict=True)
+            for name, run in zip(short_names, runs, strict=True)
             for label, why in (run.manifest.get("left_out") or {}).items()
         }
     if forced or targets:
@@ -117,24 +117,24 @@ def combine_runs(
             models = ((run.manifest.get("models") or {}).get(role) or {} for run in runs)
             labels_of = dict.fromkeys(str(m["label"]) for m in models if "label" in m)
             manifest["models"][role] = {**(model or {}), "label": " | ".join(labels_of)}
-    return CombinedRuns(runs[0].path, manifest, runs, names, shown)
+    return CombinedRuns(runs[0].path, manifest, runs, names, repeat_names)
 
 
 def _labels(
     runs: Sequence[RecordSource],
-    short: Sequence[str],
-    firsts: Sequence[Mapping[str, Record]],
+    short_names: Sequence[str],
+    first_records: Sequence[Mapping[str, Record]],
     *,
     every: bool,
 ) -> list[dict[str, str]]:
     """Return, for each run, label -> label in the report."""
     kinds: dict[str, set[str]] = {}
-    for run, first in zip(runs, firsts, strict=True):
+    for run, first in zip(runs, first_records, strict=True):
         for label, record in first.items():
             kinds.setdefault(label, set()).add(_kind(record, run.manifest))
     return [
         {label: f"{label} @{name}" if every or len(kinds[label]) > 1 else label for label in first}
-        for name, first in zip(short, firsts, strict=True)
+        for name, first in zip(short_names, first_records, strict=True)
     ]
 
 
@@ -152,85 +152,90 @@ def _kind(record: Record, manifest: Mapping[str, Any]) -> str:
 
 
 def _passes(
-    short: Sequence[str],
+    short_names: Sequence[str],
     records: Sequence[Sequence[Record]],
     labels: Sequence[Mapping[str, str]],
 ) -> tuple[list[dict[int, int]], dict[int, str]]:
     """Return the new numbers of each run's repeats, and new number -> name for readers."""
-    own = [sorted({record.pass_ for record in run}) for run in records]
-    processes = [sorted(set(map(process_number, passes))) for passes in own]
-    had: dict[str, int] = {}
+    passes_of_runs = [sorted({record.pass_ for record in run}) for run in records]
+    processes = [sorted(set(map(process_number, passes))) for passes in passes_of_runs]
+    processes_before: dict[str, int] = {}
     starts = []
-    for made, run in zip(processes, labels, strict=True):
+    for own_processes, run in zip(processes, labels, strict=True):
         rows = [label for label in run.values() if label != BASELINE]
-        start = max((had.get(label, 0) for label in rows), default=0)
+        start = max((processes_before.get(label, 0) for label in rows), default=0)
         starts.append(start)
-        had.update({label: start + len(made) for label in rows})
+        processes_before.update({label: start + len(own_processes) for label in rows})
     counts = {
-        sum(len(processes[i]) for i, run in enumerate(labels) if row in run.values()) for row in had
+        sum(len(processes[i]) for i, run in enumerate(labels) if row in run.values())
+        for row in processes_before
     }
     resampled = len(counts) <= 1
     numbered: list[dict[int, int]] = []
-    shown: dict[int, str] = {}
-    for name, passes, made, start in zip(short, own, processes, starts, strict=True):
+    repeat_names: dict[int, str] = {}
+    for name, passes, own_processes, start in zip(
+        short_names, passes_of_runs, processes, starts, strict=True
+    ):
         numbered.append({})
         for pass_ in passes:
-            place = start + made.index(process_number(pass_)) if resampled else 0
-            number = LOAD_PASS_OFFSET * len(shown) + place
+            place = start + own_processes.index(process_number(pass_)) if resampled else 0
+            number = LOAD_PASS_OFFSET * len(repeat_names) + place
             numbered[-1][pass_] = number
-            shown[number] = f"{pass_} @{name}"
-    return numbered, shown
+            repeat_names[number] = f"{pass_} @{name}"
+    return numbered, repeat_names
 
 
 def _manifest(
-    runs: Sequence[RecordSource], short: Sequence[str], labels: Sequence[Mapping[str, str]]
+    runs: Sequence[RecordSource], short_names: Sequence[str], labels: Sequence[Mapping[str, str]]
 ) -> dict[str, Any]:
     """Return the first run's manifest, merged with those of the others."""
-    all_of = [run.manifest for run in runs]
-    merged: dict[str, Any] = json.loads(json.dumps(all_of[0]))
+    manifests = [run.manifest for run in runs]
+    merged: dict[str, Any] = json.loads(json.dumps(manifests[0]))
     config = merged.setdefault("config", {}).setdefault("effective", {})
     config["methods"] = _rename_labels(
-        [m.get("config", {}).get("effective", {}).get("methods") or [] for m in all_of], labels
+        [m.get("config", {}).get("effective", {}).get("methods") or [] for m in manifests], labels
     )
     loads = [
-        str(load) for m in all_of if (load := m.get("config", {}).get("effective", {}).get("load"))
+        str(load)
+        for m in manifests
+        if (load := m.get("config", {}).get("effective", {}).get("load"))
     ]
     if loads:
         config["load"] = " | ".join(dict.fromkeys(loads))
-    merged["rows"] = _rename_labels([m.get("rows") or [] for m in all_of], labels)
+    merged["rows"] = _rename_labels([m.get("rows") or [] for m in manifests], labels)
     for part in ("models", "heads", "method_files"):
         merged[part] = {}
-        for manifest in all_of:
+        for manifest in manifests:
             for key, value in (manifest.get(part) or {}).items():
                 merged[part][key] = merged[part].get(key) or value
     merged["upper_bounds"] = [
-        own.get(label, label)
-        for manifest, own in zip(all_of, labels, strict=True)
+        labels_of_run.get(label, label)
+        for manifest, labels_of_run in zip(manifests, labels, strict=True)
         for label in manifest.get("upper_bounds") or []
     ]
     merged["leaks"] = {
-        own.get(label, label): prompt
-        for manifest, own in zip(all_of, labels, strict=True)
+        labels_of_run.get(label, label): prompt
+        for manifest, labels_of_run in zip(manifests, labels, strict=True)
         for label, prompt in (manifest.get("leaks") or {}).items()
     }
-    statuses = [manifest.get("status", "?") for manifest in all_of]
+    statuses = [manifest.get("status", "?") for manifest in manifests]
     merged["status"] = next((s for s in _UNFINISHED if s in statuses), statuses[0])
-    made_up = dict.fromkeys(word for m in all_of if (word := m.get("synthetic")))
-    merged["synthetic"] = "; ".join(made_up) or None
-    merged["noisy"] = any(manifest.get("noisy") for manifest in all_of)
-    for given_up in ("dropped", "left_out"):
-        merged[given_up] = {
-            own.get(label, label): why
-            for manifest, own in zip(all_of, labels, strict=True)
-            for label, why in (manifest.get(given_up) or {}).items()
+    synthetic = dict.fromkeys(word for m in manifests if (word := m.get("synthetic")))
+    merged["synthetic"] = "; ".join(synthetic) or None
+    merged["noisy"] = any(manifest.get("noisy") for manifest in manifests)
+    for section in ("dropped", "left_out"):
+        merged[section] = {
+            labels_of_run.get(label, label): why
+            for manifest, labels_of_run in zip(manifests, labels, strict=True)
+            for label, why in (manifest.get(section) or {}).items()
         }
-    merged["mixed"] = [what for manifest in all_of for what in manifest.get("mixed") or ()]
-    floors = [m["aa_noise"] for m in all_of if m.get("aa_noise") is not None]
+    merged["mixed"] = [what for manifest in manifests for what in manifest.get("mixed") or ()]
+    floors = [m["aa_noise"] for m in manifests if m.get("aa_noise") is not None]
     merged["aa_noise"] = max(floors, default=None)
-    merged["near_ties"] = next((m["near_ties"] for m in all_of if m.get("near_ties")), None)
+    merged["near_ties"] = next((m["near_ties"] for m in manifests if m.get("near_ties")), None)
     merged["runs"] = {
         name: f"{manifest.get('created_utc')} to {manifest.get('finished_utc')}"
-        for name, manifest in zip(short, all_of, strict=True)
+        for name, manifest in zip(short_names, manifests, strict=True)
     }
     return merged
 
@@ -240,10 +245,10 @@ def _rename_labels(
 ) -> list[dict[str, Any]]:
     """Return the entries with their labels in the report, each label once."""
     found: dict[str, dict[str, Any]] = {}
-    for entries, own in zip(lists, labels, strict=True):
+    for entries, labels_of_run in zip(lists, labels, strict=True):
         for entry in entries:
-            label = own.get(entry["label"], entry["label"])
+            label = labels_of_run.get(entry["label"], entry["label"])
             base = entry.get("baseline")
-            renamed = {"baseline": own.get(base, base)} if base else {}
+            renamed = {"baseline": labels_of_run.get(base, base)} if base else {}
             found.setdefault(label, {**entry, **renamed, "label": label})
     return list(found.values())

@@ -227,9 +227,9 @@ def _rank(record: Record) -> tuple[int, int]:
 
 
 def _unknown_prompt_error(prompt_id: str, known: Sequence[str], run: RunDir) -> UsageError:
-    shown: Iterable[str] = known[:_MAX_LISTED]
+    listed: Iterable[str] = known[:_MAX_LISTED]
     more = f" and {len(known) - _MAX_LISTED} more, in {run.path / 'prompts.jsonl'}"
     return UsageError(
         f"this run has no prompt {prompt_id!r}{did_you_mean(prompt_id, known)}",
-        hint=f"one of {', '.join(shown)}{more if len(known) > _MAX_LISTED else ''}",
+        hint=f"one of {', '.join(listed)}{more if len(known) > _MAX_LISTED else ''}",
     )

@@ -56,8 +56,8 @@ class Incompatibility:
         by_value: dict[str, list[str]] = {}
         for run, value in self.values.items():
             by_value.setdefault(value, []).append(run)
-        told = (f"{value} ({', '.join(runs)})" for value, runs in by_value.items())
-        return f"{self.what}: {' against '.join(told)}"
+        facts_by_run = (f"{value} ({', '.join(runs)})" for value, runs in by_value.items())
+        return f"{self.what}: {' against '.join(facts_by_run)}"
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
@@ -66,13 +66,13 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     A name is the hash at the end of the folder's name. If hashes are missing or equal, it is the
     whole folder name. If these are equal, it is the folder name with a number.
     """
-    whole = [path.resolve().name for path in paths]
-    tails = [found[1] if (found := _STAMPED.fullmatch(name)) else "" for name in whole]
-    if all(tails) and len(set(tails)) == len(tails):
-        return tails
-    if len(set(whole)) == len(whole):
-        return whole
-    return [f"{name}#{number}" for number, name in enumerate(whole, start=1)]
+    folder_names = [path.resolve().name for path in paths]
+    hashes = [found[1] if (found := _STAMPED.fullmatch(name)) else "" for name in folder_names]
+    if all(hashes) and len(set(hashes)) == len(hashes):
+        return hashes
+    if len(set(folder_names)) == len(folder_names):
+        return folder_names
+    return [f"{name}#{number}" for number, name in enumerate(folder_names, start=1)]
 
 
 def find_incompatibilities(
@@ -86,15 +86,15 @@ def find_incompatibilities(
         targets: True if the runs have several targets. Then models, heads and the prompts as the
             models read them may differ.
     """
-    told = {name: collect_facts(run) for name, run in zip(names, runs, strict=True)}
+    facts_by_run = {name: collect_facts(run) for name, run in zip(names, runs, strict=True)}
     if targets:
-        for run, own in zip(runs, told.values(), strict=True):
+        for run, own in zip(runs, facts_by_run.values(), strict=True):
             heads = (f"head {head}" for head in run.manifest.get("heads") or ())
             for what in ("prompts", *run.manifest.get("models", {}), *heads):
                 own.pop(what, None)
     found = []
-    for what in dict.fromkeys(what for own in told.values() for what in own):
-        values = {name: own[what] for name, own in told.items() if what in own}
+    for what in dict.fromkeys(what for own in facts_by_run.values() for what in own):
+        values = {name: own[what] for name, own in facts_by_run.items() if what in own}
         if len(set(values.values())) > 1:
             found.append(Incompatibility(what, values))
     return found
@@ -129,8 +129,8 @@ def collect_facts(run: RecordSource) -> dict[str, str]:
 
 def _label_with_checksum(label: str | None, part: Mapping[str, Any]) -> str:
     """Return a label with the first digits of its checksum."""
-    seal = str(part.get("sha256") or part.get("hash") or "")[:_DIGITS]
-    return " ".join(word for word in (label, seal) if word)
+    checksum = str(part.get("sha256") or part.get("hash") or "")[:_DIGITS]
+    return " ".join(word for word in (label, checksum) if word)
 
 
 def _prompts(run: RecordSource) -> str | None:

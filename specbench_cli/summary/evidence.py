@@ -34,9 +34,9 @@ class Evidence:
     scored: int = 0
 
 
-def compare_outputs(baseline: Iterable[Record], cells: Iterable[Record]) -> Evidence:
+def compare_outputs(baseline: Iterable[Record], records: Iterable[Record]) -> Evidence:
     """Compare a method's outputs with the baseline's of the same prompt, turn and repeat."""
-    paired = _pair_records(baseline, cells)
+    paired = _pair_records(baseline, records)
     pairs: dict[tuple[str, str], list[tuple[Record, Record]]] = {}
     for base, own in paired:
         if None not in (_per_token(base), _per_token(own)):
@@ -56,16 +56,18 @@ def compare_outputs(baseline: Iterable[Record], cells: Iterable[Record]) -> Evid
     )
 
 
-def score_difference(baseline: Iterable[Record], cells: Iterable[Record]) -> MeanDifference | None:
+def score_difference(
+    baseline: Iterable[Record], records: Iterable[Record]
+) -> MeanDifference | None:
     """Return the mean difference of scores, paired by prompt, turn and repeat."""
-    return _score(_pair_records(baseline, cells))
+    return _score(_pair_records(baseline, records))
 
 
 def _pair_records(
-    baseline: Iterable[Record], cells: Iterable[Record]
+    baseline: Iterable[Record], records: Iterable[Record]
 ) -> list[tuple[Record, Record]]:
     reference = {(r.prompt_id, r.turn, r.pass_): r for r in baseline}
-    found = ((reference.get((r.prompt_id, r.turn, r.pass_)), r) for r in cells)
+    found = ((reference.get((r.prompt_id, r.turn, r.pass_)), r) for r in records)
     return [(base, own) for base, own in found if base is not None]
 
 

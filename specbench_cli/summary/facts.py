@@ -185,14 +185,14 @@ def _tuned(tuning: Mapping[str, Any] | None) -> str:
     if not tuning:
         return ""
     development, held_out = (sum(tuning[part].values()) for part in ("development", "held_out"))
-    by = "decode time" if tuning["by"] == "time" else "cost of forwards"
+    criterion = "decode time" if tuning["by"] == "time" else "cost of forwards"
     chosen = "; ".join(
         f"{label} {' '.join(format_params(row['passed'])) or 'as it is'} of {row['tried']}"
         for label, row in tuning.get("rows", {}).items()
         if row["tried"] > 1
     )
     return (
-        f"tuned: the best by {by} of at most {tuning['budget']} a method on {development}"
+        f"tuned: the best by {criterion} of at most {tuning['budget']} a method on {development}"
         f" development questions; figures are of the {held_out} others"
         + (f"; chosen: {chosen}" if chosen else "")
     )

@@ -65,27 +65,29 @@ class LoadRow:
         """Return the row of a method's requests, whose arrivals are the same in all repeats."""
         ttft, per_token, latency, gaps, tokens = [], [], [], [], []
         for arrived, first, ended, counts in passes:
-            came = np.argsort(arrived, kind="stable")
-            several = came[counts[came] > 1]
-            ttft.append((first - arrived)[came])
-            latency.append((ended - arrived)[came])
-            per_token.append(1e3 * (ended - first)[several] / (counts[several] - 1))
-            went = np.argsort(ended, kind="stable")
-            gaps.append(np.diff(ended[went], prepend=arrived.min()))
-            tokens.append(counts[went])
-        waited, took = np.concatenate(ttft), np.concatenate(latency)
+            by_arrival = np.argsort(arrived, kind="stable")
+            with_several_tokens = by_arrival[counts[by_arrival] > 1]
+            ttft.append((first - arrived)[by_arrival])
+            latency.append((ended - arrived)[by_arrival])
+            per_token.append(
+                1e3 * (ended - first)[with_several_tokens] / (counts[with_several_tokens] - 1)
+            )
+            by_end = np.argsort(ended, kind="stable")
+            gaps.append(np.diff(ended[by_end], prepend=arrived.min()))
+            tokens.append(counts[by_end])
+        waits, latencies = np.concatenate(ttft), np.concatenate(latency)
         span = float(np.ptp(passes[0][0]))
         return cls(
             label=label,
             load=load,
-            requests=len(took),
+            requests=len(latencies),
             ttft=ttft,
             per_token=per_token,
             latency=latency,
             gaps=gaps,
             tokens=tokens,
             offered_rate=(len(passes[0][0]) - 1) / span if span > 0 else None,
-            saturated=bool(np.mean(waited > took - waited) > 0.5),
+            saturated=bool(np.mean(waits > latencies - waits) > 0.5),
         )
 
     def typical(self) -> Floats:
@@ -142,8 +144,8 @@ def load_rows(records: Sequence[Record]) -> list[LoadRow]:
             own.setdefault(record.batch.load, []).append(record)
     found = []
     for label, loads in rows.items():
-        under = [_row(label, load, own) for load, own in loads.items()]
-        found += sorted(under, key=lambda row: row.offered_rate or math.inf)
+        load_rows_ = [_row(label, load, own) for load, own in loads.items()]
+        found += sorted(load_rows_, key=lambda row: row.offered_rate or math.inf)
     return found
 
 
@@ -151,7 +153,7 @@ def _row(label: str, load: str | None, records: Sequence[Record]) -> LoadRow:
     passes: dict[int, list[Record]] = {}
     for record in records:
         passes.setdefault(record.pass_, []).append(record)
-    met = []
+    passes_times = []
     for own in passes.values():
         batches = [record.batch for record in own if record.batch is not None]
         arrived, first, ended = (
@@ -159,8 +161,8 @@ def _row(label: str, load: str | None, records: Sequence[Record]) -> LoadRow:
             for of in ("arrived", "first", "finished")
         )
         tokens = np.array([record.n_tokens or 0 for record in own], dtype=np.float64)
-        met.append((arrived, first, ended, tokens))
-    return LoadRow.from_requests(label, load, met)
+        passes_times.append((arrived, first, ended, tokens))
+    return LoadRow.from_requests(label, load, passes_times)
 
 
 def resample_blocks(parts: Parts) -> Floats:
@@ -208,11 +210,11 @@ def latency_errors(
             (half, most), (own_half, own_most) = (
                 np.percentile(each.typical(), (50, 99)) for each in (row, other)
             )
-            off = {
+            relative_errors = {
                 "latency_s_p50_error": float(half / own_half - 1),
                 "latency_s_p99_error": float(most / own_most - 1),
             }
-            found.append({"method": row.label, "load": row.load, **off})
+            found.append({"method": row.label, "load": row.load, **relative_errors})
     return found
 
 
@@ -225,7 +227,9 @@ def saturation_notes(rows: Sequence[LoadRow]) -> list[str]:
     for row in rows:
         if row.offered_rate is not None:
             by_label.setdefault(row.label, []).append(row)
-    return [f"{label}: {_knee(own)}" for label, own in by_label.items() if len(own) > 1]
+    return [
+        f"{label}: {_describe_saturation(own)}" for label, own in by_label.items() if len(own) > 1
+    ]
 
 
 def saturation_index(rows: Sequence[LoadRow]) -> int:
@@ -239,7 +243,7 @@ def saturation_index(rows: Sequence[LoadRow]) -> int:
     return 1 + max((at for at, row in enumerate(rows) if not row.saturated), default=-1)
 
 
-def _knee(rows: Sequence[LoadRow]) -> str:
+def _describe_saturation(rows: Sequence[LoadRow]) -> str:
     """Describe the saturation of one method.
 
     Args:
@@ -281,7 +285,7 @@ def _figure(heading: str, name: str) -> Column[LoadRow]:
 
     return Column(
         heading,
-        shown=lambda row: _interval(row, name),
+        format=lambda row: _interval(row, name),
         data={name: end(0), f"{name}_low": end(1), f"{name}_high": end(2)},
         when=lambda rows: any(name in row.figures for row in rows),
     )
@@ -296,16 +300,16 @@ def _percentiles(heading: str, key: str) -> list[Column[LoadRow]]:
     ]
 
 
-def _three(heading: str, parts: Callable[[LoadRow], Parts]) -> Column[LoadRow]:
+def _percentiles_column(heading: str, parts: Callable[[LoadRow], Parts]) -> Column[LoadRow]:
     """Return the column of the percentiles of a time."""
 
-    def shown(row: LoadRow) -> str:
+    def format_row(row: LoadRow) -> str:
         whole = np.concatenate(parts(row))
         if not len(whole):
             return NONE
         return " /".join(f"{each:5.2f}" for each in np.percentile(whole, PERCENTILES))
 
-    return Column(heading, align="c", shown=shown)
+    return Column(heading, align="c", format=format_row)
 
 
 def _last(row: LoadRow) -> str:
@@ -313,27 +317,27 @@ def _last(row: LoadRow) -> str:
     return f"[{low:.2f}, {high:.2f}]"
 
 
-def _offered(row: LoadRow, at_once: str) -> str:
+def _format_offered_rate(row: LoadRow, at_once: str) -> str:
     return at_once if row.offered_rate is None else f"{row.offered_rate:.3g}"
 
 
 _METHOD: Column[LoadRow] = Column(
-    "method", align="l", shown=lambda row: row.label, data={"method": lambda row: row.label}
+    "method", align="l", format=lambda row: row.label, data={"method": lambda row: row.label}
 )
 _LOAD: Column[LoadRow] = Column(
     "load",
-    shown=lambda row: row.load or NONE,
+    format=lambda row: row.load or NONE,
     data={"load": lambda row: row.load, "requests": lambda row: row.requests},
 )
 _OFFERED: Column[LoadRow] = Column(
     "offered /s",
-    shown=lambda row: _offered(row, "all at once"),
+    format=lambda row: _format_offered_rate(row, "all at once"),
     data={"offered_per_s": lambda row: row.offered_rate},
 )
 _SATURATED: Column[LoadRow] = Column(
     "",
     align="l",
-    shown=lambda row: "saturated" if row.saturated else "",
+    format=lambda row: "saturated" if row.saturated else "",
     data={"saturated": lambda row: row.saturated},
 )
 _FIGURES = (
@@ -349,13 +353,13 @@ PAGE = (_METHOD, _OFFERED, *_FIGURES, _SATURATED)
 """Columns of the HTML table."""
 TERMINAL: tuple[Column[LoadRow], ...] = (
     replace(_METHOD, heading=""),
-    Column("offered", shown=lambda row: _offered(row, "at once")),
-    Column("req/s", shown=lambda row: f"{row.throughput:.2f}"),
-    Column("tok/s", shown=lambda row: f"{row.goodput:.0f}"),
-    _three("TTFT s", lambda row: row.ttft),
-    _three("ms/token", lambda row: row.per_token),
-    _three("latency s", lambda row: row.latency),
-    Column("", align="l", shown=_last),
+    Column("offered", format=lambda row: _format_offered_rate(row, "at once")),
+    Column("req/s", format=lambda row: f"{row.throughput:.2f}"),
+    Column("tok/s", format=lambda row: f"{row.goodput:.0f}"),
+    _percentiles_column("TTFT s", lambda row: row.ttft),
+    _percentiles_column("ms/token", lambda row: row.per_token),
+    _percentiles_column("latency s", lambda row: row.latency),
+    Column("", align="l", format=_last),
     _SATURATED,
 )
 """Columns of the terminal table, below `HEAD`."""

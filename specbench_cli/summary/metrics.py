@@ -73,7 +73,7 @@ class Metric:
             "" if self.plain else self.meaning,
             self.align,
             self.choose,
-            shown=self.cell or (lambda row: self.form(get(row))),
+            format=self.cell or (lambda row: self.form(get(row))),
             data={self.tsv or name: get},
             when=any_has(name) if self.optional else self.when,
             look=self.look,
@@ -107,7 +107,7 @@ REPLAY = "replay"
 """Sampling mode of methods that were given vanilla's tokens."""
 _ROUNDING = 1e-6
 """Rounding error of shares in records."""
-_FEW_LETTERS = 3
+_MAX_SINGLE_LETTERS = 3
 _LETTER = re.compile("[A-Za-z]'*")
 
 
@@ -132,7 +132,7 @@ def group(row: MethodSummary) -> str:
     parts = []
     for _, run in groupby(found, lambda at: (ord(at[1][0]) - at[0], at[1][1:])):
         letters = [letter for _, letter in run]
-        parts += [f"{letters[0]}-{letters[-1]}"] if len(letters) > _FEW_LETTERS else letters
+        parts += [f"{letters[0]}-{letters[-1]}"] if len(letters) > _MAX_SINGLE_LETTERS else letters
     return "".join(parts)
 
 
@@ -202,12 +202,12 @@ def _lossy(rows: Sequence[MethodSummary]) -> bool:
     return not all(row.lossless for row in rows)
 
 
-def _several(name: str, *but: object) -> Callable[[Sequence[MethodSummary]], bool]:
+def _differs_in(name: str, *but: object) -> Callable[[Sequence[MethodSummary]], bool]:
     """Return a function that returns True if rows differ in a metric."""
     return lambda rows: len({getattr(row, name) for row in rows} - {*but}) > 1
 
 
-def _written(key: str, meaning: str, heading: str = "") -> Any:
+def _accounting_metric(key: str, meaning: str, heading: str = "") -> Any:
     """Declare a metric from the token accounting."""
     return metric(
         lambda o: o.token_accounting.get(key),
@@ -430,25 +430,25 @@ class MethodSummary:
         form=percent,
         optional=True,
     )
-    draft_kept: int | None = _written(
+    draft_kept: int | None = _accounting_metric(
         "draft_kept", "tokens of the draft's that stand in the outputs", heading="draft kept"
     )
-    draft_discarded: int | None = _written(
+    draft_discarded: int | None = _accounting_metric(
         "draft_discarded", "tokens of the draft's that do not", heading="draft discarded"
     )
-    target_kept: int | None = _written(
+    target_kept: int | None = _accounting_metric(
         "target_kept", "tokens of the target's that do", heading="target kept"
     )
-    target_discarded: int | None = _written(
+    target_discarded: int | None = _accounting_metric(
         "target_discarded", "tokens of the target's that do not", heading="target discarded"
     )
-    method_kept: int | None = _written(
+    method_kept: int | None = _accounting_metric(
         "method_kept", "words that no model wrote", heading="method's own"
     )
     method_discarded: int | None = metric(
         lambda o: o.token_accounting.get("method_discarded"), "the same, discarded", unit="tokens"
     )
-    scored: int | None = _written(
+    scored: int | None = _accounting_metric(
         "scored", "tokens that the target read to judge them", heading="scored"
     )
     reuse_rate: float | None = metric(
@@ -664,7 +664,7 @@ class MethodSummary:
         align="l",
         choose=True,
         plain=True,
-        when=_several("target_model"),
+        when=_differs_in("target_model"),
         default=None,
     )
     draft_model: str | None = metric(
@@ -675,7 +675,7 @@ class MethodSummary:
         align="l",
         choose=True,
         plain=True,
-        when=_several("draft_model", None),
+        when=_differs_in("draft_model", None),
         default=None,
     )
 
@@ -741,10 +741,14 @@ def matches_rate(control: MethodSummary, row: MethodSummary) -> bool:
 
 
 def text_column(
-    heading: str, name: str, shown: Callable[[MethodSummary], str], meaning: str = "", **more: Any
+    heading: str,
+    name: str,
+    format_row: Callable[[MethodSummary], str],
+    meaning: str = "",
+    **more: Any,
 ) -> Column[MethodSummary]:
     """Return a text column that is also its own data."""
-    return Column(heading, meaning, "l", shown=shown, data={name: shown}, **more)
+    return Column(heading, meaning, "l", format=format_row, data={name: format_row}, **more)
 
 
 def _values(*names: str, **renamed: str) -> dict[str, Callable[[MethodSummary], Value]]:
@@ -771,13 +775,13 @@ INTERVAL = Column(
     "95% CI",
     "interval of this row's speedup by itself, by bootstrap-t over questions",
     "c",
-    shown=interval,
+    format=interval,
     data=_values(ci_low="speedup_low", ci_high="speedup_high"),
 )
 DECODE_INTERVAL = replace(
     INTERVAL,
     heading="decode 95% CI",
-    shown=lambda row: bounds(row.decode_speedup_low, row.decode_speedup_high),
+    format=lambda row: bounds(row.decode_speedup_low, row.decode_speedup_high),
     data=_values(decode_low="decode_speedup_low", decode_high="decode_speedup_high"),
 )
 TOKEN_ACCOUNTING = tuple(
@@ -792,7 +796,7 @@ ACCURACY_LOSS = Column(
     "less vanilla's",
     "points of accuracy less vanilla's on the same questions, with the 95% interval by bootstrap-t"
     " over questions",
-    shown=accuracy_loss,
+    format=accuracy_loss,
     data=_values("score_difference", "score_difference_low", "score_difference_high"),
     when=_lossy,
 )
@@ -800,28 +804,28 @@ OVER_RANDOM = Column(
     "over random",
     "points of accuracy more than its random control's, which lets as many pass, with the 95%"
     " interval",
-    shown=lambda row: points(row.over_random, row.over_random_low, row.over_random_high),
+    format=lambda row: points(row.over_random, row.over_random_low, row.over_random_high),
     data=_values("over_random", "over_random_low", "over_random_high"),
     when=any_has("over_random"),
 )
 PER_DEVICE = Column(
     "per device",
     "speedup / devices that its workers computed on",
-    shown=lambda row: ratio(row.per_device),
+    format=lambda row: ratio(row.per_device),
     data=_values(speedup_per_device="per_device", devices="devices"),
     when=lambda rows: any(row.devices > 1 for row in rows),
 )
 PER_FORWARD = Column(
     "tok/fwd",
     "tokens a target forward",
-    shown=lambda row: number(row.per_forward),
+    format=lambda row: number(row.per_forward),
     data=_values("per_forward"),
 )
 TIME = Column(
     "time",
     "of decoding: target, draft, host",
     "l",
-    shown=_time,
+    format=_time,
     data=_values(target="share_target", draft="share_draft", host="share_host"),
     look=lambda row: "time" if _shares(row) else "",
     shares=_shares,
@@ -848,20 +852,20 @@ CHOSEN = replace(
 POSITIONS = Column(
     "accepted at level 1, 2, ...",
     METRICS["acceptance_by_position"].meaning,
-    shown=_positions,
+    format=_positions,
     data={"at_level_1": lambda row: next(iter(row.acceptance_by_position), None)},
 )
 VALID = Column(
     "valid",
     "outputs that belong to the grammar, of those that are complete",
-    shown=lambda row: NONE if row.valid is None else f"{row.valid} of {row.complete}",
+    format=lambda row: NONE if row.valid is None else f"{row.valid} of {row.complete}",
     data=_values("valid", "complete", "cut"),
     when=any_has("valid"),
 )
 NOISY = Column(
     "void cells",
     "measured while the machine was not quiet",
-    shown=lambda row: f"{row.n_void} of {row.n_cells}",
+    format=lambda row: f"{row.n_void} of {row.n_cells}",
     data=_values("n_void"),
 )
 

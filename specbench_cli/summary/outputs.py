@@ -238,9 +238,9 @@ class MethodOutputs:
             for r in self.records
             if r.steps is not None
         ]
-        drafted = _count_reached(chain.from_iterable(steps.levels for steps, _ in known))
+        drafted = _count_steps_by_level(chain.from_iterable(steps.levels for steps, _ in known))
         first = chain.from_iterable(steps.accepted for steps, origin in known if origin is None)
-        accepted = Counter(_count_reached(first))
+        accepted = Counter(_count_steps_by_level(first))
         for steps, origin in known:
             if origin is not None:
                 accepted.update(_accepted_levels(steps, origin))
@@ -364,7 +364,7 @@ class MethodOutputs:
         return sum(r.n_tokens or 0 for r in self.timed_records) / sum(known)
 
 
-def _count_reached(depths: Iterable[int]) -> dict[int, int]:
+def _count_steps_by_level(depths: Iterable[int]) -> dict[int, int]:
     """Count the depths that reach each level, from 1 to the deepest."""
     counts, found, n = Counter(depths), dict[int, int](), 0
     for level in range(max(counts, default=0), 0, -1):

@@ -47,7 +47,7 @@ class PairedRecords:
 
 
 def pair_times(
-    baseline: Iterable[Record], cells: Mapping[str, Sequence[Record]], measure: Measure
+    baseline: Iterable[Record], records_by_label: Mapping[str, Sequence[Record]], measure: Measure
 ) -> PairedRecords:
     """Pair every method's outputs with the baseline's.
 
@@ -62,9 +62,9 @@ def pair_times(
     for r in reference.values():
         strata[clusters[r.task, r.cluster]] = families[r.family]
 
-    x = np.zeros((len(cells), len(processes), len(clusters)))
+    x = np.zeros((len(records_by_label), len(processes), len(clusters)))
     y = np.zeros_like(x)
-    for row, own in enumerate(cells.values()):
+    for row, own in enumerate(records_by_label.values()):
         for r in own:
             base = reference.get((r.prompt_id, r.turn, r.pass_))
             if base is None or untimed_reason(base) or untimed_reason(r) or base.worker != r.worker:
@@ -75,7 +75,7 @@ def pair_times(
                 x[at] += v * n_m / n_v
                 y[at] += m
     paired = y.sum((1, 2)) > 0
-    labels = tuple(label for label, has in zip(cells, paired, strict=True) if has)
+    labels = tuple(label for label, has in zip(records_by_label, paired, strict=True) if has)
     return PairedRecords(labels, PairedTimes(x[paired], y[paired], strata))
 
 

@@ -71,10 +71,10 @@ def find_sweep(summary: Summary, manifest: Mapping[str, Any]) -> Sweep | None:
     front = _front([row for row in summary.rows if is_ranked(row)])
     points = []
     for row in (rows[label] for label in labels if label in rows):
-        own = {} if row.control else swept.get(row.method, {})
-        values = {name: row.params.get(name) for name in own}
-        points.append(SweepPoint(row, values, _main_parameter(own), row.label in front))
-    params = dict.fromkeys(name for own in swept.values() for name in own)
+        swept_params = {} if row.control else swept.get(row.method, {})
+        values = {name: row.params.get(name) for name in swept_params}
+        points.append(SweepPoint(row, values, _main_parameter(swept_params), row.label in front))
+    params = dict.fromkeys(name for swept_params in swept.values() for name in swept_params)
     return Sweep(tuple(params), tuple(points))
 
 
@@ -100,11 +100,11 @@ def _parameter(name: str) -> Column[MethodSummary]:
         found = row.params.get(name)
         return found if found is None or isinstance(found, int | float) else format_value(found)
 
-    def shown(row: MethodSummary) -> str:
+    def format_row(row: MethodSummary) -> str:
         found = row.params.get(name)
         return NONE if found is None else format_value(found)
 
-    return Column(name, shown=shown, data={name: value})
+    return Column(name, format=format_row, data={name: value})
 
 
 def write_points(sweep: Sweep, path: Path) -> Path:
@@ -126,9 +126,9 @@ def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _main_parameter(own: Mapping[str, Sequence[Any]]) -> str | None:
+def _main_parameter(swept_params: Mapping[str, Sequence[Any]]) -> str | None:
     """Return the parameter to draw lines along: the one with most numeric values."""
-    return max(own, key=lambda name: sum(map(is_number, own[name])), default=None)
+    return max(swept_params, key=lambda name: sum(map(is_number, swept_params[name])), default=None)
 
 
 def is_ranked(row: MethodSummary) -> bool:

@@ -58,14 +58,14 @@ class Speedups:
             return {}
         best_first = sorted(ranked, key=lambda label: -(self.by_label[label].ratio or 0.0))
         methods = [self.labels.index(label) for label in best_first]
-        named = group_letters(
+        letters = group_letters(
             find_different_pairs(self.drawn, methods=methods), range(len(best_first))
         )
-        return dict(zip(best_first, named, strict=True))
+        return dict(zip(best_first, letters, strict=True))
 
 
 def compute_speedups(
-    cells: Mapping[str, Sequence[Record]],
+    records_by_label: Mapping[str, Sequence[Record]],
     measure: Measure,
     resamples: int,
     baseline: str = BASELINE,
@@ -77,9 +77,12 @@ def compute_speedups(
         resamples: number of bootstrap resamples, with a fixed seed.
         baseline: label of the baseline. For methods of another engine, that engine's vanilla.
     """
-    pairs = pair_times(cells.get(baseline, ()), cells, measure)
+    pairs = pair_times(records_by_label.get(baseline, ()), records_by_label, measure)
     drawn = resample(pairs.times, resamples=resamples) if pairs.labels else None
-    found = {label: _point(label, cells, pairs, baseline) for label in cells}
+    found = {
+        label: _estimate_point(label, records_by_label, pairs, baseline)
+        for label in records_by_label
+    }
     if drawn is not None:
         rare = find_rare_questions(pairs.times)
         for label, estimate, few in zip(pairs.labels, estimate_speedups(drawn), rare, strict=True):
@@ -90,18 +93,25 @@ def compute_speedups(
     return Speedups(found, pairs.labels, drawn)
 
 
-def _point(
-    label: str, cells: Mapping[str, Sequence[Record]], pairs: PairedRecords, baseline: str
+def _estimate_point(
+    label: str,
+    records_by_label: Mapping[str, Sequence[Record]],
+    pairs: PairedRecords,
+    baseline: str,
 ) -> Speedup:
     """Return the point estimate, or a note with the reason why there is none."""
-    if baseline not in cells and baseline != BASELINE:
+    if baseline not in records_by_label and baseline != BASELINE:
         return Speedup(note=f"its engine's own vanilla was not run: add --method {baseline}")
-    for needed in dict.fromkeys((baseline, label)):
-        own = drop_prompt_errors(cells.get(needed, ()), cells.get(BASELINE, ()))
-        lost = Counter(why for record in own if (why := untimed_reason(record)))
-        if lost.total() > MAX_UNTIMED * len(own):
-            reasons = ", ".join(f"{n} {why}" for why, n in sorted(lost.items()))
-            return Speedup(note=f"{needed} lost {lost.total()} of {len(own)} cells ({reasons})")
+    for required_label in dict.fromkeys((baseline, label)):
+        own = drop_prompt_errors(
+            records_by_label.get(required_label, ()), records_by_label.get(BASELINE, ())
+        )
+        untimed = Counter(why for record in own if (why := untimed_reason(record)))
+        if untimed.total() > MAX_UNTIMED * len(own):
+            reasons = ", ".join(f"{n} {why}" for why, n in sorted(untimed.items()))
+            return Speedup(
+                note=f"{required_label} lost {untimed.total()} of {len(own)} cells ({reasons})"
+            )
     if label not in pairs.labels:
         return Speedup(note=f"no cell is paired with {baseline}")
     return Speedup(1.0 if label == baseline else pairs.ratios()[label])

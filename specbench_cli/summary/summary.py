@@ -96,23 +96,23 @@ def summarise(
         UsageError: there are too many methods to compare all pairs.
     """
     resamples = RESAMPLES if resamples is None else resamples
-    light = list(map(without_bulk, records))
-    labels = len({record.label for record in light})
+    slim = list(map(without_bulk, records))
+    labels = len({record.label for record in slim})
     if labels > MAX_METHODS:
         raise UsageError(
             f"there are {labels} methods, and a table compares {MAX_METHODS} at most",
             "report fewer runs together, or run fewer methods",
         )
-    whys = find_broken_methods(light, manifest)
-    rows, overall = _rows(light, manifest, whys, resamples, evident=True)
+    broken_reasons = find_broken_methods(slim, manifest)
+    rows, overall = _rows(slim, manifest, broken_reasons, resamples, with_evidence=True)
     order = {row.label: place for place, row in enumerate(rows)}
     families = dict[str, tuple[MethodSummary, ...]]()
-    for family in sorted({r.family for r in light}):
-        part = [r for r in light if r.family == family]
-        own, _ = _rows(part, manifest, whys, resamples, evident=False)
+    for family in sorted({r.family for r in slim}):
+        part = [r for r in slim if r.family == family]
+        own, _ = _rows(part, manifest, broken_reasons, resamples, with_evidence=False)
         families[family] = tuple(sorted(own, key=lambda row: order[row.label]))
     prompts: dict[str, set[str]] = {}
-    for r in light:
+    for r in slim:
         prompts.setdefault(r.task, set()).add(r.prompt_id)
     peer = overall.get(PEER_BASELINE, Speedup()).ratio
     return Summary(
@@ -120,7 +120,7 @@ def summarise(
         lossy=tuple(row for row in rows if not row.lossless),
         families=families,
         prompts={task: len(ids) for task, ids in prompts.items()},
-        passes=len({process_number(r.pass_) for r in light}),
+        passes=len({process_number(r.pass_) for r in slim}),
         noise_floor=_noise_floor(rows, Facts.from_manifest(manifest).aa_noise),
         vanilla_ratio=None if peer is None else 1 / peer,
     )
@@ -129,10 +129,10 @@ def summarise(
 def _rows(
     records: Sequence[Record],
     manifest: Mapping[str, Any],
-    whys: Mapping[str, str],
+    broken_reasons: Mapping[str, str],
     resamples: int,
     *,
-    evident: bool,
+    with_evidence: bool,
 ) -> tuple[list[MethodSummary], dict[str, Speedup]]:
     """Return the rows of some records, and the speedups of all methods, including broken ones.
 
@@ -144,15 +144,17 @@ def _rows(
     Args:
         evident: True to compare sampled outputs with vanilla's.
     """
-    cells: dict[str, list[Record]] = {}
+    records_by_label: dict[str, list[Record]] = {}
     for record in records:
-        cells.setdefault(record.label, []).append(record)
-    baseline = cells.get(BASELINE, [])
+        records_by_label.setdefault(record.label, []).append(record)
+    baseline = records_by_label.get(BASELINE, [])
     bounds = manifest.get("upper_bounds", [])
-    told = {row["label"]: row for row in manifest.get("rows") or ()}
-    bases = {label: told.get(label, {}).get("baseline") or BASELINE for label in cells}
+    method_facts = {row["label"]: row for row in manifest.get("rows") or ()}
+    bases = {
+        label: method_facts.get(label, {}).get("baseline") or BASELINE for label in records_by_label
+    }
     engines = {
-        base: {label: own for label, own in cells.items() if bases[label] == base}
+        base: {label: own for label, own in records_by_label.items() if bases[label] == base}
         for base in bases.values()
     }
     wall, decoding = (
@@ -166,18 +168,20 @@ def _rows(
                 records=own,
                 wall=wall[bases[label]].by_label[label],
                 decoding=decoding[bases[label]].by_label[label],
-                broken_why=whys.get(label),
+                broken_why=broken_reasons.get(label),
                 ties=count_near_ties(own, manifest),
-                evidence=_evidence(baseline, own, evident) if label != BASELINE else Evidence(),
+                evidence=_evidence(baseline, own, with_evidence)
+                if label != BASELINE
+                else Evidence(),
                 upper_bound=label in bounds,
-                accept_rule=told.get(label, {}).get("accept"),
-                state_scope=told.get(label, {}).get("state_scope"),
+                accept_rule=method_facts.get(label, {}).get("accept"),
+                state_scope=method_facts.get(label, {}).get("state_scope"),
                 baseline=bases[label],
-                declared_control=bool(told.get(label, {}).get("control")),
+                declared_control=bool(method_facts.get(label, {}).get("control")),
                 constrained=manifest.get("grammar") is not None,
             )
         )
-        for label, own in cells.items()
+        for label, own in records_by_label.items()
     ]
     rows.sort(
         key=lambda row: (
@@ -191,8 +195,8 @@ def _rows(
     )
     letters, decode_letters = dict[str, str](), dict[str, str]()
     for lossless, base in product((True, False), engines):
-        of_both = [r for r in rows if (r.lossless, r.baseline) == (lossless, base)]
-        ranked = [r for r in of_both if not r.upper_bound]
+        comparable = [r for r in rows if (r.lossless, r.baseline) == (lossless, base)]
+        ranked = [r for r in comparable if not r.upper_bound]
         letters |= wall[base].group_letters([r.label for r in ranked if r.speedup is not None])
         decode_letters |= decoding[base].group_letters(
             [r.label for r in ranked if r.decode_speedup is not None]
@@ -203,41 +207,47 @@ def _rows(
             letters=letters.get(row.label, ""),
             decode_letters=decode_letters.get(row.label, ""),
             target_model=target,
-            devices=_devices(manifest, told.get(row.label, {})),
-            **_over_random(cells, rows, row),
-            draft_model=draft if "draft" in (told.get(row.label, {}).get("uses") or ()) else None,
+            devices=_devices(manifest, method_facts.get(row.label, {})),
+            **_over_random(records_by_label, rows, row),
+            draft_model=draft
+            if "draft" in (method_facts.get(row.label, {}).get("uses") or ())
+            else None,
         )
         for row in rows
     ]
     return rows, {label: one for own in wall.values() for label, one in own.by_label.items()}
 
 
-def _devices(manifest: Mapping[str, Any], told: Mapping[str, Any]) -> int:
+def _devices(manifest: Mapping[str, Any], method_facts: Mapping[str, Any]) -> int:
     """Return the number of devices that a method's workers used."""
     placed = (manifest.get("config", {}).get("effective", {}).get("devices") or {}).values()
-    if (told.get("workers") or 1) == 1 or not placed:
+    if (method_facts.get("workers") or 1) == 1 or not placed:
         return 1
     return len({"cpu" if place.startswith("cpu") else place for place in placed})
 
 
 def _over_random(
-    cells: Mapping[str, Sequence[Record]], rows: Sequence[MethodSummary], row: MethodSummary
+    records_by_label: Mapping[str, Sequence[Record]],
+    rows: Sequence[MethodSummary],
+    row: MethodSummary,
 ) -> dict[str, Any]:
     """Return the score difference between a method and its random control, with the interval.
 
     The control counts only if it accepts about as many tokens (`matches_rate`).
     """
     control = (o for o in rows if o.params.get("like") == row.label and matches_rate(o, row))
-    found = score_difference(next((cells[other.label] for other in control), ()), cells[row.label])
+    found = score_difference(
+        next((records_by_label[other.label] for other in control), ()), records_by_label[row.label]
+    )
     ends = (None, None, None) if found is None else (found.mean, found.low, found.high)
     return dict(zip(("over_random", "over_random_low", "over_random_high"), ends, strict=True))
 
 
-def _evidence(baseline: Sequence[Record], own: Sequence[Record], evident: bool) -> Evidence:
+def _evidence(baseline: Sequence[Record], own: Sequence[Record], with_evidence: bool) -> Evidence:
     """Compare outputs with vanilla's; always for lossy methods, to show what their answers lose."""
     return (
         compare_outputs(baseline, own)
-        if evident or own[0].guarantee not in LOSSLESS
+        if with_evidence or own[0].guarantee not in LOSSLESS
         else Evidence()
     )
 

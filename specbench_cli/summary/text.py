@@ -94,10 +94,10 @@ def proof(summary: Summary) -> str:
     if weakest is None:
         return "proof: no tokens were compared; of the distribution: specbench audit"
     row, bound = weakest
-    whose = f"{row.label} " if row.questions_mismatched else ""
+    prefix = f"{row.label} " if row.questions_mismatched else ""
     at_most = percent(bound, 0 if bound >= 0.1 else 1 if bound >= 0.01 else 2)
     return (
-        f"proof: {whose}{row.questions_mismatched} of {row.questions_checked} prompts differ from"
+        f"proof: {prefix}{row.questions_mismatched} of {row.questions_checked} prompts differ from"
         f" vanilla (95% bound: {at_most})"
         + "".join(
             f"; transformers checked {row.reference_read} of its {row.n_outputs}"
@@ -155,7 +155,7 @@ def family(name: str, rows: Iterable[MethodSummary]) -> str:
     return f"{name} ({max((row.n_prompts for row in rows), default=0)})"
 
 
-def small_families(summary: Summary, n: str = "(n)", then: str = ": --limit") -> list[str]:
+def small_families(summary: Summary, n: str = "(n)", advice: str = ": --limit") -> list[str]:
     """Return a note on the number of questions in each family, with a warning for small families.
 
     Args:
@@ -167,11 +167,11 @@ def small_families(summary: Summary, n: str = "(n)", then: str = ": --limit") ->
         return []
     note = f"{n}: how many questions the family has"
     if min(counts) < MIN_QUESTIONS:
-        note += f"; of fewer than {MIN_QUESTIONS} a figure is an example, no estimate{then}"
+        note += f"; of fewer than {MIN_QUESTIONS} a figure is an example, no estimate{advice}"
     return [note]
 
 
-def few_questions(summary: Summary, then: str = "") -> list[str]:
+def few_questions(summary: Summary, advice: str = "") -> list[str]:
     """Return a warning if the run has too few questions to rank methods; else an empty list.
 
     Args:
@@ -185,7 +185,7 @@ def few_questions(summary: Summary, then: str = "") -> list[str]:
     questions = "1 question" if n == 1 else f"{n} questions"
     return [
         f"{questions} are too few to rank methods (intervals are validated from"
-        f" {MIN_QUESTIONS} on){then}"
+        f" {MIN_QUESTIONS} on){advice}"
     ]
 
 
@@ -270,20 +270,22 @@ def learning(summary: Summary) -> list[str]:
 
 def grammar(summary: Summary, facts: Facts) -> list[str]:
     """Count complete, valid and cut outputs under the grammar, one line per distinct result."""
-    told: dict[str, list[str]] = {}
+    labels_by_note: dict[str, list[str]] = {}
     for row in summary.rows:
         if row.complete is None or row.cut is None or row.valid is None:
             continue
-        said = f"{row.complete} of {row.complete + row.cut} outputs complete"
+        note = f"{row.complete} of {row.complete + row.cut} outputs complete"
         if row.complete:
             wrong = row.complete - row.valid
-            said += f", {wrong} of them INVALID" if wrong else ", all of them valid"
-        said += f"; {row.cut} cut by the budget" if row.cut else ""
-        told.setdefault(said, []).append(row.label)
-    whose = (labels if len(told) > 1 else ["each row"] for labels in told.values())
+            note += f", {wrong} of them INVALID" if wrong else ", all of them valid"
+        note += f"; {row.cut} cut by the budget" if row.cut else ""
+        labels_by_note.setdefault(note, []).append(row.label)
+    prefixes = (
+        labels if len(labels_by_note) > 1 else ["each row"] for labels in labels_by_note.values()
+    )
     return [
-        f"{facts.grammar_phrase}: {', '.join(labels)}: {said}"
-        for labels, said in zip(whose, told, strict=True)
+        f"{facts.grammar_phrase}: {', '.join(labels)}: {note}"
+        for labels, note in zip(prefixes, labels_by_note, strict=True)
     ]
 
 
@@ -297,11 +299,11 @@ def controls(summary: Summary) -> list[str]:
         if row.control or not row.rule_rate or not row.accept_rule:
             continue
         own = [r for r in summary.rows if r.params.get("like") == row.label]
-        off = [other for other in own if not matches_rate(other, row)]
+        mismatched_controls = [other for other in own if not matches_rate(other, row)]
         lines += [
             f"{r.label} was to let {percent(r.params.get('rate'))} of {_judged(row)} pass, and"
             f" {row.label} let {percent(row.rule_rate)}: not as many, no control of it"
-            for r in off
+            for r in mismatched_controls
         ]
         if own:
             continue
@@ -332,7 +334,7 @@ def _controls(other: MethodSummary, row: MethodSummary) -> bool:
     return other.control and other.method == row.method
 
 
-def _cut(error: str) -> str:
+def _shorten_error(error: str) -> str:
     return error if len(error) <= LONGEST_ERROR else f"{error[: LONGEST_ERROR - 1]}…"
 
 
@@ -352,7 +354,8 @@ def warnings(summary: Summary, facts: Facts) -> list[str]:
     lines += [f"dropped after failing time after time: {what}" for what in facts.dropped]
     dropped = {what.partition(": ")[0] for what in facts.dropped}
     lines += [
-        f"{row.label}: {row.failed} of {row.n_outputs} outputs failed: {_cut(row.failed_why)}"
+        f"{row.label}: {row.failed} of {row.n_outputs} outputs failed:"
+        f" {_shorten_error(row.failed_why)}"
         for row in summary.rows
         if row.failed_why is not None and row.label not in dropped
     ]
@@ -362,7 +365,7 @@ def warnings(summary: Summary, facts: Facts) -> list[str]:
         f"embedded: plumbing: {task} is beyond the model's training; speedups mean nothing there"
         for task in facts.plumbing
     ]
-    told: dict[str, list[str]] = {}
+    labels_by_note: dict[str, list[str]] = {}
     for row in summary.rows:
         if row.upper_bound:
             lines.append(
@@ -378,8 +381,8 @@ def warnings(summary: Summary, facts: Facts) -> list[str]:
             lines.append(f"{row.label}: {row.speedup_note}")
         elif row.speedup_note is not None:
             missing = "speedup" if row.speedup is None else "interval"
-            told.setdefault(f"no {missing}: {row.speedup_note}", []).append(row.label)
-    for said, labels in told.items():
+            labels_by_note.setdefault(f"no {missing}: {row.speedup_note}", []).append(row.label)
+    for note, labels in labels_by_note.items():
         every = 1 < len(labels) == len(summary.rows)
-        lines.append(f"{'all rows' if every else ', '.join(labels)}: {said}")
+        lines.append(f"{'all rows' if every else ', '.join(labels)}: {note}")
     return lines

@@ -27,14 +27,14 @@ def join_forced(
             adjacent. False sorts by run.
     """
     pairs = list(zip(summaries, labels, strict=True))
-    every = [row.label for summary in summaries for row in summary.rows]
-    place = {label: every.index(label) if by_method else 0 for label in every}
+    all_labels = [row.label for summary in summaries for row in summary.rows]
+    positions = {label: all_labels.index(label) if by_method else 0 for label in all_labels}
 
-    def gathered(
+    def join_rows(
         parts: Iterable[tuple[Sequence[MethodSummary], Mapping[str, str]]],
     ) -> tuple[MethodSummary, ...]:
         rows = [(row, own[row.label]) for part, own in parts for row in part]
-        rows.sort(key=lambda each: (each[0].order_matters, place[each[0].label]))
+        rows.sort(key=lambda each: (each[0].order_matters, positions[each[0].label]))
         return tuple(
             replace(row, label=label, letters="", decode_letters="") for row, label in rows
         )
@@ -47,10 +47,10 @@ def join_forced(
     floors = [summary.noise_floor for summary in summaries]
     ratios = {summary.vanilla_ratio for summary in summaries}
     return Summary(
-        lossless=gathered((summary.lossless, own) for summary, own in pairs),
-        lossy=gathered((summary.lossy, own) for summary, own in pairs),
+        lossless=join_rows((summary.lossless, own) for summary, own in pairs),
+        lossy=join_rows((summary.lossy, own) for summary, own in pairs),
         families={
-            family: gathered((summary.families.get(family, ()), own) for summary, own in pairs)
+            family: join_rows((summary.families.get(family, ()), own) for summary, own in pairs)
             for family in sorted(families)
         },
         prompts=prompts,

@@ -1,4 +1,4 @@
-"""Training an acceptance head: labels, schedule, what it is worth on held-out replies, export."""
+"""Training of a SpecDec++ acceptance head: labels, schedule, quality on held-out replies, files."""
 
 import json
 import os
@@ -34,18 +34,21 @@ from specbench_cli.training.packing import EncodedChat, TrainingBatch
 from specbench_cli.training.replies import make_magpie_prompts, make_prompts
 
 HELD_OUT = 10
-"""One reply in so many measures, and is not trained on."""
+"""One reply in `HELD_OUT` is used to measure the head, and not to train it."""
 MEASURE_INTERVAL = 200
 BINS = 10
+"""Number of bins of the calibration."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceRecipe(Schedule):
-    """Shape and schedule of a head.
+    """Shape and training schedule of an acceptance head.
 
-    depth: residual blocks. tied: whether all are one, as in the authors' code.
-    mixing: share of positions that hold the target's token (r).
-    rejection_weight: how much a rejection counts in the loss beside an acceptance (w_rej).
+    Attributes:
+        depth: number of residual blocks.
+        tied: whether all blocks share their weights, as in the authors' code.
+        mixing: share of positions with the target's token instead of the draft's (r in the paper).
+        rejection_weight: loss weight of a rejection, relative to an acceptance (w_rej).
     """
 
     depth: int = 3
@@ -60,11 +63,11 @@ ACCEPTANCE = AcceptanceRecipe(
 
 
 class RowSampler:
-    """Rows over and over, in a new order each time.
+    """Endless stream of labelled hidden states, in a new order in each epoch.
 
     Args:
-        rows: [n, hidden], normed rows of the draft.
-        chances: [n], the chance of each row's token.
+        rows: normed hidden states of the draft model, [n, width].
+        chances: acceptance probability of the token at each row, [n].
     """
 
     def __init__(self, rows: Tensor, chances: Tensor, seed: int) -> None:
@@ -73,30 +76,36 @@ class RowSampler:
         self._order: tuple[int, Tensor] = (-1, torch.empty(0))
 
     def batch(self, sequences: int, length: int) -> TrainingBatch:
-        """The next sequences x length rows, their chances, and that all count."""
+        """Return the next `sequences` x `length` rows, with their probabilities as targets."""
         at = [self._next() for _ in range(sequences * length)]
         return TrainingBatch(self._rows[at], self._chances[at], torch.ones(len(at)))
 
     def state(self) -> dict[str, Any]:
-        """How many were drawn."""
+        """Return the number of rows so far."""
         return {"drawn": self._drawn}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue after as many."""
+        """Continue at a position that `state` returned."""
         self._drawn = state["drawn"]
 
     def _next(self) -> int:
-        round_, place = divmod(self._drawn, len(self._rows))
-        if self._order[0] != round_:
-            random = torch.Generator().manual_seed((self._seed << 20) + round_)
-            self._order = round_, torch.randperm(len(self._rows), generator=random)
+        epoch, place = divmod(self._drawn, len(self._rows))
+        if self._order[0] != epoch:
+            rng = torch.Generator().manual_seed((self._seed << 20) + epoch)
+            self._order = epoch, torch.randperm(len(self._rows), generator=rng)
         self._drawn += 1
         return int(self._order[1][place])
 
 
 @dataclass(frozen=True)
 class Bin:
-    """Tokens whose predicted chances lie close together: how many, and both means."""
+    """Bin of the calibration: tokens with similar predictions.
+
+    Attributes:
+        tokens: number of tokens.
+        predicted: mean predicted acceptance probability.
+        labelled: mean acceptance probability in the labels.
+    """
 
     tokens: int
     predicted: float
@@ -105,11 +114,12 @@ class Bin:
 
 @dataclass(frozen=True)
 class AcceptanceResult(loop.TrainingResult):
-    """A run so far, and what the head says of held-out replies.
+    """Result of training an acceptance head, with its predictions on held-out replies.
 
-    divergence: by step, the mean of KL(label || prediction), in nats a token.
-    divergence_of_mean: the same of a prediction that is the labels' mean for all tokens.
-    bins: tenths of the tokens, by rising prediction.
+    Attributes:
+        divergence: mean of KL(label || prediction) by step, in nats per token.
+        divergence_of_mean: the same for a constant prediction, the mean of the labels.
+        bins: calibration, in ascending order of the prediction.
     """
 
     divergence: dict[int, float]
@@ -119,25 +129,25 @@ class AcceptanceResult(loop.TrainingResult):
 
 @dataclass(frozen=True)
 class AcceptanceTrainer(HeadTrainer):
-    """Trains a head for a target and its draft model, `draft`; else as heads are trained.
+    """Trainer of an acceptance head for a target and its draft model.
 
     Args:
-        labels: for sampling or for greedy decoding.
-        drafts: the draft's name in what is written; else its folder's.
+        labels: whether labels are for sampling or for greedy decoding.
+        draft_label: name of the draft model in the written files. None: the name of its folder.
     """
 
     labels: Labels = "sampled"
     draft_label: str | None = None
 
     def rename_recipe(self, recipe: AcceptanceRecipe) -> AcceptanceRecipe:
-        """The same, under this target's name."""
+        """Return the recipe with a name that begins with the target's name."""
         return replace(recipe, name=f"{self.prefix}-acceptance")
 
     def fit(self, recipe: AcceptanceRecipe) -> AcceptanceResult:
         """Train and export one head.
 
         Raises:
-            UsageError: the folder holds the work of another recipe.
+            UsageError: the folder contains the work of another recipe.
         """
         folder, facts = self.out / WORK / recipe.name, self._head_facts(recipe)
         claim(self.out / WORK, {"target_sha256": facts["target_sha256"]})
@@ -145,7 +155,7 @@ class AcceptanceTrainer(HeadTrainer):
         replies = self._load_labels(folder / "labels.safetensors")
         draft = load_model(self._draft_folder, self.device)
         trained_on = [reply for at, reply in enumerate(replies) if at % HELD_OUT]
-        rows, told = collect_rows(draft, replies[::HELD_OUT], recipe.mixing, self.seed)
+        rows, chances = collect_rows(draft, replies[::HELD_OUT], recipe.mixing, self.seed)
         source = RowSampler(
             *collect_rows(draft, trained_on, recipe.mixing, self.seed + 1), self.seed
         )
@@ -157,17 +167,17 @@ class AcceptanceTrainer(HeadTrainer):
 
         def loss(batch: TrainingBatch) -> Tensor:
             logits = head(batch.inputs)
-            counts = batch.weights.to(logits.device)
-            return weighted_bce(logits, batch.targets, counts, recipe.rejection_weight)
+            weights = batch.weights.to(logits.device)
+            return weighted_bce(logits, batch.targets, weights, recipe.rejection_weight)
 
         @torch.no_grad()
-        def predicted() -> Tensor:
-            chances: Tensor = head(rows).softmax(-1)[:, 1]
-            return chances
+        def predict() -> Tensor:
+            predicted: Tensor = head(rows).softmax(-1)[:, 1]
+            return predicted
 
         def progress(point: loop.TrainingPoint) -> None:
             if point.step % MEASURE_INTERVAL == 0 or point.step == point.steps:
-                row = {"step": point.step, "kl": compute_divergence(predicted(), told)}
+                row = {"step": point.step, "kl": compute_divergence(predict(), chances)}
                 fd = files.open_own(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
                 with os.fdopen(fd, "a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
@@ -187,8 +197,8 @@ class AcceptanceTrainer(HeadTrainer):
             result.curve,
             result.seconds,
             {row["step"]: row["kl"] for row in map(json.loads, lines)},
-            compute_divergence(told.mean().expand_as(told), told),
-            compute_calibration(predicted(), told),
+            compute_divergence(chances.mean().expand_as(chances), chances),
+            compute_calibration(predict(), chances),
         )
 
     @property
@@ -197,7 +207,7 @@ class AcceptanceTrainer(HeadTrainer):
         return self.draft()
 
     def _head_facts(self, recipe: AcceptanceRecipe) -> dict[str, Any]:
-        """What `config.json` says of where the head comes from."""
+        """Return the origin of a head, for its config.json."""
         return {
             "kind": "acceptance",
             "target": self.label or self.target.name,
@@ -210,12 +220,12 @@ class AcceptanceTrainer(HeadTrainer):
         }
 
     def _load_labels(self, file: Path) -> list[LabelledReply]:
-        """The replies with their labels, made once and kept."""
+        """Return the labelled replies. They are labelled once and stored in `file`."""
         if not file.is_file():
             target, draft = (
                 load_model(each, self.device) for each in (self.target, self._draft_folder)
             )
-            # Neighbours of one length need little padding.
+            # Sort by length, so that batches need little padding.
             found = sorted(self._load_labelled_replies(), key=lambda reply: len(reply.ids))
             pairs = [
                 (each.ids[: find_answer_start(each)], each.ids[find_answer_start(each) :])
@@ -229,8 +239,11 @@ class AcceptanceTrainer(HeadTrainer):
         return _read(file)
 
     def _load_labelled_replies(self) -> list[EncodedChat]:
-        """The replies that are labelled: all drawn or all greedy, as labels are. Of targets of
-        other families those that heads are trained on, some of each."""
+        """Return the replies to label.
+
+        For an embedded target they are sampled or greedy, as the labels are. For other targets they
+        are the replies that heads are trained on, which are partly sampled and partly greedy.
+        """
         encode = self._encoder
         if isinstance(encode, TemplateEncoder):
             asks = make_magpie_prompts(
@@ -246,13 +259,13 @@ class AcceptanceTrainer(HeadTrainer):
 
 
 def compute_divergence(predicted: Tensor, labelled: Tensor) -> float:
-    """Mean KL(label || prediction) of chances [n], in nats: what the authors monitor."""
+    """Return the mean KL(label || prediction) of probabilities [n], in nats, as in the paper."""
     p, q = (torch.stack((1 - part, part), -1).double() for part in (labelled, predicted))
     return float((torch.special.xlogy(p, p) - torch.special.xlogy(p, q)).sum(-1).mean())
 
 
 def compute_calibration(predicted: Tensor, labelled: Tensor) -> list[Bin]:
-    """Predictions against labels, [n] each, in `BINS` bins of equally many tokens."""
+    """Return `BINS` bins with equal numbers of tokens, for predictions and labels [n]."""
     order = predicted.argsort()
     parts = [part for part in order.tensor_split(BINS) if len(part)]
     return [
@@ -262,8 +275,11 @@ def compute_calibration(predicted: Tensor, labelled: Tensor) -> list[Bin]:
 
 
 def export(head: AcceptanceModule, folder: Path, facts: dict[str, Any]) -> None:
-    """Write model.safetensors (fp16, a repeated block once) and config.json, as the authors do;
-    `facts` go under "specbench"."""
+    """Write model.safetensors (in fp16) and config.json in the authors' format.
+
+    Args:
+        facts: entries under the key "specbench" of config.json.
+    """
     named = {name: p.detach().half().cpu().contiguous() for name, p in head.named_parameters()}
     config = {"hidden_size": head.hidden, "num_layers": head.depth, "specbench": facts}
     write_head(folder, named, config)
@@ -282,11 +298,11 @@ def _write(replies: Sequence[LabelledReply], file: Path) -> None:
 
 
 def _read(file: Path) -> list[LabelledReply]:
-    held = load_file(file)
-    ids, drafted, chances = (held[name] for name in ("ids", "drafted", "chances"))
+    stored = load_file(file)
+    ids, drafted, chances = (stored[name] for name in ("ids", "drafted", "chances"))
     return [
         LabelledReply(ids[first:end], drafted[first:end], chances[first:end], start)
         for (first, end), start in zip(
-            pairwise(held["ends"].tolist()), held["starts"].tolist(), strict=True
+            pairwise(stored["ends"].tolist()), stored["starts"].tolist(), strict=True
         )
     ]

@@ -1,14 +1,14 @@
-"""Aligning a draft model with its target: by which distance, and on whose text.
+"""Alignment of a draft model with its target by distillation.
 
-It is pre-trained on text first, or begins as it is given. Then it learns the target's distributions
-on replies to questions like those of training. Whose replies: the target's (FastDraft, Zafrir et
-al., Findings of ACL 2025, arXiv:2411.11055), the draft's own, drawn anew as it learns (on-policy:
-DistillSpec, Zhou et al., ICLR 2024, arXiv:2310.08461), or of both. By which distance:
-`losses.DISTANCES`, or the text's cross-entropy.
+The draft model learns the target's distributions on replies to training questions. The replies are
+those of the target (FastDraft, Zafrir et al., Findings of ACL 2025, arXiv:2411.11055), those of the
+draft, sampled again during training (on-policy distillation as in DistillSpec, Zhou et al., ICLR
+2024, arXiv:2310.08461), or both. The loss is a distance from `losses.DISTANCES`, or cross-entropy.
 
-A target that has no draft is given one: some of its own layers between its embeddings and its
-output. That may be cut to the tokens that the target answers with most (FR-Spec, Zhao et al.,
-arXiv:2502.14856), for the output matrix of a large vocabulary costs more than the layers.
+For a target without a draft model, a draft is made from some of the target's layers, with its
+embeddings and output matrix. The output vocabulary can be reduced to the most frequent tokens of
+the target's answers (FR-Spec, Zhao et al., arXiv:2502.14856), because the output matrix of a large
+vocabulary costs more than the layers.
 """
 
 import json
@@ -62,26 +62,33 @@ from specbench_cli.training.packing import EncodedChat, TrainingBatch
 from specbench_cli.training.replies import MAX_LENGTH, Replies, ReplyPrompt, sample_replies
 
 RECORD = "alignment.json"
-"""What a draft's folder says of how it was trained, and of what it is worth."""
+"""File in a draft's folder with its training settings and its quality."""
 FROZEN = ["embeddings", "output"]
-"""What a draft that is made of its target keeps of it, trained further too: its record says so."""
+"""Frozen parts of a draft made from its target, as listed in its record.
+
+They stay frozen if the draft is trained further.
+"""
 ROUND_STEPS = 100
-"""Updates between two times that the draft answers anew; checkpoints come as often, so that an
-interrupted round begins from the weights that it had."""
+"""Number of updates after which the draft's own replies are sampled again.
+
+Checkpoints have the same interval, so an interrupted round resumes from its first weights.
+"""
 ROUND_QUESTIONS = 192
-"""Questions that it answers then."""
+"""Number of questions that the draft answers in each round."""
 SEQUENCES, LENGTH = 8, 256
-"""Of an update: sequences, and tokens of each."""
+"""Number of sequences per update, and their length in tokens."""
 OWN_SEED = 6000
-"""Added to the seed for the draft's draws, and a round's number."""
+"""Offset of the seed for sampling the draft's replies. The number of the round is added to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alignment(Schedule):
-    """How a draft is aligned.
+    """Training schedule and loss of an alignment.
 
-    loss: a name of `losses.DISTANCES`, or "ce". samples: whose replies it reads. temperature: at
-    which both distributions are taken.
+    Attributes:
+        loss: a name in `losses.DISTANCES`, or "ce" for cross-entropy.
+        samples: origin of the replies: "target", "own" (the draft's) or "mixed".
+        temperature: temperature of both distributions.
     """
 
     loss: str
@@ -92,7 +99,11 @@ class Alignment(Schedule):
 def make_alignment(
     name: str, loss: str, samples: Samples, temperature: float, steps: int, length: int = LENGTH
 ) -> Alignment:
-    """The alignment of a draft called so, by as many updates, on sequences of `length` tokens."""
+    """Return the alignment of the draft `name` in `steps` updates.
+
+    Args:
+        length: length of a sequence in tokens.
+    """
     return Alignment(
         name=name,
         stages=(StagePlan(steps, SEQUENCES * LENGTH // length, length, "target", "replies"),),
@@ -106,12 +117,12 @@ def make_alignment(
 
 @dataclass(frozen=True)
 class AlignEstimate(MatEstimate):
-    """What a draft is worth after some updates, on the target's greedy replies to held-out
-    questions.
+    """Quality of a draft after some updates, on the target's greedy held-out replies.
 
-    alpha: mean chance that a token drafted there at temperature 1 is accepted, 1 - TVD. mbsu:
-    speedup if a model's time went by its parameters alone, MAT / (c * chain + 1), c those of the
-    draft over the target's (Goel et al., arXiv:2403.00858).
+    Attributes:
+        alpha: mean acceptance rate of a draft token at temperature 1, 1 - TVD.
+        mbsu: memory-bound speedup (Goel et al., arXiv:2403.00858), MAT / (c * chain + 1). c is the
+            number of parameters of the draft, divided by that of the target.
     """
 
     alpha: float
@@ -119,32 +130,30 @@ class AlignEstimate(MatEstimate):
 
 
 EstimatePairs = Sequence[tuple[AlignEstimate, AlignEstimate]]
-"""What the drafts of a loss are worth before and after, by seed."""
+"""Quality before and after training with a loss, for each seed."""
 FIGURES = ("alpha", "mat", "mbsu")
-"""Figures of `Aligned` in the table of losses."""
+"""Fields of `AlignEstimate` in the table of losses."""
 
 
 @dataclass(frozen=True)
 class AlignResult(loop.TrainingResult):
-    """A run so far, and what the draft was worth before and after."""
+    """Result of an alignment, with the quality of the draft before and after."""
 
     mat: list[AlignEstimate]
 
 
 @dataclass(frozen=True)
 class Aligner(HeadTrainer):
-    """Aligns a target's draft model, `draft`, or one that it makes; else as heads are trained.
+    """Trainer that aligns a draft model with its target.
 
     Args:
-        pretrain: updates on text before it is aligned, from random weights; 0: it begins as it is.
-        exits: numbers of its first layers that learn to draft by themselves too, for `s2d`.
-        layers: how many the draft that is made has. It keeps the target's embeddings and rows of
-            its output matrix as they are, and learns its layers and the final norm. 0: none is
-            made.
-        begin: as which of the target's layers those begin: the first ones, the last ones, or half
-            of each.
-        vocabulary: to how many tokens the output is cut, those that the target's answers to the
-            training questions have most; None: it stays as it is.
+        pretrain: number of updates on the corpus before the alignment, from random weights. 0: the
+            draft starts with its current weights.
+        exits: numbers of first layers after which the draft also learns to predict, for `s2d`.
+        layers: number of layers of a draft that is made from the target. Its embeddings and output
+            matrix stay frozen. 0: the draft is an existing model.
+        begin: layers of the target to copy: the first ones, the last ones, or half of each.
+        vocabulary: size of the reduced output vocabulary. None: the vocabulary is not reduced.
     """
 
     pretrain: int = 0
@@ -155,20 +164,21 @@ class Aligner(HeadTrainer):
 
     @property
     def length(self) -> int:
-        """Tokens of a sequence in training: nearly all replies fit."""
+        """Length of a training sequence in tokens. Almost all replies fit in it."""
         return LENGTH if self.is_embedded else MAX_LENGTH
 
     def align(self, plan: Alignment) -> AlignResult:
         """Train and export a draft.
 
         Raises:
-            UsageError: the draft has another vocabulary, is cut already or cannot be made so, or
-                has no layers behind an exit; there is no such loss; or the folder holds other work.
+            UsageError: the draft has another vocabulary, an already reduced one, or too few layers
+                for an exit or for the target; the loss does not fit the samples; or the folder
+                contains other work.
         """
         if plan.loss == "ce" and plan.samples != "target":
             raise UsageError(
-                "by cross-entropy a draft would learn its own replies, not what the target says of"
-                " them",
+                "with cross-entropy a draft would learn its own replies instead of the target's"
+                " distributions",
                 "--teacher-samples target, or another --loss: " + ", ".join(DISTANCES),
             )
         folder, model = self.out / WORK / plan.name, self._make_initial_model()
@@ -191,14 +201,14 @@ class Aligner(HeadTrainer):
             loss = average_losses([text_loss(each) for each in nested])
         else:
             kept = self._cache_target((NORMED,)) if plan.samples == "target" else None
-            away = partial(
+            make_loss = partial(
                 target_loss,
                 target=self._target_model,
                 distance=DISTANCES[plan.loss],
                 temperature=plan.temperature,
                 rows=None if kept is None else lambda batch: kept.get_output(batch).normed,
             )
-            loss = average_losses([away(each) for each in nested])
+            loss = average_losses([make_loss(each) for each in nested])
         fast = self.fast and self.is_embedded
         log = EstimateLog(folder, AlignEstimate)
         if loop.latest_checkpoint(folder) is None:
@@ -224,14 +234,20 @@ class Aligner(HeadTrainer):
         step: int,
         tokens: int,
     ) -> None:
-        """Measure a draft as it is stored, and write it, with what it read and is worth."""
+        """Round a draft to fp16, measure it, and write it with the record of its training.
+
+        Args:
+            facts: settings of the training, for the record.
+            step: number of updates.
+            tokens: number of training tokens.
+        """
         round_to_fp16(model)
-        worth = self._estimate(model, step)
-        log.add(worth)
+        quality = self._estimate(model, step)
+        log.add(quality)
         size = {"layers": model.config.num_hidden_layers, "parameters": _count_parameters(model)}
         disable_progress_bars()
-        told = {key: getattr(worth, key) for key in ("alpha", "mat", "mbsu")}
-        record = {**self._target_facts, **facts, "steps": step, "tokens": tokens, **size, **told}
+        figures = {key: getattr(quality, key) for key in FIGURES}
+        record = {**self._target_facts, **facts, "steps": step, "tokens": tokens, **size, **figures}
         if not model.model.embed_tokens.weight.requires_grad:
             record["frozen"] = FROZEN
         with files.staging_folder(self.out / name, overwrite=None) as staging:
@@ -241,39 +257,40 @@ class Aligner(HeadTrainer):
             (staging / RECORD).write_text(text, encoding="utf-8")
 
     def _check_exits(self, model: LlamaForCausalLM) -> tuple[int, ...]:
-        """Those of `exits`, in order. Raises UsageError where layers are missing."""
-        of = model.config.num_hidden_layers
+        """Return the exits in ascending order. Raise UsageError if the draft has too few layers."""
+        n_layers = model.config.num_hidden_layers
         for n in self.exits:
-            if not 1 <= n < of:
+            if not 1 <= n < n_layers:
                 raise UsageError(
-                    f"the draft has {of} layers, and none of its own behind the first {n}",
-                    f"--sorted {of // 2}" if of > 1 else "a deeper --draft",
+                    f"the draft has {n_layers} layers and cannot exit after layer {n}",
+                    f"--sorted {n_layers // 2}" if n_layers > 1 else "a deeper --draft",
                 )
         return tuple(sorted(set(self.exits)))
 
     def _make_initial_model(self) -> LlamaForCausalLM:
-        """The draft as it begins, to be trained."""
-        begun = self._build_from_target() if self.layers else self._load_draft()
-        if self.vocabulary is not None and self.vocabulary < begun.config.vocab_size:
-            if get_output_ids(begun) is not None:
+        """Return the draft with its initial weights, ready for training."""
+        model = self._build_from_target() if self.layers else self._load_draft()
+        if self.vocabulary is not None and self.vocabulary < model.config.vocab_size:
+            if get_output_ids(model) is not None:
                 raise UsageError(
-                    f"the output of {self._draft_folder} is cut already", "leave --vocabulary out"
+                    f"the output vocabulary of {self._draft_folder} is reduced already",
+                    "omit --vocabulary",
                 )
             answers = chain.from_iterable(
                 chat.ids[find_answer_start(chat) :] for chat in self._training_replies
             )
             restrict_output(
-                begun, find_most_frequent(answers, self.vocabulary, begun.config.vocab_size)
+                model, find_most_frequent(answers, self.vocabulary, model.config.vocab_size)
             )
         if self.layers or self._freezes_embeddings:
-            begun.model.embed_tokens.requires_grad_(False)
-            begun.lm_head.requires_grad_(False)
-        begun.train()
-        return begun
+            model.model.embed_tokens.requires_grad_(False)
+            model.lm_head.requires_grad_(False)
+        model.train()
+        return model
 
     @property
     def _freezes_embeddings(self) -> bool:
-        """Whether the given draft was made with embeddings and output that are not trained."""
+        """True if the draft was made from a target, so that its embeddings stay frozen."""
         file = self._draft_folder / RECORD
         if self.pretrain or not file.is_file():
             return False
@@ -281,68 +298,68 @@ class Aligner(HeadTrainer):
             return bool(json.loads(file.read_text(encoding="utf-8")).get("frozen"))
         except (ValueError, AttributeError) as fault:
             raise UsageError(
-                f"{file} is no record of a draft's training",
-                f"rm {file}, and all of the draft is trained",
+                f"{file} is not a valid record of a draft's training",
+                f"remove it (rm {file}) to train all weights of the draft",
             ) from fault
 
     def _build_from_target(self) -> LlamaForCausalLM:
-        """Layers of the target between its embeddings and its output."""
-        target, at = self._target_model, self._copied_layers
+        """Return a draft with copies of the target's layers, embeddings and output matrix."""
+        target, layers = self._target_model, self._copied_layers
         config = deepcopy(target.config)
-        config.num_hidden_layers = len(at)
+        config.num_hidden_layers = len(layers)
         if kinds := getattr(config, "layer_types", None):
-            config.layer_types = [kinds[layer] for layer in at]
+            config.layer_types = [kinds[layer] for layer in layers]
         with torch.device("meta"):
-            made = type(target)(config)
-        held = target.state_dict()
+            draft = type(target)(config)
+        originals = target.state_dict()
         tensors = {
-            name: held[
-                re.sub(r"(?<=layers\.)\d+", lambda found: str(at[int(found[0])]), name)
+            name: originals[
+                re.sub(r"(?<=layers\.)\d+", lambda found: str(layers[int(found[0])]), name)
             ].clone()
-            for name in made.state_dict()
+            for name in draft.state_dict()
         }
-        made.load_state_dict(tensors, assign=True)
-        made.tie_weights()
-        made.model.rotary_emb = deepcopy(target.model.rotary_emb)
-        made.requires_grad_(True)
-        return made
+        draft.load_state_dict(tensors, assign=True)
+        draft.tie_weights()
+        draft.model.rotary_emb = deepcopy(target.model.rotary_emb)
+        draft.requires_grad_(True)
+        return draft
 
     @property
     def _copied_layers(self) -> list[int]:
-        """The target's layers that those of a made draft begin as."""
-        n, of = self.layers, self._target_model.config.num_hidden_layers
-        if n > of:
+        """Numbers of the target's layers that are copied into the draft."""
+        n, n_target = self.layers, self._target_model.config.num_hidden_layers
+        if n > n_target:
             raise UsageError(
-                f"a draft of {n} layers cannot be made of {self.label or self.target.name}, which"
-                f" has {of}",
-                f"--layers 1 to {of}",
+                f"a draft with {n} layers cannot be made from {self.label or self.target.name},"
+                f" which has {n_target} layers",
+                f"--layers 1 to {n_target}",
             )
-        low = {"first": n, "last": 0, "ends": (n + 1) // 2}[self.begin]
-        return [*range(low), *range(of - n + low, of)]
+        n_first = {"first": n, "last": 0, "ends": (n + 1) // 2}[self.begin]
+        return [*range(n_first), *range(n_target - n + n_first, n_target)]
 
     @property
     def _start_name(self) -> str:
-        """What the draft begins as."""
+        """Description of the draft's initial weights, for its record."""
         if self.layers:
             return f"layers {', '.join(map(str, self._copied_layers))} of the target"
         return f"pre-trained for {self.pretrain}" if self.pretrain else self._draft_folder.name
 
     def _load_draft(self) -> LlamaForCausalLM:
-        """The target's draft, or random weights of its shape that were pre-trained."""
+        """Return the target's draft model, or a pre-trained model of its shape."""
         if self._draft_folder.joinpath("config.json").is_file():
             tokenizer = read_tokenizer(self._draft_folder)
             if tokenizer.get_vocab() == self._tokenizer.get_vocab():
-                begun = load_model(self._draft_folder, self.device)
-                begun.requires_grad_(True)
-                return self._pretrain(begun) if self.pretrain else begun
+                model = load_model(self._draft_folder, self.device)
+                model.requires_grad_(True)
+                return self._pretrain(model) if self.pretrain else model
         raise UsageError(
             f"{self._draft_folder} is no draft model with the vocabulary of"
             f" {self.label or self.target.name}",
-            "give another --draft; tli, uag and omnidraft take one of any vocabulary as it is",
+            "choose another --draft; the methods tli, uag and omnidraft accept any vocabulary",
         )
 
     def _pretrain(self, model: LlamaForCausalLM) -> LlamaForCausalLM:
-        """The same with weights that only the corpus made; once for all losses."""
+        """Return a model of the same shape, trained only on the corpus. All losses share it."""
         folder = self.out / WORK / "pretrained"
         claim(folder, {"shape of": self._draft_folder.name, "updates": str(self.pretrain)})
         return self._train_on_corpus(
@@ -350,23 +367,32 @@ class Aligner(HeadTrainer):
         )[0]
 
     def _train_on_corpus(
-        self, config: LlamaConfig, updates: int, seed: int, folder: Path, says: Tensor | None = None
+        self,
+        config: LlamaConfig,
+        updates: int,
+        seed: int,
+        folder: Path,
+        output_ids: Tensor | None = None,
     ) -> tuple[LlamaForCausalLM, loop.TrainingResult]:
-        """A model that the corpus alone has made, from random weights; its output is cut to `says`.
+        """Train a model on the corpus, from random weights.
+
+        Args:
+            updates: number of updates.
+            output_ids: ids of a reduced output vocabulary. None: the whole vocabulary.
 
         Raises:
-            UsageError: the target is of another family, and there is no corpus.
+            UsageError: the target is not of the embedded family, so there is no corpus.
         """
         if not isinstance(self._encoder, Encoder):
             raise UsageError(
-                f"the corpus at hand is the embedded models', and {self.label or self.target.name}"
-                " is none of them",
-                "give an embedded --target, or have `train draft` begin with a draft as it is",
+                f"only drafts of embedded targets can be trained from random weights, and"
+                f" {self.label or self.target.name} is not an embedded model",
+                "use an embedded --target, or `specbench train draft` without --pretrain",
             )
         torch.manual_seed(seed)
         fresh = LlamaForCausalLM(config)
-        if says is not None:
-            restrict_output(fresh, says.cpu())
+        if output_ids is not None:
+            restrict_output(fresh, output_ids.cpu())
         nn.Module.to(fresh, self.device)
         loss, corpus = text_loss(fresh), Corpus(self._encoder, self.gsm8k, seed)
         loss = compile_loss(loss) if self.fast else loss
@@ -384,8 +410,8 @@ class Aligner(HeadTrainer):
     def _draft_folder(self) -> Path:
         if self.draft is None:
             raise UsageError(
-                f"{self.label or self.target.name} has no draft model of its own",
-                "--draft MODEL, or --layers 2: one that is made of the target",
+                f"{self.label or self.target.name} has no default draft model",
+                "--draft MODEL, or --layers 2 to make one from the target",
             )
         return self.draft()
 
@@ -396,7 +422,7 @@ class Aligner(HeadTrainer):
         loss: Callable[[TrainingBatch], Tensor],
         folder: Path,
     ) -> list[loop.TrainingStage]:
-        """One stage, or one for each time that the draft answers anew."""
+        """Return the stages: one, or one per round if the draft's own replies are sampled."""
         padding = self._encoder.padding
         if plan.samples == "target":
             source = Replies(padding, lambda: self._training_replies)
@@ -422,18 +448,23 @@ class Aligner(HeadTrainer):
     def _sample_own_replies(
         self, model: LlamaForCausalLM, folder: Path, number: int, samples: Samples
     ) -> Sequence[EncodedChat]:
-        """The draft's replies of a round, as it is now, to questions that the target answered;
-        with the target's own between them if they are to be `mixed`."""
-        given = self._training_replies
+        """Return the replies of a round, sampled from the current draft.
+
+        With "mixed" samples, the target's replies to the same questions are added.
+
+        Args:
+            number: number of the round, from 0.
+        """
+        replies = self._training_replies
         first = number * ROUND_QUESTIONS
-        theirs = [given[at % len(given)] for at in range(first, first + ROUND_QUESTIONS)]
+        theirs = [replies[at % len(replies)] for at in range(first, first + ROUND_QUESTIONS)]
         asks = [ReplyPrompt(chat.ids[: find_answer_start(chat)]) for chat in theirs]
 
         def decoder() -> Decoder:
-            with TemporaryDirectory(dir=folder) as held:
+            with TemporaryDirectory(dir=folder) as stored:
                 disable_progress_bars()
-                model.save_pretrained(held)
-                return load_decoder(Path(held), name="draft", device=self.device)
+                model.save_pretrained(stored)
+                return load_decoder(Path(stored), name="draft", device=self.device)
 
         file = folder / f"own-{number:03d}.jsonl"
         found = sample_replies(
@@ -445,19 +476,19 @@ class Aligner(HeadTrainer):
         return list(chain.from_iterable((theirs[at], each) for at, each in own.items()))
 
     def _estimate(self, model: LlamaForCausalLM, step: int) -> AlignEstimate:
-        """What the draft is worth now."""
+        """Return the current quality of the draft."""
         model.eval()
         accepted = list[Tensor]()
-        reached = list[tuple[EncodedChat, list[int]]]()
+        n_correct = list[tuple[EncodedChat, list[int]]]()
         for first in range(0, len(self.held_out), BATCH_SIZE):
             group = self.held_out[first : first + BATCH_SIZE]
             batch = _pad(group).to_device(self.device)
             chance, best = predict_acceptance(model, self._target_model, batch)
             accepted.append(chance[batch.weights == 1.0])
             right = (best == batch.targets) & (batch.weights > 0)
-            reached += zip(group, _count_runs(right).tolist(), strict=True)
+            n_correct += zip(group, _count_runs(right).tolist(), strict=True)
         model.train()
-        mat, rates = compute_mat(reached, CHAIN_LENGTH)
+        mat, rates = compute_mat(n_correct, CHAIN_LENGTH)
         share = _count_parameters(model) / _count_parameters(self._target_model)
         alpha = torch.cat(accepted).mean().item()
         return AlignEstimate(
@@ -466,7 +497,7 @@ class Aligner(HeadTrainer):
 
 
 def _pad(chats: Sequence[EncodedChat]) -> TrainingBatch:
-    """Chats side by side, filled up with what weighs nothing."""
+    """Return chats as a batch, padded with tokens of the weight 0."""
     ids, weights = (
         pad_sequence([torch.tensor(part) for part in parts], batch_first=True)
         for parts in ([chat.ids for chat in chats], [chat.weights for chat in chats])
@@ -475,19 +506,25 @@ def _pad(chats: Sequence[EncodedChat]) -> TrainingBatch:
 
 
 def _count_runs(right: Tensor) -> Tensor:
-    """How many drafts in a row are right after the slot behind each: [chats, slots] of `right`
-    ones."""
-    run = torch.zeros_like(right, dtype=torch.int64)
-    behind = torch.zeros_like(run[:, 0])
+    """Return for each slot the number of consecutive correct draft tokens after the next slot.
+
+    Args:
+        right: whether the draft token at each slot is correct, [chats, slots].
+    """
+    runs = torch.zeros_like(right, dtype=torch.int64)
+    following = torch.zeros_like(runs[:, 0])
     for slot in range(right.shape[1] - 1, 0, -1):
-        behind = (behind + 1) * right[:, slot]
-        run[:, slot - 1] = behind
-    return run
+        following = (following + 1) * right[:, slot]
+        runs[:, slot - 1] = following
+    return runs
 
 
 def _count_parameters(model: LlamaForCausalLM) -> int:
-    """Numbers that a forward of a model multiplies with: all but an embedding that is not the
-    output matrix too, of which it reads some rows."""
+    """Return the number of parameters that a forward multiplies with.
+
+    An embedding that is not tied to the output matrix does not count, because a forward reads only
+    a few of its rows.
+    """
     embedding, output = model.model.embed_tokens.weight, model.lm_head.weight
     return sum(
         each.numel() for each in model.parameters() if each is output or each is not embedding
@@ -495,17 +532,17 @@ def _count_parameters(model: LlamaForCausalLM) -> int:
 
 
 def make_loss_row(
-    name: str, tokens: int, said: EstimatePairs, first: EstimatePairs
+    name: str, tokens: int, estimates: EstimatePairs, first: EstimatePairs
 ) -> dict[str, object]:
     """Return the table row of a loss: means over seeds, and differences to the first loss.
 
     Differences are paired by seed. Each mean has a 95% interval.
     """
-    row: dict[str, object] = {"loss": name, "tokens": tokens, "seeds": len(said)}
+    row: dict[str, object] = {"loss": name, "tokens": tokens, "seeds": len(estimates)}
     for figure in FIGURES:
         before, after, of_first = (
             [getattr(each, figure) for each in ends]
-            for ends in (*zip(*said, strict=True), [ends[1] for ends in first])
+            for ends in (*zip(*estimates, strict=True), [ends[1] for ends in first])
         )
         row[f"{figure} before"] = round(mean(before), 4)
         over = [ours - theirs for ours, theirs in zip(after, of_first, strict=True)]

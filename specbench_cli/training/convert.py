@@ -1,4 +1,4 @@
-"""Pickled weights to safetensors, reading nothing but tensors."""
+"""Conversion of pickled weights to safetensors. Only tensors are read from a pickle."""
 
 import pickle
 import re
@@ -13,18 +13,21 @@ from specbench_cli import files
 from specbench_cli.errors import EnvironmentFault, UsageError
 
 PATTERNS = ("pytorch_model*.bin", "*_lm_head.pt")
-"""The second: Medusa's and Hydra's heads (medusa_lm_head.pt, hydra_lm_head.pt)."""
+"""Names of pickled weights. The second is for Medusa's and Hydra's heads (medusa_lm_head.pt)."""
 
 
 def convert(folder: Path, out: Path) -> Path:
-    """Write model.safetensors and config.json to `out`, from `folder`'s pickles.
+    """Convert the pickles in `folder`, and write model.safetensors and config.json to `out`.
 
-    The pickles are read by PyTorch's weights-only unpickler, which builds tensors and runs no code
-    of theirs.
+    PyTorch's weights-only unpickler reads the pickles. It creates only tensors and runs no code
+    from the file.
+
+    Returns:
+        The path of model.safetensors.
 
     Raises:
-        UsageError: no pickle or no config.json in `folder`.
-        EnvironmentFault: a pickle of more than tensors, or none at all.
+        UsageError: `folder` has no pickle or no config.json.
+        EnvironmentFault: a file is damaged, or contains objects other than tensors.
     """
     files.check_model_folder(folder)
     pickles = sorted(file for pattern in PATTERNS for file in folder.glob(pattern))
@@ -47,15 +50,17 @@ def _tensors(file: Path) -> dict[str, Tensor]:
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as fault:
-        # Do not show torch's message: it advises to run the code in the file.
+        # Hide torch's message, because it recommends to load the file without restrictions.
         needed = re.search(r"GLOBAL ([\w.]+)", str(fault))
         what = f" ({needed[1]})" if needed else ""
         raise EnvironmentFault(
-            f"{file} is not read: it contains other objects than tensors{what}, or is damaged",
-            "ask its authors for safetensors",
+            f"{file} cannot be converted: it contains objects other than tensors{what}, or is"
+            " damaged",
+            "get the weights as safetensors from their authors",
         ) from fault
     if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
         raise EnvironmentFault(
-            f"{file} is not a mapping of names to tensors", "ask its authors for safetensors"
+            f"{file} is not a mapping of names to tensors",
+            "get the weights as safetensors from their authors",
         )
     return {str(name): tensor.contiguous() for name, tensor in loaded.items()}

@@ -1,8 +1,8 @@
-"""What the embedded family reads: an endless seeded stream of chats.
+"""Training corpus of the embedded models: an endless seeded stream of chats, and their encoding.
 
-About 90% of the tokens come from the six generated families, 10% from GSM8K's training split (never
-its test split, which overlaps Spec-Bench). Calculator annotations `<<48/2=24>>` are stripped, the
-final `#### N` is kept.
+About 90% of the tokens are generated questions and answers of six families, 10% are from GSM8K's
+training split. GSM8K's test split is not used, because it overlaps Spec-Bench. Calculator
+annotations such as `<<48/2=24>>` are removed; the final `#### N` is kept.
 """
 
 import hashlib
@@ -30,31 +30,33 @@ END, USER, ASSISTANT, BEGIN, PAD = SPECIAL_TOKENS = (
     "<|begin|>",
     "<|pad|>",
 )
-"""Tokens that frame a conversation of the embedded family; `recipes.embedded` trains the rest."""
+"""Special tokens of the embedded family's chat format."""
 GSM8K_FILE = "gsm8k_train.jsonl"
 GSM8K_SHA256 = "17f347dc51477c50d4efb83959dbb7c56297aba886e5544ee2aaed3024813465"
 GSM8K_SHARE = 0.1
-PROMPT_LOSS_WEIGHT = (
-    0.1  # prompts teach language too, but it is answers that the model is asked for
-)
+PROMPT_LOSS_WEIGHT = 0.1
+"""Loss weight of prompt tokens. Answers have the weight 1."""
 CALCULATOR = re.compile(r"<<[^>]*>>")
 
 Chat = list[tuple[str, str]]
 
 
 def load_gsm8k(data: Path | None = None) -> list[Chat]:
-    """GSM8K's 7,473 training problems as one-turn chats.
+    """Return GSM8K's 7,473 training problems as chats with one turn.
 
-    Read from `gsm8k_train.jsonl` in `data` or in $SPECBENCH_DATA, else through `datasets`.
-    Raises EnvironmentFault where neither is at hand, UsageError where the file is another one.
+    They are read from `gsm8k_train.jsonl` in `data` or in $SPECBENCH_DATA, or else downloaded.
+
+    Raises:
+        EnvironmentFault: there is no such file, and the download fails.
+        UsageError: the file has another checksum.
     """
     path = Path(data or os.environ.get("SPECBENCH_DATA", "")) / GSM8K_FILE
     if path.is_file():
         raw = path.read_bytes()
         if hashlib.sha256(raw).hexdigest() != GSM8K_SHA256:
             raise UsageError(
-                f"{path} is not the GSM8K training file this recipe was written for",
-                f"expected sha256 {GSM8K_SHA256}",
+                f"{path} is not the GSM8K training file: its sha256 is not {GSM8K_SHA256}",
+                "replace it by the original file, or remove it to download the data",
             )
         rows: Sequence[dict[str, str]] = [json.loads(line) for line in raw.splitlines()]
     else:
@@ -67,26 +69,29 @@ def _download_gsm8k() -> Sequence[dict[str, str]]:
 
     try:
         rows: Sequence[dict[str, str]] = list(load_dataset("openai/gsm8k", "main", split="train"))
-    except Exception as fault:  # offline, the Hub and its cache fail in many ways
+    except Exception as fault:  # network, hub and cache fail with many unrelated types
         raise EnvironmentFault(
-            "GSM8K's training split is needed for training and could not be downloaded",
+            "training needs GSM8K's training split, and it could not be downloaded",
             f"set SPECBENCH_DATA (or --data) to a folder with {GSM8K_FILE}",
         ) from fault
     return rows
 
 
 def generate_chats(seed: int) -> Iterator[Chat]:
-    """The endless generated training rows as chats."""
+    """Return an endless iterator of generated training chats."""
     return map(make_chat, generated.generate_rows(seed, "train"))
 
 
 def make_chat(row: generated.GeneratedConversation) -> Chat:
-    """A generated row's questions with their answers."""
+    """Return the turns of a generated row as (question, answer)."""
     return list(zip(row["turns"], row["reference"], strict=True))
 
 
 def choose_reply_chats(gsm8k: Sequence[Chat], seed: int, n: int) -> list[Chat]:
-    """`n` chats whose questions a target is to answer, mixed by number about as the corpus is."""
+    """Return `n` chats whose questions the target will answer.
+
+    One in ten is a GSM8K problem, as in the corpus. The others are generated.
+    """
     generated = generate_chats(seed)
     problems = cycle(gsm8k)
     every = round(1 / GSM8K_SHARE)
@@ -96,7 +101,12 @@ def choose_reply_chats(gsm8k: Sequence[Chat], seed: int, n: int) -> list[Chat]:
 
 
 class Encoder:
-    """Encoder of chats with the family's template, with loss weights for questions and answers.
+    """Encoder of chats in the embedded family's format, with a loss weight for each token.
+
+    Attributes:
+        ends: tokens that end an answer.
+        padding: id of the padding token.
+        vocabulary: token id by token.
 
     Raises:
         UsageError: the tokenizer is not the embedded family's.
@@ -119,36 +129,37 @@ class Encoder:
         self.vocabulary = vocabulary
 
     def encode_text(self, text: str) -> list[int]:
-        """The ids of plain text."""
+        """Return the token ids of a plain text."""
         ids: list[int] = self._bpe.encode(text, add_special_tokens=False).ids
         return ids
 
     def encode_prompt(self, question: str) -> list[int]:
-        """The ids of a first question, up to where its answer begins."""
+        """Return the token ids of a prompt with this question, up to the answer."""
         return [self._begin, self._user, *self.encode_text(question), self._assistant]
 
     def __call__(self, chat: Chat) -> EncodedChat:
-        """The whole chat."""
+        """Return the encoded chat."""
         ids, weights = [self._begin], [PROMPT_LOSS_WEIGHT]
         for question, answer in chat:
-            asked, said = self.encode_text(question), self.encode_text(answer)
-            ids += [self._user, *asked, self._assistant, *said, self.end]
-            weights += [PROMPT_LOSS_WEIGHT] * (len(asked) + 2) + [1.0] * (len(said) + 1)
+            prompt, reply = self.encode_text(question), self.encode_text(answer)
+            ids += [self._user, *prompt, self._assistant, *reply, self.end]
+            weights += [PROMPT_LOSS_WEIGHT] * (len(prompt) + 2) + [1.0] * (len(reply) + 1)
         return EncodedChat(ids, weights)
 
 
 class TemplateEncoder:
-    """Prompts to token ids by a tokenizer's own chat template.
+    """Encoder of prompts with the tokenizer's chat template.
 
     Args:
-        tokenizer: with a chat template.
+        tokenizer: a tokenizer with a chat template.
         ends: tokens that end an answer.
 
     Attributes:
-        padding: an id to fill sequences with.
-        asks: ids of a prompt up to where the user's question begins.
-        answers: ids from its end to where the answer begins, if a token that is no text ends it;
-            else none, and a model cannot be asked for a question.
+        padding: token id to fill sequences with.
+        question_prefix: ids of a prompt up to the user's question. A model continues them with a
+            question of its own (Magpie).
+        answer_prefix: ids between the question and the answer. Empty if they do not begin with a
+            special token. Then the end of a generated question cannot be found.
 
     Raises:
         UsageError: the tokenizer has no template, or the template fails or omits the question.
@@ -161,22 +172,21 @@ class TemplateEncoder:
         before, found, after = text.rpartition(mark)
         if not found:
             raise UsageError(
-                "replies need a chat template that holds the user's question; this tokenizer's does"
-                " not",
-                "give a --target that answers chats: specbench list models",
+                "the target's tokenizer has no chat template that contains the user's question",
+                "choose a --target with a chat template: specbench list models",
             )
         pad = tokenizer.pad_token_id
         self.padding: int = min(ends) if pad is None else pad
-        self.question_prefix, answer_prefix = self.encode_text(before), self.encode_text(after)
-        said = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
-        self.answers = answer_prefix if answer_prefix and answer_prefix[0] in said else []
+        self.question_prefix, prefix = self.encode_text(before), self.encode_text(after)
+        special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+        self.answer_prefix = prefix if prefix and prefix[0] in special else []
 
     def encode_text(self, text: str) -> list[int]:
-        """The ids of text that the template wrote."""
+        """Return the token ids of a text that the template has formatted."""
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def encode_prompt(self, question: str) -> list[int]:
-        """The ids of a first question, up to where its answer begins."""
+        """Return the token ids of a prompt with this question, up to the answer."""
         return self.encode_text(self._render(question))
 
     def _render(self, question: str) -> str:
@@ -185,7 +195,7 @@ class TemplateEncoder:
 
 @dataclass
 class Cursor:
-    """Where in the stream the next chat is; together with the seed it fixes all that follows."""
+    """Position in the corpus: numbers of rows and problems so far, and of their tokens."""
 
     rows: int = 0
     problems: int = 0
@@ -194,14 +204,14 @@ class Cursor:
 
 
 class Corpus(PackedChats):
-    """The generated rows and GSM8K's problems, mixed by tokens.
+    """Corpus of generated rows and GSM8K problems, mixed by number of tokens.
 
     Args:
-        encode: for the tokenizer of the model to train.
-        gsm8k: training problems, read in a new seeded order each epoch; may be empty.
-        seed: of the generated rows and of the order of the problems.
-        families: whose turn it is, over and over; one that is named twice is read twice as much.
-        split: of the generated rows.
+        encode: encoder with the tokenizer of the trained model.
+        gsm8k: training problems, read in a new seeded order in each epoch. May be empty.
+        seed: seed of the generated rows and of the order of the problems.
+        families: families of the generated rows, in turn. A family may occur several times.
+        split: split of the generated rows.
     """
 
     def __init__(
@@ -222,15 +232,15 @@ class Corpus(PackedChats):
         self._order: tuple[int, list[int]] = (-1, [])
 
     def get_position(self) -> dict[str, Any]:
-        """The cursor as JSON."""
+        """Return the position in the corpus as JSON."""
         return asdict(self._cursor)
 
-    def seek(self, place: dict[str, Any]) -> None:
-        """Continue at the cursor that `place` gave."""
-        self._cursor = Cursor(**place)
+    def seek(self, position: dict[str, Any]) -> None:
+        """Continue at a position that `get_position` returned."""
+        self._cursor = Cursor(**position)
 
     def draw(self) -> EncodedChat:
-        """A row of a family, or a problem while those are fewer than their share."""
+        """Return the next row, or a problem if problems have less than their share of tokens."""
         at = self._cursor
         due = GSM8K_SHARE * (at.row_tokens + at.problem_tokens)
         if self._gsm8k and at.problem_tokens <= due:
@@ -244,13 +254,13 @@ class Corpus(PackedChats):
         return encoded
 
     def _row(self, index: int) -> generated.GeneratedConversation:
-        """Row `index` of this mixture: the next one of the family whose turn it is."""
+        """Return row `index` of this mixture of families."""
         rounds, place = divmod(index, len(self._families))
         family = self._families[place]
-        own = rounds * self._families.count(family) + self._families[:place].count(family)
-        known = generated.FAMILIES
+        in_family = rounds * self._families.count(family) + self._families[:place].count(family)
+        all_families = generated.FAMILIES
         return generated.generate_row(
-            self._seed, self._split, own * len(known) + known.index(family)
+            self._seed, self._split, in_family * len(all_families) + all_families.index(family)
         )
 
     def _problem(self, index: int) -> Chat:

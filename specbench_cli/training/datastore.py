@@ -1,4 +1,4 @@
-"""Making a datastore for REST: of a target's own replies, or of texts that the user has."""
+"""Creation of a datastore for REST, from a target's own replies or from texts of the user."""
 
 import hashlib
 import json
@@ -20,18 +20,18 @@ from specbench_cli.training.corpus import SPECIAL_TOKENS, Chat, Encoder, choose_
 from specbench_cli.training.loop import WORK, claim
 from specbench_cli.training.replies import make_prompts, sample_replies
 
-AT_ONCE = 512
-"""Texts that are tokenized together."""
+BATCH_SIZE = 512
+"""Number of texts that are tokenized together."""
 
 
 @dataclass(frozen=True)
 class DatastoreMaker:
-    """What a datastore is made for.
+    """Maker of the datastore of a target.
 
     Args:
-        out: folder that gets `datastore/`; it may hold the target's replies already.
-        target: folder of the model whose tokens the texts are in.
-        progress: told how many replies or texts there are so far.
+        out: folder for `datastore/`. It may contain earlier replies of the target.
+        target: folder of the target, whose tokenizer is used.
+        progress: called with the number of replies or texts so far.
     """
 
     out: Path
@@ -40,24 +40,25 @@ class DatastoreMaker:
 
     @property
     def folder(self) -> Path:
-        """Where it comes to lie."""
+        """Folder of the datastore."""
         return self.out / Datastore.kind
 
     def make_from_replies(
         self, gsm8k: Sequence[Chat], n: int, seed: int, device: torch.device, *, fresh: bool
     ) -> Path:
-        """Make one of the target's answers to questions like those of training.
+        """Make a datastore from the target's answers to training questions.
 
-        They are sampled at temperature 1, the same that heads are trained on, and kept in the work
-        folder; an answer begins with the token that ends its question.
+        The answers are sampled at temperature 1 and stored in the work folder, as for training a
+        head. The last token of the question is stored with each answer.
 
         Args:
-            gsm8k: problems among the questions; empty = generated text alone.
-            fresh: make it even if it is there already.
+            gsm8k: GSM8K problems among the questions. If empty, all questions are generated.
+            n: number of questions.
+            fresh: whether to replace an existing datastore.
 
         Raises:
-            UsageError: the work folder holds the replies of another target, or this one's chats are
-                not the embedded family's.
+            UsageError: the target is not of the embedded family, or the work folder contains
+                replies of another target.
         """
         sha = Weights(self.target).sha256()
         facts: dict[str, Any] = {"from": "replies", "replies": n, "seed": seed}
@@ -67,8 +68,9 @@ class DatastoreMaker:
         tokenizer = read_tokenizer(self.target)
         if not tokenizer.get_vocab().keys() >= set(SPECIAL_TOKENS):
             raise UsageError(
-                f"{self.target.name} is not of the embedded family, whose chats are asked",
-                "give texts to retrieve from: --text FILE.txt or FILE.jsonl",
+                f"{self.target.name} is not an embedded model, and only those can generate the"
+                " replies",
+                "give texts for the datastore: --text FILE.txt or FILE.jsonl",
             )
         claim(self.out / WORK, {"target_sha256": sha})
         encode = Encoder(tokenizer)
@@ -80,57 +82,62 @@ class DatastoreMaker:
         return self._write([[each.prompt[-1], *each.answer] for each in found.values()], facts)
 
     def make_from_texts(self, files: Sequence[Path], *, fresh: bool) -> Path:
-        """Make one of files in UTF-8: of `.jsonl` the `text` of each line, of others all as one
-        text.
+        """Make a datastore from text files in UTF-8.
+
+        In a `.jsonl` file, the key `text` of each line is one text. Any other file is one text.
+
+        Args:
+            fresh: whether to replace an existing datastore.
 
         Raises:
-            UsageError: a file is not there, is no such text, or is empty.
+            UsageError: a file does not exist or is not valid, or all files are empty.
         """
         missing = [file for file in files if not file.is_file()]
         if missing:
-            raise UsageError(f"there is no file {missing[0]}", "--text FILE.txt or FILE.jsonl")
+            raise UsageError(f"no such file: {missing[0]}", "--text FILE.txt or FILE.jsonl")
         facts = {"from": [{"file": file.name, "sha256": _sha256(file)} for file in files]}
         if self._is_current(facts, fresh):
             return self.folder
         tokenizer = read_tokenizer(self.target)
         found: list[list[int]] = []
         texts = (text for file in files for text in _texts(file))
-        while some := list(islice(texts, AT_ONCE)):
+        while some := list(islice(texts, BATCH_SIZE)):
             found += tokenizer(some, add_special_tokens=False, verbose=False)["input_ids"]
             self.progress(len(found))
         if not any(found):
-            raise UsageError("the files hold no text", "--text FILE.txt or FILE.jsonl")
+            raise UsageError("the files contain no text", "--text FILE.txt or FILE.jsonl")
         return self._write(found, facts)
 
     def _is_current(self, facts: dict[str, Any], fresh: bool) -> bool:
-        """Whether the folder holds the datastore that is asked for."""
+        """Return True if the folder contains a datastore that was made from these facts."""
         file = self.folder / "config.json"
         if fresh or not file.is_file():
             return False
-        held = json.loads(file.read_text(encoding="utf-8")).get("specbench", {})
-        return all(held.get(name) == value for name, value in {**facts, **self._made_for}.items())
+        stored = json.loads(file.read_text(encoding="utf-8")).get("specbench", {})
+        expected = {**facts, **self._target_facts}
+        return all(stored.get(name) == value for name, value in expected.items())
 
     @property
-    def _made_for(self) -> dict[str, str]:
+    def _target_facts(self) -> dict[str, str]:
         file = self.target / TOKENIZER
-        known = {"tokenizer_sha256": _sha256(file)} if file.is_file() else {}
-        return {"target": self.target.name, **known}
+        tokenizer = {"tokenizer_sha256": _sha256(file)} if file.is_file() else {}
+        return {"target": self.target.name, **tokenizer}
 
     def _write(self, texts: Sequence[Sequence[int]], facts: dict[str, Any]) -> Path:
         vocab = text_config(read_config(self.target)).vocab_size
         with staging_folder(self.folder, overwrite=None) as staging:
-            write(texts, vocab, staging, {**facts, **self._made_for})
+            write(texts, vocab, staging, {**facts, **self._target_facts})
         return self.folder
 
 
 def _texts(file: Path) -> Iterator[str]:
-    """The texts of a file."""
+    """Yield the texts of a file."""
     if file.suffix != ".jsonl":
         try:
             yield file.read_text(encoding="utf-8")
         except UnicodeDecodeError as fault:
             raise UsageError(
-                f"{file} is not UTF-8: {fault}", "convert it, or leave it out"
+                f"{file} is not UTF-8: {fault}", "convert the file to UTF-8, or leave it out"
             ) from None
         return
     with file.open("rb") as lines:
@@ -145,7 +152,7 @@ def _texts(file: Path) -> Iterator[str]:
             if not isinstance(text, str):
                 raise UsageError(
                     f'{file}:{number} is not JSON like {{"text": "..."}}',
-                    "one object a line, in UTF-8; or give plain text as FILE.txt",
+                    "use one JSON object per line, in UTF-8, or plain text as FILE.txt",
                 )
             yield text
 

@@ -1,8 +1,8 @@
-"""One training loop for every model we ship: AdamW, warm-up and cosine, exact stop and resume.
+"""Training loop of all models and heads: AdamW, warm-up, cosine schedule, checkpoints.
 
-A run is counted in steps, never in seconds: two clean starts give the same loss curve, and so does
-a run that was killed and resumed. Checkpoints hold the model, the optimizer and the place in the
-data as safetensors and JSON; nothing is pickled.
+The length of a training is counted in steps, not in seconds. So two trainings give the same loss
+curve, and so does one that was killed and resumed. A checkpoint contains the model, the optimizer
+and the position in the data, as safetensors and JSON. Nothing is pickled.
 """
 
 import json
@@ -29,35 +29,36 @@ WORK = "training"
 
 CURVE = "loss.jsonl"
 MADE_FOR = "made_for.json"
+"""File that says what the work in a folder is for; see `claim`."""
 _STEP = re.compile(r"step-\d{7,}(\.part)?")
 _CHECKPOINT = frozenset({"model.safetensors", "optimizer.safetensors", "state.json"})
 """Names of a checkpoint's files."""
-_BESIDE = re.compile(
+_TRAINER_FILES = re.compile(
     r"made_for\.json|mat\.jsonl|divergence\.jsonl|labels\.safetensors|own-\d{3,}\.jsonl"
 )
-"""Names of files that trainers write beside the curve and the checkpoints."""
-_MOST_BYTES = 256 * files.MB
-"""Bytes of a curve or of a checkpoint's state."""
+"""Names of files that trainers write besides the curve and the checkpoints."""
+_MAX_BYTES = 256 * files.MB
+"""Maximum size in bytes of a curve or of a checkpoint's state."""
 LOST_SECONDS = 300
-"""Work that a killed run may lose: where steps are slow, checkpoints are made more often."""
+"""Maximum time in seconds between two checkpoints, which a killed training may lose."""
 
 
 class BatchSource(Protocol):
-    """Where batches come from; its state goes into each checkpoint."""
+    """Source of batches. Its state is stored in each checkpoint."""
 
     def batch(self, sequences: int, length: int) -> TrainingBatch:
-        """The next batch."""
+        """Return the next batch of `sequences` x `length` tokens."""
 
     def state(self) -> dict[str, Any]:
-        """The place in the data, as JSON."""
+        """Return the position in the data as JSON."""
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go to a place that `state` gave."""
+        """Continue at a position that `state` returned."""
 
 
 @dataclass(frozen=True)
 class TrainingStage:
-    """`steps` updates on batches of `sequences` x `length` tokens of a `source`."""
+    """Part of a training: `steps` updates with a loss, on batches of `sequences` x `length`."""
 
     steps: int
     sequences: int
@@ -68,9 +69,10 @@ class TrainingStage:
 
 @dataclass(frozen=True)
 class Optimization:
-    """AdamW and its schedule: linear warm-up to `peak_lr`, then a cosine down to `end_lr`.
+    """Settings of AdamW and its schedule: linear warm-up to `peak_lr`, then a cosine to `end_lr`.
 
-    `horizon` is the step at which the cosine ends, if the training stops before that.
+    Attributes:
+        horizon: step at which the cosine ends. None: the last step of the training.
     """
 
     peak_lr: float
@@ -82,7 +84,7 @@ class Optimization:
     horizon: int | None = None
 
     def get_learning_rate(self, step: int, steps: int) -> float:
-        """The learning rate of update `step` (from 0) out of `steps`."""
+        """Return the learning rate of update `step` (from 0) of a training with `steps` updates."""
         if step < self.warmup_steps:
             return self.peak_lr * (step + 1) / self.warmup_steps
         end = self.horizon or steps
@@ -92,11 +94,13 @@ class Optimization:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """A stretch of training: `steps` updates of `sequences` x `length` tokens.
+    """Plan of a part of a training: `steps` updates on `sequences` x `length` tokens.
 
-    towards: the `text` (cross-entropy), the finished `target` (KL), or `exits` (early ones too).
-    reads: the `corpus`; most of what is `hard` for the target, in all wordings or in the `open`
-        ones alone; or the target's own `replies`.
+    Attributes:
+        objective: "text" (cross-entropy), "target" (the finished target's distributions), or
+            "exits" (cross-entropy after the last and after an earlier layer).
+        data: "corpus"; "hard", the question families that are hard for the target; "open", the
+            same without held-out wordings; or "replies", the target's own answers.
     """
 
     steps: int
@@ -108,15 +112,16 @@ class StagePlan:
     def make_stage(
         self, loss: Callable[[TrainingBatch], Tensor], source: BatchSource
     ) -> TrainingStage:
-        """Return the stage with its loss and its source of batches."""
+        """Return the stage with this loss and source of batches."""
         return TrainingStage(self.steps, self.sequences, self.length, loss, source)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How long, on what and how fast a model called `name` learns.
+    """Training schedule of the model `name`.
 
-    horizon: where the learning rate would reach its end, for a training that stops before.
+    Attributes:
+        horizon: step at which the learning rate reaches its end. None: the last step.
     """
 
     name: str
@@ -127,17 +132,17 @@ class Schedule:
 
     @property
     def tokens(self) -> int:
-        """How many it reads."""
+        """Number of training tokens."""
         return sum(s.steps * s.sequences * s.length for s in self.stages)
 
     @property
     def optimization(self) -> Optimization:
-        """The optimizer and its learning rates, which end at a twentieth of the peak."""
+        """Settings of the optimizer. The learning rate ends at a twentieth of its peak."""
         end_lr = 0.05 * self.peak_lr
         return Optimization(self.peak_lr, end_lr, self.warmup_steps, horizon=self.horizon)
 
     def scale_steps(self, factor: float) -> Self:
-        """The same with its steps and warm-up multiplied, at least one of each."""
+        """Return the schedule with all numbers of steps multiplied by a factor, at least 1 each."""
         return replace(
             self,
             stages=tuple(replace(s, steps=max(1, round(s.steps * factor))) for s in self.stages),
@@ -146,7 +151,7 @@ class Schedule:
         )
 
     def with_batch_size(self, sequences: int) -> Self:
-        """The same tokens and warm-up, so many sequences an update: the updates are fewer."""
+        """Return the schedule with another batch size and the same number of tokens."""
         first = self.stages[0].sequences / sequences
         stages = tuple(
             replace(s, steps=max(1, round(s.steps * s.sequences / sequences)), sequences=sequences)
@@ -160,14 +165,21 @@ class Schedule:
         )
 
     def for_smoke_test(self) -> Self:
-        """Two small steps of every stage."""
+        """Return a schedule with two small steps per stage."""
         stages = tuple(replace(s, steps=2, sequences=2, length=256) for s in self.stages)
         return replace(self, stages=stages, warmup_steps=1, horizon=None)
 
 
 @dataclass(frozen=True)
 class TrainingPoint:
-    """One update: its number (from 1) of `steps`, the loss in nats a token, tokens read so far."""
+    """Point of a loss curve.
+
+    Attributes:
+        step: number of the update, from 1.
+        steps: number of updates of the training.
+        loss: loss in nats per token.
+        tokens: number of training tokens so far.
+    """
 
     step: int
     steps: int
@@ -177,12 +189,17 @@ class TrainingPoint:
 
 
 Report = Callable[[str, TrainingPoint], None]
-"""Function called after every update, with the name of the model that learns."""
+"""Function called after each update, with the name of the trained model."""
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """A run so far: its curve, and the seconds spent in it over all its parts, `progress` apart."""
+    """Result of a training.
+
+    Attributes:
+        curve: loss of each update.
+        seconds: training time, including earlier runs that were resumed, without `progress` calls.
+    """
 
     curve: list[TrainingPoint]
     seconds: float
@@ -190,7 +207,12 @@ class TrainingResult:
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """What a checkpoint's `state.json` holds; `plan` guards against resuming another run."""
+    """Content of a checkpoint's state.json.
+
+    Attributes:
+        plan: number of steps and tokens of the training. Another plan cannot resume it.
+        sources: state of each source of batches.
+    """
 
     step: int
     tokens: int
@@ -208,10 +230,16 @@ def train(
     checkpoint_every: int = 200,
     progress: Callable[[TrainingPoint], None] = lambda _: None,
 ) -> TrainingResult:
-    """Run `stages` over `model` in place, continuing from the newest checkpoint in `folder`.
+    """Train a model in place, and resume from the newest checkpoint in `folder` if there is one.
 
-    The folder gets a line of `loss.jsonl` for each step and one checkpoint, replaced every
-    `checkpoint_every` steps, after `LOST_SECONDS` at the latest, and at the end.
+    Each step adds a line to `loss.jsonl`. The checkpoint is replaced every `checkpoint_every`
+    steps, after `LOST_SECONDS` at the latest, and at the end.
+
+    Args:
+        progress: called after each update.
+
+    Raises:
+        UsageError: the folder contains another training, or files of another origin.
     """
     folder.mkdir(parents=True, exist_ok=True)
     check_work(folder)
@@ -226,9 +254,9 @@ def train(
     tokens, seconds = at.tokens, at.seconds
     started = time.monotonic() - seconds
     saved = time.monotonic()
-    own = files.open_own(folder / CURVE, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    fd = files.open_own(folder / CURVE, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     device = next(model.parameters()).device
-    with os.fdopen(own, "a", encoding="utf-8", buffering=1) as log, _deterministic(device):
+    with os.fdopen(fd, "a", encoding="utf-8", buffering=1) as log, _deterministic(device):
         for step, stage in _remaining(stages, at.step):
             lr = optimization.get_learning_rate(step, steps)
             for group in optimizer.param_groups:
@@ -250,15 +278,18 @@ def train(
                     point.step, tokens, seconds, plan, [s.state() for s in sources]
                 )
                 _save(folder, model, optimizer, at)
-            told = time.monotonic()
+            before_progress = time.monotonic()
             progress(point)
-            started += time.monotonic() - told
+            started += time.monotonic() - before_progress
     return TrainingResult(curve, seconds)
 
 
 @contextmanager
 def _deterministic(device: torch.device) -> Iterator[None]:
-    """On a CPU, make two runs equal: compiled embedding gradients else add up in any order."""
+    """Use deterministic algorithms on a CPU.
+
+    Otherwise, compiled code adds up the gradients of an embedding in a different order in each run.
+    """
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(before or device.type == "cpu")
     try:
@@ -268,7 +299,11 @@ def _deterministic(device: torch.device) -> Iterator[None]:
 
 
 def claim(folder: Path, facts: dict[str, str]) -> None:
-    """Note what a folder's work is for, or refuse to go on with work for something else."""
+    """Write what the work in a folder is for, or check that it has not changed.
+
+    Raises:
+        UsageError: the folder contains work with other facts.
+    """
     files.check_no_link(folder)
     file = folder / MADE_FOR
     folder.mkdir(parents=True, exist_ok=True)
@@ -280,18 +315,19 @@ def claim(folder: Path, facts: dict[str, str]) -> None:
         found = "something else"
     if found != facts:
         raise UsageError(
-            f"{folder} holds another run: {found}, wanted {facts}", "use another --out, or --fresh"
+            f"{folder} contains the work of another training: {found}, expected {facts}",
+            "use another --out, or --fresh",
         )
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint of a training folder, if any."""
+    """Return the newest complete checkpoint of a training folder, or None."""
     found = (p for p in folder.glob("step-*") if _STEP.fullmatch(p.name) and p.suffix != ".part")
     return max(found, default=None)
 
 
 def check_work(folder: Path) -> None:
-    """Raise UsageError if a file or folder has a name that training uses and is something else."""
+    """Raise UsageError if a file or folder has a name that training uses but another content."""
     for each in folder.iterdir():
         if each.name == CURVE:
             own = _is_curve(files.read_own(each) or b"")
@@ -301,16 +337,16 @@ def check_work(folder: Path) -> None:
             continue
         if not own:
             raise UsageError(
-                f"{each} is there already, and no training wrote it",
-                "give another --out, or move it away",
+                f"{each} exists already and was not written by a training",
+                "use another --out, or move it away",
             )
 
 
 def has_work(folder: Path) -> bool:
-    """Return True if a folder holds a training to go on from.
+    """Return True if a folder contains a training that can be resumed.
 
     Raises:
-        UsageError: as `check_work`.
+        UsageError: see `check_work`.
     """
     if folder.is_symlink() or not folder.is_dir():
         return False
@@ -319,30 +355,30 @@ def has_work(folder: Path) -> bool:
 
 
 def remove_work(folder: Path) -> None:
-    """Remove what a training wrote in its folder; leave other files.
+    """Remove the files of a training from its folder. Other files stay.
 
     Raises:
-        UsageError: the folder holds no training, but something else.
+        UsageError: the folder contains files, but no training.
     """
     claimed = _is_claim(files.read_own(folder / MADE_FOR) or b"")
     names = [each.name for each in folder.iterdir()]
     check_work(folder)
     if names and not claimed and CURVE not in names and not any(map(_STEP.fullmatch, names)):
         raise UsageError(
-            f"{folder} contains files of no training, and --fresh would remove them",
+            f"{folder} contains no training but other files, and --fresh would remove them",
             "choose another --out, or move that folder away",
         )
     for name in names:
         if _STEP.fullmatch(name):
             _remove_checkpoint(folder / name)
-        elif name == CURVE or _BESIDE.fullmatch(name):
+        elif name == CURVE or _TRAINER_FILES.fullmatch(name):
             files.remove_own(folder / name)
     with suppress(OSError):
         folder.rmdir()
 
 
 def _is_claim(content: bytes) -> bool:
-    """Return True if this is a `MADE_FOR`: names and values, all of them text."""
+    """Return True if this is the content of a file `MADE_FOR`: a JSON object of texts."""
     try:
         found = json.loads(content)
     except ValueError:
@@ -351,7 +387,7 @@ def _is_claim(content: bytes) -> bool:
 
 
 def _is_curve(content: bytes) -> bool:
-    """Return True if every line is a `Point`; the last one may be half written."""
+    """Return True if each line is a `TrainingPoint`. The last line may be incomplete."""
     try:
         for line in content.split(b"\n")[:-1]:
             TrainingPoint(**json.loads(line))
@@ -361,7 +397,10 @@ def _is_curve(content: bytes) -> bool:
 
 
 def _is_checkpoint(place: Path) -> bool:
-    """Return True if a folder holds files of a checkpoint alone, and its state unless partial."""
+    """Return True if a folder contains only a checkpoint's files.
+
+    Unless the checkpoint is partial, it must also have a valid state.
+    """
     if place.is_symlink() or not place.is_dir():
         return False
     if not _CHECKPOINT.issuperset(each.name for each in place.iterdir()):
@@ -376,7 +415,7 @@ def _is_checkpoint(place: Path) -> bool:
 
 
 def _remove_checkpoint(place: Path) -> None:
-    """Remove a checkpoint's files, and its folder if it holds nothing else."""
+    """Remove a checkpoint's files, and its folder if it is then empty."""
     if place.is_symlink() or not place.is_dir():
         return
     for name in _CHECKPOINT:
@@ -386,7 +425,7 @@ def _remove_checkpoint(place: Path) -> None:
 
 
 def _remaining(stages: Sequence[TrainingStage], done: int) -> Iterator[tuple[int, TrainingStage]]:
-    """The updates still to make, as (number from 0, stage)."""
+    """Yield the remaining updates as (number from 0, stage)."""
     first = 0
     for stage in stages:
         for step in range(max(first, done), first + stage.steps):
@@ -395,7 +434,7 @@ def _remaining(stages: Sequence[TrainingStage], done: int) -> Iterator[tuple[int
 
 
 def _adamw(model: nn.Module, optimization: Optimization) -> torch.optim.AdamW:
-    """The optimizer; norms do not decay."""
+    """Return the optimizer. Vectors, such as the weights of norms, have no weight decay."""
     matrices = [p for p in model.parameters() if p.requires_grad and p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
     return torch.optim.AdamW(
@@ -412,7 +451,7 @@ def _adamw(model: nn.Module, optimization: Optimization) -> torch.optim.AdamW:
 def _save(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, at: TrainingProgress
 ) -> None:
-    """Write the checkpoint aside, move it into place, and only then drop its predecessors."""
+    """Write a checkpoint to a temporary folder, rename it, and then remove earlier checkpoints."""
     place = folder / f"step-{at.step:07d}"
     part = place.with_suffix(".part")
     _remove_checkpoint(part)
@@ -435,14 +474,14 @@ def _save(
 def _resume(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, plan: dict[str, int]
 ) -> TrainingProgress:
-    """Load the newest checkpoint, if any, into model and optimizer."""
+    """Load the newest checkpoint, if any, into the model and the optimizer."""
     place = latest_checkpoint(folder)
     if place is None:
         return TrainingProgress(0, 0, 0.0, plan, [])
-    at = TrainingProgress(**json.loads(files.read_text(place / "state.json", _MOST_BYTES)))
+    at = TrainingProgress(**json.loads(files.read_text(place / "state.json", _MAX_BYTES)))
     if at.plan != plan:
         raise UsageError(
-            f"{folder} holds another run: {at.plan}, wanted {plan}",
+            f"{folder} contains another training: {at.plan}, expected {plan}",
             "use the same recipe, another --out, or --fresh",
         )
     parameters = dict(model.named_parameters())
@@ -456,8 +495,8 @@ def _resume(
 
 
 def _read_curve(folder: Path, done: int) -> list[TrainingPoint]:
-    """The first `done` points; later ones, made before a kill, are cut off the file."""
+    """Return the first `done` points, and remove later ones (of a killed run) from the file."""
     path = folder / CURVE
-    lines = files.read_text(path, _MOST_BYTES).splitlines()[:done] if path.exists() else []
+    lines = files.read_text(path, _MAX_BYTES).splitlines()[:done] if path.exists() else []
     files.replace(path, "".join(f"{line}\n" for line in lines))
     return [TrainingPoint(**json.loads(line)) for line in lines]

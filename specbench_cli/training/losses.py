@@ -1,7 +1,7 @@
-"""Losses of models that learn from a text or from a target. Forwards run in bf16, losses in fp32.
+"""Losses of models that learn from texts or from a target's distributions.
 
-On a CPU with AMX bf16 is 2.4 times as fast, at the same loss; without such instructions forwards
-run in fp32 too.
+Losses are computed in fp32. Forwards run in bf16 if the device multiplies bf16 matrices, otherwise
+in fp32. On a CPU with AMX, bf16 is 2.4 times as fast and reaches the same loss.
 """
 
 import math
@@ -25,16 +25,17 @@ Loss = Callable[[TrainingBatch], Tensor]
 
 
 def load_model(folder: Path, device: torch.device) -> LlamaForCausalLM:
-    """A stored model upcast to fp32, frozen; one of Llama's kind has the class of its family."""
-    found: LlamaForCausalLM = load_module(folder, device, torch.float32)
-    return found
+    """Load a frozen model in fp32."""
+    model: LlamaForCausalLM = load_module(folder, device, torch.float32)
+    return model
 
 
 class ChatMask(NamedTuple):
-    """Which tokens may see each other: those of one chat, none of its neighbours' in the sequence.
+    """Attention mask of packed sequences. A token attends only to tokens of its own chat.
 
-    mask: [sequences, 1, length, length], True where a token (row) sees another.
-    positions: [sequences, length], counted from the beginning of each chat.
+    Attributes:
+        mask: True where a token (row) attends to another, [sequences, 1, length, length].
+        positions: positions from the start of each chat, [sequences, length].
     """
 
     mask: Tensor
@@ -42,7 +43,12 @@ class ChatMask(NamedTuple):
 
 
 def make_chat_mask(ids: Tensor, starts: Tensor | None) -> ChatMask:
-    """The chats of packed sequences of ids [sequences, length]; `starts` as of `Batch`."""
+    """Return the attention mask of packed sequences.
+
+    Args:
+        ids: token ids, [sequences, length].
+        starts: see `TrainingBatch`.
+    """
     places = torch.arange(ids.shape[1], device=ids.device)
     if starts is None:
         starts = torch.zeros_like(ids)
@@ -52,19 +58,21 @@ def make_chat_mask(ids: Tensor, starts: Tensor | None) -> ChatMask:
 
 
 def text_loss(model: LlamaForCausalLM) -> Loss:
-    """Weighted cross-entropy of the text in nats a token; tokens that the model cannot say weigh
-    nothing."""
-    says = get_output_ids(model)
+    """Return the weighted cross-entropy of the text, in nats per token.
+
+    Tokens outside the model's output vocabulary have the weight 0.
+    """
+    output_ids = get_output_ids(model)
 
     def loss(batch: TrainingBatch) -> Tensor:
         logits = _compute_logits(model, _run_model(model, batch))
-        if says is None:
+        if output_ids is None:
             return cross_entropy(logits, batch)
-        places = torch.full((model.config.vocab_size,), -1, device=says.device)
-        places[says] = torch.arange(len(says), device=says.device)
-        among = places[batch.targets]
-        known = batch._replace(targets=among.clamp(min=0), weights=batch.weights * (among >= 0))
-        return cross_entropy(logits, known)
+        index_of_id = torch.full((model.config.vocab_size,), -1, device=output_ids.device)
+        index_of_id[output_ids] = torch.arange(len(output_ids), device=output_ids.device)
+        index = index_of_id[batch.targets]
+        weights = batch.weights * (index >= 0)
+        return cross_entropy(logits, batch._replace(targets=index.clamp(min=0), weights=weights))
 
     return on_device(loss, model.device)
 
@@ -76,20 +84,20 @@ def target_loss(
     temperature: float = 1.0,
     rows: Callable[[TrainingBatch], Tensor] | None = None,
 ) -> Loss:
-    """How far a model's distributions are from the target's, over the text of a batch.
+    """Return the loss that measures the distance of a model's distributions from the target's.
 
     Args:
-        distance: one of `DISTANCES`; else KL(target || model), in nats a token.
-        temperature: both are taken at.
-        rows: gives what the target's output matrix reads over a batch, [sequences, length, hidden];
-            else the target is run.
+        distance: function from `DISTANCES`. None: KL(target || model), in nats per token.
+        temperature: temperature of both distributions.
+        rows: function that returns the target's normed hidden states for a batch,
+            [sequences, length, width]. None: the target runs for each batch.
     """
-    distance, says = distance or kl, get_output_ids(model)
+    distance, output_ids = distance or kl, get_output_ids(model)
 
     def loss(batch: TrainingBatch) -> Tensor:
         with torch.no_grad():
-            read = _run_model(target, batch) if rows is None else rows(batch)
-            p = compute_log_probs(target, read, says, temperature)
+            hidden = _run_model(target, batch) if rows is None else rows(batch)
+            p = compute_log_probs(target, hidden, output_ids, temperature)
         q = F.log_softmax(_compute_logits(model, _run_model(model, batch)) / temperature, -1)
         return distance(q, p, batch.weights)
 
@@ -97,79 +105,82 @@ def target_loss(
 
 
 Distance = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Of log-probabilities of the draft q and of the target p, both [..., V], and of the weights [...]
-of the rows: one number, whose gradient is q's.
+"""Distance of the draft's distribution q from the target's p, as a differentiable scalar.
 
-Of a draft whose output is cut, both are over what it can say, where p adds up to less than 1: the
-target is given no chances that it does not have. What is outside counts in full in JSD and TVD, and
-nothing in KL(q || p), where q is not. KL(p || q) is infinite there whatever the draft does; it is
-that of p over the cut, times the chance that p is in there, so that a place where the target says
-what the draft cannot teaches as much less.
+The arguments are log-probabilities of q and p, both [..., vocab], and the weight of each row [...].
+
+A draft may have a reduced output vocabulary. Then both arguments cover only that vocabulary, and p
+sums to less than 1. The rest of p counts in JSD and TVD. In KL(q || p) it has no effect, because q
+is 0 there. KL(p || q) would be infinite, so p is normalised over the reduced vocabulary, and the
+result is multiplied by the probability of that vocabulary under p. Rows in which the draft cannot
+produce the likely tokens thus count less.
 """
 
 LK_RATE = 3.0
-"""How fast LK goes over from KL to TVD as acceptance grows."""
+"""Rate at which LK moves from KL to TVD as the acceptance rate grows."""
 
 
 def kl(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
-    """KL(p || q): the draft has to be wherever the target is."""
+    """Return KL(p || q). It is large where the target is likely and the draft is not."""
     return _mean(_kl(q, p), weights)
 
 
 def reverse_kl(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
-    """KL(q || p): the draft has to be nowhere that the target is not."""
+    """Return KL(q || p). It is large where the draft is likely and the target is not."""
     return _mean(F.kl_div(p, q, reduction="none", log_target=True).sum(-1), weights)
 
 
 def jsd(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
-    """Jensen-Shannon divergence: the mean of both to their mean distribution."""
+    """Return the Jensen-Shannon divergence: the mean KL of p and q from their average."""
     mean = torch.logaddexp(q, p) - math.log(2)
     of_p, of_q = (F.kl_div(mean, one, reduction="none", log_target=True).sum(-1) for one in (p, q))
     return _mean((of_p + of_q + math.log(2) * _get_excluded_probability(p)) / 2, weights)
 
 
 def tvd(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
-    """Total variation distance: 1 - the chance that speculative sampling accepts a draft."""
+    """Return the total variation distance: 1 - the acceptance rate of speculative sampling."""
     return _mean(_compute_tvd(q, p), weights)
 
 
 def tvd_plus(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
-    """TVD++ (Goel et al., arXiv:2403.00858, section 3), over the whole vocabulary.
+    """Return TVD++ (Goel et al., arXiv:2403.00858, section 3), over the whole vocabulary.
 
-    The gradient of TVD is the policy gradient of a reward of 1 where p > q. TVD++ takes the
-    reward's mean from it and divides by its standard deviation, both over the tokens of the batch.
-    Of the whole vocabulary the mean changes nothing, for the gradients of q sum to 0: what is left
-    is TVD's gradient over the deviation, long where acceptance is near 0 or near 1. The value is no
-    distance, its gradient alone means something.
+    The gradient of TVD is the policy gradient of a reward that is 1 where p > q. TVD++ subtracts
+    the mean of the reward and divides by its standard deviation, over the tokens of the batch. Over
+    the whole vocabulary the mean has no effect, because the gradients of q sum to 0. So the result
+    is TVD's gradient, scaled up where acceptance is near 0 or 1. Only the gradient is meaningful;
+    the value is not a distance.
     """
     with torch.no_grad():
         reward = (p > q).to(q.dtype)
         mean = _mean((q.exp() * reward).sum(-1), weights)
-        spread = (mean * (1 - mean)).sqrt().clamp(min=1e-6)  # of what is 0 or 1
-        advantage = (reward - mean) / spread
+        deviation = (mean * (1 - mean)).sqrt().clamp(min=1e-6)  # the reward is 0 or 1
+        advantage = (reward - mean) / deviation
     return _mean(-(q.exp() * advantage).sum(-1), weights)
 
 
 def lk(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
-    """LK's hybrid (arXiv:2602.23881): KL where acceptance is low, TVD where it is high; row by
-    row."""
-    apart = _compute_tvd(q, p)
-    share = torch.exp(-LK_RATE * (1 - apart)).detach()
-    return _mean(share * _kl(q, p) + (1 - share) * apart, weights)
+    """Return the hybrid loss of LK (arXiv:2602.23881).
+
+    In each row it is close to KL if the acceptance rate is low, and close to TVD if it is high.
+    """
+    distance = _compute_tvd(q, p)
+    share = torch.exp(-LK_RATE * (1 - distance)).detach()
+    return _mean(share * _kl(q, p) + (1 - share) * distance, weights)
 
 
 def _get_excluded_probability(p: Tensor) -> Tensor:
-    """The chance [...] that the target says something else than what p is over."""
+    """Return the target's probability [...] outside the draft's output vocabulary."""
     return (1 - p.exp().sum(-1)).clamp(min=0)
 
 
 def _compute_tvd(q: Tensor, p: Tensor) -> Tensor:
-    """Total variation distance [...]."""
+    """Return the total variation distance of each row [...]."""
     return ((q.exp() - p.exp()).abs().sum(-1) + _get_excluded_probability(p)) / 2
 
 
 def _kl(q: Tensor, p: Tensor) -> Tensor:
-    """KL(p || q) [...]; of p within a cut, weighted by its chance there."""
+    """Return KL(p || q) of each row [...]. For a reduced vocabulary see `Distance`."""
     inside = p.logsumexp(-1)
     return F.kl_div(q, p, reduction="none", log_target=True).sum(-1) - inside.exp() * inside
 
@@ -182,11 +193,11 @@ DISTANCES: dict[str, Distance] = {
     "tvd++": tvd_plus,
     "lk": lk,
 }
-"""What a draft can be aligned by, beside the cross-entropy of a text; the name, and how far."""
+"""Distances for aligning a draft with its target, by name."""
 
 
 def take_first_layers(model: LlamaForCausalLM, n: int) -> LlamaForCausalLM:
-    """A model of another's first n layers, its norm and its output matrix, which the two share."""
+    """Return a model with the first n layers of another one. Both share their parameters."""
     part, inner = copy(model), copy(model.model)
     inner._modules = {**inner._modules, "layers": model.model.layers[:n]}
     part._modules = {**part._modules, "model": inner}
@@ -194,8 +205,11 @@ def take_first_layers(model: LlamaForCausalLM, n: int) -> LlamaForCausalLM:
 
 
 def average_losses(losses: Sequence[Loss]) -> Loss:
-    """The mean of several losses of a batch; of nested models this is sorted fine-tuning
-    (Kavehzadeh et al., arXiv:2407.01955)."""
+    """Return the mean of several losses.
+
+    With the losses of nested models this is sorted fine-tuning (Kavehzadeh et al.,
+    arXiv:2407.01955).
+    """
 
     def loss(batch: TrainingBatch) -> Tensor:
         return torch.stack([each(batch) for each in losses]).mean()
@@ -204,7 +218,7 @@ def average_losses(losses: Sequence[Loss]) -> Loss:
 
 
 def compile_loss(loss: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """`loss` through torch.compile where this machine has a C++ compiler."""
+    """Compile a loss with torch.compile, if this machine has a C++ compiler."""
     if shutil.which("g++") or shutil.which("clang++"):
         fast: Callable[P, Tensor] = torch.compile(loss, dynamic=False)
         return fast
@@ -212,7 +226,7 @@ def compile_loss(loss: Callable[P, Tensor]) -> Callable[P, Tensor]:
 
 
 def supports_bf16(device: torch.device) -> bool:
-    """Whether the device multiplies bf16; elsewhere fp32 is faster."""
+    """Return True if the device has instructions for bf16. On others fp32 is faster."""
     known = torch.cpu.get_capabilities() if device.type == "cpu" else {}
     return device.type != "cpu" or any(
         bool(known.get(name)) for name in ("avx512_bf16", "amx_bf16", "bf16")
@@ -220,7 +234,7 @@ def supports_bf16(device: torch.device) -> bool:
 
 
 def autocast(device: torch.device) -> torch.autocast:
-    """Forwards in bf16 where the device multiplies it."""
+    """Return a context in which forwards use bf16, if the device supports it."""
     return torch.autocast(device.type, torch.bfloat16, enabled=supports_bf16(device))
 
 
@@ -228,26 +242,33 @@ def autocast(device: torch.device) -> torch.autocast:
 def predict_acceptance(
     model: LlamaForCausalLM, target: LlamaForCausalLM, batch: TrainingBatch
 ) -> tuple[Tensor, Tensor]:
-    """Of each token's place [sequences, length], the chance that speculative sampling at
-    temperature 1 accepts what the model drafts there, and what it finds likeliest."""
-    says, own = get_output_ids(model), _compute_logits(model, _run_model(model, batch))
-    wanted = compute_log_probs(target, _run_model(target, batch), says).exp()
-    best = own.argmax(-1)
-    accepted = torch.minimum(own.softmax(-1), wanted).sum(-1)
-    return accepted, best if says is None else says[best]
+    """Return the acceptance rate and the draft's most likely token, each [sequences, length].
+
+    The rate is the probability that speculative sampling at temperature 1 accepts a draft token.
+    """
+    output_ids, logits = get_output_ids(model), _compute_logits(model, _run_model(model, batch))
+    p = compute_log_probs(target, _run_model(target, batch), output_ids).exp()
+    best = logits.argmax(-1)
+    accepted = torch.minimum(logits.softmax(-1), p).sum(-1)
+    return accepted, best if output_ids is None else output_ids[best]
 
 
 def get_output_ids(model: LlamaForCausalLM) -> Tensor | None:
-    """The ids [r] that a model's output is cut to; None: it says all."""
+    """Return the ids of a model's reduced output vocabulary, or None for the whole vocabulary."""
     return model.lm_head.output_ids if isinstance(model.lm_head, RestrictedOutput) else None
 
 
 def compute_log_probs(
     target: LlamaForCausalLM, rows: Tensor, output_ids: Tensor | None, temperature: float = 1.0
 ) -> Tensor:
-    """The target's log-probabilities [..., r] of the ids `says`, from what its output matrix reads,
-    [..., hidden]; over its whole vocabulary they add up to 1. Of a part of it a block of rows is
-    held at a time.
+    """Return the target's log-probabilities [..., r] of r output ids.
+
+    The probabilities of the whole vocabulary sum to 1. The logits are computed for a block of rows
+    at a time, to save memory.
+
+    Args:
+        rows: normed hidden states of the target, [..., width].
+        output_ids: ids [r] of a reduced vocabulary. None: the whole vocabulary.
     """
     if output_ids is None:
         return F.log_softmax(_compute_logits(target, rows) / temperature, -1)
@@ -259,7 +280,7 @@ def compute_log_probs(
 
 
 def _run_model(model: LlamaForCausalLM, batch: TrainingBatch) -> Tensor:
-    """What a model's output matrix reads, [sequences, length, hidden]."""
+    """Return the normed hidden states of a model, [sequences, length, width]."""
     chats = make_chat_mask(batch.inputs, batch.starts)
     with autocast(batch.inputs.device):
         rows: Tensor = model.model(
@@ -272,7 +293,7 @@ def _run_model(model: LlamaForCausalLM, batch: TrainingBatch) -> Tensor:
 
 
 def _compute_logits(model: LlamaForCausalLM, rows: Tensor) -> Tensor:
-    """fp32 logits [..., r] of all that a model can say."""
+    """Return a model's logits in fp32, [..., output vocabulary]."""
     with autocast(rows.device):
         return F.linear(rows, model.lm_head.weight).float()
 
@@ -288,5 +309,5 @@ def _mean(each: Tensor, weights: Tensor) -> Tensor:
 
 
 def on_device(loss: Loss, device: torch.device) -> Loss:
-    """Return the loss of a batch that is first moved to a device."""
+    """Return a loss that first moves its batch to a device."""
     return lambda batch: loss(batch.to_device(device))

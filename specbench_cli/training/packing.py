@@ -1,4 +1,4 @@
-"""Whole chats packed into sequences of one length, with almost no padding."""
+"""Packing of chats into sequences of one length, with little padding."""
 
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
@@ -9,14 +9,17 @@ from torch import Tensor
 from specbench_cli.engine import host
 from specbench_cli.errors import UsageError
 
-N_WAITING = 32  # chats at hand to fill a sequence with: more leave less padding
-MAX_SKIPPED = 10_000  # in a row, for being too long; then there is none that fits
+N_WAITING = 32
+"""Number of buffered chats to choose from. A larger number needs less padding."""
+MAX_SKIPPED = 10_000
+"""Number of consecutive chats that may be too long, before packing gives up."""
 
 
 class EncodedChat(NamedTuple):
-    """A chat's token ids and the weight of each in the loss.
+    """Token ids of a chat, and the loss weight of each.
 
-    first: the row of its first token, where features of all chats are kept.
+    Attributes:
+        first_row: row of its first token in the stored hidden states of all chats.
     """
 
     ids: list[int]
@@ -25,10 +28,14 @@ class EncodedChat(NamedTuple):
 
 
 class TrainingBatch(NamedTuple):
-    """Token ids `inputs` and `targets`, and the targets' `weights`, each [sequences, length].
+    """Batch of packed sequences. All tensors are [sequences, length].
 
-    starts: [sequences, length], the place where each input's chat begins; None: a sequence is one.
-    rows: [sequences, length], the inputs' rows where features are kept; of padding, any.
+    Attributes:
+        inputs: token ids.
+        targets: the next token of each input.
+        weights: loss weight of each target.
+        starts: position of the first token of each input's chat. None: each sequence is one chat.
+        rows: row of each input in the stored hidden states. Rows of padding are arbitrary.
     """
 
     inputs: Tensor
@@ -38,16 +45,16 @@ class TrainingBatch(NamedTuple):
     rows: Tensor | None = None
 
     def to_device(self, device: torch.device) -> "TrainingBatch":
-        """The same on a device; what was launched there before is not waited for."""
+        """Copy the batch to a device, without waiting for earlier work on it."""
         inputs, targets, weights = (host.send(part, device) for part in self[:3])
         rest = (None if part is None else host.send(part, device) for part in self[3:])
         return TrainingBatch(inputs, targets, weights, *rest)
 
 
 class PackedChats(ABC):
-    """An endless stream of chats as batches; `state` and `restore` continue it exactly.
+    """Endless stream of chats as batches, which can be resumed exactly (`state`, `restore`).
 
-    A chat is never cut: an answer whose question is out of sight would teach guessing.
+    Chats are not split, because an answer without its question would train the model to guess.
     """
 
     def __init__(self, padding: int) -> None:
@@ -56,38 +63,38 @@ class PackedChats(ABC):
 
     @abstractmethod
     def draw(self) -> EncodedChat:
-        """The next chat."""
+        """Return the next chat."""
 
     @abstractmethod
     def get_position(self) -> dict[str, Any]:
-        """Where `draw` is, as JSON."""
+        """Return the position in the stream as JSON."""
 
     @abstractmethod
-    def seek(self, place: dict[str, Any]) -> None:
-        """Go to a place that `place` gave."""
+    def seek(self, position: dict[str, Any]) -> None:
+        """Continue at a position that `get_position` returned."""
 
     def batch(self, sequences: int, length: int) -> TrainingBatch:
-        """The next `sequences` x `length` tokens; the target of each is the one that follows."""
+        """Return the next batch of `sequences` x `length` tokens."""
         filled = [self._fill(length + 1) for _ in range(sequences)]
         ids, weights, starts, rows = (torch.tensor(part) for part in zip(*filled, strict=True))
         parts = (ids[:, :-1], ids[:, 1:], weights[:, 1:], starts[:, :-1], rows[:, :-1])
         return TrainingBatch(*(part.contiguous() for part in parts))
 
     def state(self) -> dict[str, Any]:
-        """The place in the data as JSON."""
+        """Return the position and the buffered chats as JSON."""
         return {**self.get_position(), "waiting": self._waiting}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue where `state` was taken."""
-        place = dict(state)
-        self._waiting = [EncodedChat(*chat) for chat in place.pop("waiting")]
-        self.seek(place)
+        """Continue at a state that `state` returned."""
+        position = dict(state)
+        self._waiting = [EncodedChat(*chat) for chat in position.pop("waiting")]
+        self.seek(position)
 
     def _fill(self, length: int) -> tuple[list[int], list[float], list[int], list[int]]:
-        """Ids, weights, starts and rows of one sequence: of the waiting chats always the first
-        that fits, then padding (about 2%).
+        """Return the ids, weights, starts and rows of one sequence.
 
-        A chat longer than a whole sequence is passed over; stages with long ones read such too.
+        The first buffered chat that fits is added, until none fits. The rest is padding (about 2%).
+        Chats that are longer than a sequence are skipped.
         """
         ids, weights, starts, rows = list[int](), list[float](), list[int](), list[int]()
         waiting = self._waiting
@@ -108,12 +115,12 @@ class PackedChats(ABC):
             rows += range(chat.first_row, chat.first_row + len(chat.ids))
 
     def _draw_within(self, length: int) -> EncodedChat:
-        """The next chat that fits in a sequence."""
+        """Return the next chat that fits in a sequence. Raise UsageError if there is none."""
         for _ in range(MAX_SKIPPED):
             chat = self.draw()
             if len(chat.ids) <= length:
                 return chat
         raise UsageError(
-            f"{MAX_SKIPPED} chats in a row are longer than a sequence of {length} tokens",
-            "train on longer sequences",
+            f"{MAX_SKIPPED} consecutive chats are longer than a sequence of {length} tokens",
+            "use a schedule with longer sequences",
         )

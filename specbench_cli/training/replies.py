@@ -1,9 +1,9 @@
-"""A target's own answers to training questions: what its draft has to agree with.
+"""Replies: the target's own answers to training questions, from which draft models and heads learn.
 
-Sampled at temperature 1 (DistillSpec, Zhou et al., ICLR 2024, arXiv:2310.08461, trains on samples
-of the models, not on the data alone), or greedy. The question may be the model's own too: given the
-beginning of its user's turn it goes on with one (Magpie, Xu et al., arXiv:2406.08464). Kept as JSON
-lines, so that a stopped run goes on where it was.
+Answers are greedy or sampled at temperature 1, as in DistillSpec (Zhou et al., ICLR 2024,
+arXiv:2310.08461), which trains on samples of the models. The target can also generate the question:
+it continues a prompt that ends where the user's turn begins (Magpie, Xu et al., arXiv:2406.08464).
+Replies are stored as JSON Lines, so that an interrupted run can resume.
 """
 
 import json
@@ -42,31 +42,32 @@ from specbench_cli.training.corpus import (
 from specbench_cli.training.packing import EncodedChat, PackedChats
 
 BATCH_SIZE = 64
-"""Sequences decoded together: each forward reads the weights once for all."""
+"""Maximum number of sequences that are decoded together on a CPU."""
 
 DEVICE_BATCH_SIZE = 384
-"""As many on an accelerator, which takes about as long to be called for any number of them."""
+"""Maximum number on an accelerator, where a forward takes about as long for any smaller number."""
 
 MEMORY_SHARE = 0.5
-"""How much of an accelerator's free memory they may have, all together."""
+"""Maximum share of an accelerator's free memory that these sequences may use."""
 
 LOGITS_BLOCK_ROWS = 512
-"""Rows whose logits over a whole vocabulary are held at a time."""
+"""Number of rows whose logits over a whole vocabulary are computed at a time."""
 
 MAX_ANSWER = 256
 MAX_QUESTION = 160
 MIN_QUESTION = 4
 MAX_LENGTH = 512
-"""Tokens of a question and its answer at most: a packed sequence holds as many."""
+"""Maximum length in tokens of a question with its answer, which is that of a packed sequence."""
 
 
 class ReplyPrompt(NamedTuple):
-    """What a target goes on from.
+    """Prompt that the target continues.
 
-    ids: the prompt up to where the answer begins; with `then`, to where the question does.
-    then: what ends a question and begins its answer; the model says the question itself up to the
-        first of these tokens, and is given the others.
-    greedy: whether the answer is the likeliest token each time. A question is drawn in any case.
+    Attributes:
+        ids: token ids of the prompt. With `question_end` the prompt ends before the question.
+        question_end: tokens between a question and its answer. If there are any, the target
+            generates a question until it produces the first of them. The others are then added.
+        greedy: whether the answer is greedy. Generated questions are always sampled.
     """
 
     ids: Sequence[int]
@@ -75,9 +76,12 @@ class ReplyPrompt(NamedTuple):
 
 
 class TrainingReply(NamedTuple):
-    """Token ids of a prompt and of the answer, which ends by an EOS where that came in time.
+    """Reply of the target, as token ids.
 
-    first: the row of its first token in `RowFiles`, where all replies of a file have theirs.
+    Attributes:
+        answer: the answer. It ends with an EOS token unless it reached the length limit. Empty if
+            the prompt led to no answer.
+        first_row: row of the first token in `HiddenStateFiles`.
     """
 
     prompt: list[int]
@@ -86,20 +90,22 @@ class TrainingReply(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Tokens of both."""
+        """Number of tokens of prompt and answer."""
         return len(self.prompt) + len(self.answer)
 
     def encode(self) -> EncodedChat:
-        """The reply with its weights in a loss."""
+        """Return the reply with its loss weights."""
         weights = [PROMPT_LOSS_WEIGHT] * len(self.prompt) + [1.0] * len(self.answer)
         return EncodedChat([*self.prompt, *self.answer], weights, self.first_row)
 
 
 class TargetRows(NamedTuple):
-    """A target's rows over some tokens.
+    """Hidden states and predictions of a target over n tokens.
 
-    rows: fp16 [n, those of the captured layers side by side and the normed ones]. best: [n], the
-    likeliest next tokens.
+    Attributes:
+        rows: hidden states of the captured layers, and those after the final norm, concatenated:
+            [n, (layers + 1) * width], fp16.
+        best: the most likely next token of each token, [n].
     """
 
     rows: Tensor
@@ -107,14 +113,14 @@ class TargetRows(NamedTuple):
 
 
 class HiddenStateFiles:
-    """A target's rows over its replies, kept for heads to read many times: two files that grow
-    reply by reply, in the order of the replies' lines.
+    """Files with the target's hidden states and predictions over its replies.
+
+    Heads read them many times in training. Replies are appended in the order of their JSON lines.
 
     Args:
-        folder: where they lie.
-        captured_layers: the layers whose outgoing rows are kept; `NORMED` ones, which the target's
-            output matrix reads, are in any case.
-        width: numbers of one row.
+        folder: folder of the files.
+        captured_layers: captured layers. Hidden states after the final norm are always stored.
+        width: width of the target's hidden states.
     """
 
     def __init__(self, folder: Path, captured_layers: Sequence[int], width: int) -> None:
@@ -122,72 +128,76 @@ class HiddenStateFiles:
         self.width = (len(self.captured_layers) + 1) * width
         name = "features" + "".join(f"-{layer}" for layer in self.captured_layers)
         self._rows, self._best = folder / f"{name}.f16", folder / f"{name}.best.i32"
-        self._mine = False
+        self._is_locked = False
 
     def __len__(self) -> int:
-        """Tokens that both hold."""
+        """Return the number of tokens that are complete in both files."""
         rows, best = (f.stat().st_size if f.is_file() else 0 for f in (self._rows, self._best))
         return min(rows // (2 * self.width), best // 4)
 
     def complete(
         self, replies: Sequence[TrainingReply], read: Callable[[Sequence[int]], TargetRows]
     ) -> None:
-        """Hold the rows of a file's first replies; `read` is asked for those that lack.
+        """Append the rows that are missing for the first replies of a file.
+
+        Args:
+            read: function that computes the rows of token ids.
 
         Raises:
-            UsageError: some do, and another process is writing them.
+            UsageError: rows are missing, and another process is writing them.
         """
         if sum(reply.size for reply in replies) <= len(self):
             return
         with self.lock():
-            have = len(self)
+            stored = len(self)
             ends = (reply.first_row + reply.size for reply in replies)
-            whole = max((end for end in ends if end <= have), default=0)
-            self.truncate(whole)
+            complete = max((end for end in ends if end <= stored), default=0)
+            self.truncate(complete)
             for reply in replies:
-                if reply.first_row >= whole:
+                if reply.first_row >= complete:
                     self.append(read([*reply.prompt, *reply.answer]))
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keeps other processes from writing these rows; raises UsageError where one does."""
-        if self._mine:
+        """Lock the files for writing. Raise UsageError if another process has locked them."""
+        if self._is_locked:
             yield
             return
-        with _lock_file(self._rows, f"train on replies whose rows it has: {len(self)} tokens"):
-            self._mine = True
+        with _lock_file(self._rows, f"train on its first {len(self)} tokens, with fewer --replies"):
+            self._is_locked = True
             try:
                 yield
             finally:
-                self._mine = False
+                self._is_locked = False
 
     def truncate(self, tokens: int) -> None:
-        """Forget what lies behind so many tokens."""
+        """Keep the first `tokens` tokens in both files, and remove later ones."""
         for file, size in ((self._rows, 2 * self.width), (self._best, 4)):
-            with _open_for_append(file) as held:
-                held.truncate(size * tokens)
+            with _open_for_append(file) as opened:
+                opened.truncate(size * tokens)
 
-    def append(self, kept: TargetRows) -> None:
-        """The rows of the next reply."""
+    def append(self, new: TargetRows) -> None:
+        """Append the rows of the next reply."""
         with _open_for_append(self._rows) as rows, _open_for_append(self._best) as best:
-            rows.write(kept.rows.cpu().numpy().tobytes())
-            best.write(kept.best.to(torch.int32).cpu().numpy().tobytes())
+            rows.write(new.rows.cpu().numpy().tobytes())
+            best.write(new.best.to(torch.int32).cpu().numpy().tobytes())
 
     def open_arrays(self) -> tuple[NDArray[np.float16], NDArray[np.int32]]:
-        """Rows [tokens, numbers] and likeliest tokens [tokens], mapped into memory."""
+        """Return the rows and the most likely next tokens of all tokens, as memory maps."""
         n = len(self)
         rows = np.memmap(self._rows, np.float16, "r", shape=(n, self.width))
         return rows, np.memmap(self._best, np.int32, "r", shape=(n,))
 
 
 def make_prompts(encode: Encoder, chats: Sequence[Chat], greedy: bool = False) -> list[ReplyPrompt]:
-    """The first questions of chats."""
+    """Return the first questions of chats as prompts."""
     return [ReplyPrompt(encode.encode_prompt(chat[0][0]), greedy=greedy) for chat in chats]
 
 
 PROBLEM_INTERVAL = 4
 SAMPLED_INTERVAL = 4
-"""One ask in so many is a problem of GSM8K, one answer in so many is drawn."""
+"""One prompt in `PROBLEM_INTERVAL` is a GSM8K problem. One answer in `SAMPLED_INTERVAL` is sampled,
+the others are greedy."""
 
 OPENINGS = (
     *("Write a", "Write an email", "Write a short story about", "Compose a", "Draft a", "Rewrite"),
@@ -199,44 +209,48 @@ OPENINGS = (
     *("Discuss", "Compare", "Analyze", "Who was", "When did", "Describe", "What are the main"),
     *("Summarize", "Translate", "Correct", "Suggest", "Give me", "Help me", "Can you", "I need"),
 )
-"""What some of its questions begin with, so that all kinds of tasks are among them: a small model
-left to itself asks much of one kind."""
+"""First words of generated questions, for a variety of tasks.
+
+Without them, a small model generates mostly questions of one kind.
+"""
 
 
 def make_magpie_prompts(
     encode: TemplateEncoder, problems: Sequence[Chat], seed: int, n: int
 ) -> list[ReplyPrompt]:
-    """`n` asks for a model of any kind: GSM8K's problems among questions of its own, of which two
-    in three begin with one of `OPENINGS`.
+    """Return `n` prompts for a target of any family: GSM8K problems and self-generated questions.
 
-    The first ones are the same for any `n`. Once all problems were asked, their answers are drawn.
+    Two in three self-generated questions begin with one of `OPENINGS`. A smaller `n` gives the
+    first of the same prompts. When all problems are used, they are repeated with sampled answers.
 
     Args:
-        problems: read in a seeded order, over and over; none: its own questions alone.
+        problems: GSM8K problems, used in a seeded order. May be empty.
 
     Raises:
-        UsageError: there is nothing to ask.
+        UsageError: there are no problems, and the target cannot generate questions.
     """
-    if not problems and not encode.answers:
+    if not problems and not encode.answer_prefix:
         raise UsageError(
-            "by this chat template a model cannot be asked for questions of its own",
-            f"give problems to ask: --data DIR with {GSM8K_FILE}",
+            "with this chat template the target cannot generate questions, and there are no GSM8K"
+            " problems",
+            f"give GSM8K's problems: --data DIR with {GSM8K_FILE}",
         )
     order = list(range(len(problems)))
     random.Random(f"problems/{seed}").shuffle(order)
-    asks, asked_before = list[ReplyPrompt](), 0
+    prompts, n_problems = list[ReplyPrompt](), 0
     for number in range(n):
-        if problems and (number % PROBLEM_INTERVAL == 0 or not encode.answers):
-            question = problems[order[asked_before % len(order)]][0][0]
-            greedy = asked_before < len(order) and asked_before % SAMPLED_INTERVAL > 0
-            asks.append(ReplyPrompt(encode.encode_prompt(question), greedy=greedy))
-            asked_before += 1
+        if problems and (number % PROBLEM_INTERVAL == 0 or not encode.answer_prefix):
+            question = problems[order[n_problems % len(order)]][0][0]
+            greedy = n_problems < len(order) and n_problems % SAMPLED_INTERVAL > 0
+            prompts.append(ReplyPrompt(encode.encode_prompt(question), greedy=greedy))
+            n_problems += 1
         else:
-            choice = random.Random(f"opening/{seed}/{number}")
-            begun = encode.encode_text(choice.choice(OPENINGS)) if number % 2 else []
+            rng = random.Random(f"opening/{seed}/{number}")
+            opening = encode.encode_text(rng.choice(OPENINGS)) if number % 2 else []
             greedy = number % (SAMPLED_INTERVAL + 1) > 0
-            asks.append(ReplyPrompt([*encode.question_prefix, *begun], encode.answers, greedy))
-    return asks
+            ids = [*encode.question_prefix, *opening]
+            prompts.append(ReplyPrompt(ids, encode.answer_prefix, greedy))
+    return prompts
 
 
 def sample_replies(
@@ -248,27 +262,28 @@ def sample_replies(
     progress: Callable[[int], None] = lambda _: None,
     rows: HiddenStateFiles | None = None,
 ) -> dict[int, TrainingReply]:
-    """The target's replies by their number in `asks`; those that `file` holds are kept.
+    """Return the target's replies by the number of their prompt.
 
-    Each has draws of its own, whatever was decoded beside it.
+    Replies that `file` contains are kept; missing ones are sampled and appended. The random numbers
+    of a reply do not depend on the other replies.
 
     Args:
-        target: what makes the model, called if a reply is lacking.
+        target: function that loads the target. It is called only if a reply is missing.
         ends: tokens that end an answer.
-        progress: told how many are done, after each.
-        rows: where the target's rows over the replies are kept while they are made.
+        progress: called with the number of replies after each one.
+        rows: files for the target's hidden states over the replies.
 
     Returns:
-        those to asks that led to one: a question that does not end in time, or that the sequence
-        has no room for, leads to none.
+        The replies with an answer. A prompt has none if its generated question does not end in
+        time, or if the prompt is too long.
     """
     done = _read_replies(file)
     if len(done.keys() & range(len(prompts))) < len(prompts):
-        hint = f"train on the first of its {len(done)} replies: --replies N"
-        held = nullcontext() if rows is None else rows.lock()
+        hint = f"train on its first {len(done)} replies or fewer: --replies N"
+        rows_lock = nullcontext() if rows is None else rows.lock()
         with (
             _lock_file(file, hint),
-            held,
+            rows_lock,
             TextIOWrapper(_open_for_append(file), encoding="utf-8") as log,
         ):
             log.truncate(_count_complete_bytes(file))
@@ -279,16 +294,16 @@ def sample_replies(
                     load_replies(file), partial(_read_rows, decoder, rows.captured_layers)
                 )
                 rows.truncate(first)
-            lacking = [(number, ask) for number, ask in enumerate(prompts) if number not in done]
+            missing = [(at, prompt) for at, prompt in enumerate(prompts) if at not in done]
             captured_layers = None if rows is None else rows.captured_layers
-            for number, reply, kept in _generate_replies(
-                decoder, lacking, ends, seed, captured_layers
+            for number, reply, reply_rows in _generate_replies(
+                decoder, missing, ends, seed, captured_layers
             ):
                 done[number] = reply._replace(first_row=first)
                 if reply.answer:
                     first += reply.size
-                    if rows is not None and kept is not None:
-                        rows.append(kept)
+                    if rows is not None and reply_rows is not None:
+                        rows.append(reply_rows)
                 row = {"chat": number, "prompt": reply.prompt, "answer": reply.answer}
                 log.write(json.dumps(row) + "\n")
                 log.flush()
@@ -297,12 +312,16 @@ def sample_replies(
 
 
 def load_replies(file: Path) -> list[TrainingReply]:
-    """The replies with an answer that a file holds, in its order."""
+    """Return the replies in a file that have an answer, in the order of the file."""
     return [reply for reply in _read_replies(file).values() if reply.answer]
 
 
 class Replies(PackedChats):
-    """Replies over and over, in a fixed order; made when the first one is needed."""
+    """Endless stream of the same replies, in a fixed order.
+
+    Args:
+        make: function that returns the replies. It is called when the first one is needed.
+    """
 
     def __init__(self, padding: int, make: Callable[[], Sequence[EncodedChat]]) -> None:
         super().__init__(padding)
@@ -311,34 +330,40 @@ class Replies(PackedChats):
         self._drawn = 0
 
     def draw(self) -> EncodedChat:
-        """The next reply.
+        """Return the next reply.
 
         Raises:
-            UsageError: there is none.
+            UsageError: there are no replies.
         """
         if self._replies is None:
             self._replies = self._make()
         if not self._replies:
             raise UsageError(
-                "none of the target's replies can be trained on: none ended in time",
-                "train the target for longer, or give another --target",
+                "there are no replies to train on: the target answered none of the prompts in time",
+                "train the target for longer, or choose another --target",
             )
         self._drawn += 1
         return self._replies[(self._drawn - 1) % len(self._replies)]
 
     def get_position(self) -> dict[str, Any]:
-        """How many were drawn."""
+        """Return the number of replies so far."""
         return {"drawn": self._drawn}
 
-    def seek(self, place: dict[str, Any]) -> None:
-        """Continue after as many."""
-        self._drawn = place["drawn"]
+    def seek(self, position: dict[str, Any]) -> None:
+        """Continue at a position that `get_position` returned."""
+        self._drawn = position["drawn"]
 
 
 @dataclass(slots=True)
 class _GrowingReply:
-    """A reply in the making. fed: what its next forward reads; said: tokens of the answer, or of
-    the question while that is being asked; place: its own among the lines."""
+    """Reply that is being generated.
+
+    Attributes:
+        slot: number of its KV cache in the batch.
+        input_ids: input of its next forward.
+        in_question: whether the target is generating the question.
+        tokens: tokens of the question or of the answer so far.
+    """
 
     number: int
     prompt_request: ReplyPrompt
@@ -352,33 +377,33 @@ class _GrowingReply:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether the next token is drawn."""
+        """True if the next token is sampled, False if it is greedy."""
         return self.in_question or not self.prompt_request.greedy
 
     def add_token(self, token: int, ends: Collection[int]) -> TrainingReply | None:
-        """Go on with a token; the reply, once it is whole or nothing will come of it."""
+        """Add a token. Return the reply if it is complete, or a reply without answer on failure."""
         room = MAX_LENGTH - len(self.prompt) - len(self.tokens) - 1
         if not self.in_question:
             self.tokens.append(token)
             self.input_ids = [token]
-            whole = token in ends or len(self.tokens) >= MAX_ANSWER or not room
-            return TrainingReply(self.prompt, self.tokens) if whole else None
+            is_complete = token in ends or len(self.tokens) >= MAX_ANSWER or not room
+            return TrainingReply(self.prompt, self.tokens) if is_complete else None
         if token == self.prompt_request.question_end[0]:
             self.prompt += [*self.tokens, *self.prompt_request.question_end]
             self.input_ids = list(self.prompt_request.question_end)
-            short = len(self.tokens) < MIN_QUESTION
+            too_short = len(self.tokens) < MIN_QUESTION
             self.tokens, self.in_question = [], False
-            return TrainingReply(self.prompt, []) if short else None
+            return TrainingReply(self.prompt, []) if too_short else None
         self.tokens.append(token)
         self.input_ids = [token]
-        fails = token in ends or len(self.tokens) > MAX_QUESTION
-        return TrainingReply([*self.prompt, *self.tokens], []) if fails else None
+        failed = token in ends or len(self.tokens) > MAX_QUESTION
+        return TrainingReply([*self.prompt, *self.tokens], []) if failed else None
 
 
 @torch.inference_mode()
 def _generate_replies(
     target: Decoder,
-    asks: Sequence[tuple[int, ReplyPrompt]],
+    prompts: Sequence[tuple[int, ReplyPrompt]],
     ends: Collection[int],
     seed: int,
     captured_layers: tuple[int, ...] | None = None,
@@ -386,92 +411,99 @@ def _generate_replies(
     """Yield each reply as soon as it is complete; the next prompt takes its slot.
 
     With `captured_layers`, also yield the target's rows over the reply. The row of the last token
-    is 0, because the target did not read it."""
-    states = _new_states(target, captured_layers, len(asks))
+    is 0, because the target did not read it.
+
+    Args:
+        prompts: prompts with their numbers.
+    """
+    states = _new_states(target, captured_layers, len(prompts))
     free = list(range(len(states)))
-    begin, shared, first = _run_shared_prefix(target, [ask for _, ask in asks], captured_layers)
-    held = None if captured_layers is None else _RowBuffer(target, captured_layers, len(states))
-    waiting, live = iter(asks), dict[int, _GrowingReply]()
+    prefix_state, n_prefix, prefix_rows = _run_shared_prefix(
+        target, [prompt for _, prompt in prompts], captured_layers
+    )
+    buffer = None if captured_layers is None else _RowBuffer(target, captured_layers, len(states))
+    waiting, live = iter(prompts), dict[int, _GrowingReply]()
     while True:
         while free and (following := next(waiting, None)) is not None:
-            number, ask = following
-            if len(ask.ids) > MAX_LENGTH // 2:
-                yield number, TrainingReply(list(ask.ids), []), None
+            number, prompt = following
+            if len(prompt.ids) > MAX_LENGTH // 2:
+                yield number, TrainingReply(list(prompt.ids), []), None
                 continue
-            place = heappop(free)
-            state, chance = states[place], random.Random(f"reply/{seed}/{number}")
+            slot = heappop(free)
+            state, rng = states[slot], random.Random(f"reply/{seed}/{number}")
             state.clear()
-            if begin is not None and isinstance(state, KVState):
-                for mine, read in zip(state.buffers, begin.buffers, strict=True):
-                    mine[..., :shared, :].copy_(read[..., :shared, :])
-                state.extend(0, range(target.n_layers), shared)
-                state.commit(0, range(shared))
-            if held is not None and first is not None:
-                held.start_sequence(place, first)
-            ids = list(ask.ids)
+            if prefix_state is not None and isinstance(state, KVState):
+                for copied, original in zip(state.buffers, prefix_state.buffers, strict=True):
+                    copied[..., :n_prefix, :].copy_(original[..., :n_prefix, :])
+                state.extend(0, range(target.n_layers), n_prefix)
+                state.commit(0, range(n_prefix))
+            if buffer is not None and prefix_rows is not None:
+                buffer.start_sequence(slot, prefix_rows)
+            ids = list(prompt.ids)
             live[number] = _GrowingReply(
-                number, ask, place, state, chance, ids[shared:], ids, bool(ask.question_end)
+                number, prompt, slot, state, rng, ids[n_prefix:], ids, bool(prompt.question_end)
             )
         if not live:
             return
-        # Neighbours in memory with as many rows each are attended to at once.
+        # Sort by length and slot: attention runs once for neighbours in memory of equal length.
         lines = sorted(live.values(), key=lambda line: (len(line.input_ids), line.slot))
         ns = [len(line.input_ids) for line in lines]
         starts = [line.state.position() for line in lines]
-        fed = host.ids(list(chain.from_iterable(line.input_ids for line in lines)), target.device)
+        all_ids = list(chain.from_iterable(line.input_ids for line in lines))
         parts = [
             ModelInput(Tokens(ids), line.state)
-            for ids, line in zip(fed[None].split(ns, 1), lines, strict=True)
+            for ids, line in zip(
+                host.ids(all_ids, target.device)[None].split(ns, 1), lines, strict=True
+            )
         ]
         outs = target.forward_batch(parts, captured_layers=captured_layers or ())
         logits = torch.cat([out.logits for out in outs if out.logits is not None], 1)[0]
         best = logits.argmax(-1)
-        if held is not None:
-            held.write([line.slot for line in lines], starts, ns, outs, best)
+        if buffer is not None:
+            buffer.write([line.slot for line in lines], starts, ns, outs, best)
         tokens = _choose_tokens(logits, best, lines)
         for line, n, token in zip(lines, ns, tokens, strict=True):
             line.state.commit(0, range(n))
             reply = line.add_token(token, ends)
             if reply is not None:
                 heappush(free, live.pop(line.number).slot)
-                whole = (
-                    held.read_reply(line.slot, reply) if reply.answer and held is not None else None
-                )
-                yield line.number, reply, whole
+                rows = None
+                if buffer is not None and reply.answer:
+                    rows = buffer.read_reply(line.slot, reply)
+                yield line.number, reply, rows
 
 
 class _RowBuffer:
-    """The target's rows over the sequences in the making, each at its place: written for all of
-    them at once, and read of one when it is whole.
+    """Buffer of the target's hidden states over the replies that are being generated.
 
     Args:
-        lines: how many places there are.
+        n_slots: number of replies in the batch.
     """
 
-    def __init__(self, target: Decoder, captured_layers: tuple[int, ...], lines: int) -> None:
+    def __init__(self, target: Decoder, captured_layers: tuple[int, ...], n_slots: int) -> None:
         self._target, self._captured_layers = target, captured_layers
-        size, device = (lines, MAX_LENGTH), target.device
+        size, device = (n_slots, MAX_LENGTH), target.device
         width = _get_row_width(target, captured_layers)
         self._rows = torch.zeros(*size, width, dtype=torch.half, device=device)
         self._best = torch.zeros(size, dtype=torch.int64, device=device)
 
-    def start_sequence(self, place: int, read: TargetRows) -> None:
-        """A sequence begins with rows that all have."""
-        self._rows[place, : len(read.rows)] = read.rows
-        self._best[place, : len(read.best)] = read.best
+    def start_sequence(self, slot: int, prefix: TargetRows) -> None:
+        """Start a reply with the rows of the prefix that all prompts share."""
+        self._rows[slot, : len(prefix.rows)] = prefix.rows
+        self._best[slot, : len(prefix.best)] = prefix.best
 
     def write(
         self,
-        places: Sequence[int],
+        slots: Sequence[int],
         starts: Sequence[int],
         ns: Sequence[int],
         outs: Sequence[ModelOutput],
         last: Tensor,
     ) -> None:
-        """The rows of a forward: ns[i] of the sequence at places[i], from starts[i] on.
+        """Store the rows of a forward: ns[i] rows in slots[i], from position starts[i].
 
         Args:
-            last: [sequences], what each one's last row says.
+            last: the most likely next token after the last row of each sequence, [sequences].
         """
         device, captured_layers = self._target.device, self._captured_layers
         hidden = torch.cat([out.hidden for out in outs], 1)
@@ -482,22 +514,25 @@ class _RowBuffer:
         new = _compute_rows(
             self._target, captured_layers, ModelOutput(None, hidden, aux_hidden_states), ends, last
         )
-        owners = chain.from_iterable(map(repeat, places, ns))
-        spans = (range(start, start + n) for start, n in zip(starts, ns, strict=True))
-        where = [list(owners), list(chain.from_iterable(spans))]
-        at = tuple(host.ids(where, device).unbind())
-        self._rows.index_put_(at, new.rows)
-        self._best.index_put_(at, new.best)
+        slot_of_row = chain.from_iterable(map(repeat, slots, ns))
+        positions = (range(start, start + n) for start, n in zip(starts, ns, strict=True))
+        indices = [list(slot_of_row), list(chain.from_iterable(positions))]
+        index = tuple(host.ids(indices, device).unbind())
+        self._rows.index_put_(index, new.rows)
+        self._best.index_put_(index, new.best)
 
-    def read_reply(self, place: int, reply: TrainingReply) -> TargetRows:
-        """Those of a whole reply; nothing of its last token, which was not fed."""
-        rows, best = self._rows[place, : reply.size], self._best[place, : reply.size]
+    def read_reply(self, slot: int, reply: TrainingReply) -> TargetRows:
+        """Return the rows of a complete reply.
+
+        The row of the last token is 0, because the target did not read that token.
+        """
+        rows, best = self._rows[slot, : reply.size], self._best[slot, : reply.size]
         rows[-1], best[-1] = 0, best[0]
         return TargetRows(rows, best)
 
 
 def _get_row_width(target: Decoder, captured_layers: tuple[int, ...]) -> int:
-    """Numbers that are kept of a token."""
+    """Return the number of values that are stored per token."""
     return (len(captured_layers) + 1) * target.hidden_size
 
 
@@ -506,39 +541,37 @@ def _compute_rows(
     captured_layers: tuple[int, ...],
     out: ModelOutput,
     known: Sequence[int] = (),
-    says: Tensor | None = None,
+    known_best: Tensor | None = None,
 ) -> TargetRows:
-    """What is kept of a forward's rows [1, n, hidden].
+    """Return the hidden states and predictions to store, from a forward's output [1, n, width].
 
     Args:
-        known: rows of which it is known what they say, rising; says: [rows], that.
+        known: rows whose most likely next token is already known, in ascending order.
+        known_best: these tokens, [len(known)].
     """
     normed = target.norm(out.hidden[0])
     rows = torch.cat([*(out.aux_hidden_states[at][0] for at in captured_layers), normed], -1).half()
-    if says is not None and len(known) == len(normed):
-        return TargetRows(rows, says)
-    asked = sorted(set(range(len(normed))).difference(known))
-    order = host.ids([*asked, *known], target.device)
-    blocks = normed.index_select(0, order[: len(asked)]).split(LOGITS_BLOCK_ROWS)
+    if known_best is not None and len(known) == len(normed):
+        return TargetRows(rows, known_best)
+    unknown = sorted(set(range(len(normed))).difference(known))
+    order = host.ids([*unknown, *known], target.device)
+    blocks = normed.index_select(0, order[: len(unknown)]).split(LOGITS_BLOCK_ROWS)
     found = [target.unembed(block).argmax(-1) for block in blocks]
-    best = torch.cat(found if says is None else [*found, says])
+    best = torch.cat(found if known_best is None else [*found, known_best])
     return TargetRows(rows, torch.empty_like(best).index_copy_(0, order, best))
 
 
 @torch.inference_mode()
 def _read_rows(target: Decoder, captured_layers: tuple[int, ...], ids: Sequence[int]) -> TargetRows:
-    """The rows over a text that is there."""
-    read = Tokens(host.ids([ids], target.device))
+    """Return the target's rows over a text."""
+    tokens = Tokens(host.ids([ids], target.device))
     state = target.new_state(len(ids))
-    return _compute_rows(
-        target,
-        captured_layers,
-        target.forward(read, state, logits_at=None, captured_layers=captured_layers),
-    )
+    out = target.forward(tokens, state, logits_at=None, captured_layers=captured_layers)
+    return _compute_rows(target, captured_layers, out)
 
 
 def _choose_batch_size(target: Decoder, captured_layers: tuple[int, ...] | None) -> int:
-    """How many sequences are decoded together; what each is given does not depend on it."""
+    """Return the number of replies that are generated together. It does not affect the replies."""
     if host.is_on_host(target.device):
         return BATCH_SIZE
     bytes_each = target.new_state(MAX_LENGTH).nbytes
@@ -549,8 +582,10 @@ def _choose_batch_size(target: Decoder, captured_layers: tuple[int, ...] | None)
 
 
 def _new_states(target: Decoder, captured_layers: tuple[int, ...] | None, most: int) -> list[State]:
-    """Room for `_at_once` sequences, or for the `most` that there are, in one piece of memory where
-    a decoder's states can."""
+    """Return the KV caches of a batch with at most `most` sequences.
+
+    If the decoder supports it, they share one allocation.
+    """
     lines = min(_choose_batch_size(target, captured_layers), most)
     pool = target.new_state(MAX_LENGTH, lines)
     if isinstance(pool, KVState):
@@ -559,48 +594,51 @@ def _new_states(target: Decoder, captured_layers: tuple[int, ...] | None, most: 
 
 
 def _run_shared_prefix(
-    target: Decoder, asks: Sequence[ReplyPrompt], captured_layers: tuple[int, ...] | None
+    target: Decoder, prompts: Sequence[ReplyPrompt], captured_layers: tuple[int, ...] | None
 ) -> tuple[KVState | None, int, TargetRows | None]:
-    """What all asks begin with (a template's system prompt), read once; how many rows, and what is
-    kept of them."""
-    places = zip(*(ask.ids[:-1] for ask in asks), strict=False)
-    shared = sum(1 for _ in takewhile(lambda ids: len(set(ids)) == 1, places))
+    """Run the target on the tokens that all prompts begin with, such as a system prompt.
+
+    Returns:
+        The KV cache, the number of shared tokens, and the target's rows over them.
+    """
+    columns = zip(*(prompt.ids[:-1] for prompt in prompts), strict=False)
+    shared = sum(1 for _ in takewhile(lambda ids: len(set(ids)) == 1, columns))
     state = target.new_state(max(1, shared))
     if not shared or not isinstance(state, KVState):
         return None, 0, None
-    ids = host.ids([asks[0].ids[:shared]], target.device)
+    ids = host.ids([prompts[0].ids[:shared]], target.device)
     out = target.forward(Tokens(ids), state, logits_at=None, captured_layers=captured_layers or ())
-    return (
-        state,
-        shared,
-        None if captured_layers is None else _compute_rows(target, captured_layers, out),
-    )
+    rows = None if captured_layers is None else _compute_rows(target, captured_layers, out)
+    return state, shared, rows
 
 
 def _choose_tokens(logits: Tensor, best: Tensor, lines: Sequence[_GrowingReply]) -> list[int]:
-    """A token a line from logits [lines, V]: the likeliest, or drawn by inverting the sums."""
-    drawn = [at for at, line in enumerate(lines) if line.is_sampled]
-    if not drawn:
-        likeliest: list[int] = host.numbers(best)
-        return likeliest
+    """Return the next token of each reply, greedy or sampled, from logits [replies, vocab].
+
+    Sampling inverts the cumulative distribution.
+    """
+    sampled = [at for at, line in enumerate(lines) if line.is_sampled]
+    if not sampled:
+        greedy: list[int] = host.numbers(best)
+        return greedy
     device = logits.device
-    picked = logits.index_select(0, host.ids(drawn, device))
-    sums = picked.float().softmax(-1).cumsum(-1)
-    chances = host.send(torch.tensor([[lines[at].rng.random()] for at in drawn]), device)
-    found = torch.searchsorted(sums, chances * sums[:, -1:], right=True)
-    chosen, said = host.lists(best, found[:, 0])
-    for at, token in zip(drawn, said, strict=True):
-        chosen[at] = min(token, logits.shape[-1] - 1)
-    return chosen
+    sampled_logits = logits.index_select(0, host.ids(sampled, device))
+    sums = sampled_logits.float().softmax(-1).cumsum(-1)
+    uniform = host.send(torch.tensor([[lines[at].rng.random()] for at in sampled]), device)
+    found = torch.searchsorted(sums, uniform * sums[:, -1:], right=True)
+    tokens, sampled_tokens = host.lists(best, found[:, 0])
+    for at, token in zip(sampled, sampled_tokens, strict=True):
+        tokens[at] = min(token, logits.shape[-1] - 1)
+    return tokens
 
 
 def _count_complete_bytes(file: Path) -> int:
-    """Bytes of the whole lines; a run that was killed may leave half a line more."""
+    """Return the size of the complete lines. A killed run may leave an incomplete last line."""
     return file.read_bytes().rfind(b"\n") + 1 if file.is_file() else 0
 
 
 def _read_replies(file: Path) -> dict[int, TrainingReply]:
-    """The whole lines of the file."""
+    """Return the replies in the complete lines of a file, by number of the prompt."""
     lines = file.read_bytes()[: _count_complete_bytes(file)].splitlines() if file.is_file() else []
     rows: Iterator[Mapping[str, Any]] = map(json.loads, lines)
     done, first = dict[int, TrainingReply](), 0
@@ -611,13 +649,13 @@ def _read_replies(file: Path) -> dict[int, TrainingReply]:
 
 
 def _open_for_append(file: Path) -> BufferedWriter:
-    """Open a file of the training for appending. Raise UsageError if it is a link."""
+    """Open a file for appending. Raise UsageError if it is a link."""
     return os.fdopen(files.open_own(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
 
 
 @contextmanager
 def _lock_file(file: Path, hint: str) -> Iterator[None]:
-    """Keeps other processes from writing a file; raises UsageError where one does."""
+    """Lock a file for writing. Raise UsageError if another process has locked it."""
     lock = Path(f"{file}.lock")
     files.check_own(lock, lambda content: not content)
     try:

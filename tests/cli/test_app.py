@@ -194,11 +194,11 @@ def test_only_the_command_that_is_named_is_built():
         ("run --plugin gone.py", "there is no plug-in file gone.py", "--plugin FILE.py"),
         ("run --config gone.yaml", "cannot read gone.yaml", ""),
         ("run --resume gone", "gone holds no run", "specbench list runs"),
-        ("run --resume gone --limit 3 --dry-run", "drop --limit, --dry-run", "specbench run"),
+        ("run --resume gone --limit 3 --dry-run", "omit --limit, --dry-run", "specbench run"),
         ("list", "missing argument 'KIND'. Choose from: methods, tasks", "specbench list --help"),
         ("list methdos", "'methdos' is not one of 'methods', 'tasks'", "specbench list --help"),
         ("list methods spss", "did you mean 'sps'?", "specbench list methods"),
-        ("list runs gone", "there is no run 'gone'", "specbench list runs"),
+        ("list runs gone", "unknown run 'gone'", "specbench list runs"),
     ],
 )
 def test_usage_error_is_two_lines_and_exit_code_2(run, tmp_path, monkeypatch, args, says, hint):

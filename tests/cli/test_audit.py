@@ -91,7 +91,7 @@ def test_a_plugin_that_misstates_its_distribution_is_broken_and_mended_passes(au
     [
         ((), "no method to audit"),
         (("--all", "sps"), "--all audits every method"),
-        (("engine:http",), "engine:http decodes by another engine"),
+        (("engine:http",), "engine:http uses another engine"),
         (("spss",), "there is no method 'spss'"),
         (("--plugin", "missing.py"), "there is no plug-in file missing.py"),
     ],
@@ -113,7 +113,7 @@ def test_an_audit_goes_on_where_it_was_interrupted(audited, monkeypatch):
     Path("kept/hf-vanilla.json").unlink()
     code, out, err = audited("vanilla,hf:vanilla", "--out", "kept", "--resume")
     assert code == 0
-    assert "1 of 2 certificates in kept are kept" in err
+    assert "1 of 2 certificates in kept are up to date" in err
     assert "hf:vanilla: AGREES in" in err
     assert "\nvanilla: PASSED in" not in err
     assert [line.split("\t")[0] for line in out.splitlines()] == ["method", "vanilla", "hf:vanilla"]

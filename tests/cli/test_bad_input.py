@@ -102,7 +102,7 @@ REFUSED = [
     ("run --target llama-3.1-8b-instruct", 3, "(about 16.1 GB", "accept the licence at https://"),
     # drafts
     ("run --target embedded-1m -m sps", 2, "sps needs a draft model, and embedded-1m", "--draft M"),
-    ("run --target embedded-1m -m sps --draft auto", 2, "has no customary one", "--draft MODEL"),
+    ("run --target embedded-1m -m sps --draft auto", 2, "has no default one", "--draft MODEL"),
     # several targets
     ("run --targets embedded-1m --target embedded-7m", 2, "both target and targets", "--help"),
     ("run --targets embedded-1m,embedded-1m", 2, "has embedded-1m twice", "specbench run --help"),
@@ -572,12 +572,14 @@ def test_disk_that_is_full_keeps_what_was_written(run, begun, monkeypatch):
 
 
 def test_noisy_machine_is_exit_3_says_why_and_keeps_the_answers(run, monkeypatch):
-    monkeypatch.setattr(NoiseMeter, "full", lambda self: True)
+    monkeypatch.setattr(NoiseMeter, "is_full", lambda self: True)
     monkeypatch.setattr(NoiseMeter, "close", lambda self: 0.5)
     code, _, err = run(f"run -t own.jsonl {SMALL}")
     message, hint = told(err)
     assert code == 3
-    assert message.startswith("the machine was not quiet: other processes took more than 5% of it")
+    assert message.startswith(
+        "the machine was not quiet: for too many outputs, other processes used more than 5%"
+    )
     assert "--allow-noise" in hint
     records = list(RunDir.open(Path("here")).records())
     assert all(record.void and record.output_ids for record in records)

@@ -72,7 +72,7 @@ def test_person_sees_a_table_and_then_what_to_mend(capsys, monkeypatch):
     assert app._run(["doctor"]) == 0
     out = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out)
     assert "\nhub: prevents downloads of models" in out
-    assert "\n  mend: unset HF_HUB_OFFLINE" in out
+    assert "\n  fix: unset HF_HUB_OFFLINE" in out
 
 
 def test_json_holds_no_path_host_or_user(doctor, tmp_path, monkeypatch):
@@ -146,7 +146,7 @@ def test_noise_is_told_and_is_no_fault_of_the_installation(capsys, monkeypatch):
     assert app._run(["doctor"]) == 0
     out, err = capsys.readouterr()
     assert "other processes use 40.0% of the machine; at most 5% is quiet" in out
-    assert "just now its times would be void" in err
+    assert "other programs would disturb its timings now" in err
 
 
 def test_missing_compiler_is_told(monkeypatch):

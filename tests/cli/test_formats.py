@@ -23,9 +23,9 @@ def test_other_spellings_name_the_format_that_the_command_lists(to, known, found
 @pytest.mark.parametrize(
     ("to", "says"),
     [
-        ("junti", "--to 'junti' is none of markdown, junit, json; did you mean 'junit'?"),
-        ("latex", "--to 'latex' is none of markdown, junit, json"),
-        (" , ", "--to names no format; there are markdown, junit, json"),
+        ("junti", "--to 'junti' is not one of markdown, junit, json; did you mean 'junit'?"),
+        ("latex", "--to 'latex' is not one of markdown, junit, json"),
+        (" , ", "--to names no format; choose from markdown, junit, json"),
     ],
 )
 def test_an_unknown_format_is_named(to, says):

@@ -45,7 +45,7 @@ def test_the_file_is_a_run_and_names_every_setting(call, check):
 def test_a_file_that_is_there_is_left_alone(call):
     Path("specbench.yaml").write_text("limit: 3\n")
     code, _, err = call("init")
-    assert code == 2 and "specbench.yaml is there already" in err
+    assert code == 2 and "specbench.yaml exists already" in err
     assert Path("specbench.yaml").read_text() == "limit: 3\n"
 
 

@@ -110,7 +110,7 @@ def test_card_tells_whether_this_very_file_was_audited(listed, tmp_path):
     file = inspect.getfile(registry.load("pld"))
     facts["sha256"] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
     (folder / "pld.json").write_text(json.dumps(facts))
-    assert audit_says() == "PASSED: 2 checks of this very file"
+    assert audit_says() == "PASSED: 2 checks of the current file"
 
 
 def test_shapes_and_hardware_are_listed_with_their_sources(listed):

@@ -135,7 +135,7 @@ def test_latex_files_come_with_the_line_that_typesets_them(report):
     code, out, err = report("--to", "latex", "--out", "a paper")
     assert code == 0
     assert "a paper/latex/report.tex" in out.splitlines()
-    assert err == f"on paper: cd 'a paper/latex' && {TYPESET}\n"
+    assert err == f"to typeset: cd 'a paper/latex' && {TYPESET}\n"
 
 
 def test_unknown_names_are_exit_2_with_what_there_is(report, broken_prompt):
@@ -175,9 +175,9 @@ def test_runs_that_differ_are_exit_2_unless_forced(report, tmp_path):
     ("args", "says"),
     [
         (["last", "--method", "sps"], "--method needs --prompt"),
-        (["last", "--to", "md", "--format", "tsv"], "--to writes files, and --format says how"),
-        (["last", "--to", "md", "--json"], "--to writes files, and --format says how"),
-        (["last", "--prompt", "mini/1", "--to", "md"], "takes neither --to nor --also"),
+        (["last", "--to", "md", "--format", "tsv"], "--to writes files and --format prints tables"),
+        (["last", "--to", "md", "--json"], "--to writes files and --format prints tables"),
+        (["last", "--prompt", "mini/1", "--to", "md"], "cannot be combined with --to or --also"),
         (["a", "b", "--prompt", "mini/1"], "shows one run"),
     ],
 )

@@ -347,5 +347,5 @@ def test_selected_rows_keep_their_positions(target):
     assert (part.length(), part.position(), part.positions()) == (5, 15, [0, 1, 12, 13, 14])
     part.rollback(0, 8)  # of the rows from 2 to 7 none is left: they are fed again
     assert (part.length(), part.position()) == (2, 2)
-    with pytest.raises(ValueError, match="no increasing numbers"):
+    with pytest.raises(ValueError, match="must be increasing numbers"):
         part.select([3, 2])

@@ -123,5 +123,5 @@ def test_a_file_holds_the_head_and_one_that_lacks_a_part_is_refused(family, targ
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors["trigram.1.weight"]
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(EnvironmentFault, match=r"has no last\.weight"):
+    with pytest.raises(EnvironmentFault, match=r"missing tensor last\.weight"):
         ChimeraHead.load(tmp_path, {"target": target})

@@ -118,7 +118,7 @@ def test_maps_are_k_square_matrices_that_begin_as_the_identity(family):
     assert sum(each.numel() for each in head.parameters()) == 3 * target.hidden_size**2
     rows = torch.randn(2, target.hidden_size)
     assert head(rows).equal(rows[:, None].expand(-1, 3, -1))
-    with pytest.raises(MethodFault, match="no row enters target at layer 2: it has 2"):
+    with pytest.raises(MethodFault, match="target has no layer 2: it has 2"):
         TransferMaps(target, layer=2)
 
 

@@ -144,13 +144,13 @@ def test_what_training_wrote_is_read(tmp_path, family):
 @pytest.mark.parametrize(
     ("config", "tensors", "why"),
     [
-        (None, {}, "is no judge of rows of 32 numbers"),
-        ({"hidden_size": 8}, {}, "is no judge of rows of 32 numbers"),
-        ({"hidden_size": 32}, {"weight": torch.ones(32)}, "lacks the tensor 'bias'"),
+        (None, {}, "is not a judge for hidden size 32"),
+        ({"hidden_size": 8}, {}, "is not a judge for hidden size 32"),
+        ({"hidden_size": 32}, {"weight": torch.ones(32)}, "missing tensor 'bias'"),
         (
             {"hidden_size": 32},
             {"weight": torch.ones(31), "bias": torch.ones(1)},
-            "its tensors have other shapes",
+            "tensors have wrong shapes",
         ),
         (
             {"hidden_size": 32},

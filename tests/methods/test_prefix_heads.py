@@ -150,12 +150,16 @@ def test_hydra_as_published_computes_its_formula(target, prefix, rows, tmp_path)
 
 
 FAULTS = {
-    "a missing norm": ("prefix_embeding_layer.norm.weight", None, r"without norm\.weight"),
-    "a missing block": ("hydra_mlp.1.3.linear.bias", None, r"has no heads\.1\.3\.linear\.bias"),
+    "a missing norm": ("prefix_embeding_layer.norm.weight", None, r"missing tensors: norm\.weight"),
+    "a missing block": (
+        "hydra_mlp.1.3.linear.bias",
+        None,
+        r"missing tensor heads\.1\.3\.linear\.bias",
+    ),
     "another width": (
         "hydra_mlp.0.1.linear.weight",
         torch.zeros(7, 14),
-        r"first head is \[7, 14\]",
+        r"first head has shape \[7, 14\]",
     ),
     "another vocabulary": (
         "hydra_lm_head.0.1.weight",
@@ -163,7 +167,7 @@ FAULTS = {
         "matrices have 50 rows",
     ),
     "NaN": ("hydra_mlp.2.1.linear.bias", torch.full((32,), torch.nan), "not finite"),
-    "a tensor too many": ("medusa.weight", torch.zeros(1), "with medusa.weight"),
+    "a tensor too many": ("medusa.weight", torch.zeros(1), "unsupported tensor medusa.weight"),
 }
 
 
@@ -181,7 +185,7 @@ def test_a_hydra_plus_that_does_not_fit_is_told_what_is_wrong(
 
 def test_truncated_files_and_heads_of_another_kind_are_told(target, prefix, tmp_path):
     folder = written(tmp_path / "head", published(prefix, target))
-    with pytest.raises(EnvironmentFault, match=r"holds heads of Hydra\+\+"):
+    with pytest.raises(EnvironmentFault, match=r"contains the heads of Hydra\+\+"):
         HydraHeads.load(folder, {"target": target})
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])

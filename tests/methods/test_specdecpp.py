@@ -226,24 +226,24 @@ HEAD = {
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (lambda f: (f / "config.json").unlink(), "no config.json"),
-        (lambda f: (f / "config.json").write_text("{}"), "neither hidden_size nor num_layers"),
-        (lambda f: stored(f, [Block(16)], nn.Linear(16, 2)), "reads rows of 16 numbers"),
+        (lambda f: (f / "config.json").unlink(), "config.json is missing"),
+        (lambda f: (f / "config.json").write_text("{}"), "hidden_size or num_layers is missing"),
+        (lambda f: stored(f, [Block(16)], nn.Linear(16, 2)), "is for hidden size 16"),
         (
             lambda f: stored(f, [Block(32)], nn.Linear(32, 2), specbench={"draft_sha256": "ab"}),
-            "trained with another draft",
+            "trained for another draft",
         ),
         (
             lambda f: stored(f, [Block(32)], nn.Linear(32, 2), specbench={"target_sha256": "ab"}),
-            "trained with another target",
+            "trained for another target",
         ),
         (
             lambda f: stored(f, [Block(32)], nn.Linear(32, 2), num_layers=3),
-            "lacks the tensor",
+            "missing tensor",
         ),
         (
             lambda f: stored(f, [Block(32)], nn.Linear(32, 2), num_layers=2**31),
-            "num_layers is 2147483648; a head has 0 to 64",
+            "num_layers is 2147483648; it must be from 0 to 64",
         ),
         (
             lambda f: stored(f, [Block(32)], nn.Linear(32, 2), {**HEAD, "scale": torch.ones(1)}),

@@ -299,13 +299,17 @@ def tensors(**other):
 @pytest.mark.parametrize(
     ("config", "weights", "why"),
     [
-        (None, tensors(), "holds no predictors of a target of 2 layers"),
-        ({"n_layers": 3, "layers": [1]}, tensors(), "holds no predictors of a target of 2"),
-        ({"n_layers": 2}, tensors(), "holds no predictors of a target of 2 layers"),
-        ({"n_layers": 2, "layers": [2]}, tensors(), r"layers \[2\] are not numbers from 1 to 1"),
-        ({"n_layers": 2, "layers": [1]}, tensors(down=None), "lacks the tensor 'down'"),
-        ({"n_layers": 2, "layers": [1]}, tensors(up=(1, 11, 8)), "tensors have other shapes"),
-        ({"n_layers": 2, "layers": [1]}, tensors(up_bias=(2, 8)), "tensors have other shapes"),
+        (None, tensors(), "contains no predictors for a target with 2 layers"),
+        ({"n_layers": 3, "layers": [1]}, tensors(), "contains no predictors for a target with 2"),
+        ({"n_layers": 2}, tensors(), "contains no predictors for a target with 2 layers"),
+        (
+            {"n_layers": 2, "layers": [2]},
+            tensors(),
+            r"layers is \[2\]; it must contain numbers from 1 to 1",
+        ),
+        ({"n_layers": 2, "layers": [1]}, tensors(down=None), "missing tensor 'down'"),
+        ({"n_layers": 2, "layers": [1]}, tensors(up=(1, 11, 8)), "tensors have wrong shapes"),
+        ({"n_layers": 2, "layers": [1]}, tensors(up_bias=(2, 8)), "tensors have wrong shapes"),
         (
             {"n_layers": 2, "layers": [1]},
             tensors(norm=(8,)),

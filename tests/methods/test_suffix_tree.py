@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from methods.suffix.tree import SuffixTree, TreePosition
+from methods.suffix.tree import StringPosition, SuffixTree
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=24)
 
@@ -144,10 +144,10 @@ def test_what_is_evicted_leaves_no_trace(sequences, depth, data):
         kept.pop(0)
     assert tree.num_tokens == sum(map(len, kept)) <= most
     assert held(tree, depth) == counted(kept, depth - 1)
-    nodes = len(tree._end) - len(tree._free)
+    nodes = len(tree._end_depth) - len(tree._free)
     assert nodes <= 1 + 2 * tree.num_tokens + depth * len(kept)
     fresh = built(kept, depth)
-    assert nodes == len(fresh._end) - len(fresh._free)
+    assert nodes == len(fresh._end_depth) - len(fresh._free)
     # What comes then comes as into a fresh one.
     for token in sequences[0]:
         tree.append(token)
@@ -171,7 +171,7 @@ def test_what_a_policy_takes_out_leaves_no_trace_whatever_its_place(sequences, d
             kept.pop(next(iter(kept)))
         assert held(tree, depth) == counted(kept.values(), depth - 1)
     for string in counted(kept.values(), depth - 1):
-        points: list[TreePosition] = []
+        points: list[StringPosition] = []
         for token in string:
             points = tree.follow(points, token)
         found, newest = (
@@ -230,7 +230,7 @@ def test_sequences_that_grow_beside_each_other_are_all_counted(order, depth, mos
     for sequence, _ in opened.values():
         tree.close(sequence)
     tree.evict(0)
-    assert held(tree, depth) == {} and len(tree._end) - len(tree._free) == 1
+    assert held(tree, depth) == {} and len(tree._end_depth) - len(tree._free) == 1
 
 
 @given(st.lists(events, max_size=60), st.integers(2, 9))

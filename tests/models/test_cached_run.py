@@ -124,6 +124,6 @@ def test_target_without_a_customary_draft_says_what_can_be_given(run, place):
     place("mistralai/Mistral-7B-Instruct-v0.2")
     code, err = run("--target", "mistral-7b-instruct", "--draft", "auto", *SMALL)
     assert code == 2
-    assert "sps needs a draft model, and mistral-7b-instruct has no customary one" in err
+    assert "sps needs a draft model, and mistral-7b-instruct has no default one" in err
     assert "--draft MODEL with the target's tokenizer: a short name" in err
     assert not list(Path().iterdir())

@@ -146,9 +146,9 @@ def test_rows_under_load_are_simulated_at_the_rooflines_costs(run, made):
         (("--context", "64"), "--context: a roofline takes --hardware and --shape"),
         (("--hardware", "b9", "--shape", "llama-2-7b"), "unknown hardware 'b9'"),
         (("--hardware", "h100", "--shape", "llama-2-70b+7b"), "it does not fit: 151,4"),
-        ((*ASKED, "--costs", "x.json"), "--costs cannot go with --hardware"),
+        ((*ASKED, "--costs", "x.json"), "--costs cannot be combined with --hardware"),
         ((*ASKED, "--dtype", "int8"), "--dtype int8: no peak of h100"),
-        ((*ASKED, "--threads", "2"), "--threads cannot go with RUN"),
+        ((*ASKED, "--threads", "2"), "--threads cannot be combined with RUN"),
     ],
 )
 def test_what_cannot_be_modelled_is_told(run, made, asked, says):

@@ -35,7 +35,7 @@ def test_a_claim_stands_beside_the_best_row_of_its_method(make_run, synthetic, o
     worse = synthetic.Fake("sps-1", method="sps", length=1, alpha=0.7, draft_cost=0.12)
     reading = read_report_data(make_run(fakes=[synthetic.vanilla, synthetic.sps, worse]))
     (line,) = claims.compare_claims(reading.summary, reading.facts)
-    cells = (column.shown(line) for column in claims.COLUMNS)
+    cells = (column.format(line) for column in claims.COLUMNS)
     label, claimed, there, source, measured, here = cells
     assert (label, claimed, source) == ("sps", "2.90x", "abstract")
     assert there == "Vicuna-7B, MT-Bench, T=0, one A100"

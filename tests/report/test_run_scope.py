@@ -62,7 +62,7 @@ def test_the_page_has_a_table_of_them_overall_and_by_family(made):
     assert list(found) == [
         f"{part}-{kind}" for part in ("overall", "family") for kind in ("lossless", "run", "lossy")
     ]
-    assert [row[1].shown for row in found["overall-run"].rows] == ["suffix", "sam"]
+    assert [row[1].text for row in found["overall-run"].rows] == ["suffix", "sam"]
     assert "depend on the order of the prompts" in found["overall-run"].note
 
 

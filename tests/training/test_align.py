@@ -261,7 +261,7 @@ def test_a_draft_of_another_vocabulary_is_refused_and_told_what_takes_it(
     tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:
     foreign = replace(aligner(tmp_path, pair), draft=lambda: resolve("embedded-xv").path)
-    with pytest.raises(UsageError, match="no draft with the vocabulary") as caught:
+    with pytest.raises(UsageError, match="no draft model with the vocabulary") as caught:
         foreign.align(short("kl", "target"))
     assert "tli, uag and omnidraft" in (caught.value.hint or "")
 
@@ -273,7 +273,7 @@ def test_a_draft_whose_output_is_cut_is_not_cut_again(
     first = replace(aligner(tmp_path, pair), vocabulary=50)
     made = first.align(plan)
     again = replace(first, draft=lambda: tmp_path / "cut")
-    with pytest.raises(UsageError, match="is cut already"):
+    with pytest.raises(UsageError, match="is reduced already"):
         again._make_initial_model()
     further = replace(again, vocabulary=None)
     assert further._estimate(further._make_initial_model(), 0).mat == made.mat[-1].mat
@@ -297,7 +297,7 @@ def test_a_record_that_says_nothing_of_its_draft_is_one_clear_error(
 ) -> None:
     place = shutil.copytree(pair[1], tmp_path / "draft")
     (place / align.RECORD).write_text(text)
-    with pytest.raises(UsageError, match="is no record of a draft"):
+    with pytest.raises(UsageError, match="is not a valid record of a draft"):
         aligner(tmp_path, (pair[0], place))._make_initial_model()
 
 
@@ -393,5 +393,5 @@ def test_an_exit_behind_which_a_draft_has_no_layers_is_refused(
     tmp_path: Path, pair: tuple[Path, Path], exits: tuple[int, ...]
 ) -> None:
     own = pair if exits == (1,) else (pair[0], pair[0])
-    with pytest.raises(UsageError, match=f"none of its own behind the first {exits[0]}"):
+    with pytest.raises(UsageError, match=f"cannot exit after layer {exits[0]}"):
         replace(aligner(tmp_path, own), exits=exits).align(short("kl", "target"))

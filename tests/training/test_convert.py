@@ -20,7 +20,7 @@ class Runs:
 def test_no_error_advises_to_run_the_code_in_a_pickle(tmp_path, content):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(content)
-    with pytest.raises(EnvironmentFault, match="contains other objects than tensors") as refused:
+    with pytest.raises(EnvironmentFault, match="contains objects other than tensors") as refused:
         convert(tmp_path, tmp_path / "out")
     assert "weights_only" not in refused.value.message
-    assert refused.value.hint == "ask its authors for safetensors"
+    assert refused.value.hint == "get the weights as safetensors from their authors"

@@ -73,7 +73,7 @@ def test_a_store_of_another_tokenizer_is_refused(tmp_path: Path, target: Path, l
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("none.txt", None, "there is no file"),
+        ("none.txt", None, "no such file"),
         ("bad.txt", b"\xff\xfe\x00", "is not UTF-8"),
         ("bad.jsonl", b'{"text": "fine"}\n{"words": "lost"}\n', "bad.jsonl:2 is not JSON like"),
         ("bad.jsonl", b"\xff\n", "bad.jsonl:1 is not JSON like"),

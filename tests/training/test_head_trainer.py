@@ -189,7 +189,7 @@ def test_a_parallel_drafter_goes_on_where_it_was_killed_and_is_what_decoding_loa
 
 
 def test_a_pard_draft_is_adapted_from_a_draft_model(tmp_path: Path, target: Path) -> None:
-    with pytest.raises(UsageError, match="no customary draft"):
+    with pytest.raises(UsageError, match="no default draft model"):
         run("pard", tmp_path, target)
 
 

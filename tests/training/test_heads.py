@@ -135,7 +135,7 @@ def chain_of_one_slot(
             rows.append(hidden.normed[:, -1])
             known = torch.cat([known, hidden.hidden[:, -1:]], 1)
         weight = target.lm_head.weight
-        weight = weight if head.says is None else weight[head.says]
+        weight = weight if head.draft_ids is None else weight[head.draft_ids]
         return [row @ weight.T for row in rows]
 
 
@@ -177,7 +177,9 @@ def test_the_first_step_is_a_plain_teacher_forced_pass(
         out = dense(
             head, target.model.embed_tokens(following), head.project_features(read.features)
         )
-    weight = target.lm_head.weight if head.says is None else target.lm_head.weight[head.says]
+    weight = (
+        target.lm_head.weight if head.draft_ids is None else target.lm_head.weight[head.draft_ids]
+    )
     torch.testing.assert_close(
         drafted(head, target, ids, 1)[0], out.normed @ weight.T, atol=1e-4, rtol=1e-4
     )
@@ -449,7 +451,7 @@ def follow(
         drafts.new_state(LENGTH),
     )
     tokens = ids[:, 1 : slot + 2]
-    says = torch.arange(VOCABULARY) if head.says is None else head.says
+    says = torch.arange(VOCABULARY) if head.draft_ids is None else head.draft_ids
     for expected in drafted(head, target, ids, 4, torch.tensor([[slot]])):
         out = drafts.forward(Features(tokens, rows), state)
         assert out.logits is not None

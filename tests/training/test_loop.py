@@ -161,7 +161,7 @@ def test_a_half_written_checkpoint_is_not_resumed_from(tmp_path: Path) -> None:
 def test_resuming_another_plan_is_a_usage_error(tmp_path: Path) -> None:
     run(tmp_path)
     net = model()
-    with pytest.raises(UsageError, match="another run"):
+    with pytest.raises(UsageError, match="another training"):
         train(net, stages(net)[:1], OPTIMIZATION, tmp_path)
 
 

@@ -181,9 +181,9 @@ def test_a_prompt_is_what_the_harness_renders(
     assert encode.encode_prompt(question) == render_prompt(
         tokenizer, [("user", question)], raw=False
     )
-    whole = [*encode.question_prefix, *encode.encode_text(question), *encode.answers]
+    whole = [*encode.question_prefix, *encode.encode_text(question), *encode.answer_prefix]
     assert tokenizer.decode(whole) == tokenizer.decode(encode.encode_prompt(question))
-    assert encode.answers[0] == END
+    assert encode.answer_prefix[0] == END
 
 
 def test_a_tokenizer_without_a_template_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -212,7 +212,7 @@ def test_a_target_that_ends_turns_by_text_is_asked_problems_alone(
     plain.chat_template = "USER: {{ messages[0]['content'] }} ASSISTANT:"
     encode = TemplateEncoder(plain, frozenset({END}))
     assert not any(ask.question_end for ask in make_magpie_prompts(encode, PROBLEMS, 0, 9))
-    with pytest.raises(UsageError, match="questions of its own"):
+    with pytest.raises(UsageError, match="cannot generate questions"):
         make_magpie_prompts(encode, [], 0, 9)
 
 
@@ -254,9 +254,9 @@ def test_a_question_of_its_own_stands_where_the_users_would(
     answered = [reply.prompt for reply in own if reply.answer]
     assert 0 < len(answered) < len(own)  # a question that does not end leads to no answer
     assert len({tuple(prompt) for prompt in answered}) == len(answered)
-    first, last = len(encode.question_prefix), len(encode.answers)
+    first, last = len(encode.question_prefix), len(encode.answer_prefix)
     for prompt in answered:
-        assert (prompt[:first], prompt[-last:]) == (encode.question_prefix, encode.answers)
+        assert (prompt[:first], prompt[-last:]) == (encode.question_prefix, encode.answer_prefix)
         assert END not in prompt[first:-last]
 
 
@@ -444,7 +444,7 @@ def test_a_head_for_it_says_a_part_of_the_vocabulary_whether_stopped_or_not(
     plan = trainer(whole, folder).get_schedule(get_head_classes()[kind])
     stages = tuple(replace(stage, steps=4, sequences=1, length=400) for stage in plan.stages)
     assert isinstance(plan, HeadSchedule)
-    plan = replace(plan, stages=stages, warmup_steps=1, says=100)
+    plan = replace(plan, stages=stages, warmup_steps=1, draft_vocab_size=100)
     straight = trainer(whole, folder).train(plan, "ttt")
     with pytest.raises(Killed):
         trainer(parts, folder, kill_after=3).train(plan, "ttt")
@@ -522,12 +522,12 @@ def test_a_draft_of_all_its_layers_that_says_everything_is_the_target(
 
 
 def test_layers_that_it_has_not_are_refused(folder: Path, answered: Path) -> None:
-    with pytest.raises(UsageError, match=r"a draft of 9 layers cannot be made of tiny.* has 8"):
+    with pytest.raises(UsageError, match=r"a draft with 9 layers cannot be made from tiny.* has 8"):
         replace(aligner(answered, folder), layers=9)._make_initial_model()
 
 
 def test_a_target_without_a_draft_is_told_how_one_is_made(folder: Path, answered: Path) -> None:
-    with pytest.raises(UsageError, match="has no draft model of its own") as caught:
+    with pytest.raises(UsageError, match="has no default draft model") as caught:
         replace(aligner(answered, folder), layers=0)._make_initial_model()
     assert "--layers 2" in (caught.value.hint or "")
 

@@ -227,7 +227,11 @@ def test_a_killed_and_resumed_training_equals_one_without_a_stop(
 def test_an_interrupted_training_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KeyboardInterrupt), show_bars():
         raise KeyboardInterrupt
-    assert capsys.readouterr().err.strip().endswith("to go on: the same command, without --fresh")
+    assert (
+        capsys.readouterr()
+        .err.strip()
+        .endswith("to resume: run the same command again, without --fresh")
+    )
 
 
 def test_a_method_without_such_a_head_is_a_usage_error(tmp_path: Path, folder: Path) -> None:
@@ -239,5 +243,5 @@ def test_a_method_without_such_a_head_is_a_usage_error(tmp_path: Path, folder: P
     )
     with pytest.raises(UsageError, match="which of one, two"):
         run(tmp_path, folder, "--plugin", str(file))
-    with pytest.raises(UsageError, match="asks for 0 heads that are trained here"):
+    with pytest.raises(UsageError, match="must have one head that specbench can train"):
         run(tmp_path, folder, "two", "--plugin", str(file))

@@ -1,1 +1,1 @@
-"""Parts of `specbench predict`: probes of this machine, and models of other hardware."""
+"""Modes of `specbench predict`: probe, roofline model, load, and other settings."""

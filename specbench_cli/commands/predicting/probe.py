@@ -1,4 +1,4 @@
-"""`specbench predict --probe`: choose models and methods, measure and store the costs."""
+"""`specbench predict --probe`: measure the costs of single forwards and store them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from specbench_cli.plan.plan import Plan
 
 HOST_PROMPTS = 24
-"""Number of `mini` prompts decoded to measure the time on the host."""
+"""Number of prompts of the task `mini` that are decoded to measure the time on the host."""
 
 
 def probe(given: dict[str, Any], options: PredictOptions, check: permission.Check) -> ExitCode:
-    """Measure the costs of this machine, store and print them.
+    """Measure forward costs on this machine, store and print them.
 
     Args:
-        given: settings of a run, from the command line.
+        given: the options that are settings of a run.
         options: all options of the command.
-        check: raises UsageError for programs in `specbench.yaml` that the user did not permit.
+        check: raises UsageError for plug-ins in `specbench.yaml` that the user did not permit.
     """
     config = _make_config(given, options.methods, options.set, check)
     # Validate first: importing torch takes a second.
@@ -49,7 +49,7 @@ def probe(given: dict[str, Any], options: PredictOptions, check: permission.Chec
     machine = fingerprint()
     setup = CostSetup(dtype=config.dtype, **bench.resolved_config())
     file = options.out or cache_path(machine["id"], probed_models(bench), setup)
-    overwrite = options.overwrite or options.out is None  # specbench owns the cache
+    overwrite = options.overwrite or options.out is None  # files in the cache may be replaced
     check_writable(file, overwrite=overwrite)
     result = _measure_rounds(bench, plan, options)
     costs = make_costs(result, bench, plan, machine)
@@ -64,10 +64,10 @@ def probe(given: dict[str, Any], options: PredictOptions, check: permission.Chec
 
 
 def _measure_rounds(bench: Bench, plan: Plan, options: PredictOptions) -> ProbeResult:
-    """Return the times of all rounds.
+    """Measure all rounds of a probe and return the times.
 
     Raises:
-        EnvironmentFault: the machine is too busy.
+        EnvironmentFault: other processes used too much CPU.
     """
     from specbench_cli.measure.method_costs import (
         create_batch_decodings,
@@ -100,9 +100,9 @@ def _measure_rounds(bench: Bench, plan: Plan, options: PredictOptions) -> ProbeR
     if result is None or result.too_noisy:
         void = rounds if result is None else result.quietness.void
         raise EnvironmentFault(
-            f"other programs took too much of this machine in {void} of {rounds} rounds:"
-            " no costs were kept",
-            "end them and probe again, or keep such times: specbench predict --probe --allow-noise",
+            f"other programs used too much CPU in {void} of {rounds} rounds: no costs were stored",
+            "close them and probe again, or keep noisy times: specbench predict --probe"
+            " --allow-noise",
         )
     return result
 
@@ -113,11 +113,10 @@ def _make_config(
     sets: Sequence[str],
     check: permission.Check,
 ) -> RunConfig:
-    """Return the settings of a run on the probed models, with the usual precedence of sources."""
+    """Return settings of a run with the models to probe and all methods whose heads to time."""
     from specbench_cli.models.resolve import resolve
 
-    # Time heads of plug-ins in this process too, since the same clock must time them and the
-    # target.
+    # The target and the heads of plug-ins are timed in the same process, so no isolation.
     fixed = {"tasks": ["mini"], "limit": HOST_PROMPTS, "category": [], "isolation": "none"}
 
     def load_config(names: Sequence[str], sets: Sequence[str]) -> RunConfig:
@@ -145,10 +144,11 @@ def _make_config(
 
 
 def _methods_with_heads(kinds: frozenset[str], has_draft: bool) -> list[str]:
-    """Return the built-in methods whose trained modules all belong to these kinds.
+    """Return the built-in methods that need no heads other than those of these kinds.
 
     Args:
-        drafted: True if there is a draft model.
+        kinds: Kinds of heads that specbench ships for the target.
+        has_draft: True if there is a draft model, which methods may then need.
     """
     if not kinds:
         return []

@@ -1,4 +1,7 @@
-"""`specbench predict --hardware`: replay a run on the roofline model of an accelerator."""
+"""`specbench predict --hardware`: predict a run's times with a roofline model of an accelerator.
+
+The model computes each forward's time from the accelerator's bandwidth and peak FLOPs.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ DTYPE = "bfloat16"
 
 
 def roofline_from_options(options: PredictOptions) -> Roofline | None:
-    """Return the roofline that the options name, or None if they name none.
+    """Return the roofline model that the options describe, or None without such options.
 
     Raises:
         UsageError: only some of the options are given, or a name is unknown.
@@ -35,7 +38,7 @@ def roofline_from_options(options: PredictOptions) -> Roofline | None:
         }
         if wrong := [name for name, value in given.items() if value is not None]:
             raise UsageError(
-                f"{', '.join(wrong)}: a roofline takes --hardware and --shape",
+                f"{', '.join(wrong)}: also give --hardware and --shape; a roofline needs both",
                 "specbench predict last --hardware h100 --shape llama-2-70b+7b",
             )
         return None
@@ -50,7 +53,7 @@ def roofline_from_options(options: PredictOptions) -> Roofline | None:
 
 
 def predict(run: RunDir, roofline: Roofline, json: bool) -> ExitCode:
-    """Replay a run on a roofline and print the result."""
+    """Predict a run's times with a roofline model and print them."""
     from specbench_cli.predict.roofline import replay_roofline, rows_as_dicts
     from specbench_cli.report.terminal.prediction import print_replayed, roofline_head
 
@@ -74,10 +77,10 @@ def predict(run: RunDir, roofline: Roofline, json: bool) -> ExitCode:
 
 
 def under_load(run: RunDir, roofline: Roofline) -> Costs:
-    """Return the cost table for a run under load, for at most the roofline's batch in a step.
+    """Return the forward costs for a simulation under load, up to the roofline's batch size.
 
     Raises:
-        UsageError: The batch does not fit into memory at the run's longest text.
+        UsageError: The batch does not fit into memory with the run's longest text.
     """
     records = list(run.records())
     prompts = {(each.prompt_id, each.turn): len(each.ids) for each in run.prompts()}
@@ -89,7 +92,7 @@ def under_load(run: RunDir, roofline: Roofline) -> Costs:
 
 
 def facts(roofline: Roofline) -> dict[str, Any]:
-    """Return the modelled hardware and models for JSON output."""
+    """Return a description of the modelled hardware and models for JSON output."""
     device = roofline.accelerator
 
     def shape(role: str) -> Mapping[str, Any]:

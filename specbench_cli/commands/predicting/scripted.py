@@ -1,4 +1,7 @@
-"""`specbench predict` for recorded outputs under load, or at other settings."""
+"""`specbench predict` with --load or --sweep: simulate a run under load or with other settings.
+
+The simulation uses the acceptance that the run recorded and the measured costs of forwards.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,13 @@ class LoadPrediction(NamedTuple):
     """Latency and throughput of a run's methods under load, simulated and measured.
 
     Attributes:
-        run: Run whose outputs are decoded again.
+        run: Run whose recorded outputs are simulated.
         probes: Costs of each probe. The first one is used for the prediction.
         roofline: Modelled hardware. None means measured costs.
-        size: Maximum number of sequences in a step.
+        size: Batch size: maximum number of sequences in a step.
         modelled: Simulated results.
         measured: Results of the run that were measured under the same load.
-        missing: Reason for each method that was not simulated.
+        missing: Reason why a method was not simulated, by its label.
     """
 
     run: RunDir
@@ -139,28 +142,27 @@ def _lines(prediction: LoadPrediction) -> list[str]:
 
 
 def _head(prediction: LoadPrediction) -> list[str]:
-    """Return the first lines, which name the source of the costs."""
+    """Return the first lines of the output: batch size, and where the costs come from."""
     if prediction.roofline is not None:
         from specbench_cli.report.terminal.prediction import roofline_head
 
         return roofline_head(prediction.roofline, prediction.run.manifest.get("models", {}))
     when = " and ".join(each.costs.created_utc for each in prediction.probes)
     beyond = prediction.total("extrapolated") / max(1, prediction.total("forwards"))
-    costs = (
-        f"{prediction.probes[0].costs.label}, probed {when}, {beyond:.0%} of them beyond its points"
-    )
+    costs = f"{prediction.probes[0].costs.label}, probed {when}, {beyond:.0%} of them extrapolated"
     return [f"modelled: batch {prediction.size}, {costs}"]
 
 
 def _batch_note(size: int) -> str:
     return (
-        "batches were not probed: a forward over several sequences is taken to cost what one over"
-        f" as many rows does (specbench predict --probe --batch {size})"
+        "batches were not probed: a forward over several sequences is assumed to cost as much as a"
+        " forward of one sequence with the same number of tokens"
+        f" (specbench predict --probe --batch {size})"
     )
 
 
 def predict_settings(name: str, options: PredictOptions) -> ExitCode:
-    """Predict and print the times of a run's methods at other settings."""
+    """Predict and print the times of a run's methods with other settings."""
     from specbench_cli.config.sources import from_sweeps
     from specbench_cli.measure.costs import Costs
     from specbench_cli.predict.run_costs import check_models, find_difference, load_costs
@@ -195,8 +197,8 @@ def predict_settings(name: str, options: PredictOptions) -> ExitCode:
         output.json_line({"event": "done", **source, **probed, "modelled": rows, **counters})
         return ExitCode.OK
     beyond, when = extrapolated / max(1, forwards), " and ".join(p.created_utc for p in probes)
-    head = [f"modelled: {costs.label}, probed {when}, {beyond:.0%} beyond its points"]
+    head = [f"modelled: {costs.label}, probed {when}, {beyond:.0%} extrapolated"]
     if foreign:
-        head.append(f"modelled for {foreign}: errors are not the model's alone")
+        head.append(f"the costs are for {foreign}, which adds to the errors")
     print_settings(found, head)
     return ExitCode.OK

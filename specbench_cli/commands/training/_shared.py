@@ -1,4 +1,4 @@
-"""Code shared by the commands of `specbench train`: recipes, progress bars and curves."""
+"""Code shared by the commands of `specbench train`: recipes, progress bars and loss curves."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -52,18 +52,19 @@ def prepare_recipes(
     sequences: int | None = None,
     lr: float | None = None,
 ) -> "list[Plan]":
-    """Return the recipes to train, and delete their earlier work unless it is resumed.
+    """Return the recipes adapted to the options. Delete checkpoints that are not resumed.
 
     Args:
-        tokens: Number of training tokens per recipe. Replaces `scale`.
-        sequences: Batch size in sequences. Replaces the recipe's, without changing the number of
-            tokens.
-        lr: Peak learning rate. Replaces the recipe's.
+        scale: Factor for the number of training steps.
+        smoke: True for a smoke test of a few steps.
+        tokens: Number of training tokens per recipe, instead of `scale`.
+        sequences: Batch size in sequences. The number of training tokens does not change.
+        lr: Peak learning rate.
     """
     from dataclasses import replace
 
     if not scale > 0:
-        raise UsageError(f"--steps-scale is {scale}, it must be above 0")
+        raise UsageError(f"--steps-scale must be above 0, got {scale}")
     files.check_own(out / f"{CURVES}.json", _is_curves)
     check_outputs(out, f"{CURVES}.png")
     for recipe in recipes:
@@ -127,7 +128,7 @@ def delete_work(out: Path, name: str) -> None:
 
 
 def _is_curves(content: bytes) -> bool:
-    """Return True if `finish` wrote the content."""
+    """Return True if some file content is a `training_curve.json` that `finish` wrote."""
     found = files.json_object(content)
     return bool(found) and all(
         isinstance(each, dict) and "curve" in each for each in found.values()
@@ -135,13 +136,13 @@ def _is_curves(content: bytes) -> bool:
 
 
 def resolve_pair(target: str, draft: str | None) -> "tuple[Checkpoint, Checkpoint]":
-    """Return the target and its draft. Raise UsageError if there is no draft."""
+    """Return the target and draft models. Raise UsageError if the target has no draft model."""
     from specbench_cli.models import resolve
 
     found = resolve(target)
     drafting = draft or found.draft
     if drafting is None:
-        raise UsageError(f"{target} has no customary draft", "--draft MODEL")
+        raise UsageError(f"{target} has no default draft model", "--draft MODEL")
     return found, resolve(drafting)
 
 
@@ -151,12 +152,12 @@ def choose_device(name: str) -> "torch.device":
 
     has_cuda = torch.cuda.is_available()
     if name == "cuda" and not has_cuda:
-        raise EnvironmentFault("no CUDA device is here", "use --device cpu")
+        raise EnvironmentFault("this machine has no CUDA device", "use --device cpu")
     return torch.device("cuda" if has_cuda and name != "cpu" else "cpu")
 
 
 class Bars:
-    """Progress bars. Trainers call them with a model's name and a point of its training."""
+    """Progress bars. A trainer calls the object with a model's name and a point of its curve."""
 
     def __init__(self, shown: Progress) -> None:
         self._shown, self._tasks = shown, dict[str, TaskID]()
@@ -165,7 +166,7 @@ class Bars:
         self._update(name, point.step, point.steps, f"loss {point.loss:.3f}")
 
     def count(self, name: str, done: int, of: int | None) -> None:
-        """Show a progress count. The total may be unknown."""
+        """Show a count, such as the number of replies. `of` is the total, or None if unknown."""
         self._update(name, done, of, "")
 
     def _update(self, name: str, done: int, of: int | None, more: str) -> None:
@@ -176,7 +177,7 @@ class Bars:
 
 @contextmanager
 def show_bars() -> "Iterator[Bars]":
-    """Provide progress bars. After an interruption, print how to resume."""
+    """Show progress bars within a `with` block. After Ctrl-C, print how to resume."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -188,12 +189,12 @@ def show_bars() -> "Iterator[Bars]":
         try:
             yield Bars(shown)
         except KeyboardInterrupt:
-            output.note("to go on: the same command, without --fresh")
+            output.note("to resume: run the same command again, without --fresh")
             raise
 
 
 def finish(results: "Mapping[str, TrainingResult]", out: Path) -> None:
-    """Add the curves to `training_curve.json`, draw all of them, and print the folders."""
+    """Store and draw the loss curves of trained models, and print the folders of the models."""
     path = out / f"{CURVES}.json"
     content = files.read_own(path)
     facts = json.loads(content) if content is not None else {}
@@ -215,14 +216,14 @@ def finish(results: "Mapping[str, TrainingResult]", out: Path) -> None:
 
 
 def _draw(facts: "Mapping[str, dict[str, Any]]", path: Path) -> None:
-    """Draw all curves of a folder. Importing matplotlib takes a second."""
+    """Draw all curves of a folder."""
     from specbench_cli.report.figures.training import draw_curves
 
     draw_curves(facts, path)
 
 
 def _thin_curve(curve: "list[TrainingPoint]") -> list[dict[str, float]]:
-    """Return about `CURVE_POINTS` means of neighbouring points, the last up to the last step."""
+    """Return a curve reduced to about `CURVE_POINTS` points, each a mean over neighbours."""
     width = max(1, len(curve) // CURVE_POINTS)
     ends = range(len(curve), 0, -width)
     parts = [curve[max(0, end - width) : end] for end in reversed(ends)]

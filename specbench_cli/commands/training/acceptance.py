@@ -59,7 +59,7 @@ def specdec(options: AcceptanceOptions) -> None:
 
 
 def _write_calibration(result: AcceptanceResult, rejection_weight: float, out: Path) -> None:
-    """Write and draw the calibration of the predictions."""
+    """Write and draw how well predicted acceptance probabilities match observed rates."""
     from specbench_cli.report.figures.training import draw_calibration
 
     facts = {

@@ -1,4 +1,4 @@
-"""Command group `specbench train`: drafts, heads and datastores for a target."""
+"""Command group `specbench train`: train draft models, heads and datastores for a target."""
 
 from __future__ import annotations
 

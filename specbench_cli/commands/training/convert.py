@@ -17,7 +17,7 @@ def convert(options: ConvertOptions) -> None:
     """Convert a head that was published as a pickle to safetensors."""
     if not options.unpickle:
         raise UsageError(
-            f"{options.folder}: a pickle is only read where --unpickle says so",
+            f"{options.folder}: a pickle is only read with --unpickle",
             f"specbench train convert {options.folder} --out {options.out} --unpickle",
         )
     from specbench_cli.training.convert import convert as converted

@@ -34,7 +34,7 @@ def rest(options: DatastoreOptions) -> None:
     with shared.show_bars() as report:
         if options.text:
             if options.smoke:
-                raise UsageError("--smoke and --text do not go together", "leave one of them out")
+                raise UsageError("--smoke and --text cannot be combined", "omit one of them")
             maker = DatastoreMaker(out, folder, lambda done: report.count("texts", done, None))
             made = maker.make_from_texts(options.text, fresh=fresh)
         else:

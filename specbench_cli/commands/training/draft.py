@@ -1,4 +1,4 @@
-"""`specbench train draft`: align a draft model with its target, by one loss or several."""
+"""`specbench train draft`: align a draft model with its target by distillation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 TABLE, DRAWN = "alignment.json", "alignment.svg"
-"""Files with the results of all losses."""
+"""File names of the results of all losses: a table and a figure."""
 
 
 @parsed_command("specbench_cli.config.train:DraftOptions")
@@ -64,23 +64,23 @@ def draft(options: DraftOptions) -> None:
 
 
 def _check_combination(options: DraftOptions) -> None:
-    """Raise UsageError for options that do not go together."""
+    """Raise UsageError for options that are invalid or cannot be combined."""
     if not options.temperature > 0:
         raise UsageError(
-            f"--temperature is {options.temperature:g}, and must be above 0", "--temperature 1"
+            f"--temperature must be above 0, got {options.temperature:g}", "--temperature 1"
         )
     for option, given in (("--draft", options.draft), ("--pretrain", options.pretrain)):
         if options.layers and given:
             raise UsageError(
-                f"{option} and --layers: a draft begins as a model, or as layers of the target",
-                "leave one of them out",
+                f"{option} and --layers cannot be combined: both choose the initial draft model",
+                "omit one of them",
             )
     if options.begin and not options.layers:
-        raise UsageError("--begin is of a draft that is made of the target", "--layers 2")
+        raise UsageError("--begin needs --layers", "--layers 2")
 
 
 def _name(loss: str, options: DraftOptions) -> str:
-    """Return the folder name of the drafts of a loss."""
+    """Return the folder name of the draft models trained with a loss."""
     samples = options.teacher_samples
     name = loss if samples == "target" else f"{loss}-{samples}"
     return name + ("-sorted" if options.exits else "")
@@ -95,7 +95,7 @@ def _align(
     place: torch.device,
     problems: list[Chat],
 ) -> AlignResult:
-    """Align one draft by a loss, and write its training curve."""
+    """Train one draft model with a loss, and write its training curve."""
     from specbench_cli.training.align import make_alignment
 
     folder = options.out / f"seed-{seed}"
@@ -122,7 +122,7 @@ def _trainer(
     problems: list[Chat],
     report: shared.Bars,
 ) -> Aligner:
-    """Return the trainer of the drafts of a seed."""
+    """Return the trainer of the draft models with one random seed."""
     from specbench_cli.models import resolve
     from specbench_cli.training.align import Aligner
     from specbench_cli.training.heads.trainer import N_REPLIES

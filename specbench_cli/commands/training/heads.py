@@ -1,4 +1,4 @@
-"""`specbench train replies`, `head`, and one command per kind of head."""
+"""`specbench train` commands that train heads: one per kind of head, `head`, and `replies`."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def make_trainer(
     """Return the trainer of heads for a target.
 
     Args:
-        asked: options of the command.
-        report: called with each point of a training.
-        counts: called with the number of replies so far.
-        keeps: kind of head. The trainer keeps the target's hidden states that this kind reads.
+        options: options of the command.
+        report: called with a model's name and each point of its training curve.
+        counts: called with the number of replies generated so far.
+        head_kind: kind of head. The trainer stores the target's hidden states that it reads.
     """
     from specbench_cli.models import resolve
     from specbench_cli.training.corpus import load_gsm8k
@@ -82,7 +82,7 @@ def replies(options: RepliesOptions) -> None:
     trainer = make_trainer(options, lambda _name, _point: None, progress, options.head)
     chats = trainer.make_replies()
     n_tokens = sum(chat.weights.count(1.0) for chat in chats)
-    output.note(f"{len(chats)} replies, {n_tokens} tokens of answers")
+    output.note(f"{len(chats)} replies with {n_tokens} tokens")
 
 
 KINDS = {
@@ -129,11 +129,17 @@ KINDS = {
         " low-rank adapters.",
     ),
 }
-"""Head kinds with their own command: what is trained, and a note for the help."""
+"""Kinds of heads with their own command, each with a description and a note for the help."""
 
 
 def _make_command(name: str, what: str, more: str) -> Callable[[], None]:
-    """Return the command that trains the head of a kind."""
+    """Return the command that trains a head of one kind.
+
+    Args:
+        name: Kind of head, and name of the command.
+        what: What is trained, for the help.
+        more: Last sentences of the help.
+    """
     model = "PaperHeadOptions" if name == "space" else "HeadOptions"
 
     def command(options: HeadOptions) -> None:
@@ -153,7 +159,7 @@ def _make_command(name: str, what: str, more: str) -> Callable[[], None]:
 def train_head(
     trainer: HeadTrainer, kind: Kind, schedule: Schedule, options: HeadOptions
 ) -> HeadResult:
-    """Train the head of a kind by a schedule, at the scale that the options ask for."""
+    """Train a head of a kind with a schedule, scaled by the options. Return the result."""
     (scaled,) = shared.prepare_recipes(
         (schedule,),
         options.steps_scale,
@@ -178,10 +184,10 @@ COMMANDS = tuple(_make_command(name, *said) for name, said in KINDS.items())
 
 
 def resolve_kind(name: str) -> Kind:
-    """Return the head kind of this name, or the one that the method of this name drafts with.
+    """Return the head class for the name of a kind, or for the name of a method with one head.
 
     Raises:
-        UsageError: The name is unknown, or the method has no head that can be trained here.
+        UsageError: The name is unknown, or the method does not have exactly one trainable head.
     """
     from methods._heads.layer import LayerHead
     from methods._heads.module import get_head_classes, get_parallel_head_classes
@@ -197,8 +203,8 @@ def resolve_kind(name: str) -> Kind:
     found += [kind.module for kind in kinds if issubclass(kind, LayerHead)]
     if len(found) != 1:
         raise UsageError(
-            f"{named} asks for {len(found)} heads that are trained here (`FeatureHead`), not for"
-            " one",
+            f"{named} must have one head that specbench can train (`FeatureHead`), it has"
+            f" {len(found)}",
             "specbench train --help",
         )
     return found[0]
@@ -216,7 +222,7 @@ def train_method_head(options: MethodHeadOptions) -> None:
 
     names = [name for file in options.plugins for name in registry.load_plugin(file)]
     if options.method is None and len(names) != 1:
-        which = f"which of {', '.join(names)}?" if names else "the head of which method?"
+        which = f"choose one of {', '.join(names)}" if names else "no method was named"
         raise UsageError(which, "specbench train head METHOD [--plugin FILE]")
     kind = resolve_kind(options.method or names[0])
     with shared.show_bars() as report:

@@ -1,4 +1,7 @@
-"""`specbench train judge`: train a Judge Decoding head, which accepts harmless deviations."""
+"""`specbench train judge`: train a Judge Decoding head.
+
+The head predicts which draft tokens differ from the target's but are still correct.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ def _mine_labels(
     tokenizer: PreTrainedTokenizerFast,
     questions: list[JudgeQuestion],
 ) -> MinedTokens:
-    """Mine labels from questions. Raise UsageError if all labels are equal."""
+    """Generate training labels from questions. Raise UsageError if all labels are equal."""
     from specbench_cli.engine.models.load import load_decoder
     from specbench_cli.training.corpus import Encoder
     from specbench_cli.training.heads.judge import mine_labels
@@ -78,8 +81,8 @@ def _mine_labels(
     )
     if len(set(mined.harmless.tolist())) < 2:
         raise UsageError(
-            f"{len(mined.harmless)} tokens were mined, all of one kind: nothing to learn",
-            "more --questions, or a --draft that is worse than the target",
+            f"all {len(mined.harmless)} mined tokens have the same label: nothing to learn",
+            "use more --questions, or a --draft that is worse than the target",
         )
     return mined
 
@@ -87,14 +90,14 @@ def _mine_labels(
 def _show(quality: JudgeQuality, mined: int) -> None:
     """Print the quality of the head on held-out questions."""
     output.data(
-        f"{mined} tokens mined, {quality.harmless:.0%} of {quality.tokens} held out"
-        f" harmless; AUC there {quality.auc:.3f}"
+        f"{mined} tokens mined; of {quality.tokens} held-out tokens {quality.harmless:.0%} are"
+        f" harmless, AUC {quality.auc:.3f}"
     )
     for threshold, caught in quality.caught.items():
         passed = quality.passed[threshold]
         output.data(
-            f"threshold {threshold}: stops {caught:.0%} of what harms, lets {passed:.0%}"
-            " of the harmless pass"
+            f"threshold {threshold}: rejects {caught:.0%} of harmful tokens,"
+            f" accepts {passed:.0%} of harmless ones"
         )
 
 

@@ -1,4 +1,4 @@
-"""`specbench train specee`: train predictors for early exits from the target's layers."""
+"""`specbench train specee`: train SpecEE's predictors, which decide at which layer to exit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def specee(options: ExitsOptions) -> None:
     try:
         predictors, named, quality = fit(early_logits, options.seed)
     except ValueError as none:
-        raise UsageError(str(none), "a --target with more layers, or that learnt to exit") from None
+        raise UsageError(
+            str(none), "use a --target with more layers, or one trained for early exit"
+        ) from None
     facts = {
         "target": models.label,
         "target_sha256": Weights(models.path).sha256(),
@@ -46,7 +48,7 @@ def specee(options: ExitsOptions) -> None:
     }
     export(options.out / "exits", predictors, named, quality, facts)
     output.data(
-        f"{len(early_logits.question)} tokens read, {quality.tokens} held out; always checked:"
+        f"{len(early_logits.question)} tokens, {quality.tokens} of them held out; always checked:"
         f" layers {', '.join(map(str, predictors.layers))} of {len(named['down']) + 1}"
     )
     _show(quality)
@@ -54,7 +56,7 @@ def specee(options: ExitsOptions) -> None:
 
 
 def _read(models: Checkpoint, other: Checkpoint, n: int, seed: int) -> EarlyLogits:
-    """Return each layer's predictions over the target's own greedy answers."""
+    """Return the logits after each layer while the target answers questions greedily."""
     from specbench_cli.engine.models.checkpoint import read_tokenizer
     from specbench_cli.engine.models.load import load_decoder
     from specbench_cli.training import generated
@@ -83,10 +85,12 @@ def _read(models: Checkpoint, other: Checkpoint, n: int, seed: int) -> EarlyLogi
 def _show(quality: PredictorQuality) -> None:
     """Print the quality of the predictors on held-out questions."""
     for layer, auc in quality.auc.items():
-        output.data(f"layer {layer}: right in {quality.right[layer]:.0%} of looks; AUC {auc:.3f}")
+        output.data(
+            f"layer {layer}: correct for {quality.right[layer]:.0%} of tokens; AUC {auc:.3f}"
+        )
     for threshold, exits in quality.exits.items():
         output.data(
-            f"threshold {threshold}: {exits:.0%} of the tokens leave early,"
-            f" {quality.agree[threshold]:.1%} of these are the target's own;"
-            f" {quality.layers[threshold]:.2f} layers in the mean"
+            f"threshold {threshold}: {exits:.0%} of the tokens exit early,"
+            f" {quality.agree[threshold]:.1%} of them equal the target's token;"
+            f" {quality.layers[threshold]:.2f} layers on average"
         )

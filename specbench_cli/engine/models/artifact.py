@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from specbench_cli.engine.models.decoder import Decoder
 
 OWN = "auto"
-"""Source of the module that belongs to the target of the run."""
+"""Value of `ArtifactSpec.source`: the module that is registered for the run's target."""
 
 
 class Artifact(ABC):
     """A trained module that a method needs, such as a draft head or an acceptance predictor.
 
     Attributes:
-        kind: Its key under `heads` of a model, used to find the module of a target.
-        inside: Whether checkpoints include it in the files of the target.
-        hint: Command that obtains the module if none is known for a target. Draft heads need none.
+        kind: Key under `heads` in the description of a target, which names the module for it.
+        inside: Whether target checkpoints contain the module.
+        hint: Command that trains or downloads the module. Empty for draft heads.
         weight_bytes: Bytes of its own weights.
     """
 
@@ -36,7 +36,10 @@ class Artifact(ABC):
     @classmethod
     @abstractmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """Load the module from a folder, for the decoders of a run by role.
+        """Load the module from a folder.
+
+        Args:
+            decoders: Decoders of the run, by role.
 
         Raises:
             EnvironmentFault: The folder is not readable, or belongs to another model.
@@ -45,16 +48,16 @@ class Artifact(ABC):
     @classmethod
     @abstractmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """Return a module with random weights that fits the decoders, for audits on tiny models."""
+        """Return an untrained module for the decoders. Audits on tiny models use it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArtifactSpec:
-    """A module that a method needs, and its source.
+    """A trained module that a method needs, and where to find it.
 
     Attributes:
         kind: Class of the module.
-        source: `OWN`, a name, or a folder.
+        source: `OWN`, a registered name, or a folder.
     """
 
     kind: type[Artifact]

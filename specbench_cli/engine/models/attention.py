@@ -1,11 +1,12 @@
-"""Attention of a block of new rows over all rows before them, one sequence at a time.
+"""Attention of new rows over the KV cache, and rotary position embeddings.
 
-The `attend_*` functions compute softmax(q k + bias) v, each for one use case. Their arguments are
+A row is the hidden state of one token. The `attend_*` functions compute softmax(q k + bias) v, each
+for one use case. Unless a function says otherwise, it handles one sequence and its arguments are
 
     q: Queries [heads, rows, d].
-    k: Keys, transposed, [kv heads, d, seen].
+    k: Keys, transposed, [kv heads, d, seen]. "seen" is the number of cached and new rows.
     v: Values [kv heads, seen, d].
-    bias: Attention mask; its form depends on the function.
+    bias: Attention mask. Its dtype and shape depend on the function.
     out: Result [heads, rows, d].
 """
 
@@ -20,7 +21,8 @@ from torch import Tensor, nn
 from specbench_cli.engine import host
 
 MAX_FEW = 32
-"""Maximum number of rows (in drafting and verification) for which a CPU uses `attend_few`."""
+"""Maximum number of new rows for which a CPU uses `attend_few`. Drafts and verifications have
+fewer, prompts have more."""
 
 
 def visible(
@@ -35,8 +37,8 @@ def visible(
     """Return which of `start` old and n new rows each new row attends to, [n, start + n] bool.
 
     Args:
-        mask: [n, n] bool among the new rows. None is causal. With more columns, the first columns
-            are the last old rows, so the mask can hide these too.
+        mask: [n, n] bool, which new row attends to which new row. None is causal. If the mask has
+            w more columns, [n, w + n], these come first and belong to the last w old rows.
         positions: Positions [n] of the new rows, for the window. None means the next ones. The
             position of an old row is its index.
         window: Sliding window: a row attends to rows less than this many positions before it.
@@ -55,8 +57,8 @@ class CausalBias:
     """Additive causal masks, 0 or -inf, for blocks of up to `MAX_FEW` rows, as slices of a table.
 
     Row i of a block after `start` rows attends to column j if j <= start + i and, with a window W,
-    if j > start + i - W. The table counts columns from the end of the old rows, so the mask for any
-    start is a slice.
+    if j > start + i - W. The mask of any `start` is a slice of one table, because both conditions
+    depend only on j - start.
     """
 
     def __init__(self, window: int | None, *, device: torch.device) -> None:
@@ -73,14 +75,18 @@ class CausalBias:
             self._table = zero.masked_fill_(~seen, -torch.inf)
 
     def slice(self, start: int, first: int, n: int) -> Tensor:
-        """Return the mask [n, start + n - first] of n rows after `start`, from column `first`."""
+        """Return the mask [n, start + n - first] of n rows after `start` rows.
+
+        The columns before `first` are left out.
+        """
         return self._table[:n, self._starts - start + first : self._starts + n]
 
 
 def attend_few(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Attend with the fewest operations, for few rows and scaled queries, without shared heads.
+    """Attend with the fewest torch calls, for few rows.
 
-    For a single row, heads that share keys are passed as rows: q [kv heads, heads / kv heads, d].
+    Queries must be scaled already, and heads must not share keys (no grouped-query attention). With
+    a single row, heads that share keys can be passed as rows: q [kv heads, heads / kv heads, d].
 
     Args:
         bias: Additive [rows, seen]. None for one row, which attends to all rows.
@@ -101,7 +107,7 @@ def attend_many(
     scale: float,
     causal: bool = False,
 ) -> None:
-    """Attend with torch's fused kernels, for long blocks, shared heads and CUDA.
+    """Attend with torch's fused kernels, for many rows, grouped-query attention and CUDA.
 
     Args:
         bias: [rows, seen] bool. None means all rows, or a causal mask if `causal`.
@@ -116,7 +122,9 @@ def attend_many(
 def attend_fixed(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, *, scale: float
 ) -> None:
-    """Attend with torch's fused kernels over a fixed number of rows; the bias masks unused ones.
+    """Attend with torch's fused kernels over a fixed number of cached rows.
+
+    The bias masks rows that are not written yet.
 
     Args:
         bias: As in `attend_shared`.
@@ -157,15 +165,16 @@ def attend_pool(
     query_rows: Tensor,
     which: Tensor,
 ) -> None:
-    """Attend as `attend_batch` for b sequences with unused places between them in k and v.
+    """Attend as `attend_batch`, if k and v also contain places of other sequences.
 
-    Reading the unused places is cheaper on an accelerator than one call per sequence.
+    On an accelerator, reading these unused places is cheaper than one call per sequence.
 
     Args:
         q, out: [b, heads, rows, d].
         k, v: [places, kv heads, seen, d].
         bias: Additive [places, 1, rows, seen].
-        query_rows: [places], the sequence whose queries are used at each place, any one if unused.
+        query_rows: [places], index of the sequence whose queries are used at each place. Any index
+            is valid for an unused place.
         which: [b], the place of each sequence.
     """
     y = _sdpa(q.index_select(0, query_rows), k, v, bias, scale)
@@ -173,7 +182,7 @@ def attend_pool(
 
 
 def attend_shared(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Attend as `attend_few` with heads that share keys, which count as rows.
+    """Attend as `attend_few` for grouped-query attention: heads that share keys become rows.
 
     Args:
         bias: Additive [heads / kv heads x rows, seen].
@@ -187,12 +196,12 @@ def attend_shared(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Ten
 def attend_tree(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, *, scale: float, n: int
 ) -> None:
-    """Attend with any mask, so that a masked row has no effect, even if it has NaN.
+    """Attend with any mask. A masked row has no effect, even if it contains NaN.
 
-    Scores of masked rows are replaced, because adding -inf would keep NaN. Their values are
-    multiplied by zero, so NaN values of the last n rows are first replaced by 0. A row that
-    attends to a NaN row still gets NaN through its keys. All other results are equal to those of
-    `attend_few` and `attend_shared`.
+    Adding -inf to a NaN score would keep the NaN, so scores of masked rows are replaced. The values
+    of masked rows are multiplied by zero, and 0 times NaN is NaN. So NaN values of the last n rows
+    are replaced by 0 first. A row that attends to a row with NaN still gets NaN, through the keys.
+    All other results are equal to those of `attend_few` and `attend_shared`.
 
     Args:
         bias: As in `attend_shared`, 0 or -inf.
@@ -207,13 +216,13 @@ def attend_tree(
 # ---- rotary position embeddings -----------------------------------------------------------------
 
 Table = tuple[Tensor, ...]
-"""Rotary tables of some positions, for `Rotary.rotate`."""
+"""Cosines and sines of some positions, as `Rotary.rotate` needs them."""
 
 
 class RotaryEmbedding(nn.Module):
     """Cosines and sines of positions (Su et al., arXiv:2104.09864, equation 15).
 
-    The numbers are those of the transformers modules, whose import takes one or two seconds.
+    It computes the same numbers as the transformers module, whose import takes a second or two.
 
     Args:
         config: transformers config with a RoPE variant that `fits` accepts.
@@ -253,18 +262,19 @@ class RotaryEmbedding(nn.Module):
 class Rotary:
     """In-place rotation of queries and keys (RoPE).
 
-    In float32, the two numbers of a rotation are adjacent, so a rotation is one complex product.
-    `permute` reorders the weights once for this order; products of queries and keys do not change.
-    The complex factors also include the square root of attention's scale 1 / sqrt(head_dim).
+    RoPE rotates pairs of elements. In float32, `permute` reorders the weights once so that the two
+    elements of a pair are adjacent. A rotation is then one complex product. The order of elements
+    is the same in queries and keys, so attention scores do not change. The complex factors of both
+    include the square root of attention's scale 1 / sqrt(head_dim).
 
-    Half precision has no complex numbers. It keeps the checkpoint's order and attention's scale.
-    So do specbench's own kernels.
+    Torch has no complex numbers in half precision. There, and with specbench's own kernels, the
+    elements keep the checkpoint's order, and attention applies its scale.
 
     Args:
         interleaved: Whether `permute` reorders weights. Only for float32.
 
     Attributes:
-        scale: Remaining factor of the attention scores.
+        scale: Factor that attention still has to apply to its scores.
         tables: Tables of all reserved positions.
     """
 
@@ -298,7 +308,8 @@ class Rotary:
         self.tables = tuple(host.send(table[:, None], self._device) for table in tables)
 
     def permute(self, weight: Tensor) -> Tensor:
-        """Return rows [heads * head_dim, ...] of a query or key projection, in `rotate`'s order."""
+        """Return the weights [heads * head_dim, ...] of a query or key projection in `rotate`'s
+        order."""
         if not self.interleaved:
             return weight
         pairs: Tensor = weight.unflatten(0, (-1, 2, self._half)).transpose(1, 2)

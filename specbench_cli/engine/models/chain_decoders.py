@@ -1,13 +1,13 @@
-"""Decoders of transformers modules that support only chains.
+"""Decoders of transformers modules that support only chains: recurrent and encoder-decoder models.
 
-Recurrent models (Mamba-2, and hybrids with attention) store a text in a state of fixed size, from
-which no token can be removed. The decoder keeps a snapshot at the end of each forward, and the
-state can return to it. To reach a position between two snapshots, the caller processes the tokens
-after the earlier one again.
+A recurrent model (Mamba-2, or a hybrid with attention) stores a text in a state of fixed size, from
+which single tokens cannot be removed. The decoder keeps a snapshot of the state at the end of each
+forward. To roll back to a position between two snapshots, the engine returns to the earlier one and
+processes the tokens after it again.
 
-Sequence-to-sequence models (T5) encode the prompt and decode the output. The decoded text begins
-with the start token of the family, and the state has a row for each of its tokens. The encoder
-output is computed at a sequence's first forward and kept with the rows.
+A sequence-to-sequence model (T5) encodes the prompt and decodes the output. The text of its decoder
+begins with the model's start token. The encoder runs in the first forward of a sequence, and its
+output is stored in the sequence's state.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ from specbench_cli.errors import MethodFault
 
 
 class RecurrentDecoder(ChainDecoder):
-    """A decoder of a recurrent module, which keeps a copy of the cache after each forward.
+    """A decoder of a recurrent module. It keeps a copy of the cache after each forward.
 
     Raises:
-        UsageError: Continuing from the cache gives other logits than one forward over all tokens.
+        UsageError: The trial fails: continuing from the cache gives other logits than one forward
+            over all tokens.
     """
 
-    _one_by_one = False  # whether tokens after the first forward are processed one at a time
+    _one_by_one = False  # whether the module needs single tokens after its first forward
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> RecurrentState:
         """See `Decoder`. The state is not preallocated."""
@@ -52,7 +53,7 @@ class RecurrentDecoder(ChainDecoder):
     ) -> tuple[dict[int, Tensor], Tensor | None]:
         assert isinstance(state, RecurrentState)
         held, n = state.latest_cache(seq), ids.shape[1]
-        # The module writes into its cache.
+        # The module changes its cache in place, so it gets a copy.
         cache = DynamicCache(config=self.module.config) if held is None else copy.deepcopy(held)
         inputs = {self._cache_name: cache, "use_cache": True}
         if held is None or n == 1 or not self._one_by_one:
@@ -96,13 +97,13 @@ def _select_logits(logits: Sequence[Tensor | None], at: LogitsAt) -> Tensor | No
 
 
 class Seq2SeqDecoder(ChainDecoder):
-    """A decoder of a module with an encoder. The module counts positions itself, as row numbers.
+    """A decoder of a module with an encoder. The position of a token is its row number.
 
     Attributes:
-        start: The token that every text begins with.
+        start: The decoder's start token, which every text begins with.
 
     Raises:
-        UsageError: No start token is known, or see `TransformersModuleDecoder`.
+        UsageError: The model has no start token, or the trial fails.
     """
 
     def split_prompt(self, ids: Sequence[int]) -> tuple[tuple[int, ...], ExtraInput | None]:
@@ -132,7 +133,7 @@ class Seq2SeqDecoder(ChainDecoder):
 
     def unembed(self, rows: Tensor) -> Tensor:
         """Raise MethodFault: each family scales the rows differently before the output matrix."""
-        raise MethodFault(f"{self.name} does not give away its output matrix")
+        raise MethodFault(f"{self.name} does not provide its output matrix")
 
     def _forward_sequence(
         self, ids: Tensor, state: Any, seq: int, at: LogitsAt, wanted: set[int]
@@ -159,16 +160,16 @@ class Seq2SeqDecoder(ChainDecoder):
     def _encode(self, source: ExtraInput | None) -> Tensor:
         if source is None:
             raise MethodFault(
-                f"{self.name} is a sequence-to-sequence model, and the request holds nothing for"
-                " its encoder",
-                "make the request of `decoder.split_prompt(ids)`",
+                f"{self.name} is a sequence-to-sequence model, and the request has no input for its"
+                " encoder",
+                "create the request from `decoder.split_prompt(ids)`",
             )
         ids = self.clamp_ids(host.ids([source.ids], self.device))
         rows: Tensor = self.module.get_encoder()(input_ids=ids).last_hidden_state
         return rows
 
     def _trial(self, ids: Tensor) -> float:
-        """See the base class. Also find the shapes that the layers store."""
+        """See the base class. Also find the start token, and the shapes that the layers cache."""
         self.start = self._start()
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         out = self.module(
@@ -187,4 +188,4 @@ class Seq2SeqDecoder(ChainDecoder):
             for name in ("decoder_start_token_id", "bos_token_id"):
                 if isinstance(found := getattr(config, name, None), int):
                     return found
-        raise self.unsupported("its configuration names no token that an output starts with")
+        raise self.unsupported("its configuration has no start token for the decoder")

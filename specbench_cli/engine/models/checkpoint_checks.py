@@ -1,7 +1,7 @@
 """Checks that a checkpoint contains exactly the tensors that its config requires.
 
-If a tensor of the file is ignored, or a required one is missing, the output is plausible but of
-another model. Both cases are an error that names the tensor, for targets, drafts and heads.
+A missing tensor, or one that is silently ignored, would make another model with plausible output.
+Both are errors that name the tensor. The checks are for targets, draft models and heads.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ _IRRELEVANT = re.compile(
     r"(.*\.)?rotary_emb\.inv_freq"  # computed from config.json
     r"|(.*\.)?(attn|attention)\.masked_bias"  # a constant of old GPT-2 files
     r"|(.*\.)?position_ids"
-    r"|(model\.)?mtp(_layers)?\..*"  # multi-token prediction heads, which the method `mtp` reads
+    r"|(model\.)?mtp(_layers)?\..*"  # multi-token prediction heads, read by the method `mtp`
 )
 _MASK = re.compile(r"(.*\.)?(attn|attention)\.bias")
-"""A causal mask [1, 1, n, n] that old GPT-2 and GPT-NeoX files store as a buffer."""
+"""A causal mask [1, 1, n, n], which old GPT-2 and GPT-NeoX files contain."""
 
 _EXTRA_LAYER = re.compile(r"(model\.layers\.\d+\.).*")
 _EXTRA_LAYER_MARK = "eh_proj.weight"
-"""Tensor that only the multi-token prediction layers of DeepSeek and GLM have."""
+"""Tensor that marks a multi-token prediction layer of DeepSeek and GLM."""
 
 _SCALES = re.compile(
     r".*(scale|scales|scale_inv|scaling_factor|SCB|absmax|qweight|qzeros|g_idx|biases|zero_point"
     r"|quant_map|quant_state.*|weight_packed|weight_shape)"
 )
-"""Names of tensors that are required to dequantize weights."""
+"""Names of tensors of quantized weights, such as scales."""
 
 
 def is_irrelevant(name: str, weights: Weights) -> bool:
-    """Return True if a tensor is known not to affect the output of the model."""
+    """Return True if it is known that a tensor does not affect the output of the model."""
     if name in OUTPUT_ID_TENSORS or _IRRELEVANT.fullmatch(name):
         return True
     if _MASK.fullmatch(name):
@@ -49,14 +49,15 @@ def is_irrelevant(name: str, weights: Weights) -> bool:
 def check_contents(
     source: str, weights: Weights, required: Mapping[str, tuple[int, ...]], *, tied: bool
 ) -> None:
-    """Raise EnvironmentFault unless a checkpoint contains exactly the tensors of its config.
+    """Raise EnvironmentFault unless a checkpoint contains exactly the tensors that its config
+    requires.
 
     Args:
         source: Name of the folder, for messages.
         weights: The tensors of the folder.
         required: Shapes of the required tensors, by name.
-        tied: True if the config ties the output matrix to the embedding. Then `required` may
-            contain the output matrix or not.
+        tied: True if the config ties the output matrix to the embedding. The checkpoint may then
+            lack the output matrix.
     """
     needed = {name: shape for name, shape in required.items() if not (tied and name == OUTPUT)}
     check_missing(source, [name for name in needed if name not in weights])
@@ -66,8 +67,8 @@ def check_contents(
     for name, shape in required.items():
         if name in weights and weights.shape(name) != shape:
             raise EnvironmentFault(
-                f"{source}: {name} has the shape {list(weights.shape(name))}, and config.json"
-                f" says {list(shape)}",
+                f"{source}: {name} has the shape {list(weights.shape(name))}, but config.json"
+                f" requires {list(shape)}",
                 hint="specbench list models",
             )
     check_floating(source, weights)
@@ -78,7 +79,7 @@ def check_missing(source: str, missing: Collection[str]) -> None:
     if missing:
         raise EnvironmentFault(
             f"{source} lacks the tensor {min(missing)}{_format_others(missing)}, which its"
-            " config.json demands",
+            " config.json requires",
             hint="download the folder again, or correct config.json (tie_word_embeddings for the"
             " output matrix)",
         )
@@ -92,9 +93,9 @@ def check_unexpected(source: str, weights: Weights, names: Iterable[str]) -> Non
     scales = [name for name in unexpected if _SCALES.fullmatch(name)]
     first = min(scales or unexpected)
     raise EnvironmentFault(
-        f"{source} holds the tensor {first}{_format_others(unexpected)}, which its config.json"
-        " does not provide for",
-        hint="use the checkpoint in float16 or bfloat16: its quantised weights cannot be read here"
+        f"{source} contains the tensor {first}{_format_others(unexpected)}, which does not belong"
+        " to the model of its config.json",
+        hint="use a checkpoint in float16 or bfloat16: this quantization is not supported"
         if scales
         else "use the config.json that these weights were saved with",
     )
@@ -106,9 +107,9 @@ def check_floating(source: str, weights: Weights) -> None:
         kind = weights.dtype(name)
         if name.endswith("weight") and not kind.startswith(("F", "BF", "drawn")):
             raise EnvironmentFault(
-                f"{source}: {name} is stored as integers ({kind}), and config.json names no"
-                " quantisation for them",
-                hint="use the checkpoint in float16 or bfloat16",
+                f"{source}: {name} is stored as integers ({kind}), but config.json has no"
+                " quantization_config",
+                hint="use an unquantized checkpoint in float16 or bfloat16",
             )
 
 
@@ -116,7 +117,7 @@ OUTPUT, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def check_tied(source: str, weights: Weights) -> None:
-    """Raise EnvironmentFault if a tied model stores an output matrix unlike the embedding."""
+    """Raise EnvironmentFault if a tied model's output matrix differs from its embedding."""
     if OUTPUT not in weights or EMBEDDING not in weights:
         return
     output, embedding = weights[OUTPUT], weights[EMBEDDING]
@@ -127,7 +128,7 @@ def check_tied(source: str, weights: Weights) -> None:
 def untied_fault(source: str, output: str) -> EnvironmentFault:
     """Return the error for an output matrix that differs although the config ties it."""
     return EnvironmentFault(
-        f"{source}: config.json says tie_word_embeddings true, and {output} differs from the"
+        f"{source}: config.json sets tie_word_embeddings to true, but {output} differs from the"
         " embedding",
         hint="set tie_word_embeddings to false in config.json to use this output matrix, or delete"
         " the tensor",

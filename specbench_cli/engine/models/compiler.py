@@ -1,7 +1,8 @@
-"""numba, imported without the settings of the working folder.
+"""Safe import of numba, which ignores the configuration file of the working folder.
 
 numba reads `.numba_config.yaml` in the working folder. That file can name a cache of compiled
-functions, which numba unpickles, so that the folder of another person could run any code.
+functions, which numba unpickles. So starting specbench in a folder from someone else could run any
+code.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ _CONFIG = Path(".numba_config.yaml")
 
 if _CONFIG.exists() or _CONFIG.is_symlink():
     raise UsageError(
-        f"{_CONFIG} in this folder configures numba, which could run code of that folder",
-        "run specbench from another folder, or remove the file: variables NUMBA_* configure it too",
+        f"{_CONFIG} in this folder configures numba and could make it run code from this folder",
+        "run specbench from another folder, or remove the file and use NUMBA_* variables instead",
     )
 
 import numba  # noqa: E402
 import numba.core.config  # noqa: E402
 
-numba.core.config._config_fname = ""  # numba reads it again at each compilation
+numba.core.config._config_fname = ""  # numba reads the file again at each compilation
 
 __all__ = ["numba"]

@@ -1,4 +1,7 @@
-"""Base classes of decoders (target, draft model, draft head) and of their states."""
+"""Base classes of decoders (target, draft model, draft head) and of their states.
+
+A row is the hidden state of one token, or its keys and values in the state.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +32,16 @@ LogitsAt = Literal["last", "all"] | Tensor | None
 class State(Protocol):
     """State of a decoder's sequences, with a fixed capacity.
 
-    A forward *writes* rows, and `commit` keeps some of them. `length` counts written rows. The
-    position of a row in the text is its row number, unless rows before it were dropped.
+    A forward writes a row for each token, and `commit` keeps some of the rows. `length` is the
+    number of written rows. The position of a row in the text is its row number, unless rows before
+    it were dropped.
 
     Attributes:
         capacity: Maximum number of rows of each sequence.
         by_row: Whether the state has a row for each token, so that any number of tokens can be
-            removed from the end. A recurrent state returns to the end of an earlier forward: after
-            `commit` or `rollback`, `length` may be lower than requested, and the caller processes
-            the missing tokens again.
+            removed from the end. A recurrent state has not: it can only return to the end of an
+            earlier forward. After `commit` or `rollback`, its `length` may be lower than requested,
+            and the caller processes the missing tokens again.
     """
 
     capacity: int
@@ -61,14 +65,17 @@ class State(Protocol):
         """Drop all rows from position n on."""
 
     def leave_out(self, seq: int, layers: Iterable[int], n: int) -> None:
-        """Advance some layers by n positions without rows. No later row attends to them there."""
+        """Advance some layers by n positions without writing rows.
+
+        Later rows do not attend to these positions in these layers.
+        """
 
     def clear(self) -> None:
         """Drop all rows and keep the memory."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes preallocated."""
+        """Number of preallocated bytes."""
 
 
 @renamed_members(taps="captured_layers", whole="runs_all_layers")
@@ -76,18 +83,18 @@ class ModelInput(NamedTuple):
     """The input of one forward, or one sequence's share of a forward over several.
 
     Attributes:
-        x: Token ids [b, n], or rows [b, n, hidden] that leave a layer, or both for a head. One line
-            per sequence of `seqs`.
-        state: State that the rows are appended to, after each sequence's written rows.
-        positions: Position of each row, [b, n]. None means the next ones.
-        mask: Which new row attends to which new row, [n, n] bool: a tree's ancestors, the row
-            itself included. Rows written before are always attended to. None means causal. With
-            more columns, [n, w + n], the first w are the last w rows written before, for a tree
-            that is drafted level by level.
-        logits_at: Rows that get logits. Ignored unless the last layer runs.
-        place: Index of the sequence among those that are decoded together.
+        x: Token ids [b, n] (`Tokens`), hidden states [b, n, hidden] that enter a later layer
+            (`Hidden`), or both for a head (`Features`). b is the number of sequences in `seqs`.
+        state: State that the new rows are appended to.
+        positions: Position of each row, [b, n]. None means the next positions.
+        mask: Which new row attends to which new row, [n, n] bool. For a tree these are the
+            ancestors of a node and the node itself. Earlier rows are always visible. None means
+            causal. If the mask has w more columns, [n, w + n], these come first and belong to the
+            last w earlier rows, for a tree that is drafted level by level.
+        logits_at: Rows that get logits. Ignored if the last layer does not run.
+        place: Index of the sequence in its batch.
         prompt: True if `x` is part of a prompt.
-        seqs: Sequences of `state` that the lines belong to. None means 0..b-1.
+        seqs: Indices in `state` of the b sequences. None means 0..b-1.
         layers: Half-open range of layers to run. None means all.
         skip: Layers and sublayers that are skipped.
         captured_layers: Layers whose output is captured.
@@ -107,7 +114,7 @@ class ModelInput(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of sequences, and of new rows in each."""
+        """Number of sequences, and of new rows in each of them."""
         rows = self.x.ids if isinstance(self.x, Tokens) else self.x.rows
         return rows.shape[0], rows.shape[1]
 
@@ -118,7 +125,7 @@ class ModelInput(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keyword arguments of `Decoder.forward` that are not left at their defaults."""
+        """Keyword arguments of `Decoder.forward` that differ from their defaults."""
         names = ("seqs", "positions", "mask", "layers", "skip", "logits_at", "captured_layers")
         defaults = self._field_defaults
         values = {name: getattr(self, name) for name in names}
@@ -139,25 +146,24 @@ Part = ModelInput
 class Decoder(ABC):
     """A causal language model.
 
-    Callers use `forward`. A subclass implements `execute`, which takes the arguments as one object,
-    and a plug-in may override `forward` instead. The engine calls `run`, which chooses between
-    them.
+    Methods call `forward`. A subclass implements `execute`, which takes the same arguments as one
+    object. A plug-in may override `forward` instead. The engine calls `run`, which calls the one
+    that the subclass defines.
 
     Attributes:
         name: Short name for traces and messages ("target", "draft").
         vocab_size: Width V of the logits.
         n_layers: Number of layers L.
-        max_positions: Maximum number of positions.
-        limit: Reason for a reduced `max_positions`, for messages; empty if it is not reduced.
+        max_positions: Maximum context length in tokens.
+        limit: Why `max_positions` is less than the config says, for messages. Empty if it is not.
         device, dtype: Device and dtype of the computation.
-        weight_bytes: Bytes of the weights, with packed copies.
-        first: Index in the text of the token of row 0.
+        weight_bytes: Bytes of the weights, including packed copies.
+        first: Index in the text of the token of row 0: 0, or 1 for a head.
         trees: True if new rows may be branches of a tree, with explicit positions and mask.
-        translation: Map from the target's vocabulary to a draft's. None if they are the same.
-        input_vocab_size: Size of the vocabulary of the input ids. A draft's own vocabulary may
-            be smaller.
-        ran: Number of forwards so far, for every caller. A trace with fewer forwards is incomplete.
-        recorded: Number of forwards captured so far in CUDA graphs (`graphs`).
+        translation: Map between the target's vocabulary and a draft's. None if they are the same.
+        input_vocab_size: Vocabulary size of the target, whose ids this decoder reads.
+        ran: Number of forwards so far, whoever called them. The engine compares it with the trace.
+        recorded: Number of CUDA graphs captured so far (`graphs`).
     """
 
     name: str
@@ -179,8 +185,8 @@ class Decoder(ABC):
     def clamp_ids(self, ids: Tensor) -> Tensor:
         """Return the ids with those beyond this model's vocabulary replaced by its last id.
 
-        The target may choose a padding id for which a draft with the same tokenizer has no
-        embedding. The replacement only affects the draft tokens, not the output.
+        A target may have padding ids for which a draft with the same tokenizer has no embedding.
+        The replacement changes only draft tokens, not the output.
         """
         return (
             ids if self.input_vocab_size <= self.vocab_size else ids.clamp(max=self.vocab_size - 1)
@@ -203,11 +209,11 @@ class Decoder(ABC):
         logits_at: LogitsAt = "last",
         captured_layers: Sequence[int] = (),
     ) -> ModelOutput:
-        """Append the rows of `x` to `state` and run them through the layers; see `ModelInput`.
+        """Run `x` through the layers and append its rows to `state`. See `ModelInput`.
 
         Raises:
             ValueError: The rows exceed the capacity of the state.
-            ChainsOnly: The model does not support the input's tree or layers.
+            ChainsOnly: The model does not support trees, or partial forwards.
         """
         return self.execute(
             ModelInput(
@@ -228,7 +234,7 @@ class Decoder(ABC):
         raise NotImplementedError(f"{type(self).__name__} defines neither `execute` nor `forward`")
 
     def run(self, model_input: ModelInput) -> ModelOutput:
-        """Run a forward by `forward` if a subclass overrides it, otherwise by `execute`."""
+        """Run a forward: call `forward` if a subclass overrides it, else `execute`."""
         if getattr(self.forward, "__func__", None) is Decoder.forward:
             return self.execute(model_input)
         return self.forward(model_input.x, model_input.state, **model_input.options)
@@ -236,18 +242,21 @@ class Decoder(ABC):
     # Extra input of a request (encoder ids, images). Text-only models keep these defaults.
 
     def split_prompt(self, ids: Sequence[int]) -> tuple[tuple[int, ...], ExtraInput | None]:
-        """Return the ids that the decoder continues, and the extra input, such as encoder ids."""
+        """Split a prompt into the ids that the decoder continues, and the extra input.
+
+        A model with an encoder reads the prompt as extra input.
+        """
         return tuple(ids), None
 
     def attach(self, state: State, source: ExtraInput, seq: int = 0) -> bool:
-        """Attach extra input for a sequence's first forward.
+        """Attach extra input, which the sequence's first forward reads.
 
-        Return True if this model reads it.
+        Return False if this model does not support it.
         """
         return False
 
     def extra_tokens(self, state: State, seq: int = 0) -> int:
-        """Return how many extra tokens, e.g. of an encoder, a sequence's next forward processes."""
+        """Return the number of extra tokens, e.g. of an encoder, in a sequence's next forward."""
         return 0
 
     def forward_batch(
@@ -256,7 +265,7 @@ class Decoder(ABC):
         """Run one forward over new rows of several sequences.
 
         Each sequence has its own state, number of rows, positions and mask. By default the
-        sequences run one after another, which saves no time. It counts as one forward.
+        sequences run one after another, which saves no time. In `ran` it counts as one forward.
 
         Returns:
             The output of `forward` for each part.
@@ -272,11 +281,12 @@ class Decoder(ABC):
     def share(
         self, layers: tuple[int, int] | None = None, skip: Skip = frozenset(), logits: bool = True
     ) -> float:
-        """Return the share of the weights that a forward reads: 1 for all layers with logits.
+        """Return the share of the weights that a forward reads: 1 if all layers run, with logits.
 
-        The share counts the layers that run, and the output matrix if there are logits. It ignores
-        the embedding, because a forward reads only a few of its rows. By default all layers have
-        the same weight, a sublayer counts half, and the output matrix counts nothing.
+        It is the share of the layers that run, and of the output matrix if there are logits. The
+        embedding does not count, because a forward reads only a few of its rows. This default
+        assumes layers of equal size, counts a sublayer as half a layer, and ignores the output
+        matrix.
 
         Args:
             layers, skip: As in `forward`.
@@ -288,31 +298,34 @@ class Decoder(ABC):
         over = sum(low <= layer < high for layer, _ in expand_skip(skip))
         return (high - low - over / 2) / self.n_layers
 
-    # Draft heads need these of a target. Other decoders need not implement them.
+    # Draft heads call these methods of the target. Other decoders need not implement them.
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the embeddings [..., hidden] of token ids [...]."""
-        raise MethodFault(f"{self.name} does not give away its embeddings")
+        raise MethodFault(f"{self.name} does not provide its embeddings")
 
     def norm(self, rows: Tensor) -> Tensor:
-        """Return rows [..., hidden] that leave a layer after the final norm, for `unembed`."""
-        raise MethodFault(f"{self.name} does not give away its final norm")
+        """Apply the final norm to the output [..., hidden] of a layer, for `unembed`."""
+        raise MethodFault(f"{self.name} does not provide its final norm")
 
     def unembed(self, rows: Tensor) -> Tensor:
-        """Return the logits [..., V] of rows [..., hidden] after `norm`."""
-        raise MethodFault(f"{self.name} does not give away its output matrix")
+        """Return the logits [..., V] of normed rows [..., hidden]."""
+        raise MethodFault(f"{self.name} does not provide its output matrix")
 
     def unembed_ids(self, rows: Tensor, ids: Tensor) -> Tensor | None:
-        """Return the logits [..., k] of only the ids [k], or None if that would need all ids."""
+        """Return the logits [..., k] of only the ids [k]. None if the model must compute all
+        logits."""
         return None
 
     def append_kv(self, rows: Tensor, state: State, layers: range, positions: Tensor) -> None:
-        """Append keys and values of rows [1, n, hidden] to layers that the rows skipped.
+        """Append keys and values to the cache of layers that a forward skipped.
 
-        Each layer computes them from the same rows. It counts as one forward. By default each
-        layer runs, and its output is dropped.
+        Early-exit methods use it. Each layer computes its keys and values from the same hidden
+        states. In `ran` it counts as one forward. By default each layer runs completely, and its
+        output is dropped.
 
         Args:
+            rows: Hidden states [1, n, hidden].
             positions: [1, n].
         """
         ran = self.ran + 1
@@ -323,26 +336,25 @@ class Decoder(ABC):
         self.ran = ran
 
     def append_kv_share(self, layers: range) -> float:
-        """Return the share of the weights that `remember` reads; see `share`."""
+        """Return the share of the weights that `append_kv` reads; see `share`."""
         return self.share((layers.start, layers.stop), logits=False)
 
     def exit_logits(self, rows: Tensor) -> Tensor:
-        """Return the logits [..., V] of rows [..., hidden] that leave any layers.
+        """Return the logits [..., V] of an early exit, from the output [..., hidden] of a layer.
 
-        Each layer is treated as the last. It adds 1 to `ran`, as a forward through no layer.
+        The layer is treated as the last one. It adds 1 to `ran`.
         """
         self.ran += 1
         return self.unembed(self.norm(rows))
 
 
 class ChainsOnly(MethodFault):
-    """A method uses trees or partial forwards with a model that runs only full chain forwards."""
+    """The method uses trees or partial forwards, which the model does not support."""
 
 
 def trees_fault(decoder: Decoder) -> ChainsOnly:
     """Return the error for a tree draft with a decoder that supports only chains."""
     return ChainsOnly(
-        f"a tree for {decoder.name}, which reads chains alone: its state has no rows that branches"
-        " could share at positions of their own",
-        "choose chains: a method that drafts one continuation (sps, pld)",
+        f"{decoder.name} supports only chains, not trees: branches cannot share its state",
+        "choose a method that drafts chains (sps, pld)",
     )

@@ -1,4 +1,9 @@
-"""Plans of forwards: where new rows are written and what they attend to, computed in advance."""
+"""Forward plans: views of the KV cache, attention masks and rotary tables for one forward.
+
+`FusedDecoder` computes them before the layers run, and reuses them for forwards of the same shape.
+A plan determines where each layer writes the keys and values of new rows, and which rows the new
+ones attend to. A row is the hidden state of one token.
+"""
 
 from __future__ import annotations
 
@@ -36,43 +41,52 @@ MAX_PLANS = 512
 """Maximum number of plans cached per state; each takes about 10 kB."""
 
 MAX_PADDING = 1.4
-"""Maximum ratio of rows read to rows used when attention runs several sequences together on a CPU.
+"""Maximum ratio of rows read to rows needed if attention runs several sequences in one call on a
+CPU.
 
-On an accelerator, a kernel launch takes longer than the read."""
+In one call, attention reads each sequence up to the length of the longest one. The limit does not
+apply on an accelerator, where an extra kernel launch takes longer than reading more rows."""
 
 MAX_GAP = 4
-"""Maximum number of pool places, per sequence, that accelerator attention reads together.
+"""Maximum ratio of pool places read to sequences, if an accelerator runs several in one call.
 
-The places between the sequences are read in vain."""
+A pool holds the caches of all sequences of a batch, one per place. One call reads all places from
+the first sequence to the last, also those of sequences that are not part of the forward."""
 
 ROW_MULTIPLE = 64
-"""Accelerator attention over several sequences reads a multiple of this many rows.
+"""On an accelerator, attention over several sequences reads a multiple of this many rows.
 
-Then the kernels need no padding and PyTorch does not select a new kernel for every length."""
+Then kernels need no padding, and PyTorch does not select a new kernel for every length."""
 
 BIAS_ALIGNMENT = 8
-"""Alignment of the rows of a bias, in elements."""
+"""Alignment of the rows of an attention bias, in elements, as CUDA kernels need it."""
 
 MAX_SCRATCH = 64
-"""Maximum number of cached buffer sets. The key is the number of rows of each sequence."""
+"""Maximum number of cached `Scratch` objects."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor], None]
+"""An attention function with the arguments q, k, v, bias and out; see `attention`."""
 
 KVViews = tuple[Tensor, Tensor, Tensor]
-"""Views of one sequence at one layer: destination of new rows [2 kv, n, d], keys [kv, d, seen] and
-values [kv, seen, d]."""
+"""Views of the cache of one sequence at one layer.
+
+They are the destination of the new rows [2 kv, n, d], the keys [kv, d, seen] and the values
+[kv, seen, d]."""
 
 Visibility = tuple[int, Tensor | None, Attend]
-"""First row that new rows may attend to, the bias from there on, and the attention function."""
+"""What new rows attend to: the first row, the attention bias from that row on, and the attention
+function."""
 
 LayerView = tuple[Callable[[Tensor], object], Tensor, Tensor, Tensor | None, Attend]
-"""Function that writes new rows, keys, values, bias, and the attention function."""
+"""Attention inputs of one layer: a function that writes new rows to the cache, the keys, the
+values, the bias, and the attention function."""
 
 SequenceViews = tuple[Tensor, Tensor, Tensor]
-"""Views of one sequence in the buffers: queries and results [heads, n, d], new rows [2 kv, n, d].
+"""Views of one sequence in the buffers of a forward.
 
-For b consecutive sequences with n rows each: [b, heads, n, d] and [b, n, 2 kv, d]. If n is 1, heads
-that share keys become rows: [(b,) kv, heads / kv, d]."""
+They are the queries and the attention results [heads, n, d], and the new keys and values
+[2 kv, n, d]. For b consecutive sequences with n rows each, the shapes are [b, heads, n, d] and
+[b, n, 2 kv, d]. If n is 1, heads that share keys become rows: [(b,) kv, heads / kv, d]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +108,19 @@ class BufferSizes:
     batch_line="batch_views",
 )
 class Scratch:
-    """Buffers of a forward with N rows, ns[i] of them in sequence i, and views of the buffers.
+    """Buffers of a forward with N rows, and views of the buffers.
 
-    The buffers are size [N, 1], normed [N, hidden], qkv, qk (by head), turning (qk as pairs for
-    RoPE), mixed [N, heads d], and gate_up with its halves gate and up.
+    Args:
+        ns: Number of rows of each sequence. Their sum is N.
+
+    Attributes:
+        size: Norms of the rows, [N, 1].
+        normed: Rows after a norm, [N, hidden].
+        qkv: Queries, keys and values, [N, (heads + 2 kv) d].
+        qk: View of the queries and keys, by head.
+        rotary_pairs: View of `qk` for `Rotary.rotate`.
+        attention_output: [N, heads d].
+        gate_up, gate, up: Output of the MLP's first product, and views of its two halves.
     """
 
     def __init__(
@@ -120,14 +143,13 @@ class Scratch:
 
     @property
     def all_sequence_views(self) -> list[SequenceViews]:
-        """Views of all sequences, one sequence each."""
+        """`sequence_views` of all sequences."""
         return [self.sequence_views(i) for i in range(len(self._spans))]
 
     def sequence_views(self, i: int) -> SequenceViews:
         """Return the views of sequence i.
 
-        They are created on first use, because most of up to hundreds of sequences use
-        `batch_line`.
+        They are created on first use: of hundreds of sequences, most use `batch_views`.
         """
         if i not in self._views:
             span, sizes = self._spans[i], self._sizes
@@ -145,7 +167,7 @@ class Scratch:
         block = self._by_head[span].unflatten(0, (b, n))
         results = self._results[span].unflatten(0, (b, n))
         queries, result = block[:, :, :heads].transpose(1, 2), results.transpose(1, 2)
-        if n == 1:  # as in a line of one sequence
+        if n == 1:  # as in `sequence_views`
             kv = self._sizes.kv_heads
             queries, result = (part.reshape(b, kv, heads // kv, -1) for part in (queries, result))
         return queries, result, block[:, :, heads:]
@@ -155,10 +177,12 @@ class ForwardPlan(NamedTuple):
     """Precomputed views and tables of one forward.
 
     Attributes:
-        views: Views of all lines, for each layer.
+        views: For each layer, the attention inputs of each sequence, or of several sequences that
+            share a call.
         table: Rotary tables of all rows.
-        assumes_finite: Whether masks work only if all rows are finite. If an output row is not
-            finite, the forward must be repeated with a plan that replaces non-finite values.
+        sequence_views: Views of the buffers for the same sequences as in `views`.
+        assumes_finite: Whether the masks work only if all rows are finite. If an output row is not
+            finite, the caller repeats the forward with a plan that replaces such values.
         rotates: Whether the function that writes rows also rotates them and the queries.
     """
 
@@ -175,9 +199,9 @@ class Planner:
 
     Args:
         windows: Sliding window of each layer. None is full attention.
-        lean: Whether short blocks use `attend_few`.
+        lean: Whether forwards of few rows use `attend_few`.
         like: A tensor with the device and dtype to use.
-        kernels: Module of specbench's own kernels for short blocks of one sequence, or None.
+        kernels: Module with specbench's own kernels for few rows of one sequence, or None.
     """
 
     def __init__(
@@ -234,9 +258,8 @@ class Planner:
     ) -> ForwardPlan:
         """Return the plan of a forward over several sequences, each with its own state.
 
-        The plan joins the plans of the single sequences. Attention runs neighbours in one pool
-        together if they are causal and have the same number of new rows. On an accelerator there
-        may be a few unused places between them.
+        The plan joins the plans of the single sequences. Attention runs sequences in one call if
+        they are neighbours in a pool, are causal, and have the same number of new rows.
         """
         ns = [part.shape[1] for part in parts]
         scratch = self.scratch_for(ns)
@@ -283,10 +306,10 @@ class Planner:
         )
 
     def _count_neighbours(self, parts: Sequence[ModelInput], ns: Sequence[int], at: int) -> int:
-        """Return how many parts, from `at` on, attention can run together.
+        """Return the number of parts, from index `at` on, that attention can run in one call.
 
-        The parts are neighbours of similar length, because attention reads all of them up to the
-        end of the longest one.
+        They must be neighbours in one pool. They should have similar lengths, because the call
+        reads all of them up to the end of the longest one.
         """
         first, b = cast(KVState, parts[at].state), 1
         if first.pool is None or any(self._windows):
@@ -313,9 +336,9 @@ class Planner:
     def _pool_views(
         self, states: Sequence[KVState], n: int
     ) -> tuple[list[tuple[LayerView, ...]], Table]:
-        """Return the views and the rotary table of causal neighbours in one pool.
+        """Return the views and the rotary table of neighbours in a pool that share attention calls.
 
-        Each neighbour has n new rows.
+        Each of them is causal and has n new rows.
         """
         pool, kv, b = cast(KVState, states[0].pool), self._sizes.kv_heads, len(states)
         low, high = states[0].place, states[-1].place + 1
@@ -330,7 +353,7 @@ class Planner:
         sent = host.ids([starts, positions, which], self._device)[:, :, None]
         steps = torch.arange(n, device=self._device)
         at, attend = sent[0] + steps, cast(Attend, self._attend_batch)
-        seen_to = at  # the last row that each new row sees, for all places
+        seen_to = at  # last row that each new row attends to, for all places
         if high - low > b:
             query_rows, ends = [0] * (high - low), [0] * (high - low)
             for i, (place, start) in enumerate(zip(which, starts, strict=True)):
@@ -374,7 +397,7 @@ class Planner:
             positions: [b, n], or None for consecutive positions.
             replace_nonfinite: Whether to keep non-finite values of masked rows out of the result.
                 Plans with a mask may otherwise set `assumes_finite`.
-            in_batch: Whether the views will be joined with views of other sequences.
+            in_batch: Whether the plan becomes part of a plan for several sequences.
 
         Raises:
             ValueError: The state has no room for n more rows.
@@ -426,7 +449,7 @@ class Planner:
         mask: Tensor | None,
         positions: Tensor | None,
     ) -> ForwardPlan:
-        """Return what `plan_masked` returns, for specbench's own kernels."""
+        """Return the plan of `plan_masked` for specbench's own CPU kernels."""
         lengths, at = state.lengths[seq], None if positions is None else positions[0]
         for start in {lengths[layer] for layer in run}:
             state.require(start, n)
@@ -467,13 +490,14 @@ class Planner:
     ) -> ForwardPlan:
         """Return the plan of a forward that is captured in a CUDA graph.
 
-        The number of cached rows is read from the device. Attention always reads `seen` rows.
+        A graph has fixed shapes. So attention always reads `seen` rows, and a mask hides rows that
+        are not written yet. The graph reads the number of cached rows from the device.
 
         Args:
             rows: Rows of all layers, [layers, 2 kv heads, capacity, d].
             scratch: Buffers for the new rows.
             seen: Number of rows that attention reads.
-            kernels: Module that rotates and writes rows in one kernel. None uses torch operations.
+            kernels: Module with Triton kernels. None uses torch operations.
         """
         n, kv, device = len(scratch.normed), self._sizes.kv_heads, self._device
         steps, mask, scale = torch.arange(n, device=device), buffers.mask, self._rotary.scale
@@ -525,9 +549,12 @@ class Planner:
         )
 
     def _tree_visibility(self, start: Tensor, mask: Tensor, seen: int) -> Tensor:
-        """Return which of `seen` rows each new row after `start` [2] sees, [n, seen] bool.
+        """Return which of `seen` rows each new row attends to, [n, seen] bool.
 
-        The mask [n, w + n] covers the last w rows and the n new ones.
+        Args:
+            start: [2], number of cached rows and position of the first new row.
+            mask: [n, w + n], for the last w cached rows and the n new ones. Earlier rows are
+                visible.
         """
         n, width = mask.shape
         columns, first = torch.arange(seen, device=self._device), start[:1] + n - width
@@ -535,9 +562,9 @@ class Planner:
         return (columns < first).expand(n, seen).clone().index_copy_(1, block, mask)
 
     def _padded_bias(self, sees: Tensor) -> Tensor:
-        """Return the bias [heads / kv heads x n, seen] of a visibility mask [n, seen].
+        """Return the attention bias [heads / kv heads x n, seen] of a mask [n, seen] bool.
 
-        The rows are aligned as CUDA kernels need them.
+        Its rows are aligned as CUDA kernels need them.
         """
         n, seen = sees.shape
         bias = self._like.new_zeros(n, -(-seen // BIAS_ALIGNMENT) * BIAS_ALIGNMENT)
@@ -547,12 +574,13 @@ class Planner:
     def _kv_views(
         self, state: KVState, span: tuple[int, int, int, int, int, int], *, keep: bool
     ) -> list[KVViews]:
-        """Return the views of the rows of a span.
+        """Return the cache views of consecutive layers.
 
         Args:
-            span: Sequence, first layer, end layer, rows written, first row seen, number of new
-                rows.
-            keep: Whether to cache the views. Every tree needs a new plan, but uses the same views.
+            span: Sequence, first layer, end layer, number of cached rows, first row that is read,
+                number of new rows.
+            keep: Whether to cache the views. Each tree needs a new mask, but can use the same
+                views.
         """
         places: list[KVViews] | None = state.plans.get(span) if keep else None
         if places is None:
@@ -588,9 +616,9 @@ class Planner:
         *,
         assumes_finite: bool,
     ) -> Visibility:
-        """Return the visibility of n rows after `start` that have their own mask or positions.
+        """Return what n rows after `start` cached rows attend to, with their own mask or positions.
 
-        All layers with the same window share it.
+        All layers with the same sliding window share the result.
         """
         bias = self._like.new_zeros(n, start + n)
         if window is None and mask is not None:
@@ -607,7 +635,7 @@ class Planner:
         return 0, bias, partial(attend_tree, scale=self._rotary.scale, n=n)
 
     def _causal_visibility(self, start: int, n: int, window: int | None) -> Visibility:
-        """Return the visibility of n causal rows after `start`."""
+        """Return what n causal rows after `start` cached rows attend to."""
         first = 0 if window is None else max(0, start + 1 - window)
         if self._lean and n == 1:
             return first, None, attend_few
@@ -634,7 +662,7 @@ class Planner:
         scratch = self._scratch.get(key)
         if scratch is None:
             scratch = Scratch(self._sizes, self._rotary, key, like=self._like)
-            if max(key) <= MAX_FEW:  # longer blocks are rare, and their buffers large
+            if max(key) <= MAX_FEW:  # do not cache the large buffers of prompts
                 if len(self._scratch) >= MAX_SCRATCH:
                     self._scratch.clear()
                 self._scratch[key] = scratch

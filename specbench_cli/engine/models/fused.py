@@ -4,9 +4,10 @@ Touvron et al., arXiv:2302.13971; Jiang et al., arXiv:2310.06825; Yang et al., a
 arXiv:2505.09388. All four are the same decoder except for a bias on q, k and v (Qwen2), norms on q
 and k (Qwen3) and a sliding window (Mistral, some Qwen).
 
-A small model spends its time on reading weights and dispatching operations, so the decoder uses few
-operations. There is one product for q, k and v, one for gate and up, and one for each residual.
-Rotation, cache write and attention use views that are created once. Buffers are reused.
+A small model spends its time on reading weights and on dispatching torch operations, so this
+decoder uses few operations. One product computes q, k and v, and one computes gate and up. The
+output projections add to the residual in place. The views for rotation, cache writes and attention
+are created once (`forward_plan`), and buffers are reused.
 """
 
 from __future__ import annotations
@@ -87,9 +88,9 @@ def fits(config: Any) -> bool:
 
 
 class FusedStack(Decoder):
-    """A stack of fused layers. Subclasses define its input and output.
+    """A stack of fused layers. Subclasses define the input of the first layer and the output.
 
-    Forwards share buffers, so one decoder runs one forward at a time.
+    All forwards of a decoder use the same buffers, so only one may run at a time.
 
     Args:
         config: transformers config, with heads, sizes and windows.
@@ -117,8 +118,10 @@ class FusedStack(Decoder):
         if kernels is not None and self._sizes.head_dim % kernels.STEP == 0:
             kernels.compile_kernels()
             self._kernels = kernels
-        # On a CPU in float32, few operations are fastest. CUDA has fused kernels. In half precision
-        # torch's attention computes in float32, but its norm takes ten operations.
+        # Both are for CPUs, because CUDA has fused kernels. `_own_norm`: torch's RMSNorm takes ten
+        # operations in half precision, the one of this class takes three. `_lean`: attention and
+        # norm with the fewest operations, in float32. In half precision, torch's attention computes
+        # in float32.
         self._own_norm = device.type == "cpu" and dtype.itemsize <= 4 and self._kernels is None
         self._lean = self._own_norm and dtype == torch.float32
         self._eps = config.rms_norm_eps
@@ -163,7 +166,10 @@ class FusedStack(Decoder):
 
     @property
     def _norm_factor(self) -> float | None:
-        """See `LayerReader`. specbench's norms need float32 weights, torch's the model dtype."""
+        """Norm factor of `LayerReader`. specbench's norms need float32 weights, so it is not None.
+
+        torch's norm needs weights in the model's dtype, so it is None.
+        """
         whole: float = self.hidden_size**0.5
         return whole if self._own_norm else None if self._kernels is None else 1.0
 
@@ -174,7 +180,7 @@ class FusedStack(Decoder):
 
     @abstractmethod
     def _enter(self, x: Input, layers: tuple[int, int] | None) -> tuple[Tensor, int, int]:
-        """Return a new tensor [b n, hidden] with the input of the first layer, b and n."""
+        """Return the input of the first layer as a new tensor [b n, hidden], and b and n."""
 
     @abstractmethod
     def _logits(
@@ -184,13 +190,13 @@ class FusedStack(Decoder):
 
     @property
     def _end_bytes(self) -> int:
-        """Bytes of the weights that `_logits` reads, without another model's."""
+        """Bytes of this model's own weights that `_logits` reads."""
         return 0
 
     def share(
         self, layers: tuple[int, int] | None = None, skip: Skip = NO_SUBLAYERS, logits: bool = True
     ) -> float:
-        """See `Decoder.share`. The unit is weight bytes."""
+        """See `Decoder.share`. The share is computed from the bytes of the weights."""
         if layers is None and not skip and logits:
             return 1.0
         run, over = range(*layers) if layers else self._all_layers, expand_skip(skip)
@@ -234,7 +240,7 @@ class FusedStack(Decoder):
         h, b, n = self._enter(x, layers)
         lines = range(b) if seqs is None else seqs
         span = range(*layers) if layers else self._all_layers
-        run: Sequence[int] = span  # the layers whose attention runs
+        run: Sequence[int] = span  # layers whose attention runs
         over = expand_skip(skip) if skip else NO_SUBLAYERS
         if mask is None and positions is None and not skip:
             plan = self._planner.plan_plain(state, lines, span, n)
@@ -328,7 +334,8 @@ class FusedStack(Decoder):
             whole = len(rows) == len(h)
             index = None if whole else host.ids(rows, self.device)
             logits = self._logits(h, 1, "all" if index is None else index, plan.scratch)
-        # With hundreds of parts, a torch call for each would take as long as the forward.
+        # Split with one call: with hundreds of parts, one torch call for each part would take as
+        # long as the forward.
         hidden = h[None].split(ns, 1)
         captured_parts = {at: left[None].split(ns, 1) for at, left in captured}
         logits_parts = () if logits is None else logits.split([len(own) for own in wanted], 1)
@@ -349,9 +356,13 @@ class FusedStack(Decoder):
         captured_layers: Sequence[int],
         over: frozenset[Sublayer] = NO_SUBLAYERS,
     ) -> tuple[Tensor, list[tuple[int, Tensor]]]:
-        """Run rows [b n, hidden] through the layers `span`, without the sublayers `over`.
+        """Run rows [b n, hidden] through the layers `span`.
 
-        Return the output rows, and the rows that leave each layer in `captured_layers`.
+        Args:
+            over: Sublayers to skip.
+
+        Returns:
+            The output rows, and the output of each layer in `captured_layers`.
         """
         captured, views = [], iter(plan.views)
         for at in span:
@@ -398,7 +409,7 @@ class FusedStack(Decoder):
         return self._multiply_add(layer.out, h, plan.scratch.attention_output)
 
     def _multiply(self, by: Linear, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return the product of rows x [n, in], written to `out` if given."""
+        """Return the product of rows x [n, in]. If `out` is given, write it there."""
         if (own := self._row_weights(by, x)) is None:
             return by(x, out)
         out = x.new_empty(1, len(own[0])) if out is None else out
@@ -411,11 +422,11 @@ class FusedStack(Decoder):
         return cast(Tensor, self._kernels.multiply_row(x, *own, h, add=True))
 
     def _row_weights(self, by: Linear, x: Tensor) -> tuple[Tensor, Tensor | None] | None:
-        """Return weights [out, in] and bias for `multiply_row`, or None if it does not apply."""
+        """Return weights [out, in] and bias for `multiply_row`, or None if it cannot be used."""
         if self._kernels is None or x.shape[0] > 1 or not isinstance(by, PlainLinear):
             return None
         if self.device.type == "cpu":
-            return None  # on a CPU, specbench's kernels multiply the tiled form
+            return None  # the CPU kernels are called by `TiledLinear`
         weight = by.weight.t()
         return (weight, by.bias) if weight.is_contiguous() else None
 
@@ -446,7 +457,7 @@ class FusedStack(Decoder):
         state.extend(0, layers, n)
 
     def append_kv_share(self, layers: range) -> float:
-        """See `Decoder`. The share includes queries, which are part of the same product."""
+        """See `Decoder`. The share includes query weights, which are in the same matrix."""
         whole = sum(sum(sublayer_bytes(layer)) for layer in self._stack) + self._end_bytes
         return sum(self._stack[at].qkv.nbytes for at in layers) / whole
 
@@ -475,7 +486,8 @@ class FusedStack(Decoder):
             return cast(Tensor, self._kernels.rms_norm(h, weight, self._eps))
         if not self._own_norm:
             return torch.rms_norm(h, (self.hidden_size,), weight, self._eps)
-        # sqrt(sum of squares + H eps) is a hypotenuse. The weights include the factor sqrt(H).
+        # RMSNorm divides by sqrt((sum of squares + H eps) / H), with H = hidden size. `hypot`
+        # computes sqrt(sum of squares + H eps), and the weights include the factor sqrt(H).
         wide = h.float()
         size = torch.linalg.vector_norm(wide, 2, -1, True, out=size)
         torch.hypot(size, self._eps_size, out=size)
@@ -487,14 +499,14 @@ class FusedStack(Decoder):
 class FusedDecoder(FusedStack):
     """A decoder of one of `FAMILIES` from the tensors of its checkpoint.
 
-    The output matrix may have rows for a part of the vocabulary (see `read_output_ids`). All other
-    ids then have logits of -inf.
+    The output matrix may have rows for only some ids (see `read_output_ids`). All other ids then
+    have logits of -inf.
 
     Args:
         config: transformers config that `fits` accepts.
         tensors: Tensors of the checkpoint by transformers name, in any floating dtype.
         rotary: See `RotaryEmbedding`.
-        form: Form of the linear layers. None uses the rule of `linear`.
+        backend: Backend of the linear layers. None uses `choose_backend`.
 
     Raises:
         KeyError: A tensor is missing.

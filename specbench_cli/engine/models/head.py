@@ -1,9 +1,12 @@
-"""Draft heads, which read hidden states of the target.
+"""Base classes of draft heads, which read hidden states of the target.
 
-A `Head` is a decoder. Its row i combines token i + 1 of the text with the target's features of
-token i, and predicts token i + 2 (EAGLE, Li et al., ICML 2024, arXiv:2401.15077). A `FeatureHead`
-has no state. It predicts several next tokens from features only (Medusa, Cai et al., ICML 2024,
-arXiv:2401.10774).
+The hidden states that a head reads are called features. They are the output of one or several
+target layers, concatenated.
+
+A `Head` is a decoder with a state, such as EAGLE (Li et al., ICML 2024, arXiv:2401.15077). Its row
+i combines token i + 1 of the text with the features of token i, and predicts token i + 2. A
+`FeatureHead` has no state. It predicts several next tokens from the features of one token, such as
+Medusa (Cai et al., ICML 2024, arXiv:2401.10774).
 """
 
 from __future__ import annotations
@@ -27,30 +30,29 @@ from specbench_cli.errors import EnvironmentFault, MethodFault
 from specbench_cli.former_names import renamed_members
 
 NORMED = -1
-"""Pseudo layer number: the hidden states after the final norm, which the output matrix reads."""
+"""Layer number for the hidden states after the final norm, which the output matrix reads."""
 
 MAX_LEVELS = 64
-"""Maximum number of levels of a head."""
+"""Maximum number of draft levels of a head (tokens that it drafts one after another)."""
 
 
 @renamed_members(taps="captured_layers", together="block_size", own_place="predicts_own_position")
 class Head(Decoder):
-    """A draft head with a state, whose forward takes `Features` and returns logits over target ids.
+    """A draft head with a state. Its forward takes `Features` and returns logits over target ids.
 
-    Ids outside the head's vocabulary have logits of -inf. `ModelOutput.hidden` replaces the
-    target's features at the next draft level.
+    Ids outside the head's own vocabulary get logits of -inf. For draft tokens there are no features
+    of the target yet, so the next draft level reads `ModelOutput.hidden` instead.
 
     Attributes:
         captured_layers: Layers of the target whose hidden states are concatenated, or `NORMED`.
-        levels: Maximum number of draft levels. None is unlimited.
-        block_size: Number of draft tokens that a forward reads together. It predicts the same
-            number of tokens after them.
-        parallel: Whether the head accepts more ids than features. The ids without features are
-            mask tokens. Each mask row predicts the token at its own position, and no mask row is
-            kept (DFlash, Chen et al., arXiv:2602.06036).
-        predicts_own_position: Whether a mask row predicts the token at its own position. If False,
-            it predicts the token after it, and the last token with features predicts the first
-            draft token (P-EAGLE, Hui et al., arXiv:2602.01469).
+        levels: Maximum number of draft levels. None means no limit.
+        block_size: Number of draft tokens that one forward reads. It predicts as many.
+        parallel: Whether one forward drafts all tokens. The ids of the draft positions are then
+            mask tokens, which have no features. Their rows are not kept in the state (DFlash, Chen
+            et al., arXiv:2602.06036).
+        predicts_own_position: Whether the row of a mask token predicts the token at its own
+            position. If False, it predicts the next one, and the last token with features predicts
+            the first draft token (P-EAGLE, Hui et al., arXiv:2602.01469).
     """
 
     captured_layers: tuple[int, ...]
@@ -62,7 +64,7 @@ class Head(Decoder):
 
 
 class FeatureCache:
-    """Buffer of target features of committed tokens that the head has not read.
+    """Buffer for features of committed tokens that the head has not read yet.
 
     Args:
         target: The target model.
@@ -70,7 +72,7 @@ class FeatureCache:
 
     Attributes:
         layers: Captured layers of the target.
-        latest: Features of all rows of the last forward, with those of rejected tokens. None
+        latest: Features of all rows of the target's last forward, including rejected tokens. None
             before the first forward.
     """
 
@@ -79,15 +81,15 @@ class FeatureCache:
         self.layers = tuple(at for at in self._captured_layers if at != NORMED)
         self.latest: Tensor | None = None
         self._pending_rows: list[Tensor] = []
-        self._newest: Tensor | None = None  # the rows kept last, read or not
+        self._newest: Tensor | None = None  # rows of the last `keep`
         self._was_read = self._dropped_some = False
 
     def write(self, out: ModelOutput) -> None:
-        """Store the features [n, width] of a forward's rows."""
+        """Store the features of all rows of a target forward."""
         self.latest = features(out, self._captured_layers, self._target)
 
     def keep(self, path: Sequence[int]) -> None:
-        """Keep the features at `path`, of the rows of the last forward."""
+        """Keep the features of the rows `path` of the last forward, which were committed."""
         assert self.latest is not None
         n = len(path)
         if n == 0 or path[-1] == n - 1:
@@ -99,14 +101,14 @@ class FeatureCache:
         self._newest = rows
 
     def read(self) -> Tensor:
-        """Return all rows kept since the last call, [n, width].
+        """Return the features kept since the last call, [n, width].
 
         Raises:
-            MethodFault: Rows were dropped, because `last` was called before the first `read`.
+            MethodFault: Some features were dropped, because `last` was called first.
         """
         if self._dropped_some:
             raise MethodFault(
-                "the features that `session.pending_features` is to give were let go",
+                "features for `session.pending_features` were dropped",
                 "call `session.pending_features` before the first `session.features`",
             )
         self._was_read = True
@@ -117,15 +119,20 @@ class FeatureCache:
         return rows
 
     def last(self, n: int) -> Tensor:
-        """Return the newest n rows kept, [n, width]. All of them come from one forward."""
+        """Return the features of the last n committed tokens, [n, width].
+
+        All of them must come from the last forward.
+        """
         if self._newest is None:
-            raise MethodFault("there are no features before the prefill", "ask in `propose`")
+            raise MethodFault(
+                "there are no features before the prefill", "call `session.features` in `propose`"
+            )
         if not 1 <= n <= len(self._newest):
             raise MethodFault(
-                f"the last step left features of {len(self._newest)} tokens, not of {n}",
-                "ask in `observe` for as many as were committed",
+                f"the last step has features of {len(self._newest)} tokens, {n} were requested",
+                "in `observe`, request at most the number of committed tokens",
             )
-        if not self._was_read:  # without `read`, older rows would accumulate to the end of the text
+        if not self._was_read:  # a head that never calls `read` would fill the memory
             self._pending_rows.clear()
             self._dropped_some = True
         return self._newest[-n:]
@@ -148,26 +155,24 @@ class FeatureHead(nn.Module, Artifact):
     """A draft head without a state, which predicts several next tokens from one row of features.
 
     A subclass creates its parameters in `__init__` and computes logits in `forward`. Decoding and
-    training use the same module. A method gets it with timing from `Session.artifact` and calls it.
+    training use the same module. A method gets the head from `Session.artifact` and calls it.
 
-    `save` writes a folder with config.json and model.safetensors. config.json has `sizes` and,
-    under "specbench", the head's kind and the hash of its target. model.safetensors has the
-    parameters by name.
+    `save` writes a folder with config.json and model.safetensors. config.json contains `sizes` and,
+    under "specbench", the kind of the head and the hash of its target.
 
     Args:
-        target: The target decoder, with `hidden_size`, `vocab_size` and `n_layers`. `unembed`
-            returns logits of normed rows, and `embed` returns the rows of ids. In training these
-            are torch modules, and the target has no forward.
-        sizes: Further arguments of the subclass, stored in config.json.
+        target: The target decoder. The head may use its `hidden_size`, `vocab_size`, `n_layers`,
+            `unembed` and `embed`. In training it is an object with only these attributes.
+        sizes: Further arguments of the subclass. They are stored in config.json.
 
     Attributes:
         captured_layers: Layers of the target whose hidden states are concatenated, or `NORMED`.
         width: Width of a feature row.
-        ran: Number of calls; see `Decoder`.
+        ran: Number of calls so far; see `Decoder`.
         peak_lr: Maximum learning rate of `specbench train head`.
-        decay: Loss weight of a level relative to the level before it, in `specbench train head`.
-        trained: Sizes of heads that specbench trains, if they differ from the defaults of
-            `__init__`.
+        decay: Loss weight of a level divided by that of the level before it, in `specbench train
+            head`.
+        trained: `sizes` for `specbench train head`. Other sizes have the defaults of `__init__`.
     """
 
     captured_layers: tuple[int, ...] = (NORMED,)
@@ -190,8 +195,8 @@ class FeatureHead(nn.Module, Artifact):
     def forward(self, rows: Tensor) -> Tensor:
         """Return logits [levels, n, V] from features [n, width].
 
-        Level k predicts the token k + 2 positions after the token of the features. The target
-        itself chooses the next token, which is the root of the draft.
+        Level k predicts the token k + 2 positions after the token of the features. The token after
+        that token is already known: the target has chosen it, and it is the root of the draft.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no `forward`")
 
@@ -202,7 +207,7 @@ class FeatureHead(nn.Module, Artifact):
 
     @property
     def weight_bytes(self) -> int:  # type: ignore[override]
-        """See `Artifact`."""
+        """Bytes of the head's own weights."""
         return sum(each.nbytes for each in (*self.parameters(), *self.buffers()))
 
     @classmethod
@@ -215,7 +220,7 @@ class FeatureHead(nn.Module, Artifact):
         facts = config.get("specbench", {})
         if facts.get("kind") != cls.kind:
             raise _head_fault(
-                folder, f"a head of kind {facts.get('kind')}; {cls.kind} was asked for"
+                folder, f"this is a head of kind {facts.get('kind')}, the method needs {cls.kind}"
             )
         trained_for, loaded = facts.get("target_sha256"), _sha256_of(target)
         if loaded is not None and trained_for not in (None, loaded):
@@ -236,7 +241,7 @@ class FeatureHead(nn.Module, Artifact):
     def from_sizes(
         cls, target: Decoder, sizes: Mapping[str, Any], weights: Weights, folder: Path
     ) -> Self:
-        """Return an uninitialized head for the weights of a checkpoint.
+        """Return a head of the given sizes, before the weights of its checkpoint are loaded.
 
         Raises:
             EnvironmentFault: The sizes are invalid, or need far more parameters than the
@@ -253,7 +258,7 @@ class FeatureHead(nn.Module, Artifact):
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """Return a head with the initial weights of `__init__`; see `Artifact.random`."""
+        """Return an untrained head; see `Artifact.random`."""
         return cls._create(decoders["target"], {}, seed).ready()
 
     def save(self, folder: Path, **facts: Any) -> None:
@@ -273,7 +278,7 @@ class FeatureHead(nn.Module, Artifact):
         (folder / "config.json").write_text(text, encoding="utf-8")
 
     def ready(self) -> Self:
-        """Return the head frozen, in eval mode, on the device and in the dtype of the target.
+        """Prepare the head for decoding: frozen, in eval mode, with the target's device and dtype.
 
         A subclass with its own `load` calls this at the end.
         """
@@ -281,7 +286,7 @@ class FeatureHead(nn.Module, Artifact):
 
     @classmethod
     def _create(cls, target: Decoder, sizes: Mapping[str, Any], seed: int = 0) -> Self:
-        """Return a new head, and leave the state of torch's random generator unchanged."""
+        """Return a new head, without changing the state of torch's random generator."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # `torch.manual_seed` seeds devices too
             return cls(target, **sizes)
@@ -292,7 +297,7 @@ class LevelOutput(NamedTuple):
 
     Attributes:
         logits: Logits of the nodes' children, [n, V].
-        rows: Rows that the call for the children reads, [n, w].
+        rows: Hidden states [n, w], which the call for the next level reads.
     """
 
     logits: Tensor
@@ -303,13 +308,13 @@ class SequentialHead(FeatureHead):
     """A draft head without a state that reads the draft tokens, with one call per level.
 
     Examples are Hydra (Ankner et al., arXiv:2402.05109) and Clover (Xiao et al., arXiv:2405.00263).
-    At level 0, a call reads the target's features and the last committed token, which is the root
-    of the draft. At level k, it reads the nodes' tokens and the rows of their parents from level
-    k - 1. It predicts the next token after each node.
+    The call for level 0 reads the target's features and the root of the draft, which is the last
+    committed token. The call for level k reads the tokens of its nodes, and the hidden states of
+    their parents. A call predicts the next token after each of its nodes.
     """
 
     def forward(self, rows: Tensor, ids: Tensor, level: int) -> LevelOutput:  # type: ignore[override]
-        """Return logits of the next token after each of n nodes.
+        """Predict the next token after each of n nodes.
 
         Args:
             rows: Features [n, width] at level 0, later `LevelOutput.rows` of the parents.
@@ -321,24 +326,25 @@ class SequentialHead(FeatureHead):
 class LookAhead(FeatureHead):
     """A draft head whose extra rows pass through upper layers of the target.
 
-    The method is Parallel Decoding via Hidden Transfer (Wu et al., arXiv:2404.12022). After the
-    root and each node of a draft, `levels` extra rows enter the target at `layer`. Row k has the
-    position k + 1 after its node. It attends to the node, to all that the node attends to, and to
-    the extra rows before it, and predicts the token after its own position. Rows of the text do not
-    attend to extra rows, and extra rows are not kept (`Session.reserve`).
+    The method is Parallel Decoding via Hidden Transfer (Wu et al., arXiv:2404.12022). The head
+    makes pseudo hidden states for future positions, here called extra rows. After the root and each
+    node of a draft, `levels` extra rows enter the target at `layer`. Extra row k is k + 1 positions
+    after its node, and predicts the token after its own position. It attends to the node, to
+    everything that the node attends to, and to the extra rows before it. Rows of the text do not
+    attend to extra rows, and the state does not keep them (`Session.reserve`).
 
     Args:
         levels: Number of extra rows after each node.
         layer: First layer of the target that the extra rows pass through. None is the middle layer.
 
     Attributes:
-        tuned: LoRA rank of the target's own training (Hu et al., arXiv:2106.09685). 0 leaves the
-            target unchanged.
-        updates: Training steps on the corpus and on replies.
-        sequences: Sequences of 512 tokens per step. The number is small, because the rows pass
-            through the target.
-        captured_layers: The layer whose output `forward` reads. It is unused if `layer` is 0, which
-            reads embeddings.
+        tuned: LoRA rank for fine-tuning the target together with the head (Hu et al.,
+            arXiv:2106.09685). 0 leaves the target unchanged.
+        updates: Number of training steps on the corpus, and on replies of the target.
+        sequences: Number of sequences of 512 tokens per training step. It is small, because
+            training runs the extra rows through the target.
+        captured_layers: The layer whose output `forward` reads. If `layer` is 0, it reads
+            embeddings instead.
 
     Raises:
         MethodFault: The target has no such layer.
@@ -353,8 +359,8 @@ class LookAhead(FeatureHead):
         layer = target.n_layers // 2 if layer is None else layer
         if not 0 <= layer < target.n_layers:
             raise MethodFault(
-                f"no row enters {target.name} at layer {layer}: it has {target.n_layers}",
-                f"choose one of 0 to {target.n_layers - 1}",
+                f"{target.name} has no layer {layer}: it has {target.n_layers} layers",
+                f"choose a layer from 0 to {target.n_layers - 1}",
             )
         super().__init__(target, levels=levels, layer=layer, **sizes)
         self.layer, self.captured_layers = layer, (max(0, layer - 1),)
@@ -370,10 +376,10 @@ class LookAhead(FeatureHead):
 
 @contextmanager
 def _limit_parameters(weights: Weights) -> Iterator[None]:
-    """Raise ValueError when a new module gets more than twice the parameters of the weights.
+    """Raise ValueError if a module created in this context has too many parameters.
 
-    Without the limit, wrong sizes could take all memory or hours. Smaller differences are reported
-    by tensor name when the weights are loaded.
+    The limit is twice the number of parameters in `weights`. Without it, wrong sizes in config.json
+    could fill the memory. Smaller differences are found when the weights are loaded.
     """
     most, made = 2 * weights.parameters, 0
     names = set[tuple[int, str]]()
@@ -385,7 +391,9 @@ def _limit_parameters(weights: Weights) -> Iterator[None]:
             made += parameter.numel()
         if made > most or len(names) > 2 * len(weights):
             held = f"{weights.parameters} numbers in {len(weights)} tensors"
-            raise ValueError(f"its sizes need more than twice what its weights hold: {held}")
+            raise ValueError(
+                f"its sizes need more than twice the parameters of its weights: {held}"
+            )
 
     hook = register_module_parameter_registration_hook(count)
     try:
@@ -395,7 +403,7 @@ def _limit_parameters(weights: Weights) -> Iterator[None]:
 
 
 def _sha256_of(decoder: Decoder) -> str | None:
-    # Lazy: the import takes a second. A caller that has a decoder has already imported it.
+    # Imported here because the import takes a second. Loading the decoder has imported it already.
     from specbench_cli.engine.models.load import sha256_of
 
     return sha256_of(decoder)
@@ -404,5 +412,5 @@ def _sha256_of(decoder: Decoder) -> str | None:
 def _head_fault(folder: Path, what: str) -> EnvironmentFault:
     return EnvironmentFault(
         f"{folder.name}: {what}",
-        "give the folder of another, --set METHOD.head=DIR, or train one: specbench train head",
+        "use another head with --set METHOD.head=DIR, or train one with: specbench train head",
     )

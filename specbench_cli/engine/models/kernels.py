@@ -1,27 +1,30 @@
-"""CPU kernels for a forward over few rows, compiled by Numba for the processor of the machine.
+"""CPU kernels for forwards of `FusedDecoder` over few rows, compiled by Numba for this processor.
 
-Reading the weights bounds such a forward. On processors that torch's libraries are not tuned for,
-they read weights at half of the memory speed. Their order of summation depends on the number of
-rows, and each torch operation between the products costs microseconds. Here each element is
+There are kernels for matrix products, RMSNorm, SiLU, rotary embeddings and attention, in float32
+and bfloat16. A row is the hidden state of one token. Such a forward is memory-bound: its time is
+that of reading the weights. The kernels are for processors that torch's libraries are not tuned
+for, where these libraries read the weights at half of the memory bandwidth. The order of summation
+in torch's libraries also depends on the number of rows. Here each element of a product is
 
     y[r, j] = sum over i of x[r, i] w[j, i]
 
-with eight partial sums, added in the same order for any number of rows and threads. So the products
-of a token are bitwise equal in plain decoding and in the verification of any draft.
+with eight partial sums, which are added in the same order for any number of rows and threads. So
+the products of a token are bitwise equal in plain decoding and in the verification of any draft.
 
-A tile is ROWS rows by COLUMNS weight rows. Its partial sums stay in registers (Goto and van de
-Geijn, ACM TOMS 34(3), 2008). The weight rows of a tile are half a matrix apart, so memory is read
-in two sequential streams, which the processor prefetches. With adjacent weight rows, prefetching
-failed and the products of one row with bfloat16 weights took 1.35 times as long.
+The product is computed in tiles of up to ROWS input rows by COLUMNS weight rows. The partial sums
+of a tile stay in registers (Goto and van de Geijn, ACM TOMS 34(3), 2008). The two weight rows of a
+tile are half a matrix apart, so memory is read in two sequential streams, which the processor
+prefetches. With adjacent weight rows it did not prefetch, and the product of one row with bfloat16
+weights took 1.35 times as long.
 
-All kernels are in one file. Numba's cache invalidates a function only if its own file changes, not
-if a function that it calls changes in another file.
+All kernels are in one file, because Numba's cache recompiles a function only if the file of that
+function changes, not if it calls a changed function of another file.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-calls=False, disallow-untyped-decorators=False
 # mypy: disable-error-code="call-arg, no-untyped-call, unreachable"
-# Numba infers types and has no type annotations. Compiled functions take addresses, because making
-# an array from a tensor costs more than some of these kernels.
+# Numba infers the types of compiled functions. Their arguments are memory addresses, because
+# creating a NumPy array from a tensor takes longer than some of these kernels.
 
 from __future__ import annotations
 
@@ -48,48 +51,52 @@ CONFIG.THREADING_LAYER = "omp"  # Numba then shares torch's OpenMP threads
 
 LANES, UNROLL = 8, 2
 STEP = LANES * UNROLL
-"""Elements of a row multiplied per step. The row length of a matrix is a multiple of it."""
+"""Number of elements of a row that one step multiplies. Row lengths must be a multiple of it."""
 
 ROWS, COLUMNS = 6, 2
-"""Rows and weight rows of a tile: 12 sums, 2 weights and an input fill 16 registers."""
+"""Maximum number of input rows, and number of weight rows, of a tile.
+
+Then 12 sums, 2 weights and an input fill the 16 vector registers."""
 
 PREFETCH_BYTES = 1024
 """Prefetch distance in bytes, for bfloat16 weights.
 
-Their conversion leaves the memory idle, and prefetching saves 10% at six rows. It had no effect for
-float32."""
+Converting weights to float32 leaves the memory idle, and prefetching saves 10% of the time at six
+rows. It had no effect on float32 weights."""
 
 PANEL_ROWS = 48
-"""Rows that stay in a core's cache while the weights are read."""
+"""Number of input rows that stay in a core's cache while the weights are read once."""
 
 CACHE_LINE_BYTES = 64
-"""Bytes of a cache line. Aligned to it, no register load crosses two lines."""
+"""Bytes of a cache line. If data are aligned to it, no load of a register reads two lines."""
 
 OPTIONS: Any = {"cache": True, "boundscheck": False, "error_model": "numpy"}
 SUM_OPTIONS: Any = OPTIONS | {"fastmath": {"reassoc", "contract", "nsz"}}
-"""Numba options. `SUM_OPTIONS` allows reordered sums, in several lanes, but no other fast-math."""
+"""Numba options. `SUM_OPTIONS` also lets Numba reorder sums, so that it can use vector
+instructions."""
 
 NO_WINDOW = 1 << 62
-"""Window size that stands for full attention."""
+"""Value of the argument `window` for full attention."""
 
 LARGEST = np.finfo(np.float32).max
 
 SCORE_MULTIPLE = 64
-"""Scores are padded to a multiple of this.
+"""Attention scores are padded to a multiple of this number.
 
-Then the assignment of scores to lanes does not depend on the number of rows."""
+Then the order in which they are added up does not depend on the number of cached rows."""
 
 F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 FLOATS, INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 
 
 class _Tile:
-    """Generator of the LLVM code of a tile's sums.
+    """Generator of LLVM code for one tile of a product.
 
     Args:
-        half: Whether weights and results are bfloat16. Two registers then hold the even and the
-            odd ones of 16 weights, as float32. Input rows are float32 in the same order
-            (`_widen_even_odd`).
+        rows: Number of input rows.
+        half: Whether weights and results are bfloat16. One register then has the 8 even ones of 16
+            weights, converted to float32, and another one the 8 odd ones. The input rows must be
+            float32 in the same order (`_widen_even_odd`).
     """
 
     def __init__(self, builder: ir.IRBuilder, rows: int, *, half: bool) -> None:
@@ -108,14 +115,15 @@ class _Tile:
         n_out: Any,
         weight_stride: Any,
     ) -> None:
-        """Generate the products of `rows` rows at x with COLUMNS weight rows at w, written to y.
+        """Generate code that writes the products of input rows at x with COLUMNS weight rows to y.
 
-        w, x, y and bias are addresses.
+        All arguments are LLVM values.
 
         Args:
-            add: Add to the present values of y.
-            wide: Write float32 results also for bfloat16 weights.
-            weight_stride: Distance of the weight rows from each other, in rows.
+            w, x, y, bias: Addresses. A bias of 0 means that there is none.
+            add: Whether to add to the present values of y.
+            wide: Whether to write float32 results even if the weights are bfloat16.
+            weight_stride: Distance between the weight rows, in rows.
         """
         b, pairs = self.b, [(r, j) for r in range(self.rows) for j in range(COLUMNS)]
         w_row, x_row = b.mul(n_in, _int(self.size)), b.mul(n_in, _int(4))
@@ -139,7 +147,8 @@ class _Tile:
                 for j in range(COLUMNS):
                     sums[r, j] = self.fma(columns[j], number, sums[r, j])
             if self.half and part + 1 < UNROLL:
-                # The sums fill all registers, so the barrier forces the next part to reload.
+                # The sums fill all registers. The barrier makes the compiler load the inputs of the
+                # next part again, instead of keeping them in registers and spilling sums.
                 b.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], side_effect=True)
         more = b.add(i, _int(STEP))
         i.add_incoming(more, loop)
@@ -151,13 +160,14 @@ class _Tile:
         self._finish(sums, y, bias, add, wide, n_out, weight_stride)
 
     def write_weighted_sums(self, p: Any, p_row: Any, v: Any, n: Any, width: Any, y: Any) -> None:
-        """Generate the sums over c of p[r, c] v[c], written to y in float32.
+        """Generate code that writes the sums over c of p[r, c] v[c] to y, in float32.
 
-        bfloat16 results have the order of `_widen_even_odd`.
+        Attention uses it for probabilities p and values v. If v is bfloat16, the elements of a
+        result have the order of `_widen_even_odd`.
 
         Args:
-            p: Address of `rows` float32 rows of weights.
-            p_row: Distance of these rows, in bytes.
+            p: Address of `rows` float32 rows.
+            p_row: Distance between these rows, in bytes.
             v: Address of n rows [n, width].
         """
         b, rows = self.b, range(self.rows)
@@ -194,11 +204,11 @@ class _Tile:
                     b.store(sums[r][part], b.inttoptr(place, FLOATS.as_pointer()), align=4)
 
     def load_weights(self, address: Any) -> list[Any]:
-        """Load STEP weights as float32."""
+        """Generate code that loads STEP weights as float32."""
         return [self.load_part(address, part) for part in range(UNROLL)]
 
     def load_part(self, address: Any, part: int) -> Any:
-        """Load LANES of the STEP weights at an address, as float32."""
+        """Generate code that loads LANES of the STEP weights at an address, as float32."""
         b = self.b
         if not self.half:
             at = b.add(address, _int(part * LANES * 4))
@@ -209,7 +219,7 @@ class _Tile:
         return b.bitcast(b.shl(both, ir.Constant(INTS, [16] * LANES)), FLOATS)
 
     def _prefetch(self, address: Any) -> None:
-        """Prefetch the cache line at an address into the nearest cache."""
+        """Generate code that prefetches the cache line at an address into the nearest cache."""
         place, b = ir.IntType(8).as_pointer(), self.b
         fetch = self._get_function(ir.VoidType(), [place, I32, I32, I32], "llvm.prefetch.p0")
         reads, near, data = (ir.Constant(I32, number) for number in (0, 3, 1))
@@ -230,9 +240,9 @@ class _Tile:
         n_out: Any,
         weight_stride: Any,
     ) -> None:
-        """Reduce the partial sums, add biases and present values if requested, and write to y.
+        """Generate code that adds up the partial sums, adds the bias, and writes the results to y.
 
-        LANES sums are finished together.
+        If `add` is set, it also adds the present values of y. LANES results are handled at a time.
         """
         b, pairs = self.b, list(sums)
         groups = [pairs[at : at + LANES] for at in range(0, len(pairs), LANES)]
@@ -274,9 +284,9 @@ class _Tile:
                 write_sums(I16, 2)
 
     def _reduce_sums(self, sums: list[Any]) -> Any:
-        """Return one register with the sums of up to LANES registers.
+        """Return one register with the sum of each of up to LANES registers.
 
-        The order within each register is always ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)).
+        The order of addition within a register is always ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)).
         """
         b = self.b
         sums = sums + [ir.Constant(FLOATS, ir.Undefined)] * (LANES - len(sums))
@@ -295,7 +305,7 @@ class _Tile:
         return sums[0]
 
     def _gather(self, kind: Any, places: list[Any]) -> Any:
-        """Load the elements at up to LANES addresses into one register."""
+        """Generate code that loads the elements at up to LANES addresses into one register."""
         b, held = self.b, ir.Constant(ir.VectorType(kind, LANES), ir.Undefined)
         for lane, place in enumerate(places):
             one = b.load(b.inttoptr(place, kind.as_pointer()), align=2 if kind is I16 else 4)
@@ -326,7 +336,8 @@ def _int(value: int) -> Any:
 
 
 def _switch(b: ir.IRBuilder, rows: Any, half: Any, write: Callable[[_Tile], None]) -> None:
-    """Generate tiles of 1 to ROWS rows in both dtypes, and a run-time switch between them."""
+    """Generate the code of tiles with 1 to ROWS rows in both dtypes, and a branch to the right
+    one."""
     done = b.append_basic_block("done")
     switch = b.switch(b.add(rows, b.mul(half, _int(ROWS))), done)
     for kind, n in product((False, True), range(1, ROWS + 1)):
@@ -340,7 +351,7 @@ def _switch(b: ir.IRBuilder, rows: Any, half: Any, write: Callable[[_Tile], None
 
 @intrinsic
 def _sums(_, rows, half, w, x, y, bias, add, wide, n_in, n_out, weight_stride):
-    """Compute a tile of 1 to 6 rows; see `_Tile.write_products`."""
+    """Compute a tile of a product with 1 to ROWS rows; see `_Tile.write_products`."""
 
     def generate(context, builder, _signature, args):
         _switch(builder, *args[:2], lambda tile: tile.write_products(*args[2:]))
@@ -351,7 +362,7 @@ def _sums(_, rows, half, w, x, y, bias, add, wide, n_in, n_out, weight_stride):
 
 @intrinsic
 def _weighted_sums(_, rows, half, p, p_row, v, n, width, y):
-    """Compute weighted sums for 1 to 6 rows; see `_Tile.write_weighted_sums`."""
+    """Compute weighted sums for 1 to ROWS rows; see `_Tile.write_weighted_sums`."""
 
     def generate(context, builder, _signature, args):
         _switch(builder, *args[:2], lambda tile: tile.write_weighted_sums(*args[2:]))
@@ -362,7 +373,8 @@ def _weighted_sums(_, rows, half, p, p_row, v, n, width, y):
 
 @intrinsic
 def _widen_even_odd(_, source, target, n):
-    """Convert n bfloat16 numbers to float32; of each 16, the even ones come first, then the odd."""
+    """Convert n bfloat16 numbers to float32. In each group of 16, even ones come before odd
+    ones."""
 
     def generate(context, b, _signature, args):
         source, target, n = args
@@ -378,7 +390,7 @@ def _widen_even_odd(_, source, target, n):
 
 @intrinsic
 def _pointer(_, address):
-    """Return an address as a pointer, for `carray`."""
+    """Return an address as a pointer, which Numba's `carray` needs."""
 
     def generate(_context, b, _signature, args):
         return b.inttoptr(args[0], ir.IntType(8).as_pointer())
@@ -422,10 +434,10 @@ def _round(number):
 
 @njit(**OPTIONS)
 def _exp(x):
-    """Return e^x with a relative error of about 2e-7, in operations that vectorize.
+    """Return e^x with a relative error of about 2e-7. The compiler can vectorize it.
 
-    It is 2^n times a polynomial (Cody and Waite, Software Manual for the Elementary Functions,
-    1980, chapter 6). NaN stays NaN.
+    The result is 2^n times a polynomial (Cody and Waite, Software Manual for the Elementary
+    Functions, 1980, chapter 6). NaN stays NaN.
     """
     x = np.float32(88.0) if x > np.float32(88.0) else x
     x = np.float32(-87.0) if x < np.float32(-87.0) else x
@@ -574,9 +586,9 @@ def _attend_block(  # noqa: C901  one loop nest: functions of it would pass its 
     group,
     begin,
 ):
-    """Compute attention of up to ROWS query rows of one KV head, from row `begin` on.
+    """Compute attention for up to ROWS query rows of one KV head, beginning at row `begin`.
 
-    The query rows are the new rows of all heads that share the KV head.
+    The query rows are those of all new tokens and all heads that share the KV head.
     """
     size, across, shared = 2 if half else 4, (heads + 2 * kv) * d, heads // kv
     seen = start + n - first
@@ -599,7 +611,7 @@ def _attend_block(  # noqa: C901  one loop nest: functions of it would pass its 
         _sums(rows, half, keys + c * d * size, q, scores + c * 4, 0, 0, 1, d, room, 1)
     for r in range(rows):
         own = _floats(scores + r * room * 4, room)
-        last = start + (begin + r) % n - first  # the last row that it attends to in a chain
+        last = start + (begin + r) % n - first  # last row that it attends to in a chain
         for c in range(max(0, min(seen, last - window + 1))):
             own[c] = -np.inf
         if width:
@@ -666,21 +678,21 @@ def _attend(
 
 # ---- functions of torch tensors -----------------------------------------------------------------
 
-# Arithmetic bounds blocks of more than MAX_FEW rows: these use torch's multithreaded operations.
+# With more than MAX_FEW rows a forward is compute-bound and uses torch's multithreaded operations.
 
 DTYPES = (torch.float32, torch.bfloat16)
-"""Dtypes with kernels. The index is the argument `half`."""
+"""Dtypes that the kernels support. The argument `half` is an index in this tuple."""
 
 
 def can_tile(n_in: int, n_out: int) -> bool:
-    """Return True if a matrix of this shape can be divided into tiles."""
+    """Return True if the kernels support a matrix of this shape."""
     return n_in % STEP == 0 and n_out % COLUMNS == 0
 
 
 def compile_kernels() -> None:
     """Compile all kernels, which takes seconds the first time on a machine.
 
-    The cache is next to this file, or in NUMBA_CACHE_DIR.
+    Numba caches the result next to this file, or in the folder NUMBA_CACHE_DIR.
     """
     number, threads = types.int64, torch.get_num_threads()
     _multiply.compile((number,) * 10)
@@ -688,12 +700,12 @@ def compile_kernels() -> None:
     _silu_mul.compile((number,) * 5)
     _rotate_and_store.compile((number,) * 11)
     _attend.compile((*(number,) * 13, types.float64, number))
-    # The first compilation starts OpenMP with all processors, which changes torch's setting.
+    # The first compilation starts OpenMP with all processors. Restore torch's number of threads.
     torch.set_num_threads(threads)
 
 
 class _Threads(threading.local):
-    """Number of threads that the kernels of this thread use."""
+    """Number of threads that kernels use if they are called from this thread."""
 
     n = 0
 
@@ -702,17 +714,17 @@ _threads = _Threads()
 
 
 def _use_torch_threads() -> None:
-    """Let the kernels of this thread use as many threads as torch."""
+    """Set the number of threads of the kernels to that of torch."""
     n = torch.get_num_threads()
     if _threads.n != n:
         _threads.n = n
         numba.set_num_threads(min(n, CONFIG.NUMBA_NUM_THREADS))
-        # The first call starts OpenMP with all processors, which changes torch's setting.
+        # The first call starts OpenMP with all processors. Restore torch's number of threads.
         torch.set_num_threads(n)
 
 
 class _ThreadBuffer(threading.local):
-    """Buffer of this thread, shared by all products so that it stays in the cache."""
+    """Buffer of this thread. All products share it, so that it stays in the processor's cache."""
 
     numbers, address = np.empty(0, np.float32), 0
 
@@ -729,13 +741,13 @@ def _buffer_address(n: int) -> int:
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool) -> None:
-    """Write the product of rows x [n, in] and weights [out, in], plus a bias, to `out` [n, out].
+    """Write x W^T + bias to `out` [n, out], for rows x [n, in] and a weight W [out, in].
 
-    All tensors are row-major. The shape must satisfy `can_tile`.
+    All tensors are row-major. `can_tile` must be true for the shape of W.
 
     Args:
         bias: [out], float32.
-        add: Add to the present values of `out`.
+        add: Whether to add to the present values of `out`.
     """
     _use_torch_threads()
     (n, n_in), half = x.shape, DTYPES.index(weight.dtype)
@@ -745,7 +757,7 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add
 
 
 def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return the RMSNorm of rows [..., width], with float32 weights."""
+    """Return the RMSNorm of rows [..., width]. The weight must be float32."""
     width = rows.shape[-1]
     n = rows.numel() // width
     if n > MAX_FEW:
@@ -779,19 +791,21 @@ def layer_functions(
     window: int | None,
     scale: float,
 ) -> list[tuple[Callable[..., None], Callable[..., None]]]:
-    """Return two functions for each layer: rotate and store new rows, and attend.
+    """Return two functions for each layer of a forward.
 
-    Both ignore their arguments, because they use fixed addresses.
+    The first one rotates new queries and keys, and writes keys and values to the cache. The second
+    one computes attention. Both ignore their arguments, because they use fixed addresses.
 
     Args:
-        rows: Keys and values of one sequence, [layers, 2 kv, capacity, d].
+        rows: KV cache of one sequence, [layers, 2 kv, capacity, d].
         scratch: Queries, keys and values of the new rows, [n, (heads + 2 kv) d].
         out: Attention result, [n, heads d].
         table: Cosines and signed sines [n, 1, d] of the new rows.
-        span: Index of the first new row in `rows`, index of the first row seen, and number of new
-            rows.
+        span: Index of the first new row in `rows`, index of the first row that is attended to, and
+            number of new rows.
         mask: Which of the last w rows each new row attends to, [n, w] bool. None is causal.
-        window: Maximum number of rows that each row attends to, with itself. None is unlimited.
+        window: Maximum number of rows that each row attends to, including itself. None means no
+            limit.
     """
     start, first, n = span
     d, size = rows.shape[-1], rows.element_size()

@@ -20,10 +20,10 @@ from specbench_cli.engine.models.linear import (
 from specbench_cli.former_names import renamed_members
 
 MAX_HEAD_COPY = dict.fromkeys(get_args(LinearBackend), 1 << 28) | {"plain": 1 << 24, "tiled": 0}
-"""Maximum size of a tied output matrix for which a CPU stores a second copy, by form.
+"""Maximum number of weights of a tied output matrix that a CPU stores a second time, by backend.
 
-The copy has the layout that the product needs. A plain copy is as fast as the embedding itself for
-one row, other forms for several. A tiled matrix is the embedding."""
+The copy has the layout that the backend needs. The "plain" backend gains from it only with several
+rows, so it copies only small matrices. The "tiled" backend multiplies by the embedding itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ class LayerReader:
         config: transformers config, with heads and sizes.
         tensors: Tensors of the checkpoint by transformers name, in any floating dtype.
         rotary: Determines the order of query and key rows.
-        norm_factor: Factor of all norm weights except those of heads, applied in float32. None
-            leaves them unchanged.
-        form: Form of the linear layers. None uses the rule of `linear`.
+        norm_factor: Factor for the norm weights, applied in float32. The norms of single heads
+            (Qwen3) have no factor. None leaves all norm weights unchanged.
+        backend: Backend of the linear layers. None uses `choose_backend`.
 
     Raises (all methods):
         KeyError: A tensor is missing.
@@ -81,7 +81,11 @@ class LayerReader:
         return name in self._tensors
 
     def layer(self, prefix: str, *, norm: str | None = "input_layernorm") -> LayerWeights:
-        """Return the layer with the name prefix `prefix`; `norm` is the norm before attention."""
+        """Return the layer whose tensor names begin with `prefix`.
+
+        Args:
+            norm: Name of the norm before attention. None means that there is none.
+        """
         return LayerWeights(
             norm=self.norm(f"{prefix}{norm}") if norm else None,
             qkv=self._fuse(prefix, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -102,9 +106,9 @@ class LayerReader:
         return weight if self._norm_factor is None else weight.float() * self._norm_factor
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """Return the product with a weight [out, in]."""
+        """Return the linear layer with a weight [out, in]."""
         backend = self.backend_of(weight)
-        # CPU products of a few rows run up to twice as fast with an [in, out] layout.
+        # On a CPU, products of a few rows are up to twice as fast with the layout [in, out].
         if backend == "tiled":
             matrix = self.store(weight).t()
         else:
@@ -113,11 +117,11 @@ class LayerReader:
         return linear(matrix, bias, backend=backend)
 
     def backend_of(self, weight: Tensor) -> LinearBackend:
-        """Return the form of the product with a weight [out, in]."""
+        """Return the backend for a weight [out, in]."""
         return self._backend or choose_backend(weight.t())
 
     def store(self, weight: Tensor) -> Tensor:
-        """Return a row-major copy of a weight in the memory of this model."""
+        """Return a row-major copy of a weight, in memory that the layers of this model share."""
         return self._arena.store(weight)
 
     def _heads_norm(self, prefix: str) -> Tensor | None:
@@ -129,7 +133,7 @@ class LayerReader:
         return torch.cat((q.expand(self._heads, -1), k.expand(self._kv_heads, -1)))
 
     def _fuse(self, prefix: str, *names: str) -> Linear:
-        """Return several projections of the same input as one product."""
+        """Return several projections of the same input as one linear layer."""
         weights = [self._read_permuted(f"{prefix}{name}.weight") for name in names]
         biases = [
             self._read_permuted(f"{prefix}{name}.bias")
@@ -194,7 +198,7 @@ class FusedWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all weights. An output matrix that is a view of the embedding counts once."""
+        """Bytes of all weights. If the output matrix is the embedding, it counts once."""
         parts = (self.embedding, self.final_norm, self.head)
         whole = sum(part.nbytes for part in parts) + sum(map(layer_bytes, self.layers))
         return whole - self._head_is_embedding * self.head.nbytes

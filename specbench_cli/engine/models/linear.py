@@ -1,28 +1,29 @@
-"""Matrix products with fixed weights, in the fastest form for this machine.
+"""Linear layers with fixed weights, and the rule that chooses their backend.
 
-There are six forms, with equal results up to rounding:
+A backend is a way to store a weight matrix and to multiply by it. Six backends compute the same
+product up to rounding:
 
-* `PlainLinear`: one matrix [in, out] for `torch.mm`. A few rows multiply faster with it than with
-  the [out, in] of a checkpoint. Its transposed slices are views of the checkpoint's matrices, so
-  the transformers module can share the memory.
-* `PackedLinear`: weights reordered once for oneDNN (as inductor's freezing does). The time is
-  bound by reading the weights up to about 8 rows. MKL, which `torch.mm` calls, slows down from the
-  second row on. Each call costs more than a call of `torch.mm`.
-* `BlockedLinear`: narrow blocks of columns for `torch.bmm`, which MKL multiplies in place. The
-  time is bound by reading the weights up to about 8 rows, and calls are cheap.
-* `Packed16Linear`: bfloat16 weights packed once for FBGEMM, as float16 numbers times a power of
-  two. Processors without bfloat16 instructions widen them to float32 in registers. The time is
-  bound by reading the weights up to about 14 rows.
-* `TiledLinear`: the [out, in] matrix of the checkpoint, multiplied by Numba kernels
-  (`kernels.py`). The time is nearly bound by reading the weights up to about 6 rows. The result of
-  a row is bitwise equal in any block.
-* `WidenedLinear`: bfloat16 weights, converted piece by piece and multiplied in float32. It is for
-  machines with neither bfloat16 instructions nor FBGEMM.
+* `PlainLinear` ("plain"): `torch.mm` with one matrix [in, out]. For a few input rows this is faster
+  than the checkpoint's layout [out, in]. The transformers module can share the memory, because
+  transposed slices of the matrix are views of the checkpoint's matrices.
+* `PackedLinear` ("packed"): oneDNN with weights that are reordered once, as torch inductor does. It
+  is memory-bound (limited by reading the weights) up to about 8 rows. `torch.mm` calls MKL, which
+  is slower from the second row on. A single call costs more than a call of `torch.mm`.
+* `BlockedLinear` ("blocked"): `torch.bmm` with narrow blocks of columns, which MKL multiplies
+  without a copy. It is memory-bound up to about 8 rows, and calls are cheap.
+* `Packed16Linear` ("packed16"): FBGEMM with bfloat16 weights that are stored as float16. Processors
+  without bfloat16 instructions convert them to float32 in registers. It is memory-bound up to about
+  14 rows.
+* `TiledLinear` ("tiled"): specbench's Numba kernels (`kernels.py`) with the checkpoint's matrix
+  [out, in]. It is nearly memory-bound up to about 6 rows. The result of a row is bitwise the same
+  for any number of rows.
+* `WidenedLinear` ("widened"): float32 products with bfloat16 weights that are converted piece by
+  piece. It is for machines without bfloat16 instructions and without FBGEMM.
 
-A fixed rule on the machine, the shapes and the number of rows selects the form. A measurement at
-load would make near-ties irreproducible, because the forms differ in the last bits.
-benchmarks/times/forward_rows.py has the measurements behind the rule; docs/explanations/kernels.md
-has the figures.
+`choose_backend` decides by the processor, the dtype and the matrix size. It does not measure:
+backends differ in the last bits, so a choice by time would make near-ties irreproducible.
+benchmarks/times/forward_rows.py measures the backends; docs/explanations/kernels.md has the
+results.
 """
 
 from __future__ import annotations
@@ -48,57 +49,62 @@ from specbench_cli.errors import UsageError
 
 LinearBackend = Literal["plain", "tiled", "blocked", "packed", "packed16", "widened"]
 BACKEND_VARIABLE = "SPECBENCH_LINEAR"
-"""Environment variable that overrides the rule, for tests and for measuring the rule."""
+"""Environment variable that selects a backend, for tests and benchmarks."""
 
 MIN_PACKED_WEIGHTS = 1 << 16
-"""Minimum number of weights to pack a matrix. Below, oneDNN's fixed cost outweighs the gain."""
+"""Minimum number of weights of a packed matrix. For smaller ones, oneDNN's cost per call is more
+than the gain."""
 
 MAX_PLAIN_WEIGHTS = 1 << 20
 """Without MKL, the maximum number of weights of a matrix that is not packed."""
 
 MIN_BLOCKED_WEIGHTS = 1 << 19
-"""With a fast MKL, minimum number of weights to block a matrix.
+"""With a fast MKL, minimum number of weights of a blocked matrix.
 
-Smaller matrices stay in a core's cache, where `torch.mm` is faster."""
+Smaller matrices fit in a core's cache, where `torch.mm` is faster."""
 
 MAX_BLOCKED_WEIGHTS = 1 << 22
-"""With a fast MKL, maximum number of weights to block a matrix.
+"""With a fast MKL, maximum number of weights of a blocked matrix.
 
-Larger matrices take the same time packed, because reading them outweighs the cost of a call."""
+Larger matrices are packed: reading them takes much longer than the call, and the time is the
+    same."""
 
 LARGEST_EXPONENT = 16
-"""Exponent above float16's largest number, just below 2^16. It is exact for bfloat16's 8 bits."""
+"""`Packed16Linear` scales all weights to below 2 to this power.
+
+The largest bfloat16 number below 2^16 is less than float16's largest number."""
 
 MIN_MM_ROWS = 256
-"""Minimum number of rows for which `torch.mm` is faster in float32 than tiles (only prompts)."""
+"""In float32, minimum number of rows for which `torch.mm` is faster than tiles. Only prompts have
+so many rows."""
 
 MIN_WIDENED_ROWS = 5
-"""Minimum number of rows to widen bfloat16. The cost is flat; below, `torch.mm` is faster."""
+"""Minimum number of rows to convert bfloat16 weights. For fewer rows, `torch.mm` is faster."""
 
 WIDENED_WEIGHTS = 1 << 18
-"""Number of weights widened together: 1 MiB of float32, which stays in a core's cache."""
+"""Number of weights converted at a time: 1 MiB of float32, which fits in a core's cache."""
 
 
 class Linear(Protocol):
-    """Product with fixed weights: x [rows, in] -> x W (+ bias), [rows, out]."""
+    """Linear layer with fixed weights: x [rows, in] -> x W + bias, [rows, out]."""
 
     nbytes: int
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return the product, written to `out` if given."""
+        """Return the product. If `out` is given, write the product to it."""
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """Return residual [rows, out] + the product. May overwrite `residual`."""
 
     def columns(self, start: int, stop: int) -> Tensor | None:
-        """Return a view of the checkpoint's rows start..stop, [stop - start, in].
+        """Return a view of the output columns start..stop as checkpoint rows [stop - start, in].
 
-        Return None if the weights are packed.
+        Return None if the weights are stored in another order.
         """
 
 
 class PlainLinear:
-    """Product by `torch.mm` with a matrix [in, out]."""
+    """Linear layer that calls `torch.mm` with a matrix [in, out]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight, self.bias = weight, bias
@@ -119,11 +125,11 @@ class PlainLinear:
 
 
 class TiledLinear:
-    """Product by specbench's Numba kernels, with row-major float32 or bfloat16 weights [out, in].
+    """Linear layer that calls specbench's Numba kernels with float32 or bfloat16 weights [out, in].
 
     Args:
-        weight: [in, out], the transpose of a row-major matrix whose shape can be tiled
-            (`kernels.can_tile`).
+        weight: [in, out], the transpose of a row-major matrix. `kernels.can_tile` is true for its
+            shape.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -157,16 +163,16 @@ class TiledLinear:
 
 
 class PackedLinear:
-    """Product by oneDNN with a matrix reordered for blocks of a few rows.
+    """Linear layer that calls oneDNN with weights reordered for inputs of a few rows.
 
-    oneDNN compiles and caches a program of 0.5 MB for each number of rows. That takes 2 ms at the
-    first prompt of a length, and memory for every length. Therefore long blocks are padded with
-    zero rows to a multiple of `ROWS`, and longer ones to one of 16 lengths per power of two. The
-    result of a row does not depend on the number of rows.
+    oneDNN compiles a program of 0.5 MB for each number of input rows, in 2 ms, and caches it. To
+    limit the number of programs, inputs of many rows are padded with zero rows: to a multiple of
+    `ROWS`, or to one of 16 lengths per power of two. The result of a row does not depend on the
+    number of rows.
     """
 
-    ROWS = 8  # block height that the reordering is tuned for: the width of a verification
-    MIN_PADDED_ROWS = 65  # minimum number of rows to pad: a verification has fewer
+    ROWS = 8  # number of input rows that the reordering is tuned for: a typical verification
+    MIN_PADDED_ROWS = 65  # a verification has fewer rows and is not padded
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.bias = bias
@@ -187,7 +193,8 @@ class PackedLinear:
         return y[: len(x)]
 
     def _pad_rows(self, x: Tensor) -> Tensor:
-        """Return rows [n, in], padded with zero rows if there are many."""
+        """Return the input rows [n, in], with zero rows added if n is at least
+        `MIN_PADDED_ROWS`."""
         n = len(x)
         if n < self.MIN_PADDED_ROWS:
             return x
@@ -199,14 +206,14 @@ class PackedLinear:
 
 
 class BlockedLinear:
-    """Product by `torch.bmm` with blocks of columns, [blocks, in, width].
+    """Linear layer that calls `torch.bmm` with blocks of columns, [blocks, in, width].
 
-    For two or more rows, MKL copies a wide matrix into such blocks before it multiplies, and reads
-    it twice. MKL multiplies narrow blocks in place, one block per thread at a time. If no width
-    divides the columns, the last block is padded with zeros.
+    MKL copies a wide matrix into blocks before it multiplies two or more rows, so it reads the
+    matrix twice. It multiplies matrices that are already narrow without a copy. If no width in
+    `WIDTHS` divides the number of columns, the last block is padded with zeros.
     """
 
-    WIDTHS = (48, 32)  # the fastest for a single row first
+    WIDTHS = (48, 32)  # preferred first: 48 is the fastest for a single row
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.bias, (n_in, self._n_out) = bias, weight.shape
@@ -240,7 +247,7 @@ class BlockedLinear:
         return None
 
     def _repeated(self, x: Tensor) -> Tensor:
-        """Return the rows [n, in] repeated for each block, as a view."""
+        """Return a view that repeats the rows [n, in] for each block."""
         return x.expand(self._n_blocks, -1, -1)
 
     def _product(self, x: Tensor) -> Tensor:
@@ -250,16 +257,17 @@ class BlockedLinear:
 
 
 class Packed16Linear:
-    """Product by FBGEMM with bfloat16 weights stored as float16 numbers times one power of two.
+    """Linear layer that calls FBGEMM with bfloat16 weights stored as float16.
 
-    float16 has more bits than bfloat16 and a shorter range. The power brings the largest weight
-    just below float16's largest number. Weights down to 2^-33 of the largest one are then exact.
-    Smaller ones have an error below 2^-40 of it, less than the precision of float32 sums. Sums are
-    float32, rounded once at the end.
+    float16 is more precise than bfloat16, but its range is shorter. All weights are multiplied by
+    one power of two that brings the largest weight just below float16's largest number. Weights
+    down to 2^-33 of the largest one are then exact. Smaller weights have an error below 2^-40 of
+    the largest one, which is less than the rounding of float32 sums. The sums are float32 and are
+    rounded once at the end.
 
-    With AVX-512 the result of a row is bitwise equal for any block and any number of threads.
-    Without it, a single row differs from a block in the last bits of float32, and about one
-    number in 10,000 rounds to its neighbour.
+    With AVX-512 the result of a row is bitwise equal for any number of rows and threads. Without
+    it, a single row differs from several rows in the last bits of float32. About one number in
+    10,000 is then rounded to a neighbouring bfloat16 number.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -271,8 +279,9 @@ class Packed16Linear:
         self._packed = torch.ops.quantized.linear_prepack_fp16(
             held.contiguous(), None if bias is None else bias.float()
         )
-        # FBGEMM clamps values outside float16's range, which would hide non-finite weights: NaN
-        # keeps them visible. One dimension makes the product with bfloat16 rows float32.
+        # FBGEMM clamps values outside float16's range, which would hide weights that are not
+        # finite. A factor of NaN keeps them visible. The factor has one dimension, not zero, so
+        # that its product with bfloat16 rows is float32.
         self._power = torch.tensor([2.0**-power if finite else math.nan])
         self._product = torch.ops.quantized.linear_dynamic_fp16
 
@@ -287,13 +296,16 @@ class Packed16Linear:
         return None
 
     def _wide(self, x: Tensor) -> Tensor:
-        """The product in float32."""
+        """Return the product in float32."""
         y: Tensor = self._product(x * self._power, self._packed)
         return y
 
 
 class WidenedLinear(PlainLinear):
-    """Product in float32 with half-precision weights, rounded once at the end."""
+    """Linear layer that converts half-precision weights to float32 piece by piece.
+
+    The result is rounded once at the end.
+    """
 
     _buffers = threading.local()
 
@@ -309,7 +321,7 @@ class WidenedLinear(PlainLinear):
         return residual.add_(self._wide(x))
 
     def _wide(self, x: Tensor) -> Tensor:
-        """The product in float32."""
+        """Return the product in float32."""
         n_in, n_out = self.weight.shape
         step = max(1, min(n_out, WIDENED_WEIGHTS // n_in))
         wide, y = self._buffer(n_in * step), torch.empty(len(x), n_out)
@@ -324,11 +336,11 @@ class WidenedLinear(PlainLinear):
     def _buffer(cls, numel: int) -> Tensor:
         """Return this thread's buffer for `numel` elements.
 
-        All products share it, so it stays in the cache.
+        All layers share it, so it stays in the processor's cache.
         """
         held: Tensor | None = getattr(cls._buffers, "held", None)
         if held is None or held.numel() < numel:
-            with torch.inference_mode(False):  # products outside inference mode also write to it
+            with torch.inference_mode(False):  # calls outside inference mode write to it too
                 held = cls._buffers.held = torch.empty(max(numel, WIDENED_WEIGHTS))
         return held
 
@@ -336,7 +348,11 @@ class WidenedLinear(PlainLinear):
 def linear(
     weight: Tensor, bias: Tensor | None = None, *, backend: LinearBackend | None = None
 ) -> Linear:
-    """Return a product with weight [in, out] and bias [out], in the given form or the default."""
+    """Return a linear layer with weight [in, out] and bias [out].
+
+    Args:
+        backend: None uses `choose_backend`.
+    """
     made: dict[LinearBackend, Callable[[Tensor, Tensor | None], Linear]] = {
         "plain": PlainLinear,
         "tiled": TiledLinear,
@@ -349,10 +365,12 @@ def linear(
 
 
 def choose_backend(weight: Tensor) -> LinearBackend:
-    """Return the form for a matrix [in, out]: from SPECBENCH_LINEAR if possible, else by the rule.
+    """Return the backend for a matrix [in, out].
+
+    The environment variable SPECBENCH_LINEAR selects it, if that backend is possible here.
 
     Raises:
-        UsageError: The variable is set to an unknown form.
+        UsageError: The variable names an unknown backend.
     """
     wanted = os.environ.get(BACKEND_VARIABLE, "")
     if wanted not in ("", *get_args(LinearBackend)):
@@ -376,7 +394,7 @@ def choose_backend(weight: Tensor) -> LinearBackend:
 
 
 def _float32_backends(numbers: int) -> tuple[set[LinearBackend], LinearBackend, int]:
-    """Return a float32 matrix's possible forms, its default form, and the minimum size for it."""
+    """Return the possible backends for float32, the default, and its minimum number of weights."""
     possible: set[LinearBackend] = {"blocked", "packed"} if _can_pack() else {"blocked"}
     if _mkl_is_slow():
         return possible, "packed", MIN_PACKED_WEIGHTS
@@ -390,7 +408,7 @@ def _float32_backends(numbers: int) -> tuple[set[LinearBackend], LinearBackend, 
 
 
 def _bfloat16_backends() -> tuple[set[LinearBackend], LinearBackend, int]:
-    """Return a bfloat16 matrix's possible forms, its default form, and the minimum size for it."""
+    """Return the possible backends for bfloat16, the default, and its minimum number of weights."""
     hardware = _multiplies_bfloat16()
     possible: set[LinearBackend] = {"widened"}
     if _can_pack_16():
@@ -402,15 +420,15 @@ def _bfloat16_backends() -> tuple[set[LinearBackend], LinearBackend, int]:
             possible,
             "packed",
             MIN_PACKED_WEIGHTS,
-        )  # where packing is impossible, plain is fast enough
+        )  # if packing is impossible, plain is fast enough
     return possible, "packed16" if "packed16" in possible else "widened", MIN_PACKED_WEIGHTS
 
 
 def find_numba_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
     """Return the module `kernels` if forwards on this device use it, else None.
 
-    Forwards use it on Linux and x86, where it was timed, unless SPECBENCH_LINEAR selects a torch
-    form.
+    They use it on Linux with an x86 processor, where it was measured to be faster. SPECBENCH_LINEAR
+    can select another backend.
     """
     wanted, known = os.environ.get(BACKEND_VARIABLE, ""), (torch.float32, torch.bfloat16)
     if device.type != "cpu" or dtype not in known or wanted not in ("", "tiled"):
@@ -438,9 +456,10 @@ def _is_x86() -> bool:
 
 @cache
 def _can_compile() -> bool:
-    """Return True if Numba is installed with OpenMP threads.
+    """Return True if Numba is installed with OpenMP support.
 
-    Numba shares these with torch. Two threads cannot use Numba's own thread pool together.
+    With OpenMP, Numba and torch share their threads. Numba's own thread pool does not allow calls
+    from two threads at the same time.
     """
     try:
         import numba.np.ufunc.omppool  # noqa: F401
@@ -471,7 +490,7 @@ def _has_mkl() -> bool:
 
 @cache
 def _mkl_is_slow() -> bool:
-    """Return True if the processor is an x86 of another vendor than Intel, MKL's vendor."""
+    """Return True if the processor is an x86, but not from Intel, for which MKL is tuned."""
     if not _is_x86():
         return False
     cpuinfo = Path("/proc/cpuinfo")
@@ -495,7 +514,7 @@ ALIGNMENT = 64
 
 
 class WeightArena:
-    """Memory for tensors with a common lifetime, freed with the last of them."""
+    """Memory that several tensors share. It is freed with the last of them."""
 
     def __init__(self) -> None:
         self._chunk: mmap.mmap | None = None
@@ -511,7 +530,7 @@ class WeightArena:
         return made.view(tensor.shape).copy_(tensor)
 
     def _place(self, nbytes: int) -> tuple[mmap.mmap, int]:
-        """Return memory with space for `nbytes`, and the offset in it."""
+        """Reserve `nbytes`. Return the chunk of memory and the offset in it."""
         if self._chunk is None or self._used + nbytes > len(self._chunk):
             size = max(CHUNK, -(-nbytes // PAGE) * PAGE)
             self._chunk = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -528,8 +547,8 @@ MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25  # Linux's numbers; the second since 6.1
 def prefer_large_pages(address: int, nbytes: int) -> None:
     """Move memory that another library allocated into large pages, if the system supports them.
 
-    Processors prefetch only within a page, so reading weights from large pages is 25% faster. Other
-    data in the same large pages moves too. Addresses do not change.
+    Processors prefetch only within a page, so reading weights from large pages is 25% faster. The
+    addresses do not change. Other data in the same pages moves too.
     """
     if not hasattr(mmap, "MADV_HUGEPAGE") or nbytes < PAGE // 2:
         return

@@ -50,15 +50,18 @@ def load_decoder(
     host_module: bool = False,
     backend: LinearBackend | None = None,
 ) -> Decoder:
-    """Load a decoder from a checkpoint: fused for built-in families, else the transformers module.
+    """Load a decoder from a checkpoint.
+
+    It is a `FusedDecoder` for the families that this class supports. For all others it runs the
+    transformers module.
 
     Args:
         folder: Folder with config.json and safetensors, as transformers writes them. A model shape
             has only config.json.
-        name: Name of the decoder in traces.
+        name: Name of the decoder in traces and messages, "target" or "draft".
         device, dtype: Device and dtype of the computation. Weights are converted.
         host_module: Always use the transformers module.
-        form: Form of the fused decoder's linear layers. None uses the rule of `linear`.
+        backend: Backend of the fused decoder's linear layers. None uses `choose_backend`.
 
     Raises:
         EnvironmentFault: The folder is no model folder, has no safetensors, or lacks tensors.
@@ -109,11 +112,12 @@ def wrap_module(module: Any, *, name: str) -> TransformersModuleDecoder:
 
 
 def get_module(decoder: Decoder) -> Any:
-    """Return the transformers module of a loaded decoder, in eval mode, for peers and for audits.
+    """Return the transformers module of a loaded decoder, in eval mode.
 
-    It computes the results of transformers with the checkpoint's weights in the decoder's dtype.
-    The module is created on first use and cached. It shares weights that the decoder stores
-    unpacked and in the checkpoint's order; `module_bytes` returns the size of the other weights.
+    Peers (methods that run another project's code) and audits use it. The module is created on
+    first use and cached. It has the checkpoint's weights in the decoder's dtype. Weights that the
+    decoder stores in the checkpoint's layout are shared with it. `module_bytes` returns the size of
+    the others.
     """
     if not isinstance(decoder, FusedDecoder):
         return cast("TransformersModuleDecoder", decoder).module
@@ -124,7 +128,9 @@ def get_module(decoder: Decoder) -> Any:
 
 
 class RestrictedOutput(nn.Linear):
-    """Output matrix of a transformers module with rows for only some ids. Other ids get -inf.
+    """Output matrix of a transformers module with rows for only some ids.
+
+    All other ids get logits of -inf.
 
     Args:
         weight: Rows [r, hidden].
@@ -165,7 +171,7 @@ def restrict_output(module: Any, output_ids: Tensor) -> Any:
 class FusedCopy(FusedDecoder):
     """A copy of a fused decoder with its own trainable module.
 
-    The decoder uses the weights that were last published from the module.
+    The decoder computes with the module's weights as of the last `publish`.
 
     Attributes:
         module: The transformers module, a copy of the source decoder's.
@@ -185,7 +191,7 @@ class FusedCopy(FusedDecoder):
         self.weight_bytes += sum(weight.nbytes for weight in module.parameters())
 
     def publish(self) -> None:
-        """Use the present weights of the module."""
+        """Make the decoder use the module's current weights."""
         config = self.module.config
         read = self._reader(config, self.module.state_dict())
         self.weights = FusedWeights(config, read, self._rotary, self.weights.output_ids)
@@ -202,7 +208,7 @@ def module_bytes(decoder: Decoder) -> int:
 
 
 def sha256_of(decoder: Decoder, file: str | None = None) -> str | None:
-    """Return the hash of a decoder's weight files, or of another file in their folder.
+    """Return the SHA-256 of a decoder's weight files, or of another file in their folder.
 
     Return None if the decoder was not loaded from a folder, or the file does not exist.
     """
@@ -239,7 +245,8 @@ def _load_module(
     module.tie_weights()
     if lacking := [key for key, part in module.state_dict().items() if part.is_meta]:
         raise _missing_fault(folder, lacking[0])
-    # This buffer is not in the checkpoint, and on the meta device it has no values.
+    # Checkpoints do not contain this buffer, and the module was created on the meta device, without
+    # values.
     module.base_model.rotary_emb = type(module.base_model.rotary_emb)(config).to(device)
     if output_ids is not None:
         module.lm_head.to(device)
@@ -325,8 +332,8 @@ def load_module(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
     if _read_output_ids(folder, config, weights) is not None:
         if not fits(config):
             raise UsageError(
-                f"{folder.name}: an output that is cut to a part of the vocabulary (d2t) is read of"
-                f" {', '.join(FAMILIES)} alone; this is a {config.model_type}"
+                f"{folder.name}: an output matrix for a part of the vocabulary (tensor d2t) is"
+                f" supported only for {', '.join(FAMILIES)}; this is a {config.model_type} model"
             )
         load_weights(folder, config)
         return _load_module(folder, device, dtype, {})
@@ -379,8 +386,8 @@ def _ready(module: Any, folder: Path) -> Any:
     from transformers import GenerationConfig
 
     if (folder / "generation_config.json").is_file():
-        # specbench does not decode with these settings (`checkpoint` reads the EOS ids). So invalid
-        # settings must not end a run when the module is loaded.
+        # specbench does not decode with these settings, except for the EOS ids that `checkpoint`
+        # reads. So invalid settings must not end the run.
         with suppress(Exception):
             found = GenerationConfig.from_pretrained(folder, local_files_only=True)
             module.generation_config = found

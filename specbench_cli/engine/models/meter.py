@@ -1,4 +1,4 @@
-"""Meter that counts and times all forwards of a decoder."""
+"""Meters, which record and time all forwards of the models, and the clocks that they use."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from specbench_cli.former_names import current_options, renamed_members
 
 
 class HostClock:
-    """Clock whose marks are host times, for a CPU, which runs synchronously.
+    """Clock of a CPU, where a forward has ended when its call returns.
+
+    A mark is a point in time, in ns after the start of the timer.
 
     Attributes:
-        zero_ns: The zero of all marks, in ns of the monotonic clock.
+        zero_ns: Start of the timer, in ns of the monotonic clock.
     """
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        """Set the zero of all marks to the present time."""
+        """Start the timer anew."""
         self.zero_ns = self.now_ns()
 
     def now_ns(self) -> int:
@@ -37,10 +39,10 @@ class HostClock:
         return time.perf_counter_ns()
 
     def sleep(self, ns: int) -> None:
-        """Wait for `ns` nanoseconds while keeping the cores busy.
+        """Wait for `ns` nanoseconds, and keep the cores busy meanwhile.
 
-        Cores that slept are slower during a whole short request. On one machine a forward took a
-        third longer. That is a cost of power saving, not of the method.
+        Cores that have slept save power and are slower at first: on one machine, the forwards of a
+        whole short request took a third longer. This must not count as a cost of the method.
         """
         due = self.now_ns() + ns
         matrix = torch.ones(256, 256)
@@ -50,20 +52,21 @@ class HostClock:
             pass
 
     def mark(self) -> int:
-        """Return the ns since the zero."""
+        """Return the ns since the start of the timer."""
         return self.now_ns() - self.zero_ns
 
     def resolve(self, forwards: Sequence[Forward]) -> None:
-        """Do nothing: host marks are already times."""
+        """Do nothing: marks of this clock are already times in ns."""
 
 
 class CudaClock(HostClock):
-    """Clock whose marks are CUDA events, so the time of a forward is device time, not launch time.
+    """Clock that measures device time with CUDA events, not the time to launch kernels.
 
-    `resolve` waits for the current stream, not for others, and converts events to ns.
+    A mark is the index of an event. `resolve` waits for the current stream and converts marks to
+    ns.
 
     Attributes:
-        zero_ns: The zero of all marks, in ns of the monotonic clock.
+        zero_ns: Start of the timer, in ns of the monotonic clock.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -71,7 +74,7 @@ class CudaClock(HostClock):
         self.restart()
 
     def restart(self) -> None:
-        """Wait for the stream and set the zero of all marks to the present time."""
+        """Wait for the stream, and start the timer anew."""
         torch.cuda.current_stream(self._device).synchronize()
         self._events: list[torch.cuda.Event] = []
         self.mark()
@@ -85,7 +88,7 @@ class CudaClock(HostClock):
         return len(self._events) - 1
 
     def resolve(self, forwards: Sequence[Forward]) -> None:
-        """Replace event indices with ns since the zero."""
+        """Replace the marks of forwards with ns since the start of the timer."""
         torch.cuda.current_stream(self._device).synchronize()
         for forward in forwards:
             forward.t0_ns = self._since_start(forward.t0_ns)
@@ -102,10 +105,10 @@ def not_finite_message(model: str) -> str:
 
 
 class Meter:
-    """Trace of one decoding.
+    """Trace of the forwards and messages while one request, or one batch, is decoded.
 
     Args:
-        clock: Clock of the times. None uses the device's clock.
+        clock: None uses the device's clock.
 
     Attributes:
         forwards: All forwards, in the order in which this worker recorded or received them.
@@ -120,26 +123,27 @@ class Meter:
         self._last_logits: dict[tuple[int, str], Tensor] = {}
 
     def record(self, forward: Forward) -> None:
-        """Record a forward whose times are marks of this meter's clock."""
+        """Record a forward. Its times are marks of this meter's clock."""
         self.forwards.append(forward)
         self._unresolved.append(forward)
 
     def record_logits(self, name: str, place: int | None, logits: Tensor) -> None:
-        """Record the newest logits of a draft model.
+        """Record the latest logits of a draft model, to check at the end of a step that they are
+        finite.
 
-        NaN stays in the model's state, so the last logits of a step show if any before had NaN.
+        NaN stays in a model's state, so NaN in earlier logits of the step also shows in the latest.
 
         Args:
-            place: Index of the sequence in its batch. None means 0: a sequence that is decoded
-                alone is the first of its batch.
+            place: Index of the sequence in its batch. None, for a sequence that is decoded alone,
+                means 0.
         """
         if logits.numel():
             self._last_logits[place or 0, name] = logits
 
     def pop_largest_logits(self, place: int | None = None) -> dict[str, Tensor]:
-        """Return and clear the largest of each draft model's last logits, [1].
+        """Return the largest of each draft model's latest logits, [1], and forget the logits.
 
-        The result is not finite if any logit is NaN or positive infinity.
+        A result is not finite if any of the logits is NaN or positive infinity.
         """
         mine = [(at, name) for at, name in self._last_logits if at == (place or 0)]
         return {key[1]: self._last_logits.pop(key).amax().reshape(1) for key in mine}
@@ -149,7 +153,7 @@ class Meter:
 
         Args:
             forwards: Forwards with times in ns of the monotonic clock. They are changed in place.
-            used: Whether their results are used.
+            used: False if their results were discarded.
         """
         zero = self.clock.zero_ns
         for forward in forwards:
@@ -166,10 +170,11 @@ class Meter:
         self.messages.append(SentMessage(sender, receiver, t0_ns - zero, t1_ns - zero, nbytes))
 
     def take(self) -> list[Forward]:
-        """Return and clear the forwards so far, with times in ns of the monotonic clock.
+        """Return the forwards so far, with times in ns of the monotonic clock, and forget them.
 
         Raises:
-            ArithmeticError: The logits of a draft model are not finite. Checked only on a CPU.
+            ArithmeticError: The logits of a draft model are not finite. This is checked only on a
+                CPU.
         """
         self.resolve()
         for name, greatest in self.pop_largest_logits().items():
@@ -183,17 +188,17 @@ class Meter:
         return taken
 
     def resolve(self) -> None:
-        """Convert all times to ns since the zero. Waits for the device."""
+        """Convert all times to ns since the start of the timer. Waits for the device."""
         self.clock.resolve(self._unresolved)
         self._unresolved.clear()
 
 
 @renamed_members(exits_of="record_exits", exits="exit_logits", remember="append_kv")
 class Metered:
-    """Wrapper of a decoder that records its forwards. Other attributes are the decoder's.
+    """Wrapper of a decoder that records its forwards. All other attributes are the decoder's.
 
-    The first forward of a decoder that reads the text from its start is a prefill. Other forwards
-    have the given role, unless the caller passes one. A head starts after the target's prefill.
+    A forward on an empty state is recorded as a prefill, except for heads, which start after the
+    target's prefill. Other forwards have the given role, unless the caller passes another one.
 
     Args:
         role: Role of forwards after the prefill.
@@ -234,7 +239,12 @@ class Metered:
         early: bool = False,
         **options: Any,
     ) -> ModelOutput:
-        """Run `Decoder.forward` and record it. The keyword arguments are those of `execute`."""
+        """Run `Decoder.forward` and record it.
+
+        Args:
+            role, early: See `execute`.
+            options: Further arguments of `Decoder.forward`.
+        """
         if "taps" in options:
             options = current_options(options)
         return self.execute(ModelInput(x, state, **options), role=role, early=early)
@@ -245,9 +255,10 @@ class Metered:
         """Run a forward and record it.
 
         Args:
-            role: Purpose of the forward. None means prefill, or the meter's role after it.
-            early: Compute the logits of `logits_at` from the last layer that runs, even if the
-                model has more.
+            role: Purpose of the forward. None means "prefill" on an empty state, else the role of
+                this object.
+            early: Whether to compute logits from the last layer that runs, even if the model has
+                more layers.
         """
         state, (batch, n) = model_input.state, model_input.shape
         if role is None:
@@ -277,28 +288,28 @@ class Metered:
         return out
 
     def exit_logits(self, rows: Tensor) -> Tensor:
-        """Run `Decoder.exit_logits` and record it as an auxiliary forward with one token per row.
+        """Run `Decoder.exit_logits` and record it as an auxiliary forward through no layer.
 
-        It reads only the output matrix.
+        Each row counts as one token.
         """
         return self.record_exits(rows)[0]
 
     def record_exits(self, rows: Tensor) -> tuple[Tensor, Forward]:
-        """Run `exit_logits`, and return the logits and the recorded forward."""
+        """Run `exit_logits`. Return the logits, and the forward that was recorded."""
         t0 = self._mark()
         logits = self.decoder.exit_logits(rows)
         share = self._share((0, 0), frozenset(), True)
         return logits, self._record_auxiliary(t0, rows.shape[:-1].numel(), (0, 0), share)
 
     def append_kv(self, rows: Tensor, state: State, layers: range, positions: Tensor) -> None:
-        """Run `Decoder.remember` and record it as an auxiliary forward."""
+        """Run `Decoder.append_kv` and record it as an auxiliary forward."""
         t0 = self._mark()
         self.decoder.append_kv(rows, state, layers, positions)
         share = self.decoder.append_kv_share(layers)
         self._record_auxiliary(t0, rows.shape[1], (layers.start, layers.stop), share)
 
     def _record_auxiliary(self, t0: int, n: int, layers: tuple[int, int], share: float) -> Forward:
-        """Record and return an auxiliary forward over n tokens, which began at t0 and ends now."""
+        """Record and return an auxiliary forward over n tokens from t0 until now."""
         forward = Forward(
             model=self.decoder.name,
             role="aux",
@@ -315,7 +326,7 @@ class Metered:
         return forward
 
     def _early_logits(self, rows: Tensor, at: LogitsAt) -> Tensor | None:
-        """Return the logits of rows [b, n, hidden] that leave a layer."""
+        """Return the logits of a layer's output [b, n, hidden] as if it were the last layer."""
         if at is None:
             return None
         if isinstance(at, Tensor):
@@ -338,7 +349,7 @@ class Metered:
     ) -> list[ModelOutput]:
         """Run `Decoder.forward_batch` and record it as one forward.
 
-        It is a prefill if all parts are prompt parts, or all texts start here.
+        It is a prefill if all parts belong to prompts, or if all states are empty.
         """
         begun = [self.decoder.first or part.state.length() for part in parts]
         rows = {part.place: part.shape[1] for part in parts}
@@ -373,7 +384,7 @@ class Metered:
 
 
 class MeteredHead:
-    """Wrapper of a stateless head that records its forwards. Other attributes are the head's.
+    """Wrapper of a stateless head that records its forwards. All other attributes are the head's.
 
     Args:
         place: See `Metered`.

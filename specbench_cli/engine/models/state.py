@@ -1,4 +1,7 @@
-"""Decoder states: a preallocated KV cache with one row per token, and recurrent snapshots."""
+"""States of decoders: a preallocated KV cache, and snapshots of recurrent models.
+
+A row of a KV cache is the keys and values of one token at one layer.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +38,10 @@ class LayerShape:
 
 
 class PagedZeros:
-    """A zero tensor whose memory pages the system allocates on first write.
+    """A zero tensor whose memory pages the operating system allocates on first write.
 
-    Addresses are contiguous, so attention reads rows in place. Only pages with written rows take
-    memory (Prabhu et al., vAttention, 2024, arXiv:2405.04437).
+    The addresses are contiguous, so attention can read rows in place. Only pages with written rows
+    take memory (Prabhu et al., vAttention, 2024, arXiv:2405.04437).
 
     Attributes:
         zeros: The tensor, on the CPU. `free` releases the pages of one index of its first two
@@ -55,7 +58,7 @@ class PagedZeros:
 
     @staticmethod
     def rows(capacity: int, row_bytes: int) -> int:
-        """Return the smallest row count from `capacity` on that fills whole pages."""
+        """Return the smallest number of rows, at least `capacity`, that fills whole pages."""
         whole = mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, row_bytes)
         return -(-capacity // whole) * whole
 
@@ -69,24 +72,25 @@ class PagedZeros:
 class KVState(State):
     """KV cache of `n_seqs` sequences, with a buffer of `capacity` rows for each layer.
 
-    On a Linux CPU, the buffers of several sequences are `PagedZeros`: a short sequence takes no
-    memory for the capacity of the longest one, and `free` releases the memory of a sequence.
+    The rows of a head are contiguous in memory, as attention reads them. Keys and values are in one
+    buffer, so a forward appends both in one copy. Each layer has its own number of rows: forwards
+    may run only some layers.
 
-    The rows of a head are contiguous, as attention reads them. Keys and values share a buffer, so a
-    forward appends both in one copy and one gather compacts the rows of a path. Each layer has its
-    own length: with a layer range or skipped layers, some layers are ahead of others.
+    On a CPU under Linux, the buffers of several sequences are `PagedZeros`. A short sequence then
+    takes only the memory of its own rows, and `free` releases the memory of a sequence.
 
     Attributes:
         shapes: Cache shape of each layer.
-        buffers: Buffers [layers, n_seqs, 2 heads, capacity, dim], one for consecutive layers of
-            the same shape: the keys of all heads, then the values. Paged buffers have a few more
-            rows, to fill the last page.
-        lengths: Rows written, by sequence and layer. Read only.
-        offsets: Rows dropped by `select`, by sequence. The position of a row that is written later
-            is its row number plus the offset. Read only.
-        plans: Forward plans that the decoder caches for this state, by its own keys.
-        pool: For a `sequence_state`, the state that it belongs to, else None.
-        place: For a `sequence_state`, its index in the pool.
+        buffers: Buffers [layers, n_seqs, 2 heads, capacity, dim]. Consecutive layers of the same
+            shape share a buffer. It has the keys of all heads, then the values. Paged buffers have
+            a few more rows, to fill the last page.
+        lengths: Number of rows written, by sequence and layer. Read only.
+        offsets: Number of rows that `select` dropped, by sequence. The position in the text of a
+            row that is written later is its row number plus the offset. Read only.
+        plans: Forward plans that the decoder caches for this state.
+        pool: The state of several sequences that this state is a view of (`sequence_state`), or
+            None.
+        place: Index of this state's sequence in the pool.
     """
 
     by_row = True
@@ -113,7 +117,8 @@ class KVState(State):
         if self.pool is not None:
             self.buffers = [rows[:, self.place, None] for rows in self.pool.buffers]
         else:
-            # Zeros, because masked products also read unwritten rows, and NaN would spread.
+            # Zeros, because attention also reads rows that are not written yet. It multiplies them
+            # by 0, and 0 times NaN would be NaN.
             paged = n_seqs > 1 and device.type == "cpu" and sys.platform == "linux"
             for shape, same in groupby(self.shapes):
                 rows = PagedZeros.rows(capacity, shape.dim * dtype.itemsize) if paged else capacity
@@ -133,7 +138,7 @@ class KVState(State):
         self.plans: dict[tuple[int, ...], Any] = {}
 
     def sequence_state(self, seq: int) -> KVState:
-        """Return a cleared state of one sequence that uses the memory of `seq` in this state."""
+        """Return an empty state of one sequence that uses the memory of sequence `seq`."""
         like = self.buffers[0]
         return type(self)(
             self.shapes, 1, self.capacity, dtype=like.dtype, device=like.device, within=(self, seq)
@@ -141,7 +146,7 @@ class KVState(State):
 
     @property
     def nbytes(self) -> int:
-        """Bytes reserved. Pages without a row take no memory."""
+        """Reserved bytes. Pages without a row take no memory."""
         numbers = sum(2 * shape.heads * shape.dim for shape in self.shapes)
         return numbers * self.n_seqs * self.capacity * self.buffers[0].itemsize
 
@@ -166,7 +171,7 @@ class KVState(State):
         return rows
 
     def require(self, start: int, n: int) -> None:
-        """Raise ValueError if n rows do not fit after `start`."""
+        """Raise ValueError if there is no space for n rows after `start` rows."""
         if start + n > self.capacity:
             raise ValueError(
                 f"{n} more rows after {start} do not fit into a state of {self.capacity} rows"
@@ -177,16 +182,16 @@ class KVState(State):
         lengths = self.lengths[seq]
         if (
             layers == self._all_layers
-        ):  # fast path of the usual case, for hundreds of sequences per step
+        ):  # fast path for all layers, as a batch may have hundreds of sequences
             lengths[:] = [have + n for have in lengths]
             return
         for layer in layers:
             lengths[layer] += n
 
     def leave_out(self, seq: int, layers: Iterable[int], n: int) -> None:
-        """See `State`. These layers then have fewer rows than others.
+        """See `State`. These layers then have fewer rows than the others.
 
-        Later forwards must pass explicit positions for these layers.
+        Later forwards through these layers need explicit positions.
         """
         for layer in layers:
             gaps = self._gaps[seq].setdefault(layer, [])
@@ -196,12 +201,12 @@ class KVState(State):
     def commit(self, seq: int, path: Sequence[int], loose: int = 0) -> None:
         """Keep the rows at `path`, of those written since the last commit.
 
-        A skipped layer has fewer rows than others. It keeps the rows of the path that it has.
+        A layer that a forward skipped has fewer rows. It keeps those rows of the path that it has.
 
         Args:
             path: Increasing indices, counted from the first row after the last commit.
-            loose: Number of rows at the end of the path that stay uncommitted: the next commit
-                may drop them.
+            loose: Number of rows at the end of the path that stay uncommitted, so that the next
+                commit may drop them.
 
         Raises:
             ValueError: `path` does not increase, or names a row that was not written.
@@ -237,7 +242,7 @@ class KVState(State):
         lengths, committed = self.lengths[seq], self._committed[seq]
         if self.offsets[seq]:
             n = bisect_left(self.positions(seq), n)
-            if n < len(self._selected[seq]):  # the next row follows the last remaining one
+            if n < len(self._selected[seq]):  # positions continue after the last remaining row
                 kept = self._selected[seq] = self._selected[seq][:n]
                 self.offsets[seq] = kept[-1] + 1 - n if kept else 0
         for layer in range(len(lengths)) if layers is None else layers:
@@ -250,22 +255,25 @@ class KVState(State):
                 committed[layer] = min(committed[layer], most)
 
     def select(self, rows: Sequence[int], seq: int = 0) -> None:
-        """Keep and commit the rows with these increasing numbers, and drop the others.
+        """Keep and commit the rows with these numbers, and drop all others.
 
-        Positions of kept and of later rows do not change. This serves attention sinks with a recent
-        window (Xiao et al., StreamingLLM, ICLR 2024, arXiv:2309.17453) or any sparse selection.
-        The model's own sliding window then counts rows.
+        The positions of kept and of later rows do not change. Methods use it to evict rows from the
+        cache, for example to keep attention sinks and recent rows (Xiao et al., StreamingLLM, ICLR
+        2024, arXiv:2309.17453). The model's own sliding window then counts rows, not positions.
+
+        Args:
+            rows: Increasing row numbers.
 
         Raises:
-            ValueError: The numbers do not increase or name no row, or the layers have different
-                lengths.
+            ValueError: The numbers do not increase, a row does not exist, or the layers have
+                different numbers of rows.
         """
         have = self.lengths[seq][0]
         if set(self.lengths[seq]) != {have}:
-            raise ValueError("rows are selected of layers that hold as many each")
+            raise ValueError("rows can be selected only if all layers have the same number of rows")
         kept = list(rows)
         if any(a >= b for a, b in pairwise(kept)) or (kept and not 0 <= kept[0] <= kept[-1] < have):
-            raise ValueError(f"rows {kept} are no increasing numbers below {have}")
+            raise ValueError(f"rows {kept} must be increasing numbers from 0 to {have - 1}")
         held = self.positions(seq)
         self._committed[seq] = [0] * len(self.shapes)
         self.commit(seq, kept)
@@ -273,7 +281,7 @@ class KVState(State):
         self._selected[seq] = [held[row] for row in kept]
 
     def positions(self, seq: int = 0) -> list[int]:
-        """Return the position of each row."""
+        """Return the position in the text of each row."""
         chosen, offset = self._selected[seq], self.offsets[seq]
         have = self.lengths[seq][0]
         return [*chosen[:have], *range(len(chosen) + offset, have + offset)]
@@ -285,7 +293,7 @@ class KVState(State):
             self.rollback(seq, 0)
 
     def free(self) -> None:
-        """Drop all rows, and release the memory of a `sequence_state` in a paged pool."""
+        """Drop all rows. Release their memory if this state belongs to a pool with paged memory."""
         self.clear()
         if self.pool is not None:
             for pages in self.pool._pages:
@@ -294,7 +302,7 @@ class KVState(State):
 
     def _gather(self, seq: int, path: Sequence[int]) -> None:
         """Move the rows at `path` to the front of the rows written since the last commit."""
-        still = next(at for at, row in enumerate(path) if at != row)  # rows before it stay in place
+        still = next(at for at, row in enumerate(path) if at != row)  # first row to move
         spans = list(zip(self.shapes, self._committed[seq], self.lengths[seq], strict=True))
         for (_, base, length), same in groupby(range(len(spans)), key=spans.__getitem__):
             layers = list(same)
@@ -328,11 +336,11 @@ EMPTY = Snapshot(0, None)
 
 
 class RecurrentState(State):
-    """Snapshots at the end of each forward since the last commit, for each sequence.
+    """State of a recurrent model: a snapshot of its cache at the end of each forward.
 
-    A commit of all written tokens keeps the newest snapshot. A commit of a part, and `rollback`,
-    return to the last snapshot that has no more tokens. `length` is its token count; the caller
-    processes the tokens after it again.
+    Single tokens cannot be removed from a recurrent cache. `rollback`, and a `commit` that drops
+    tokens, return to the last snapshot before the first dropped token. `length` is then the number
+    of tokens of that snapshot, and the caller processes the tokens after it again.
     """
 
     by_row = False
@@ -358,7 +366,7 @@ class RecurrentState(State):
 
     def leave_out(self, seq: int, layers: Iterable[int], n: int) -> None:
         """Raise MethodFault: a recurrent state has no rows."""
-        raise MethodFault("a recurrent state holds no rows that some layers could be without")
+        raise MethodFault("a recurrent state has no rows, so no layer can skip some")
 
     def latest_cache(self, seq: int) -> Any:
         """Return the newest cache, read only, or None for an empty sequence."""
@@ -383,8 +391,8 @@ class RecurrentState(State):
             raise ValueError(f"path {list(path)} names rows outside the written ones")
         if list(path) != list(range(kept)):
             raise MethodFault(
-                f"path {list(path)} leaves tokens out in between, and a recurrent state cannot",
-                "choose chains, or feed what is kept once more",
+                f"path {list(path)} skips tokens, which a recurrent state cannot do",
+                "draft chains, or process the kept tokens again",
             )
         firm = base + kept - loose
         self._restore(seq, base + kept, firm)
@@ -398,8 +406,8 @@ class RecurrentState(State):
     def select(self, rows: Sequence[int], seq: int = 0) -> None:
         """Raise ChainsOnly: a recurrent state has no rows to select. See `KVState.select`."""
         raise ChainsOnly(
-            "a recurrent state keeps no rows of which some could be left out",
-            "choose a method that keeps all that its draft has read",
+            "a recurrent state has no rows, so no selection of them can be kept",
+            "choose a method that does not evict rows from the draft's cache",
         )
 
     def clear(self) -> None:
@@ -408,7 +416,10 @@ class RecurrentState(State):
             self._snapshots[seq], self._committed[seq] = [EMPTY], 0
 
     def _restore(self, seq: int, n: int, firm: int) -> None:
-        """Drop snapshots after n tokens, and those before the last one with at most `firm`."""
+        """Drop snapshots with more than n tokens.
+
+        Of those with at most `firm` tokens, keep only the last one.
+        """
         stops = [stop for stop in self._snapshots[seq] if stop.length <= n] or [EMPTY]
         first = max((at for at, stop in enumerate(stops) if stop.length <= firm), default=0)
         self._snapshots[seq] = stops[first:]

@@ -1,8 +1,11 @@
-"""Decoders for all other model families, which run the transformers module.
+"""Decoders that run the transformers module, for families that `FusedDecoder` does not support.
 
 A `TransformersState` replaces the module's cache. Every forward gets explicit positions and a 4-D
-mask, so drafts, trees and sequences of different lengths work as in the fused decoder. `chains` has
-decoders for modules that do not accept these.
+mask, so drafts, trees and sequences of different lengths work as in `FusedDecoder`.
+`chain_decoders` has decoders for modules that do not accept explicit masks or positions.
+
+A decoder tests its module when it is created (the *trial*): it decodes nine tokens and compares the
+logits with those of the module's own forward.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ from specbench_cli.engine.types import (
 from specbench_cli.errors import UsageError
 
 TRIAL_WINDOW = 4
-"""Maximum sliding window during the trial of a module, which has nine tokens."""
+"""Maximum sliding window in the trial, so that its nine tokens exceed the window."""
 
 TRIAL_ERRORS = (AttributeError, TypeError, ValueError, KeyError, IndexError, RuntimeError)
 """Errors that a module raises for a call that it does not support."""
@@ -57,7 +60,7 @@ TRIAL_ERRORS = (AttributeError, TypeError, ValueError, KeyError, IndexError, Run
 def cache_argument(accepted: Iterable[str]) -> str:
     """Return the name of a module's cache argument.
 
-    It is `cache` since transformers 5.24; before, it is `cache_params` in some modules and
+    Since transformers 5.24 it is `cache`. Before, it was `cache_params` in some modules and
     `past_key_values` in most.
 
     Args:
@@ -74,8 +77,8 @@ class TransformersModuleDecoder(Decoder):
         module: A language model in eval mode, on its device, in its dtype.
 
     Raises:
-        UsageError: In a trial at construction, the decoder's logits differ from those of the
-            module's plain forward.
+        UsageError: The trial fails: the decoder's logits differ from those of the module's own
+            forward.
     """
 
     def __init__(self, module: Any, *, name: str) -> None:
@@ -100,19 +103,16 @@ class TransformersModuleDecoder(Decoder):
                 gap = self._trial(torch.arange(9, device=self.device)[None] % self.vocab_size)
         except TRIAL_ERRORS as error:
             raise self.unsupported(
-                f"transformers' module refuses our way of calling it ({error})"
+                f"the transformers module does not support specbench's calls ({error})"
             ) from (error)
         if not gap <= self.rounding:
             raise self.unsupported(
-                "called in our way transformers' module gives other logits than alone"
+                "with specbench's cache, the transformers module returns other logits"
             )
 
     @property
     def rounding(self) -> float:
-        """Maximum rounding difference between logits of two computations.
-
-        The measure is `relative_difference`.
-        """
+        """Maximum `relative_difference` of logits that counts as rounding."""
         return 1e-4 if self.dtype == torch.float32 else 5e-2
 
     def unsupported(self, why: str) -> UsageError:
@@ -121,7 +121,7 @@ class TransformersModuleDecoder(Decoder):
 
     @abstractmethod
     def _trial(self, ids: Tensor) -> float:
-        """Return the relative difference between this decoder's logits and the module's own.
+        """Return the `relative_difference` of this decoder's logits from the module's own.
 
         Args:
             ids: [1, n].
@@ -141,7 +141,7 @@ class TransformersModuleDecoder(Decoder):
 
     @torch.inference_mode()
     def unembed(self, rows: Tensor) -> Tensor:
-        """See `Decoder`. Includes logit scaling (Granite, Cohere) and logit caps."""
+        """See `Decoder`. Applies logit scaling (Granite, Cohere) and logit softcapping too."""
         logits: Tensor = self.module.get_output_embeddings()(rows)
         if self.family.startswith("granite"):
             logits = logits / self._config.logits_scaling
@@ -153,7 +153,8 @@ class TransformersModuleDecoder(Decoder):
     def _run(
         self, inputs: dict[str, Any], at: LogitsAt, wanted: set[int], n: int
     ) -> tuple[dict[int, Tensor], Tensor | None]:
-        """Return the output rows of the layers `wanted`, and the logits selected by `at`."""
+        """Run the module. Return the output of the layers `wanted`, and the logits of the rows
+        `at`."""
         left: dict[int, Tensor] = {}
 
         def keep(layer: int) -> Any:
@@ -200,14 +201,14 @@ class ChainDecoder(TransformersModuleDecoder):
         )
         self.ran += 1
         if not isinstance(x, Tokens):
-            raise ValueError(f"{self.name} reads tokens alone, not {type(x).__name__}")
+            raise ValueError(f"{self.name} reads only tokens, not {type(x).__name__}")
         if mask is not None or positions is not None:
             raise trees_fault(self)
         if skip or layers not in (None, (0, self.n_layers)):
             raise ChainsOnly(
-                f"{self.name} runs whole forwards alone: {self.family} models go through"
-                " transformers' module, layers and all",
-                "choose a method that leaves the target's layers together: sps, pld",
+                f"{self.name} runs only full forwards: {self.family} models are run by their"
+                " transformers module",
+                "choose a method that does not run a part of the target: sps, pld",
             )
         wanted = {self.n_layers - 1, *captured_layers}
         lines = range(len(x.ids)) if seqs is None else seqs
@@ -235,7 +236,7 @@ class TransformersState(KVState):
 
     Attributes:
         sources: Attached extra input, by sequence.
-        encoded: What the decoder computed from the extra input, by sequence.
+        encoded: Encoder output for the extra input, by sequence.
     """
 
     def __init__(self, *shape: Any, **how: Any) -> None:
@@ -305,12 +306,14 @@ class TransformersDecoder(TransformersModuleDecoder):
         assert isinstance(state, TransformersState)
         self.ran += 1
         if isinstance(x, Features):
-            raise ValueError("a target reads tokens alone; features are for draft heads")
+            raise ValueError("a target reads only tokens; features are for draft heads")
         low, high = layers or (0, self.n_layers)
         over = self._skipped_layers(skip)
         run = [at for at in range(low, high) if at not in over] if over else range(low, high)
         if isinstance(x, Hidden) != (low > 0):
-            raise ValueError(f"layer {low} is entered with {'hidden rows' if low else 'token ids'}")
+            raise ValueError(
+                f"the input of layer {low} must be {'hidden rows' if low else 'token ids'}"
+            )
         rows = self.clamp_ids(x.ids) if isinstance(x, Tokens) else x.rows
         b, n = rows.shape[:2]
         lines = range(b) if seqs is None else seqs
@@ -321,8 +324,8 @@ class TransformersDecoder(TransformersModuleDecoder):
             for at in run
         ):
             raise ValueError(
-                f"{self.family} runs through transformers' module, whose layers share one mask:"
-                " those that run must hold equally many rows"
+                f"{self.family} models are run by their transformers module, whose layers share one"
+                " mask: all layers that run must have the same number of rows"
             )
         state.require(max(starts), n)
         if positions is None:
@@ -330,7 +333,7 @@ class TransformersDecoder(TransformersModuleDecoder):
             first = [start + state.offsets[seq] for seq, start in zip(lines, starts, strict=True)]
             positions = host.ids(first, self.device)[:, None] + steps
         if self._rotary is not None:
-            # Draft rows beyond the context must not change the frequencies of the other rows.
+            # A draft beyond the context length must not change the frequencies of other rows.
             positions = positions.clamp(max=self.max_positions - 1)
         inputs: dict[str, Any] = {
             "input_ids" if isinstance(x, Tokens) else "inputs_embeds": rows,
@@ -359,8 +362,8 @@ class TransformersDecoder(TransformersModuleDecoder):
     ) -> Iterator[None]:
         """Make layers outside [low, high) and skipped layers return their input.
 
-        If `low` is not 0, `rows` enter layer `low`. All layers keep their index, because the
-        module's loop looks up layer types and masks by index.
+        If `low` is not 0, layer `low` gets `rows` as its input. No layer is removed from the
+        module, because its loop looks up layer types and masks by layer index.
         """
         outside = [
             layer for at, layer in enumerate(self._layers) if not low <= at < high or at in over
@@ -385,15 +388,16 @@ class TransformersDecoder(TransformersModuleDecoder):
         over = frozenset(at for at, _ in sublayers)
         if len(sublayers) < len(SUBLAYERS) * len(over):
             raise ValueError(
-                f"{self.family} runs through transformers' module, which skips no sublayers, only"
-                " layers; that needs a Llama, Mistral, Qwen2 or Qwen3 checkpoint"
+                f"{self.family} models are run by their transformers module, which can skip layers"
+                " but not sublayers; use a Llama, Mistral, Qwen2 or Qwen3 checkpoint"
             )
         return over
 
     def share(
         self, layers: tuple[int, int] | None = None, skip: Skip = frozenset(), logits: bool = True
     ) -> float:
-        """See `Decoder.share`. The unit is weight bytes; all experts of an MoE layer count."""
+        """See `Decoder.share`. It is computed from weight bytes. All experts of an MoE layer
+        count."""
         if layers is None and not skip and logits:
             return 1.0
         held = [_nbytes(layer) for layer in self._layers]
@@ -403,7 +407,7 @@ class TransformersDecoder(TransformersModuleDecoder):
         return (read + logits * end) / (sum(held) + end)
 
     def _masks(self, starts: Sequence[int], n: int, positions: Tensor, mask: Tensor | None) -> Any:
-        """Return 4-D masks [b, 1, n, seen] by layer type, or one tensor if there is one type."""
+        """Return a mask [b, 1, n, seen] for each layer type. One tensor if layers have no types."""
         longest = max(starts) + n
         masks = {}
         for kind, window in self._kinds.items():
@@ -421,9 +425,9 @@ class TransformersDecoder(TransformersModuleDecoder):
         return masks.get("", masks)
 
     def _trial(self, ids: Tensor) -> float:
-        """Run the trial of the base class, and record which states the layers store.
+        """Run the trial of the base class, and find the shapes that the layers cache.
 
-        The sliding window is shortened for the trial, because the trial has only a few tokens.
+        The sliding window is reduced meanwhile, because the trial has only a few tokens.
         """
         window = getattr(self._config, "sliding_window", None)
         if window is None:
@@ -448,7 +452,8 @@ class TransformersDecoder(TransformersModuleDecoder):
 
     @cached_property
     def _image_fault(self) -> str | None:
-        """Reason why images are not supported, or None. The test image is noise."""
+        """Reason why images are not supported, or None. A trial with a random image determines
+        it."""
         config = self.module.config
         try:
             size = config.vision_config.image_size
@@ -467,10 +472,10 @@ class TransformersDecoder(TransformersModuleDecoder):
                     [self.forward(Tokens(p), state, logits_at="all") for p in parts], expected
                 )
         except TRIAL_ERRORS as error:
-            return f"transformers' module refuses one ({error})"
+            return f"the transformers module does not support specbench's calls ({error})"
         if gap <= self.rounding:
             return None
-        return "in our way transformers' module gives other logits than alone"
+        return "with specbench's cache, the transformers module returns other logits"
 
 
 def _nbytes(module: nn.Module) -> int:
@@ -478,12 +483,12 @@ def _nbytes(module: nn.Module) -> int:
 
 
 def relative_difference(outs: Sequence[ModelOutput], expected: Tensor) -> float:
-    """Return the largest relative difference between logits given in parts and expected ones.
+    """Return the largest relative difference between the logits of several parts and expected ones.
 
     Each difference is relative to its expected logit plus the largest finite expected logit.
     """
     got = torch.cat([out.logits for out in outs if out.logits is not None], 1)
-    differing = got != expected  # impossible ids have -inf in both
+    differing = got != expected  # ids with -inf in both do not differ
     size = expected.abs() + expected[expected.isfinite()].abs().max()
     return float(torch.where(differing, (got - expected).abs() / size, 0.0).max())
 
@@ -502,7 +507,7 @@ def _join_images(sources: Iterable[ExtraInput]) -> dict[str, Tensor]:
 
 
 def layer_shapes(cache: Any) -> list[LayerShape]:
-    """Return the shape that each layer stores per token in the transformers cache."""
+    """Return the shape of each layer's keys and values of a token in a transformers cache."""
     return [
         LayerShape(layer.keys.shape[1], layer.keys.shape[-1], layer.values.shape[-1])
         for layer in cache.layers
@@ -510,9 +515,9 @@ def layer_shapes(cache: Any) -> list[LayerShape]:
 
 
 class StateCacheLayer(CacheLayerMixin):
-    """A transformers cache layer that reads and writes one layer of a state.
+    """A transformers cache layer that reads and writes one layer of a `KVState`.
 
-    It covers the sequences of one forward.
+    It is created for the sequences of one forward.
     """
 
     is_sliding = False
@@ -544,7 +549,7 @@ class StateCacheLayer(CacheLayerMixin):
         return self._keys[lines, :, :longest], self._values[lines, :, :longest]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of mask columns, and the index of the first one."""
+        """Return the number of mask columns, and the index of the first column."""
         return max(self._starts) + query_length, 0
 
     def get_seq_length(self) -> int:
@@ -569,7 +574,7 @@ def _final_norm(base: nn.Module) -> nn.Module:
         if isinstance(found := getattr(base, name, None), nn.Module):
             return found
     raise UsageError(
-        f"the final norm of {type(base).__name__} was not found, and draft heads read it"
+        f"draft heads need the final norm of {type(base).__name__}, which was not found"
     )
 
 
@@ -583,8 +588,8 @@ def _mask_kinds(config: Any) -> dict[str, int | None]:
     unknown = sorted(set(kinds) - set(windows))
     if unknown:
         raise UsageError(
-            f"{config.model_type} checkpoints cannot be decoded here: layers of kind"
-            f" {unknown[0]!r} keep more than keys and values; full and sliding attention are"
+            f"{config.model_type} checkpoints cannot be decoded here: layers of type"
+            f" {unknown[0]!r} cache more than keys and values; only full and sliding attention are"
             " supported"
         )
     return {kind: windows[kind] for kind in dict.fromkeys(kinds)}

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def _pareto(cells: FigureData) -> Figure | None:
-    sweep = find_sweep(cells.summary, cells.manifest)
+def _pareto(data: FigureData) -> Figure | None:
+    sweep = find_sweep(data.summary, data.manifest)
     return None if sweep is None else pareto.draw(sweep)
 
 
@@ -58,7 +58,7 @@ class FigureSpec:
 FIGURES = (
     FigureSpec(
         "speedup",
-        lambda cells: speedup.draw(cells.summary),
+        lambda data: speedup.draw(data.summary),
         "Speedup over vanilla, a bar a method, with its own 95% interval (an arrowhead: it goes"
         " on); marks are families, the grey band is A/A noise. Below a broken line: what learns"
         " over the run, so that its figures depend on the order of the prompts. Lossy rows have a"
@@ -78,7 +78,7 @@ FIGURES = (
     ),
     FigureSpec(
         "frontier",
-        lambda cells: frontier.draw(cells.summary),
+        lambda data: frontier.draw(data.summary),
         "Lossy rows: accuracy, with the 95% interval of its difference from vanilla's, against"
         " speed. Hollow: as many accepted at random. Grey: vanilla, the draft alone, and lossless"
         " rows.",
@@ -149,22 +149,24 @@ CAPTIONS = {figure.name: figure.caption for figure in FIGURES}
 
 
 def write_figures(
-    reading: ReportData, folder: Path, *, paper: bool = False, heavy: int = 0
+    data: ReportData, folder: Path, *, paper: bool = False, max_svg_bytes: int = 0
 ) -> list[Path]:
     """Write `NAME.svg` and `NAME.png` of each figure to `folder`.
 
     `folder` is created if there is a figure. With `paper`, `NAME.pdf` is written too.
 
     Args:
-        heavy: SVG size in bytes above which a PNG is written too.
+        max_svg_bytes: SVG size in bytes above which a PNG is written too.
 
     Returns:
         The files, in the order of `FIGURES`.
     """
-    cells, files = FigureData.from_report(reading), list[Path]()
+    figure_data, files = FigureData.from_report(data), list[Path]()
     with style.figure_style():
         for each in FIGURES:
-            figure = each.draw(cells)
+            figure = each.draw(figure_data)
             if figure is not None:
-                files += style.write(figure, folder, each.name, paper=paper, heavy=heavy)
+                files += style.write(
+                    figure, folder, each.name, paper=paper, max_svg_bytes=max_svg_bytes
+                )
     return files

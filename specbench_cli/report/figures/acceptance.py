@@ -21,9 +21,9 @@ _FIELD_HIGH_IN, _FIELD_IN = 0.19, 0.17
 axis names their number."""
 
 
-def draw_counts(cells: FigureData) -> plots.Figure | None:
+def draw_counts(data: FigureData) -> plots.Figure | None:
     """Return histograms of accepted tokens, or None if no method reports accepted drafts."""
-    shares = {row.label: _shares(cells, row.label) for row in cells.summary.rows}
+    shares = {row.label: _shares(data, row.label) for row in data.summary.rows}
     shares = {label: own for label, own in shares.items() if own}
     if not shares:
         return None
@@ -42,9 +42,9 @@ def draw_counts(cells: FigureData) -> plots.Figure | None:
     return plots.row_plot(names, [panel], _ROW_IN, heading="tallest")
 
 
-def _shares(cells: FigureData, label: str) -> dict[int, float]:
+def _shares(data: FigureData, label: str) -> dict[int, float]:
     """Return the share of a method's steps by accepted tokens, or {} if it never drafts."""
-    steps = cells.steps(label)
+    steps = data.steps(label)
     if not any(any(each.levels) for each in steps):
         return {}
     counts = Counter[int]()
@@ -53,9 +53,9 @@ def _shares(cells: FigureData, label: str) -> dict[int, float]:
     return {n: counts[n] / counts.total() for n in sorted(counts)}
 
 
-def draw_levels(cells: FigureData) -> plots.Figure | None:
+def draw_levels(data: FigureData) -> plots.Figure | None:
     """Return acceptance by level, or None if no method reports what it drafted."""
-    rates = {r.label: r.acceptance_by_position for r in cells.summary.rows}
+    rates = {r.label: r.acceptance_by_position for r in data.summary.rows}
     rates = {label: own for label, own in rates.items() if own}
     if not rates:
         return None

@@ -22,11 +22,11 @@ _BEYOND = 1.5
 """Factor by which the lines extend beyond the points' speedups."""
 
 
-def draw(cells: FigureData) -> plots.Figure | None:
+def draw(data: FigureData) -> plots.Figure | None:
     """Return the figure, or None if no method except vanilla has steps and times."""
     points = [
         (row, plots.PlotPoint(row.mat / row.decode_speedup, row.mat))
-        for row in cells.summary.rows
+        for row in data.summary.rows
         if row.mat is not None and row.decode_speedup is not None
     ]
     if len(points) < 2:

@@ -30,14 +30,14 @@ class FigureData:
     traced: Sequence[Record] = ()
 
     @classmethod
-    def from_report(cls, reading: ReportData) -> FigureData:
+    def from_report(cls, data: ReportData) -> FigureData:
         """Return the data of a run. Reads one output per method again, with its trace."""
-        found: dict[str, list[Record]] = {row.label: [] for row in reading.summary.rows}
-        for record in reading.records:
+        found: dict[str, list[Record]] = {row.label: [] for row in data.summary.rows}
+        for record in data.records:
             found[record.label].append(record)
-        lengths = {(p.prompt_id, p.turn): len(p.ids) for p in reading.run.prompts()}
-        traced = list(_traced(reading))
-        return cls(reading.summary, reading.run.manifest, found, lengths, traced)
+        lengths = {(p.prompt_id, p.turn): len(p.ids) for p in data.run.prompts()}
+        traced = list(_read_traces(data))
+        return cls(data.summary, data.run.manifest, found, lengths, traced)
 
     @property
     def baseline(self) -> list[Record]:
@@ -66,13 +66,13 @@ class FigureData:
         return [r.steps for r in self.records[label] if r.steps is not None]
 
 
-def _traced(reading: ReportData) -> Iterator[Record]:
+def _read_traces(data: ReportData) -> Iterator[Record]:
     """Yield each method's record of the first prompt that has times, with its trace."""
-    timed = [record for record in reading.records if untimed_reason(record) is None]
+    timed = [record for record in data.records if untimed_reason(record) is None]
     if not timed:
         return
-    wanted = {record.key for record in timed if _output(record) == _output(timed[0])}
-    for record in reading.run.records({timed[0].prompt_id}):
+    wanted = {record.key for record in timed if _output_key(record) == _output_key(timed[0])}
+    for record in data.run.records({timed[0].prompt_id}):
         if record.key in wanted:
             yield record
             wanted.remove(record.key)
@@ -80,5 +80,5 @@ def _traced(reading: ReportData) -> Iterator[Record]:
             return
 
 
-def _output(record: Record) -> tuple[str, int, int]:
+def _output_key(record: Record) -> tuple[str, int, int]:
     return record.prompt_id, record.turn, record.pass_

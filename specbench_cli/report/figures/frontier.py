@@ -24,7 +24,7 @@ Speed = Callable[[MethodSummary], float | None]
 
 def draw(summary: Summary) -> plots.Figure | None:
     """Return the figure, or None if no lossy method has a score."""
-    return plots.page([panel(summary)], columns=2) if _series(_drawn(summary)) else None
+    return plots.page([panel(summary)], columns=2) if _series(_select_lossy(summary)) else None
 
 
 def panel(summary: Summary) -> plots.Panel:
@@ -34,7 +34,7 @@ def panel(summary: Summary) -> plots.Panel:
     without timing noise: tokens per target forward, or tokens per work of a full forward if
     forwards may be partial.
     """
-    lossy = _drawn(summary)
+    lossy = _select_lossy(summary)
     speed: Speed = lambda row: row.per_forward  # noqa: E731 - one of three
     name = "tokens a target forward"
     if all(row.speedup is not None for row in lossy):
@@ -48,7 +48,7 @@ def panel(summary: Summary) -> plots.Panel:
     return plots.Panel([*lines, *_references(summary, speed)], plots.Axis(name), y, height=2.6)
 
 
-def _drawn(summary: Summary) -> list[MethodSummary]:
+def _select_lossy(summary: Summary) -> list[MethodSummary]:
     """Return the lossy methods that have both coordinates."""
     return [row for row in summary.lossy if row.score is not None and row.per_forward is not None]
 
@@ -58,20 +58,20 @@ def _series(lossy: Sequence[MethodSummary]) -> dict[str, list[MethodSummary]]:
 
     Each line is followed by the line of its random controls, which may be empty.
     """
-    name = {row.label: _named(row, lossy) for row in lossy}
+    name = {row.label: _line_name(row, lossy) for row in lossy}
     found: dict[str, list[MethodSummary]] = {}
     for row in lossy:
         if not row.control:
             found.setdefault(name[row.label], [])
             found.setdefault(f"{name[row.label]}, at random", [])
     for row in lossy:
-        of = name.get(str(row.params.get("like")), name[row.label])
-        tossed = row.control or RANDOM in row.params.values()
-        found.setdefault(f"{of}, at random" if tossed else of, []).append(row)
+        line = name.get(str(row.params.get("like")), name[row.label])
+        at_random = row.control or RANDOM in row.params.values()
+        found.setdefault(f"{line}, at random" if at_random else line, []).append(row)
     return found
 
 
-def _named(row: MethodSummary, lossy: Sequence[MethodSummary]) -> str:
+def _line_name(row: MethodSummary, lossy: Sequence[MethodSummary]) -> str:
     """Return a method's name with those text parameters in which its variants differ."""
     rows = [other for other in lossy if other.method == row.method and not other.control]
     words = [
@@ -94,8 +94,8 @@ def _references(summary: Summary, speed: Speed) -> Iterator[plots.Mark]:
             yield plots.RuleLine(y=row.score, colour=MUTED, width=0.7, line=line)
             yield plots.Note(row.label, None, row.score, *look, "right", "baseline")
         elif row.lossless and not row.peer and (x := speed(row)) is not None:
-            look_of_cross = style.Look(MUTED, "x", "", "", 4, 0.9, zorder=2)
-            yield plots.PlotSeries([plots.PlotPoint(x, row.score)], look_of_cross)
+            cross = style.Look(MUTED, "x", "", "", 4, 0.9, zorder=2)
+            yield plots.PlotSeries([plots.PlotPoint(x, row.score)], cross)
 
 
 def _line(name: str, rows: Sequence[MethodSummary], at: int, speed: Speed) -> plots.PlotSeries:
@@ -104,7 +104,7 @@ def _line(name: str, rows: Sequence[MethodSummary], at: int, speed: Speed) -> pl
     for row in rows:
         if (x := speed(row)) is not None:
             y, ends = row.score or 0.0, (row.score_difference_low, row.score_difference_high)
-            points.append(plots.PlotPoint(x, y, *(y + _from_mean(row, end) for end in ends)))
+            points.append(plots.PlotPoint(x, y, *(y + _offset_from_mean(row, end) for end in ends)))
     hollow = at % 2 == 1
     look = style.series_look(
         at // 2, hollow=hollow, line=":" if hollow else "-", zorder=3 - hollow / 2
@@ -112,6 +112,6 @@ def _line(name: str, rows: Sequence[MethodSummary], at: int, speed: Speed) -> pl
     return plots.PlotSeries(sorted(points), look, name)
 
 
-def _from_mean(row: MethodSummary, end: float | None) -> float:
+def _offset_from_mean(row: MethodSummary, end: float | None) -> float:
     """Return the distance from a method's score difference to an end of its interval."""
     return 0.0 if end is None or row.score_difference is None else end - row.score_difference

@@ -19,9 +19,9 @@ _LOOKS = {role: style.PARTS[role] for role in ("prefill", "draft", "verify", "au
 }
 """Colour and hatching by the purpose of a forward."""
 _EDGE = dict.fromkeys(_LOOKS, "white") | {"unused": style.MUTED}
-_LANE_IN, _BAR, _ROOM_IN = 0.24, 0.5, 0.11
+_LANE_IN, _BAR, _NUMBER_IN = 0.24, 0.5, 0.11
 """Height of a lane in inches, height of a forward in lanes, width of a step's number in inches."""
-_LEARNING, _LEARNT = -1, 0.06
+_LEARNING, _LEARNING_WIDTH = -1, 0.06
 """Index of the learning lane among an output's workers, and its share of the width."""
 _LOWEST = 0.3
 """Minimum height of a partial forward, relative to a full one."""
@@ -29,10 +29,10 @@ _STEPS = 4
 """Number of steps in a run's figure, for the method with the longest steps."""
 
 
-def draw(cells: FigureData) -> plots.Figure | None:
+def draw(data: FigureData) -> plots.Figure | None:
     """Return the lanes of a run's first prompt for a few steps, or None without traces."""
-    order = {label: place for place, label in enumerate(cells.records)}
-    records = sorted(cells.traced, key=lambda record: order[record.label])
+    order = {label: place for place, label in enumerate(data.records)}
+    records = sorted(data.traced, key=lambda record: order[record.label])
     return draw_lanes([make_lanes(record) for record in records], style.COLUMN_IN, _STEPS)
 
 
@@ -50,16 +50,16 @@ def draw_lanes(lanes: Sequence[WorkerLanes], width: float, steps: int) -> plots.
     if not lanes:
         return None
     window = _window(lanes, steps)
-    places = _places(lanes)
+    places = _lane_positions(lanes)
     names = list(places.values())
-    wide = plots.row_width([name for name, _ in names], width)
+    width_in = plots.row_width([name for name, _ in names], width)
     boxes: dict[str, list[plots.BarBox]] = {look: [] for look in _LOOKS}
     marks: list[plots.Mark] = []
     for place, own in enumerate(lanes):
         at = {worker: places[place, worker][1] for worker in own.workers}
         marks += [plots.RuleLine(y=y, colour=style.FAINT, zorder=0) for y in at.values()]
         marks += _messages(own, at, window)
-        marks += _ends_of_steps(own, max(at.values()), window, wide)
+        marks += _ends_of_steps(own, max(at.values()), window, width_in)
         for forward in own.decoding:
             start, end = (_ms(own, when) for when in (forward.start, forward.end))
             if start < window:
@@ -68,7 +68,7 @@ def draw_lanes(lanes: Sequence[WorkerLanes], width: float, steps: int) -> plots.
                 look = forward.role if forward.used else "unused"
                 boxes[look].append(plots.BarBox(start, y, end - start, height))
         if own.learn:
-            y, length = places[place, _LEARNING][1], _LEARNT * window
+            y, length = places[place, _LEARNING][1], _LEARNING_WIDTH * window
             boxes["learn"].append(plots.BarBox(-length, y - _BAR / 2, length, _BAR))
             words = f" {own.learn / 1e6:.3g} ms, before prefill"
             marks.append(plots.Note(words, 0, y, style.TINY, style.MUTED))
@@ -77,7 +77,7 @@ def draw_lanes(lanes: Sequence[WorkerLanes], width: float, steps: int) -> plots.
         for look, own in boxes.items()
         if own
     ]
-    begin = -_LEARNT * window if boxes["learn"] else 0.0
+    begin = -_LEARNING_WIDTH * window if boxes["learn"] else 0.0
     x = plots.Axis(f"ms of decoding, {lanes[0].prompt_id}", begin, window)
     panel = plots.Panel(marks, x)
     return plots.row_plot(names, [panel], _LANE_IN, width=width, columns=len(_LOOKS))
@@ -97,7 +97,7 @@ def _window(lanes: Sequence[WorkerLanes], steps: int) -> float:
     return min(last, steps * max(typical, default=last))
 
 
-def _places(lanes: Sequence[WorkerLanes]) -> dict[tuple[int, int], tuple[str, float]]:
+def _lane_positions(lanes: Sequence[WorkerLanes]) -> dict[tuple[int, int], tuple[str, float]]:
     """Return the name and height of each lane by output and worker. Lanes of an output are
     adjacent."""
     found, at = {}, 0.0
@@ -123,19 +123,21 @@ def _messages(own: WorkerLanes, at: dict[int, float], window: float) -> Iterator
             yield plots.Arrow((sent, start + side), (read, end - side))
 
 
-def _ends_of_steps(own: WorkerLanes, at: float, window: float, wide: float) -> Iterator[plots.Mark]:
+def _ends_of_steps(
+    own: WorkerLanes, at: float, window: float, width_in: float
+) -> Iterator[plots.Mark]:
     """Yield the ends of steps, with the number of committed tokens where there is space.
 
     Args:
         wide: Width of the axes in inches.
     """
-    taken = -_ROOM_IN
+    taken = -_NUMBER_IN
     ends = [(_ms(own, step.end), step.committed) for step in own.steps]
     ends = [(end, committed) for end, committed in ends if end <= window]
     boxes = [plots.BarBox(end, at + _BAR / 2, 0, 0.13) for end, _ in ends]
     yield plots.PlotBars(boxes, style.INK, edge=style.INK, line=0.5)
     for end, committed in ends:
-        inches = end * wide / window
-        if inches - taken >= _ROOM_IN and inches >= _ROOM_IN / 2:
+        inches = end * width_in / window
+        if inches - taken >= _NUMBER_IN and inches >= _NUMBER_IN / 2:
             taken, y = inches, at + _BAR / 2 + 0.08
             yield plots.Note(str(committed), end, y, 5, style.MUTED, ha="right", va="top")

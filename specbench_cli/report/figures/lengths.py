@@ -13,18 +13,18 @@ from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.report.figures.figure_data import FigureData
 from specbench_cli.summary.metrics import MethodSummary
 
-_APART = 0.05
+_MIN_DIFFERENCE = 0.05
 """Difference in levels below which two variants are one point."""
 
 
-def lines(cells: FigureData) -> dict[str, list[tuple[float, MethodSummary]]]:
+def lines(data: FigureData) -> dict[str, list[tuple[float, MethodSummary]]]:
     """Return the variants of each method that has several draft lengths, without its controls.
 
     A variant is paired with its mean number of levels per step.
     """
     found = defaultdict[str, list[tuple[float, MethodSummary]]](list)
-    for row in (row for row in cells.with_speedup if not row.control):
-        steps = cells.steps(row.label)
+    for row in (row for row in data.with_speedup if not row.control):
+        steps = data.steps(row.label)
         counts = [levels for each in steps for levels in each.levels]
         if any(counts):
             found[row.method].append((sum(counts) / len(counts), row))
@@ -34,13 +34,13 @@ def lines(cells: FigureData) -> dict[str, list[tuple[float, MethodSummary]]]:
     return {
         method: points
         for method, points in ordered.items()
-        if points[-1][0] - points[0][0] > _APART
+        if points[-1][0] - points[0][0] > _MIN_DIFFERENCE
     }
 
 
-def draw(cells: FigureData) -> plots.Figure | None:
+def draw(data: FigureData) -> plots.Figure | None:
     """Return the figure, or None if no method has several draft lengths."""
-    found = lines(cells)
+    found = lines(data)
     if not found:
         return None
     series = [

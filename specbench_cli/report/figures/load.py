@@ -19,18 +19,18 @@ _PANELS = (
 )
 
 
-def lines(cells: FigureData) -> dict[str, list[LoadRow]]:
+def lines(data: FigureData) -> dict[str, list[LoadRow]]:
     """Return each method's results by label, sorted by rate, if there are several rates."""
     found: dict[str, list[LoadRow]] = {}
-    for row in load_rows([record for own in cells.records.values() for record in own]):
+    for row in load_rows([record for own in data.records.values() for record in own]):
         if row.offered_rate is not None:
             found.setdefault(row.label, []).append(row)
     return {label: rows for label, rows in found.items() if len(rows) > 1}
 
 
-def draw(cells: FigureData) -> plots.Figure | None:
+def draw(data: FigureData) -> plots.Figure | None:
     """Return the figure, or None if the run does not have several rates."""
-    found = lines(cells)
+    found = lines(data)
     if not found:
         return None
     panels = list[plots.Panel]()

@@ -43,7 +43,9 @@ def _rates(series: Lines) -> plots.Panel:
     A method that is not swept and has a far larger discard rate is placed at the edge, with its
     rate as text. So it does not squeeze the lines.
     """
-    edge = _ROOM * max(_rate(p).x for points in series.values() for p in points if _inside(p))
+    edge = _PANEL_MARGIN * max(
+        _rate(p).x for points in series.values() for p in points if _sets_panel_width(p)
+    )
     front = sorted(_rate(p) for points in series.values() for p in points if p.front)
     steps = [corner for a, b in pairwise(front) for corner in (a, a._replace(x=b.x))]
     marks, words = list[plots.Mark](), list[PointLabel]()
@@ -72,13 +74,13 @@ def _rates(series: Lines) -> plots.Panel:
     )
 
 
-_TICKS = 12
+_MAX_TICKS = 12
 """Maximum number of tick labels for numbers in a right panel. Words always have a label."""
-_ROOM = 1.15
+_PANEL_MARGIN = 1.15
 """Width of the left panel relative to the largest discard rate of the swept methods."""
 
 
-def _inside(point: SweepPoint) -> bool:
+def _sets_panel_width(point: SweepPoint) -> bool:
     """Return True if a point determines the width of the left panel."""
     return point.along is not None or point.front
 
@@ -87,37 +89,37 @@ def _times(name: str, series: Lines) -> plots.Panel:
     """Return a right panel: speedup against a parameter, or ms per token if no speedup is known."""
     lines = [(at, own) for at, own in enumerate(series.values()) if own[0].along == name]
     points = [p for _, own in lines for p in own]
-    sped = any(p.row.speedup is not None for p in points)
-    places = _places([p.swept[name] for p in points])
-    marks, drawn = list[plots.Mark](), list[plots.PlotPoint]()
-    if sped:
+    has_speedup = any(p.row.speedup is not None for p in points)
+    places = _axis_positions([p.swept[name] for p in points])
+    marks, plotted = list[plots.Mark](), list[plots.PlotPoint]()
+    if has_speedup:
         vanilla = plots.Note("vanilla", None, 1, 6, style.MUTED, (2, 0))
         marks += [plots.RuleLine(y=1, width=0.6), vanilla]
     for shift, (at, own) in enumerate(lines):
-        aside = 0.008 * max(places.values()) * (shift - (len(lines) - 1) / 2)
+        offset = 0.008 * max(places.values()) * (shift - (len(lines) - 1) / 2)
         for number, ranked in product((True, False), (True, False)):
             known = [
                 point
                 for p in own
                 if (is_number(p.swept[name]), is_ranked(p.row)) == (number, ranked)
-                and (point := _time(p, places[format_value(p.swept[name])] + aside, sped))
+                and (point := _time(p, places[format_value(p.swept[name])] + offset, has_speedup))
                 is not None
             ]
             look = style.series_look(at, hollow=not ranked, line="-" if number and ranked else "")
             marks.append(plots.PlotSeries(known, look))
-            drawn += known
+            plotted += known
     numbers = [word for word in places if is_number(parse_scalar(word))]
-    shown = set(numbers[:: 1 + len(places) // _TICKS]) | (places.keys() - set(numbers))
-    ticks = {place: word for word, place in places.items() if word in shown}
+    labelled = set(numbers[:: 1 + len(places) // _MAX_TICKS]) | (places.keys() - set(numbers))
+    ticks = {place: word for word, place in places.items() if word in labelled}
     x = plots.Axis(name, ticks=ticks, rotated=any(len(word) > 5 for word in ticks.values()))
-    if not sped:
+    if not has_speedup:
         return plots.Panel(marks, x, plots.Axis("ms/token (median)"))
-    top = style.speedup_axis_end([1.0, *(p.y for p in drawn)], [p.high or p.y for p in drawn])
-    low = 0.98 * min(1.0, *(p.low or p.y for p in drawn))
+    top = style.speedup_axis_end([1.0, *(p.y for p in plotted)], [p.high or p.y for p in plotted])
+    low = 0.98 * min(1.0, *(p.low or p.y for p in plotted))
     return plots.Panel(marks, x, plots.Axis("speedup (95% interval)", low, top, style.format_ratio))
 
 
-def _places(values: Sequence[Any]) -> dict[str, float]:
+def _axis_positions(values: Sequence[Any]) -> dict[str, float]:
     """Return the position of each value on the axis. Words follow the numbers."""
     numbers = sorted({value for value in values if is_number(value)})
     gaps = sorted(b - a for a, b in pairwise(numbers))
@@ -137,12 +139,12 @@ def _rate(point: SweepPoint) -> plots.PlotPoint:
     return plots.PlotPoint(point.row.discard_rate, point.row.verification_rate)
 
 
-def _time(point: SweepPoint, x: float, sped: bool) -> plots.PlotPoint | None:
+def _time(point: SweepPoint, x: float, has_speedup: bool) -> plots.PlotPoint | None:
     """Return the point of a method in a right panel, with its interval."""
     row = point.row
-    height = row.speedup if sped else row.ms_per_token_p50
+    height = row.speedup if has_speedup else row.ms_per_token_p50
     if height is None:
         return None
-    if not sped or row.speedup_low is None or row.speedup_high is None:
+    if not has_speedup or row.speedup_low is None or row.speedup_high is None:
         return plots.PlotPoint(x, height, height, height)
     return plots.PlotPoint(x, height, row.speedup_low, row.speedup_high)

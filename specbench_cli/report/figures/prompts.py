@@ -17,21 +17,21 @@ _DECADE = 30
 """Ratio of times below which ticks between powers of ten are shown."""
 
 
-def times(cells: FigureData, label: str) -> list[tuple[str, float, float]]:
+def times(data: FigureData, label: str) -> list[tuple[str, float, float]]:
     """Return family, vanilla's seconds and the method's seconds of every output with both times."""
     found = list[tuple[str, float, float]]()
-    for vanilla, own in cells.pairs(label):
+    for vanilla, own in data.pairs(label):
         if own.ns.total and own.n_tokens and vanilla.ns.total and vanilla.n_tokens:
             scaled = vanilla.ns.total * own.n_tokens / vanilla.n_tokens
             found.append((own.family, scaled / 1e9, own.ns.total / 1e9))
     return found
 
 
-def draw(cells: FigureData) -> plots.Figure | None:
+def draw(data: FigureData) -> plots.Figure | None:
     """Return the figure, or None if no method is paired with vanilla."""
     from matplotlib.ticker import LogLocator
 
-    by_row = {row.label: found for row in cells.with_speedup if (found := times(cells, row.label))}
+    by_row = {row.label: found for row in data.with_speedup if (found := times(data, row.label))}
     if not by_row:
         return None
     ends = [value for found in by_row.values() for _, *pair in found for value in pair]
@@ -49,10 +49,10 @@ def draw(cells: FigureData) -> plots.Figure | None:
     panels = {}
     for label, found in by_row.items():
         marks = list(guides)
-        for place, family in enumerate(cells.summary.families):
+        for place, family in enumerate(data.summary.families):
             own = [plots.PlotPoint(x, y) for name, x, y in found if name == family]
             look, pixels = style.family_look(place), len(own) > _VECTORS
-            name = family.replace("_", " ") if len(cells.summary.families) > 1 else None
+            name = family.replace("_", " ") if len(data.summary.families) > 1 else None
             marks.append(plots.PlotSeries(own, look, name, rasterized=pixels))
         panels[label] = plots.Panel(marks, axis, axis)
     return plots.small_multiples(panels, "vanilla: seconds", "method: seconds", ratio=1.0)

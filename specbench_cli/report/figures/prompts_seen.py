@@ -13,30 +13,32 @@ from math import sqrt
 from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.report.figures.figure_data import FigureData
 
-_FEWEST, _SHARE = 6, 5
+_MIN_PROMPTS, _MAX_POINTS = 6, 5
 """Minimum number of prompts per point, and minimum share of all prompts (one in N)."""
 
 
-def points(cells: FigureData, label: str) -> list[plots.PlotPoint]:
+def points(data: FigureData, label: str) -> list[plots.PlotPoint]:
     """Return a method's points along a repeat, or none if there are too few prompts for two points.
 
     x is the mean position of a point's prompts, from 1, and y is their MAT. Every prompt counts
     once, with its turns and repeats together.
     """
-    places: dict[int, dict[str, int]] = {}  # of each repeat: prompts in the order of their outputs
+    positions: dict[
+        int, dict[str, int]
+    ] = {}  # of each repeat: prompts in the order of their outputs
     sums: dict[tuple[int, str], list[int]] = {}
-    for record in cells.records[label]:
-        of_pass = places.setdefault(record.pass_, {})
-        place = of_pass.setdefault(record.prompt_id, len(of_pass) + 1)
+    for record in data.records[label]:
+        of_pass = positions.setdefault(record.pass_, {})
+        position = of_pass.setdefault(record.prompt_id, len(of_pass) + 1)
         if record.steps is not None:
-            held = sums.setdefault((place, record.prompt_id), [0, 0])
-            held[0] += sum(record.steps.committed)
-            held[1] += len(record.steps.committed)
-    known = sorted((place, n, steps) for (place, _), (n, steps) in sums.items() if steps)
-    width = max(_FEWEST, len(known) // _SHARE)
-    if len(known) < 2 * width:
+            totals = sums.setdefault((position, record.prompt_id), [0, 0])
+            totals[0] += sum(record.steps.committed)
+            totals[1] += len(record.steps.committed)
+    prompts = sorted((position, n, steps) for (position, _), (n, steps) in sums.items() if steps)
+    width = max(_MIN_PROMPTS, len(prompts) // _MAX_POINTS)
+    if len(prompts) < 2 * width:
         return []
-    return [_point(known[first : first + width]) for first in range(len(known) - width + 1)]
+    return [_point(prompts[first : first + width]) for first in range(len(prompts) - width + 1)]
 
 
 def _point(prompts: Sequence[tuple[int, int, int]]) -> plots.PlotPoint:
@@ -50,26 +52,26 @@ def _point(prompts: Sequence[tuple[int, int, int]]) -> plots.PlotPoint:
     return plots.PlotPoint(sum(each[0] for each in prompts) / n, mat, mat - half, mat + half)
 
 
-def draw(cells: FigureData) -> plots.Figure | None:
+def draw(data: FigureData) -> plots.Figure | None:
     """Return the figure, or None if no method learns across prompts, or prompts are few."""
-    drafting = [row for row in cells.summary.rows if row.acceptance_rate is not None]
+    drafting = [row for row in data.summary.rows if row.acceptance_rate is not None]
     if not any(row.order_matters for row in drafting):
         return None
-    lines = {row.label: found for row in drafting if (found := points(cells, row.label))}
+    lines = {row.label: found for row in drafting if (found := points(data, row.label))}
     learning = [row.label for row in drafting if row.order_matters and row.label in lines]
     if not learning:
         return None
-    forgetting = [row.label for row in drafting if not row.order_matters and row.label in lines]
+    without_memory = [row.label for row in drafting if not row.order_matters and row.label in lines]
     ends = [end for label in learning for p in lines[label] for end in (p.low, p.high)]
-    ends += [p.y for label in forgetting for p in lines[label]]
+    ends += [p.y for label in without_memory for p in lines[label]]
     heights = [end for end in ends if end is not None]
     last = max(p.x for found in lines.values() for p in found)
     x = plots.Axis(low=0, high=1.04 * last, bins=4)
     y = plots.Axis(low=max(0, min(heights) - 0.1), high=1.02 * max(heights), bins=4)
-    behind = [plots.PlotSeries(lines[label], style.guide_look()) for label in forgetting]
+    guides = [plots.PlotSeries(lines[label], style.guide_look()) for label in without_memory]
     look = style.Look(marker="")
     panels = {
-        label: plots.Panel([*behind, plots.PlotSeries(lines[label], look, band=True)], x, y)
+        label: plots.Panel([*guides, plots.PlotSeries(lines[label], look, band=True)], x, y)
         for label in learning
     }
     return plots.small_multiples(panels, "place of the prompts in the pass", "MAT", ratio=0.8)

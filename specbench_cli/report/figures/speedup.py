@@ -23,7 +23,7 @@ _TEXT_IN, _DOT_IN = 0.08, 0.03
 """Space around the text of a bar, and space before it if it follows a mark."""
 _GAP = 0.7
 """Space between sections in rows."""
-_WORDS = {text.RUN_SCOPE: "run"}
+_SECTION_LABELS = {text.RUN_SCOPE: "run"}
 """Label next to the border of a section. Other sections have the label "engine"."""
 
 
@@ -58,7 +58,7 @@ def draw(summary: Summary) -> plots.Figure | None:
     for number, (start, kind) in enumerate(kinds):
         border = start - 0.5 + _GAP * (number + 0.5)
         marks.append(plots.RuleLine(y=border, colour=MUTED, line=(0, (2, 2))))
-        marks.append(plots.right_note(_WORDS.get(kind, "engine"), border, 6.5, MUTED))
+        marks.append(plots.right_note(_SECTION_LABELS.get(kind, "engine"), border, 6.5, MUTED))
     if (floor := summary.noise_floor) is not None:
         marks.insert(0, plots.RuleLine(x=1 - floor, to=1 + floor, colour=style.BAND))
     x = plots.Axis("speedup over vanilla, 95% interval", 0, edge, style.format_ratio)
@@ -79,10 +79,10 @@ def _families(summary: Summary, places: Mapping[str, float]) -> list[plots.PlotS
     """Return the speedups of each family, if there are several."""
     found = []
     for place, (family, rows) in enumerate(summary.families.items()):
-        shown = [row for row in rows if row.label in places and row.label != BASELINE]
+        plotted = [row for row in rows if row.label in places and row.label != BASELINE]
         points = [
             plots.PlotPoint(row.speedup, places[row.label] + _DOT)
-            for row in shown
+            for row in plotted
             if row.speedup is not None
         ]
         found.append(plots.PlotSeries(points, style.family_look(place), family.replace("_", " ")))
@@ -99,16 +99,18 @@ def _values(
     The text is at the foot of the bar, or beyond the row's marks if these begin there. The axis
     has room for it, except beyond an interval that is cut.
     """
-    wide = plots.row_width(list(places), aside=True)
+    wide = plots.row_width(list(places), with_right_column=True)
     ends = [row.speedup_high for row, _ in rows if row.speedup_high is not None]
     edge = style.speedup_axis_end([1.0, *(at for _, at in rows), *(dot.x for dot in dots)], ends)
     found = []
     for row, speedup in rows:
         own = [dot.x for dot in dots if dot.y == places[row.label] + _DOT]
-        drawn = [at for at in (speedup, row.speedup_low, row.speedup_high, *own) if at is not None]
+        ends_of_marks = [
+            at for at in (speedup, row.speedup_low, row.speedup_high, *own) if at is not None
+        ]
         value = formats.ratio(speedup)
         share = (style.text_width([value], style.SMALL) + _TEXT_IN) / wide
-        found.append((value, places[row.label], share, min(drawn), max(drawn)))
+        found.append((value, places[row.label], share, min(ends_of_marks), max(ends_of_marks)))
     gap = _DOT_IN / wide
     edge = max(
         last / (1 - share - gap) if first <= share * edge and last <= edge else edge

@@ -19,13 +19,13 @@ _PANELS: tuple[
     tuple[str, Callable[[MethodSummary], float | None], Callable[[MethodSummary], str]], ...
 ] = (
     ("speedup", lambda row: row.speedup, metrics.speedup_or_broken),
-    ("MAT", lambda row: row.mat, metrics.MAT.shown),
+    ("MAT", lambda row: row.mat, metrics.MAT.format),
 )
 
 
-def draw(cells: FigureData) -> plots.Figure | None:
+def draw(data: FigureData) -> plots.Figure | None:
     """Return the figure, or None if there is one target or no value."""
-    found = group_by_target(cells.summary, cells.manifest.get("targets") or ())
+    found = group_by_target(data.summary, data.manifest.get("targets") or ())
     panels = [panel for each in _PANELS if found and (panel := _panel(found, *each))]
     if found is None or not panels:
         return None
@@ -37,13 +37,13 @@ def _panel(
     found: TargetSummaries,
     title: str,
     value: Callable[[MethodSummary], float | None],
-    shown: Callable[[MethodSummary], str],
+    format_entry: Callable[[MethodSummary], str],
 ) -> plots.Panel | None:
     """Return the panel of a metric, one row per method and one column per target. None without
     values."""
     rows = [[own.get(row.label) for own in found.targets.values()] for row in found.rows]
-    known = [value(row) for own in found.targets.values() for row in own.values()]
-    values = [each for each in known if each is not None]
+    all_values = [value(row) for own in found.targets.values() for row in own.values()]
+    values = [each for each in all_values if each is not None]
     if not values:
         return None
     low, span = min(values), (max(values) - min(values)) or 1.0
@@ -51,7 +51,7 @@ def _panel(
     def field(row: MethodSummary | None) -> tuple[float | None, str]:
         own = None if row is None else value(row)
         share = None if own is None else (own - low) / span
-        return share, formats.NONE if row is None else shown(row)
+        return share, formats.NONE if row is None else format_entry(row)
 
     names = [style.shorten(name) for name in found.targets]
     return plots.heat_map([[field(row) for row in some] for some in rows], names, title=title)

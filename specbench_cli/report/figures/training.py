@@ -50,22 +50,22 @@ def draw_calibration(bins: Sequence[Bin], rejection_weight: float, path: Path) -
     _write(path, [plots.Panel(marks, x, y, height=3.0)])
 
 
-def draw_alignment(worth: Mapping[str, EstimatePairs], path: Path) -> None:
+def draw_alignment(outcomes: Mapping[str, EstimatePairs], path: Path) -> None:
     """Draw alpha and MAT by loss: each seed, the mean with its interval, and the value before."""
     from specbench_cli.training.align import FIGURES, compute_half_width
 
-    stacks, names = [], {float(at): name for at, name in enumerate(worth)}
+    stacks, names = [], {float(at): name for at, name in enumerate(outcomes)}
     for figure in FIGURES[:2]:
-        begun = mean(getattr(begin, figure) for said in worth.values() for begin, _ in said)
+        start = mean(getattr(begin, figure) for seeds in outcomes.values() for begin, _ in seeds)
         marks: list[plots.Mark] = [
-            plots.RuleLine(y=begun, colour=style.MUTED, width=0.8, line="--", label="before")
+            plots.RuleLine(y=start, colour=style.MUTED, width=0.8, line="--", label="before")
         ]
-        for at, said in enumerate(worth.values()):
-            after = [getattr(end, figure) for _, end in said]
+        for at, seeds in enumerate(outcomes.values()):
+            after = [getattr(end, figure) for _, end in seeds]
             middle, half = mean(after), compute_half_width(after)
             ends = () if half is None else (middle - half, middle + half)
-            seeds = [plots.PlotPoint(at, value) for value in after]
-            marks.append(plots.PlotSeries(seeds, style.Look(style.BAND, line="", size=2.4)))
+            points = [plots.PlotPoint(at, value) for value in after]
+            marks.append(plots.PlotSeries(points, style.Look(style.BAND, line="", size=2.4)))
             marks.append(
                 plots.PlotSeries([plots.PlotPoint(at + 0.2, middle, *ends)], style.series_look(0))
             )

@@ -51,53 +51,53 @@ class SpeedupLosses:
         return list(self.remaining.values())[-1]
 
 
-def compute_losses(cells: FigureData) -> list[SpeedupLosses]:
+def compute_losses(data: FigureData) -> list[SpeedupLosses]:
     """Return the methods whose steps and times are known, in the table's order."""
     found = []
-    for row in cells.with_speedup:
-        pairs = [pair for pair in cells.pairs(row.label) if all(map(_known, pair))]
+    for row in data.with_speedup:
+        pairs = [pair for pair in data.pairs(row.label) if all(map(_has_times, pair))]
         if pairs and row.mat is not None and row.mat != 1:
-            found.append(_fall(row.label, pairs))
+            found.append(_compute_method_losses(row.label, pairs))
     return found
 
 
-def draw(cells: FigureData) -> plots.Figure | None:
+def draw(data: FigureData) -> plots.Figure | None:
     """Return the figure, or None if no method has times by part."""
-    found = compute_losses(cells)
+    found = compute_losses(data)
     if not found:
         return None
     marks: list[plots.Mark] = [plots.RuleLine(x=1)]
     boxes: dict[str, list[plots.BarBox]] = {part: [] for part in _LOOKS}
-    for place, fall in enumerate(found):
-        y, height, before = place - 0.5 * _ROW, _STAIRS / len(fall.remaining), fall.ideal
+    for place, losses in enumerate(found):
+        y, height, before = place - 0.5 * _ROW, _STAIRS / len(losses.remaining), losses.ideal
         start = [plots.PlotPoint(before, y), plots.PlotPoint(before, y + height)]
         marks.append(plots.PlotSeries(start, style.Look(marker="", width=1.1)))
         stairs = style.TINY, style.MUTED, (2, 0)
         marks.append(plots.Note(formats.ratio(before), before, y + height / 2, *stairs))
-        for part, after in fall.remaining.items():
+        for part, after in losses.remaining.items():
             boxes[part].append(plots.BarBox(after, y, before - after, height))
             before, y = after, y + height
         y = place + _BAR_AT
-        boxes["measured"].append(plots.BarBox(0, y - _BAR / 2, fall.measured, _BAR))
+        boxes["measured"].append(plots.BarBox(0, y - _BAR / 2, losses.measured, _BAR))
         measured = 6.5, style.INK, (2, 0)
         marks.append(
-            plots.Note(formats.ratio(fall.measured), fall.measured, y, *measured, halo=1.4)
+            plots.Note(formats.ratio(losses.measured), losses.measured, y, *measured, halo=1.4)
         )
     marks += [plots.PlotBars(own, *_LOOKS[part], part) for part, own in boxes.items() if own]
-    longest = max(max(fall.ideal, *fall.remaining.values()) for fall in found)
+    longest = max(max(losses.ideal, *losses.remaining.values()) for losses in found)
     name = "speedup: from MAT down to the measured one"
     panel = plots.Panel(marks, plots.Axis(name, 0, 1.12 * longest, style.format_ratio))
-    names = [(fall.label, place) for place, fall in enumerate(found)]
+    names = [(losses.label, place) for place, losses in enumerate(found)]
     return plots.row_plot(names, [panel], _ROW_IN, columns=len(_LOOKS))
 
 
-def _known(record: Record) -> bool:
+def _has_times(record: Record) -> bool:
     ns = record.ns
     times = (ns.prefill, ns.decode, ns.draft, ns.verify, ns.host)
     return None not in times and (record.n_tokens or 0) > 1 and record.steps is not None
 
 
-def _fall(label: str, pairs: Sequence[tuple[Record, Record]]) -> SpeedupLosses:
+def _compute_method_losses(label: str, pairs: Sequence[tuple[Record, Record]]) -> SpeedupLosses:
     plain = dict.fromkeys(("total", "decode", "verify", "host"), 0.0)
     own = dict.fromkeys(("total", "decode", "verify", "host", "draft"), 0.0)
     steps = tokens = learn = 0

@@ -11,10 +11,10 @@ from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary import metrics, text
 from specbench_cli.summary.metrics import MethodSummary
 
-AGAIN = "specbench run, on a quiet machine"
+RERUN_HINT = "specbench run, on a quiet machine"
 
 
-def check_publishable(reading: ReportData) -> None:
+def check_publishable(data: ReportData) -> None:
     """Raise the most serious reason not to publish a run, if there is one.
 
     Raises:
@@ -23,77 +23,83 @@ def check_publishable(reading: ReportData) -> None:
         UsageError: the run is unfinished, mixed, forced or spoiled, or it compares nothing.
     """
     for reasons in (_records, _answers, _kind, _times, _proof):
-        if (fault := next(reasons(reading), None)) is not None:
+        if (fault := next(reasons(data), None)) is not None:
             raise fault
 
 
-def _reason(reading: ReportData, why: str, hint: str) -> tuple[str, str]:
-    return f"{hide_paths(reading.name)} is not published: {why}", hint
+def _explain(data: ReportData, why: str, hint: str) -> tuple[str, str]:
+    return f"{hide_paths(data.name)} is not published: {why}", hint
 
 
-def _records(reading: ReportData) -> Iterator[SpecbenchError]:
+def _records(data: ReportData) -> Iterator[SpecbenchError]:
     """Yield an error if records were changed by another program."""
-    if "spoiled" in reading.run.manifest:
-        who = hide_paths(str(reading.run.manifest["spoiled"]))
+    if "spoiled" in data.run.manifest:
+        program = hide_paths(str(data.run.manifest["spoiled"]))
         yield UsageError(
-            *_reason(reading, f"{who} wrote to its files", "specbench run, without it")
+            *_explain(data, f"{program} wrote to its files", "specbench run, without it")
         )
 
 
-def _answers(reading: ReportData) -> Iterator[SpecbenchError]:
+def _answers(data: ReportData) -> Iterator[SpecbenchError]:
     """Yield an error for each broken or incomplete method. Peers are measured, but not judged."""
-    ours, show = _ours(reading), f"specbench report {reading.report_arguments}"
+    ours, report_hint = _own_methods(data), f"specbench report {data.report_arguments}"
     for row in ours:
         if row.broken:
-            yield BadAnswer(*_reason(reading, f"{row.label} is BROKEN: {row.broken_why}", show))
+            yield BadAnswer(
+                *_explain(data, f"{row.label} is BROKEN: {row.broken_why}", report_hint)
+            )
     for row in ours:
         if row.failed:
-            yield BadAnswer(*_reason(reading, f"{row.failed} outputs of {row.label} failed", show))
+            yield BadAnswer(
+                *_explain(data, f"{row.failed} outputs of {row.label} failed", report_hint)
+            )
 
 
-def _kind(reading: ReportData) -> Iterator[SpecbenchError]:
+def _kind(data: ReportData) -> Iterator[SpecbenchError]:
     """Yield an error unless this is one finished run, of one program version and on real models."""
-    facts = reading.facts
+    facts = data.facts
     if facts.status != "finished":
-        finish = f"specbench run --resume {reading.report_arguments}"
-        yield UsageError(*_reason(reading, f"it is {facts.status}, not finished", finish))
+        finish = f"specbench run --resume {data.report_arguments}"
+        yield UsageError(*_explain(data, f"it is {facts.status}, not finished", finish))
     if facts.forced:
-        what = "; ".join(facts.forced)
-        yield UsageError(*_reason(reading, f"it is forced: runs that differ in {what}", AGAIN))
-    if facts.targets:
-        one = f"specbench publish {reading.sources[0].path}"
-        yield UsageError(*_reason(reading, "it is of several targets: publish its runs", one))
-    if facts.mixed:
-        what = ", ".join(facts.mixed)
-        yield UsageError(*_reason(reading, f"it is mixed: {what} changed while it ran", AGAIN))
-    if facts.synthetic:
+        differences = "; ".join(facts.forced)
         yield UsageError(
-            *_reason(reading, f"it is synthetic: {facts.synthetic}", "a real --target")
+            *_explain(data, f"it is forced: runs that differ in {differences}", RERUN_HINT)
         )
+    if facts.targets:
+        one = f"specbench publish {data.sources[0].path}"
+        yield UsageError(*_explain(data, "it is of several targets: publish its runs", one))
+    if facts.mixed:
+        differences = ", ".join(facts.mixed)
+        yield UsageError(
+            *_explain(data, f"it is mixed: {differences} changed while it ran", RERUN_HINT)
+        )
+    if facts.synthetic:
+        yield UsageError(*_explain(data, f"it is synthetic: {facts.synthetic}", "a real --target"))
 
 
-def _times(reading: ReportData) -> Iterator[SpecbenchError]:
+def _times(data: ReportData) -> Iterator[SpecbenchError]:
     """Yield an error if times are noisy."""
-    if reading.facts.noisy:
+    if data.facts.noisy:
         why = "other programs were running, and its times were kept"
-        yield EnvironmentFault(*_reason(reading, why, AGAIN))
-    for row in _ours(reading):
+        yield EnvironmentFault(*_explain(data, why, RERUN_HINT))
+    for row in _own_methods(data):
         if row.n_void and row.speedup is None:
             why = f"{row.n_void} of {row.n_cells} times of {row.label} are void"
-            yield EnvironmentFault(*_reason(reading, why, AGAIN))
+            yield EnvironmentFault(*_explain(data, why, RERUN_HINT))
 
 
-def _proof(reading: ReportData) -> Iterator[SpecbenchError]:
+def _proof(data: ReportData) -> Iterator[SpecbenchError]:
     """Yield an error if the run compares nothing."""
-    summary = reading.summary
+    summary = data.summary
     if any(row.sampling == metrics.REPLAY for row in summary.rows):
-        yield UsageError(*_reason(reading, text.proof(summary), "specbench run --verify greedy"))
+        yield UsageError(*_explain(data, text.proof(summary), "specbench run --verify greedy"))
     if all(row.speedup is None for row in summary.rows if row.label != BASELINE):
         why = f"no method has a speedup over {BASELINE}"
-        yield UsageError(*_reason(reading, why, f"specbench report {reading.report_arguments}"))
-    if not (reading.run.manifest.get("machine") or {}).get("id"):
-        yield UsageError(*_reason(reading, "its machine is not recorded", AGAIN))
+        yield UsageError(*_explain(data, why, f"specbench report {data.report_arguments}"))
+    if not (data.run.manifest.get("machine") or {}).get("id"):
+        yield UsageError(*_explain(data, "its machine is not recorded", RERUN_HINT))
 
 
-def _ours(reading: ReportData) -> list[MethodSummary]:
-    return [row for row in reading.summary.rows if not row.peer]
+def _own_methods(data: ReportData) -> list[MethodSummary]:
+    return [row for row in data.summary.rows if not row.peer]

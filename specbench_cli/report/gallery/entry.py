@@ -88,16 +88,16 @@ class GalleryEntry:
         return ", ".join(sorted(self.prompts))
 
 
-def entry_of(reading: ReportData) -> GalleryEntry:
+def entry_of(data: ReportData) -> GalleryEntry:
     """Return the entry of a run that `refuse` accepts."""
-    manifest, summary, facts = reading.run.manifest, reading.summary, reading.facts
+    manifest, summary, facts = data.run.manifest, data.summary, data.facts
     machine = manifest["machine"]
     created = str(manifest.get("created_utc", "?"))
     effective = manifest.get("config", {}).get("effective", {})
-    sealed = json.dumps([created, machine["id"], effective], sort_keys=True)
+    identity = json.dumps([created, machine["id"], effective], sort_keys=True)
     return GalleryEntry(
-        identity=hashlib.sha256(sealed.encode()).hexdigest()[:16],
-        name=hide_paths(reading.run.path.resolve().name),
+        identity=hashlib.sha256(identity.encode()).hexdigest()[:16],
+        name=hide_paths(data.run.path.resolve().name),
         created_utc=created,
         version=facts.version,
         target=hide_paths(facts.target),
@@ -118,8 +118,8 @@ def hardware(machine: Mapping[str, Any]) -> str:
     cores, memory = parts.get("cores"), parts.get("memory_gib")
     words = [str(parts.get("cpu") or "unknown CPU")]
     words += [f"{cores} cores"] * bool(cores) + [f"{memory} GiB"] * bool(memory)
-    for found in parts.get("accelerators") or ():
-        words.append(str(found.get("name", "accelerator")))
+    for accelerator in parts.get("accelerators") or ():
+        words.append(str(accelerator.get("name", "accelerator")))
     return ", ".join(words)
 
 

@@ -47,7 +47,7 @@ class Published:
     replaced: bool
 
 
-def publish(reading: ReportData, folder: Path, *, overwrite: bool = False) -> Published:
+def publish(data: ReportData, folder: Path, *, overwrite: bool = False) -> Published:
     """Add a run to the gallery in a folder, or replace the same run in it.
 
     The folder is created if it does not exist.
@@ -59,28 +59,33 @@ def publish(reading: ReportData, folder: Path, *, overwrite: bool = False) -> Pu
         SpecbenchError: A gallery does not accept the run (`refusal.refuse`).
         UsageError: The folder holds something else, or is not writable.
     """
-    check_publishable(reading)
+    check_publishable(data)
     try:
-        _begin(folder)
-        known = dict(_entries(folder))
-        own = entries.entry_of(reading)
-        there = next((name for name, each in known.items() if each.identity == own.identity), None)
-        name = there or _free(own.name, folder / _RUNS)
-        known[name] = own
+        _prepare_folder(folder)
+        entries_by_name = dict(_entries(folder))
+        entry = entries.entry_of(data)
+        same_run = (
+            name for name, each in entries_by_name.items() if each.identity == entry.identity
+        )
+        existing_name = next(same_run, None)
+        name = existing_name or _unused_name(entry.name, folder / _RUNS)
+        entries_by_name[name] = entry
         with files.staging_folder(folder, overwrite=overwrite) as staging:
-            made = staging / _RUNS / name
-            made.mkdir(parents=True)
-            _write(reading, own, made)
-            page = index_page([IndexRow(each, link(at)) for at, each in known.items()])
+            staged = staging / _RUNS / name
+            staged.mkdir(parents=True)
+            _write(data, entry, staged)
+            page = index_page([IndexRow(each, link(at)) for at, each in entries_by_name.items()])
             (staging / INDEX).write_text(page, encoding="utf-8")
     except OSError as error:
         raise UsageError(
             f"cannot write to {folder}: {error.strerror}", hint="give another --to"
         ) from error
-    return Published(own, folder / _RUNS / name / INDEX, folder / INDEX, there is not None)
+    return Published(
+        entry, folder / _RUNS / name / INDEX, folder / INDEX, existing_name is not None
+    )
 
 
-def _begin(folder: Path) -> None:
+def _prepare_folder(folder: Path) -> None:
     """Create the folder if needed. Raise UsageError if its index is not a gallery's."""
     (folder / _RUNS).mkdir(parents=True, exist_ok=True)
     files.check_no_link(folder / _RUNS)
@@ -99,7 +104,7 @@ def _entries(folder: Path) -> Iterator[tuple[str, GalleryEntry]]:
         yield file.parent.name, entries.load(file)
 
 
-def _free(name: str, folder: Path) -> str:
+def _unused_name(name: str, folder: Path) -> str:
     """Return a name that does not exist in a folder."""
     free, copy = name, 2
     while (folder / free).exists():
@@ -107,15 +112,15 @@ def _free(name: str, folder: Path) -> str:
     return free
 
 
-def _write(reading: ReportData, entry: GalleryEntry, folder: Path) -> None:
+def _write(data: ReportData, entry: GalleryEntry, folder: Path) -> None:
     """Write all files of a run."""
-    with tempfile.TemporaryDirectory() as drawn:
-        pictures = figures.write_figures(reading, Path(drawn), heavy=MAX_SVG_BYTES)
-        write_html(reading, folder, figures=pictures)
+    with tempfile.TemporaryDirectory() as figure_folder:
+        pictures = figures.write_figures(data, Path(figure_folder), max_svg_bytes=MAX_SVG_BYTES)
+        write_html(data, folder, figures=pictures)
         first = [file for file in pictures if file.name == PICTURE]
         picture = next(inline_figures(first), None)
         for file in first:
             shutil.copy(file, folder / PICTURE)
-    page = run_page(reading, entry, picture)
+    page = run_page(data, entry, picture)
     (folder / INDEX).write_text(page, encoding="utf-8")
     entries.save(entry, folder / entries.FILE)

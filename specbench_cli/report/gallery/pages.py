@@ -52,81 +52,81 @@ class IndexRow:
     link: str
 
 
-Ranked = tuple[IndexRow, LeaderboardRow]
+RankedMethod = tuple[IndexRow, LeaderboardRow]
 """A method on the leaderboard."""
 
 
-def _like(
-    column: Column[MethodSummary], shown: Callable[[LeaderboardRow], str], value: str
-) -> Column[Ranked]:
-    """Return a column of reports for the leaderboard."""
+def _metric_column(
+    column: Column[MethodSummary], format_row: Callable[[LeaderboardRow], str], value: str
+) -> Column[RankedMethod]:
+    """Return a column of the report, such as MAT, as a column of the leaderboard."""
     return Column(
         column.heading,
         column.meaning,
         column.align,
         column.choose,
-        shown=lambda ranked: shown(ranked[1]),
-        data={value: lambda ranked: getattr(ranked[1], value)},
+        format=lambda method: format_row(method[1]),
+        data={value: lambda method: getattr(method[1], value)},
     )
 
 
-_COLUMNS: tuple[Column[Ranked], ...] = (
+_COLUMNS: tuple[Column[RankedMethod], ...] = (
     replace(
-        _like(metrics.METHOD, lambda line: line.label, "label"),
-        look=lambda ranked: "peer" if ranked[1].peer else "",
+        _metric_column(metrics.METHOD, lambda line: line.label, "label"),
+        look=lambda method: "peer" if method[1].peer else "",
     ),
     replace(
-        _like(metrics.SPEEDUP, lambda line: formats.ratio(line.speedup), "speedup"),
+        _metric_column(metrics.SPEEDUP, lambda line: formats.ratio(line.speedup), "speedup"),
         look=lambda _: "strong",
     ),
-    _like(metrics.INTERVAL, lambda line: formats.bounds(line.low, line.high), "low"),
-    _like(metrics.MAT, lambda line: METRICS["mat"].form(line.mat), "mat"),
-    _like(
+    _metric_column(metrics.INTERVAL, lambda line: formats.bounds(line.low, line.high), "low"),
+    _metric_column(metrics.MAT, lambda line: METRICS["mat"].form(line.mat), "mat"),
+    _metric_column(
         metrics.TOKENS, lambda line: METRICS["tokens_per_s"].form(line.tokens_per_s), "tokens_per_s"
     ),
     Column(
         "draft",
         "the draft model that it uses",
         "l",
-        shown=lambda ranked: ranked[1].draft or formats.NONE,
+        format=lambda method: method[1].draft or formats.NONE,
     ),
     Column(
         "questions",
-        shown=lambda ranked: str(_questions(ranked[0])),
-        data={"questions": lambda ranked: _questions(ranked[0])},
+        format=lambda method: str(_questions(method[0])),
+        data={"questions": lambda method: _questions(method[0])},
     ),
-    _like(metrics.OUTPUT, lambda line: line.output, "output"),
+    _metric_column(metrics.OUTPUT, lambda line: line.output, "output"),
     Column(
         "run",
         align="l",
-        shown=lambda ranked: ranked[0].entry.name,
-        link=lambda ranked: ranked[0].link,
+        format=lambda method: method[0].entry.name,
+        link=lambda method: method[0].link,
     ),
 )
 
 
-def _questions(place: IndexRow) -> int:
-    return sum(place.entry.prompts.values())
+def _questions(row: IndexRow) -> int:
+    return sum(row.entry.prompts.values())
 
 
-def run_page(reading: ReportData, entry: GalleryEntry, picture: InlineFigure | None) -> str:
+def run_page(data: ReportData, entry: GalleryEntry, picture: InlineFigure | None) -> str:
     """Return a run's own page.
 
     Args:
         picture: Figure of its speedups. None if there is nothing to draw.
     """
-    proof = text.proof(reading.summary)
+    proof = text.proof(data.summary)
     return render_page(
         "run.html.j2",
-        _style(),
-        title=hide_paths(heading(reading)),
-        lead=hide_paths(lead_line(reading)),
+        _read_style(),
+        title=hide_paths(heading(data)),
+        lead=hide_paths(lead_line(data)),
         entry=entry,
-        warnings=[hide_paths(line) for line in list_warnings(reading)],
+        warnings=[hide_paths(line) for line in list_warnings(data)],
         body=render_parts(
             [
                 *([] if picture is None else [Figures([picture])]),
-                *tables.overall_tables(reading.summary),
+                *tables.overall_tables(data.summary),
                 Key(text.prose([proof])),
             ]
         ),
@@ -134,41 +134,41 @@ def run_page(reading: ReportData, entry: GalleryEntry, picture: InlineFigure | N
     )
 
 
-def index_page(places: Sequence[IndexRow]) -> str:
+def index_page(rows: Sequence[IndexRow]) -> str:
     """Return the index of a gallery: all runs, the newest first, and their leaderboard."""
-    newest = sorted(places, key=lambda place: place.entry.created_utc, reverse=True)
+    newest = sorted(rows, key=lambda row: row.entry.created_utc, reverse=True)
     return render_page(
         "index.html.j2",
-        _style(),
+        _read_style(),
         title="Gallery",
         mark=MARK,
         warnings=(),
-        places=newest,
-        boards=render_parts(boards(places)),
+        rows=newest,
+        leaderboards=render_parts(make_leaderboards(rows)),
     )
 
 
-def boards(places: Iterable[IndexRow]) -> list[Section]:
+def make_leaderboards(rows: Iterable[IndexRow]) -> list[Section]:
     """Return the leaderboard: one section per target, tasks, setting and machine.
 
     A section has one table per guarantee, with the fastest methods first.
     """
 
-    def key(place: IndexRow) -> tuple[str, str, str, str]:
-        entry = place.entry
+    def key(row: IndexRow) -> tuple[str, str, str, str]:
+        entry = row.entry
         return entry.target, entry.tasks, entry.machine, entry.setting
 
     found = []
-    for number, (_, group) in enumerate(groupby(sorted(places, key=key), key), start=1):
-        own = list(group)
-        entry = own[0].entry
-        note = Paragraph("; ".join([*_note(entry), *_few(own)]))
-        title = f"{entry.target} on {entry.tasks}"
-        found.append(Section(title, [note, *_ranked(own, f"board-{number}")], level=3))
+    for number, (_, group) in enumerate(groupby(sorted(rows, key=key), key), start=1):
+        group_rows = list(group)
+        entry = group_rows[0].entry
+        note = Paragraph("; ".join([*_section_notes(entry), *_small_run_notes(group_rows)]))
+        grids = _leaderboard_tables(group_rows, f"board-{number}")
+        found.append(Section(f"{entry.target} on {entry.tasks}", [note, *grids], level=3))
     return found
 
 
-def _note(entry: GalleryEntry) -> Iterator[str]:
+def _section_notes(entry: GalleryEntry) -> Iterator[str]:
     """Yield the common properties of a leaderboard section: machine, settings and warnings."""
     yield f"{entry.hardware} (machine {entry.machine})"
     yield entry.setting
@@ -177,33 +177,33 @@ def _note(entry: GalleryEntry) -> Iterator[str]:
         yield f"plumbing: {beyond} is beyond the model's training, and speedups mean nothing there"
 
 
-def _few(places: Sequence[IndexRow]) -> list[str]:
+def _small_run_notes(rows: Sequence[IndexRow]) -> list[str]:
     """Return a note on the runs that are too small to rank."""
-    few = [place.entry for place in places if _questions(place) < text.MIN_QUESTIONS]
-    names = ", ".join(entry.name for entry in few)
-    return (
-        [f"fewer than {text.MIN_QUESTIONS} questions, too few to rank by: {names}"] if few else []
-    )
+    small = [row.entry for row in rows if _questions(row) < text.MIN_QUESTIONS]
+    names = ", ".join(entry.name for entry in small)
+    note = f"fewer than {text.MIN_QUESTIONS} questions, too few to rank by: {names}"
+    return [note] if small else []
 
 
-def _ranked(places: Sequence[IndexRow], name: str) -> Iterator[Grid]:
+def _leaderboard_tables(rows: Sequence[IndexRow], name: str) -> Iterator[Grid]:
     """Yield one table per guarantee.
 
     Methods that learn across prompts have their own table, since their results depend on the order
     of the prompts.
     """
-    rows = [(place, line) for place in places for line in place.entry.lines]
+    methods = [(row, line) for row in rows for line in row.entry.lines]
     for guarantee in GUARANTEES:
-        for learns in (False, True):
-            own = [
-                (place, line)
-                for place, line in rows
-                if line.guarantee == guarantee and (line.scope != "prompt") is learns
+        for across_prompts in (False, True):
+            ranked = [
+                (row, line)
+                for row, line in methods
+                if line.guarantee == guarantee and (line.scope != "prompt") is across_prompts
             ]
-            if own:
-                own.sort(key=lambda row: -row[1].speedup)
-                caption = _GUARANTEES[guarantee] + (f"; {text.RUN_SCOPE}" if learns else "")
-                yield make_grid(_COLUMNS, own, id=f"{name}-{guarantee}-{learns:d}", caption=caption)
+            if ranked:
+                ranked.sort(key=lambda method: -method[1].speedup)
+                caption = _GUARANTEES[guarantee] + (f"; {text.RUN_SCOPE}" if across_prompts else "")
+                table_id = f"{name}-{guarantee}-{across_prompts:d}"
+                yield make_grid(_COLUMNS, ranked, id=table_id, caption=caption)
 
 
 def link(folder: str) -> str:
@@ -211,6 +211,6 @@ def link(folder: str) -> str:
     return f"runs/{quote(folder)}/index.html"
 
 
-def _style() -> str:
+def _read_style() -> str:
     """Return the style sheet of a gallery."""
     return (_TEMPLATES / "gallery.css").read_text(encoding="utf-8")

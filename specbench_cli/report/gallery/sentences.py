@@ -7,52 +7,52 @@ from specbench_cli.summary import formats
 from specbench_cli.summary.metrics import MethodSummary, same_group
 from specbench_cli.summary.summary import Summary
 
-_NAMED = 4
+_MAX_NAMED = 4
 """Maximum number of methods that a sentence names."""
 
 
 def write_sentences(summary: Summary) -> tuple[str, str, str]:
     """Return sentences about the fastest method, the proof of its outputs, and its time."""
-    return _fastest(summary), _proof(summary), _time(summary)
+    return _fastest_sentence(summary), _proof_sentence(summary), _time_sentence(summary)
 
 
-def _first(summary: Summary) -> MethodSummary | None:
+def _find_fastest(summary: Summary) -> MethodSummary | None:
     """Return the fastest ranked lossless method, without the baseline and other engines."""
     rows = [row for row in summary.lossless if row.speedup is not None and not row.engine]
     return next((row for row in rows if row.label != BASELINE and not row.upper_bound), None)
 
 
-def _fastest(summary: Summary) -> str:
-    best = _first(summary)
+def _fastest_sentence(summary: Summary) -> str:
+    best = _find_fastest(summary)
     questions = sum(summary.prompts.values())
     over = f"on {questions} {'question' if questions == 1 else 'questions'} of"
     in_processes = f"in {summary.passes} {'process' if summary.passes == 1 else 'processes'}"
-    tasks = f"{over} {_listed(list(summary.prompts))} {in_processes}"
+    tasks = f"{over} {_join_words(list(summary.prompts))} {in_processes}"
     if best is None:
         return f"No lossless method has a speedup {tasks}."
-    equal = same_group(best, summary.lossless)
+    tied = same_group(best, summary.lossless)
     low, high = best.speedup_low, best.speedup_high
-    between = "" if low is None or high is None else f" (95% interval {low:.2f} to {high:.2f})"
+    interval = "" if low is None or high is None else f" (95% interval {low:.2f} to {high:.2f})"
     if low is not None and low <= 1 and high is not None:
-        shown = (
+        claim = (
             "comes nearest, and is slower than vanilla"
             if high < 1
             else "comes first, but is not shown to differ from vanilla"
         )
     else:
-        shown = "has the highest speedup" if equal or low is None else "is the fastest"
-    apart = ""
-    if equal:
-        apart = f", no significant difference from {_listed(equal)}"
+        claim = "has the highest speedup" if tied or low is None else "is the fastest"
+    difference = ""
+    if tied:
+        difference = f", no significant difference from {_join_words(tied)}"
     elif best.letters:
-        apart = ", significantly apart from all others"
+        difference = ", significantly apart from all others"
     return (
-        f"Of the lossless methods {best.label} {shown} {tasks}: {formats.ratio(best.speedup)}"
-        f" vanilla's speed{between}{apart}."
+        f"Of the lossless methods {best.label} {claim} {tasks}: {formats.ratio(best.speedup)}"
+        f" vanilla's speed{interval}{difference}."
     )
 
 
-def _proof(summary: Summary) -> str:
+def _proof_sentence(summary: Summary) -> str:
     weakest = summary.proof()
     if weakest is None:
         return (
@@ -70,8 +70,8 @@ def _proof(summary: Summary) -> str:
     )
 
 
-def _time(summary: Summary) -> str:
-    best = _first(summary)
+def _time_sentence(summary: Summary) -> str:
+    best = _find_fastest(summary)
     if best is None:
         return "Where its time goes is not known."
     parts = []
@@ -87,11 +87,11 @@ def _time(summary: Summary) -> str:
         )
     if not parts:
         return f"What {best.label} does inside a step is not seen."
-    return f"{best.label} {_listed(parts)}."
+    return f"{best.label} {_join_words(parts)}."
 
 
-def _listed(words: list[str]) -> str:
+def _join_words(words: list[str]) -> str:
     """Return words joined by commas and "and". Long lists are cut."""
-    if len(words) > _NAMED:
-        words = [*words[: _NAMED - 1], f"{len(words) - _NAMED + 1} more"]
+    if len(words) > _MAX_NAMED:
+        words = [*words[: _MAX_NAMED - 1], f"{len(words) - _MAX_NAMED + 1} more"]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -25,42 +25,43 @@ def manifest_sections(manifest: Mapping[str, Any]) -> list[tuple[str, list[FactL
     settings = dict(manifest.get("config", {}).get("effective", {}))
     settings["methods"] = [choice.get("label") for choice in settings.get("methods", [])]
     found = {
-        "run": [(key, _said(value), "") for key, value in run],
+        "run": [(key, _format_value(value), "") for key, value in run],
         "settings": [
-            (key, _said(value), str(sources.get(key, "default"))) for key, value in settings.items()
+            (key, _format_value(value), str(sources.get(key, "default")))
+            for key, value in settings.items()
         ],
     }
     for section in _SECTIONS:
-        found[section] = [(name, said, "") for name, said in _flat(manifest.get(section) or {})]
+        found[section] = [(name, text, "") for name, text in _flatten(manifest.get(section) or {})]
     found["tasks"] = [
-        (task["name"], _said({k: v for k, v in task.items() if k != "name"}), "")
+        (task["name"], _format_value({k: v for k, v in task.items() if k != "name"}), "")
         for task in manifest.get("tasks", [])
     ]
     return [(heading, lines) for heading, lines in found.items() if lines]
 
 
-def hide_paths(said: str) -> str:
+def hide_paths(text: str) -> str:
     """Return a text with absolute paths cut to their last part."""
-    return _PATH.sub(r"\1", said)
+    return _PATH.sub(r"\1", text)
 
 
-def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+def _flatten(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
     """Yield nested facts, each named by its dotted path."""
     for key, inner in value.items():
         name = f"{before}{key}"
         if isinstance(inner, Mapping) and inner:
-            yield from _flat(inner, f"{name}.")
+            yield from _flatten(inner, f"{name}.")
         else:
-            yield name, _said(inner)
+            yield name, _format_value(inner)
 
 
-def _said(value: object) -> str:
+def _format_value(value: object) -> str:
     if value is None or value == "" or value in ([], {}):
         return formats.NONE
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        value = ", ".join(f"{key} {_said(inner)}" for key, inner in value.items())
+        value = ", ".join(f"{key} {_format_value(inner)}" for key, inner in value.items())
     elif isinstance(value, list | tuple):
-        value = ", ".join(map(_said, value))
+        value = ", ".join(map(_format_value, value))
     return hide_paths(str(value))

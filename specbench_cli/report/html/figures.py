@@ -19,15 +19,15 @@ from markupsafe import Markup
 from specbench_cli.report.figures import CAPTIONS
 
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "{http://www.w3.org/1999/xlink}href"
-_DRAWN = frozenset(
+_SVG_ELEMENTS = frozenset(
     "defs g path use clipPath rect line polyline polygon circle ellipse text tspan image pattern"
     " linearGradient stop marker".split()
 )
 """Elements that are kept."""
 MAX_SVG_BYTES = 250_000
 """Maximum size of an inlined SVG, in bytes. A larger one is shown as its PNG."""
-_ACROSS = re.compile(r'viewBox="0 0 ([\d.]+) ')
-_COLUMN = 300
+_VIEW_BOX_WIDTH = re.compile(r'viewBox="0 0 ([\d.]+) ')
+_COLUMN_PT = 300
 """Maximum width of a figure for one column, in points."""
 _FONT = re.compile(r"(?:(italic|oblique)\s+)?(?:(bold|\d{3})\s+)?([\d.]+)px\s+(.+)")
 
@@ -55,7 +55,9 @@ def inline_figures(files: Sequence[Path]) -> Iterator[InlineFigure]:
             continue
         name, caption = file.stem, CAPTIONS.get(file.stem, file.stem)
         source = file.read_text(encoding="utf-8")
-        wide = (across := _ACROSS.search(source)) is not None and float(across[1]) > _COLUMN
+        wide = (view_box := _VIEW_BOX_WIDTH.search(source)) is not None and float(
+            view_box[1]
+        ) > _COLUMN_PT
         picture = file.with_suffix(".png")
         if file.stat().st_size > MAX_SVG_BYTES and picture.exists():
             data = base64.b64encode(picture.read_bytes()).decode()
@@ -84,7 +86,7 @@ def inline_svg(source: str, name: str) -> Markup:
 
 def _clean(element: ElementTree.Element, prefix: str) -> None:
     for child in list(element):
-        if child.tag.removeprefix(f"{{{_SVG}}}") in _DRAWN:
+        if child.tag.removeprefix(f"{{{_SVG}}}") in _SVG_ELEMENTS:
             _clean(child, prefix)
         else:
             element.remove(child)
@@ -109,7 +111,9 @@ def _properties(style: str) -> Iterator[tuple[str, str]]:
         if name == "font" and (font := _FONT.fullmatch(value)):
             parts = ("font-style", "font-weight", "font-size", "font-family")
             yield from (
-                (part, said) for part, said in zip(parts, font.groups(), strict=True) if said
+                (part, part_value)
+                for part, part_value in zip(parts, font.groups(), strict=True)
+                if part_value
             )
         elif name:
             yield name, value

@@ -68,10 +68,10 @@ class MethodCard:
 
 def make_cards(summary: Summary) -> list[MethodCard]:
     """Return the cards of a run's methods, in the order of the summary."""
-    return [_card(name, summary) for name in dict.fromkeys(row.method for row in summary.rows)]
+    return [_make_card(name, summary) for name in dict.fromkeys(row.method for row in summary.rows)]
 
 
-def _card(name: str, summary: Summary) -> MethodCard:
+def _make_card(name: str, summary: Summary) -> MethodCard:
     rows = [row for row in summary.rows if row.method == name]
     labels = tuple(row.label for row in rows)
     guarantees = ", ".join(dict.fromkeys(row.guarantee.replace("_", " ") for row in rows))
@@ -81,7 +81,7 @@ def _card(name: str, summary: Summary) -> MethodCard:
         entry, method = registry.entries()[registry.resolve(name)], registry.load(name)
     except UsageError:
         missing = "This method is not installed where the report was made: no description."
-        params = tuple(_params({key: ("", "") for row in rows for key in row.params}, values))
+        params = tuple(_list_params({key: ("", "") for row in rows for key in row.params}, values))
         return MethodCard(name, labels, "", (), params, tuple(facts), "", missing)
     facts += [
         ("needs", ", ".join(sorted(method.needs)) or "nothing but the target"),
@@ -89,7 +89,7 @@ def _card(name: str, summary: Summary) -> MethodCard:
         ("source", entry.source),
     ]
     fields = {
-        key: (_joined(field.description or ""), _value(field.default))
+        key: (_join_lines(field.description or ""), _format_value(field.default))
         for key, field in method.Params.model_fields.items()
     }
     summary_line, *about = split_doc(inspect.getdoc(method) or "")
@@ -98,30 +98,30 @@ def _card(name: str, summary: Summary) -> MethodCard:
         labels,
         " ".join(summary_line.lines),
         tuple(about),
-        tuple(_params(fields, values)),
-        tuple((key, said) for key, said in facts if said),
-        registry.papers(name).citation or _of_file(method),
+        tuple(_list_params(fields, values)),
+        tuple((key, value) for key, value in facts if value),
+        registry.papers(name).citation or _read_file_sources(method),
         "",
     )
 
 
-def _params(
+def _list_params(
     fields: Mapping[str, tuple[str, str]], values: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[CardParam]:
     for key, (description, default) in fields.items():
-        own = tuple((label, _value(v[key])) for label, v in values.items() if key in v)
+        own = tuple((label, _format_value(v[key])) for label, v in values.items() if key in v)
         if 1 < len(own) == len(values) and len({value for _, value in own}) == 1:
             own = (("", own[0][1]),)
         yield CardParam(key, description or formats.NONE, default or formats.NONE, own)
 
 
-def _value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(format_value, value))
     return formats.NONE if value is None else format_value(value)
 
 
-def _of_file(method: type[Method]) -> str:
+def _read_file_sources(method: type[Method]) -> str:
     """Return the sources named in the docstring of a method's file."""
     module = inspect.getmodule(method)
     parts = (inspect.getdoc(module) or "").split("\n\n") if module is not None else []
@@ -133,10 +133,10 @@ def split_doc(doc: str) -> Iterator[DocBlock]:
     for paragraph in re.split(r"\n\s*\n", doc.strip()):
         lead, *items = re.split(r"^\s*\d+\.\s+", paragraph, flags=re.MULTILINE)
         if not items or lead.strip():
-            yield DocBlock("paragraph", (_joined(lead),))
+            yield DocBlock("paragraph", (_join_lines(lead),))
         if items:
-            yield DocBlock("list", tuple(map(_joined, items)))
+            yield DocBlock("list", tuple(map(_join_lines, items)))
 
 
-def _joined(lines: str) -> str:
+def _join_lines(lines: str) -> str:
     return " ".join(lines.split()).replace("`", "")

@@ -39,10 +39,10 @@ from specbench_cli.summary.metrics import LEFT_OUT_OF_BRIEF, MethodSummary, same
 from specbench_cli.summary.pareto import find_sweep
 
 NAME = "report.html"
-_ROOM = 4_000_000
+_MAX_BYTES = 4_000_000
 """Maximum size of figures and token viewer together, in bytes. Tables and text are small in
 comparison."""
-_LISTED = 500
+_MAX_LISTED = 500
 """Maximum number of incidents of a kind that are listed one by one."""
 _SCRIPTS = ("page.js", "tables.js", "tree.js", "viewer.js")
 
@@ -118,7 +118,7 @@ class Manifest(Widget):
 
 
 def write_html(
-    reading: ReportData, folder: Path, *, figures: Sequence[Path] | None = None
+    data: ReportData, folder: Path, *, figures: Sequence[Path] | None = None
 ) -> list[Path]:
     """Write `report.html`. The same records give the same bytes.
 
@@ -128,52 +128,54 @@ def write_html(
     """
     file = folder / NAME
     if figures is None:
-        with tempfile.TemporaryDirectory() as drawn:
-            made = _page(reading, write_figures(reading, Path(drawn), heavy=MAX_SVG_BYTES))
+        with tempfile.TemporaryDirectory() as figure_folder:
+            content = _page(
+                data, write_figures(data, Path(figure_folder), max_svg_bytes=MAX_SVG_BYTES)
+            )
     else:
-        made = _page(reading, figures)
-    file.write_text(made, encoding="utf-8")
+        content = _page(data, figures)
+    file.write_text(content, encoding="utf-8")
     return [file]
 
 
-def _page(reading: ReportData, figures: Sequence[Path]) -> str:
-    document = report(reading, list(inline_figures(figures)))
+def _page(data: ReportData, figures: Sequence[Path]) -> str:
+    document = report(data, list(inline_figures(figures)))
     return render_page(
         "report.html.j2",
         script="(() => {\n'use strict';\n" + "\n".join(map(read_asset, _SCRIPTS)) + "})();",
         title=document.title,
-        lead=lead_line(reading),
-        facts=reading.facts,
-        run=hide_paths(reading.name),
+        lead=lead_line(data),
+        facts=data.facts,
+        run=hide_paths(data.name),
         sections=document.parts,
-        warnings=[hide_paths(line) for line in list_warnings(reading)],
+        warnings=[hide_paths(line) for line in list_warnings(data)],
         body=render_parts(document.parts),
     )
 
 
-def report(reading: ReportData, pictures: Sequence[InlineFigure]) -> ReportDocument:
+def report(data: ReportData, pictures: Sequence[InlineFigure]) -> ReportDocument:
     """Return the content of the page."""
-    summary, manifest = reading.summary, reading.run.manifest
+    summary, manifest = data.summary, data.run.manifest
     sweep = find_sweep(summary, manifest)
     results: list[Part] = [
-        Tiles(list(_tiles(reading))),
+        Tiles(list(_tiles(data))),
         *tables.overall_tables(summary),
-        Key(_notes(reading)),
+        Key(_notes(data)),
         *tables.family_tables(summary),
         *tables.sweep_tables(sweep),
-        *([_public(reading.spec_bench.overall())] if reading.spec_bench else []),
-        *map(_public, tables.claim_tables(summary, reading.facts)),
+        *([_hide_table_paths(data.spec_bench.overall())] if data.spec_bench else []),
+        *map(_hide_table_paths, tables.claim_tables(summary, data.facts)),
     ]
     unchanged = [
         tables.equivalence_table(summary),
         *tables.evidence_tables(summary),
-        *map(_public, tables.incident_tables(reading.incidents, _LISTED)),
+        *map(_hide_table_paths, tables.incident_tables(data.incidents, _MAX_LISTED)),
     ]
     measured = " ".join(map(hide_paths, sentences(summary, manifest)))
     parts = [
         Section("Results", results, id="results"),
         *([Section("Figures", [Figures(pictures)], id="figures")] if pictures else []),
-        Section("Token by token", [_tokens(reading, pictures)], id="tokens"),
+        Section("Token by token", [_tokens(data, pictures)], id="tokens"),
         Section("Is the output unchanged?", unchanged, id="equivalence"),
         Section(
             "Methods", [Cards(make_cards(summary)), tables.detail_table(summary)], id="methods"
@@ -184,40 +186,40 @@ def report(reading: ReportData, pictures: Sequence[InlineFigure]) -> ReportDocum
             id="measured",
         ),
     ]
-    return ReportDocument(heading(reading), parts)
+    return ReportDocument(heading(data), parts)
 
 
-def _public(found: Grid) -> Grid:
+def _hide_table_paths(found: Grid) -> Grid:
     """Return a table with absolute paths cut to their last part."""
 
-    def cut(cell: Cell) -> Cell:
+    def hide_cell_paths(cell: Cell) -> Cell:
         value = hide_paths(cell.value) if isinstance(cell.value, str) else cell.value
-        return replace(cell, shown=hide_paths(cell.shown), value=value)
+        return replace(cell, text=hide_paths(cell.text), value=value)
 
-    return replace(found, rows=[[cut(cell) for cell in row] for row in found.rows])
+    return replace(found, rows=[[hide_cell_paths(cell) for cell in row] for row in found.rows])
 
 
-def _notes(reading: ReportData) -> str:
+def _notes(data: ReportData) -> str:
     """Return the notes on the tables of results."""
     notes = [
         "Void cells' times are left out",
-        *text.near_ties(reading.summary),
-        *text.grammar(reading.summary, reading.facts),
-        *text.controls(reading.summary),
+        *text.near_ties(data.summary),
+        *text.grammar(data.summary, data.facts),
+        *text.controls(data.summary),
     ]
     return f"{'. '.join(notes)}."
 
 
-def _tokens(reading: ReportData, pictures: Sequence[InlineFigure]) -> Tokens:
+def _tokens(data: ReportData, pictures: Sequence[InlineFigure]) -> Tokens:
     """Return the token viewer, in the space that the figures leave."""
-    room = _ROOM - sum(len(picture.svg) + len(picture.png) for picture in pictures)
-    shown = make_viewer_data(reading, load_text_decoder(reading.facts.target), min(BUDGET, room))
-    run = hide_paths(reading.name) if reading.facts.runs == 1 else "RUN"
-    others = f"specbench report {run} --prompt ID" if shown.total_prompts else ""
-    return Tokens(_sample(shown), others, embed_json(shown.data))
+    space = _MAX_BYTES - sum(len(picture.svg) + len(picture.png) for picture in pictures)
+    sample = make_viewer_data(data, load_text_decoder(data.facts.target), min(BUDGET, space))
+    run = hide_paths(data.name) if data.facts.runs == 1 else "RUN"
+    others = f"specbench report {run} --prompt ID" if sample.total_prompts else ""
+    return Tokens(_describe_sample(sample), others, embed_json(sample.content))
 
 
-def brief(reading: ReportData) -> str:
+def brief(data: ReportData) -> str:
     """Return the summary that a notebook shows: the tables over all prompts, warnings and the
     proof.
 
@@ -227,25 +229,25 @@ def brief(reading: ReportData) -> str:
         template_environment()
         .get_template("brief.html.j2")
         .render(
-            heading=reading.facts.header(reading.summary.prompts, WIDTH),
-            warnings=[hide_paths(line) for line in list_warnings(reading)],
-            tables=tables.overall_tables(reading.summary, but=LEFT_OUT_OF_BRIEF),
-            proof=text.proof(reading.summary),
+            heading=data.facts.header(data.summary.prompts, WIDTH),
+            warnings=[hide_paths(line) for line in list_warnings(data)],
+            tables=tables.overall_tables(data.summary, but=LEFT_OUT_OF_BRIEF),
+            proof=text.proof(data.summary),
         )
     )
     return output.escape_hidden(rendered)
 
 
-def heading(reading: ReportData) -> str:
+def heading(data: ReportData) -> str:
     """Return the target and the tasks of a run."""
-    questions = ", ".join(f"{n} questions of {t}" for t, n in reading.summary.prompts.items())
-    target = reading.facts.target
+    questions = ", ".join(f"{n} questions of {t}" for t, n in data.summary.prompts.items())
+    target = data.facts.target
     return f"{target} on {questions}" if questions else target
 
 
-def lead_line(reading: ReportData) -> str:
+def lead_line(data: ReportData) -> str:
     """Return one line about decoding, models, hardware and repeats."""
-    facts = reading.facts
+    facts = data.facts
     parts = [f"{facts.decoding} decoding, {facts.dtype}"]
     if "target" in facts.hosted:
         parts.append(f"the target ran through {HOSTED}")
@@ -254,8 +256,8 @@ def lead_line(reading: ReportData) -> str:
     if facts.device not in ("", "auto"):
         parts.append(facts.device)
     if facts.threads:
-        parts.append(_counted(facts.threads, "thread", "threads"))
-    parts += [_counted(reading.summary.passes, "process", "processes")]
+        parts.append(_count(facts.threads, "thread", "threads"))
+    parts += [_count(data.summary.passes, "process", "processes")]
     if facts.runs > 1:
         parts.append(f"{facts.runs} runs")
     if facts.constraints:
@@ -267,24 +269,24 @@ def lead_line(reading: ReportData) -> str:
     return "; ".join(parts) + "."
 
 
-def list_warnings(reading: ReportData) -> list[str]:
+def list_warnings(data: ReportData) -> list[str]:
     """Return the warnings that a reader needs before using a number."""
-    forced = [f"forced: the runs differ in {said}" for said in reading.facts.forced]
+    forced = [f"forced: the runs differ in {difference}" for difference in data.facts.forced]
     return [
         *forced,
-        *text.few_questions(reading.summary, text.more_questions(reading.facts)),
-        *text.rare_questions(reading.summary),
-        *text.warnings(reading.summary, reading.facts),
+        *text.few_questions(data.summary, text.more_questions(data.facts)),
+        *text.rare_questions(data.summary),
+        *text.warnings(data.summary, data.facts),
     ]
 
 
-def _counted(n: int, one: str, more: str) -> str:
+def _count(n: int, one: str, more: str) -> str:
     return f"{n} {one if n == 1 else more}"
 
 
-def _tiles(reading: ReportData) -> Iterator[Tile]:
+def _tiles(data: ReportData) -> Iterator[Tile]:
     """Yield the headline numbers."""
-    summary = reading.summary
+    summary = data.summary
     ranked = [row for row in summary.lossless if row.letters]
     if ranked:
         yield _fastest(ranked[0], same_group(ranked[0], ranked))
@@ -308,24 +310,22 @@ def _tiles(reading: ReportData) -> Iterator[Tile]:
     yield Tile("noise floor", text.noise_floor(summary), "A/A: vanilla against itself")
 
 
-def _fastest(best: MethodSummary, equal: Sequence[str]) -> Tile:
+def _fastest(best: MethodSummary, tied: Sequence[str]) -> Tile:
     """Return the tile of the fastest lossless method and the methods that do not differ
     significantly."""
     interval = f"95% {metrics.interval(best)}. " if best.speedup_low is not None else ""
-    differs = f"No significant difference from {', '.join(equal)}" if equal else "Alone in front"
-    named = f"{best.label} {metrics.SPEEDUP.shown(best)}"
+    differs = f"No significant difference from {', '.join(tied)}" if tied else "Alone in front"
+    named = f"{best.label} {metrics.SPEEDUP.format(best)}"
     return Tile("fastest lossless", named, f"{interval}{differs}")
 
 
-def _sample(shown: ViewerData) -> str:
+def _describe_sample(sample: ViewerData) -> str:
     """Return a sentence about which questions the viewer contains."""
-    if not shown.total_prompts:
+    if not sample.total_prompts:
         return "The texts of these prompts were not kept."
-    if shown.prompts == shown.total_prompts:
-        return (
-            f"All {shown.total_prompts} questions are here. In a terminal, a text beside vanilla's:"
-        )
+    if sample.prompts == sample.total_prompts:
+        return f"All {sample.total_prompts} questions are here. To compare one in a terminal:"
     return (
-        f"{shown.prompts} of {shown.total_prompts} questions are in this file, outputs that differ"
-        f" first, the others spread over the families. Any other:"
+        f"This file has {sample.prompts} of {sample.total_prompts} questions: first those whose"
+        " outputs differ, then others from each task family. To see another one:"
     )

@@ -20,16 +20,16 @@ from specbench_cli.summary.comparison import Decode, first_difference
 
 BUDGET = 2_500_000
 """Maximum size of the viewer's data, in bytes."""
-_MOST = 60
+_MAX_PROMPTS = 60
 """Maximum number of prompts whose records are read."""
-_LONGEST = 20_000
+_MAX_PROMPT_CHARS = 20_000
 """Maximum length of a prompt's text, in characters."""
 _WORST_FIRST = ("mismatch", "near-tie")
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """Character that decoders return for bytes that do not form a complete character yet."""
-_SPREAD = 8
+_MAX_TOKENS_PER_CHARACTER = 8
 """Maximum number of tokens that one character spans. Bytes not completed by then are invalid."""
-_BEFORE = 4
+_CONTEXT_TOKENS = 4
 """Number of context tokens that a token is decoded with."""
 
 RecordsByTurn = dict[tuple[str, int], dict[str, Record]]
@@ -45,14 +45,12 @@ class ViewerData:
         of: Number of questions in the run.
     """
 
-    data: dict[str, Any]
+    content: dict[str, Any]
     prompts: int
     total_prompts: int
 
 
-def make_viewer_data(
-    reading: ReportData, decode: Decode | None, budget: int = BUDGET
-) -> ViewerData:
+def make_viewer_data(data: ReportData, decode: Decode | None, budget: int = BUDGET) -> ViewerData:
     """Return the sample of outputs that the page shows token by token.
 
     Args:
@@ -60,129 +58,131 @@ def make_viewer_data(
         budget: Maximum size in bytes. At least one prompt is shown.
     """
     by_id: dict[str, list[Prompt]] = {}
-    for prompt in reading.run.prompts():
+    for prompt in data.run.prompts():
         by_id.setdefault(prompt.prompt_id, []).append(prompt)
-    differing = {cell[1] for cell in chain(reading.incidents.differing, reading.incidents.failed)}
-    order = _spread(by_id, lambda each: each not in differing)
+    differing = {cell[1] for cell in chain(data.incidents.differing, data.incidents.failed)}
+    order = _alternate_families(by_id, lambda each: each not in differing)
     # Drafts are stored for the first prompt of each family.
     first = {turns[0].family: each for each, turns in reversed(by_id.items())}
-    cells = _cells(reading.run.records({*order[:_MOST], *first.values()}))
-    drafted = {each for (each, _), rows in cells.items() if any(r.drafts for r in rows.values())}
-    order = [each for each in order if any((each, turn.turn) in cells for turn in by_id[each])]
+    records = _worst_records(data.run.records({*order[:_MAX_PROMPTS], *first.values()}))
+    drafted = {each for (each, _), rows in records.items() if any(r.drafts for r in rows.values())}
+    order = [each for each in order if any((each, turn.turn) in records for turn in by_id[each])]
     order.sort(key=lambda each: (each not in differing, each not in drafted))
-    labels = [row.label for row in reading.summary.rows]
-    words = _Words(decode)
-    shown: list[dict[str, Any]] = []
+    labels = [row.label for row in data.summary.rows]
+    token_texts = _TokenTexts(decode)
+    turns_shown: list[dict[str, Any]] = []
     chosen = 0
     for each in order:
-        before = len(words.texts)
-        turns = [_turn(prompt, cells, labels, words) for prompt in by_id[each]]
-        cost = _bytes(turns) + _bytes(words.texts[before:])
+        before = len(token_texts.texts)
+        turns = [_describe_turn(prompt, records, labels, token_texts) for prompt in by_id[each]]
+        cost = _bytes(turns) + _bytes(token_texts.texts[before:])
         if chosen and cost > budget:
-            words.forget(before)
+            token_texts.forget(before)
             continue
         budget -= cost
         chosen += 1
-        shown += turns
-    peers = [row.label for row in reading.summary.rows if row.peer]
-    data = {"labels": labels, "peers": peers, "words": words.texts, "turns": shown}
-    return ViewerData(data, chosen, len(by_id))
+        turns_shown += turns
+    peers = [row.label for row in data.summary.rows if row.peer]
+    content = {"labels": labels, "peers": peers, "words": token_texts.texts, "turns": turns_shown}
+    return ViewerData(content, chosen, len(by_id))
 
 
 def _bytes(value: Any) -> int:
     return len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
 
 
-def _spread(by_id: Mapping[str, Sequence[Prompt]], rank: Callable[[str], bool]) -> list[str]:
+def _alternate_families(
+    by_id: Mapping[str, Sequence[Prompt]], rank: Callable[[str], bool]
+) -> list[str]:
     """Return the prompt ids sorted by rank. Equal ranks alternate between the families."""
     families: dict[str, list[str]] = {}
     for each, turns in by_id.items():
         families.setdefault(turns[0].family, []).append(each)
     rounds = zip_longest(*(families[family] for family in sorted(families)))
-    return sorted((each for together in rounds for each in together if each is not None), key=rank)
+    return sorted((each for ids in rounds for each in ids if each is not None), key=rank)
 
 
-class _Words:
+class _TokenTexts:
     """Texts of drafted tokens, each stored once."""
 
     def __init__(self, decode: Decode | None) -> None:
         self.decode = decode
         self.texts: list[str] = []
-        self._places: dict[int, int] = {}
+        self._indices: dict[int, int] = {}
 
-    def place(self, token: int) -> int:
+    def index(self, token: int) -> int:
         """Return the index of a token's text."""
-        if token not in self._places:
-            self._places[token] = len(self.texts)
+        if token not in self._indices:
+            self._indices[token] = len(self.texts)
             self.texts.append(token_text(token, self.decode))
-        return self._places[token]
+        return self._indices[token]
 
     def forget(self, length: int) -> None:
         """Drop all but the first `length` texts."""
         del self.texts[length:]
-        self._places = {token: at for token, at in self._places.items() if at < length}
+        self._indices = {token: at for token, at in self._indices.items() if at < length}
 
 
-def _cells(records: Iterable[Record]) -> RecordsByTurn:
+def _worst_records(records: Iterable[Record]) -> RecordsByTurn:
     """Return the worst record of each method and turn over all repeats."""
     found: RecordsByTurn = {}
     for record in records:
         rows = found.setdefault((record.prompt_id, record.turn), {})
-        held = rows.get(record.label)
-        if held is None or _badness(record) < _badness(held):
+        known = rows.get(record.label)
+        if known is None or _severity(record) < _severity(known):
             rows[record.label] = record
     return found
 
 
-def _badness(record: Record) -> tuple[int, int]:
+def _severity(record: Record) -> tuple[int, int]:
     kind = "" if record.verdict is None else record.verdict.kind
     worst = _WORST_FIRST.index(kind) if kind in _WORST_FIRST else len(_WORST_FIRST)
     return worst, record.pass_
 
 
-def _turn(
-    prompt: Prompt, cells: RecordsByTurn, labels: Sequence[str], words: _Words
+def _describe_turn(
+    prompt: Prompt, records: RecordsByTurn, labels: Sequence[str], token_texts: _TokenTexts
 ) -> dict[str, Any]:
     """Return one turn of a prompt: its text, the distinct output texts, and data per method."""
-    rows = cells.get((prompt.prompt_id, prompt.turn), {})
+    rows = records.get((prompt.prompt_id, prompt.turn), {})
     texts: list[dict[str, Any]] = []
-    places: dict[tuple[int, ...], int] = {}
-    shown = []
+    indices: dict[tuple[int, ...], int] = {}
+    rows_shown = []
     reference = rows[BASELINE].output_ids if BASELINE in rows else None
     for label in labels:
         record = rows.get(label)
         if record is None or record.output_ids is None:
             continue
         ids = tuple(record.output_ids)
-        if ids not in places:
-            places[ids] = len(texts)
-            texts.append({"ids": list(ids), "pieces": split_text(ids, words.decode)})
+        if ids not in indices:
+            indices[ids] = len(texts)
+            texts.append({"ids": list(ids), "pieces": split_text(ids, token_texts.decode)})
         differs = None if reference is None else first_difference(ids, reference)
-        shown.append(
+        rows_shown.append(
             {
                 "label": label,
-                "text": places[ids],
+                "text": indices[ids],
                 "finish": record.finish,
                 "pass": record.pass_,
                 "verdict": None if record.verdict is None else record.verdict.kind,
                 "differs": differs,
-                "origin": record.origin and _runs(record.origin),
+                "origin": record.origin and _run_lengths(record.origin),
                 "logp": record.log_probs and [round(value, 3) for value in record.log_probs],
-                **_steps(record, words),
+                **_describe_steps(record, token_texts),
             }
         )
     return {
         "id": prompt.prompt_id,
         "turn": prompt.turn,
         "family": prompt.family,
-        "text": prompt.text[:_LONGEST],
+        "text": prompt.text[:_MAX_PROMPT_CHARS],
         "texts": texts,
-        "rows": shown,
+        "rows": rows_shown,
     }
 
 
-def _runs(words: Sequence[str]) -> list[list[Any]]:
-    """Return runs of equal neighbours as [word, count]."""
+def _run_lengths(words: Sequence[str]) -> list[list[Any]]:
+    """Return equal neighbours once, with their number, as [word, count]."""
     found: list[list[Any]] = []
     for word in words:
         if found and found[-1][0] == word:
@@ -192,14 +192,14 @@ def _runs(words: Sequence[str]) -> list[list[Any]]:
     return found
 
 
-def _steps(record: Record, words: _Words) -> dict[str, Any]:
+def _describe_steps(record: Record, token_texts: _TokenTexts) -> dict[str, Any]:
     """Return a record's steps: counters, drafts and end times in µs since the timer's start.
 
     Unknown values are None.
     """
     steps = record.steps
     if steps is None:
-        return {"steps": None, "drafts": None, "ends": None, "total": _total(record)}
+        return {"steps": None, "drafts": None, "ends": None, "total": _total_us(record)}
     relaxed = steps.relaxed or [0] * len(steps.levels)
     counters = zip(
         *(steps.levels, steps.nodes, steps.tested, steps.accepted, steps.committed, relaxed),
@@ -207,24 +207,24 @@ def _steps(record: Record, words: _Words) -> dict[str, Any]:
     )
     return {
         "steps": [list(each) for each in counters],
-        "drafts": record.drafts and [_draft(drafted, words) for drafted in record.drafts],
-        "ends": _ends(record),
-        "total": _total(record),
+        "drafts": record.drafts and [_draft(drafted, token_texts) for drafted in record.drafts],
+        "ends": _step_ends_us(record),
+        "total": _total_us(record),
     }
 
 
-def _total(record: Record) -> int | None:
+def _total_us(record: Record) -> int | None:
     """Return the total time in µs, without the time for learning. None if it is noisy."""
     ns = record.ns
     return None if record.void or ns.total is None else round((ns.total - (ns.learn or 0)) / 1e3)
 
 
-def _draft(drafted: DraftedTokens, words: _Words) -> list[Any]:
+def _draft(drafted: DraftedTokens, token_texts: _TokenTexts) -> list[Any]:
     """Return [words, parents or None for a chain, path]."""
-    return [[words.place(token) for token in drafted.tokens], drafted.parents, drafted.path]
+    return [[token_texts.index(token) for token in drafted.tokens], drafted.parents, drafted.path]
 
 
-def _ends(record: Record) -> list[int] | None:
+def _step_ends_us(record: Record) -> list[int] | None:
     """Return the end of prefill and of each step, in µs. The last step ends with the output.
 
     None if the trace does not contain the times.
@@ -260,26 +260,30 @@ def split_text(ids: Sequence[int], decode: Decode | None) -> list[str]:
         [n] texts, some of them empty.
     """
     if decode is None:
-        return [f"{' ' if place else ''}{token}" for place, token in enumerate(ids)]
+        return [f"{' ' if index else ''}{token}" for index, token in enumerate(ids)]
     found: list[str] = []
-    settled = 0  # tokens whose text is complete
+    complete = 0  # tokens whose text is complete
     start, before = 0, ""  # the context and its text
     for end in range(1, len(ids) + 1):
         text = decode(ids[start:end])
-        waits = text.endswith(INCOMPLETE) and end < len(ids) and end - settled < _SPREAD
-        added = "" if waits else text[_shared(before, text) :]
-        if not waits:
-            settled = end
-            start = max(0, end - _BEFORE)
+        incomplete = (
+            text.endswith(INCOMPLETE)
+            and end < len(ids)
+            and end - complete < _MAX_TOKENS_PER_CHARACTER
+        )
+        added = "" if incomplete else text[_common_prefix(before, text) :]
+        if not incomplete:
+            complete = end
+            start = max(0, end - _CONTEXT_TOKENS)
             before = decode(ids[start:end])
         found.append(added)
     return found
 
 
-def _shared(a: str, b: str) -> int:
+def _common_prefix(a: str, b: str) -> int:
     """Return the length of the common prefix of two texts."""
     pairs = enumerate(zip(a, b, strict=False))
-    return next((place for place, (x, y) in pairs if x != y), min(len(a), len(b)))
+    return next((index for index, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 def token_text(token: int, decode: Decode | None) -> str:

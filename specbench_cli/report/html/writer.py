@@ -49,15 +49,20 @@ def render_page(template: str, style: str = "", script: str = "", **facts: objec
     rendered = (
         template_environment()
         .get_template(template)
-        .render(policy=_policy(style, script), style=Markup(style), script=Markup(script), **facts)
+        .render(
+            policy=_security_policy(style, script),
+            style=Markup(style),
+            script=Markup(script),
+            **facts,
+        )
     )
     return output.escape_hidden(rendered)
 
 
 def embed_json(data: Any) -> Markup:
     """Return JSON that is safe in a script element: nothing in it can end the element."""
-    said = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Markup(output.escape_hidden(said.translate(_ESCAPED), lead="\\\\"))
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Markup(output.escape_hidden(text.translate(_ESCAPED), lead="\\\\"))
 
 
 @cache
@@ -74,7 +79,7 @@ def read_asset(name: str) -> str:
     return (_TEMPLATES / name).read_text(encoding="utf-8")
 
 
-def _policy(style: str, script: str) -> str:
+def _security_policy(style: str, script: str) -> str:
     """Return the content security policy: the page's own script, style and pictures only."""
 
     def digest(source: str) -> str:

@@ -33,21 +33,21 @@ _UNBROKEN = 10_000
 _TEMPLATES = Path(__file__).with_name("templates")
 
 
-def write_latex(reading: ReportData, folder: Path, figures: Sequence[Path] = ()) -> list[Path]:
+def write_latex(data: ReportData, folder: Path, figures: Sequence[Path] = ()) -> list[Path]:
     """Write `latex/` in a folder.
 
     Args:
         figures: Files of figures. The document includes the PDF of the speedup.
     """
-    place = folder / "latex"
-    place.mkdir(parents=True, exist_ok=True)
-    references = bibliography(reading.summary, reading.run.manifest)
-    parts = {name: part for name, part in _parts(reading, references).items() if part}
+    folder_path = folder / "latex"
+    folder_path.mkdir(parents=True, exist_ok=True)
+    references = bibliography(data.summary, data.run.manifest)
+    parts = {name: part for name, part in _parts(data, references).items() if part}
     picture = next((file for file in figures if file.name == "speedup.pdf"), None)
-    header = reading.facts.header(reading.summary.prompts, _UNBROKEN)
-    page = _rendered(
+    header = data.facts.header(data.summary.prompts, _UNBROKEN)
+    page = _render_template(
         "report.tex.j2",
-        title=", ".join(reading.summary.prompts) or "no prompts",
+        title=", ".join(data.summary.prompts) or "no prompts",
         header=[line.replace("  ", "; ") for line in header],
         parts=parts,
         figure=None if picture is None else Tex(f"../{picture.relative_to(folder).as_posix()}"),
@@ -56,32 +56,34 @@ def write_latex(reading: ReportData, folder: Path, figures: Sequence[Path] = ())
     )
     files = []
     for name, content in {**parts, "report": page}.items():
-        files.append(place / f"{name}.tex")
+        files.append(folder_path / f"{name}.tex")
         files[-1].write_text(content, encoding="utf-8")
     if references.entries:
-        files.append(place / "references.bib")
+        files.append(folder_path / "references.bib")
         files[-1].write_text(references.text(), encoding="utf-8")
     return files
 
 
-def _parts(reading: ReportData, references: Bibliography) -> dict[str, str]:
+def _parts(data: ReportData, references: Bibliography) -> dict[str, str]:
     """Return every part except the document. A part without content is empty."""
-    summary, letters = reading.summary, _letters(reading)
-    few = text.prose(text.small_families(summary, then=""))
+    summary, letters = data.summary, _ranking_notes(data)
+    small_note = text.prose(text.small_families(summary, advice=""))
     return {
-        "measured": _rendered(
+        "measured": _render_template(
             "measured.tex.j2",
-            sentences=methods_text.sentences(summary, reading.run.manifest),
-            cited=_cited(reading, references),
+            sentences=methods_text.sentences(summary, data.run.manifest),
+            cited=_list_citations(data, references),
         ),
         "overall": _table("overall", _OVERALL + letters, _grid(SPEED, summary.lossless)),
         "lossy": _lossy(summary),
         "cost": _table("cost", _cost(summary), _grid(COST, summary.rows)),
-        "families": _table("families", f"{_FAMILIES}{letters} {few}".rstrip(), _families(reading))
-        + _table("families-mat", f"{_FAMILIES_MAT} {few}".rstrip(), _mat(summary)),
-        "sweep": _sweep(reading),
-        "claims": _claims(reading),
-        "spec-bench": _spec_bench(reading),
+        "families": _table(
+            "families", f"{_FAMILIES}{letters} {small_note}".rstrip(), _families(data)
+        )
+        + _table("families-mat", f"{_FAMILIES_MAT} {small_note}".rstrip(), _mat(summary)),
+        "sweep": _sweep(data),
+        "claims": _claims(data),
+        "spec-bench": _spec_bench(data),
     }
 
 
@@ -124,12 +126,12 @@ _FAMILIES = "Speedup over vanilla by task family, with 95% intervals."
 _FAMILIES_MAT = "Mean accepted tokens a step (MAT) by task family."
 
 
-def _letters(reading: ReportData) -> str:
-    if reading.facts.forced:
+def _ranking_notes(data: ReportData) -> str:
+    if data.facts.forced:
         return " The runs do not belong together: nothing ranks their rows."
-    if reading.facts.targets:
+    if data.facts.targets:
         return " Each row is compared with vanilla of its own target: nothing ranks them together."
-    summary = reading.summary
+    summary = data.summary
     notes = (
         "same letter: no significant difference (simultaneous 95%)",
         *text.letter_ranges(summary),
@@ -143,60 +145,60 @@ def _letters(reading: ReportData) -> str:
 def _mat(summary: Summary) -> Grid:
     """Return MAT by family."""
     kinds = text.sections(summary.rows)
-    return make_pivot_grid(summary.rows, tables.rows_by_family(summary), MAT.shown, sections=kinds)
+    return make_pivot_grid(summary.rows, tables.rows_by_family(summary), MAT.format, sections=kinds)
 
 
-def _families(reading: ReportData) -> Grid:
+def _families(data: ReportData) -> Grid:
     """Return speedups with their significance groups, each above its interval."""
-    rows, families = reading.summary.rows, tables.rows_by_family(reading.summary)
+    rows, families = data.summary.rows, tables.rows_by_family(data.summary)
     upper, lower = (
-        make_pivot_grid(rows, families, _lettered),
-        make_pivot_grid(rows, families, _under, missing=""),
+        make_pivot_grid(rows, families, _speedup_with_letters),
+        make_pivot_grid(rows, families, _interval_below, missing=""),
     )
     lines: list[Sequence[Cell]] = []
     kinds, sections = dict(text.sections(rows)), list[tuple[int, str]]()
-    for place, (above, below) in enumerate(zip(upper.rows, lower.rows, strict=True)):
-        if place in kinds:
-            sections.append((len(lines), kinds[place]))
+    for folder_path, (above, below) in enumerate(zip(upper.rows, lower.rows, strict=True)):
+        if folder_path in kinds:
+            sections.append((len(lines), kinds[folder_path]))
         lines.append(above)
-        if any(cell.shown for cell in below[1:]):
+        if any(cell.text for cell in below[1:]):
             lines.append((Cell(""), *below[1:]))
     return Grid(upper.columns, lines, tuple(sections))
 
 
-def _lettered(row: MethodSummary) -> str:
+def _speedup_with_letters(row: MethodSummary) -> str:
     letters = rf"\textsuperscript{{{escape(metrics.group(row))}}}" if row.letters else ""
     return Tex(f"{escape(metrics.speedup_or_broken(row))}{letters}")
 
 
-def _under(row: MethodSummary) -> str:
-    between = metrics.interval(row)
-    if between == formats.NONE:
+def _interval_below(row: MethodSummary) -> str:
+    interval = metrics.interval(row)
+    if interval == formats.NONE:
         return ""
-    return Tex(rf"\scriptsize {escape(f'{between} {metrics.accuracy_note(row)}'.rstrip())}")
+    return Tex(rf"\scriptsize {escape(f'{interval} {metrics.accuracy_note(row)}'.rstrip())}")
 
 
-def _sweep(reading: ReportData) -> str:
-    found = tables.sweep_tables(find_sweep(reading.summary, reading.run.manifest))
+def _sweep(data: ReportData) -> str:
+    found = tables.sweep_tables(find_sweep(data.summary, data.run.manifest))
     return "".join(_table("sweep", _SWEEP, each) for each in found)
 
 
-def _there(line: claims.ClaimComparison) -> str:
+def _describe_source(line: claims.ClaimComparison) -> str:
     set_up = claims.format_setup(line.claim)
     return f"{set_up} ({line.claim.source})" if set_up else line.claim.source
 
 
 _CLAIMS: tuple[Column[claims.ClaimComparison], ...] = (
     *(claims.METHOD, claims.CLAIMED),
-    Column("there", align="l", shown=_there),
+    Column("there", align="l", format=_describe_source),
     *(claims.MEASURED, replace(claims.HERE, heading="here")),
 )
 """Columns for a page's full width. The setup column includes the source."""
 
 
-def _claims(reading: ReportData) -> str:
+def _claims(data: ReportData) -> str:
     aligns = ("l", "l", _ragged(0.28), "l", _ragged(0.25))
-    found = tables.claim_tables(reading.summary, reading.facts, _CLAIMS)
+    found = tables.claim_tables(data.summary, data.facts, _CLAIMS)
     return "".join(_table("claims", f"{g.caption}. {g.note}", g, aligns) for g in found)
 
 
@@ -205,14 +207,14 @@ def _ragged(width: float) -> str:
     return rf">{{\raggedright\arraybackslash}}p{{{width}\linewidth}}"
 
 
-def _spec_bench(reading: ReportData) -> str:
-    theirs = reading.spec_bench
-    if theirs is None:
+def _spec_bench(data: ReportData) -> str:
+    spec_bench = data.spec_bench
+    if spec_bench is None:
         return ""
-    return _table("spec-bench", spec_bench_table.NOTE, theirs.overall())
+    return _table("spec-bench", spec_bench_table.NOTE, spec_bench.overall())
 
 
-def _cited(reading: ReportData, references: Bibliography) -> list[tuple[str, Tex]]:
+def _list_citations(data: ReportData, references: Bibliography) -> list[tuple[str, Tex]]:
     """Return the cited methods, settings, models and tasks, each with its `\\cite`."""
     found = []
     for (_, name), keys in references.cited.items():
@@ -227,10 +229,10 @@ def _table(label: str, caption: str, found: Grid, aligns: Sequence[str] = ()) ->
     Args:
         aligns: LaTeX column types that replace the grid's.
     """
-    lines: list[Sequence[str] | str] = [[cell.shown for cell in row] for row in found.rows]
-    for place, kind in reversed(found.sections):
-        lines.insert(place, kind)
-    return _rendered(
+    lines: list[Sequence[str] | str] = [[cell.text for cell in row] for row in found.rows]
+    for folder_path, kind in reversed(found.sections):
+        lines.insert(folder_path, kind)
+    return _render_template(
         "table.tex.j2",
         label=label,
         caption=caption,
@@ -240,7 +242,7 @@ def _table(label: str, caption: str, found: Grid, aligns: Sequence[str] = ()) ->
     )
 
 
-def _rendered(template: str, **values: object) -> str:
+def _render_template(template: str, **values: object) -> str:
     rendered: str = _environment().get_template(template).render(**values)
     return rendered.rstrip() + "\n"
 

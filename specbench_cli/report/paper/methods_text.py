@@ -28,10 +28,10 @@ def sentences(summary: Summary, manifest: Mapping[str, Any]) -> list[str]:
     facts = Facts.from_manifest(manifest)
     config = manifest.get("config", {}).get("effective", {})
     found = [
-        _what(summary, facts, manifest),
+        _what_was_measured(summary, facts, manifest),
         _forced(facts),
         _models(manifest, config),
-        _made_up(facts),
+        _synthetic_note(facts),
         _decoding(config, facts),
         _machine(manifest, config),
         _protocol(summary, facts, manifest),
@@ -43,17 +43,17 @@ def sentences(summary: Summary, manifest: Mapping[str, Any]) -> list[str]:
     return [sentence for sentence in found if sentence]
 
 
-def _what(summary: Summary, facts: Facts, manifest: Mapping[str, Any]) -> str:
+def _what_was_measured(summary: Summary, facts: Facts, manifest: Mapping[str, Any]) -> str:
     versions = {task["name"]: task.get("version") for task in manifest.get("tasks", [])}
     tasks = [
         f"{n} questions of {task}" + (f" (version {versions[task]})" if versions.get(task) else "")
         for task, n in summary.prompts.items()
     ]
     if "imported" in manifest:
-        return f"Read from answer files of Spec-Bench: {_and(tasks)}."
+        return f"Read from answer files of Spec-Bench: {_join_words(tasks)}."
     program = f" with specbench {manifest['version']}" if "version" in manifest else ""
     runs = f" in {facts.runs} runs" if facts.runs > 1 else ""
-    return f"Measured{program}{runs} on {_and(tasks)}."
+    return f"Measured{program}{runs} on {_join_words(tasks)}."
 
 
 def _forced(facts: Facts) -> str:
@@ -65,7 +65,7 @@ def _forced(facts: Facts) -> str:
     )
 
 
-def _made_up(facts: Facts) -> str:
+def _synthetic_note(facts: Facts) -> str:
     if not facts.synthetic:
         return ""
     return f"The run is synthetic: {facts.synthetic}; it measures costs, and no model's speedup."
@@ -76,16 +76,16 @@ def _models(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     target, draft = models.get("target") or {}, models.get("draft") or {}
     if "label" not in target or "imported" in manifest:
         return ""
-    was = "The target was"
+    subject = "The target was"
     if manifest.get("targets"):  # sizes are those of the first target
-        was, target, draft = "Targets were", _named(target), _named(draft)
-    said = f"{was} {_model(target)}"
-    said += f", the draft {_model(draft)}" if "label" in draft else ""
+        subject, target, draft = "Targets were", _label_only(target), _label_only(draft)
+    text = f"{subject} {_model(target)}"
+    text += f", the draft {_model(draft)}" if "label" in draft else ""
     dtype = _DTYPES.get(str(config.get("dtype")), "")
-    return f"{said}, run in {dtype} floating point." if dtype else f"{said}."
+    return f"{text}, run in {dtype} floating point." if dtype else f"{text}."
 
 
-def _named(model: Mapping[str, Any]) -> Mapping[str, Any]:
+def _label_only(model: Mapping[str, Any]) -> Mapping[str, Any]:
     return {key: value for key, value in model.items() if key == "label"}
 
 
@@ -101,13 +101,14 @@ def _decoding(config: Mapping[str, Any], facts: Facts) -> str:
     rule = str(config.get("verify", ""))
     if rule not in _RULES:
         return ""
-    heat = "" if rule == "greedy" else f" at temperature {config.get('temperature', 0):g}"
-    cut = config.get("max_new_tokens")
-    held = f" with contrast {facts.contrast}" if facts.contrast else ""
-    held += f" {facts.grammar_phrase}" if facts.grammar else ""
-    length = f", at most {cut} tokens a turn" if cut else ""
-    return f"Text was decoded {_RULES[rule]}{heat}{held}, one request at a time{length}, seed" + (
-        f" {config.get('seed', 0)}."
+    temperature = "" if rule == "greedy" else f" at temperature {config.get('temperature', 0):g}"
+    limit = config.get("max_new_tokens")
+    constraints = f" with contrast {facts.contrast}" if facts.contrast else ""
+    constraints += f" {facts.grammar_phrase}" if facts.grammar else ""
+    length = f", at most {limit} tokens a turn" if limit else ""
+    return (
+        f"Text was decoded {_RULES[rule]}{temperature}{constraints}, one request at a time{length},"
+        f" seed {config.get('seed', 0)}."
     )
 
 
@@ -120,22 +121,22 @@ def _machine(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     if hardware.get("memory_gib"):
         parts.append(f"{hardware['memory_gib']} GiB of memory")
     parts += [str(device.get("name", device)) for device in hardware.get("accelerators") or []]
-    said = (
+    text = (
         f"The machine had an {parts[0]}"
         if parts[0][0] in "AEIOU"
         else f"The machine had a {parts[0]}"
     )
-    said += f" and {_and(parts[1:])}" if parts[1:] else ""
+    text += f" and {_join_words(parts[1:])}" if parts[1:] else ""
     count = config.get("threads")
-    were = "thread was" if count == 1 else "threads were"
-    threads = f"; {count} {were} used" if count else ""
+    verb = "thread was" if count == 1 else "threads were"
+    threads = f"; {count} {verb} used" if count else ""
     versions = machine.get("versions") or manifest.get("versions", {})
     software = [
         f"{name} {versions[key]}"
         for key, name in (("torch", "PyTorch"), ("transformers", "transformers"))
         if versions.get(key)
     ]
-    return f"{said}{threads}" + (f", with {_and(software)}." if software else ".")
+    return f"{text}{threads}" + (f", with {_join_words(software)}." if software else ".")
 
 
 def _protocol(summary: Summary, facts: Facts, manifest: Mapping[str, Any]) -> str:
@@ -145,11 +146,11 @@ def _protocol(summary: Summary, facts: Facts, manifest: Mapping[str, Any]) -> st
             " was checked."
         )
     passes = summary.passes
-    often = "once" if passes == 1 else f"in each of {passes} processes"
+    repetition = "once" if passes == 1 else f"in each of {passes} processes"
     tuned = f" Parameters were {facts.tuned}." if facts.tuned else ""
     return (
-        f"Every method decoded every question {often}, right after one another in a balanced random"
-        " order, with vanilla decoding in the same engine as the baseline; the clock ran from the"
+        f"Every method decoded every question {repetition}, right after one another in a balanced"
+        " random order. Vanilla decoding in the same engine is the baseline. The clock ran from the"
         f" prompt's token ids on the device to the last committed token, prefill included.{tuned}"
     )
 
@@ -195,11 +196,11 @@ def _lossy(summary: Summary) -> str:
     )
     return (
         "The output of these rows is not vanilla's, and they were ranked apart:"
-        f" {_and([_promise(row) for row in summary.lossy])}.{how if ruled else ''}"
+        f" {_join_words([_describe_lossy(row) for row in summary.lossy])}.{how if ruled else ''}"
     )
 
 
-def _promise(row: MethodSummary) -> str:
+def _describe_lossy(row: MethodSummary) -> str:
     """Return a lossy method with its guarantee, its accept rule and the rule's effect."""
     words = [f"guarantee: {row.guarantee.replace('_', ' ')}"]
     if row.accept_rule:
@@ -223,6 +224,6 @@ def _statistics(summary: Summary, facts: Facts) -> str:
     )
 
 
-def _and(words: list[str]) -> str:
+def _join_words(words: list[str]) -> str:
     *most, last = words or [""]
     return f"{', '.join(most)} and {last}" if most else last

@@ -42,7 +42,7 @@ _ACCENTS = {
 _FACTOR = re.compile(r"\b(\d+(?:\.\d+)?)x\b")
 """A number that is a ratio."""
 _DASH = re.compile("-(?=-)")
-_NOTHING = "\0"
+_SEPARATOR = "\0"
 """Separator between two hyphens, which LaTeX would join to a dash."""
 
 
@@ -58,7 +58,7 @@ def escape(value: object) -> Tex:
     if isinstance(value, Tex):
         return value
     words = _FACTOR.sub("\\1\N{MULTIPLICATION SIGN}", " ".join(str(value).split()))
-    return Tex("".join(map(_character, _DASH.sub(f"-{_NOTHING}", words))))
+    return Tex("".join(map(_character, _DASH.sub(f"-{_SEPARATOR}", words))))
 
 
 def _character(letter: str) -> str:

@@ -38,7 +38,7 @@ _CHAT = (
 )
 """Categories that Spec-Bench pools as `mt_bench`."""
 _FAILED = "ERROR"
-_MOST = 2**63
+_MAX_COUNT = 2**63
 """Upper bound of nanoseconds and token counts in a record."""
 """Text of a failed turn in Spec-Bench's files. Its counts are those of the previous turn."""
 
@@ -141,7 +141,7 @@ def _as_json(answer: Answer, model_id: str, answer_id: str) -> dict[str, Any]:
 
     Spec-Bench groups by category. The family replaces a category that it does not know.
     """
-    known = answer.category in (*_CHAT, *FAMILIES)
+    known_category = answer.category in (*_CHAT, *FAMILIES)
     choice: dict[str, Any] = {
         "index": 0,
         "turns": list(answer.turns or ()),
@@ -152,7 +152,7 @@ def _as_json(answer: Answer, model_id: str, answer_id: str) -> dict[str, Any]:
     }
     return {
         "question_id": answer.question_id,
-        "category": answer.category if known else answer.family,
+        "category": answer.category if known_category else answer.family,
         "answer_id": answer_id,
         "model_id": model_id,
         "choices": [choice],
@@ -175,16 +175,16 @@ def _answer(data: Mapping[str, Any]) -> Answer:
     if not 0 < len(texts) == len(tokens) == len(times):
         raise ValueError("turns, new_tokens and wall_time are not equally long")
     if not all(
-        0 < seconds * 1e9 < _MOST for seconds in times
+        0 < seconds * 1e9 < _MAX_COUNT for seconds in times
     ):  # larger values do not fit into a record
         raise ValueError("a wall_time is not positive, not finite, or above 292 years")
-    if not all(0 <= count < _MOST for count in tokens):
+    if not all(0 <= count < _MAX_COUNT for count in tokens):
         raise ValueError("a number of new_tokens is negative, or above 2**63")
     category = to_one_line(str(data.get("category") or ""))
     question = data["question_id"]
     steps, lengths = choice.get("decoding_steps"), choice.get("accept_lengths")
-    known: Family = next((family for family in FAMILIES if family == category), "other")
-    family: Family = "multi_turn" if category in _CHAT else known
+    known_category: Family = next((family for family in FAMILIES if family == category), "other")
+    family: Family = "multi_turn" if category in _CHAT else known_category
     return Answer(
         to_one_line(question) if isinstance(question, str) else question,
         category,

@@ -94,21 +94,21 @@ def _answer(turns: Sequence[Record], decode: Decode | None) -> Answer:
     first = turns[0]
     number = first.prompt_id.partition("/")[2]
     steps = [r.steps for r in turns if r.steps is not None]
-    known = len(steps) == len(turns)
+    complete = len(steps) == len(turns)
     return Answer(
         int(number) if number.isdecimal() else number,
         first.category,
         first.family,
         None if decode is None else tuple(decode(r.output_ids or ()).strip() for r in turns),
-        tuple(len(s.committed) for s in steps) if known else None,
+        tuple(len(s.committed) for s in steps) if complete else None,
         tuple(r.n_tokens or 0 for r in turns),
         tuple((r.ns.total or 0) / 1e9 for r in turns),
-        tuple(n for s in steps for n in s.committed) if known else None,
+        tuple(n for s in steps for n in s.committed) if complete else None,
     )
 
 
 def compute_results(
-    runs: Sequence[Answers], retokenised: CountTokens | None, *, baseline: str = BASELINE
+    runs: Sequence[Answers], count_tokens: CountTokens | None, *, baseline: str = BASELINE
 ) -> list[SpecBenchResult]:
     """Return the results of every label, over all and by family.
 
@@ -120,7 +120,7 @@ def compute_results(
     families = sorted({a.family for run in runs for own in run.values() for a in own})
     labels = dict.fromkeys(label for run in runs for label in run)
     base_speeds = [
-        {a.question_id: _base_speed(a, retokenised) for a in run.get(baseline, ())} for run in runs
+        {a.question_id: _base_speed(a, count_tokens) for a in run.get(baseline, ())} for run in runs
     ]
     found = []
     for label in labels:
@@ -136,20 +136,20 @@ def compute_results(
                 if own and base:
                     parts.append((own, fmean(base)))
             if parts:
-                found.append(_theirs(label, family, parts))
+                found.append(_compute_result(label, family, parts))
     return found
 
 
-def _theirs(
+def _compute_result(
     label: str, family: str, parts: Sequence[tuple[Sequence[Answer], float]]
 ) -> SpecBenchResult:
     speeds = [fmean(a.speed for a in own) for own, _ in parts]
     bases = [base for _, base in parts]
     lengths: list[int] = []
-    known = True
+    complete = True
     for own, _ in parts:
         for answer in own:
-            known = known and answer.accept_lengths is not None
+            complete = complete and answer.accept_lengths is not None
             lengths += answer.accept_lengths or ()
     return SpecBenchResult(
         label,
@@ -157,13 +157,13 @@ def _theirs(
         fmean(speeds),
         fmean(bases),
         fmean(speed / base for speed, base in zip(speeds, bases, strict=True)),
-        fmean(lengths) if known and lengths else None,
+        fmean(lengths) if complete and lengths else None,
         len(parts[0][0]),
     )
 
 
-def _base_speed(answer: Answer, retokenised: CountTokens | None) -> float:
-    if retokenised is None or answer.turns is None:
+def _base_speed(answer: Answer, count_tokens: CountTokens | None) -> float:
+    if count_tokens is None or answer.turns is None:
         return answer.speed
-    tokens = sum(retokenised(text) - 1 for text in answer.turns)
+    tokens = sum(count_tokens(text) - 1 for text in answer.turns)
     return tokens / sum(answer.wall_time)

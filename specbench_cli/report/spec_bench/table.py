@@ -66,14 +66,14 @@ class SpecBench:
         for found in self.results:
             if found.family == ALL:
                 row = self.rows.get((found.label, ALL))
-                ours = (formats.NONE,) * 3 if row is None else _ours(row)
+                own_answers = (formats.NONE,) * 3 if row is None else _own_cells(row)
                 lines.append(
                     (
                         found.label,
                         formats.ratio(found.speedup),
                         formats.number(found.mean_accepted),
                         formats.number(found.tokens_per_s, 0),
-                        *ours,
+                        *own_answers,
                     )
                 )
         note = " ".join((NOTE, *self.notes))
@@ -87,9 +87,11 @@ class SpecBench:
         for label in dict.fromkeys(t.label for t in self.results):
             cells = []
             for family in families:
-                theirs, row = found.get((label, family)), self.rows.get((label, family))
-                ours = formats.NONE if row is None else metrics.speedup_or_broken(row)
-                cells.append(f"{formats.ratio(theirs.speedup if theirs else None)} ({ours})")
+                results, row = found.get((label, family)), self.rows.get((label, family))
+                own_answers = formats.NONE if row is None else metrics.speedup_or_broken(row)
+                cells.append(
+                    f"{formats.ratio(results.speedup if results else None)} ({own_answers})"
+                )
             lines.append((label, *cells))
         return self._grid(
             (Heading("method: theirs (ours)", align="l"), *map(Heading, families)), lines
@@ -97,7 +99,7 @@ class SpecBench:
 
     def records(self) -> list[dict[str, object]]:
         """Return both results as records, one per method and family."""
-        return [_record(theirs, self.rows) for theirs in self.results]
+        return [_record(results, self.rows) for results in self.results]
 
     def _grid(
         self, headings: Sequence[Heading], lines: Sequence[tuple[str, ...]], **more: Any
@@ -126,30 +128,30 @@ def compute_spec_bench(
         sources: the runs that `run` consists of.
         summary: the summary of `run`.
     """
-    retokenised, decode, notes = _tokenizer(sources, Facts.from_manifest(run.manifest).target)
-    renamed = getattr(run, "run_names", None)
-    theirs: list[SpecBenchResult] = []
+    count_tokens, decode, notes = _tokenizer(sources, Facts.from_manifest(run.manifest).target)
+    run_names = getattr(run, "run_names", None)
+    results: list[SpecBenchResult] = []
     runs: list[Answers] = []
-    ours: list[Answers] = []
+    own_answers: list[Answers] = []
     for place, source in enumerate(sources):
         own = _answers(source, decode)
         labels = {label for answers in own for label in answers}
-        names = {label: label for label in labels} if renamed is None else renamed[place].labels
+        names = {label: label for label in labels} if run_names is None else run_names[place].labels
         runs += [{names[label]: found for label, found in answers.items()} for answers in own]
         if not isinstance(source, ImportedAnswers):
-            ours += runs[-len(own) :]
+            own_answers += runs[-len(own) :]
     baselines = dict.fromkeys(
         label for run in runs for label in run if label.split(" @")[0] == BASELINE
     )
     for baseline in baselines:
-        theirs += compute_results(
-            [run for run in runs if baseline in run], retokenised, baseline=baseline
+        results += compute_results(
+            [run for run in runs if baseline in run], count_tokens, baseline=baseline
         )
     scopes = {ALL: summary.rows, **summary.families}
     rows = {(row.label, family): row for family, found in scopes.items() for row in found}
     order = {row.label: place for place, row in enumerate(summary.rows)}
-    theirs.sort(key=lambda found: order.get(found.label, len(order)))
-    return SpecBench(theirs, rows, ours, notes)
+    results.sort(key=lambda found: order.get(found.label, len(order)))
+    return SpecBench(results, rows, own_answers, notes)
 
 
 def write(found: SpecBench, folder: Path) -> list[Path]:
@@ -197,32 +199,32 @@ def _tokenizer(
     }
     tokenizer = load_tokenizer(next(iter(targets))) if len(targets) == 1 else None
     if tokenizer is None:
-        unwritten = " and our answers are not written" if targets else ""
+        not_written = " and our answers are not written" if targets else ""
         note = (
-            f"the baseline's tokens are as generated, not counted again{unwritten}: the tokenizer"
+            f"the baseline's tokens are as generated, not counted again{not_written}: the tokenizer"
             f" of {target} is not at hand"
         )
         return None, None, [note]
-    retokenised: Callable[[str], int] = lambda words: len(tokenizer(words).input_ids)  # noqa: E731
+    count_tokens: Callable[[str], int] = lambda words: len(tokenizer(words).input_ids)  # noqa: E731
     notes = []
-    if not retokenised(""):
+    if not count_tokens(""):
         notes.append(
             "the token that they take off is for a BOS, which this target's tokenizer does not add"
         )
-    return retokenised, lambda ids: decode_ids(tokenizer, ids, skip_special_tokens=True), notes
+    return count_tokens, lambda ids: decode_ids(tokenizer, ids, skip_special_tokens=True), notes
 
 
 def _record(
     found: SpecBenchResult, rows: dict[tuple[str, str], MethodSummary]
 ) -> dict[str, object]:
     row = rows.get((found.label, found.family))
-    ours = {
+    own_answers = {
         "our_speedup": None if row is None else row.speedup,
         "our_mat": None if row is None else row.mat,
         "our_tokens_per_s": None if row is None else row.tokens_per_s,
     }
-    return {**asdict(found), **ours}
+    return {**asdict(found), **own_answers}
 
 
-def _ours(row: MethodSummary) -> tuple[str, str, str]:
-    return metrics.SPEEDUP.shown(row), metrics.MAT.shown(row), metrics.TOKENS.shown(row)
+def _own_cells(row: MethodSummary) -> tuple[str, str, str]:
+    return metrics.SPEEDUP.format(row), metrics.MAT.format(row), metrics.TOKENS.format(row)

@@ -15,7 +15,7 @@ BAR_WIDTH = 11
 BAR_MARKS = {"target": "#", "draft": "+", "host": "."}
 _BAR_STYLES = {"target": "blue", "draft": "yellow", "host": "bright_black"}
 _STYLES = {"letters": "bold", "strong": "bold", "broken": "bold red"}
-_LEAST_NAME = 8
+_MIN_NAME_WIDTH = 8
 """Minimum width of the column that shrinks."""
 _ALIGN: dict[Align, Literal["left", "center", "right"]] = {"l": "left", "c": "center", "r": "right"}
 _MARKS: dict[Align, str] = {"l": "<", "c": "^", "r": ">"}
@@ -25,9 +25,9 @@ def draw(
     grid: Grid,
     width: int | None = None,
     *,
-    most: int | None = None,
+    max_width: int | None = None,
     gaps: Sequence[int] = (),
-    bound: Collection[int] = (),
+    kept_with_previous: Collection[int] = (),
     head: str = "",
 ) -> list[Text]:
     """Return a grid as aligned lines: the headings, and a line per row or section.
@@ -46,10 +46,10 @@ def draw(
     gaps = gaps or [2 * bool(at) for at in range(len(grid.columns))]
     headings = list(map(output.escape_hidden, grid.headings))
 
-    def lines(chosen: Sequence[int], most: int | None) -> list[Text]:
-        return _lines(grid, headings, cells, gaps, chosen, most)
+    def lines(chosen: Sequence[int], max_width: int | None) -> list[Text]:
+        return _lines(grid, headings, cells, gaps, chosen, max_width)
 
-    whole = lines(range(len(headings)), most)
+    whole = lines(range(len(headings)), max_width)
     parts = [whole]
     if width is not None and max(map(len, whole)) > width:
         gaps = [1] * len(headings)
@@ -59,11 +59,11 @@ def draw(
         names = list(range(grid.label_columns))
         chosen = [[*names]]
         for at in range(grid.label_columns, len(headings)):
-            full = len(chosen[-1]) > len(names) and at not in bound
-            if full and max(map(len, lines([*chosen[-1], at], most))) > width:
+            full = len(chosen[-1]) > len(names) and at not in kept_with_previous
+            if full and max(map(len, lines([*chosen[-1], at], max_width))) > width:
                 chosen.append([*names])
             chosen[-1].append(at)
-        least = width if most is None else min(width, most)
+        least = width if max_width is None else min(width, max_width)
         parts = [lines(each, least) for each in chosen]
     for part in parts:
         part[0].stylize(head)
@@ -78,34 +78,38 @@ def _lines(
     cells: Sequence[Sequence[Text]],
     gaps: Sequence[int],
     chosen: Sequence[int],
-    most: int | None,
+    max_width: int | None,
 ) -> list[Text]:
     """Return the headings and rows of some columns, aligned."""
     widths = {at: max([len(headings[at]), *(len(line[at]) for line in cells)]) for at in chosen}
-    excess = 0 if most is None else sum(widths.values()) + sum(gaps[at] for at in chosen) - most
+    surplus = (
+        0
+        if max_width is None
+        else sum(widths.values()) + sum(gaps[at] for at in chosen) - max_width
+    )
     name = grid.label_columns - 1
-    if excess > 0:
-        widths[name] = max(min(widths[name], _LEAST_NAME), widths[name] - excess)
+    if surplus > 0:
+        widths[name] = max(min(widths[name], _MIN_NAME_WIDTH), widths[name] - surplus)
     aligns = {at: grid.columns[at].align for at in chosen}
     heading = "".join(
         " " * gaps[at] + f"{headings[at]:{_MARKS[aligns[at]]}{widths[at]}}" for at in chosen
     )
     lines = [Text(heading.rstrip())]
     for row, line in zip(grid.rows, cells, strict=True):
-        drawn = Text(style="dim" if any(cell.look == "peer" for cell in row) else "")
+        line_text = Text(style="dim" if any(cell.look == "peer" for cell in row) else "")
         for at in chosen:
-            shown = _cut(line[at], widths[at])
-            shown.align(_ALIGN[aligns[at]], widths[at])
-            drawn.append(" " * gaps[at]).append_text(shown)
-        drawn.rstrip()
-        lines.append(drawn)
+            text = _shorten(line[at], widths[at])
+            text.align(_ALIGN[aligns[at]], widths[at])
+            line_text.append(" " * gaps[at]).append_text(text)
+        line_text.rstrip()
+        lines.append(line_text)
     return lines
 
 
 def _text(cell: Cell) -> Text:
     """Return a cell as styled text. Shares become a bar."""
     if not cell.shares:
-        return output.make_text(cell.shown, _STYLES.get(cell.look, ""))
+        return output.make_text(cell.text, _STYLES.get(cell.look, ""))
     bar = Text()
     for name, marks in bar_widths(cell.shares).items():
         bar.append(BAR_MARKS[name] * marks, _BAR_STYLES[name])
@@ -122,7 +126,7 @@ def bar_widths(shares: Sequence[float]) -> dict[str, int]:
     return dict(zip(BAR_MARKS, marks, strict=True))
 
 
-def _cut(cell: Text, width: int) -> Text:
+def _shorten(cell: Text, width: int) -> Text:
     """Return a copy of a cell, cut in the middle if it is too wide.
 
     Variants of a method differ at the end of their labels.
@@ -149,15 +153,15 @@ def print_grid(
         grid: Table for a terminal. None if there is none.
         records: Rows for programs.
     """
-    human = output.is_interactive()
-    say = output.data if human else output.note
+    is_terminal = output.is_interactive()
+    write = output.data if is_terminal else output.note
     for line in head:
-        say(line)
-    if not human:
+        write(line)
+    if not is_terminal:
         if rows := list(records):
             output.rows(rows)
     elif grid is not None and grid.rows:
-        for drawn in draw(grid, head="bold"):
-            output.data(drawn)
+        for line_text in draw(grid, head="bold"):
+            output.data(line_text)
     for line in notes:
-        say(f" {line}" if human else line)
+        write(f" {line}" if is_terminal else line)

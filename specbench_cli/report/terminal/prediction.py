@@ -32,11 +32,11 @@ def _seconds(ns: float | None) -> str:
     return NONE if ns is None else f"{ns / 1e9:.3f} s"
 
 
-def _milli(ns: float) -> str:
+def _ms(ns: float) -> str:
     return f"{ns / 1e6:.3f}"
 
 
-def _micro(ns: float) -> str:
+def _us(ns: float) -> str:
     return f"{ns / 1e3:.0f} us"
 
 
@@ -45,50 +45,50 @@ def _error(share: float | None) -> str:
 
 
 _ROWS: tuple[Column[TaskPrediction], ...] = (
-    Column("method", align="l", shown=lambda row: row.label),
-    Column("task", align="l", shown=lambda row: row.task),
-    Column("outputs", shown=lambda row: str(row.outputs)),
-    Column("measured", shown=lambda row: _seconds(row.measured)),
+    Column("method", align="l", format=lambda row: row.label),
+    Column("task", align="l", format=lambda row: row.task),
+    Column("outputs", format=lambda row: str(row.outputs)),
+    Column("measured", format=lambda row: _seconds(row.measured)),
     Column(
         "predicted",
-        shown=lambda row: _seconds(
+        format=lambda row: _seconds(
             row.predicted if row.measured is not None else row.predicted_void
         ),
     ),
-    Column("error", shown=lambda row: _error(row.error)),
-    Column("per output", shown=lambda row: percent(row.cell_error, 1)),
-    Column("efficiency", shown=lambda row: number(row.efficiency, 3)),
+    Column("error", format=lambda row: _error(row.error)),
+    Column("per output", format=lambda row: percent(row.cell_error, 1)),
+    Column("efficiency", format=lambda row: number(row.efficiency, 3)),
     Column(
         "elsewhere",
-        shown=lambda row: _seconds(row.elsewhere),
+        format=lambda row: _seconds(row.elsewhere),
         when=lambda rows: any(row.elsewhere is not None for row in rows),
     ),
 )
 _SETTINGS: tuple[Column[ModelledSetting], ...] = (
-    Column("row", align="l", shown=lambda each: each.label),
-    Column("outputs", shown=lambda each: str(each.outputs)),
-    Column("MAT", shown=lambda each: number(each.mat)),
-    Column("accept", shown=lambda each: number(each.acceptance)),
-    Column("break-even", shown=lambda each: number(each.break_even)),
-    Column("modelled", shown=lambda each: _seconds(each.decode)),
-    Column("speedup", shown=lambda each: ratio(each.speedup)),
-    Column("measured", shown=lambda each: _seconds(each.measured)),
-    Column("error", shown=lambda each: _error(each.error)),
+    Column("row", align="l", format=lambda each: each.label),
+    Column("outputs", format=lambda each: str(each.outputs)),
+    Column("MAT", format=lambda each: number(each.mat)),
+    Column("accept", format=lambda each: number(each.acceptance)),
+    Column("break-even", format=lambda each: number(each.break_even)),
+    Column("modelled", format=lambda each: _seconds(each.decode)),
+    Column("speedup", format=lambda each: ratio(each.speedup)),
+    Column("measured", format=lambda each: _seconds(each.measured)),
+    Column("error", format=lambda each: _error(each.error)),
 )
 _DIFFERENCES: tuple[Column[ProbeDifference], ...] = (
-    Column("deterministic", align="l", shown=lambda each: each.name),
-    Column("first", shown=lambda each: f"{_milli(each.first_ns)} ms"),
-    Column("second", shown=lambda each: f"{_milli(each.second_ns)} ms"),
-    Column("difference", shown=lambda each: percent(each.relative, 1)),
+    Column("deterministic", align="l", format=lambda each: each.name),
+    Column("first", format=lambda each: f"{_ms(each.first_ns)} ms"),
+    Column("second", format=lambda each: f"{_ms(each.second_ns)} ms"),
+    Column("difference", format=lambda each: percent(each.relative, 1)),
 )
 _ROOFLINE: tuple[Column[RooflineRow], ...] = (
-    Column("method", align="l", shown=lambda row: row.label),
-    Column("outputs", shown=lambda row: str(row.outputs)),
-    Column("modelled time", shown=lambda row: f"{row.ns / 1e9:.4f} s"),
-    Column("modelled tokens/s", shown=lambda row: number(row.tokens_per_s, 1)),
-    Column("modelled speedup", shown=lambda row: ratio(row.speedup)),
-    Column("per device", shown=lambda row: ratio(row.per_device)),
-    Column("measured here", shown=lambda row: ratio(row.measured)),
+    Column("method", align="l", format=lambda row: row.label),
+    Column("outputs", format=lambda row: str(row.outputs)),
+    Column("modelled time", format=lambda row: f"{row.ns / 1e9:.4f} s"),
+    Column("modelled tokens/s", format=lambda row: number(row.tokens_per_s, 1)),
+    Column("modelled speedup", format=lambda row: ratio(row.speedup)),
+    Column("per device", format=lambda row: ratio(row.per_device)),
+    Column("measured here", format=lambda row: ratio(row.measured)),
 )
 
 
@@ -157,9 +157,9 @@ def _best(found: Sequence[ModelledSetting]) -> list[str]:
 def print_costs(costs: Costs) -> None:
     """Print the cost curves: one row per number of new tokens, one column per context length."""
     head = [f"costs of {costs.label}"]
-    drawn = [str(each["label"]) for each in costs.models.values() if "label" in each]
-    if drawn := [label for label in drawn if label.startswith(SHAPE)]:
-        head.append(f"synthetic: weights of {' and '.join(drawn)} drawn at random")
+    synthetic = [str(each["label"]) for each in costs.models.values() if "label" in each]
+    if synthetic := [label for label in synthetic if label.startswith(SHAPE)]:
+        head.append(f"synthetic: weights of {' and '.join(synthetic)} drawn at random")
     if costs.quietness.noisy:
         head.append("noisy: other programs were running and the times were kept (--allow-noise)")
     lines = {"host": costs.host}
@@ -167,8 +167,8 @@ def print_costs(costs: Costs) -> None:
         lines["host, trees of draft" if model == "draft" else f"host, {model}"] = line
     notes = [
         *(
-            f"{name}: {_micro(host.step)} a step, {_micro(host.draft)} more for each draft forward,"
-            f" {_micro(host.node)} for each drafted token"
+            f"{name}: {_us(host.step)} a step, {_us(host.draft)} more for each draft forward,"
+            f" {_us(host.node)} for each drafted token"
             for name, host in lines.items()
         ),
         *(_batch(costs.batch) if costs.batch else ()),
@@ -180,7 +180,7 @@ def print_costs(costs: Costs) -> None:
         return
     for role, curve in costs.curves.items():
         title = f"{role} {costs.models[role]['label']}: ms a forward, by new tokens and rows before"
-        prefills = ", ".join(f"{_milli(ns)} for {n:g} tokens" for n, ns in curve.prefill)
+        prefills = ", ".join(f"{_ms(ns)} for {n:g} tokens" for n, ns in curve.prefill)
         print_grid([*head, title], _curve(curve.forwards), (), [f"prefill: {prefills}"])
         if curve.trees:
             print_grid(
@@ -192,11 +192,11 @@ def print_costs(costs: Costs) -> None:
 
 def _batch(batch: BatchCost) -> list[str]:
     """Return lines about the cost of batched sequences."""
-    further = ", ".join(f"{_micro(ns)} in one of {model}" for model, ns in batch.beside.items())
+    per_model = ", ".join(f"{_us(ns)} in one of {model}" for model, ns in batch.beside.items())
     return [
-        f"batches up to {batch.most}: each further sequence of a forward {further}",
-        f"host, batches: {_micro(batch.step)} a step, {_micro(batch.sequence)} for each sequence,"
-        f" {_micro(batch.draft)} for each of its draft forwards, {_micro(batch.node)} for each of"
+        f"batches up to {batch.most}: each further sequence of a forward {per_model}",
+        f"host, batches: {_us(batch.step)} a step, {_us(batch.sequence)} for each sequence,"
+        f" {_us(batch.draft)} for each of its draft forwards, {_us(batch.node)} for each of"
         " its drafted tokens",
     ]
 
@@ -214,13 +214,13 @@ def print_differences(found: Sequence[ProbeDifference]) -> None:
 
 def _curve(points: Sequence[CostPoint]) -> Grid:
     """Return a line per number of new tokens, and a column per context length."""
-    ms = {(point.n_tokens, point.context): _milli(point.ns) for point in points}
+    ms = {(point.n_tokens, point.context): _ms(point.ns) for point in points}
 
-    def after(context: int) -> Column[int]:
-        return Column(f"after {context}", shown=lambda n: ms.get((n, context), ""))
+    def context_column(context: int) -> Column[int]:
+        return Column(f"after {context}", format=lambda n: ms.get((n, context), ""))
 
     contexts = sorted({point.context for point in points})
-    columns: list[Column[int]] = [Column("tokens", shown=str), *map(after, contexts)]
+    columns: list[Column[int]] = [Column("tokens", format=str), *map(context_column, contexts)]
     return make_grid(columns, sorted({point.n_tokens for point in points}))
 
 
@@ -233,7 +233,7 @@ def _points(costs: Costs) -> list[dict[str, Any]]:
     ]
 
 
-ABREAST = 5
+MAX_METHODS = 5
 """Maximum number of methods side by side in the table of inputs."""
 NOTES = (
     "modelled, not measured: no kernel reaches a roofline, so times are lower bounds; never ranked"
@@ -271,17 +271,17 @@ def print_replayed(found: RooflineReplay, roofline: Roofline, lines: Sequence[st
         return
     print_grid(lines, make_grid(_ROOFLINE, found.rows), (), missing)
     drafting = [row for row in found.rows if row.sensitivity and row.label != BASELINE]
-    for first in range(0, len(drafting), ABREAST):
-        moved = map(_input, drafting[first : first + ABREAST])
-        columns: list[Column[str]] = [Column("input", align="l", shown=str), *moved]
+    for first in range(0, len(drafting), MAX_METHODS):
+        change = map(_input, drafting[first : first + MAX_METHODS])
+        columns: list[Column[str]] = [Column("input", align="l", format=str), *change]
         print_grid((), make_grid(columns, list(roofline.inputs)), ())
     print_grid((), None, (), NOTES)
 
 
 def _input(row: RooflineRow) -> Column[str]:
     """Return the column of a method in the table of inputs."""
-    return Column(row.label, shown=lambda name: _moved(row.sensitivity[name]))
+    return Column(row.label, format=lambda name: _format_change(row.sensitivity[name]))
 
 
-def _moved(moved: ChangedInput) -> str:
-    return " / ".join(f"{round(each, 3) + 0.0:+.1%}" for each in (moved.less, moved.more))
+def _format_change(change: ChangedInput) -> str:
+    return " / ".join(f"{round(each, 3) + 0.0:+.1%}" for each in (change.less, change.more))

@@ -36,7 +36,7 @@ def _verdict(found: OutputComparison) -> list[str]:
     if found.error is not None:
         lines.append(f"failed: {found.error}")
     if found.verdict is not None:
-        lines.append(f"verdict: {' '.join(_words(found))}")
+        lines.append(f"verdict: {' '.join(_verdict_words(found))}")
     if found.position is not None and found.own is not None and found.vanilla is not None:
         lines.append(
             f"first difference at token {found.position}:"
@@ -47,7 +47,7 @@ def _verdict(found: OutputComparison) -> list[str]:
     return lines
 
 
-def _words(found: OutputComparison) -> list[str]:
+def _verdict_words(found: OutputComparison) -> list[str]:
     verdict = found.verdict
     assert verdict is not None
     words = [verdict.kind]
@@ -71,17 +71,17 @@ def _token(side: ComparedSide) -> str:
 
 
 def _columns(found: OutputComparison) -> list[str]:
-    left = _wrapped(found.vanilla, found)
-    right = _wrapped(found.own, found)
+    left = _wrap_side(found.vanilla, found)
+    right = _wrap_side(found.own, found)
     names = ("vanilla", output.escape_hidden(found.label))
     rows = [names, ("-" * _COLUMN, "-" * _COLUMN), *zip_longest(left, right, fillvalue="")]
     return [f"{a:{_COLUMN}} | {b}" for a, b in rows]
 
 
-def _wrapped(side: ComparedSide | None, found: OutputComparison) -> list[str]:
+def _wrap_side(side: ComparedSide | None, found: OutputComparison) -> list[str]:
     if side is None:
         return ["(no output)"]
-    marked = output.escape_hidden(_marked(side, found.position))
+    marked = output.escape_hidden(_mark_difference(side, found.position))
     lines = [
         line
         for paragraph in marked.splitlines()
@@ -90,7 +90,7 @@ def _wrapped(side: ComparedSide | None, found: OutputComparison) -> list[str]:
     return [*lines, f"({side.n_tokens} tokens, {side.finish})"]
 
 
-def _marked(side: ComparedSide, position: int | None) -> str:
+def _mark_difference(side: ComparedSide, position: int | None) -> str:
     """Return the text, or the ids, with marks around the first token that differs."""
     if side.text is None:
         words = [str(token) for token in side.ids]

@@ -27,12 +27,12 @@ from specbench_cli.summary.unranked import group_by_target
 
 WIDTH = 100
 _BAR_LEGEND = " ".join(f"{mark} {name}" for name, mark in BAR_MARKS.items())
-_APART = (metrics.INTERVAL, metrics.MAT, metrics.CHOSEN, metrics.TIME)
+_WIDE_GAP_COLUMNS = (metrics.INTERVAL, metrics.MAT, metrics.CHOSEN, metrics.TIME)
 """Columns with a wider gap in front."""
 
 
 def print_runs(
-    readings: Sequence[ReportData],
+    reports: Sequence[ReportData],
     *,
     families: bool = False,
     explain: bool = False,
@@ -46,30 +46,30 @@ def print_runs(
         form: tables, one after another. TSV and JSON print a line per method on stdout, and the
             notes on stderr.
     """
-    for reading in readings:
-        summary, facts = reading.summary, reading.facts
+    for data in reports:
+        summary, facts = data.summary, data.facts
         head = facts.header(summary.prompts, min(WIDTH, output.columns() or WIDTH))
         foot = (
             all_notes(summary, facts)
             if explain
-            else short_notes(summary, facts, reading.report_arguments)
+            else short_notes(summary, facts, data.report_arguments)
         )
-        loads = load_rows(reading.records)
+        loads = load_rows(data.records)
         if form == "table":
             width = output.columns()
-            lines = [*map(output.make_text, head), *_drawn(summary, facts, width)]
-            notes = [output.make_text(line) for line in _noted(foot, width)]
+            lines = [*map(output.make_text, head), *_method_lines(summary, facts, width)]
+            notes = [output.make_text(line) for line in _note_lines(foot, width)]
             notes += [Text(" ").append_text(line) for line in load_lines(loads, width)]
             for note in notes:
                 note.style = "dim"
-            more = _drawn_targets(summary, facts, width)
-            more += _drawn_families(summary, width) if families else []
+            more = _target_lines(summary, facts, width)
+            more += _family_lines(summary, width) if families else []
             for line in (*lines, *notes, *more):
                 output.data(line)
         else:
-            for said in (*head, *foot, *(line.plain for line in load_lines(loads))):
-                output.note(said)
-    _print_records([row for reading in readings for row in _records(reading, families)], form)
+            for words in (*head, *foot, *(line.plain for line in load_lines(loads))):
+                output.note(words)
+    _print_records([row for data in reports for row in _records(data, families)], form)
 
 
 def print_spec_bench(found: SpecBench, form: output.Format = "table") -> None:
@@ -101,34 +101,38 @@ def load_lines(
         make_grid(load.TERMINAL, rows),
         width and width - 1,
         gaps=(1, 1, 2, 2, 2, 2, 2, 1, 2),
-        bound=(7, 8),  # the interval, and if it is saturated
+        kept_with_previous=(7, 8),  # the interval, and if it is saturated
     )
     notes = [f"{title}; {load.HEAD}"], load.saturation_notes(rows)
-    above, below = (map(output.make_text, _noted(each, width, lead="")) for each in notes)
+    above, below = (map(output.make_text, _note_lines(each, width, lead="")) for each in notes)
     return [*above, *lines, *below]
 
 
-def short_notes(summary: Summary, facts: Facts, where: str | None) -> list[str]:
+def short_notes(summary: Summary, facts: Facts, report_arguments: str | None) -> list[str]:
     """Return the notes that every reader needs, then warnings, then the command for the rest.
 
     Args:
         where: the run as `specbench report` takes it. None omits the command.
     """
-    few = text.few_questions(summary, text.more_questions(facts))
+    few_questions = text.few_questions(summary, text.more_questions(facts))
     return [
-        ".  ".join([*_ranked(summary, facts), f"time: {_BAR_LEGEND}"]),
+        ".  ".join([*_ranking_notes(summary, facts), f"time: {_BAR_LEGEND}"]),
         *([] if facts.unranked else text.disagreements(summary)),
         text.proof(summary),
-        *(few or text.one_process(summary)),
+        *(few_questions or text.one_process(summary)),
         *text.warnings(summary, facts),
-        *([f"all notes, and tables by task: specbench report {where} --explain"] if where else []),
+        *(
+            [f"all notes, and tables by task: specbench report {report_arguments} --explain"]
+            if report_arguments
+            else []
+        ),
     ]
 
 
 def all_notes(summary: Summary, facts: Facts) -> list[str]:
     """Return all notes: the meaning of the numbers, and their limits."""
     return [
-        *_ranked(summary, facts),
+        *_ranking_notes(summary, facts),
         *text.letter_ranges(summary),
         *([] if facts.unranked else [*text.two_intervals(summary), *text.one_process(summary)]),
         *([] if facts.unranked else text.disagreements(summary)),
@@ -149,7 +153,7 @@ def all_notes(summary: Summary, facts: Facts) -> list[str]:
     ]
 
 
-def _ranked(summary: Summary, facts: Facts) -> list[str]:
+def _ranking_notes(summary: Summary, facts: Facts) -> list[str]:
     """Return notes on how the methods are ranked."""
     if facts.targets:
         return [_EACH_ITS_OWN]
@@ -166,16 +170,16 @@ _EACH_ITS_OWN = "several targets: a speedup is over vanilla of its own target; n
 
 def run_text(summary: Summary, facts: Facts) -> str:
     """Return the default table as plain text, for a page that has its own notes."""
-    lines = [line.plain for line in _drawn(summary, facts)]
-    notes = _noted(all_notes(summary, facts), WIDTH)
+    lines = [line.plain for line in _method_lines(summary, facts)]
+    notes = _note_lines(all_notes(summary, facts), WIDTH)
     return output.escape_hidden("\n".join([*facts.header(summary.prompts, WIDTH), *lines, *notes]))
 
 
-def _records(reading: ReportData, families: bool) -> list[dict[str, Any]]:
+def _records(data: ReportData, families: bool) -> list[dict[str, Any]]:
     """Return one record per method. With `families`, the overall ones (family "all") come first."""
-    scopes = {ALL: reading.summary.rows} | (reading.summary.families if families else {})
+    scopes = {ALL: data.summary.rows} | (data.summary.families if families else {})
     return [
-        {"run": reading.name, "family": family}
+        {"run": data.name, "family": family}
         | row_data(metrics.DATA, row)
         | ({"speedup": metrics.speedup_or_broken(row)} if row.broken else {})
         for family, rows in scopes.items()
@@ -183,7 +187,7 @@ def _records(reading: ReportData, families: bool) -> list[dict[str, Any]]:
     ]
 
 
-def _noted(notes: Sequence[str], width: int | None, lead: str = " ") -> list[str]:
+def _note_lines(notes: Sequence[str], width: int | None, lead: str = " ") -> list[str]:
     """Return notes as lines that fit the width of a terminal."""
     if width is None:
         return [f"{lead}{note}" for note in notes]
@@ -191,45 +195,47 @@ def _noted(notes: Sequence[str], width: int | None, lead: str = " ") -> list[str
     return [line for note in whole for line in output.wrap(note, width, lead, f"{lead}  ")]
 
 
-def _drawn(summary: Summary, facts: Facts, width: int | None = None) -> list[Text]:
+def _method_lines(summary: Summary, facts: Facts, width: int | None = None) -> list[Text]:
     """Return the headings and rows as lines. A line introduces each kind of method."""
     rows = summary.rows
-    wanted = metrics.TERMINAL
+    columns = metrics.TERMINAL
     if facts.targets:  # the end of a label has its own columns, where it is not cut
         rows = tuple(replace(row, label=row.label.rpartition(" @")[0]) for row in rows)
-        wanted = metrics.BY_TARGET
+        columns = metrics.BY_TARGET
     lines = []
-    for lossless, chosen in ((True, wanted), (False, metrics.LOSSY)):
+    for lossless, candidates in ((True, columns), (False, metrics.LOSSY)):
         own = [row for row in rows if row.lossless == lossless]
         if own or (lossless and not rows):
-            lines += _methods(chosen, own, width, () if lossless else metrics.WITH_SPEEDUP)
+            lines += _methods(candidates, own, width, () if lossless else metrics.WITH_SPEEDUP)
     return lines
 
 
 def _methods(
-    chosen: Sequence[Column[MethodSummary]],
+    candidates: Sequence[Column[MethodSummary]],
     rows: Sequence[MethodSummary],
     width: int | None,
-    bound: Sequence[object],
+    kept_with_previous: Sequence[object],
 ) -> list[Text]:
     """Return a table of methods as lines. `bound` columns stay with the column before them."""
-    shown = select_informative(chosen, rows)
+    columns = select_informative(candidates, rows)
     found = make_grid(
-        shown,
+        columns,
         rows,
         sections=text.sections(rows),
-        label_columns=1 + shown.index(metrics.METHOD),
+        label_columns=1 + columns.index(metrics.METHOD),
     )
     return draw(
         found,
         width,
-        most=WIDTH,
-        gaps=[2 if column in _APART else 1 for column in shown],
-        bound=[at for at, column in enumerate(shown) if column in bound],
+        max_width=WIDTH,
+        gaps=[2 if column in _WIDE_GAP_COLUMNS else 1 for column in columns],
+        kept_with_previous=[
+            at for at, column in enumerate(columns) if column in kept_with_previous
+        ],
     )
 
 
-def _drawn_families(summary: Summary, width: int | None = None) -> list[Text]:
+def _family_lines(summary: Summary, width: int | None = None) -> list[Text]:
     """Return a grid per metric: one row per method, one column per family.
 
     Accuracy is included where answers are scored.
@@ -238,24 +244,24 @@ def _drawn_families(summary: Summary, width: int | None = None) -> list[Text]:
         text.family(family, rows).replace(" (", "("): {row.label: row for row in rows}  # six fit
         for family, rows in summary.families.items()
     }
-    figures = {"speedup by family": metrics.SPEEDUP.shown, "MAT by family": metrics.MAT.shown}
+    figures = {"speedup by family": metrics.SPEEDUP.format, "MAT by family": metrics.MAT.format}
     if any(row.score is not None for row in summary.rows):
         figures["accuracy by family"] = lambda row: formats.percent(row.score)
-    lines = _drawn_by(by_family, summary.rows, figures, width)
-    small = _noted(text.small_families(summary), width)
+    lines = _grid_lines(by_family, summary.rows, figures, width)
+    small = _note_lines(text.small_families(summary), width)
     return [*lines, *(output.make_text(line, "dim") for line in small)]
 
 
-def _drawn_targets(summary: Summary, facts: Facts, width: int | None) -> list[Text]:
+def _target_lines(summary: Summary, facts: Facts, width: int | None) -> list[Text]:
     """Return the same grids with a column per target, or nothing if there is only one."""
     found = group_by_target(summary, facts.targets)
     if found is None:
         return []
-    figures = {"speedup by target": metrics.SPEEDUP.shown, "MAT by target": metrics.MAT.shown}
-    return _drawn_by(found.targets, found.rows, figures, width)
+    figures = {"speedup by target": metrics.SPEEDUP.format, "MAT by target": metrics.MAT.format}
+    return _grid_lines(found.targets, found.rows, figures, width)
 
 
-def _drawn_by(
+def _grid_lines(
     parts: Mapping[str, Mapping[str, MethodSummary]],
     rows: Sequence[MethodSummary],
     figures: Mapping[str, Callable[[MethodSummary], str]],
@@ -265,8 +271,8 @@ def _drawn_by(
     lines = []
     for title, figure in figures.items():
         # Lossy methods show their accuracy only in the table above, since there is no space here.
-        own = [row for row in rows if row.lossless] if figure is metrics.SPEEDUP.shown else rows
+        own = [row for row in rows if row.lossless] if figure is metrics.SPEEDUP.format else rows
         found = make_pivot_grid(own, parts, figure, heading="", align="r")
         gaps = [1, *(2 for _ in parts)]
-        lines += [output.make_text(title, "bold"), *draw(found, width, most=WIDTH, gaps=gaps)]
+        lines += [output.make_text(title, "bold"), *draw(found, width, max_width=WIDTH, gaps=gaps)]
     return lines

@@ -1,7 +1,7 @@
-"""Draft heads for a finished target: schedules, and how a head is built and stored.
+"""Draft heads for a finished target: training schedules, initial weights and files.
 
-Files have the tensor names of the published releases, in fp16, and **the upcast is the head**;
-`config.json` says which target's features it was trained on.
+A head is stored in fp16 under the tensor names of the published releases, and is always used with
+the rounded weights. Its config.json names the target that it was trained for.
 """
 
 import json
@@ -30,18 +30,21 @@ from specbench_cli.training.loop import Schedule, StagePlan
 DEFAULT_STEPS = 2000
 DEFAULT_LR = 1e-3
 DRAFT_VOCAB_SIZE = 8192
-"""For a target that is not of the embedded family: updates of 2,048 tokens."""
+"""Settings for targets outside the embedded family. An update has 2,048 tokens."""
 
 LINEAR_TOKENS = 300_000
 RIDGE = 1e-3
-"""Of the mean square of what is read: the linear beginning is found with it."""
+"""Ridge penalty of the least-squares start, relative to the mean square of its inputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadSchedule(Schedule):
-    """How long a kind of head learns.
+    """Training schedule of a head with a state.
 
-    mlp: width of its layer's MLP. says: how many tokens it can say; None: what its recipe says.
+    Attributes:
+        kind: kind of head, as in `get_head_classes`.
+        mlp: width of the layer's MLP.
+        draft_vocab_size: size of the draft vocabulary. None: the size in the head's recipe.
     """
 
     kind: str
@@ -50,8 +53,10 @@ class HeadSchedule(Schedule):
 
     @classmethod
     def for_embedded(cls, head: type[DraftHead]) -> "HeadSchedule":
-        """That of the shipped one, which has less than a million parameters. All replies fit in
-        512 tokens."""
+        """Return the schedule of the shipped head, which has less than a million parameters.
+
+        Sequences have 512 tokens, because all replies of the embedded target fit in them.
+        """
         recipe = head.recipe
         return cls(
             name=f"embedded-{head.kind}",
@@ -67,21 +72,17 @@ class HeadSchedule(Schedule):
 
     @classmethod
     def for_target(cls, head: type[DraftHead], label: str, mlp: int) -> "HeadSchedule":
-        """That for another target than the embedded one, on its replies alone.
+        """Return the schedule for another target. It has only the target's replies as data.
 
         Args:
-            label: the target's name, which the head's begins with.
-            mlp: width of the target's MLPs, and of the head's.
+            label: name of the target, the prefix of the head's name.
+            mlp: width of the MLPs of the target and of the head.
         """
-        name, stages = (
-            f"{label}-{head.kind}",
-            (StagePlan(DEFAULT_STEPS, 4, 512, "target", "replies"),),
-        )
         return cls(
-            name=name,
+            name=f"{label}-{head.kind}",
             kind=head.kind,
             mlp=mlp,
-            stages=stages,
+            stages=(StagePlan(DEFAULT_STEPS, 4, 512, "target", "replies"),),
             peak_lr=DEFAULT_LR,
             draft_vocab_size=DRAFT_VOCAB_SIZE,
         )
@@ -90,10 +91,12 @@ class HeadSchedule(Schedule):
 def make_stateless_schedule(
     kind: type[FeatureHead], *, is_embedded: bool = True, label: str | None = None
 ) -> Schedule:
-    """That of a head without a state; other targets than the embedded ones have no corpus.
+    """Return the schedule of a head without a state.
 
     Args:
-        label: of our own kinds: the target's name, which the head's begins with.
+        is_embedded: whether the target belongs to the embedded family. Others have no corpus.
+        label: name of the target, the prefix of the head's name. None for a plug-in's head, whose
+            name has no prefix.
     """
     stages: tuple[StagePlan, ...] = (
         StagePlan(500, 4, 512, "target", "corpus"),
@@ -117,11 +120,13 @@ def make_stateless_schedule(
 
 
 def make_parallel_schedule(kind: type[ParallelHead], label: str, *, is_embedded: bool) -> Schedule:
-    """That of a drafter that says a whole draft at once, on replies alone. Each reply is drafted
-    from at many places, so that a few of them will do.
+    """Return the schedule of a head that drafts all tokens in one forward.
+
+    It is trained on replies only. A few replies are enough, because each has many slots.
 
     Args:
-        label: the target's name, which the drafter's begins with.
+        label: name of the target, the prefix of the head's name.
+        is_embedded: whether the target belongs to the embedded family.
     """
     recipe = kind.recipe
     stage = StagePlan(recipe.reply_updates, 4, 256, "target", "replies")
@@ -140,24 +145,24 @@ def build_head(
     answers: Iterable[int],
     row_scale: Callable[[tuple[int, ...]], Tensor],
 ) -> DraftHead:
-    """A freshly initialised head, in fp32.
+    """Return a head with initial weights, in fp32.
 
     Args:
-        answers: tokens that the target answered with; those that a head can say are counted there.
-        size: how large the target's rows are at such captured layers.
+        answers: tokens of the target's answers. The draft vocabulary is the most frequent of them.
+        row_scale: function that returns the size of the target's hidden states by captured layer.
     """
     torch.manual_seed(seed)
-    config, ids = make_head_config(target, schedule.mlp), target.vocab_size
-    taught = TargetStatistics(
+    config, vocab = make_head_config(target, schedule.mlp), target.vocab_size
+    statistics = TargetStatistics(
         n_layers=target.num_hidden_layers,
-        vocab_size=ids,
+        vocab_size=vocab,
         frequent_ids=lambda n: find_most_frequent(
-            answers, schedule.draft_vocab_size or n or ids, ids
+            answers, schedule.draft_vocab_size or n or vocab, vocab
         ),
         row_scale=row_scale,
     )
     rope = {"rope_parameters": config.rope_parameters}
-    head = get_head_classes()[schedule.kind].new(get_head_shape(config), rope, taught)
+    head = get_head_classes()[schedule.kind].new(get_head_shape(config), rope, statistics)
     head.init_weights(target.initializer_range)
     return head
 
@@ -166,24 +171,24 @@ def build_head(
 def init_from_least_squares(
     head: DraftHead, target: LlamaForCausalLM, texts: Iterable[tuple[Tensor, Tensor, Tensor]]
 ) -> None:
-    """Have a new head begin as the linear map by least squares that foresees the target's next row
-    best from what it reads: its sums take one pass over rows that are there.
+    """Initialise a head as the linear map that best predicts the target's next hidden state.
 
-    Ridge regression (Hoerl and Kennard, Technometrics 12, 1970, equation 2.1), on `LINEAR_TOKENS`.
+    The map is fitted to `LINEAR_TOKENS` tokens by ridge regression (Hoerl and Kennard,
+    Technometrics 12, 1970, equation 2.1). A head without `linear_input` is not changed.
 
     Args:
-        texts: ids [n], features [n, captured layers * width] and normed rows [n, width] of each;
-            the last ones of a text are not read.
+        texts: ids [n], features [n, layers * width] and normed hidden states [n, width] of each
+            text.
     """
-    norm, sums, seen = target.model.norm.weight, list[Tensor](), 0
+    norm, sums, n_tokens = target.model.norm.weight, list[Tensor](), 0
     for ids, features, normed in texts:
-        read = head.linear_input(target.model.embed_tokens(ids[1:-1]), features[:-2])
-        if read is None:
+        inputs = head.linear_input(target.model.embed_tokens(ids[1:-1]), features[:-2])
+        if inputs is None:
             return
-        pair = [(read.T @ read).double(), (read.T @ normed[1:-1]).double()]
+        pair = [(inputs.T @ inputs).double(), (inputs.T @ normed[1:-1]).double()]
         sums = [a + b for a, b in zip(sums, pair, strict=True)] if sums else pair
-        seen += len(read)
-        if seen >= LINEAR_TOKENS:
+        n_tokens += len(inputs)
+        if n_tokens >= LINEAR_TOKENS:
             break
     squares, products = sums
     ridge = RIDGE * squares.diagonal().mean() * torch.eye(len(squares), device=squares.device)
@@ -191,7 +196,11 @@ def init_from_least_squares(
 
 
 class TorchTarget(Decoder):
-    """A finished target as heads without a state learn with it: torch's own modules, no forward."""
+    """The target that a head without a state is trained with.
+
+    It provides the embedding, the final norm and the output matrix as torch modules, but no
+    forward.
+    """
 
     def __init__(self, model: LlamaForCausalLM) -> None:
         config = model.config
@@ -201,12 +210,12 @@ class TorchTarget(Decoder):
         self.device, self.dtype, self.weight_bytes = model.device, model.dtype, 0
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> State:
-        """There is none."""
-        raise MethodFault("in training a head's target has no states")
+        """Raise MethodFault, because training uses no KV cache."""
+        raise MethodFault("during training, the target of a head has no states")
 
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """There is none."""
-        raise MethodFault("in training a head's target has no forward: it gives features alone")
+        """Raise MethodFault, because the head gets the target's features."""
+        raise MethodFault("during training, a head cannot run the target; it gets its features")
 
     def embed(self, ids: Tensor) -> Tensor:
         """See `Decoder`."""
@@ -227,10 +236,10 @@ class TorchTarget(Decoder):
 def build_stateless_head(
     kind: type[FeatureHead], target: LlamaForCausalLM, seed: int
 ) -> tuple[FeatureHead, int]:
-    """A freshly initialised head without a state, and how many levels it says.
+    """Return a new head without a state, and its number of levels.
 
     Raises:
-        UsageError: what it says is not logits of levels.
+        UsageError: the head does not return logits by level.
     """
     torch.manual_seed(seed)
     head = kind(TorchTarget(target), **kind.trained).to(target.device)
@@ -238,33 +247,42 @@ def build_stateless_head(
     if isinstance(head, SequentialHead | LookAhead):
         return head, head.sizes["levels"]
     with torch.no_grad():
-        said = head(rows)
-    if said.dim() != 3 or said.shape[1:] != (1, head.vocab_size):
+        logits = head(rows)
+    if logits.dim() != 3 or logits.shape[1:] != (1, head.vocab_size):
         raise UsageError(
-            f"from features [1, {head.width}] {kind.__name__} makes {list(said.shape)}; what is"
-            f" trained here makes logits [levels, 1, {head.vocab_size}]",
+            f"{kind.__name__} returns the shape {list(logits.shape)} for features"
+            f" [1, {head.width}]; a head that is trained here must return logits"
+            f" [levels, 1, {head.vocab_size}]",
             "docs/how-to/heads.md",
         )
-    return head, len(said)
+    return head, len(logits)
 
 
 def find_most_frequent(tokens: Iterable[int], n: int, vocabulary: int) -> Tensor:
-    """The `n` most frequent ids of a vocabulary, rising; of equally frequent ones the lowest."""
+    """Return the `n` most frequent token ids, in ascending order. Lower ids win ties.
+
+    Args:
+        vocabulary: size of the vocabulary.
+    """
     counts = Counter(tokens)
     ids = sorted(range(vocabulary), key=lambda token: (-counts[token], token))
     return torch.tensor(sorted(ids[:n]))
 
 
 def make_head_config(target: LlamaConfig, mlp: int) -> LlamaConfig:
-    """A head's one layer in transformers' terms: the target's, with a key for each query head."""
-    wide = target.hidden_size // target.num_attention_heads
+    """Return transformers' config of a head's layer: the target's, with one KV head per query head.
+
+    Args:
+        mlp: width of the MLP.
+    """
+    head_dim = target.hidden_size // target.num_attention_heads
     return LlamaConfig(
         vocab_size=target.vocab_size,
         hidden_size=target.hidden_size,
         num_hidden_layers=1,
         num_attention_heads=target.num_attention_heads,
         num_key_value_heads=target.num_attention_heads,
-        head_dim=wide,
+        head_dim=head_dim,
         intermediate_size=mlp,
         max_position_embeddings=target.max_position_embeddings,
         rope_parameters=target.rope_parameters,
@@ -277,19 +295,22 @@ def make_head_config(target: LlamaConfig, mlp: int) -> LlamaConfig:
 
 
 def get_head_shape(config: LlamaConfig) -> HeadShape:
-    """The sizes of a head's layer."""
+    """Return the sizes of a head's layer."""
     return HeadShape(**{name: getattr(config, name) for name in HeadShape.__dataclass_fields__})
 
 
 @torch.no_grad()
 def round_to_fp16(head: torch.nn.Module) -> None:
-    """Round a head to what its file will hold."""
+    """Round the weights of a head to fp16, as they are stored."""
     for parameter in head.parameters():
         parameter.copy_(parameter.half())
 
 
 def to_stored_tensors(head: DraftHead) -> dict[str, Tensor]:
-    """A head's tensors by their names in the published releases, in fp16; maps as they are."""
+    """Return a head's tensors by their names in the published releases.
+
+    Weights are in fp16. Integer tensors such as vocabulary maps are unchanged.
+    """
     named = to_stored_names(head.layouts[0], head.tensors())
     return {
         name: tensor.half().cpu().contiguous() if tensor.is_floating_point() else tensor
@@ -298,19 +319,20 @@ def to_stored_tensors(head: DraftHead) -> dict[str, Tensor]:
 
 
 def export(head: DraftHead, config: LlamaConfig, folder: Path, facts: dict[str, Any]) -> None:
-    """Write model.safetensors and config.json; `facts` go under "specbench".
+    """Write model.safetensors and config.json.
 
     Args:
-        config: what `head_config` gave.
+        config: the result of `make_head_config`.
+        facts: entries under the key "specbench" of config.json.
     """
-    told = {} if head.says is None else {"draft_vocab_size": len(head.says)}
-    words = config.to_diff_dict() | {
+    vocabulary = {} if head.draft_ids is None else {"draft_vocab_size": len(head.draft_ids)}
+    entries = config.to_diff_dict() | {
         **head.file_config(),
-        **told,
+        **vocabulary,
         "dtype": "float16",
         "specbench": {**facts, "taps": list(head.captured_layers)},
     }
-    write_head(folder, to_stored_tensors(head), words)
+    write_head(folder, to_stored_tensors(head), entries)
 
 
 def write_head(
@@ -321,7 +343,7 @@ def write_head(
     weights: str = "model.safetensors",
     config_name: str = "config.json",
 ) -> None:
-    """Write the tensors and the configuration of a head to a folder, which they replace."""
+    """Write the tensors and the configuration of a head to a folder, and replace its content."""
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     with files.staging_folder(folder, overwrite=None) as staging:
         save_file(named, staging / weights, metadata={"format": "pt"})

@@ -1,6 +1,7 @@
-"""Training data of SpecEE's predictors, and their files; `methods.specee.training` trains them.
+"""Training data and files of SpecEE's exit predictors. `methods.specee.training` trains them.
 
-The target answers training questions greedily. `read` evaluates every layer at each token.
+The target answers training questions greedily. `collect_logits` then computes the logits after
+each layer for each token of the answers.
 """
 
 import json
@@ -22,7 +23,7 @@ from specbench_cli.engine.workspace import Workspace
 from specbench_cli.training.heads.judge import MAX_ANSWER, complete_answer
 
 N_QUESTIONS = 1500
-"""Whose answers are read."""
+"""Default number of training questions."""
 
 
 @torch.inference_mode()
@@ -33,11 +34,14 @@ def collect_logits(
     ends: frozenset[int],
     report: Callable[[int], None] = lambda _: None,
 ) -> EarlyLogits:
-    """Read the target's greedy answers.
+    """Return the logits of the draft's candidate tokens after each layer of the target.
+
+    The logits are computed for each token of the target's greedy answers.
 
     Args:
+        prompts: token ids of each prompt.
         ends: tokens that end an answer.
-        report: called with the number of answers read.
+        report: called with the number of prompts done.
     """
     workspace = Workspace({"target": target, "draft": draft}, max(map(len, prompts)) + MAX_ANSWER)
     layers, found = range(target.n_layers - 1), list[tuple[Tensor, ...]]()
@@ -48,7 +52,7 @@ def collect_logits(
         out = target.forward(x, target.new_state(n), logits_at="all", captured_layers=layers)
         guess = draft.forward(x, draft.new_state(n), logits_at="all").rows[len(prompt) :]
         ids = guess.topk(min(TOP, guess.shape[-1])).indices  # the first token is prefill's
-        own = out.rows[len(prompt) :].argmax(-1)
+        labels = out.rows[len(prompt) :].argmax(-1)
         early = torch.stack(
             [
                 target.unembed(target.norm(out.aux_hidden_states[each][0, len(prompt) :]))
@@ -56,13 +60,13 @@ def collect_logits(
             ],
             1,
         )
-        said = early.argmax(-1)
+        predicted = early.argmax(-1)
         found.append(
             (
                 early.gather(2, ids[:, None].expand(-1, len(layers), -1)).float().cpu(),
-                (said == own[:, None]).cpu(),
-                (said[..., None] == ids[:, None]).any(-1).cpu(),
-                torch.full((len(own),), at),
+                (predicted == labels[:, None]).cpu(),
+                (predicted[..., None] == ids[:, None]).any(-1).cpu(),
+                torch.full((len(labels),), at),
             )
         )
         report(at + 1)
@@ -76,14 +80,19 @@ def export(
     quality: PredictorQuality,
     facts: dict[str, Any],
 ) -> None:
-    """Write model.safetensors and config.json; `facts` and what they are worth go under
-    "specbench"."""
+    """Write model.safetensors and config.json.
+
+    Args:
+        tensors: the predictors' tensors, by name.
+        quality: quality on held-out questions. It is stored under "specbench" in config.json.
+        facts: further entries under "specbench".
+    """
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    told = {"kind": "exits", **facts, "held_out": asdict(quality)}
+    origin = {"kind": "exits", **facts, "held_out": asdict(quality)}
     config = {
         "n_layers": len(tensors["down"]) + 1,
         "layers": list(predictors.layers),
-        "specbench": told,
+        "specbench": origin,
     }
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     with files.staging_folder(folder, overwrite=None) as staging:

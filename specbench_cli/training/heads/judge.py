@@ -1,4 +1,4 @@
-"""Mining of labels for a judge, and the files of one; `methods.judge.training` trains it.
+"""Training labels and files of a Judge Decoding head. `methods.judge.training` trains it.
 
 AutoJudge (Garipov et al., NeurIPS 2025, arXiv:2504.20039) mines labels from the models themselves.
 Mining walks through the target's greedy answer. Where the draft predicts another token, that token
@@ -30,14 +30,14 @@ from specbench_cli.scoring import score
 from specbench_cli.tasks import Question
 
 N_QUESTIONS = 1500
-"""That are mined."""
+"""Default number of questions."""
 MAX_ANSWER = 96
-"""Tokens of an answer."""
+"""Maximum length of an answer in tokens."""
 
 
 @dataclass(frozen=True)
 class JudgeQuestion:
-    """A question to mine: as it is scored, and its prompt's tokens."""
+    """Question to mine labels from, with the token ids of its prompt."""
 
     question: Question
     ids: tuple[int, ...]
@@ -51,11 +51,11 @@ def mine_labels(
     decode: Callable[[Sequence[int]], str],
     report: Callable[[int], None] = lambda _: None,
 ) -> MinedTokens:
-    """Mine questions.
+    """Mine labels from questions: whether a draft token that differs from the target's is harmless.
 
     Args:
         ends: tokens that end an answer.
-        text: an answer's, by its tokens.
+        decode: function that returns the text of token ids.
         report: called with the number of questions done.
     """
     longest = max((len(each.ids) for each in questions), default=0) + MAX_ANSWER
@@ -75,38 +75,41 @@ def mine_labels(
 @torch.inference_mode()
 def _mine_question(
     workspace: Workspace,
-    asked: JudgeQuestion,
+    question: JudgeQuestion,
     ends: frozenset[int],
-    text: Callable[[Sequence[int]], str],
+    decode: Callable[[Sequence[int]], str],
 ) -> Iterator[tuple[Tensor, bool]]:
-    """Of each place where the draft would part from the answer: the row of its token, and whether
-    that is harmless."""
-    prompt = list(asked.ids)
+    """Yield a hidden state and a label for each draft token that differs from the target's.
 
-    def worth(answer: Sequence[int]) -> float:
-        return score(asked.question, 1, text(answer)) or 0.0
+    The hidden state is the target's after it read the draft token. The label is True if the token
+    is harmless.
+    """
+    prompt = list(question.ids)
+
+    def score_answer(answer: Sequence[int]) -> float:
+        return score(question.question, 1, decode(answer)) or 0.0
 
     answer = complete_answer(workspace, prompt, (), ends)
-    kept, at = worth(answer), 0
-    said = _likeliest(workspace.decoders["draft"], prompt, answer)
+    best_score, at = score_answer(answer), 0
+    drafted = _draft_greedily(workspace.decoders["draft"], prompt, answer)
     while at < len(answer):
-        token = said[at]
+        token = drafted[at]
         if token != answer[at]:
             start = [*answer[:at], token]
-            row = _row(workspace.decoders["target"], [*prompt, *start])
+            row = _get_hidden_state(workspace.decoders["target"], [*prompt, *start])
             other = complete_answer(workspace, prompt, start, ends)
-            good = worth(other) >= kept
-            yield row, good
-            if good:
-                answer, kept = other, worth(other)
-                said = _likeliest(workspace.decoders["draft"], prompt, answer)
+            harmless = score_answer(other) >= best_score
+            yield row, harmless
+            if harmless:
+                answer, best_score = other, score_answer(other)
+                drafted = _draft_greedily(workspace.decoders["draft"], prompt, answer)
         at += 1
 
 
 def complete_answer(
     workspace: Workspace, prompt: Sequence[int], start: Sequence[int], ends: frozenset[int]
 ) -> list[int]:
-    """An answer that begins so, as the target greedily goes on with it."""
+    """Return the answer that begins with `start` and that the target continues greedily."""
     if (start and start[-1] in ends) or len(start) >= MAX_ANSWER:
         return list(start)
     rule = StopRule(ends, MAX_ANSWER - len(start))
@@ -116,16 +119,16 @@ def complete_answer(
     return [*start, *session.output()]
 
 
-def _likeliest(draft: Decoder, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
-    """The draft's token in each of an answer's places."""
+def _draft_greedily(draft: Decoder, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
+    """Return the draft's most likely token at each position of an answer."""
     ids = torch.tensor([[*prompt, *answer[:-1]]], device=draft.device)
     out = draft.forward(Tokens(ids), draft.new_state(ids.shape[1]), logits_at="all")
     found: list[int] = out.rows[len(prompt) - 1 :].argmax(-1).tolist()
     return found
 
 
-def _row(target: Decoder, ids: Sequence[int]) -> Tensor:
-    """The normed row [hidden] that has read the last of some tokens."""
+def _get_hidden_state(target: Decoder, ids: Sequence[int]) -> Tensor:
+    """Return the target's normed hidden state [width] after the last token."""
     x = Tokens(torch.tensor([list(ids)], device=target.device))
     out = target.forward(x, target.new_state(len(ids)), logits_at=None)
     row: Tensor = target.norm(out.hidden[0, -1:])[0].float().cpu()
@@ -135,11 +138,15 @@ def _row(target: Decoder, ids: Sequence[int]) -> Tensor:
 def export(
     folder: Path, weight: Tensor, bias: Tensor, quality: JudgeQuality, facts: dict[str, Any]
 ) -> None:
-    """Write model.safetensors and config.json; `facts` and what it is worth go under
-    "specbench"."""
+    """Write model.safetensors and config.json.
+
+    Args:
+        quality: quality on held-out questions. It is stored under "specbench" in config.json.
+        facts: further entries under "specbench".
+    """
     named = {"weight": weight.contiguous(), "bias": bias.contiguous()}
-    labels = {"kind": "judge", **facts, "held_out": asdict(quality)}
-    config = {"hidden_size": len(weight), "specbench": labels}
+    origin = {"kind": "judge", **facts, "held_out": asdict(quality)}
+    config = {"hidden_size": len(weight), "specbench": origin}
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     with files.staging_folder(folder, overwrite=None) as staging:
         save_file(named, staging / "model.safetensors", metadata={"format": "pt"})

@@ -1,4 +1,8 @@
-"""What draft heads are trained towards: the target's next distributions, drafted step by step."""
+"""Losses of draft heads. A head learns the target's next-token distributions over several steps.
+
+A *slot* is a position in a text from which the head drafts. Training drafts from many slots of a
+text in one forward.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -25,18 +29,24 @@ from specbench_cli.training.replies import (
 )
 
 SLOT_SHARE = 0.5
-"""Share of the slots that are drafted from: answers are 0.37 of the tokens of the target's replies.
-The others are still read."""
+"""Share of a text's positions that are used as slots.
+
+In the target's replies, 37% of the tokens belong to answers. The head still reads all tokens.
+"""
 
 
 Drafter = DraftHead | FeatureHead | ParallelHead
-"""What is trained to draft."""
+"""A draft head of any kind."""
 
 
 class TargetOutput(NamedTuple):
-    """What the frozen target gives for ids [sequences, n].
+    """Output of the frozen target for ids [sequences, n].
 
-    features: rows of the captured layers side by side; normed: those its output matrix reads.
+    Attributes:
+        chat_mask: which tokens attend to each other.
+        features: hidden states of the captured layers, concatenated, [sequences, n, layers *
+            width].
+        normed: hidden states after the final norm, [sequences, n, width].
     """
 
     chat_mask: ChatMask
@@ -45,10 +55,12 @@ class TargetOutput(NamedTuple):
 
 
 class TargetPrediction(NamedTuple):
-    """What the target says next.
+    """The target's prediction of each next token.
 
-    logits: [sequences, n, r] of the ids that a head can say. known: [sequences, n], whether the
-    likeliest of all is among them.
+    Attributes:
+        logits: logits of the head's draft vocabulary, [sequences, n, draft vocab].
+        draftable: whether the target's most likely token is in the draft vocabulary,
+            [sequences, n].
     """
 
     logits: Tensor
@@ -56,10 +68,13 @@ class TargetPrediction(NamedTuple):
 
 
 class HeadStep(NamedTuple):
-    """A drafted step at slots [sequences, slots].
+    """One draft step of a head, from all slots [sequences, slots].
 
-    logits: over what the head says; at: the place whose next token is drafted; hidden: the rows
-    that they are of; valid: whether that token is in the slot's chat.
+    Attributes:
+        logits: logits over the draft vocabulary.
+        hidden: hidden states that the logits were computed from.
+        positions: position before the drafted token, as an index into the text.
+        valid: whether the drafted token belongs to the same chat as the slot.
     """
 
     logits: Tensor
@@ -74,18 +89,22 @@ def run_target(
     captured_layers: tuple[int, ...],
     starts: Tensor | None = None,
 ) -> TargetOutput:
-    """The frozen target's rows; call it under autocast and no_grad. `starts` as of `Batch`."""
+    """Return the output of the frozen target. Call it under `autocast` and `no_grad`.
+
+    Args:
+        starts: see `TrainingBatch`.
+    """
     chats = make_chat_mask(ids, starts)
     body = target.model
     rows = body.embed_tokens(ids)
     rotary = body.rotary_emb(rows, position_ids=chats.positions)
-    leaving = []
+    outputs = []
     for layer in body.layers:
         rows = layer(rows, attention_mask=chats.mask, position_embeddings=rotary)
-        leaving.append(rows)
+        outputs.append(rows)
     normed = body.norm(rows)
-    read = [normed if layer == NORMED else leaving[layer] for layer in captured_layers]
-    return TargetOutput(chats, torch.cat(read, -1), normed)
+    captured = [normed if at == NORMED else outputs[at] for at in captured_layers]
+    return TargetOutput(chats, torch.cat(captured, -1), normed)
 
 
 def unroll(
@@ -96,37 +115,39 @@ def unroll(
     slots: Tensor,
     steps: int,
 ) -> Iterator[HeadStep]:
-    """Draft `steps` tokens from each slot, reading the text's own tokens (teacher forcing).
+    """Draft `steps` tokens from each slot. The head reads the text's tokens (teacher forcing).
+
+    The target's features are known up to the slot. So the first step at slot t reads token t + 1
+    and predicts token t + 2. A head without a state predicts all tokens from the slot's features.
 
     Args:
-        ids: [sequences, n].
-        read: of these ids.
-        slots: [sequences, slots], places of the text whose features are the last that are known:
-            the first step at slot t reads token t+1 and says token t+2. A head without a state
-            says all of its levels from the slot's features.
+        ids: token ids, [sequences, n].
+        target_output: the target's output for these ids.
+        slots: positions in the text, [sequences, slots].
     """
     starts = torch.arange(ids.shape[1], device=ids.device) - target_output.chat_mask.positions
     if isinstance(head, FeatureHead):
         rows = gather_slots(target_output.features, slots)
         if isinstance(head, LookAhead):
-            _, behind = run_look_ahead(head, target, ids, target_output, slots)
-            said = iter(target.lm_head(behind).flatten(0, 1).unbind(1))
+            _, ahead = run_look_ahead(head, target, ids, target_output, slots)
+            levels = iter(target.lm_head(ahead).flatten(0, 1).unbind(1))
         else:
-            said = _unroll_levels(head, rows.flatten(0, 1), ids, slots, steps)
-        for step, logits in enumerate(said):
+            levels = _unroll_levels(head, rows.flatten(0, 1), ids, slots, steps)
+        for step, logits in enumerate(levels):
             yield HeadStep(
                 logits.unflatten(0, slots.shape), rows, *get_step_positions(starts, slots, step)
             )
         return
     if isinstance(head, ParallelHead):
-        for step, (logits, kept) in enumerate(head.draft(target, ids, target_output, slots, steps)):
-            yield HeadStep(logits, logits, *get_step_positions(starts, kept, step))
+        drafted = head.draft(target, ids, target_output, slots, steps)
+        for step, (logits, step_slots) in enumerate(drafted):
+            yield HeadStep(logits, logits, *get_step_positions(starts, step_slots, step))
         return
     past = PastKeyValues(gather_slots(target_output.chat_mask.mask[:, 0], slots)[:, None])
     embed = target.model.embed_tokens if head.embed_tokens is None else head.embed_tokens
     weight = target.lm_head.weight if head.lm_head is None else head.lm_head.weight
-    if head.says is not None and head.lm_head is None:
-        weight = weight[head.says]
+    if head.draft_ids is not None and head.lm_head is None:
+        weight = weight[head.draft_ids]
     following = torch.cat([ids[:, 1:], ids[:, -1:]], 1)
     places = target_output.chat_mask.positions
     out = head(
@@ -147,10 +168,11 @@ def unroll(
 
 
 def get_step_positions(starts: Tensor, slots: Tensor, step: int) -> tuple[Tensor, Tensor]:
-    """`Step.at` and `Step.valid` of a step from slots of texts.
+    """Return `HeadStep.positions` and `HeadStep.valid` of a draft step.
 
     Args:
-        starts: [sequences, n], where the chat of each place begins.
+        starts: first position of the chat that each position belongs to, [sequences, n].
+        step: number of the draft step, from 0.
     """
     at, last = slots + step + 1, starts.shape[1] - 1
     inside = at.clamp(max=last)
@@ -160,9 +182,12 @@ def get_step_positions(starts: Tensor, slots: Tensor, step: int) -> tuple[Tensor
 def _unroll_levels(
     head: FeatureHead, rows: Tensor, ids: Tensor, slots: Tensor, steps: int
 ) -> Iterator[Tensor]:
-    """What a head without a state says at slots from features [n, width], level by level: [n, V].
+    """Yield the logits [n, V] of each level of a head without a state.
 
-    One that reads the drafted tokens is given the text's own.
+    A head that reads the draft tokens gets the tokens of the text instead.
+
+    Args:
+        rows: the target's features at the slots, [n, width].
     """
     if not isinstance(head, SequentialHead):
         yield from head(rows)[:steps]
@@ -181,50 +206,58 @@ def run_look_ahead(
     target_output: TargetOutput,
     slots: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """What the target's output matrix reads: of a text [sequences, n, width], and of the rows that
-    a head has go through the target at slots, [sequences, slots, levels, width]."""
+    """Run the target on a text and on the look-ahead rows of a head.
+
+    At each slot the head makes one input row for each future token. The upper layers of the target
+    process these rows after the text up to the slot.
+
+    Returns:
+        The target's normed hidden states of the text, [sequences, n, width], and of the look-ahead
+        rows, [sequences, slots, levels, width].
+    """
     body, k = target.model, head.sizes["levels"]
     rows = target_output.features if head.layer else body.embed_tokens(ids)
-    made = head(gather_slots(rows, slots).flatten(0, 1)).unflatten(0, slots.shape).flatten(1, 2)
+    ahead = head(gather_slots(rows, slots).flatten(0, 1)).unflatten(0, slots.shape).flatten(1, 2)
     n, device = ids.shape[1], ids.device
-    seen = target_output.chat_mask.mask[:, 0]
+    text_mask = target_output.chat_mask.mask[:, 0]
     at = slots[..., None].expand(-1, -1, n)
     chain = torch.ones(k, k, dtype=torch.bool, device=device).tril()
-    own = torch.block_diag(*[chain] * slots.shape[1]).expand(len(ids), -1, -1)
-    sight = torch.cat(
+    ahead_mask = torch.block_diag(*[chain] * slots.shape[1]).expand(len(ids), -1, -1)
+    mask = torch.cat(
         (
-            F.pad(seen, (0, own.shape[-1])),
-            torch.cat((seen.gather(1, at).repeat_interleave(k, 1), own), -1),
+            F.pad(text_mask, (0, ahead_mask.shape[-1])),
+            torch.cat((text_mask.gather(1, at).repeat_interleave(k, 1), ahead_mask), -1),
         ),
         1,
     )
-    ahead = torch.arange(1, k + 1, device=device)
-    behind = (target_output.chat_mask.positions.gather(1, slots)[..., None] + ahead).flatten(1)
-    rows = torch.cat((rows, made), 1)
-    rotary = body.rotary_emb(
-        rows, position_ids=torch.cat((target_output.chat_mask.positions, behind), 1)
-    )
+    offsets = torch.arange(1, k + 1, device=device)
+    positions = target_output.chat_mask.positions
+    ahead_positions = (positions.gather(1, slots)[..., None] + offsets).flatten(1)
+    rows = torch.cat((rows, ahead), 1)
+    rotary = body.rotary_emb(rows, position_ids=torch.cat((positions, ahead_positions), 1))
     for layer in body.layers[head.layer :]:
-        rows = layer(rows, attention_mask=sight[:, None], position_embeddings=rotary)
+        rows = layer(rows, attention_mask=mask[:, None], position_embeddings=rotary)
     rows = body.norm(rows)
     return rows[:, :n], rows[:, n:].unflatten(1, (-1, k))
 
 
 StoredArray = Tensor | NDArray[np.generic]
-"""Numbers of a file: on an accelerator, or mapped into memory."""
+"""Content of a file: a tensor on an accelerator, or a memory-mapped array."""
 
 MEMORY_SHARE = 0.5
-"""How much of an accelerator's free memory the rows that are kept may have."""
+"""Maximum share of an accelerator's free memory that cached hidden states may use."""
 
 BLOCK_ROWS = 1 << 16
-"""Rows that are sent to it at a time."""
+"""Number of rows copied to an accelerator at a time."""
 
 
 def _move_to_device(
     files: Sequence[NDArray[np.generic]], device: torch.device
 ) -> list[StoredArray]:
-    """Files' numbers on an accelerator that has room for them, where an update's rows are taken
-    without a transfer; else as they are."""
+    """Copy arrays to the accelerator if it has enough free memory; otherwise return them unchanged.
+
+    On the accelerator, an update reads its rows without a transfer.
+    """
     size = sum(file.nbytes for file in files)
     if device.type != "cuda" or size > MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]:
         return [np.asarray(file) for file in files]
@@ -232,22 +265,23 @@ def _move_to_device(
 
 
 def _copy_to_device(file: NDArray[np.generic], device: torch.device) -> Tensor:
-    """A file's numbers on a device, block by block: the host need not hold them all."""
-    like = torch.from_numpy(file[:0].copy())
-    there = torch.empty(file.shape, dtype=like.dtype, device=device)
+    """Copy an array to a device in blocks, because host memory may be too small for all of it."""
+    dtype = torch.from_numpy(file[:0].copy()).dtype
+    copied = torch.empty(file.shape, dtype=dtype, device=device)
     for first in range(0, len(file), BLOCK_ROWS):
         block = torch.from_numpy(file[first : first + BLOCK_ROWS].copy())
-        there[first : first + BLOCK_ROWS].copy_(host.send(block, device))
-    return there
+        copied[first : first + BLOCK_ROWS].copy_(host.send(block, device))
+    return copied
 
 
 class CachedTargetOutput:
-    """A large target's rows over replies, computed once: heads read them many times.
+    """Hidden states of a large target over its replies, computed once and read many times.
 
     Args:
-        files: what was kept while the replies were made; the rest is computed.
-        captured_layers: those of the files.
-        replies: the first of the file that they lie in.
+        files: hidden states that were stored when the replies were sampled. Missing ones are
+            computed and added.
+        captured_layers: captured layers of the files.
+        replies: the first replies of their file.
     """
 
     def __init__(
@@ -257,12 +291,9 @@ class CachedTargetOutput:
         captured_layers: tuple[int, ...],
         replies: Sequence[TrainingReply],
     ) -> None:
-        self._target, self._captured_layers, self._width = (
-            target,
-            captured_layers,
-            target.config.hidden_size,
-        )
-        self._own = len(captured_layers) * self._width
+        self._target, self._captured_layers = target, captured_layers
+        self._width = target.config.hidden_size
+        self._feature_width = len(captured_layers) * self._width
         files.complete(replies, self._read_reply)
         rows, best = files.open_arrays()
         last = max(replies, key=lambda reply: reply.first_row)
@@ -271,52 +302,51 @@ class CachedTargetOutput:
         )
 
     def get_reply(self, reply: EncodedChat) -> tuple[Tensor, Tensor, Tensor]:
-        """A reply's ids [n], features and normed rows, by themselves."""
+        """Return the ids [n] of one reply, its features and its normed hidden states."""
         device = self._target.device
-        span = slice(reply.first_row, reply.first_row + len(reply.ids))
-        rows = self._index_rows(
-            self._rows, torch.arange(span.start, span.stop, device=device)
-        ).float()
+        end = reply.first_row + len(reply.ids)
+        index = torch.arange(reply.first_row, end, device=device)
+        rows = self._index_rows(self._rows, index).float()
         ids = torch.tensor(reply.ids, device=device)
-        return ids, rows[:, : self._own], rows[:, -self._width :]
+        return ids, rows[:, : self._feature_width], rows[:, -self._width :]
 
     def get_output(self, batch: TrainingBatch) -> TargetOutput:
-        """As `read_target`."""
+        """Return the target's output for a batch, as `run_target` does."""
         assert batch.rows is not None
         rows = self._index_rows(self._rows, batch.rows).float()
         chats = make_chat_mask(batch.inputs, batch.starts)
-        return TargetOutput(chats, rows[..., : self._own], rows[..., -self._width :])
+        features = rows[..., : self._feature_width]
+        return TargetOutput(chats, features, rows[..., -self._width :])
 
     def predict(
         self, batch: TrainingBatch, normed: Tensor, draft_ids: Tensor | None
     ) -> TargetPrediction:
-        """As `what_is_said`."""
+        """Return the target's prediction for a batch, as `predict_target` does."""
         assert batch.rows is not None
         weight = self._target.lm_head.weight
         if draft_ids is None:
             logits = F.linear(normed, weight)
             return TargetPrediction(logits, torch.ones_like(batch.inputs, dtype=torch.bool))
         best = self._index_rows(self._best, batch.rows).to(batch.inputs.dtype)
-        among = torch.searchsorted(draft_ids, best).clamp(max=len(draft_ids) - 1)
-        return TargetPrediction(F.linear(normed, weight[draft_ids]), draft_ids[among] == best)
+        index = torch.searchsorted(draft_ids, best).clamp(max=len(draft_ids) - 1)
+        return TargetPrediction(F.linear(normed, weight[draft_ids]), draft_ids[index] == best)
 
     @staticmethod
-    def _index_rows(held: StoredArray, at: Tensor) -> Tensor:
-        """Rows of what is held, [*at, ...], where the places `at` are."""
-        if isinstance(held, Tensor):
-            return held[at]
-        return torch.from_numpy(np.take(held, at.cpu().numpy(), 0)).to(at.device)
+    def _index_rows(stored: StoredArray, index: Tensor) -> Tensor:
+        """Return the rows with these numbers, [*index, ...], on the device of `index`."""
+        if isinstance(stored, Tensor):
+            return stored[index]
+        return torch.from_numpy(np.take(stored, index.cpu().numpy(), 0)).to(index.device)
 
     @torch.no_grad()
     def _read_reply(self, reply: Sequence[int]) -> TargetRows:
         target = self._target
         ids = torch.tensor([list(reply)], device=target.device)
         with autocast(ids.device):
-            read = run_target(target, ids, self._captured_layers)
-            best = target.lm_head(read.normed)[0].argmax(-1)
-        parts = (
-            [read.features] if self._captured_layers == (NORMED,) else [read.features, read.normed]
-        )
+            out = run_target(target, ids, self._captured_layers)
+            best = target.lm_head(out.normed)[0].argmax(-1)
+        only_normed = self._captured_layers == (NORMED,)
+        parts = [out.features] if only_normed else [out.features, out.normed]
         return TargetRows(torch.cat(parts, -1)[0].half(), best)
 
 
@@ -327,44 +357,44 @@ def head_loss(
     fast: bool,
     cached: CachedTargetOutput | None = None,
 ) -> Loss:
-    """The loss of a packed batch.
+    """Return the loss of a head on a packed batch.
 
     Args:
-        fast: compile it; the noise is drawn outside.
-        kept: the target's rows; without them they are computed with the loss.
+        fast: whether to compile the loss. The noise is drawn outside the compiled part.
+        cached: stored hidden states of the target. None: the target runs for each batch.
     """
-    says = get_draft_ids(head)
+    draft_ids = get_draft_ids(head)
 
     def loss(batch: TrainingBatch, noise: Tensor | None) -> Tensor:
         ids = batch.inputs
         with autocast(ids.device):
             with torch.no_grad():
                 if cached is None:
-                    read = run_target(target, ids, head.captured_layers, batch.starts)
-                    said = (
-                        None if objective.text_labels else predict_target(target, read.normed, says)
-                    )
+                    out = run_target(target, ids, head.captured_layers, batch.starts)
                 else:
-                    read = cached.get_output(batch)
-                    said = (
-                        None if objective.text_labels else cached.predict(batch, read.normed, says)
-                    )
+                    out = cached.get_output(batch)
+                if objective.text_labels:
+                    prediction = None
+                elif cached is None:
+                    prediction = predict_target(target, out.normed, draft_ids)
+                else:
+                    prediction = cached.predict(batch, out.normed, draft_ids)
             if noise is not None:
-                read = read._replace(features=read.features + noise)
-            weights = get_next_token_weights(batch, read.chat_mask)
+                out = out._replace(features=out.features + noise)
+            weights = get_next_token_weights(batch, out.chat_mask)
             slots = choose_slots(weights)
             total = torch.zeros((), device=ids.device)
-            for number, step in enumerate(unroll(head, target, ids, read, slots, objective.steps)):
+            for number, step in enumerate(unroll(head, target, ids, out, slots, objective.steps)):
                 weight = weights.gather(1, step.positions) * step.valid
                 each = torch.zeros_like(weight)
                 if objective.ce:
-                    entropy, known = _cross_entropy(step, said, batch, says)
+                    entropy, draftable = _cross_entropy(step, prediction, batch, draft_ids)
                     each = each + objective.ce * entropy
-                    weight = weight * known
+                    weight = weight * draftable
                 if objective.feature:
-                    wanted = gather_slots(read.normed, step.positions).float()
-                    apart = F.smooth_l1_loss(step.hidden.float(), wanted, reduction="none")
-                    each = each + objective.feature * apart.mean(-1)
+                    label = gather_slots(out.normed, step.positions).float()
+                    error = F.smooth_l1_loss(step.hidden.float(), label, reduction="none")
+                    each = each + objective.feature * error.mean(-1)
                 mean = (each * weight).sum() / weight.sum().clamp(min=1e-6)
                 total = total + objective.decay**number * mean
         return total / sum(objective.decay**number for number in range(objective.steps))
@@ -372,72 +402,88 @@ def head_loss(
     step = compile_loss(loss) if fast else loss
     device = target.device
 
-    def drawn(batch: TrainingBatch) -> Tensor:
+    def loss_with_noise(batch: TrainingBatch) -> Tensor:
         batch = batch.to_device(device)
-        wide = len(head.captured_layers) * target.config.hidden_size
-        return step(batch, _noise(batch, wide, objective.noise) if objective.noise else None)
+        width = len(head.captured_layers) * target.config.hidden_size
+        noise = _draw_noise(batch, width, objective.noise) if objective.noise else None
+        return step(batch, noise)
 
-    return drawn
+    return loss_with_noise
 
 
 def get_draft_ids(head: Drafter) -> Tensor | None:
-    """The ids that a head's logits are about; None: all."""
-    return head.says if isinstance(head, DraftHead) else None
+    """Return the token ids that a head can draft, or None for the whole vocabulary."""
+    return head.draft_ids if isinstance(head, DraftHead) else None
 
 
 def predict_target(
     target: LlamaForCausalLM, normed: Tensor, draft_ids: Tensor | None
 ) -> TargetPrediction:
-    """The target's logits of rows [sequences, n, hidden], a block of rows at a time: what is not
-    kept of a large vocabulary is never held at once."""
-    rows, logits, known = normed.flatten(0, 1), [], []
+    """Return the target's prediction from its normed hidden states [sequences, n, width].
+
+    With a draft vocabulary, the logits of the whole vocabulary are computed for a block of rows at
+    a time, to save memory.
+    """
+    rows, logits, draftable = normed.flatten(0, 1), [], []
     for block in rows.split(len(rows) if draft_ids is None else LOGITS_BLOCK_ROWS):
-        all_ = target.lm_head(block).float()
-        kept = all_ if draft_ids is None else all_.index_select(-1, draft_ids)
-        logits.append(kept)
-        known.append(kept.amax(-1) >= all_.amax(-1))
+        all_logits = target.lm_head(block).float()
+        drafted = all_logits if draft_ids is None else all_logits.index_select(-1, draft_ids)
+        logits.append(drafted)
+        draftable.append(drafted.amax(-1) >= all_logits.amax(-1))
     return TargetPrediction(
-        *(torch.cat(part).unflatten(0, normed.shape[:2]) for part in (logits, known))
+        *(torch.cat(part).unflatten(0, normed.shape[:2]) for part in (logits, draftable))
     )
 
 
 def _cross_entropy(
-    step: HeadStep, said: TargetPrediction | None, batch: TrainingBatch, says: Tensor | None
+    step: HeadStep,
+    prediction: TargetPrediction | None,
+    batch: TrainingBatch,
+    draft_ids: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Cross-entropy at each slot, and whether the head can say what it should."""
+    """Return the cross-entropy at each slot, and whether the head can draft the label there.
+
+    Args:
+        prediction: the target's prediction, used as label. None: the text is the label.
+    """
     logits = step.logits.float()
-    if said is None:
+    if prediction is None:
         labels = batch.targets.gather(1, step.positions)
-        known = torch.ones_like(labels, dtype=torch.bool)
-        if says is not None:  # their places among those it can say, which rise
-            among = torch.searchsorted(says, labels).clamp(max=len(says) - 1)
-            known, labels = says[among] == labels, among
+        draftable = torch.ones_like(labels, dtype=torch.bool)
+        if draft_ids is not None:  # convert token ids to indices of the sorted draft vocabulary
+            index = torch.searchsorted(draft_ids, labels).clamp(max=len(draft_ids) - 1)
+            draftable, labels = draft_ids[index] == labels, index
         entropy = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
-        return entropy.view_as(labels), known
-    wanted = gather_slots(said.logits, step.positions)
-    return -(wanted.softmax(-1) * logits.log_softmax(-1)).sum(-1), said.draftable.gather(
-        1, step.positions
-    )
+        return entropy.view_as(labels), draftable
+    label_logits = gather_slots(prediction.logits, step.positions)
+    entropy = -(label_logits.softmax(-1) * logits.log_softmax(-1)).sum(-1)
+    return entropy, prediction.draftable.gather(1, step.positions)
 
 
 def get_next_token_weights(batch: TrainingBatch, chats: ChatMask) -> Tensor:
-    """The weight of each place's next token, 0 where that begins another chat."""
+    """Return the loss weight of each next token, 0 if the next token belongs to another chat."""
     places = torch.arange(batch.inputs.shape[1], device=batch.inputs.device)
     starts = places - chats.positions
-    parent = torch.cat([starts[:, 1:] == starts[:, :-1], torch.ones_like(starts[:, :1]) > 0], 1)
-    return batch.weights * parent
+    same_chat = torch.cat([starts[:, 1:] == starts[:, :-1], torch.ones_like(starts[:, :1]) > 0], 1)
+    return batch.weights * same_chat
 
 
 def choose_slots(weights: Tensor) -> Tensor:
-    """The slots to draft from: those before an answer's tokens, in the order of the text."""
+    """Return the slots to draft from, in the order of the text.
+
+    Slots before the tokens of an answer come first; other slots fill up the fixed number.
+    """
     after = torch.cat([weights[:, 1:], torch.zeros_like(weights[:, :1])], 1)
     n = max(1, int(SLOT_SHARE * weights.shape[1]))
     return after.sort(descending=True, stable=True).indices[:, :n].sort().values
 
 
-def _noise(batch: TrainingBatch, wide: int, width: float) -> Tensor:
-    """Uniform noise on the features; a function of the batch, so a resumed run repeats it."""
+def _draw_noise(batch: TrainingBatch, width: int, amplitude: float) -> Tensor:
+    """Return uniform noise for the features, [sequences, n, width].
+
+    The seed is computed from the batch, so a resumed run draws the same noise.
+    """
     ids = batch.inputs
     rng = torch.Generator(ids.device).manual_seed(int((ids * (batch.weights > 0)).sum()))
-    drawn = torch.rand((*ids.shape, wide), generator=rng, device=ids.device)
-    return (drawn - 0.5) * width
+    noise = torch.rand((*ids.shape, width), generator=rng, device=ids.device)
+    return (noise - 0.5) * amplitude

@@ -1,4 +1,4 @@
-"""What a head in training would be worth: MAT of greedy chains on held-out replies."""
+"""Estimates of a head's MAT (mean accepted tokens) on held-out replies, during its training."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -23,9 +23,12 @@ FILE = "mat.jsonl"
 
 @dataclass(frozen=True)
 class MatEstimate:
-    """After `step` updates: committed tokens per verification, with chains of `CHAIN` drafts.
+    """MAT of a head after a number of updates.
 
-    accepted: by depth, how often a draft was right that followed right ones.
+    Attributes:
+        step: number of updates.
+        mat: committed tokens per verification, with greedy chains of `CHAIN_LENGTH` draft tokens.
+        accepted: acceptance rate of the draft token at each depth, if all before it are accepted.
     """
 
     step: int
@@ -41,44 +44,46 @@ def estimate_mat(
     step: int,
     chain: int = CHAIN_LENGTH,
 ) -> MatEstimate:
-    """MAT of greedy chains from the target's true features, on its own greedy replies.
+    """Estimate the MAT of a head with greedy chains, on the target's own greedy replies.
 
-    As long as all drafts were right, what a chain reads is the text: so one teacher-forced pass
-    tells how far it would get from every place. Then each answer is walked from its first token,
-    the one that follows the prompt, in strides of accepted drafts and the target's own token.
+    While all draft tokens are correct, a chain reads the tokens of the reply. So one forward with
+    teacher forcing gives the number of correct draft tokens from each position. `compute_mat` then
+    simulates decoding with these numbers.
+
+    Args:
+        step: number of updates so far.
+        chain: number of draft tokens per step.
     """
     head.eval()
-    groups = (replies[first : first + BATCH_SIZE] for first in range(0, len(replies), BATCH_SIZE))
-    walked = compute_mat(
-        (
-            (chat, far)
-            for group in groups
-            for chat, far in zip(
-                group, _count_correct_drafts(head, target, group, chain).tolist(), strict=True
-            )
-        ),
-        chain,
-    )
+    n_correct = list[tuple[EncodedChat, list[int]]]()
+    for first in range(0, len(replies), BATCH_SIZE):
+        batch = replies[first : first + BATCH_SIZE]
+        counts = _count_correct_drafts(head, target, batch, chain)
+        n_correct += zip(batch, counts.tolist(), strict=True)
+    mat, rates = compute_mat(n_correct, chain)
     head.train()
-    return MatEstimate(step, *walked)
+    return MatEstimate(step, mat, rates)
 
 
 def compute_mat(
-    reached: Iterable[tuple[EncodedChat, Sequence[int]]], chain: int
+    n_correct: Iterable[tuple[EncodedChat, Sequence[int]]], chain: int
 ) -> tuple[float, list[float]]:
-    """MAT over replies, and how often a draft was right that followed right ones, by depth.
+    """Simulate decoding of replies; return MAT and the acceptance rate of each depth.
+
+    Each step commits the correct draft tokens and one token of the target.
 
     Args:
-        reached: of a reply, how many drafts are the text that follows, by the last slot but one
-            that they know.
+        n_correct: a reply, and for each position t the number of consecutive correct draft tokens.
+            The first of them is the token at t + 2.
+        chain: number of draft tokens per step.
     """
     committed = verified = 0
     tried, right = [0] * chain, [0] * chain
-    for chat, far in reached:
+    for chat, counts in n_correct:
         root, end = find_answer_start(chat), len(chat.ids)
         while root < end - 1:
             most = min(chain, end - 1 - root)
-            accepted = min(far[root - 1], most)
+            accepted = min(counts[root - 1], most)
             for depth in range(min(accepted + 1, most)):
                 tried[depth] += 1
                 right[depth] += depth < accepted
@@ -91,32 +96,32 @@ def compute_mat(
 def _count_correct_drafts(
     head: Drafter,
     target: LlamaForCausalLM,
-    group: Sequence[EncodedChat],
+    batch: Sequence[EncodedChat],
     chain: int,
 ) -> Tensor:
-    """[chats, longest]: how many drafts from each slot are the text that follows."""
-    longest = max(len(chat.ids) for chat in group)
-    begin = group[0].ids[0]
-    ids = torch.tensor([chat.ids + [begin] * (longest - len(chat.ids)) for chat in group])
+    """Return the number of consecutive correct draft tokens from each slot, [chats, n]."""
+    longest = max(len(chat.ids) for chat in batch)
+    padding = batch[0].ids[0]
+    ids = torch.tensor([chat.ids + [padding] * (longest - len(chat.ids)) for chat in batch])
     ids = ids.to(target.device)
-    slots = torch.arange(longest, device=ids.device).expand(len(group), -1)
-    says = get_draft_ids(head)
+    slots = torch.arange(longest, device=ids.device).expand(len(batch), -1)
+    draft_ids = get_draft_ids(head)
     with autocast(ids.device):
-        read = run_target(target, ids, head.captured_layers)
+        out = run_target(target, ids, head.captured_layers)
         following = torch.cat([ids[:, 1:], ids[:, -1:]], 1)
-        reach = torch.zeros_like(ids)
-        alive = torch.ones_like(ids, dtype=torch.bool)
-        for step in unroll(head, target, ids, read, slots, chain):
-            width = step.logits.shape[-1]
-            drafted = argmax(step.logits.reshape(-1, width)).view(step.positions.shape)
-            drafted = drafted if says is None else says[drafted]
-            alive = alive & step.valid & (drafted == following.gather(1, step.positions))
-            reach = reach + alive
-    return reach
+        counts = torch.zeros_like(ids)
+        correct = torch.ones_like(ids, dtype=torch.bool)
+        for step in unroll(head, target, ids, out, slots, chain):
+            vocab = step.logits.shape[-1]
+            drafted = argmax(step.logits.reshape(-1, vocab)).view(step.positions.shape)
+            drafted = drafted if draft_ids is None else draft_ids[drafted]
+            correct = correct & step.valid & (drafted == following.gather(1, step.positions))
+            counts = counts + correct
+    return counts
 
 
 def find_answer_start(chat: EncodedChat) -> int:
-    """Where the answer begins: its tokens weigh 1, the prompt's less."""
+    """Return the index of the answer's first token. Only tokens of answers have the weight 1."""
     return chat.weights.index(1.0)
 
 
@@ -124,24 +129,24 @@ E = TypeVar("E", bound=MatEstimate)
 
 
 class EstimateLog(Generic[E]):
-    """The estimates of a training folder, one JSON line each; a resumed run cuts later ones off.
+    """Log of estimates in a training folder, one JSON line each.
 
     Args:
-        kind: what they are.
+        kind: class of the estimates.
     """
 
     def __init__(self, folder: Path, kind: type[E]) -> None:
         self._path, self._kind = folder / FILE, kind
 
     def read(self) -> list[E]:
-        """All, by step."""
+        """Return all estimates, by step."""
         if not self._path.is_file():
             return []
         lines = self._path.read_text(encoding="utf-8").splitlines()
         return [self._kind(**json.loads(line)) for line in lines]
 
     def add(self, new: E) -> None:
-        """Keep those before it, and it."""
+        """Append an estimate, and remove those of the same or a later step (of a stopped run)."""
         kept = [old for old in self.read() if old.step < new.step] + [new]
         text = "".join(json.dumps(asdict(each)) + "\n" for each in kept)
         files.replace(self._path, text)

@@ -1,7 +1,9 @@
-"""Training draft heads for a finished target.
+"""Training of draft heads for a finished target.
 
-Questions like those of training are answered by the target itself, sampled and greedy, and its
-features are computed on the fly.
+Heads learn from the target's own answers to training questions. The *embedded family* is the set of
+small models that specbench ships. For them, questions come from the generated corpus, and the
+target's hidden states are computed in each update. For other targets, questions come from GSM8K
+and from the target itself, and its hidden states are stored with the answers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -66,32 +68,31 @@ from specbench_cli.training.replies import (
 )
 
 ProgressCallback = Callable[[str, int, int], None]
-"""Told what is made (replies, labels), how many are done, and of how many."""
+"""Function called with a name ("replies", "labels"), the number done, and the total."""
 
 N_REPLIES, N_HELD_OUT = 3000, 96
 N_HELD_OUT_OTHER = 32
-"""Those of a target of another family, which are long."""
+"""Number of held-out replies for targets outside the embedded family, whose replies are longer."""
 
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
-"""Families whose layers run one after another on rows alone, under one mask."""
+"""Model families whose layers run in sequence with one attention mask, as `run_target` does."""
 
 N_HELD_OUT_PROBLEMS = 100
-"""Problems of GSM8K, the last ones, that a target of another family is measured on alone."""
+"""Number of GSM8K problems (the last ones) that are used only to measure other targets' heads."""
 
 GREEDY_SEED, HELD_OUT_SEED = 4000, 5000
-"""Added to the seed for the questions answered greedily, and for those that only measure."""
+"""Offsets of the seed for questions that are answered greedily, and for held-out questions."""
 MEASURE_INTERVAL, MIN_ESTIMATES = 200, 4
-"""Steps between two checkpoints, and at most between two estimates of MAT; how many of these a
-shorter training has."""
+"""Steps between two checkpoints or MAT estimates. A shorter training has `MIN_ESTIMATES`."""
 
 
 Kind = type[DraftHead] | type[FeatureHead] | type[ParallelHead]
-"""What can be trained: a head with a state by its torch module, one without by itself."""
+"""Class of a draft head that can be trained."""
 
 
 @dataclass(frozen=True)
 class HeadResult(loop.TrainingResult):
-    """A run so far, what the head was worth meanwhile, and how many numbers were trained."""
+    """Result of training a head: MAT estimates by step, and the number of trained parameters."""
 
     mat: list[head_mat.MatEstimate]
     parameters: int
@@ -99,23 +100,25 @@ class HeadResult(loop.TrainingResult):
 
 @dataclass(frozen=True)
 class HeadTrainer:
-    """What all heads of a target share.
+    """Trainer of the heads of one target.
 
     Args:
-        out: folder for the heads; it may hold some of the work already.
-        target: folder of a Llama model with the family's chat tokens.
-        gsm8k: the problems in the corpus; empty = generated text alone.
-        n_replies: questions that the target answers, twice: sampled ones and greedy ones.
-        n_held_out: questions that the estimates of MAT are made on.
-        fast: use torch.compile where this machine can.
-        report: called after every step with the head's name.
-        counts: called as what is trained on is made.
-        label: the target's name in what is written; else its folder's.
-        template: a chat template for a tokenizer that has none.
-        draft: gives the folder of the target's draft model, which some heads are adapted from.
-        source: the target as `--target` takes it; else its folder.
-        keeps: the kind of head whose captured layers are kept while replies are made; of others the
-            rows that the output matrix reads.
+        out: folder for the heads. It may contain earlier work, which is resumed.
+        target: folder of the target, a model of a family in `LLAMA_LIKE`.
+        gsm8k: GSM8K problems among the questions. If empty, only generated questions are used.
+        n_replies: number of questions that the target answers. An embedded target answers this
+            number twice: with sampling and greedily.
+        n_held_out: number of held-out questions for MAT estimates.
+        fast: whether to use torch.compile if the machine supports it.
+        report: called after each step with the head's name.
+        progress: called while replies or labels are made.
+        label: name of the target in the written files. None: the name of its folder.
+        template: chat template for a tokenizer without one.
+        draft: function that returns the folder of the target's draft model. Some heads start from
+            that model.
+        source: the target as given to `--target`. None: its folder.
+        cached_kind: kind of head whose captured layers are stored while replies are sampled. For an
+            unknown kind only the hidden states after the final norm are stored.
     """
 
     out: Path
@@ -135,14 +138,14 @@ class HeadTrainer:
     cached_kind: str = "eagle"
 
     def for_smoke_test(self) -> Self:
-        """The same with little data and nothing compiled."""
+        """Return a trainer with little data and without compilation."""
         return replace(self, n_replies=24, n_held_out=8, fast=False)
 
     def get_schedule(self, kind: Kind, *, prefixed: bool = True) -> Schedule:
-        """That of a kind of head for this target.
+        """Return the schedule of a kind of head for this target.
 
         Args:
-            ours: whether its name begins with the target's, as those of the kinds here do.
+            prefixed: whether the head's name begins with the target's name.
         """
         label = self.prefix
         if issubclass(kind, ParallelHead):
@@ -157,12 +160,12 @@ class HeadTrainer:
 
     @property
     def prefix(self) -> str:
-        """What the names of this target's heads begin with."""
+        """Prefix of the names of this target's heads."""
         label = (self.label or self.target.name).removesuffix(".gguf").lower()
         return "embedded" if self.is_embedded else label
 
     def train_kind(self, kind: Kind, schedule: Schedule, loss: str) -> HeadResult:
-        """Train and export a head of any kind by its `schedule`; see `train`."""
+        """Train and export a head of any kind by its schedule. For errors see `train`."""
         if issubclass(kind, LookAhead) and kind.tuned:
             return self.train_tuned(kind, schedule, loss)
         if issubclass(kind, FeatureHead):
@@ -173,10 +176,13 @@ class HeadTrainer:
         return self.train(schedule, loss)
 
     def train(self, recipe: HeadSchedule, loss: str) -> HeadResult:
-        """Train and export one head towards the loss of that name.
+        """Train and export one head with a state.
+
+        Args:
+            loss: name of a loss of the head's recipe.
 
         Raises:
-            UsageError: the folder holds work for another target or with another loss.
+            UsageError: the folder contains work for another target or with another loss.
         """
         folder = self._claim_folder(recipe, loss)
         answers = (token for chat in self._training_replies for token in _answer_tokens(chat))
@@ -192,30 +198,34 @@ class HeadTrainer:
     def train_stateless(
         self, kind: type[FeatureHead], schedule: Schedule, loss: str = "ttt"
     ) -> HeadResult:
-        """Train and export one head without a state, towards the target's distributions, or
-        towards its text ("paper", as Medusa and Hydra were published).
+        """Train and export one head without a state.
+
+        Args:
+            loss: "ttt" trains with the target's distributions as labels. "paper" trains with the
+                text as label, as Medusa and Hydra were published.
 
         Raises:
-            UsageError: as `train`; or what the head says cannot be trained here.
+            UsageError: as in `train`, or the head's output cannot be trained here.
         """
         folder = self._claim_folder(schedule, "levels" if loss == "ttt" else loss)
         head, levels = build_stateless_head(kind, self._target_model, self.seed)
-        aim = Objective(levels, kind.decay, text_labels=loss == "paper")
-        result = self._fit_head(head, schedule, aim, folder)
+        objective = Objective(levels, kind.decay, text_labels=loss == "paper")
+        result = self._fit_head(head, schedule, objective, folder)
         with files.staging_folder(self.out / schedule.name, overwrite=None) as staging:
             head.half().save(staging, **self._target_facts, loss=loss)
         return result
 
     def train_tuned(self, kind: type[LookAhead], schedule: Schedule, loss: str) -> HeadResult:
-        """Fine-tune the target and train the head that looks ahead through it, towards texts
-        ("paper"), and export both into one folder, which `--target` takes.
+        """Train a look-ahead head together with low-rank updates of its target.
+
+        Both are exported to one folder, which can be given to `--target`. The only loss is "paper".
 
         Raises:
-            UsageError: as `train`; or another loss.
+            UsageError: as in `train`, or `loss` is not "paper".
         """
         if loss != "paper":
             raise UsageError(
-                f"{kind.kind} fine-tunes its target towards texts; there is no loss {loss!r}",
+                f"{kind.kind} fine-tunes its target on texts and has no loss {loss!r}",
                 "--loss paper",
             )
         folder = self._claim_folder(schedule, loss)
@@ -233,10 +243,10 @@ class HeadTrainer:
         return result
 
     def train_parallel(self, kind: type[ParallelHead], schedule: Schedule, loss: str) -> HeadResult:
-        """Train and export one drafter that says all tokens of a draft at once.
+        """Train and export one head that drafts all tokens in one forward.
 
         Raises:
-            UsageError: as `train`; or there is nothing to adapt.
+            UsageError: as in `train`, or the head starts from a draft model and there is none.
         """
         folder = self._claim_folder(schedule, loss)
         torch.manual_seed(self.seed)
@@ -247,38 +257,44 @@ class HeadTrainer:
         return result
 
     def _claim_folder(self, schedule: Schedule, loss: str) -> Path:
-        """The folder of the work."""
+        """Return the folder for checkpoints of a head. Raise UsageError if it has other work."""
         folder = self.out / WORK / schedule.name
         claim(self.out / WORK, {"target_sha256": self._target_sha256})
         claim(folder, {"loss": loss, "replies": str(self.n_replies)})
         return folder
 
     def _fit_head(
-        self, head: Drafter, schedule: Schedule, aim: Objective, folder: Path
+        self, head: Drafter, schedule: Schedule, objective: Objective, folder: Path
     ) -> HeadResult:
-        """Train a head, and round it to what its file will hold."""
-        kept = self._cache_target(head.captured_layers)
+        """Train a head with an objective, from a least-squares start if the head has one."""
+        cached = self._cache_target(head.captured_layers)
         if (
-            kept is not None
+            cached is not None
             and isinstance(head, DraftHead)
             and loop.latest_checkpoint(folder) is None
         ):
             init_from_least_squares(
-                head, self._target_model, map(kept.get_reply, self._training_replies)
+                head, self._target_model, map(cached.get_reply, self._training_replies)
             )
         fast = self.fast and self.is_embedded and not isinstance(head, ParallelHead)
         return self._train_module(
-            head, schedule, head_loss(head, self._target_model, aim, fast, kept), folder, head
+            head,
+            schedule,
+            head_loss(head, self._target_model, objective, fast, cached),
+            folder,
+            head,
         )
 
     def _cache_target(self, captured_layers: tuple[int, ...]) -> CachedTargetOutput | None:
-        """The target's rows over the replies to train on; those of a target of the embedded family
-        are computed anew each time."""
+        """Return the target's hidden states over the training replies.
+
+        None for a target of the embedded family, which is small enough to run in each update.
+        """
         if self.is_embedded:
             return None
         last = max(reply.first_row for reply in self._training_replies)
         lines = [
-            each for each in load_replies(self._reply_file("replies")) if each.first_row <= last
+            reply for reply in load_replies(self._reply_file("replies")) if reply.first_row <= last
         ]
         return CachedTargetOutput(
             self._hidden_state_files(captured_layers), self._target_model, captured_layers, lines
@@ -287,15 +303,15 @@ class HeadTrainer:
     def _train_module(
         self, head: Drafter, schedule: Schedule, step: Loss, folder: Path, learns: nn.Module
     ) -> HeadResult:
-        """Train what learns by a loss, and measure the head meanwhile."""
+        """Train the parameters of `learns` with a loss, and estimate the head's MAT meanwhile."""
         encode = self._encoder
-        # Made before the clock of `loop.train` starts: no head's seconds hold it.
+        # Make the replies before `loop.train` starts to measure the training time.
         reads = {stage.data for stage in schedule.stages}
         replies = self._training_replies if "replies" in reads else []
         source: dict[str, loop.BatchSource] = {"replies": Replies(encode.padding, lambda: replies)}
         if isinstance(encode, Encoder):
             source["corpus"] = Corpus(encode, self.gsm8k, self.seed)
-        stages = [each.make_stage(step, source[each.data]) for each in schedule.stages]
+        stages = [plan.make_stage(step, source[plan.data]) for plan in schedule.stages]
         log = head_mat.EstimateLog(folder, head_mat.MatEstimate)
         every = min(MEASURE_INTERVAL, -(-sum(stage.steps for stage in stages) // MIN_ESTIMATES))
 
@@ -317,12 +333,15 @@ class HeadTrainer:
         )
         round_to_fp16(learns)
         measure(result.curve[-1].step)
-        numbers = sum(each.numel() for each in learns.parameters())
+        numbers = sum(parameter.numel() for parameter in learns.parameters())
         return HeadResult(result.curve, result.seconds, log.read(), numbers)
 
     @torch.no_grad()
     def _measure_row_scale(self, captured_layers: tuple[int, ...]) -> Tensor:
-        """The root mean square of the target's rows at each layer, to the nearest power of two."""
+        """Return the root mean square of the target's hidden states, rounded to a power of two.
+
+        Each captured layer has one value, repeated over its width: [layers * width].
+        """
         ids = torch.tensor([self._training_replies[0].ids], device=self.device)
         rows = run_target(self._target_model, ids, captured_layers).features[0].float()
         parts = rows.view(len(rows), len(captured_layers), -1)
@@ -331,7 +350,7 @@ class HeadTrainer:
 
     @property
     def _target_facts(self) -> dict[str, Any]:
-        """What `config.json` says of where a head comes from."""
+        """Name and hash of the target, for the head's config.json."""
         return {"target": self.label or self.target.name, "target_sha256": self._target_sha256}
 
     @cached_property
@@ -339,9 +358,9 @@ class HeadTrainer:
         family = self._config_facts.family
         if family not in LLAMA_LIKE:
             raise UsageError(
-                f"heads are trained for models of Llama's kind ({', '.join(LLAMA_LIKE)}); this"
-                f" target is a {family}",
-                "give another --target: specbench list models",
+                f"heads can be trained only for models of the families {', '.join(LLAMA_LIKE)};"
+                f" this target is a {family} model",
+                "choose another --target: specbench list models",
             )
         return load_model(self.target, self.device)
 
@@ -363,7 +382,7 @@ class HeadTrainer:
 
     @cached_property
     def is_embedded(self) -> bool:
-        """Whether the target is of the embedded family, which reads the corpus that made it."""
+        """True if the target belongs to the embedded family, which was trained on the corpus."""
         return set(SPECIAL_TOKENS) <= set(self._tokenizer.get_vocab())
 
     @cached_property
@@ -373,21 +392,21 @@ class HeadTrainer:
         return TemplateEncoder(self._tokenizer, self._config_facts.eos)
 
     def make_replies(self) -> list[EncodedChat]:
-        """Replies to train on, made where they lack.
+        """Return the replies to train on. Sample those that do not exist yet.
 
-        Those of the embedded family: answers at temperature 1, the same that a draft model is
-        trained on, then greedy ones to other questions. Other targets': see `own_asks`.
+        Replies of the embedded family are answers at temperature 1, followed by greedy answers to
+        other questions. For other targets see `make_magpie_prompts`.
         """
         encode = self._encoder
         if isinstance(encode, TemplateEncoder):
             problems = self.gsm8k[:-N_HELD_OUT_PROBLEMS]
-            asks = make_magpie_prompts(encode, problems, self.seed, self.n_replies)
+            prompts = make_magpie_prompts(encode, problems, self.seed, self.n_replies)
             kind = get_head_classes().get(self.cached_kind)
             captured_layers = (
                 (NORMED,) if kind is None else kind.choose_layers(self._config_facts.n_layers)
             )
             rows = self._hidden_state_files(captured_layers)
-            return self._sample_replies("replies", asks, rows)
+            return self._sample_replies("replies", prompts, rows)
         sampled = choose_reply_chats(self.gsm8k, self.seed + 1, self.n_replies)
         greedy = choose_reply_chats(self.gsm8k, self.seed + GREEDY_SEED, self.n_replies)
         return [
@@ -401,39 +420,40 @@ class HeadTrainer:
 
     @cached_property
     def held_out(self) -> list[EncodedChat]:
-        """Greedy replies that nothing is trained on."""
+        """Greedy replies that are not used in training."""
         encode, seed = self._encoder, self.seed + HELD_OUT_SEED
         if isinstance(encode, TemplateEncoder):
             problems = self.gsm8k[-N_HELD_OUT_PROBLEMS:]
-            asks = make_magpie_prompts(
+            prompts = make_magpie_prompts(
                 encode, problems, seed, min(self.n_held_out, N_HELD_OUT_OTHER)
             )
-            asks = [ask._replace(greedy=True) for ask in asks]
+            prompts = [prompt._replace(greedy=True) for prompt in prompts]
         else:
             chats = list(islice(generate_chats(seed), self.n_held_out))
-            asks = make_prompts(encode, chats, greedy=True)
-        return self._sample_replies("replies-held-out", asks)
+            prompts = make_prompts(encode, chats, greedy=True)
+        return self._sample_replies("replies-held-out", prompts)
 
     def _sample_replies(
-        self, name: str, asks: Sequence[ReplyPrompt], rows: HiddenStateFiles | None = None
+        self, name: str, prompts: Sequence[ReplyPrompt], rows: HiddenStateFiles | None = None
     ) -> list[EncodedChat]:
         claim(self.out / WORK, {"target_sha256": self._target_sha256})
-        # As heads read it: those of a larger target learn from rows in bf16 where that is faster.
+        # Heads of larger targets learn from hidden states in bf16 if the device supports it.
         half = not self.is_embedded and supports_bf16(self.device)
         dtype = torch.bfloat16 if half else torch.float32
         found = sample_replies(
             partial(load_decoder, self.target, name="target", device=self.device, dtype=dtype),
-            asks,
+            prompts,
             self._encoder.ends,
             self._reply_file(name),
             self.seed,
-            lambda done: self.progress(name, done, len(asks)),
+            lambda done: self.progress(name, done, len(prompts)),
             rows,
         )
         if not found:
             raise UsageError(
-                f"the target answered none of {len(asks)} questions: none of its own ended in time",
-                "more of them: --replies N; or another --target",
+                f"the target answered none of {len(prompts)} questions: no generated question ended"
+                " within the length limit",
+                "use a larger --replies N, or another --target",
             )
         return [reply.encode() for reply in found.values()]
 
@@ -441,10 +461,10 @@ class HeadTrainer:
         return self.out / WORK / f"{name}.jsonl"
 
     def _hidden_state_files(self, captured_layers: tuple[int, ...]) -> HiddenStateFiles:
-        """Where the target's rows at these captured_layers over the replies are kept."""
+        """Return the files with the target's hidden states over the replies."""
         return HiddenStateFiles(self.out / WORK, captured_layers, self._config_facts.hidden_size)
 
 
 def _answer_tokens(chat: EncodedChat) -> Iterator[int]:
-    """The answer's tokens."""
+    """Return the token ids of a chat's answers."""
     return (token for token, weight in zip(chat.ids, chat.weights, strict=True) if weight == 1.0)

@@ -1,8 +1,8 @@
-"""Fine-tuning a target beside the masks that it is to answer, by low-rank additions.
+"""Semi-autoregressive fine-tuning of a target (SPACE), with low-rank updates.
 
-Semi-autoregressive fine-tuning (SPACE, Yi et al., Findings of ACL 2024, arXiv:2402.11809, section
-3.1): behind some places of a text stands a group of masks, and the loss is the cross-entropy of the
-text's own tokens behind every place and behind every mask.
+SPACE (Yi et al., Findings of ACL 2024, arXiv:2402.11809, section 3.1) inserts groups of mask tokens
+into a text. The target learns to predict the next token of the text at each position and at each
+mask. The loss is cross-entropy.
 """
 
 from pathlib import Path
@@ -27,43 +27,50 @@ from specbench_cli.training.losses import Loss, autocast, make_chat_mask
 from specbench_cli.training.packing import TrainingBatch
 
 N_MASK_GROUPS = 32
-"""Groups of masks a sequence; the paper has one, behind half of the texts."""
+"""Number of mask groups per sequence. The paper has one group in half of the texts."""
 
 
 class LowRankUpdate(nn.Module):
-    """W + B A; begins as W.
+    """Low-rank update of a frozen matrix: W + B A. B starts as 0.
 
     Args:
-        weight: W, which stays as it is.
+        weight: the matrix W.
+        rank: rank of B A.
     """
 
     def __init__(self, weight: Tensor, rank: int) -> None:
         super().__init__()
-        to, of = weight.shape
-        self.a = nn.Parameter(torch.randn(rank, of, device=weight.device) * of**-0.5)
-        self.b = nn.Parameter(torch.zeros(to, rank, device=weight.device))
+        n_out, n_in = weight.shape
+        self.a = nn.Parameter(torch.randn(rank, n_in, device=weight.device) * n_in**-0.5)
+        self.b = nn.Parameter(torch.zeros(n_out, rank, device=weight.device))
 
     def forward(self, weight: Tensor) -> Tensor:
-        """The matrix, of W's size."""
+        """Return the updated matrix."""
         return weight + self.b @ self.a
 
 
 def add_low_rank_updates(target: LlamaForCausalLM, rank: int) -> dict[str, LowRankUpdate]:
-    """Put an addition to every matrix of a frozen target's layers; each by its matrix's name."""
-    found = {
+    """Add a low-rank update to each matrix in the layers of a frozen target.
+
+    Returns:
+        The updates by the name of their matrix.
+    """
+    modules = {
         name: module
         for name, module in target.named_modules()
         if isinstance(module, nn.Linear) and name.startswith("model.layers.")
     }
-    made = {name: LowRankUpdate(module.weight, rank) for name, module in found.items()}
-    for name, module in found.items():
-        register_parametrization(module, "weight", made[name])
-    return made
+    updates = {name: LowRankUpdate(module.weight, rank) for name, module in modules.items()}
+    for name, module in modules.items():
+        register_parametrization(module, "weight", updates[name])
+    return updates
 
 
 def masked_loss(head: LookAhead, target: LlamaForCausalLM) -> Loss:
-    """The loss of a packed batch in nats a token, masks counted as tokens; see the module. Where
-    the groups stand is drawn anew for each batch, by a function of it."""
+    """Return SPACE's loss on a packed batch, in nats per token. A mask counts as a token.
+
+    The positions of the mask groups are drawn for each batch, with a seed computed from the batch.
+    """
 
     def loss(batch: TrainingBatch) -> Tensor:
         batch = batch.to_device(target.device)
@@ -73,27 +80,31 @@ def masked_loss(head: LookAhead, target: LlamaForCausalLM) -> Loss:
             rows = target.model.embed_tokens(ids)
             weights = get_next_token_weights(batch, chats)
             slots = _sample_slots(choose_slots(weights), batch)
-            text, behind = run_look_ahead(head, target, ids, TargetOutput(chats, rows, rows), slots)
-            said = [(target.lm_head(text), batch.targets, batch.weights)]
+            text, masks = run_look_ahead(head, target, ids, TargetOutput(chats, rows, rows), slots)
+            terms = [(target.lm_head(text), batch.targets, batch.weights)]
             starts = torch.arange(ids.shape[1], device=ids.device) - chats.positions
             for step in range(head.sizes["levels"]):
                 at, valid = get_step_positions(starts, slots, step)
                 labels, weight = batch.targets.gather(1, at), weights.gather(1, at) * valid
-                said.append((target.lm_head(behind[:, :, step]), labels, weight))
-        total = torch.stack([_entropy(*each) for each in said]).sum()
-        return total / torch.stack([weight.sum() for _, _, weight in said]).sum().clamp(min=1e-6)
+                terms.append((target.lm_head(masks[:, :, step]), labels, weight))
+        total = torch.stack([_sum_cross_entropy(*term) for term in terms]).sum()
+        return total / torch.stack([weight.sum() for _, _, weight in terms]).sum().clamp(min=1e-6)
 
     return loss
 
 
-def save_adapter(parts: dict[str, LowRankUpdate], folder: Path, base: str) -> None:
-    """Write the additions as PEFT's files have them, in fp16.
+def save_adapter(updates: dict[str, LowRankUpdate], folder: Path, base: str) -> None:
+    """Write the low-rank updates as a LoRA adapter in PEFT's format, in fp16.
 
     Args:
-        base: the model that they are of, as `--target` takes it.
+        updates: updates by the name of their matrix.
+        base: the base model, as given to `--target`.
     """
-    named = {f"{PREFIX}{at}{end}": part for at, each in parts.items() for end, part in _ab(each)}
-    rank = len(next(iter(parts.values())).a)
+    named = dict[str, Tensor]()
+    for name, update in updates.items():
+        named[f"{PREFIX}{name}{A}"] = update.a.detach().half().cpu()
+        named[f"{PREFIX}{name}{B}"] = update.b.detach().half().cpu()
+    rank = len(next(iter(updates.values())).a)
     facts = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -101,21 +112,18 @@ def save_adapter(parts: dict[str, LowRankUpdate], folder: Path, base: str) -> No
         "r": rank,
         "lora_alpha": rank,
         "bias": "none",
-        "target_modules": sorted({at.rpartition(".")[2] for at in parts}),
+        "target_modules": sorted({name.rpartition(".")[2] for name in updates}),
     }
     write_head(folder, named, facts, weights=WEIGHTS, config_name=CONFIG)
 
 
-def _ab(part: LowRankUpdate) -> tuple[tuple[str, Tensor], tuple[str, Tensor]]:
-    return (A, part.a.detach().half().cpu()), (B, part.b.detach().half().cpu())
-
-
 def _sample_slots(slots: Tensor, batch: TrainingBatch) -> Tensor:
+    """Return at most `N_MASK_GROUPS` random slots, in ascending order."""
     rng = torch.Generator().manual_seed(int((batch.inputs * (batch.weights > 0)).sum()))
     order = torch.randperm(slots.shape[1], generator=rng)[:N_MASK_GROUPS].sort().values
     return slots[:, order.to(slots.device)]
 
 
-def _entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+def _sum_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     each = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none")
     return (each * weights.flatten()).sum()

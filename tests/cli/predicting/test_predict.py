@@ -142,7 +142,7 @@ def test_pinned_costs_of_another_machine_are_labelled(run, made, costs, tmp_path
     file = changed(costs, tmp_path / "b.json", machine={"id": "other"})
     code, _, err = run("predict", str(made), "--costs", file)
     assert code == 0
-    assert "modelled for another machine than the run was made on" in err
+    assert "the costs are for another machine than the run was made on" in err
     setup = costs.setup.model_copy(update={"threads": 1})
     file = changed(costs, tmp_path / "c.json", setup=setup)
     event = json.loads(run("predict", str(made), "--costs", file, "--json")[1])
@@ -157,7 +157,9 @@ def test_noisy_costs_and_a_sampled_run_are_labelled(run, made, costs, tmp_path):
     file = changed(costs, tmp_path / "b.json", quietness=noisy)
     _, _, err = run("predict", str(made), "--costs", file)
     assert "noisy costs" in err
-    assert "host: probed with greedy decoding; what sampling adds is not predicted" in err
+    assert (
+        "host: probed with greedy decoding, so extra host time of sampling is not predicted" in err
+    )
 
 
 def test_what_a_run_would_take_elsewhere_is_beside(run, made, kept, costs, tmp_path):
@@ -166,7 +168,7 @@ def test_what_a_run_would_take_elsewhere_is_beside(run, made, kept, costs, tmp_p
     code, out, err = run("predict", str(made), "--against", file)
     rows = table_of(out)
     assert code == 0
-    assert "elsewhere, modelled: ?, cpu float32 2 threads" in err
+    assert "predicted for another machine: ?, cpu float32 2 threads" in err
     assert float(rows[0]["elsewhere"]) == pytest.approx(float(rows[0]["predicted"]) * 1.3 / 1.2)
 
 
@@ -200,14 +202,17 @@ def test_costs_of_other_models_are_refused(run, made, costs, tmp_path):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        ([], "predict takes one of RUN, --probe and --compare"),
-        (["last", "--probe"], "predict takes one of RUN, --probe and --compare"),
+        ([], "give exactly one of RUN, --probe and --compare"),
+        (["last", "--probe"], "give exactly one of RUN, --probe and --compare"),
         (["last"], "there is no run in"),
         (["nowhere"], "nowhere holds no run"),
-        (["last", "--target", "embedded", "--threads", "1"], "--target, --threads cannot go with"),
-        (["--probe", "--costs", "a.json"], "--costs cannot go with --probe"),
+        (
+            ["last", "--target", "embedded", "--threads", "1"],
+            "--target, --threads cannot be combined with",
+        ),
+        (["--probe", "--costs", "a.json"], "--costs cannot be combined with --probe"),
         (["--probe", "--rounds", "0"], "invalid value for '--rounds'"),
-        (["--probe", "--batch", "1"], "--batch 1 of --probe is what is measured in any case"),
+        (["--probe", "--batch", "1"], "--probe always measures batch size 1"),
         (["--probe", "--target", "embeded"], "did you mean 'embedded'"),
         (["--probe", "--threads", "none"], "--threads"),
         (["--probe", "--dtype", "int8"], "--dtype"),
@@ -334,12 +339,12 @@ def test_head_that_is_asked_for_is_probed_and_its_rows_are_predicted(
 def test_machine_that_is_never_quiet_keeps_no_costs(run, small_probe, monkeypatch, tmp_path):
     from specbench_cli.measure.quiet import NoiseMeter
 
-    monkeypatch.setattr(NoiseMeter, "full", lambda self: True)
+    monkeypatch.setattr(NoiseMeter, "is_full", lambda self: True)
     monkeypatch.setattr(NoiseMeter, "close", lambda self: 0.5)
     asked = ["--target", "embedded-1m", "--rounds", "1", "--threads", "1", "--out", "costs.json"]
     code, out, err = run("predict", "--probe", *asked)
     assert (code, out) == (3, "")
-    assert "other programs took too much of this machine in 1 of 1 rounds" in err
+    assert "other programs used too much CPU in 1 of 1 rounds" in err
     assert "--allow-noise" in err
     assert not (tmp_path / "costs.json").exists()
 
@@ -435,8 +440,11 @@ def test_a_probe_before_and_one_after_are_two_passes_of_a_load_and_one_mean_of_a
         (("--load", "poisson:0"), "RATE must be a number above 0"),
         (("--load", "uniform:3"), "must be poisson:RATE"),
         (("--load", "trace:none.txt"), "trace none.txt cannot be read"),
-        (("--load", "poisson:1", "--against", "x.json"), "--against cannot go with --load"),
-        (("--batch", "4"), "--batch cannot go with RUN without --load"),
+        (
+            ("--load", "poisson:1", "--against", "x.json"),
+            "--against cannot be combined with --load",
+        ),
+        (("--batch", "4"), "--batch cannot be combined with RUN without --load"),
         (("--load", "poisson:1", "--batch", "0"), "greater than or equal to 1"),
     ],
 )
@@ -513,9 +521,12 @@ def test_a_measured_row_stands_beside_what_another_rows_acceptance_says(run, mad
         (("--sweep", "eagle2.depth=1,2"), "no row 'eagle2' of eagle2"),
         (("--sweep", "sps.length=0,1"), "sps.length must be at least 1, got 0"),
         (("--sweep", "hf:assisted.length=1,2"), "another program's, whose steps are its own"),
-        (("--sweep", "sps.length=1", "--load", "poisson:1"), "--sweep cannot go with --load"),
-        (("--sweep", "sps.length=1", "--batch", "4"), "--batch cannot go with --sweep"),
-        (("--row", "sps"), "--row says whose acceptance --sweep goes by"),
+        (
+            ("--sweep", "sps.length=1", "--load", "poisson:1"),
+            "--sweep cannot be combined with --load",
+        ),
+        (("--sweep", "sps.length=1", "--batch", "4"), "--batch cannot be combined with --sweep"),
+        (("--row", "sps"), "--row selects the method whose acceptance --sweep uses"),
     ],
 )
 def test_a_setting_that_cannot_be_simulated_is_told(run, made, kept, asked, why):

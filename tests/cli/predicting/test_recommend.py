@@ -84,7 +84,7 @@ def test_what_stops_it_says_how_to_go_on(run, few, tmp_path, monkeypatch):
     )
     code, _, err = run("-m", "pld", *SMALL, "--out", "here")
     assert code == 130
-    assert "to go on: specbench recommend --resume here" in err
+    assert "to resume: specbench recommend --resume here" in err
 
 
 REFUSED = [
@@ -103,10 +103,14 @@ REFUSED = [
     (["-m", "hf:assisted"], "hf:assisted is another program's", "specbench run"),
     (["-m", "psl"], "no method 'psl'; did you mean", "specbench list methods"),
     (["-m", "vanilla"], "there is nothing to choose from", "-m sps,pld"),
-    (["--costs", "gone.json"], "no such file of costs: gone.json", "specbench predict --probe"),
-    (["--force"], "--force is for a recommendation that is resumed", "--resume DIR --force"),
+    (
+        ["--costs", "gone.json"],
+        "the file of costs gone.json does not exist",
+        "specbench predict --probe",
+    ),
+    (["--force"], "--force needs --resume", "--resume DIR --force"),
     (["--resume", "gone"], "gone holds no recommendation", "specbench recommend"),
-    (["--resume", "gone", "--seed", "1"], "drop --seed", "--resume DIR"),
+    (["--resume", "gone", "--seed", "1"], "omit --seed", "--resume DIR"),
 ]
 
 

@@ -99,7 +99,7 @@ def test_a_matrix_is_compared_with_a_matrix_target_by_target(finished, call_here
     ("asked", "says"),
     [
         ("report here --prompt mini/qa-000", "holds several runs, one for each target"),
-        (f"report here here/{RUNS[0]}", "are a report of their own"),
+        (f"report here here/{RUNS[0]}", "cannot be combined with other runs"),
         ("export here --inspect --out there", "holds several runs"),
         ("publish here --to there", "holds several runs"),
         ("predict here", "holds several runs"),

@@ -115,7 +115,7 @@ def test_log_gets_a_line_a_stage_and_a_prompt(capsys):
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.splitlines() == [
-        "0 s 4 cells (a prompt by a method each), in runs/x",
+        "0 s 4 outputs (prompts x methods x repeats), in runs/x",
         "0 s warming up 2 rows",
         "0 s prompt 1 of 2 done",
         "61 s prompt 1 of 2 done, about 30 s left  62% other CPU, repeat 2 of 3  sps 2.00x",
@@ -165,7 +165,7 @@ def test_the_time_left_counts_the_report_which_a_tuning_has_not(part, capsys):
 
 def test_resumed_run_says_what_is_there(capsys):
     LogDisplay().started(10, 4, Path("runs/x"))
-    said = r"\d\d:\d\d:\d\d 10 cells \(a prompt .*\), 4 of them done already, in runs/x\n"
+    said = r"\d\d:\d\d:\d\d 10 outputs \(prompts .*\), 4 of them already measured, in runs/x\n"
     assert re.fullmatch(said, capsys.readouterr().err)
 
 

@@ -44,4 +44,4 @@ def test_an_interrupt_names_a_run_only_where_there_is_one(tmp_path, kept):
         RunDir.create(place, {"schema": 9})
     with pytest.raises(KeyboardInterrupt), show_resume_command(place, view, is_repeat=False):
         raise KeyboardInterrupt
-    assert view.said == ([f"to go on: specbench run --resume {place}"] if kept else [])
+    assert view.said == ([f"to resume: specbench run --resume {place}"] if kept else [])

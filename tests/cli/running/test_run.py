@@ -145,11 +145,11 @@ def test_name_of_the_profile_is_in_the_manifest(run):
 def test_run_with_a_folder_of_its_own_is_the_last_and_is_listed(run):
     few = ["-m", "pld,sps", "--target", "embedded-1m", "--limit", "1", "--max-new-tokens", "4"]
     code, out, err = run("run", *few, "--allow-noise", "--threads", "1", "--out", "there/mine")
-    why = "sps needs a draft model, and embedded-1m has no customary one"
+    why = "sps needs a draft model, and embedded-1m has no default one"
     assert code == 3, "a row could not run, and the others did"
     assert err.index(f"sps is left out, it cannot run here: {why}") < err.index("warming up")
     assert f"left out, could not run here: sps: {why}" in out
-    assert "error: not all that was asked for could run here: sps left out" in err
+    assert "error: could not run on this machine, so left out: sps" in err
     assert json.loads(run("list", "runs", "--json")[1])["name"] == "there/mine"
     code, out, _ = run("report", "last")
     assert code == 0 and "pld" in out and "sps: sps needs" in out
@@ -225,13 +225,13 @@ def test_interrupted_run_prints_how_to_go_on_and_can(run, monkeypatch):
         patch.setattr(_progress.LogDisplay, "show_record", interrupt)
         code, out, err = run("run", *SMALL, "--out", "my run")
     assert (code, out) == (130, "")
-    command = next(line for line in err.splitlines() if line.startswith("to go on: "))
+    command = next(line for line in err.splitlines() if line.startswith("to resume: "))
     before = len(list(RunDir.open(Path("my run")).records()))
-    program, *args = shlex.split(command.removeprefix("to go on: "))
+    program, *args = shlex.split(command.removeprefix("to resume: "))
     assert program == "specbench"
     code, _, err = run(*args)
     assert code == 0
-    assert f"{before} of them done already" in err
+    assert f"{before} of them already measured" in err
     records = list(RunDir.open(Path("my run")).records())
     assert len({record.key for record in records}) == len(records) > before
 

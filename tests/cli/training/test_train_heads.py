@@ -40,5 +40,5 @@ def test_what_learns_of_a_pair_needs_a_draft(tmp_path: Path, command: str) -> No
     options = [command, "--out", str(tmp_path), "--target", "embedded-1m", "--smoke"]
     done = CliRunner().invoke(app, options)
     assert isinstance(done.exception, UsageError)
-    assert "embedded-1m has no customary draft" in str(done.exception)
+    assert "embedded-1m has no default draft model" in str(done.exception)
     assert not any(tmp_path.iterdir())

@@ -92,7 +92,7 @@ def test_a_tensor_that_the_config_demands_and_no_file_holds_is_named_at_loading(
     changed: Callable[..., Path], family: str, name: str, host: bool
 ) -> None:
     folder = changed(family, drop(name))
-    with pytest.raises(EnvironmentFault, match=f"lacks the tensor {name}.*demands"):
+    with pytest.raises(EnvironmentFault, match=f"lacks the tensor {name}.*requires"):
         load_decoder(folder, name="target", host_module=host)
 
 
@@ -104,7 +104,9 @@ def test_a_tensor_that_the_config_does_not_provide_for_is_named(
 ) -> None:
     name = FIRST[family] + end
     folder = changed(family, add(name, 1))
-    with pytest.raises(EnvironmentFault, match=f"tensor {name}, which its config.json does not"):
+    with pytest.raises(
+        EnvironmentFault, match=f"tensor {name}, which does not belong to the model"
+    ):
         load_decoder(folder, name="target", host_module=host)
 
 
@@ -181,7 +183,7 @@ def test_a_tied_flag_beside_an_output_matrix_of_its_own_is_refused(
     changed: Callable[..., Path], family: str
 ) -> None:
     folder = changed(family, tie_word_embeddings=True)
-    with pytest.raises(EnvironmentFault, match=r"tie_word_embeddings true, and lm_head\.weight"):
+    with pytest.raises(EnvironmentFault, match=r"tie_word_embeddings to true, but lm_head\.weight"):
         load_decoder(folder, name="target")
 
 

@@ -85,7 +85,7 @@ def test_a_cleared_state_has_forgotten_its_question(decoder: Seq2SeqDecoder) -> 
     state = reading(decoder, some_ids(5))
     logits(decoder, some_ids(2), state)
     state.clear()
-    with pytest.raises(MethodFault, match="the request holds nothing for its encoder"):
+    with pytest.raises(MethodFault, match="the request has no input for its encoder"):
         logits(decoder, some_ids(2), state)
     decoder.attach(state, ExtraInput(ids=(3, 4)))
     again = logits(decoder, some_ids(2), state)
@@ -94,9 +94,9 @@ def test_a_cleared_state_has_forgotten_its_question(decoder: Seq2SeqDecoder) -> 
 
 def test_what_stands_at_positions_of_its_own_is_refused(decoder: Seq2SeqDecoder) -> None:
     state = reading(decoder, some_ids(5))
-    with pytest.raises(ChainsOnly, match="a tree for target"):
+    with pytest.raises(ChainsOnly, match="target supports only chains"):
         logits(decoder, some_ids(2), state, positions=torch.zeros(1, 2))
-    with pytest.raises(ChainsOnly, match="whole forwards alone"):
+    with pytest.raises(ChainsOnly, match="only full forwards"):
         logits(decoder, some_ids(2), state, layers=(0, 1))
     with pytest.raises(MethodFault, match="output matrix"):
         decoder.unembed(torch.zeros(1, 1, 32))

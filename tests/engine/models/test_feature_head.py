@@ -92,7 +92,7 @@ def test_features_that_nobody_reads_are_let_go_and_said_to_be(open_session, tabl
     session = open_capturing(open_session, table)
     session.prefill()
     session.features()
-    with pytest.raises(MethodFault, match="let go"):
+    with pytest.raises(MethodFault, match="were dropped"):
         session.pending_features(0)
 
 
@@ -148,13 +148,16 @@ def spoilt(folder, **facts):
     ("spoil", "says"),
     [
         (lambda f: (f / "config.json").unlink(), "no config.json"),
-        (lambda f: spoilt(f, specbench={"kind": "eagle"}), "a head of kind eagle; lines"),
+        (
+            lambda f: spoilt(f, specbench={"kind": "eagle"}),
+            "a head of kind eagle, the method needs lines",
+        ),
         (lambda f: spoilt(f, specbench={"target_sha256": "ab"}), "trained for a target"),
         (lambda f: spoilt(f, sizes={"levels": 2}), "size mismatch"),
         (lambda f: spoilt(f, sizes={"depth": 2}), "depth"),
         (lambda f: spoilt(f, sizes={"levels": 4000}), "levels is 4000; a head has 1 to 64"),
         (lambda f: spoilt(f, sizes={"levels": True}), "levels is True"),
-        (lambda f: spoilt(f, sizes={"levels": 7}), "more than twice what its weights hold"),
+        (lambda f: spoilt(f, sizes={"levels": 7}), "more than twice the parameters of its weights"),
         (lambda f: spoilt(f, sizes=[3]), "has no attribute"),
         (lambda f: (f / "model.safetensors").unlink(), "lacks model.safetensors"),
     ],
@@ -169,7 +172,7 @@ def test_a_folder_that_does_not_fit_says_why(target, tmp_path, spoil, says):
 
 def test_one_of_another_kind_is_refused(target, tmp_path):
     Other.random({"target": target}).save(tmp_path)
-    with pytest.raises(EnvironmentFault, match="of kind other; lines"):
+    with pytest.raises(EnvironmentFault, match="of kind other, the method needs lines"):
         Lines.load(tmp_path, {"target": target})
 
 

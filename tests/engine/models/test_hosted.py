@@ -115,7 +115,7 @@ def test_layers_that_run_hold_equally_many_rows(tiny_checkpoint: Maker) -> None:
     decoder, state = decoder_of(tiny_checkpoint, "gpt2"), None
     state = decoder.new_state(20)
     logits(decoder, some_ids(4), state, skip=frozenset({1}))
-    with pytest.raises(ValueError, match="must hold equally many rows"):
+    with pytest.raises(ValueError, match="must have the same number of rows"):
         logits(decoder, some_ids(1), state, skip=frozenset({2}))
 
 
@@ -132,9 +132,9 @@ def test_a_share_is_that_of_the_bytes_of_layers_and_output_matrix(tiny_checkpoin
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ({"skip": frozenset({(1, "mlp")})}, "skips no sublayers, only layers"),
-        ({"x": Hidden(torch.zeros(1, 2, 64))}, "layer 0 is entered with token ids"),
-        ({"layers": (1, 3)}, "layer 1 is entered with hidden rows"),
+        ({"skip": frozenset({(1, "mlp")})}, "can skip layers but not sublayers"),
+        ({"x": Hidden(torch.zeros(1, 2, 64))}, "input of layer 0 must be token ids"),
+        ({"layers": (1, 3)}, "input of layer 1 must be hidden rows"),
     ],
 )
 def test_skipped_layers_and_rows_of_the_wrong_kind_are_refused(

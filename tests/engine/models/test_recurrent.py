@@ -93,7 +93,7 @@ def test_a_path_that_was_not_written_or_has_gaps_and_too_many_rows_are_refused()
     state.write(0, 3, "abc")
     with pytest.raises(ValueError, match="outside the written ones"):
         state.commit(0, range(4))
-    with pytest.raises(MethodFault, match="leaves tokens out in between"):
+    with pytest.raises(MethodFault, match="skips tokens"):
         state.commit(0, (0, 2))
     with pytest.raises(ValueError, match="do not fit into a state of 20 rows"):
         state.write(0, CAPACITY, "d")
@@ -168,10 +168,10 @@ def test_captured_layers_and_chosen_rows_are_those_of_all_at_once(
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ({"mask": torch.ones(2, 2, dtype=torch.bool)}, "a tree for target"),
-        ({"positions": torch.zeros(1, 2)}, "a tree for target"),
-        ({"layers": (0, 1)}, "target runs whole forwards alone: mamba2 models"),
-        ({"skip": frozenset({1})}, "whole forwards alone"),
+        ({"mask": torch.ones(2, 2, dtype=torch.bool)}, "target supports only chains"),
+        ({"positions": torch.zeros(1, 2)}, "target supports only chains"),
+        ({"layers": (0, 1)}, "target runs only full forwards: mamba2 models"),
+        ({"skip": frozenset({1})}, "only full forwards"),
     ],
 )
 def test_trees_and_parts_of_the_layers_are_refused(
@@ -271,7 +271,7 @@ def test_logits_do_not_tell_a_recurrent_target_from_another() -> None:
 
 def test_a_tree_is_refused_by_name_and_one_branch_is_a_chain() -> None:
     session = opened()
-    with pytest.raises(ChainsOnly, match="a tree for target, which reads chains alone"):
+    with pytest.raises(ChainsOnly, match="target supports only chains, not trees"):
         session.score(session.tree([0, 1], (-1, -1)))
     session.score(session.tree([0, 1], (-1, 0)))
     with pytest.raises(ChainsOnly, match="target cannot be halted"):

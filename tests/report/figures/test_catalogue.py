@@ -60,7 +60,7 @@ def test_a_page_has_pngs_of_its_heavy_figures_alone(reading, synthetic, tmp_path
     found = reading(synthetic.sps)
 
     def written(heavy):
-        return write_figures(found, tmp_path / str(heavy), heavy=heavy)
+        return write_figures(found, tmp_path / str(heavy), max_svg_bytes=heavy)
 
     sizes = {file.stem: file.stat().st_size for file in written(0) if file.suffix == ".svg"}
     heavy = sorted(sizes.values())[-2]

@@ -16,7 +16,7 @@ from specbench_cli.errors import BadAnswer, EnvironmentFault, UsageError
 from specbench_cli.report import figures
 from specbench_cli.report.gallery import gallery
 from specbench_cli.report.gallery.entry import load
-from specbench_cli.report.gallery.pages import boards
+from specbench_cli.report.gallery.pages import make_leaderboards
 from specbench_cli.report.report_data import read_report_data
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Verdict
@@ -152,12 +152,12 @@ def test_links_of_the_index_lead_to_the_pages_and_back(make, tmp_path):
 def test_a_ranking_never_holds_two_machines(make, tmp_path):
     for name, machine in (("a", "here"), ("b", "there")):
         published(make(name, machine), tmp_path / "g")
-    found = boards(places(tmp_path / "g"))
+    found = make_leaderboards(places(tmp_path / "g"))
     assert [board.parts[0].text.split(";")[0] for board in found] == [
         "some CPU, 2 cores, 24 GiB (machine aaaabbbbcccc)",
         "other CPU, some GPU (machine ddddeeeeffff)",
     ]
-    runs = [{row[-1].shown for each in board.parts[1:] for row in each.rows} for board in found]
+    runs = [{row[-1].text for each in board.parts[1:] for row in each.rows} for board in found]
     assert runs == [{"a"}, {"b"}]
 
 
@@ -172,9 +172,9 @@ def test_runs_of_one_machine_and_setting_are_ranked_together_best_first(make, sy
     fast = synthetic.Fake("fast", length=5, alpha=0.95, cost=1.0)
     later = "2026-11-22T10:24:03Z"
     published(make("b", created=later, fakes=(synthetic.vanilla, fast)), tmp_path / "g")
-    (board,) = boards(places(tmp_path / "g"))
+    (board,) = make_leaderboards(places(tmp_path / "g"))
     _, table = board.parts
-    assert [row[0].shown for row in table.rows] == ["fast", "sps", "vanilla", "vanilla"]
+    assert [row[0].text for row in table.rows] == ["fast", "sps", "vanilla", "vanilla"]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_settings_and_targets_are_ranked_apart(make, tmp_path, facts):
     published(make("a"), tmp_path / "g")
     later = "2026-11-22T10:24:03Z"
     published(make("b", created=later, facts=facts), tmp_path / "g")
-    assert len(boards(places(tmp_path / "g"))) == (1 if "tasks" in facts else 2)
+    assert len(make_leaderboards(places(tmp_path / "g"))) == (1 if "tasks" in facts else 2)
 
 
 def test_lossy_rows_and_those_that_learn_are_ranked_apart(make, synthetic, tmp_path):
@@ -200,8 +200,8 @@ def test_lossy_rows_and_those_that_learn_are_ranked_apart(make, synthetic, tmp_p
         ("vanilla", "prompt"), ("sps", "run"), ("loose", "prompt"))]  # fmt: skip
     run = make(fakes=(synthetic.vanilla, synthetic.sps, loose), facts={"rows": rows})
     published(run, tmp_path / "g")
-    (board,) = boards(places(tmp_path / "g"))
-    assert [[row[0].shown for row in table.rows] for table in board.parts[1:]] == [
+    (board,) = make_leaderboards(places(tmp_path / "g"))
+    assert [[row[0].text for row in table.rows] for table in board.parts[1:]] == [
         ["vanilla"], ["sps"], ["loose"],
     ]  # fmt: skip
 
@@ -257,7 +257,7 @@ def test_another_run_of_the_same_name_has_a_page_of_its_own(make, tmp_path):
 def test_a_run_that_means_nothing_is_said_to(make, tmp_path):
     tasks = [{"name": "mini", "embedded": "plumbing"}]
     published(make(facts={"tasks": tasks}), tmp_path / "g")
-    (board,) = boards(places(tmp_path / "g"))
+    (board,) = make_leaderboards(places(tmp_path / "g"))
     assert (
         "mini is beyond the model's training, and speedups mean nothing there"
         in board.parts[0].text

@@ -137,8 +137,8 @@ def test_absolute_paths_are_cut_to_their_names(said, shown):
 def test_lossless_lossy_and_families_have_tables_of_their_own(make_run):
     summary = read_report_data(make_run()).summary
     lossless, lossy = overall_tables(summary)
-    methods = [row[1].shown for row in lossless.rows]
-    assert "loose" not in methods and [row[0].shown for row in lossy.rows] == ["loose"]
+    methods = [row[1].text for row in lossless.rows]
+    assert "loose" not in methods and [row[0].text for row in lossy.rows] == ["loose"]
     assert [head.heading for head in lossy.columns][:2] == ["method", "speedup"], "no letter"
     assert (lossless.label_columns, lossy.label_columns) == (2, 1)
     assert set(methods) == {"vanilla", "sps", "tree", "pld", "hf:vanilla", "bad"}
@@ -162,14 +162,14 @@ def test_sweep_has_a_table_by_parameter(make_run, tmp_path):
 def test_every_mismatch_is_listed_with_place_and_gap(make_run):
     (differing,) = incident_tables(read_report_data(make_run()).incidents, 500)
     assert len(differing.rows) == 6
-    assert [cell.shown for cell in differing.rows[0]][4:7] == ["mismatch", "9", "1.250000"]
+    assert [cell.text for cell in differing.rows[0]][4:7] == ["mismatch", "9", "1.250000"]
 
 
 def test_prompts_that_differ_come_first_then_one_of_each_family(make_run):
     reading = read_report_data(make_run(prompts=24))
     kept, reading.incidents.differing = reading.incidents.differing, []
     reading.incidents.differing += [cell for cell in kept if cell[1] == "mini/20"]
-    turns = make_viewer_data(reading, None).data["turns"]
+    turns = make_viewer_data(reading, None).content["turns"]
     assert turns[0]["id"] == "mini/20"
     assert len({turn["family"] for turn in turns[1:7]}) == 6
     assert sorted(turn["id"] for turn in turns) == sorted({cell[1] for cell in kept})
@@ -179,13 +179,13 @@ def test_viewer_stays_within_its_budget_and_says_how_much_it_shows(make_run):
     reading = read_report_data(make_run(prompts=12))
     found = make_viewer_data(reading, None, budget=30_000)
     assert 1 <= found.prompts < found.total_prompts == 12
-    assert len(embed_json(found.data)) < 60_000
-    assert len({turn["family"] for turn in found.data["turns"]}) == found.prompts
+    assert len(embed_json(found.content)) < 60_000
+    assert len({turn["family"] for turn in found.content["turns"]}) == found.prompts
 
 
 def test_tokens_steps_times_and_drafts_of_an_output_correspond(make_run):
     reading = read_report_data(make_run(prompts=3))
-    (turn, *_) = make_viewer_data(reading, load_text_decoder("embedded-7m")).data["turns"]
+    (turn, *_) = make_viewer_data(reading, load_text_decoder("embedded-7m")).content["turns"]
     for row in turn["rows"]:
         n = len(turn["texts"][row["text"]]["ids"])
         if row["label"] == "hf:vanilla":
@@ -213,7 +213,7 @@ def test_void_cells_show_no_times(make_run, monkeypatch):
     run = make_run(prompts=3)
     records = [replace(record, void=True) for record in run.records()]
     monkeypatch.setattr(RunDir, "records", lambda self, prompt_ids=None: iter(records))
-    (turn, *_) = make_viewer_data(read_report_data(run), None).data["turns"]
+    (turn, *_) = make_viewer_data(read_report_data(run), None).content["turns"]
     assert {(row["ends"], row["total"]) for row in turn["rows"]} == {(None, None)}
 
 
@@ -275,4 +275,4 @@ def test_report_of_480_prompts_and_10_methods_is_under_5_mb(make_run, tmp_path):
     (file,) = write_html(reading, tmp_path)
     assert 1_000_000 < file.stat().st_size < 4_000_000
     page = file.read_text(encoding="utf-8")
-    assert re.search(r"\d+ of 480 questions are in this file", page)
+    assert re.search(r"This file has \d+ of 480 questions", page)

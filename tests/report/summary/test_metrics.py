@@ -30,7 +30,7 @@ def test_every_metric_says_what_it_means():
 def test_a_column_has_the_heading_and_the_value_of_its_metric(summary):
     row = replace(summary.rows[0], mat=2.345)
     assert metrics.MAT.heading == METRICS["mat"].heading == "MAT"
-    assert metrics.MAT.shown(row) == METRICS["mat"].form(2.345) == "2.35"
+    assert metrics.MAT.format(row) == METRICS["mat"].form(2.345) == "2.35"
     assert [get(row) for get in metrics.MAT.data.values()] == [2.345]
 
 

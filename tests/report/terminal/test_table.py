@@ -221,7 +221,7 @@ def test_the_targets_work_is_shown_where_parts_of_it_ran(make_reading, synthetic
     (note,) = [line for line in lines if line.startswith(" work: target forwards a token")]
     shown = make_grid(COST, reading.summary.rows)
     at = shown.headings.index("work")
-    assert {line[0].shown: line[at].shown for line in shown.rows}["staged"] == f"{work:.2f}"
+    assert {line[0].text: line[at].text for line in shown.rows}["staged"] == f"{work:.2f}"
     (table,) = overall_tables(reading.summary)
     (column,) = [column for column in table.columns if column.heading == "work"]
     assert f" work: {column.meaning}" == note
@@ -339,7 +339,7 @@ def test_every_rendering_says_which_interval_is_whose_and_what_is_too_few(
     )
     assert whose in table.note and any(few in line for line in list_warnings(reading))
     assert families.columns[1] is metrics.QUESTIONS
-    assert {row[1].shown for row in families.rows} == {"8"}
+    assert {row[1].text for row in families.rows} == {"8"}
     assert "of fewer than 49 a figure is an example" in families.note
 
 
@@ -381,7 +381,7 @@ def test_more_than_three_letters_in_a_row_are_written_by_the_first_and_the_last(
         ("yzA'B'C'D'F'", "yzA'-D'F'"),
     ):
         own = replace(row, letters=letters)
-        assert metrics.group(own) == metrics.GROUP.shown(own) == shown
+        assert metrics.group(own) == metrics.GROUP.format(own) == shown
         assert metrics.GROUP.data["group"](own) == letters
 
 
@@ -495,7 +495,7 @@ def test_a_figure_has_one_heading_and_one_way_to_be_written_in_every_rendering(
     row = reading.summary.rows[0]
     (page, *_) = overall_tables(reading.summary)
     on_page = {
-        head.heading: cell.shown for head, cell in zip(page.columns, page.rows[0], strict=True)
+        head.heading: cell.text for head, cell in zip(page.columns, page.rows[0], strict=True)
     }
     drawn = _text(reading).splitlines()
     heading = next(line for line in drawn if "speedup" in line)
@@ -503,11 +503,11 @@ def test_a_figure_has_one_heading_and_one_way_to_be_written_in_every_rendering(
     for chosen in (metrics.SPEED, metrics.COST):
         found = make_grid(chosen, reading.summary.rows)
         for head, said in zip(found.headings, found.rows[0], strict=True):
-            assert said.shown == on_page.get(head, said.shown)
+            assert said.text == on_page.get(head, said.text)
         assert len(set(found.headings)) == len(found.headings)
     for column in select_informative(metrics.TERMINAL, reading.summary.rows)[2:]:
         assert column.heading in heading and column.heading in on_page
-        assert column is metrics.TIME or column.shown(row) in written
+        assert column is metrics.TIME or column.format(row) in written
 
 
 def test_columns_show_every_row_and_sort_by_what_they_show(make_reading):
@@ -517,5 +517,5 @@ def test_columns_show_every_row_and_sort_by_what_they_show(make_reading):
         assert len(names) == len(set(names))
         for row in rows:
             for column in filter(lambda column: column.when([row]), chosen):
-                nothing = column.shown(row) in ("", formats.NONE)
+                nothing = column.format(row) in ("", formats.NONE)
                 assert (column.cell(row).value is None) is nothing

@@ -1,12 +1,12 @@
-"""CUDA graphs: forwards that are captured once over fixed buffers, and replayed.
+"""CUDA graphs of a decoder's forwards: captured once, and replayed with new inputs.
 
-A forward over few rows has hundreds of kernels of a few microseconds each. A fast device runs them
-faster than the host launches them, so launches take most of the step of a small draft model. A
-graph launches all of them in one call.
+A forward over few rows launches hundreds of kernels of a few microseconds each. A fast device runs
+them faster than the host launches them, so launches dominate the time of a small draft model. A
+graph launches all kernels in one call.
 
-Inputs that differ between replays are in buffers on the device: ids, the number of cached rows, and
-a tree's mask and positions. The number of rows that attention reads is part of a graph. It is a
-multiple of `SEEN_MULTIPLE`, and rows that are not written yet are masked.
+Inputs that differ between replays are copied to buffers on the device: ids, the number of cached
+rows, and a tree's mask and positions. The number of cached rows that attention reads is fixed in a
+graph. It is a multiple of `SEEN_MULTIPLE`, and a mask hides rows that are not written yet.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ from specbench_cli.engine.models.state import KVState
 from specbench_cli.engine.types import Features, Hidden, ModelOutput, Tokens
 
 MAX_ROWS = 64
-"""Maximum number of rows of a captured forward. In wider ones, launches do not limit the speed."""
+"""Maximum number of new rows of a captured forward. With more, launches do not limit the speed."""
 
 SEEN_MULTIPLE = 256
 """Attention in a graph reads a multiple of this number of rows."""
 
 
 class GraphKey(NamedTuple):
-    """Key of a CUDA graph, without the number of rows that attention reads.
+    """Key of a CUDA graph: the shapes that are fixed in it.
+
+    The number of rows that attention reads is fixed too, and is added in `GraphRecorder`.
 
     Attributes:
         n: Number of new rows.
         width: Width of the features of each id. 0 means ids only.
-        logits: Number of rows selected by an index tensor, else "last", "all" or None.
+        logits: Rows that get logits: "last", "all", None, or the length of an index tensor.
         captured_layers: Layers whose output is captured.
-        mask_width: Columns of the mask. 0 is causal.
-        has_positions: Whether the positions are explicit.
+        mask_width: Number of columns of the mask. 0 means a causal mask.
+        has_positions: Whether the forward has explicit positions.
     """
 
     n: int
@@ -112,17 +114,19 @@ class GraphBuffers:
 
 
 Body = Callable[[], ModelOutput]
-"""A forward over `Buffers`. On a device, each replay returns the same tensors."""
+"""A forward that reads `GraphBuffers`. On a device, each replay returns the same tensors."""
 
 Capture = Callable[[Body], Body]
-"""A function that captures a body and returns its replay function."""
+"""A function that captures a `Body` and returns a function that replays it."""
 
 Build = Callable[[KVState, GraphBuffers, GraphKey, int], Body]
-"""A function that builds the body for a key and a state. The integer is the number of rows read."""
+"""A function that returns the `Body` for a key and a state.
+
+The integer is the number of cached rows that attention reads."""
 
 
 class CudaGraphs:
-    """Capture of CUDA graphs on one device.
+    """Function that captures CUDA graphs on one device; see `Capture`.
 
     All graphs share memory, so the output of one must be copied before the next one runs.
     """
@@ -136,7 +140,7 @@ class CudaGraphs:
         graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
-            body()  # warm up: initialization must not be part of the graph
+            body()  # warm up, so that one-time initialization is not captured
             graph.capture_begin(self._pool, "thread_local")
             out = body()
             graph.capture_end()
@@ -150,7 +154,7 @@ class CudaGraphs:
 
 
 class GraphRecorder:
-    """CUDA graphs of one decoder, by state.
+    """CUDA graphs of one decoder, for each of its states.
 
     Attributes:
         n_recorded: Number of graphs captured so far.
@@ -164,7 +168,7 @@ class GraphRecorder:
         ] = WeakKeyDictionary()
 
     def run(self, shape: GraphKey, model_input: ModelInput, state: KVState) -> ModelOutput:
-        """Replay a forward, and capture it first if there is no graph for the state and row count.
+        """Replay a forward. Capture it first if there is no graph for its key, state and length.
 
         Raises:
             ValueError: The rows exceed the capacity of the state.

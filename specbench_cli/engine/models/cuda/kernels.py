@@ -1,8 +1,8 @@
-"""Triton kernels of a captured forward: fused elementwise operations, and products with one row.
+"""Triton kernels for forwards in CUDA graphs: fused operations, and products with one row.
 
-torch runs several kernels for one operation. Each costs microseconds, and the device is idle at its
-end. torch's product with one row reads weights at 0.8 of the memory bandwidth. The kernels need
-Triton (Tillet, Kung and Cox, MAPL 2019), which comes with torch for CUDA.
+torch runs several kernels for an operation such as RMSNorm. Each takes microseconds, and the device
+is partly idle at the end of each. torch's product with a single row reads the weights at 0.8 of the
+memory bandwidth. Triton (Tillet, Kung and Cox, MAPL 2019) comes with torch for CUDA.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -19,15 +19,17 @@ import triton.language as tl
 from torch import Tensor
 
 COLUMNS = 1024
-"""Elements of an MLP that one program computes."""
+"""Number of elements of a row that one Triton program computes in `silu_mul`."""
 
 WEIGHTS = (2, 2048)
-"""Weight rows that one program multiplies, and the elements of them per step."""
+"""Number of weight rows that one program of `multiply_row` multiplies, and of their elements per
+step."""
 
 QUERIES, SEEN, KEYS = 64, 1024, 64
-"""Limits of `attend`: queries of heads that share keys, and rows read in total and per step.
+"""Limits of `attend`: maximum number of queries per KV head, maximum number of rows read, and rows
+per step.
 
-Beyond the first two, torch's kernels are faster: they split the rows of a head among programs."""
+Beyond the first two, torch's kernels are faster, because they split the rows among programs."""
 
 
 @triton.jit
@@ -109,7 +111,7 @@ def _attend(
         sees = (column[None, :] <= at[:, None]) & (column[None, :] > at[:, None] - window)
         scores = tl.where(sees, tl.dot(q, tl.trans(k)) * scale, float("-inf"))
         higher = tl.maximum(best, tl.max(scores, 1))
-        # Rows that have not attended to any key yet keep zeros.
+        # Without this, rows that have not attended to any key yet would compute -inf - -inf = NaN.
         safe = tl.where(higher == float("-inf"), 0.0, higher)
         chances, fade = tl.exp(scores - safe[:, None]), tl.exp(best - safe)
         v = tl.load(keys + kv * head_stride + where, mask=there, other=0)
@@ -203,7 +205,11 @@ def rotate_and_store(
 
 
 def supports_attention(queries: int, seen: int, rows: Tensor) -> bool:
-    """Return True if `attend` supports the number of queries per KV head and of rows [..., d]."""
+    """Return True if `attend` supports these numbers of queries per KV head and of rows.
+
+    Args:
+        rows: KV cache [..., d].
+    """
     d = rows.shape[-1]
     return queries <= QUERIES and seen <= SEEN and 16 <= d <= 128 and d & (d - 1) == 0
 
@@ -226,7 +232,8 @@ def attend(
         cache: KV cache [2 kv, capacity, d].
         rows: Indices [n] of the new rows in the cache.
         out: [n, heads d].
-        window: Maximum number of rows that each row attends to, with itself. None is unlimited.
+        window: Maximum number of rows that each row attends to, including itself. None means no
+            limit.
     """
     n, d = len(qkv), cache.shape[-1]
     heads = qkv.shape[1] // d - 2 * kv

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-_GAP, _RINGS, _TURNS = 3.8, (0.0, 5.0, 11.0, 18.0, 26.0, 36.0), 16
+_GAP, _RINGS, _SPOTS_PER_RING = 3.8, (0.0, 5.0, 11.0, 18.0, 26.0, 36.0), 16
 """Distance in pt from a point to the nearest ring, distances in pt of the rings from there, and
 number of spots on a ring."""
 _MARKER, _CLEAR = 2.8, 0.8
@@ -36,9 +36,9 @@ marker, a label closest to another point, and a label on a line of the plot."""
 _ROUNDS, _MANY = 30, 64
 """Maximum number of placement rounds, and number of labels above which only one round is tried,
 since not all of them fit."""
-_APART = 2.0
+_SAMPLE_PT = 2.0
 """Distance in pt between the sampled positions along a line of the plot."""
-_PARTS = 9
+_LEADER_SAMPLES = 9
 """Number of sampled positions along a leader line."""
 
 
@@ -65,7 +65,7 @@ class _Spots(NamedTuple):
     far: Floats
 
 
-def place_labels(axes: Axes, words: Sequence[PointLabel]) -> None:
+def place_labels(axes: Axes, labels: Sequence[PointLabel]) -> None:
     """Write each label next to its point, with a leader line if it is farther away.
 
     Args:
@@ -73,51 +73,51 @@ def place_labels(axes: Axes, words: Sequence[PointLabel]) -> None:
     """
     from matplotlib.patheffects import withStroke
 
-    named = [word for word in words if word.text]
-    words = [*named, *(word for word in words if not word.text)]
+    visible = [label for label in labels if label.text]
+    labels = [*visible, *(label for label in labels if not label.text)]
     halo = [withStroke(linewidth=1.2, foreground="white")]
     scale = 72 / axes.figure.dpi
-    points = scale * axes.transData.transform([word.at for word in words])
+    points = scale * axes.transData.transform([label.at for label in labels])
     inside = scale * np.array(axes.bbox.extents)
-    widths = [72 * style.text_width([word.text], style.SMALL) for word in named]
-    spots = [_spots(point, wide) for point, wide in zip(points, widths, strict=False)]
-    for word, point, own, spot in zip(
-        named, points, spots, _choose(spots, points, inside, _lines(axes, scale)), strict=False
+    widths = [72 * style.text_width([label.text], style.SMALL) for label in visible]
+    spots = [_spots(point, width) for point, width in zip(points, widths, strict=False)]
+    for label, point, own, spot in zip(
+        visible, points, spots, _choose(spots, points, inside, _lines(axes, scale)), strict=False
     ):
         corner, size = own.boxes[spot, :2], np.ptp(own.boxes[spot].reshape(2, 2), 0)
         lead = {
             "arrowstyle": "-",
             "lw": 0.4,
-            "color": word.colour,
+            "color": label.colour,
             "relpos": tuple((own.lines[spot, 0] - corner) / size),
             "shrinkA": 0,
             "shrinkB": 1.5,
         }
         axes.annotate(
-            word.text,
-            word.at,
+            label.text,
+            label.at,
             xytext=corner + _CLEAR / 2 - point,
             textcoords="offset points",
             fontsize=style.SMALL,
             va="bottom",
-            color=word.colour,
+            color=label.colour,
             zorder=4,
             path_effects=halo,
             arrowprops=lead if own.far[spot] else None,
         )
 
 
-def _spots(point: Floats, wide: float) -> _Spots:
+def _spots(point: Floats, width: float) -> _Spots:
     """Return the candidate spots around a point, the nearest first."""
-    turns = 2 * np.pi * np.arange(_TURNS) / _TURNS + np.pi / 8
-    ways = np.stack([np.cos(turns), np.sin(turns)], -1)
-    half = np.array([wide, _LINE * style.SMALL]) / 2
-    rings = np.repeat(_RINGS, _TURNS)[:, None]
-    ways = np.tile(ways, (len(_RINGS), 1))
-    middles = point + ways * (_GAP + rings) + np.clip(1.6 * ways, -1, 1) * half
+    angles = 2 * np.pi * np.arange(_SPOTS_PER_RING) / _SPOTS_PER_RING + np.pi / 8
+    directions = np.stack([np.cos(angles), np.sin(angles)], -1)
+    half = np.array([width, _LINE * style.SMALL]) / 2
+    rings = np.repeat(_RINGS, _SPOTS_PER_RING)[:, None]
+    directions = np.tile(directions, (len(_RINGS), 1))
+    middles = point + directions * (_GAP + rings) + np.clip(1.6 * directions, -1, 1) * half
     boxes = np.concatenate([middles - half - _CLEAR / 2, middles + half + _CLEAR / 2], -1)
     near = np.clip(point, boxes[:, :2], boxes[:, 2:])
-    parts = np.linspace(0, 1, _PARTS)[:, None]
+    parts = np.linspace(0, 1, _LEADER_SAMPLES)[:, None]
     lines = near[:, None] + parts * (point - near)[:, None]
     return _Spots(boxes, lines, rings[:, 0])
 
@@ -127,10 +127,11 @@ def _lines(axes: Axes, scale: float) -> list[Floats]:
     found = []
     for line in (line for line in axes.get_lines() if line.get_linestyle() != "None"):
         corners = scale * axes.transData.transform(np.asarray(line.get_xydata()))
-        legs = [
-            np.linspace(a, b, 2 + int(np.hypot(*(b - a)) / _APART)) for a, b in pairwise(corners)
+        segments = [
+            np.linspace(a, b, 2 + int(np.hypot(*(b - a)) / _SAMPLE_PT))
+            for a, b in pairwise(corners)
         ]
-        found += [np.concatenate(legs)[None]] if legs else []
+        found += [np.concatenate(segments)[None]] if segments else []
     return found
 
 
@@ -142,16 +143,18 @@ def _choose(
     The result depends on the order of placement, so several orders are tried until one hides
     nothing.
     """
-    alone = [
-        _alone(own, at, points, inside)
-        + _COVERS * np.any([_through(line, own.boxes)[0] for line in lines], 0)
+    fixed_costs = [
+        _fixed_costs(own, at, points, inside)
+        + _COVERS * np.any([_pass_through(line, own.boxes)[0] for line in lines], 0)
         for at, own in enumerate(spots)
     ]
     best, least = list[int](), np.inf
     x, y = points[: len(spots)].T
-    many = len(spots) > _MANY  # not all fit in any order
-    for along in (x,) if many else (x, -x, y, -y):
-        chosen, cost = _settle(spots, alone, np.argsort(along), 1 if many else _ROUNDS)
+    too_many = len(spots) > _MANY  # not all fit in any order
+    for order_by in (x,) if too_many else (x, -x, y, -y):
+        chosen, cost = _move_labels(
+            spots, fixed_costs, np.argsort(order_by), 1 if too_many else _ROUNDS
+        )
         if cost < least:
             best, least = [chosen[at] for at in range(len(spots))], cost
         if least < _HIDES:
@@ -159,8 +162,8 @@ def _choose(
     return best
 
 
-def _settle(
-    spots: Sequence[_Spots], alone: Sequence[Floats], order: Iterable[int], rounds: int
+def _move_labels(
+    spots: Sequence[_Spots], fixed_costs: Sequence[Floats], order: Iterable[int], rounds: int
 ) -> tuple[dict[int, int], float]:
     """Return the spots after no label moves any more, and their total cost."""
     chosen: dict[int, int] = {}
@@ -169,7 +172,7 @@ def _settle(
         before, total = dict(chosen), 0.0
         for at in order:
             others = [(spots[other], spot) for other, spot in chosen.items() if other != at]
-            costs = alone[at] + (_among(spots[at], others) if others else 0.0)
+            costs = fixed_costs[at] + (_label_costs(spots[at], others) if others else 0.0)
             chosen[at] = int(np.argmin(costs))
             total += costs[chosen[at]]
         if chosen == before:
@@ -177,52 +180,56 @@ def _settle(
     return chosen, total
 
 
-def _alone(own: _Spots, at: int, points: Floats, inside: Floats) -> Floats:
+def _fixed_costs(own: _Spots, at: int, points: Floats, inside: Floats) -> Floats:
     """Return the cost of each spot with respect to the axes and all points."""
     marks = np.concatenate([points - _MARKER, points + _MARKER], -1)
     outside = (own.boxes[:, :2] < inside[:2]).any(1) | (own.boxes[:, 2:] > inside[2:]).any(1)
-    hides = _meets(own.boxes, marks).sum(1)
-    led = own.far > 0
-    crosses = led * _through(own.lines, np.delete(marks, at, 0)).sum(1)
-    away = _away(own.boxes, points)
-    misleads = ~led * (np.delete(away, at, 1) < away[:, at : at + 1] + 1).sum(1)
+    hides = _overlap(own.boxes, marks).sum(1)
+    has_leader = own.far > 0
+    crosses = has_leader * _pass_through(own.lines, np.delete(marks, at, 0)).sum(1)
+    distances = _distances(own.boxes, points)
+    misleads = ~has_leader * (np.delete(distances, at, 1) < distances[:, at : at + 1] + 1).sum(1)
     costs = _OUTSIDE * outside + _HIDES * hides + _CROSSES * crosses + _MISLEADS * misleads
     return np.asarray(costs + own.far)
 
 
-def _among(own: _Spots, others: Sequence[tuple[_Spots, int]]) -> Floats:
+def _label_costs(own: _Spots, others: Sequence[tuple[_Spots, int]]) -> Floats:
     """Return the cost of each spot with respect to the other labels' current spots."""
     boxes = np.array([other.boxes[spot] for other, spot in others])
     lines = np.array([other.lines[spot] for other, spot in others if other.far[spot]])
-    led = own.far > 0
-    crosses = led * _through(own.lines, boxes).sum(1)
+    has_leader = own.far > 0
+    crosses = has_leader * _pass_through(own.lines, boxes).sum(1)
     if len(lines):
-        crosses = crosses + _through(lines, own.boxes).sum(0) + led * _meet(own.lines, lines)
-    return np.asarray(_HIDES * _meets(own.boxes, boxes).sum(1) + _CROSSES * crosses)
+        crosses = (
+            crosses
+            + _pass_through(lines, own.boxes).sum(0)
+            + has_leader * _count_crossings(own.lines, lines)
+        )
+    return np.asarray(_HIDES * _overlap(own.boxes, boxes).sum(1) + _CROSSES * crosses)
 
 
-def _meets(some: Floats, others: Floats) -> Flags:
+def _overlap(some: Floats, others: Floats) -> Flags:
     """Return True where boxes [n, 4] and [m, 4] overlap: [n, m]."""
     a, b = some[:, None], others[None]
-    return _all(a[..., :2] < b[..., 2:], b[..., :2] < a[..., 2:])
+    return _both_true(a[..., :2] < b[..., 2:], b[..., :2] < a[..., 2:])
 
 
-def _through(lines: Floats, boxes: Floats) -> Flags:
+def _pass_through(lines: Floats, boxes: Floats) -> Flags:
     """Return True where lines [n, parts, 2] go through boxes [m, 4]: [n, m]."""
     at = lines[:, :, None]
-    return np.asarray(np.any(_all(boxes[:, :2] < at, at < boxes[:, 2:]), 1))
+    return np.asarray(np.any(_both_true(boxes[:, :2] < at, at < boxes[:, 2:]), 1))
 
 
-def _all(low: Flags, high: Flags) -> Flags:
+def _both_true(low: Flags, high: Flags) -> Flags:
     """Return True where both conditions are true for both coordinates."""
     return np.asarray(np.all(low & high, -1))
 
 
-def _meet(some: Floats, others: Floats) -> NDArray[np.int_]:
+def _count_crossings(some: Floats, others: Floats) -> NDArray[np.int_]:
     """Return the number of other lines [m, parts, 2] that each line [n, parts, 2] crosses."""
     a, b, c, d = some[:, None, 0], some[:, None, -1], others[None, :, 0], others[None, :, -1]
-    apart = (_side(a, b, c) * _side(a, b, d) < 0) & (_side(c, d, a) * _side(c, d, b) < 0)
-    return np.asarray(np.sum(apart, 1))
+    crossing = (_side(a, b, c) * _side(a, b, d) < 0) & (_side(c, d, a) * _side(c, d, b) < 0)
+    return np.asarray(np.sum(crossing, 1))
 
 
 def _side(a: Floats, b: Floats, c: Floats) -> Floats:
@@ -231,7 +238,7 @@ def _side(a: Floats, b: Floats, c: Floats) -> Floats:
     return np.asarray(x * v - y * u)
 
 
-def _away(boxes: Floats, points: Floats) -> Floats:
+def _distances(boxes: Floats, points: Floats) -> Floats:
     """Return the distances between boxes [n, 4] and points [m, 2]: [n, m]."""
     near = np.clip(points, boxes[:, None, :2], boxes[:, None, 2:])
     return np.asarray(np.linalg.norm(near - points, axis=-1))

@@ -61,8 +61,8 @@ class PlotSeries:
         if self.band:
             axes.fill_between(x, low, high, color=style.OURS, alpha=0.3, lw=0, zorder=2)
         errors: dict[str, Any] = {}
-        shown = self.look.whisker and not self.band
-        if shown and any(p.low is not None or p.high is not None for p in self.points):
+        has_whiskers = self.look.whisker and not self.band
+        if has_whiskers and any(p.low is not None or p.high is not None for p in self.points):
             ends = np.subtract(middles, low), np.subtract(high, middles)
             errors["xerr" if self.horizontal else "yerr"] = ends
         axes.errorbar(
@@ -311,10 +311,13 @@ _RIGHT_IN, _ASIDE_IN, _GAP_IN = 0.12, 0.36, 0.12
 
 
 def row_width(
-    names: Sequence[str], width: float = style.COLUMN_IN, aside: bool = False, panels: int = 1
+    names: Sequence[str],
+    width: float = style.COLUMN_IN,
+    with_right_column: bool = False,
+    panels: int = 1,
 ) -> float:
     """Return the width of a panel of `row_plot` in inches."""
-    right = _ASIDE_IN if aside else _RIGHT_IN
+    right = _ASIDE_IN if with_right_column else _RIGHT_IN
     return (width - style.label_width(names) - right - _GAP_IN * (panels - 1)) / panels
 
 
@@ -337,19 +340,19 @@ def row_plot(
         columns: Number of columns of the legend.
     """
     labels, places = [label for label, _ in rows], [place for _, place in rows]
-    wide = row_width(labels, width, bool(heading), len(panels))
+    panel_width = row_width(labels, width, bool(heading), len(panels))
     y = Axis("", max(places) + 0.6, min(places) - 0.6)
     top = 0.18 if heading or panels[0].title else 0.05
     bottom = (0.33 if panels[0].x.name else 0.22) + _legend_in(panels, columns)
     figure = style.new_figure(width, unit * (max(places) - min(places) + 1.2) + top + bottom)
     left = style.label_width(labels)
     for panel in panels:
-        axes = style.add_axes(figure, left, width - left - wide, top, bottom)
+        axes = style.add_axes(figure, left, width - left - panel_width, top, bottom)
         sides = () if panel.x.ticks else ("bottom",)
         replace(panel, y=y, grid=False).draw(axes, *sides)
         axes.set_title(panel.title, fontsize=7, pad=3)
         style.label_rows(axes, labels if panel is panels[0] else [""] * len(labels), places)
-        left += wide + _GAP_IN
+        left += panel_width + _GAP_IN
         if heading:
             at, look = (24, 1), (6.5, style.MUTED)
             Note(heading, None, min(places) - 0.6, *look, at, "right", "bottom").draw(axes)
@@ -406,26 +409,26 @@ def small_multiples(
         ratio: Height of a panel divided by its width.
         columns: Number of columns of the legend.
     """
-    across = min(3, len(panels))
-    down = -(-len(panels) // across)
-    inner = style.COLUMN_IN - _LEFT_IN - _EDGE_IN - _BETWEEN_IN * (across - 1)
-    wide = inner / across if across > 1 else inner * 0.75
-    high, below = wide * ratio, max(0.02, _legend_in(list(panels.values()), columns))
+    n_columns = min(3, len(panels))
+    n_rows = -(-len(panels) // n_columns)
+    inner = style.COLUMN_IN - _LEFT_IN - _EDGE_IN - _BETWEEN_IN * (n_columns - 1)
+    panel_width = inner / n_columns if n_columns > 1 else inner * 0.75
+    high, below = panel_width * ratio, max(0.02, _legend_in(list(panels.values()), columns))
     titles = style.wrap_labels(panels)
     title = _TITLE_IN + _LINE_IN * any("\n" in word for word in titles.values())
-    height = down * (high + title) + below + _NAME_IN
+    height = n_rows * (high + title) + below + _NAME_IN
     figure = style.new_figure(style.COLUMN_IN, height)
     for place, (label, panel) in enumerate(panels.items()):
-        row, column = divmod(place, across)
-        left = _LEFT_IN + column * (wide + _BETWEEN_IN)
-        bottom = below + _NAME_IN + (down - 1 - row) * (high + title)
-        right, top = style.COLUMN_IN - left - wide, height - bottom - high
+        row, column = divmod(place, n_columns)
+        left = _LEFT_IN + column * (panel_width + _BETWEEN_IN)
+        bottom = below + _NAME_IN + (n_rows - 1 - row) * (high + title)
+        right, top = style.COLUMN_IN - left - panel_width, height - bottom - high
         axes = style.add_axes(figure, left, right, top, bottom)
         panel.draw(axes, "left", "bottom")
-        last = place + across >= len(panels)
+        last = place + n_columns >= len(panels)
         axes.tick_params(labelleft=column == 0, labelbottom=last)
         word, size = titles[label], style.TINY if "\n" in titles[label] else 6.5
-        size = min(size, 0.98 * size * wide / style.text_width([word], size))
+        size = min(size, 0.98 * size * panel_width / style.text_width([word], size))
         axes.set_title(word, fontsize=max(size, 5), pad=1.5, linespacing=0.9)
     figure.supxlabel(x, fontsize=7, x=0.54, y=below / height, va="bottom")
     figure.supylabel(y, fontsize=7, x=0.015, y=0.5 * (1 + (below + 0.25) / height))

@@ -67,9 +67,9 @@ _STAMPS = {
     "pdf": ("CreationDate", "Creator", "Producer"),
 }
 """Metadata that would differ between two writes of the same figure, by format."""
-_REACH = 1.8
+_MAX_AXIS_RATIO = 1.8
 """Maximum of an axis, relative to the largest speedup."""
-_LETTERS = 24
+_LINE_CHARS = 24
 """Maximum number of characters in a line of a method's label."""
 
 
@@ -102,14 +102,14 @@ def new_figure(width: float, height: float, **layout: Any) -> Figure:
 
 
 def write(
-    figure: Figure, folder: Path, name: str, *, paper: bool = False, heavy: int = 0
+    figure: Figure, folder: Path, name: str, *, paper: bool = False, max_svg_bytes: int = 0
 ) -> list[Path]:
     """Write `name`.svg, `name`.png (300 dpi), and `name`.pdf if `paper`. The folder is created.
 
     The same figure gives the same bytes.
 
     Args:
-        heavy: Size in bytes above which an SVG also gets a PNG.
+        max_svg_bytes: Size in bytes above which an SVG also gets a PNG.
     """
     from matplotlib.text import Text
 
@@ -118,12 +118,12 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     files = list[Path]()
     for form in ("svg", "png", "pdf") if paper else ("svg", "png"):
-        if form != "png" or files[0].stat().st_size > heavy:
+        if form != "png" or files[0].stat().st_size > max_svg_bytes:
             files.append(folder / f"{name}.{form}")
             figure.savefig(files[-1], dpi=300, metadata=dict.fromkeys(_STAMPS[form]))
             if form == "svg":  # SVG comments repeat every text
-                drawn = files[-1].read_text(encoding="utf-8")
-                files[-1].write_text(output.escape_hidden(drawn), encoding="utf-8")
+                markup = files[-1].read_text(encoding="utf-8")
+                files[-1].write_text(output.escape_hidden(markup), encoding="utf-8")
     return files
 
 
@@ -159,18 +159,18 @@ def wrap_labels(labels: Iterable[str]) -> dict[str, str]:
     """
     found = {}
     for label in labels:
-        shown = output.escape_hidden(label)
-        lines = textwrap.wrap(shown, _LETTERS, break_on_hyphens=False)
+        plain = output.escape_hidden(label)
+        lines = textwrap.wrap(plain, _LINE_CHARS, break_on_hyphens=False)
         if len(lines) > 2:
-            lines = [shown[:_LETTERS], f"…{shown[1 - _LETTERS :]}"]
+            lines = [plain[:_LINE_CHARS], f"…{plain[1 - _LINE_CHARS :]}"]
         found[label] = "\n".join(lines)
     return found
 
 
 def shorten(label: str) -> str:
     """Return a label on one line. A long one loses its middle."""
-    half, label = _LETTERS // 2, output.escape_hidden(label)
-    return label if len(label) <= _LETTERS else f"{label[:half]}…{label[1 - half :]}"
+    half, label = _LINE_CHARS // 2, output.escape_hidden(label)
+    return label if len(label) <= _LINE_CHARS else f"{label[:half]}…{label[1 - half :]}"
 
 
 def label_rows(axes: Axes, labels: Sequence[str], places: Sequence[float]) -> None:
@@ -273,4 +273,4 @@ def speedup_axis_end(points: Iterable[float], ends: Iterable[float]) -> float:
     interval may be very wide.
     """
     farthest = max(points)
-    return min(1.04 * max([farthest, *ends]), _REACH * farthest)
+    return min(1.04 * max([farthest, *ends]), _MAX_AXIS_RATIO * farthest)
