@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from specbench_cli.audit.checks.bounds import check_bounds
 
 from specbench_cli import registry
 from specbench_cli.api import ArtifactSpec, FeatureHead, fill_from
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.checks.bookkeeping import check_bookkeeping
+from specbench_cli.audit.checks.bounds import check_bounds
 from specbench_cli.audit.checks.declarations import check_declarations
 from specbench_cli.audit.models.head import TableFeatureHead
 from specbench_cli.audit.models.table import make_table_pair, random_table
