@@ -65,9 +65,9 @@ class Mirror(Method):
     only chooses the outcomes to prepare. A prepared window is drawn from the draft's distribution
     after its outcome, independently of other windows and of the verification, and is used for that
     outcome only. For verification it is a draft like any other.
-    Differs from the paper: the draft is an ordinary model that generates one token per forward;
-    theirs is trained for speculative streaming. Workers are processes or CUDA streams of one
-    machine; theirs are GPUs and NPUs.
+    Differs from the paper: the draft is an ordinary model that generates one token per forward; the
+    paper's is trained for speculative streaming. Workers are processes or CUDA streams of one
+    machine; their code are GPUs and NPUs.
 
     One step:
     1. Take the draft's window after the last outcome: the prepared one, or draft it now.
