@@ -9,7 +9,7 @@ from specbench_cli import app as specbench
 
 
 def create_app(about: str, commands: Mapping[str, tuple[Callable[..., Any], str]]) -> typer.Typer:
-    """Return an app of commands.
+    """Return a typer app with some commands.
 
     Args:
         about: help text of the app.
@@ -30,9 +30,9 @@ def create_app(about: str, commands: Mapping[str, tuple[Callable[..., Any], str]
 
 
 def _keep_names() -> None:
-    """Do nothing. With a callback typer requires the command's name even if it builds only one."""
+    """Do nothing. With a callback, typer requires the command's name even if there is only one."""
 
 
 def main(app: typer.Typer, package: str) -> NoReturn:
-    """Run the commands of a package, which `python -m` started, and exit."""
+    """Run the command line of a package that was started with `python -m`, and exit."""
     specbench.main(commands=app, program=f"python -m {package}")

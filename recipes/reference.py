@@ -15,7 +15,8 @@ from typing import Literal, NamedTuple, get_args, get_origin
 
 from typer.models import CommandInfo
 
-from specbench_cli import app
+from specbench_cli import app, registry
+from specbench_cli.commands._card import catalogue_row, describe_entry, family_rows
 from specbench_cli.config.options import (
     ARGUMENTS,
     OptionField,
@@ -113,17 +114,17 @@ VARIABLES = {
     "SPECBENCH_LINEAR": "Kernel of matrix products on a CPU, in place of the fastest one.",
     "SPECBENCH_WORKER_TIMEOUT": "Seconds to wait for an answer of a draft worker. Default: 30.",
 }
-"""Environment variables that are no option of `specbench run`."""
+"""Environment variables that do not set an option of `specbench run`."""
 COLUMNS = ("option", "value", "default", "meaning")
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 EXAMPLE = re.compile(r"^specbench .+$|(?<=\[bold\])specbench [^\[]+", re.MULTILINE)
 """A command in the text below the options of a help page."""
 LARGEST = 2**63
-"""The bound of all whole numbers of a run, which the page leaves out."""
+"""Upper bound of all integers in a record. The pages do not show it."""
 
 
 class Command(NamedTuple):
-    """A command with the words that name it."""
+    """A command with its name on the command line, such as "specbench list methods"."""
 
     words: str
     info: CommandInfo
@@ -141,7 +142,20 @@ def pages() -> dict[str, str]:
         "config.md": config_page(),
         "records.md": records_page(),
         "metrics.md": metrics_page(),
+        "methods.md": methods_page(),
     }
+
+
+def methods_page() -> str:
+    """Return the page of methods with new tables. The text between the tables stays."""
+    page = (FOLDER / "methods.md").read_text(encoding="utf-8")
+    described = [catalogue_row(describe_entry(name)) for name in registry.built_in_methods()]
+    for marker, rows in (("families", family_rows()), ("methods", described)):
+        lines = table(list(rows[0]), [[*row.values()] for row in rows], escaped=True)
+        before, after = page.split(f"<!-- {marker} -->\n")
+        _, _, text = after.partition("\n\n")
+        page = f"{before}<!-- {marker} -->\n{lines}\n\n{text}"
+    return page
 
 
 def config_page() -> str:

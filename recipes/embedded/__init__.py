@@ -1,1 +1,1 @@
-"""Embedded family: its training, and what its models can do."""
+"""Training and evaluation of the small models that specbench ships (the embedded family)."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from recipes.command_line import create_app
-from recipes.embedded.quality import quality
+from recipes.embedded.quality import measure_quality
 from specbench_cli.commands.training import _shared as shared
 from specbench_cli.config import options
 from specbench_cli.config.commands import CommandOptions
@@ -33,7 +33,7 @@ class PairOptions(CommandOptions):
 
 
 class TargetOptions(CommandOptions):
-    """Options that name the finished target."""
+    """Options for the folder of the trained target."""
 
     out: Out
     target: Annotated[
@@ -48,66 +48,70 @@ class TargetOptions(CommandOptions):
 
 
 class VariantOptions(PairOptions, TargetOptions):
-    """Options of `exit` and `foreign`; the help lists those of `TargetOptions` first."""
+    """Options of `exit` and `train_foreign`; the help lists those of `TargetOptions` first."""
 
 
 @options.parsed_command("recipes.embedded.commands:PairOptions")
-def pair(asked: PairOptions) -> None:
+def train_pair(options: PairOptions) -> None:
     """Train the embedded target (7.5M parameters) and its draft (0.9M).
 
-    OUT gets embedded-7m/, embedded-1m/, training_curve.json and .png; checkpoints and the full
-    loss curves lie in OUT/training. A run that was stopped continues with the same command.
+    The command writes embedded-7m/, embedded-1m/, training_curve.json and .png to OUT. Checkpoints
+    and the full loss curves are in OUT/training. Repeat the command to continue a stopped training.
     """
     from recipes.embedded.family import BASE, DRAFT, TARGET
 
-    recipes = _recipes(asked, BASE, TARGET, DRAFT)
+    recipes = _scale_recipes(options, BASE, TARGET, DRAFT)
     with shared.show_bars() as report:
-        shared.finish(_trainer(asked, report).train_pair(*recipes), asked.out)
+        shared.finish(_create_trainer(options, report).train_pair(*recipes), options.out)
 
 
 @options.parsed_command("recipes.embedded.commands:VariantOptions")
-def early_exit(asked: VariantOptions) -> None:
-    """Fine-tune the target so that its earlier layers can speak too (embedded-exit)."""
+def train_early_exit(options: VariantOptions) -> None:
+    """Fine-tune the target so that its earlier layers can predict tokens too (embedded-exit)."""
     from recipes.embedded.family import EXIT
 
-    (recipe,) = _recipes(asked, EXIT)
+    (recipe,) = _scale_recipes(options, EXIT)
     with shared.show_bars() as report:
-        trainer = _trainer(asked, report)
-        shared.finish(trainer.train_early_exit(recipe, _target(asked.target, asked.out)), asked.out)
+        trainer = _create_trainer(options, report)
+        shared.finish(
+            trainer.train_early_exit(recipe, _find_target(options.target, options.out)), options.out
+        )
 
 
 @options.parsed_command("recipes.embedded.commands:VariantOptions")
-def foreign(asked: VariantOptions) -> None:
-    """Train a small draft with a tokenizer and vocabulary of its own (embedded-xv)."""
+def train_foreign(options: VariantOptions) -> None:
+    """Train a small draft model with another tokenizer and vocabulary (embedded-xv)."""
     from recipes.embedded.family import FOREIGN
 
-    (recipe,) = _recipes(asked, FOREIGN)
+    (recipe,) = _scale_recipes(options, FOREIGN)
     with shared.show_bars() as report:
-        trainer = _trainer(asked, report)
-        shared.finish(trainer.train_foreign(recipe, _target(asked.target, asked.out)), asked.out)
+        trainer = _create_trainer(options, report)
+        shared.finish(
+            trainer.train_foreign(recipe, _find_target(options.target, options.out)), options.out
+        )
 
 
 app = create_app(
-    "Train the embedded family, and measure what its models can do.",
+    "Train the models that specbench ships, and measure their accuracy.",
     {
         "pair": (
-            pair,
+            train_pair,
             "Examples: [bold]python -m recipes.embedded pair --out pair[/bold] (the shipped pair:"
             " 82 minutes on 2 cores that had other work too) - [bold]python -m recipes.embedded"
             " pair --out try --smoke[/bold] (seconds, no download)",
         ),
         "exit": (
-            early_exit,
+            train_early_exit,
             "Example: [bold]python -m recipes.embedded exit --out pair[/bold] (after `pair --out"
             " pair`; ten minutes of one core)",
         ),
         "foreign": (
-            foreign,
+            train_foreign,
             "Example: [bold]python -m recipes.embedded foreign --out pair[/bold] (after `pair --out"
-            " pair`; its replies are kept for this)",
+            " pair`, which stores the target's replies)",
         ),
         "quality": (
-            quality,
+            measure_quality,
             "Example: [bold]python -m recipes.embedded quality --out results/quality[/bold] (all of"
             " mini; twenty minutes of one core) - shown by [bold]specbench list models"
             " embedded[/bold]",
@@ -116,32 +120,36 @@ app = create_app(
 )
 
 
-def _recipes(asked: PairOptions, *recipes: Recipe) -> list[Recipe]:
-    """Return recipes at the scale that the options ask for."""
-    return shared.prepare_recipes(recipes, asked.steps_scale, asked.smoke, asked.out, asked.resume)
+def _scale_recipes(options: PairOptions, *recipes: Recipe) -> list[Recipe]:
+    """Return the recipes, scaled as the options `--steps-scale` and `--smoke` say."""
+    return shared.prepare_recipes(
+        recipes, options.steps_scale, options.smoke, options.out, options.resume
+    )
 
 
-def _trainer(asked: PairOptions, report: Report) -> Trainer:
+def _create_trainer(options: PairOptions, report: Report) -> Trainer:
     """Return the trainer of the embedded models."""
     from recipes.embedded.trainer import Trainer
     from specbench_cli.training.corpus import load_gsm8k
 
-    place = shared.choose_device(asked.device)
-    if asked.smoke:
-        return Trainer(asked.out, [], asked.seed, place, n_replies=16, fast=False, report=report)
-    return Trainer(asked.out, load_gsm8k(asked.data), asked.seed, place, report=report)
+    place = shared.choose_device(options.device)
+    if options.smoke:
+        return Trainer(
+            options.out, [], options.seed, place, n_replies=16, fast=False, report=report
+        )
+    return Trainer(options.out, load_gsm8k(options.data), options.seed, place, report=report)
 
 
-def _target(given: Path | None, out: Path) -> Path:
-    """Return the folder of the finished target."""
+def _find_target(folder: Path | None, out: Path) -> Path:
+    """Return the folder of the target: the given one, the one in `out`, or the shipped one."""
     from recipes.embedded.family import TARGET
     from specbench_cli.models import resolve
 
-    here = given or out / TARGET.name
-    if (here / "config.json").is_file():
-        return here
-    if given is not None:
+    found = folder or out / TARGET.name
+    if (found / "config.json").is_file():
+        return found
+    if folder is not None:
         raise UsageError(
-            f"--target {given} holds no model", "python -m recipes.embedded pair --out DIR"
+            f"--target {folder} contains no model", "python -m recipes.embedded pair --out DIR"
         )
     return resolve(TARGET.name).path

@@ -21,21 +21,22 @@ MAX_DROPOUT = 0.1
 
 
 def exit_loss(model: LlamaForCausalLM, fast: bool) -> Loss:
-    """Cross-entropy after the last layer plus that after one earlier layer, layers being skipped.
+    """Return the training loss of LayerSkip: cross-entropy after the last and one earlier layer.
 
     Each sequence skips layer l of L with a probability that rises exponentially from 0 to
-    `MAX_DROPOUT`; the earlier exit is drawn anew for each batch and uses the last norm and the
-    output matrix (LayerSkip, Elhoushi et al., ACL 2024, arXiv:2404.16710;
-    theirs weights all exits by depth, one drawn exit does so in the mean at a fraction of the
-    cost). The draws are a function of the batch, so a resumed run repeats them.
+    `MAX_DROPOUT`. The earlier layer is drawn for each batch, and uses the model's last norm and
+    output matrix (LayerSkip, Elhoushi et al., ACL 2024, arXiv:2404.16710). The paper sums over all
+    layers, weighted by depth. One layer drawn with these weights costs less and has the same mean.
+
+    The random numbers depend only on the batch, so a resumed training repeats them.
 
     Args:
-        fast: compile it; the draws stay outside.
+        fast: compile the loss with torch.compile, without the random draws.
     """
     n_layers = model.config.num_hidden_layers
     rise = torch.arange(n_layers) * math.log(2) / (n_layers - 1)
     keep_probability = 1 - MAX_DROPOUT * (rise.exp() - 1)
-    depth_weight = torch.arange(1.0, n_layers)  # of the exit after each layer but the last
+    depth_weight = torch.arange(1.0, n_layers)  # one weight per layer, except the last layer
 
     def loss(batch: TrainingBatch, keep: Tensor, early: Tensor) -> Tensor:
         ids = batch.inputs

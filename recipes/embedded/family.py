@@ -1,7 +1,7 @@
-"""The embedded family: shapes, schedules, and how a model is built and stored.
+"""Shapes and training schedules of the embedded models, and functions to build and store a model.
 
-All are Llama models. **Stored in fp16, and the upcast is the model**: what is trained next to a
-finished model reads it back first.
+All are Llama models. Weights are stored in fp16. A training that uses a finished model therefore
+loads the stored fp16 weights, not the fp32 weights that were trained.
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from specbench_cli.training.loop import Schedule, StagePlan
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Schedule):
-    """Shape and schedule of one model (the head size is `hidden` / `heads`)."""
+    """Shape and training schedule of one model. The head size is `hidden` / `heads`."""
 
     hidden: int
     layers: int
@@ -34,7 +34,7 @@ class Recipe(Schedule):
     vocabulary: int = VOCAB_SIZE
 
     def config(self) -> LlamaConfig:
-        """The model in transformers' terms."""
+        """Return the configuration of the model for transformers."""
         end, _, _, begin, pad = range(len(SPECIAL_TOKENS))
         return LlamaConfig(
             vocab_size=self.vocabulary,
@@ -52,9 +52,9 @@ class Recipe(Schedule):
         )
 
 
-# Small updates, many of them: at equal tokens 2,048 an update learn faster than 4,096. Nearly all
-# chats fit in 256 tokens, where attention on a CPU costs least; the last fifth of the tokens is
-# read 1,024 at a time.
+# For the same number of tokens, updates over 2,048 tokens reach a lower loss than over 4,096.
+# Nearly all chats fit in 256 tokens, where attention on a CPU is cheapest. The last fifth of the
+# training uses sequences of 1,024 tokens.
 BASE = Recipe(
     name="embedded-7m-base",
     hidden=256,
@@ -65,8 +65,9 @@ BASE = Recipe(
     peak_lr=3e-3,
     horizon=6000,
 )
-# A second, gentler cycle for what the first one leaves undone. Its first stage leaves the held-out
-# wordings out, so that they cease to mean half A; its second brings them back.
+# A second cycle with a lower learning rate, mostly on the families that the first cycle learned
+# worst (HARD). Its first stage has no held-out wordings ("open"), so that the model does not
+# associate a wording with one half of the lexicons. Its second stage has them again.
 TARGET = replace(
     BASE,
     name="embedded-7m",
@@ -79,7 +80,8 @@ HARD = (
     *("translation", "math_reasoning", "rag", "multi_turn") * 2,
     "qa",
 )
-"""Whose turn it is in the second cycle: facts are learnt soonest, sums and retrieval last."""
+"""Task families of the second cycle, in their order of use. Slowly learned families occur more
+often: facts are learned first, sums and retrieval last."""
 DRAFT = Recipe(
     name="embedded-1m",
     hidden=128,
@@ -112,16 +114,19 @@ FOREIGN = replace(
 
 
 def build(recipe: Recipe, seed: int, device: torch.device) -> LlamaForCausalLM:
-    """A freshly initialised model in fp32, ready to train."""
+    """Return a model with random fp32 weights, in training mode."""
     torch.manual_seed(seed)
     model = LlamaForCausalLM(recipe.config())
-    nn.Module.to(model, device)  # transformers' own `to` is not typed
+    nn.Module.to(model, device)  # the `to` of transformers has no type annotations
     model.train()
     return model
 
 
 def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write what from_pretrained needs: fp16 weights (tied ones once), configs and tokenizer."""
+    """Write the files that `from_pretrained` needs: fp16 weights, configs and tokenizer.
+
+    Tied weights are stored once.
+    """
     stored = LlamaForCausalLM(model.config)
     stored.load_state_dict(model.state_dict())
     stored.generation_config = GenerationConfig(

@@ -1,7 +1,7 @@
 """Quality of the embedded models, measured by ordinary runs of specbench.
 
-A worse target raises acceptance, so acceptance alone proves nothing: the target must do its tasks,
-and its draft must be worse at them.
+Acceptance alone does not show that a pair is good, because a worse target is easier to predict. So
+the target must solve its tasks, and its draft must be less accurate.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ MAX_NEW_TOKENS = 128
 FILE = "quality.json"
 BASELINE = "vanilla"
 REPETITIVE = 0.5
-"""Below this share of distinct 4-grams an output repeats itself."""
+"""An output is repetitive if its share of distinct 4-grams is smaller than this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """One label's figures over some outputs.
+    """Quality of a method's outputs.
 
     Attributes:
-        outputs: how many there are.
-        accuracy: mean score; None where the task has no scorer.
-        ended: share of outputs that end by the EOS within the budget.
-        repetitive: share of outputs whose 4-grams repeat (see `REPETITIVE`).
-        mat: mean accepted tokens, micro; None where nothing was decoded in steps.
+        outputs: number of outputs.
+        accuracy: mean score; None if the task has no scorer.
+        ended: share of outputs that end with the EOS token, before the token limit.
+        repetitive: share of repetitive outputs (see `REPETITIVE`).
+        mat: mean accepted tokens: all tokens / all steps. None if the method has no steps.
     """
 
     outputs: int
@@ -49,7 +49,10 @@ class Quality:
 
 
 class QualityRun(NamedTuple):
-    """A run to make: its name in the file, the model that answers, and how; vanilla runs too."""
+    """A run to measure: its name in quality.json, the target, the method and the temperature.
+
+    The run also measures vanilla.
+    """
 
     name: str
     target: str
@@ -80,26 +83,26 @@ class QualityOptions(CommandOptions):
 
 
 @options.parsed_command("recipes.embedded.quality:QualityOptions")
-def quality(asked: QualityOptions) -> None:
+def measure_quality(options: QualityOptions) -> None:
     """Measure the shipped models on the task mini: accuracy, MAT, endings, repetition.
 
-    Every figure comes from records of ordinary runs, which are kept in OUT; times are not used,
-    so a busy machine does no harm. A measurement whose run is complete is not repeated.
+    The values come from records of ordinary runs, which are stored in OUT. They do not include
+    times, so the machine need not be quiet. A finished run is not repeated.
     """
-    out, limit, seed = asked.out, asked.limit, asked.seed
+    out, limit, seed = options.out, options.limit, options.seed
     files.check_listed(out / FILE)
     facts: dict[str, Any] = {"task": TASK, "limit": limit, "seed": seed, "sps_length": K}
     facts["models"] = {
-        measurement.name: _measured(measurement, out, limit, seed) for measurement in QUALITY_RUNS
+        measurement.name: _measure(measurement, out, limit, seed) for measurement in QUALITY_RUNS
     }
     path = out / FILE
     files.write_listed(path, json.dumps(facts, indent=1) + "\n")
-    output.rows(table(facts))
+    output.rows(figures_table(facts))
     output.data(str(path))
 
 
-def table(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The file's figures, a row for each model and family."""
+def figures_table(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the values of quality.json as rows, one for each model and task family."""
     return [
         {"model": model, "family": family, **figures}
         for model, families in facts["models"].items()
@@ -107,10 +110,10 @@ def table(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _measured(
+def _measure(
     measurement: QualityRun, out: Path, limit: int | None, seed: int
 ) -> dict[str, dict[str, Any]]:
-    """Figures of the method by family."""
+    """Run the measurement, or resume it, and return the method's quality by task family."""
     from specbench_cli.commands._progress import make_progress
     from specbench_cli.config.run import RunConfig
     from specbench_cli.measure import run as execute
@@ -121,7 +124,7 @@ def _measured(
         params[measurement.method]["length"] = K
     config = RunConfig.model_validate(
         {
-            "methods": [{"name": m, "label": m, "params": given} for m, given in params.items()],
+            "methods": [{"name": m, "label": m, "params": values} for m, values in params.items()],
             "tasks": [TASK],
             "target": measurement.target,
             "limit": limit,
@@ -149,7 +152,10 @@ def _measured(
 
 
 def summarise_by_family(records: Iterable[Record], label: str) -> dict[str, Quality]:
-    """Figures of one row of a run by family, `all` the last; failed cells are left out."""
+    """Return the quality of a method by task family, and over "all" families last.
+
+    Failed outputs do not count.
+    """
     families: dict[str, list[Record]] = {}
     for record in records:
         if record.label == label and record.error is None:
@@ -161,7 +167,7 @@ def summarise_by_family(records: Iterable[Record], label: str) -> dict[str, Qual
 
 
 def distinct_4_grams(ids: Sequence[int]) -> float:
-    """Distinct 4-grams over all 4-grams of an output; 1 where it has none."""
+    """Return the share of distinct 4-grams in an output; 1 if it has fewer than four tokens."""
     grams = [tuple(ids[i : i + 4]) for i in range(len(ids) - 3)]
     return len(set(grams)) / len(grams) if grams else 1.0
 

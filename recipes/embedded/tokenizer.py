@@ -1,8 +1,8 @@
-"""The embedded family's tokenizer: byte-level BPE with 4,096 entries, digits always single.
+"""The tokenizer of the embedded models: byte-level BPE with 4,096 entries, one token per digit.
 
-Five special tokens frame a conversation, `<|begin|><|user|>q<|assistant|>a<|end|>`, further turns
-follow as `<|user|>q<|assistant|>a<|end|>`. `<|end|>` is the EOS. Byte-level means that any text
-survives encoding and decoding, whatever the tokenizer was trained on.
+A conversation is `<|begin|><|user|>q<|assistant|>a<|end|>`. Each further turn adds
+`<|user|>q<|assistant|>a<|end|>`. `<|end|>` is the EOS token. The tokenizer works on bytes, so it
+can encode and decode any text.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +34,7 @@ CHAT_TEMPLATE = (
 
 
 def tokenizer_texts(gsm8k: Sequence[Chat], seed: int, n_generated: int = 24_000) -> Iterator[str]:
-    """Plain texts that the merges are learnt from, about the corpus's own mixture."""
+    """Yield the texts that the tokenizer is trained on, mixed about as in the training corpus."""
     for chat in [*islice(generate_chats(seed), n_generated), *gsm8k]:
         for question, answer in chat:
             yield question
@@ -42,7 +42,7 @@ def tokenizer_texts(gsm8k: Sequence[Chat], seed: int, n_generated: int = 24_000)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
-    """Learn the merges from `texts`; ids 0 to 4 are `SPECIAL_TOKENS`, in that order."""
+    """Train a tokenizer on texts. Ids 0 to 4 are the `SPECIAL_TOKENS`, in their order."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -1,10 +1,10 @@
-"""Training the embedded family: `embedded-7m`, its draft `embedded-1m`, and two variants.
+"""Training of the embedded models: `embedded-7m`, its draft `embedded-1m`, and two variants.
 
-The target learns by cross-entropy. The draft does too at first, then follows the target's own
-distribution (KL divergence), much of it on the target's own replies, because what it is for is to
-agree with the target (DistillSpec, Zhou et al., ICLR 2024, arXiv:2310.08461). `embedded-exit` is
-the target fine-tuned so that its earlier layers can speak too; `embedded-xv` is a draft with a
-vocabulary of its own, which can follow the target through text only.
+The target is trained with cross-entropy on text. So is the draft at first. Then the draft is
+trained to match the target's distribution (KL divergence), mostly on replies that the target
+generated, as in DistillSpec (Zhou et al., ICLR 2024, arXiv:2310.08461). `embedded-exit` is the
+target, fine-tuned so that its earlier layers can predict tokens too. `embedded-xv` is a draft with
+another vocabulary. It is trained on the text of the target's replies, because the token ids differ.
 """
 
 from collections.abc import Sequence
@@ -30,19 +30,20 @@ from specbench_cli.training.replies import Replies, make_prompts, sample_replies
 
 N_REPLIES = 3000
 FOREIGN_SEED, OPEN_SEED, HARD_SEED = 1000, 2000, 3000
-"""Added to the seed for the texts of the second tokenizer, and for the rows of the second cycle."""
+"""Offsets of the random seed: for the texts of the second tokenizer, and for the two stages of the
+target's second training cycle."""
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """What all recipes share.
+    """Trainer of the embedded models.
 
     Args:
-        out: folder for the models; it may hold some of the work already.
-        gsm8k: the problems in the corpus; empty = generated text alone.
-        n_replies: questions that the target answers for its drafts.
-        fast: use torch.compile where this machine can.
-        report: called after every step with the model's name.
+        out: folder for the models. Finished work in it is not repeated.
+        gsm8k: problems of GSM8K for the corpus. Empty: the corpus has generated text only.
+        n_replies: number of questions that the target answers to train its drafts.
+        fast: use torch.compile if it works on this machine.
+        report: function that is called after every step with the model's name and the progress.
     """
 
     out: Path
@@ -56,22 +57,22 @@ class Trainer:
     def train_pair(
         self, base: Recipe, target: Recipe, draft: Recipe
     ) -> dict[str, loop.TrainingResult]:
-        """The target in two cycles, then its draft; each loss curve and its seconds, by name."""
-        tokenizer = self._tokenizer("tokenizer", self.seed, target.vocabulary)
+        """Train the target in two cycles, then its draft. Return each training's result by name."""
+        tokenizer = self._load_tokenizer("tokenizer", self.seed, target.vocabulary)
         results = {base.name: self._train(base, tokenizer)}
         results[target.name] = self._train(target, tokenizer, start=self.out / base.name)
         results[draft.name] = self._train(draft, tokenizer, self.out / target.name)
         return results
 
     def train_early_exit(self, recipe: Recipe, target: Path) -> dict[str, loop.TrainingResult]:
-        """The early-exit variant of the stored `target`."""
+        """Fine-tune the target in a folder so that its earlier layers can predict tokens."""
         tokenizer: PreTrainedTokenizerFast = read_tokenizer(target)
         return {recipe.name: self._train(recipe, tokenizer, start=target)}
 
     def train_foreign(self, recipe: Recipe, target: Path) -> dict[str, loop.TrainingResult]:
-        """A draft of the stored `target` with a vocabulary of its own."""
+        """Train a draft with another vocabulary for the target in a folder."""
         name = f"tokenizer-{recipe.name}"
-        tokenizer = self._tokenizer(name, self.seed + FOREIGN_SEED, recipe.vocabulary)
+        tokenizer = self._load_tokenizer(name, self.seed + FOREIGN_SEED, recipe.vocabulary)
         return {recipe.name: self._train(recipe, tokenizer, target)}
 
     def _train(
@@ -81,7 +82,12 @@ class Trainer:
         target: Path | None = None,
         start: Path | None = None,
     ) -> loop.TrainingResult:
-        """Train one model towards text or the stored `target`, from `start` or from nothing."""
+        """Train one model and write it to a folder.
+
+        Args:
+            target: folder of the model whose distribution it learns. None: it learns from text.
+            start: folder of the model whose weights it starts from. None: random weights.
+        """
         model = build(recipe, self.seed, self.device)
         if start is not None:
             model.load_state_dict(load_model(start, self.device).state_dict())
@@ -114,27 +120,43 @@ class Trainer:
                 loss = text_loss(model)
             losses[towards] = compile_loss(loss) if self.fast else loss
         if target is not None:
-            sources["replies"] = Replies(encode.padding, partial(self._replies, encode, target))
+            sources["replies"] = Replies(
+                encode.padding, partial(self._sample_replies, encode, target)
+            )
         return [
             each.make_stage(losses[each.objective], sources[each.data]) for each in recipe.stages
         ]
 
-    def _replies(self, encode: Encoder, target: Path) -> list[EncodedChat]:
-        """The target's replies to questions like those of training, for a draft's `encode`."""
+    def _sample_replies(self, encode: Encoder, target: Path) -> list[EncodedChat]:
+        """Return the target's replies to training questions, encoded for a draft.
+
+        Args:
+            encode: encoder with the draft's tokenizer.
+            target: folder of the target.
+        """
         chats = choose_reply_chats(self.gsm8k, self.seed + 1, self.n_replies)
         tokenizer: PreTrainedTokenizerFast = read_tokenizer(target)
-        own = Encoder(tokenizer)
+        target_encoder = Encoder(tokenizer)
         file = self.out / WORK / "replies.jsonl"
         model = partial(load_decoder, target, name="target", device=self.device)
-        found = sample_replies(model, make_prompts(own, chats), own.ends, file, self.seed)
-        if encode.vocabulary == own.vocabulary:
+        found = sample_replies(
+            model, make_prompts(target_encoder, chats), target_encoder.ends, file, self.seed
+        )
+        if encode.vocabulary == target_encoder.vocabulary:
             return [reply.encode() for reply in found.values()]
-        whole = {at: reply.answer for at, reply in found.items() if reply.answer[-1] == own.end}
-        texts = tokenizer.batch_decode(list(whole.values()), skip_special_tokens=True)
-        return [encode([(chats[at][0][0], text)]) for at, text in zip(whole, texts, strict=True)]
+        complete_replies = {
+            at: reply.answer
+            for at, reply in found.items()
+            if reply.answer[-1] == target_encoder.end
+        }
+        texts = tokenizer.batch_decode(list(complete_replies.values()), skip_special_tokens=True)
+        return [
+            encode([(chats[at][0][0], text)])
+            for at, text in zip(complete_replies, texts, strict=True)
+        ]
 
-    def _tokenizer(self, name: str, seed: int, size: int) -> PreTrainedTokenizerFast:
-        """The tokenizer kept in the work folder, trained first where there is none."""
+    def _load_tokenizer(self, name: str, seed: int, size: int) -> PreTrainedTokenizerFast:
+        """Load a tokenizer from the work folder. If there is none, train it first."""
         folder = self.out / WORK / name
         files.check_no_link(folder)
         if not (folder / "tokenizer.json").is_file():

@@ -11,13 +11,13 @@ app = create_app(
         "compare": (
             compare,
             "Example: [bold]python -m recipes.studies compare medusa hydra --tokens 2000000 --out"
-            " heads[/bold] (for the shipped target; minutes a head) - [bold]--smoke[/bold]"
+            " heads[/bold] (for the shipped target; minutes per head) - [bold]--smoke[/bold]"
             " (seconds, no download)",
         ),
         "grid": (
             grid,
             "Examples: [bold]python -m recipes.studies grid --out grid[/bold] (45 drafts for the"
-            " shipped target: hours; it may be stopped at any time) - [bold]python -m"
+            " shipped target: hours; it can be stopped and resumed) - [bold]python -m"
             " recipes.studies grid --tokens 0.1M,0.3M,1M --layers 1,2 --out grid[/bold] - then"
             " [bold]python -m recipes.studies scaling grid[/bold]",
         ),

@@ -1,4 +1,4 @@
-"""`python -m recipes.studies compare`: heads that are trained at an equal budget."""
+"""`python -m recipes.studies compare`: train heads on equally many tokens and compare MAT."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from specbench_cli.config.train import (
 )
 
 COMPARISON = "comparison.json"
-"""File with the table."""
+"""Name of the file with the results."""
 
 
 class CompareHeadsOptions(CommandOptions):
@@ -57,19 +57,19 @@ class CompareHeadsOptions(CommandOptions):
 
 
 @options.parsed_command("recipes.studies.compare:CompareHeadsOptions")
-def compare(asked: CompareHeadsOptions) -> None:
-    """Train several heads one after another at an equal budget, and make the table.
+def compare(options: CompareHeadsOptions) -> None:
+    """Train several heads one after another on the same number of tokens, and compare them.
 
-    All learn for as many tokens, of the same replies in the same order. The table says MAT as a
-    chain on held-out replies, parameters, tokens and seconds; OUT/comparison.json holds it too.
-    The seconds are of this machine while nothing else ran on it, if nothing else did.
+    All heads see the same replies in the same order. The table has MAT of chain drafts on held-out
+    replies, parameters, tokens and seconds. OUT/comparison.json contains the same. The seconds are
+    only comparable if no other program used the machine.
     """
-    shared.check_outputs(asked.out, COMPARISON)
-    for file in asked.plugins:
+    shared.check_outputs(options.out, COMPARISON)
+    for file in options.plugins:
         registry.load_plugin(file)
-    own = HeadOptions.model_validate(asked.model_dump(exclude={"kinds", "plugins"}))
+    own = HeadOptions.model_validate(options.model_dump(exclude={"kinds", "plugins"}))
     records = []
-    for kind in [heads.resolve_kind(name) for name in dict.fromkeys(asked.kinds)]:
+    for kind in [heads.resolve_kind(name) for name in dict.fromkeys(options.kinds)]:
         with shared.show_bars() as report:
             trainer = heads.make_trainer(own, report, report.count)
             schedule = trainer.get_schedule(kind)
@@ -85,5 +85,5 @@ def compare(asked: CompareHeadsOptions) -> None:
             }
         )
     text = json.dumps(records, indent=1) + "\n"
-    files.write_listed(asked.out / COMPARISON, text)
+    files.write_listed(options.out / COMPARISON, text)
     output.rows(records)

@@ -1,7 +1,7 @@
-"""The laws as a picture: a stack a size, with each figure's lines and points, and their residuals.
+"""Plot of scaling laws: one column per size, with the points, lines and residuals of each figure.
 
-A hollow mark with an interval is the held-out point as the other points predict it, beside what it
-came to.
+A hollow mark with an interval is the prediction of the held-out point. It is drawn to the right of
+the measured point.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from specbench_cli.report.figures.drawing import plots, style
 
 _LAW_IN, _OFF_IN = 1.7, 0.9
 _ASIDE, _MARGIN = 1.05, 1.15
-"""Factors: a prediction stands beside what it is of, and the axes go on beyond the sizes."""
+"""Factors of the x position: of a prediction against its point, and of the axis ends against the
+smallest and largest size."""
 
 
 def draw(laws: Sequence[ScalingLaw]) -> plots.Figure:
-    """Return the figure, two columns of a journal wide."""
+    """Return the figure, as wide as a page with two columns."""
     looks = {
         where: style.series_look(at)
         for at, where in enumerate(dict.fromkeys(law.where for law in laws))
@@ -39,7 +40,7 @@ def draw(laws: Sequence[ScalingLaw]) -> plots.Figure:
 def _panels(
     laws: Sequence[ScalingLaw], figure: str, size: str, looks: Mapping[str, style.Look]
 ) -> list[plots.Panel]:
-    """Return the panel of a figure's laws, and below it that of their residuals."""
+    """Return the panel with the laws of a figure, and the panel with their residuals."""
     seen = sorted({x for law in laws for x, _ in law.points})
     low, high = seen[0] / _MARGIN, seen[-1] * _MARGIN
     x = plots.Axis("", low, high, ticks={at: short(at) for at in seen}, log=True)

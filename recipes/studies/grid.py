@@ -32,8 +32,8 @@ class GridOptions(CommandOptions):
         Option(
             WHAT,
             "MODEL",
-            "Model that the drafts are for, one of the embedded family: what they read is"
-            " what it has read.",
+            "Target of the drafts, one of the embedded models. The drafts are trained on the"
+            " target's own training corpus.",
         ),
     ] = "embedded"
     draft: Annotated[
@@ -41,14 +41,18 @@ class GridOptions(CommandOptions):
         Option(
             WHAT,
             "MODEL",
-            "Draft whose shape they have, its layers apart.",
+            "Draft whose shape they have, except for the number of layers.",
             default="the target's own",
         ),
     ] = None
     layers: Annotated[str, Option(TRAINING, "N,N,...", "Layers of the drafts.")] = "1,2,4"
     tokens: Annotated[
         str,
-        Option(TRAINING, "N,N,...", "Tokens that they read, to the next 2,048: 0.3M, 500k, 3e5."),
+        Option(
+            TRAINING,
+            "N,N,...",
+            "Training tokens, rounded to multiples of 2,048: 0.3M, 500k, 3e5.",
+        ),
     ] = "0.1M,0.3M,1M,3M,10M"
     seeds: Annotated[
         int,
@@ -56,7 +60,7 @@ class GridOptions(CommandOptions):
         Option(
             TRAINING,
             "N",
-            "Drafts of each kind, with weights and texts of their own: seeds 0 to N - 1.",
+            "Drafts of each size, with different initial weights and texts: seeds 0 to N - 1.",
         ),
     ] = 3
     resume: Resume = True
@@ -66,58 +70,58 @@ class GridOptions(CommandOptions):
 
 
 @options.parsed_command("recipes.studies.grid:GridOptions")
-def grid(asked: GridOptions) -> None:
-    """Train drafts of several sizes from nothing, on several numbers of tokens of text.
+def grid(options: GridOptions) -> None:
+    """Train drafts with several numbers of layers from random weights, for several token counts.
 
-    OUT gets a folder for each, the least tokens first, with its alpha and MAT on the same held-out
-    questions. [bold]python -m recipes.studies scaling OUT[/bold] fits the law of these. What is
-    there is not trained again; a training that was stopped goes on.
+    OUT gets a folder for each draft, with its alpha and MAT on the same held-out questions. The
+    shortest trainings run first. [bold]python -m recipes.studies scaling OUT[/bold] fits the
+    scaling laws. Finished drafts are not trained again, and a stopped training continues.
     """
     from specbench_cli.training.align import LENGTH, RECORD, SEQUENCES
 
-    sizes = _numbers("--tokens", asked.tokens, number)
-    depths = [int(n) for n in _numbers("--layers", asked.layers, int)]
-    out, rows = asked.out, []
+    sizes = _numbers("--tokens", options.tokens, number)
+    depths = [int(n) for n in _numbers("--layers", options.layers, int)]
+    out, rows = options.out, []
     with shared.show_bars() as report:
-        trainer = _trainer(asked, report)
-        for (at, size), depth, seed in product(enumerate(sizes, 1), depths, range(asked.seeds)):
-            updates = at if asked.smoke else max(1, round(size / (SEQUENCES * LENGTH)))
+        trainer = _trainer(options, report)
+        for (at, size), depth, seed in product(enumerate(sizes, 1), depths, range(options.seeds)):
+            updates = at if options.smoke else max(1, round(size / (SEQUENCES * LENGTH)))
             name = f"{depth}-layers-{short(size)}-seed-{seed}"
             shared.check_model(out, name)
-            if not asked.resume:
+            if not options.resume:
                 shared.delete_work(out, name)
                 files.remove_own(out / name / RECORD)  # without it the draft is trained again
             rows.append(trainer.train_draft(name, depth, updates, seed))
     output.rows(rows, COLUMNS)
-    output.note(f"their law: python -m recipes.studies scaling {out}")
+    output.note(f"to fit the scaling laws: python -m recipes.studies scaling {out}")
 
 
-def _trainer(asked: GridOptions, report: shared.Bars) -> ScratchTrainer:
+def _trainer(options: GridOptions, report: shared.Bars) -> ScratchTrainer:
     """Return the trainer of all drafts."""
     from recipes.studies.scratch_training import ScratchTrainer
     from specbench_cli.models import resolve
     from specbench_cli.training.corpus import load_gsm8k
 
-    found, place = resolve(asked.target), shared.choose_device(asked.device)
-    own = asked.draft or found.draft
+    found, place = resolve(options.target), shared.choose_device(options.device)
+    own = options.draft or found.draft
     trainer = ScratchTrainer(
-        asked.out,
+        options.out,
         found.path,
-        [] if asked.smoke else load_gsm8k(asked.data),
-        0,  # of the held-out questions, which are the same for all
+        [] if options.smoke else load_gsm8k(options.data),
+        0,  # seed of the held-out questions, which are the same for all drafts
         place,
-        fast=False,  # to compile takes longer than most of these trainings
+        fast=False,  # compiling would take longer than most of these trainings
         report=report,
         progress=report.count,
         label=found.label,
         template=found.template,
         draft=None if own is None else lambda: resolve(own).path,
     )
-    return trainer.for_smoke_test() if asked.smoke else trainer
+    return trainer.for_smoke_test() if options.smoke else trainer
 
 
 def _numbers(option: str, words: str, read: Callable[[str], float]) -> list[float]:
-    """The numbers of an option, each once, the least first."""
+    """Return the sorted distinct numbers of an option."""
     try:
         found = sorted({read(word) for word in words.split(",")})
     except ValueError:
@@ -125,7 +129,7 @@ def _numbers(option: str, words: str, read: Callable[[str], float]) -> list[floa
     if not found or not 0 < found[0] <= found[-1] < float("inf"):
         example = "0.1M,1M,10M" if read is number else "1,2,4"
         raise UsageError(
-            f"{option} {words!r} are no numbers above 0, separated by commas",
+            f"{option} {words!r} must be numbers above 0, separated by commas",
             f"{option} {example}",
         )
     return found

@@ -1,7 +1,7 @@
-"""The laws of some points: what grows along which size where all else is alike.
+"""Scaling laws: how a figure such as MAT grows with one size, if everything else is equal.
 
-Each law is fitted to all points of its line. Before that, what it would have said of the largest
-size had this not been measured: the held-out point, beside what it came to.
+Each law is a line y = a + b log10(x) through measured points (`loglinear`). As a check, the law of
+the smaller sizes also predicts the largest size, which is the held-out point.
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ Pairs = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class HeldOutPoint:
-    """The largest size of a line, predicted from the others. value: the mean of its `of` points;
-    beyond: how many decades it lies beyond the others."""
+    """The largest size of a law, predicted from the smaller sizes.
+
+    value: mean of the measured points at this size.
+    n: number of these points.
+    decades_beyond: distance from the next smaller size in decades (factors of ten).
+    """
 
     size: float
     value: float
@@ -31,14 +35,18 @@ class HeldOutPoint:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the interval holds it."""
+        """True if the interval of the prediction contains the measured mean."""
         return self.predicted.low <= self.value <= self.predicted.high
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingLaw:
-    """A figure along a size. where: what else the points have, as far as lines differ in it. held:
-    None of a line of two sizes, or whose largest lies too far from the others."""
+    """Scaling law of one figure over one size.
+
+    figure, along: names of the figure and of the size, from `points.FIGURES` and `points.SIZES`.
+    where: the points' other sizes and settings, if they differ between laws, as text.
+    held_out: None if there are only two sizes, or if the largest one is too far from the others.
+    """
 
     figure: str
     along: str
@@ -49,12 +57,12 @@ class ScalingLaw:
 
     @property
     def name(self) -> str:
-        """As messages call it."""
+        """Name of the law in messages."""
         return " ".join(filter(None, (FIGURES[self.figure][0], "along", self.along, self.where)))
 
     @property
     def warnings(self) -> list[str]:
-        """Why not to believe it, or not what it says of the held-out point."""
+        """Reasons to doubt the law or its prediction of the held-out point."""
         found = list(self.fit.warnings)
         if self.held_out is not None and self.held_out.decades_beyond:
             found.append(
@@ -64,12 +72,12 @@ class ScalingLaw:
 
 
 def fit_scaling_laws(points: Sequence[ScalingPoint]) -> list[ScalingLaw]:
-    """All laws that some points have, a line for each set of points that differ in one size.
+    """Fit a law to each set of points that differ in one size only.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such set.
     """
-    told, found = _differing(points), []
+    varying, found = _find_varying(points), []
     points = sorted(points, key=lambda point: [*point.sizes.items()])
     for figure in FIGURES:
         for along in SIZES:
@@ -84,18 +92,19 @@ def fit_scaling_laws(points: Sequence[ScalingPoint]) -> list[ScalingLaw]:
                     lines.setdefault(key, []).append(pair)
             for key, pairs in lines.items():
                 if len({size for size, _ in pairs}) > 1:
-                    where = ", ".join(f"{what} {value}" for what, value in key if what in told)
+                    where = ", ".join(f"{what} {value}" for what, value in key if what in varying)
                     found.append(_fit_line(figure, along, where, sorted(pairs)))
     if not found:
         raise UsageError(
-            f"no two of {len(points)} points differ in one size alone: {', '.join(SIZES)}",
+            f"none of the {len(points)} points differ in only one of these sizes:"
+            f" {', '.join(SIZES)}",
             "python -m recipes.studies grid --out DIR; or runs of one command with several --batch",
         )
     return found
 
 
-def _differing(points: Sequence[ScalingPoint]) -> set[str]:
-    """What points have several values of."""
+def _find_varying(points: Sequence[ScalingPoint]) -> set[str]:
+    """Return the names of the sizes and settings that are not the same for all points."""
     values: dict[str, set[object]] = {}
     for point in points:
         both: Mapping[str, object] = {**point.sizes, **point.alike}
@@ -109,7 +118,7 @@ def _fit_line(figure: str, along: str, where: str, pairs: Pairs) -> ScalingLaw:
 
 
 def _predict_held_out(pairs: Pairs) -> HeldOutPoint | None:
-    """The largest size by the others."""
+    """Predict the largest size from the others; None if there are fewer than two others."""
     largest = pairs[-1][0]
     rest = [pair for pair in pairs if pair[0] < largest]
     if len({size for size, _ in rest}) < 2:
@@ -122,12 +131,16 @@ def _predict_held_out(pairs: Pairs) -> HeldOutPoint | None:
     return HeldOutPoint(largest, mean(values), len(values), predicted, fit.decades_beyond(largest))
 
 
-# ---- what is asked of laws -----------------------------------------------------------------------
+# ---- predictions ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingPrediction:
-    """What a law says of a size that was asked for; None, with the reason, where it is refused."""
+    """Prediction of a law at a size.
+
+    predicted: None if the size is too far from the measured sizes.
+    note: how far the law is extrapolated, or why there is no prediction.
+    """
 
     law: ScalingLaw
     size: float
@@ -136,15 +149,22 @@ class ScalingPrediction:
 
 
 def predict_size(laws: Sequence[ScalingLaw], along: str, size: float) -> list[ScalingPrediction]:
-    """What the laws along a size say of one more point there.
+    """Return the predictions of all laws over a size, for one more point.
+
+    Args:
+        along: name of the size, such as "tokens".
+        size: its value.
 
     Raises:
-        UsageError: no law goes along it, or none reaches so far.
+        UsageError: there is no law over this size, or the value is too far from all points.
     """
     asked = [law for law in laws if law.along == along]
     if not asked:
         known = ", ".join(dict.fromkeys(law.along for law in laws))
-        raise UsageError(f"no law goes along {along}; these go along {known}", "--at SIZE=NUMBER")
+        raise UsageError(
+            f"--at {along}: there is no law over {along}; there are laws over {known}",
+            "--at SIZE=NUMBER",
+        )
     found = []
     for law in asked:
         beyond = law.fit.decades_beyond(size)

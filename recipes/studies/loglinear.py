@@ -1,9 +1,8 @@
-"""Log-linear laws: a figure that is a straight line over the logarithm of a size.
+"""Log-linear regression: y = a + b log10(x), by ordinary least squares.
 
-y = a + b log10(x) by ordinary least squares, with Student's t for all intervals. Where sizes have
-several points, these tell how far points scatter that nothing tells apart; if all points lie
-farther from the line than that, the law is no straight line there (lack of fit: Draper & Smith,
-Applied Regression Analysis, 3rd ed. 1998, 2.1).
+All intervals use Student's t. If sizes have several points each, their scatter is the noise of a
+point. If the sizes' means are farther from the line than this noise explains, the relation is not
+a straight line (lack-of-fit test: Draper & Smith, Applied Regression Analysis, 3rd ed. 1998, 2.1).
 """
 
 from __future__ import annotations
@@ -17,16 +16,17 @@ from scipy import stats
 
 LEVEL = 0.95
 FEW_POINTS, LOW_R2, BENDS = 4, 0.9, 0.05
-"""Fewer points, a smaller R2, or a smaller p of lack of fit, and a fit warns."""
+"""A fit has a warning if it has fewer points, a smaller R2, or a smaller p-value of the lack-of-fit
+test."""
 FARTHEST = 1.0
-"""Decades beyond the points behind which nothing is predicted."""
+"""Maximum distance of a prediction from the measured sizes, in decades (factors of ten)."""
 _EPS = 1e-9
-"""Decades: what rounding makes of a size is not beyond itself."""
+"""Rounding error of a size, in decades."""
 
 
 @dataclass(frozen=True, slots=True)
 class IntervalEstimate:
-    """A number with its 95% interval, which has no ends where no point is left to tell noise."""
+    """A number with its 95% interval, which is infinite if there are too few points."""
 
     value: float
     low: float = -math.inf
@@ -34,17 +34,19 @@ class IntervalEstimate:
 
 
 class TooFar(ValueError):
-    """A size lies more than `FARTHEST` decades beyond the points."""
+    """A size is more than `FARTHEST` decades outside the range of the points."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogLinear:
-    """A law y = a + b log10(x), fitted to n points with `smallest` <= x <= `largest`.
+    """A line y = a + b log10(x), fitted to n points with `smallest` <= x <= `largest`.
 
-    r2: share of the points' variance that the line explains; 0 where they have none. lack: p of
-    lack of fit; None where no size has two points, or two sizes are all.
-    noise: standard deviation of a point about the line. df: its degrees of freedom. mean, spread:
-    of log10(x), the mean and the sum of squares about it.
+    r2: share of the variance of y that the line explains; 0 if y does not vary.
+    lack_of_fit_p: p-value of the lack-of-fit test. None if there are only two sizes, or if no size
+        has several points.
+    noise: standard deviation of the points around the line.
+    df: degrees of freedom of `noise`.
+    mean, spread: mean of log10(x), and sum of the squared deviations from it.
     """
 
     a: IntervalEstimate
@@ -60,19 +62,19 @@ class LogLinear:
     spread: float
 
     def decades_beyond(self, x: float) -> float:
-        """Decades that a size lies beyond the points."""
+        """Return the distance of a size from the range of the points in decades; 0 if inside."""
         found = max(math.log10(self.smallest / x), math.log10(x / self.largest))
         return found if found > _EPS else 0.0
 
     def predict(self, x: float, n_points: int = 1) -> IntervalEstimate:
-        """What the mean of `of` new points at a size will be.
+        """Predict the mean of `n_points` new points at size x, with its interval.
 
         Raises:
-            TooFar: it lies more than `FARTHEST` decades beyond the points.
-            ValueError: it is not above 0.
+            TooFar: x is more than `FARTHEST` decades outside the range of the points.
+            ValueError: x is not above 0.
         """
         if not x > 0:
-            raise ValueError(f"a size is above 0, not {x:g}")
+            raise ValueError(f"a size must be above 0, got {x:g}")
         if self.decades_beyond(x) > FARTHEST + _EPS:
             raise TooFar(
                 f"{x:g} lies {self.decades_beyond(x):.1f} decades beyond the points,"
@@ -84,7 +86,7 @@ class LogLinear:
 
     @property
     def warnings(self) -> list[str]:
-        """Why not to believe it."""
+        """Reasons to doubt the fit."""
         found = []
         if self.n < FEW_POINTS:
             found.append(f"{self.n} points, fewer than {FEW_POINTS}")
@@ -98,20 +100,20 @@ class LogLinear:
 
 
 def fit_loglinear(points: Iterable[tuple[float, float]]) -> LogLinear:
-    """The law of some points (x, y).
+    """Fit a line to points (x, y).
 
     Raises:
-        ValueError: fewer than two sizes, one that is not above 0, or a figure that is not finite.
+        ValueError: there are fewer than two sizes, a size is not above 0, or a y is not finite.
     """
     sizes, y = (np.array(part, dtype=float) for part in zip(*points, strict=True))
     if not (np.isfinite(sizes) & (sizes > 0)).all() or not np.isfinite(y).all():
-        raise ValueError("sizes are above 0, and figures are finite")
+        raise ValueError("sizes must be above 0, and figures must be finite")
     levels, group = np.unique(sizes, return_inverse=True)
     if len(levels) < 2:
-        raise ValueError(f"a line takes two sizes, and all points have {levels[0]:g}")
+        raise ValueError(f"a fit needs two sizes, but all points have {levels[0]:g}")
     x = np.log10(sizes)
     n, mean, first = len(x), float(x.mean()), float(y[0])
-    y = y - first  # so that what is the same everywhere has no slope of rounding
+    y = y - first  # if all y are equal, rounding must not give a slope
     spread = float(((x - mean) ** 2).sum())
     b = float(((x - mean) * y).sum()) / spread
     squares = float(((y - y.mean() - b * (x - mean)) ** 2).sum())
@@ -142,7 +144,13 @@ def _estimate(value: float, error: float, df: int) -> IntervalEstimate:
 
 
 def _lack(y: np.ndarray, group: np.ndarray, squares: float) -> float | None:
-    """p of lack of fit, by the points' scatter about the means of their sizes."""
+    """Return the p-value of the lack-of-fit test, or None if the test is not possible.
+
+    Args:
+        y: values [n].
+        group: index of each point's size [n].
+        squares: sum of the squared residuals of the line.
+    """
     counts = np.bincount(group)
     means = np.bincount(group, y) / counts
     pure, pure_df = float(((y - means[group]) ** 2).sum()), len(y) - len(counts)

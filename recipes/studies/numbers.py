@@ -1,4 +1,4 @@
-"""Large numbers as they are typed and shown: `0.3M`, `500k`."""
+"""Parsing and formatting of large numbers such as `0.3M` and `500k`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ _UNITS = {"k": 1e3, "M": 1e6, "B": 1e9}
 
 
 def number(word: str) -> float:
-    """A number as typed: `0.3M`, `500k`, `3e5`. Raises ValueError where it is none."""
+    """Parse a number such as `0.3M`, `500k` or `3e5`. Raise ValueError if it is not a number."""
     word = word.strip()
     unit = _UNITS.get(word[-1:])
     return float(word) if unit is None else unit * float(word[:-1])
 
 
 def short(value: float) -> str:
-    """A number in three digits, as `number` takes it."""
+    """Return a number with three digits as text that `number` can parse."""
     for letter, unit in reversed(_UNITS.items()):
         if value >= 0.9995 * unit:
             return f"{value / unit:.3g}{letter}"

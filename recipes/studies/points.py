@@ -1,4 +1,4 @@
-"""Points of a law: drafts of the recipe `grid`, and rows of runs of several batch sizes."""
+"""Points of scaling laws: drafts of the study `grid`, and methods of runs with a batch size."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ SIZES = {
     "layers": "layers of the draft",
     "batch": "prompts decoded together",
 }
-"""What a law may go along, and what it is."""
+"""Sizes that a law can be over (the x axis), with their meaning."""
 FIGURES = {
     "alpha": ("alpha", "chance that a drafted token is accepted"),
     "mat": ("MAT", "tokens a verification, also called tau"),
     "tokens_per_s": ("tokens/s", "of outputs"),
 }
-"""What grows with it: as it is shown, and what it is."""
+"""Figures that a law can predict (the y axis): heading and meaning."""
 RECORD = "alignment.json"
-"""What a trained draft's folder says of it."""
+"""File in the folder of a trained draft, with its sizes and figures."""
 _ALIKE = ("target", "target_sha256", "loss", "samples", "temperature", "start")
 _DIGITS = 8
-"""Of a checksum, as it is shown."""
+"""Number of shown digits of a SHA-256."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingPoint:
-    """A trained draft, or a row of a run.
+    """A trained draft, or a method of a run.
 
-    sizes: of `SIZES`, those that it has. figures: of `FIGURES`. alike: what points of one line must
-    have in common beside their other sizes.
+    sizes: its values of `SIZES`.
+    figures: its values of `FIGURES`.
+    alike: other settings. Points of one law have the same.
     """
 
     name: str
@@ -49,17 +50,20 @@ class ScalingPoint:
 
 
 def read_points(words: Sequence[str]) -> list[ScalingPoint]:
-    """The points of runs, and of all trained drafts in folders.
+    """Return the points of runs, and of all trained drafts in folders.
+
+    Args:
+        words: runs and folders, as typed.
 
     Raises:
-        UsageError: one holds neither, or a record that cannot be read.
+        UsageError: a folder contains neither, or a file of it is damaged.
     """
     found: list[ScalingPoint] = []
     for path in {path.resolve(): path for path in map(find_run, words)}.values():
         own = list(_rows(path) if RunDir.holds_run(path) else _drafts(path))
         if not own:
             raise UsageError(
-                f"{path} holds neither a run nor drafts that `python -m recipes.studies grid` made",
+                f"{path} contains neither a run nor drafts of `python -m recipes.studies grid`",
                 f"python -m recipes.studies grid --out {path}",
             )
         found += own
@@ -67,7 +71,7 @@ def read_points(words: Sequence[str]) -> list[ScalingPoint]:
 
 
 def _drafts(path: Path) -> Iterator[ScalingPoint]:
-    """The drafts of a training folder; tables of them, which bear the same name, are none."""
+    """Yield the drafts of a training folder. Tables in files of the same name are skipped."""
     for file in sorted(path.rglob(RECORD)):
         try:
             record = json.loads(files.read_text(file, 16 * files.MB))
@@ -94,7 +98,7 @@ def _numbers(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, float
 
 
 def _rows(path: Path) -> Iterator[ScalingPoint]:
-    """The rows of a run that draft."""
+    """Yield the methods of a run that draft."""
     run = RunDir.open(path)
     reading, alike = read_report_data(run), collect_facts(run)
     alike.pop("batch", None)

@@ -1,4 +1,4 @@
-"""`python -m recipes.studies scaling`: laws as tables, as JSON and as files."""
+"""`python -m recipes.studies scaling`: scaling laws as tables, as JSON and as files."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ from specbench_cli.report.markdown import render
 
 TITLE = "Scaling"
 NOTE = (
-    "y = a + b log10(size), least squares over all points of a line, each a training or a row of a"
-    " run; b is what a decade adds. In brackets: 95% intervals by Student's t. Held out: the"
-    " largest size, as the law of the others predicts the mean of its points, and what that came"
-    " to."
+    "y = a + b log10(size), by least squares. A point is a trained draft or a method of a run. b is"
+    " the increase per factor of ten. In brackets: 95% intervals by Student's t. Held out: the"
+    " largest size, predicted by the law of the other sizes, and the measured mean of its points."
 )
 
 
@@ -58,18 +57,18 @@ class ScalingOptions(CommandOptions):
         Option(
             CONTENT,
             "SIZE=N",
-            "What the laws say of a size: tokens=30M, layers=8, batch=16.",
+            "Predict the figures at this size: tokens=30M, layers=8, batch=16.",
             default="none",
         ),
     ] = Field([])
     out: Annotated[
         Path | None,
-        Option(OUTPUT, "DIR", "Write files to this folder too.", default="none", short="-o"),
+        Option(OUTPUT, "DIR", "Also write files to this folder.", default="none", short="-o"),
     ] = None
     overwrite: Annotated[bool, OVERWRITE] = False
     form: Annotated[
         Form,
-        Option(OUTPUT, None, "How the tables are printed; json: an object a row.", name="--format"),
+        Option(OUTPUT, None, "Format of the tables; json: one object per row.", name="--format"),
     ] = "table"
     as_json: Annotated[bool, Option(OUTPUT, None, "Short for --format json.", name="--json")] = (
         False
@@ -77,21 +76,21 @@ class ScalingOptions(CommandOptions):
 
 
 @options.parsed_command("recipes.studies.scaling:ScalingOptions")
-def scaling(asked: ScalingOptions) -> None:
-    """Show how acceptance grows with the sizes of trained drafts, or with the batch of runs.
+def scaling(options: ScalingOptions) -> None:
+    """Show how acceptance grows with training tokens and layers of drafts, or with the batch size.
 
-    Log-linear laws of alpha and MAT along the tokens that drafts were trained on, their layers, or
-    the batch, with intervals, a held-out point and warnings; with --out too: the table, the points
-    and a picture of the residuals (scaling.md, .json, .svg, .png).
+    The command fits log-linear laws of alpha, MAT and tokens/s, with intervals, a held-out point
+    and warnings. With --out it also writes the table, the points and a plot of the residuals
+    (scaling.md, .json, .svg, .png).
     """
-    points, out = read_points(asked.runs), asked.out
+    points, out = read_points(options.runs), options.out
     laws = fit_scaling_laws(points)
-    predicted = [each for word in asked.at for each in predict_size(laws, *_size(word))]
-    show(laws, predicted, "json" if asked.as_json else asked.form)
+    predicted = [each for word in options.at for each in predict_size(laws, *_size(word))]
+    show(laws, predicted, "json" if options.as_json else options.form)
     if out is None:
         return
     try:
-        with files.staging_folder(out, overwrite=asked.overwrite) as staging:
+        with files.staging_folder(out, overwrite=options.overwrite) as staging:
             written = write(points, laws, predicted, staging)
     except OSError as error:
         raise UsageError(f"cannot write to {out}: {error.strerror}") from error
@@ -100,7 +99,7 @@ def scaling(asked: ScalingOptions) -> None:
 
 
 def _size(word: str) -> tuple[str, float]:
-    """Return the size that a word of `--at` names, and its value."""
+    """Return the name and the value of a size, from an argument of `--at` such as tokens=30M."""
     size, _, value = word.partition("=")
     try:
         wanted = number(value)
@@ -108,14 +107,14 @@ def _size(word: str) -> tuple[str, float]:
         wanted = 0.0
     if size not in SIZES or not 0 < wanted < float("inf"):
         raise UsageError(
-            f"--at {word!r} is no size: {', '.join(SIZES)}, = and a number above 0",
+            f"--at {word!r} must be one of {', '.join(SIZES)}, then = and a number above 0",
             hint="--at tokens=30M",
         )
     return size, wanted
 
 
 def as_dict(law: ScalingLaw) -> dict[str, Any]:
-    """A law for programs."""
+    """Return a law as a flat JSON object."""
     fit, held = law.fit, law.held_out
     found: dict[str, Any] = {"figure": law.figure, "along": law.along, "where": law.where}
     found |= {"n": fit.n, "smallest": fit.smallest, "largest": fit.largest}
@@ -127,12 +126,12 @@ def as_dict(law: ScalingLaw) -> dict[str, Any]:
     return found | {"warnings": law.warnings}
 
 
-def prediction_as_dict(said: ScalingPrediction) -> dict[str, Any]:
-    """A prediction for programs."""
-    law = said.law
-    found = {"figure": law.figure, "along": law.along, "where": law.where, "at": said.size}
-    predicted = {} if said.predicted is None else _ends("predicted", said.predicted)
-    return {**found, **predicted, "note": said.note}
+def prediction_as_dict(prediction: ScalingPrediction) -> dict[str, Any]:
+    """Return a prediction as a flat JSON object."""
+    law = prediction.law
+    found = {"figure": law.figure, "along": law.along, "where": law.where, "at": prediction.size}
+    predicted = {} if prediction.predicted is None else _ends("predicted", prediction.predicted)
+    return {**found, **predicted, "note": prediction.note}
 
 
 def _ends(name: str, estimate: IntervalEstimate) -> dict[str, float]:
@@ -140,7 +139,7 @@ def _ends(name: str, estimate: IntervalEstimate) -> dict[str, float]:
 
 
 def table_cells(law: ScalingLaw) -> dict[str, object]:
-    """A law as a row of a table."""
+    """Return a law as a table row, by heading."""
     fit, held = law.fit, law.held_out
     found: dict[str, object] = {"figure": FIGURES[law.figure][0], "along": law.along}
     found |= {
@@ -155,12 +154,16 @@ def table_cells(law: ScalingLaw) -> dict[str, object]:
     return found
 
 
-def prediction_cells(said: ScalingPrediction) -> dict[str, object]:
-    """A prediction as a row of a table."""
-    law = said.law
-    found = {"figure": FIGURES[law.figure][0], "where": law.where, law.along: short(said.size)}
-    predicted = None if said.predicted is None else _interval(said.predicted)
-    return {**found, "predicted": predicted, "note": said.note}
+def prediction_cells(prediction: ScalingPrediction) -> dict[str, object]:
+    """Return a prediction as a table row, by heading."""
+    law = prediction.law
+    found = {
+        "figure": FIGURES[law.figure][0],
+        "where": law.where,
+        law.along: short(prediction.size),
+    }
+    predicted = None if prediction.predicted is None else _interval(prediction.predicted)
+    return {**found, "predicted": predicted, "note": prediction.note}
 
 
 def _interval(estimate: IntervalEstimate) -> str:
@@ -170,26 +173,26 @@ def _interval(estimate: IntervalEstimate) -> str:
 
 
 def warnings(laws: Sequence[ScalingLaw]) -> list[str]:
-    """Why not to believe some of them, a line each."""
+    """Return one line for each law with warnings."""
     return [f"{law.name}: {'; '.join(law.warnings)}" for law in laws if law.warnings]
 
 
 def show(
-    laws: Sequence[ScalingLaw], asked: Sequence[ScalingPrediction], form: output.Format
+    laws: Sequence[ScalingLaw], predictions: Sequence[ScalingPrediction], form: output.Format
 ) -> None:
-    """Print them, and what was asked of them."""
+    """Print the laws, then the predictions."""
     if form == "json":
-        for record in [*map(as_dict, laws), *map(prediction_as_dict, asked)]:
+        for record in [*map(as_dict, laws), *map(prediction_as_dict, predictions)]:
             output.json_line(record)
     elif form == "tsv":
         output.tsv(map(as_dict, laws))
-        if asked:
-            output.tsv(map(prediction_as_dict, asked))
+        if predictions:
+            output.tsv(map(prediction_as_dict, predictions))
     else:
         output.table(map(table_cells, laws))
-        if asked:
+        if predictions:
             output.data("")
-            output.table(map(prediction_cells, asked))
+            output.table(map(prediction_cells, predictions))
     for line in warnings(laws):
         output.note(f"warning: {line}")
 
@@ -197,7 +200,7 @@ def show(
 def write(
     points: Sequence[ScalingPoint],
     laws: Sequence[ScalingLaw],
-    asked: Sequence[ScalingPrediction],
+    predictions: Sequence[ScalingPrediction],
     folder: Path,
 ) -> list[Path]:
     """Write scaling.md, scaling.json (points too), scaling.svg and scaling.png to a folder that
@@ -207,8 +210,8 @@ def write(
     page, facts = folder / "scaling.md", folder / "scaling.json"
     words = [f"{name}: {what}" for name, what in _words(laws)]
     parts: list[Part] = [Paragraph(NOTE), Bullets(words), _grid([table_cells(law) for law in laws])]
-    if asked:
-        parts.append(_grid([prediction_cells(said) for said in asked]))
+    if predictions:
+        parts.append(_grid([prediction_cells(prediction) for prediction in predictions]))
     if found := warnings(laws):
         parts.append(Bullets(found, title="Warnings:"))
     parts.append(Picture(figures[0].name, "Laws and residuals"))
@@ -216,14 +219,14 @@ def write(
     record = {
         "points": [asdict(point) for point in points],
         "laws": [as_dict(law) for law in laws],
-        "asked": [prediction_as_dict(said) for said in asked],
+        "asked": [prediction_as_dict(prediction) for prediction in predictions],
     }
     facts.write_text(json.dumps(_finite(record), indent=1) + "\n", encoding="utf-8")
     return [page, facts, *figures]
 
 
 def _words(laws: Sequence[ScalingLaw]) -> list[tuple[str, str]]:
-    """What the figures and sizes of some laws are."""
+    """Return the name and the meaning of each figure and size in the laws."""
     figures, sizes = {law.figure for law in laws}, {law.along for law in laws}
     found = [shown for name, shown in FIGURES.items() if name in figures]
     return found + [(name, what) for name, what in SIZES.items() if name in sizes]
@@ -235,7 +238,7 @@ def _grid(rows: Sequence[Mapping[str, object]]) -> Grid:
 
 
 def _finite(value: Any) -> Any:
-    """What JSON can hold: an interval without ends has none."""
+    """Return a value with None in place of infinite numbers, which JSON does not allow."""
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Draft models that are trained from random weights on text alone."""
+"""Training of draft models from random weights, on text."""
 
 import json
 from typing import Any
@@ -9,16 +9,22 @@ from specbench_cli.training.loop import WORK, claim
 
 
 class ScratchTrainer(Aligner):
-    """Trainer of drafts of any depth, from random weights, on the corpus."""
+    """Trainer of drafts with any number of layers, from random weights, on the training corpus."""
 
     def train_draft(self, name: str, layers: int, updates: int, seed: int) -> dict[str, Any]:
-        """Train a draft of so many layers, else of the shape of `draft`, from random weights on
-        text alone, and export it. One that is there already is not trained again.
+        """Train a draft from random weights and export it. A finished draft is not trained again.
+
+        Args:
+            name: name of its folder.
+            layers: number of layers. The rest of its shape is that of `draft`.
+            updates: number of training updates.
+            seed: random seed of the weights and of the texts.
 
         Returns:
-            what its `alignment.json` says.
+            The content of its `alignment.json`.
+
         Raises:
-            UsageError: as `align`; or the target is of another family, and there is no corpus.
+            UsageError: as `align`, or the target is not an embedded model, so there is no corpus.
         """
         claim(self.out / WORK, {"target_sha256": self._target_sha256})
         record = self.out / name / RECORD

@@ -1,9 +1,9 @@
-"""Generators of the tasks that specbench ships, from the skills that the embedded family learned.
+"""Generators of the tasks that specbench ships. The embedded models can solve most of them.
 
-- `mini`: the held-out combinations of all six families.
-- `best-of-n`: wordings and words like those of `mini`, each prompt asked several times.
+- `mini`: held-out combinations of wordings and words from all six families.
+- `best-of-n`: prompts like those of `mini`. Each prompt is decoded several times.
 - `agentic` and `repair`: conversations of several turns in which prompts, tool output and answers
-  return. No model was trained on them.
+  repeat. No model was trained on them.
 - `chains`: answers in steps, one per line, which `scoring.right_steps` can check. The target gets
   nearly all of them right, the draft about half.
 

@@ -1,13 +1,14 @@
-"""Pipelines of an agent: a call of a tool, the tool's output, an answer, the answer once more.
+"""Conversations of an agent with a tool: a tool call, the tool's output, an answer, a revision.
 
-The shape of the workloads that SuffixDecoding (arXiv:2411.04975) is for: instructions that are the
-same in every request, answers copied from the tool's output, and answers written again in full
-after a check, all of it or with one change. What the tool returns is fixed, whatever was called
-before: the output of the right call. So every turn has one right answer.
+They resemble the workloads of SuffixDecoding (arXiv:2411.04975): the same instructions in every
+request, answers that copy from the tool's output, and answers that are repeated in full after a
+check, with or without one change. The tool's output is always that of the right call, whatever the
+model answered before. So every turn has one right answer.
 
-`documents`, `orders` and `plan` say how answers are to be written, for models that follow such
-words. `research` and `revision` are what the embedded family learnt, turn by turn: `mini`'s held
-out wordings and halves of the lexicons, but passages and articles that return with one change.
+In `documents`, `orders` and `plan`, the prompt describes the format of the answers. These are for
+models that follow instructions. `research` and `revision` use the prompts that the embedded models
+were trained on, with `mini`'s held-out wordings and words. Only the repetition is new: passages and
+articles come again with one change.
 """
 
 import re
@@ -49,7 +50,13 @@ MISREAD = "Check: the tool misread a passage. It is {passage}\nWrite all lines a
 
 
 class LookupSubject(NamedTuple):
-    """A kind of thing to look up: its passage, and the facts that are asked for."""
+    """A kind of thing that the agent looks up.
+
+    kind: name of the kind.
+    name: function that draws the name of a thing.
+    passage: template of a passage about the thing.
+    facts: for each fact that the user asks for, a function that draws its value.
+    """
 
     kind: str
     name: Callable[[Draw], str]
@@ -96,14 +103,14 @@ SUBJECTS = (
 
 
 def _write_documents(d: Draw, subject: LookupSubject) -> Turns:
-    """Two searches, the facts from three passages, one fact corrected, all of it again."""
+    """Return the turns: two searches, the facts found, one fact corrected, the answer repeated."""
     names: list[str] = []
     while len(names) < 3:
         name = subject.name(d)
         if name not in names:
             names.append(name)
     facts = [{key: draw(d) for key, draw in subject.facts.items()} for _ in names]
-    place = d.rng.sample(range(3), 3)  # of each name's passage; nobody asked for the third name
+    place = d.rng.sample(range(3), 3)  # order of the passages; the third one is not needed
 
     def passage(at: int) -> str:
         return f"Passage {place[at] + 1}: {subject.passage.format(name=names[at], **facts[at])}"
@@ -127,7 +134,7 @@ def _write_documents(d: Draw, subject: LookupSubject) -> Turns:
 
 
 def _draw_other(d: Draw, draw: Callable[[Draw], Any], but: Sequence[Any]) -> Any:
-    """A draw that is none of `but`."""
+    """Draw until the value is not one of `but`."""
     while (found := draw(d)) in but:
         pass
     return found
@@ -153,7 +160,11 @@ QUERIES = {
 
 
 def _write_orders(d: Draw, query: tuple[str, str]) -> Turns:
-    """A selection, the rows that count and their sum, with more rows, without one of them."""
+    """Return the turns: a query, the matching rows with their sum, then more rows, then one less.
+
+    Args:
+        query: the selected column, and the column that decides which rows match.
+    """
     selected, counted = query
     words = {"buyer": d.words(NAMES, 4), "town": d.words(TOWNS, 4), "item": d.words(ITEMS, 4)}
     numbers = d.rng.sample(range(100, 1000), 7)
@@ -202,7 +213,11 @@ STEPS: Mapping[str, Callable[[Draw], str]] = {
 
 
 def _write_plan(d: Draw, fails: str) -> Turns:
-    """A plan, the same with one step replaced, with more steps done, with all done."""
+    """Return the turns: a plan, then one step replaced, then two steps done, then all done.
+
+    Args:
+        fails: kind of the step that fails and is replaced.
+    """
     kinds = d.rng.sample([*STEPS], len(STEPS))
     steps = [STEPS[kind](d) for kind in kinds]
     at = kinds.index(fails)
@@ -230,11 +245,16 @@ def _write_plan(d: Draw, fails: str) -> Turns:
 
 
 HELD_OUT, HALF_B = 1, 1
-"""The wording and the half of the lexicons whose combination no model was trained on."""
+"""Index of the held-out wording, and of the second half of the lexicons. No model was trained on
+this combination."""
 
 
 def _write_research(d: Draw, about: Callable[[Draw], rag.Fact]) -> Turns:
-    """Questions on the passages found so far: each of two, a third one, the first again."""
+    """Return four turns with questions about passages.
+
+    The first two turns have two passages, the others have three. The last repeats the first
+    question.
+    """
     d = Draw(d.rng, HALF_B)
     others = [write for write in rag.SUBJECTS if write is not about]
     facts = [about(d), *(write(d) for write in d.rng.sample(others, 2))]
@@ -249,11 +269,11 @@ def _write_research(d: Draw, about: Callable[[Draw], rag.Fact]) -> Turns:
 
 
 LONGEST_ARTICLE = 450
-"""Characters; what an article has beyond it are remarks that belong in no summary."""
+"""Maximum number of characters of an article. Longer ones contain remarks that no summary needs."""
 
 
 def _write_revision(d: Draw, write: Skill) -> Turns:
-    """An article, then the same with a number corrected, and with another one corrected."""
+    """Return three turns: summarize an article, then the same article with a changed number."""
     d = Draw(d.rng, HALF_B)
     text, numbers = "", list[str]()
     while not numbers or len(text) > LONGEST_ARTICLE:

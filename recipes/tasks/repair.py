@@ -1,10 +1,10 @@
-"""Loops of a document and what is said of it: a snippet and its error message, a manual and lists.
+"""Conversations about one document: repair a code snippet, or extract lists from a manual.
 
-`snippet` has the shape of SelfPiCo (arXiv:2407.16974): code that lacks definitions, or has other
-faults, is shown with the error that it stops with and what mends it, then mended with its next
-error, until it runs. `manual` has the shape of ProphetFuzz (arXiv:2409.00922): a long text is
-turned into short lists of its options, of those that exclude each other, and of commands. Both are
-workloads of that shape, not those programs.
+`snippet` resembles SelfPiCo (arXiv:2407.16974). The prompt shows code with faults, the error
+message, and the fix. The answer is the code with that fault fixed. The next turn shows the next
+error, until the code runs. `manual` resembles ProphetFuzz (arXiv:2409.00922). The answers are lists
+of a manual's options, of options that exclude each other, and of commands. The tasks only imitate
+these workloads. They do not run the two programs.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,13 +22,13 @@ LOOP = (
 
 
 class Fault(NamedTuple):
-    """One mistake in a snippet.
+    """A mistake in a snippet.
 
     Attributes:
-        error: the message that the snippet stops with.
-        wrong: the line as it is, None where the line is missing.
-        right: the line as it has to be.
-        advice: what mends it, in words that leave one way to do so.
+        error: error message of the snippet.
+        wrong: the wrong line; None if a line is missing.
+        right: the correct line.
+        advice: description of the fix that allows only one answer.
     """
 
     error: str
@@ -37,43 +37,43 @@ class Fault(NamedTuple):
     advice: str
 
     def fix(self, lines: Sequence[str]) -> list[str]:
-        """The snippet without this fault."""
+        """Return the lines of a snippet without this fault."""
         if self.wrong is None:
             return [self.right, *lines]
         return [self.right if line == self.wrong else line for line in lines]
 
 
 def missing_line(name: str, line: str) -> Fault:
-    """A name that is never defined."""
+    """Return the fault that a line which defines a name is missing."""
     return Fault(name_error(name), None, line, f"Begin with `{line}`.")
 
 
 def wrong_line(line: str, right: str, wrong: str, error: str) -> Fault:
-    """A line in which `wrong` stands for `right`, which it holds once."""
+    """Return the fault that a line contains `wrong` in place of `right`."""
     return Fault(error, line.replace(right, wrong), line, f"Write `{right}` for `{wrong}`.")
 
 
 def name_error(name: str) -> str:
-    """The message for a name that there is not."""
+    """Return Python's message for a name that is not defined."""
     return f"NameError: name '{name}' is not defined"
 
 
 def concatenation_error(kind: str) -> str:
-    """The message for a text to which something else is added."""
+    """Return Python's message for adding a value of another type to a string."""
     return f'TypeError: can only concatenate str (not "{kind}") to str'
 
 
 def attribute_error(kind: str, name: str) -> str:
-    """The message for an attribute that there is not."""
+    """Return Python's message for a missing attribute."""
     return f"AttributeError: '{kind}' object has no attribute '{name}'"
 
 
 Snippet = tuple[Sequence[str], Sequence[Fault]]
-"""The lines of a program and the faults that it can have, in the order in which they are met."""
+"""Lines of a program, and its possible faults in the order in which Python reports them."""
 
 
 def receipt(d: Draw) -> Snippet:
-    """A sum of prices."""
+    """Return a snippet that adds prices."""
     prices = f"prices = {[d.number(2, 90) for _ in range(d.number(2, 5))]}"
     add, tell = "    total = total + price", 'print("total: " + str(total))'
     return (prices, "total = 0", "for price in prices:", add, tell), (
@@ -85,7 +85,7 @@ def receipt(d: Draw) -> Snippet:
 
 
 def short_names(d: Draw) -> Snippet:
-    """The names below a length, sorted."""
+    """Return a snippet that sorts the names shorter than a length."""
     found = d.words(NAMES, 4)
     names = "names = [" + ", ".join(f'"{name}"' for name in found) + "]"
     test = f"    if len(name) < {min(map(len, found)) + d.number(1, 2)}:"
@@ -100,7 +100,7 @@ def short_names(d: Draw) -> Snippet:
 
 
 def stock(d: Draw) -> Snippet:
-    """What is left of some goods."""
+    """Return a snippet that subtracts sold items from the stock."""
     one, other = d.words(ITEMS, 2)
     held = f'stock = {{"{one}": {d.number(20, 90)}, "{other}": {d.number(20, 90)}}}'
     sold = f'sold = {{"{one}": {d.number(2, 19)}, "{other}": {d.number(2, 19)}}}'
@@ -115,7 +115,7 @@ def stock(d: Draw) -> Snippet:
 
 
 def distance(d: Draw) -> Snippet:
-    """A root of a sum of squares."""
+    """Return a snippet that computes the root of a sum of squares."""
     sides = f"sides = {[d.number(2, 30) for _ in range(d.number(2, 3))]}"
     squares = "squares = [side * side for side in sides]"
     root, tell = "length = math.sqrt(sum(squares))", 'print("length: " + str(round(length, 2)))'
@@ -131,7 +131,7 @@ def distance(d: Draw) -> Snippet:
 
 
 def average(d: Draw) -> Snippet:
-    """A function, and the highest of some points."""
+    """Return a snippet that prints the mean and the maximum of some numbers."""
     points = f"points = {[d.number(2, 30) for _ in range(d.number(3, 5))]}"
     share, most = "    return sum(numbers) / len(numbers)", "best = max(points)"
     tell = 'print("mean " + str(mean(points)) + ", best " + str(best))'
@@ -146,7 +146,7 @@ def average(d: Draw) -> Snippet:
 
 
 def word_count(d: Draw) -> Snippet:
-    """How often a word occurs in a text."""
+    """Return a snippet that counts how often a word occurs in a text."""
     words = d.words(ITEMS, 3)
     text = f'text = "{" ".join(d.rng.choice(words) for _ in range(5))} {words[0]}"'
     loop, add = "for word in text.split():", "    counts[word] = counts.get(word, 0) + 1"
@@ -161,7 +161,7 @@ def word_count(d: Draw) -> Snippet:
 
 
 def _write_snippet(d: Draw, write: Callable[[Draw], Snippet]) -> Turns:
-    """Three faults, met and mended one after another."""
+    """Return three turns, each of which fixes one fault of a snippet."""
     lines, possible = write(d)
     faults = [possible[at] for at in sorted(d.rng.sample(range(len(possible)), 3))]
     for fault in faults:
@@ -182,7 +182,7 @@ def _write_snippet(d: Draw, write: Callable[[Draw], Snippet]) -> Turns:
 
 
 class ManualOption(NamedTuple):
-    """An option of a command: its name, what it takes ("", N or FILE), what it does."""
+    """An option of a command: its name, its argument ("", N or FILE), and its description."""
 
     name: str
     takes: str
@@ -190,12 +190,12 @@ class ManualOption(NamedTuple):
 
     @property
     def usage(self) -> str:
-        """As a manual writes it."""
+        """The option as a manual shows it, such as `--depth N`."""
         return f"--{self.name} {self.takes}".strip()
 
     @property
     def example(self) -> str:
-        """As a command has it."""
+        """The option as a command line has it, such as `--depth 3`."""
         return f"--{self.name} {VALUES.get(self.takes, '')}".strip()
 
 
@@ -238,7 +238,11 @@ TOGETHER = (
 
 
 def _write_manual(d: Draw, command: str) -> Turns:
-    """All options of a manual, those that exclude each other, those that need each other."""
+    """Return three turns: list a manual's options, excluded pairs, and options that need another.
+
+    Args:
+        command: name of the command, from `COMMANDS`.
+    """
     options = d.words(OPTIONS, 8)
     first, second, third, fourth, *others = d.rng.sample(options, len(options))
     excludes = {first: others[0], second: others[1]}

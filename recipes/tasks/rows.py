@@ -1,4 +1,4 @@
-"""Rows of the generated tasks that specbench ships."""
+"""Questions of the generated tasks that specbench ships. A row is one question."""
 
 import json
 import random
@@ -15,12 +15,14 @@ from specbench_cli.training.generated.template import FAMILIES, TEMPLATES, Draw
 def mini_rows(
     seed: int = 0, per_family: int = 80, exclude: Iterable[GeneratedConversation] = ()
 ) -> list[GeneratedConversation]:
-    """The task `mini`: `per_family` different rows of each family, families in order.
+    """Return the rows of the task `mini`, with different first turns, grouped by family.
 
     Args:
-        apart_from: rows whose first turns do not occur.
+        per_family: number of rows of each family.
+        exclude: rows whose first turns must not occur.
 
-    Raises UsageError where the lexicons cannot give that many different first turns.
+    Raises:
+        UsageError: the lexicons do not contain enough words for that many different first turns.
     """
     kept: dict[str, list[GeneratedConversation]] = {family: [] for family in FAMILIES}
     seen = {known["turns"][0] for known in exclude}
@@ -37,20 +39,24 @@ def mini_rows(
             break
     short = min(kept, key=lambda family: len(kept[family]))
     raise UsageError(
-        f"{per_family} rows a family are too many: {short} has {len(kept[short])} different ones",
-        "ask for fewer rows a family",
+        f"{per_family} rows per family are too many: only {len(kept[short])} different ones of"
+        f" {short} were found",
+        "use fewer rows per family",
     )
 
 
 def best_of_n_rows() -> list[GeneratedConversation]:
-    """The task `best-of-n`: rows like `mini`'s, and none of them; its card has each asked often."""
+    """Return the rows of the task `best-of-n`: like those of `mini`, with other first turns."""
     return mini_rows(seed=1, per_family=8, exclude=mini_rows())
 
 
 def workflow_rows(
     workflows: Sequence[Workflow], per_category: int, seed: int = 0
 ) -> list[GeneratedConversation]:
-    """A task of workflows: so many rows of each category, whose workflows take turns."""
+    """Return the rows of a task with conversations, `per_category` for each category.
+
+    The workflows of a category alternate.
+    """
     rows: list[GeneratedConversation] = []
     seen: set[str] = set()
     for category in dict.fromkeys(workflow.category for workflow in workflows):
@@ -75,17 +81,19 @@ def workflow_rows(
 
 
 CHAINS = ("more", "sharing", "together", "poem_reversed")
-"""Skills whose answers are chains of lines, of which the first turn's is asked for: two sums, each
-on the last one's result, and that; or a verse for each of three things."""
+"""Skills whose first answer has several lines, one per step: sums that build on each other, or one
+verse for each of three things."""
 
 
 def chain_rows(
     seed: int = 0, per_template: int = 20, skills: Sequence[str] = CHAINS
 ) -> list[GeneratedConversation]:
-    """The task `chains`: so many rows of each wording, with the words it was trained on.
+    """Return the rows of the task `chains`, with words and wordings that the models were trained
+    on.
 
     Args:
-        skills: by name; those of other skills may not have a step a line.
+        per_template: number of rows of each wording.
+        skills: names of skills whose answers have one step per line.
     """
     rows: list[GeneratedConversation] = []
     seen: set[str] = set()
@@ -119,9 +127,9 @@ TASKS: Mapping[str, Callable[[], list[GeneratedConversation]]] = {
     "agentic": partial(workflow_rows, agentic.WORKFLOWS, per_category=24),
     "repair": partial(workflow_rows, repair.WORKFLOWS, per_category=36),
 }
-"""The generated tasks that are shipped."""
+"""Name -> generator, for each generated task that specbench ships."""
 
 
 def lines(task: str) -> Iterator[str]:
-    """The file of a generated task, line by line; `task` is one of `TASKS`."""
+    """Yield the lines of a task's JSON lines file. `task` is one of `TASKS`."""
     return (json.dumps(generated, ensure_ascii=False) for generated in TASKS[task]())

@@ -7,7 +7,10 @@ from specbench_cli.training.generated.template import Draw, Turns
 
 
 class Workflow(NamedTuple):
-    """One form of a conversation of several turns whose answers follow from the questions alone."""
+    """A kind of conversation, with a function that generates one.
+
+    Each answer follows from the prompts of the conversation, so it can be scored.
+    """
 
     family: str
     category: str

@@ -1,4 +1,8 @@
-"""Audit cases: pairs of tables, decoding rules, EOS positions and budgets."""
+"""Audit cases: requests to pairs of table models, with decoding rules, EOS tokens and budgets.
+
+A table model's logits are entries of a table [V, V, V], indexed by the last two tokens
+(`audit.models.table`). The audit decodes such requests with a method and checks the results.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,10 @@ from specbench_cli.engine.workspace import Workspace
 
 RULES: tuple[Rule, ...] = ("greedy", "coupled", "rejection")
 EXACT_RULES: tuple[Rule, ...] = RULES[:2]
-"""Rules under which a lossless method emits exactly the target's tokens."""
+"""Decoding rules under which a lossless method emits exactly the target's tokens.
+
+"coupled" adds Gumbel noise, keyed by seed and position, so that every method draws the same tokens.
+"""
 
 PROMPT = (1, 0, 2, 1, 0)
 """Prompt whose suffix (1, 0) occurs twice, so that lookup methods find a draft."""
@@ -51,7 +58,7 @@ PARTLY_EQUAL = "partly equal"
 """Name of a pair whose draft (and its first layer) equals the target in some rows only."""
 
 REQUESTS = 4
-"""Number of warm-up requests of a method that keeps state between requests."""
+"""Number of requests that warm up a method which keeps state between requests."""
 
 SPARE_ROWS = 64
 """Spare rows of the state, for the nodes of a tree."""
@@ -79,11 +86,11 @@ class Case:
     recurrent: frozenset[str] = frozenset()
 
     def create_workspace(self) -> Workspace:
-        """Return a workspace with the tables as decoders, and the artifacts that methods need."""
+        """Return a workspace with the tables as decoders, and the heads that methods need."""
         target, draft = self.tables
         kinds = dict.fromkeys(self.recurrent, RecurrentTable)
         twin = draft is target or self.name in ("equal", PARTLY_EQUAL)
-        strange = 0.0 if twin else 1.0  # the first layer of an equal draft equals the target too
+        strange = 0.0 if twin else 1.0  # an equal draft also has the target's first layer
         decoders = {
             "target": kinds.get("target", TableDecoder)("target", target, make_exit_table(target)),
             "draft": kinds.get("draft", TableDecoder)(
@@ -238,7 +245,7 @@ def late_token_case(rule: Rule, output: int = LONG_OUTPUT) -> Case:
 
 
 def forked_case(rule: Rule) -> Case:
-    """Return a case whose second level follows one of two tokens, with different distributions."""
+    """Return a case with two possible first tokens, after which the distributions differ."""
     tables = track_pair(("sure", "fork", "doubt", "sure"), choices=3)
     return Case("forked", tables, Sampling(rule, 1.0), budget=4, length=3)
 
@@ -267,7 +274,9 @@ def make_sampling(rule: Rule, turn: int) -> Sampling:
 
 
 def random_cases(rule: Rule, n: int, levels: int) -> Iterator[Case]:
-    """Yield n requests to random tables, with near, unrelated, equal and useless drafts by turns.
+    """Yield n requests to random tables. The kind of draft changes from request to request.
+
+    The draft is near the target, unrelated ("flat"), equal, or never right ("disjoint").
 
     Args:
         levels: maximum draft levels of the method. Some budgets are close to it.

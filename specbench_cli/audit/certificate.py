@@ -1,4 +1,4 @@
-"""Certificates of audited methods: checks, figures, verdict and code version."""
+"""Certificates: JSON files with the results of a method's audit, its verdict and code version."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ VERDICTS = {
     "PASSED": "all checks passed",
     "BROKEN": "its output violates its guarantee",
     "MISDECLARED": "its code contradicts the declarations of its class",
-    "FAULTY": "its outputs are right; its states, counts or speed are not",
+    "FAULTY": "its outputs are right, but its states, counts or speed are wrong",
     "NOT SHOWN": "no case could test its guarantee; all other checks passed",
     "NO CLAIM": "it guarantees nothing about its output; all possible checks passed",
-    "AGREES": "a peer whose outputs are the target's",
-    "DIFFERS": "a peer whose outputs are not the target's",
+    "AGREES": "a method of another program; its outputs equal the target's",
+    "DIFFERS": "a method of another program; its outputs differ from the target's",
 }
 """Verdicts and their meanings."""
 

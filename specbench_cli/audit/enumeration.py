@@ -1,4 +1,4 @@
-"""Exact distribution of what random code returns, by enumeration of all outcomes.
+"""Exact distribution of the result of random code, by enumeration of all outcomes.
 
 Methods draw random numbers through two primitives only, `categorical` and `bernoulli`. Here both
 follow a script of choices. Running the code once for every script, depth first, gives every outcome
@@ -107,8 +107,7 @@ def enumerate_outcomes(
 
 
 def _explored_share(made: Sequence[tuple[int, int]]) -> float:
-    """Return the explored share of the tree of choices, if all branches of a node have equal
-    size."""
+    """Estimate the explored share of the tree of choices, as if all branches had equal size."""
     share, width = 0.0, 1.0
     for choice, possible in made:
         width /= possible

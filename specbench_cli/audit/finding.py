@@ -1,4 +1,4 @@
-"""Findings of checks: passed or not, figures, and a description of the problem."""
+"""Results of the audit's checks: passed or not, measured values, and a description of a problem."""
 
 from __future__ import annotations
 
@@ -74,7 +74,12 @@ def format_distinct(a: float, b: float) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem: description, case in which it was found, and code to look at first."""
+    """A problem that a check found.
+
+    what: description of the problem.
+    where: case in which it was found.
+    look: code of the method to look at first.
+    """
 
     what: str
     where: str

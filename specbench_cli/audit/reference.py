@@ -1,4 +1,4 @@
-"""Reference decoding of a table: distributions and tokens, without the engine's code.
+"""Reference decoding of a table model: distributions and tokens, without the engine's code.
 
 Warping is implemented again in plain Python, so that a fault of the engine does not also change the
 reference. Only the keyed noise of coupled sampling comes from the engine.

@@ -47,7 +47,7 @@ TABLE_CHECKS: dict[str, Check] = {
     "twin draft": check_bounds,
     "generator": check_generator,
 }
-"""Checks on tables, by the name of their first finding."""
+"""Checks that use table models, by the name of their first finding."""
 
 CHECKS: dict[str, Check] = {
     **TABLE_CHECKS,
@@ -55,6 +55,7 @@ CHECKS: dict[str, Check] = {
     "embedded": check_embedded,
 }
 PEER_CHECKS: dict[str, Check] = {"model": check_model}
+"""Checks of a peer, which is a method that decodes with another program."""
 
 
 def audit(name: str, plugins: Sequence[str] = ()) -> Certificate:

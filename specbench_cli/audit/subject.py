@@ -1,4 +1,4 @@
-"""Audit subjects: a method with parameters that reach all branches of its code."""
+"""Audit subjects: a method, and the parameter sets with which it is audited."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class AuditSubject:
     Attributes:
         name: name of the method on the command line.
         method: class of the method.
-        variants: parameters: the defaults, then small ones with few outcomes, and those at which a
-            lossy method is exact.
-        single_changes: the defaults with one parameter changed: smaller and larger numbers, bounds,
-            optional values set and unset, and every choice.
+        variants: parameter sets: the defaults, then small numbers (for few outcomes), then those
+            with which a lossy method is lossless.
+        single_changes: further parameter sets: the defaults with one parameter changed to a smaller
+            or larger number, a bound, None, or another choice.
     """
 
     name: str
@@ -58,7 +58,8 @@ class AuditSubject:
     ) -> Iterator[MethodParams]:
         """Yield the parameters with which the method guarantees to be lossless under a rule.
 
-        Upper bounds are left out under rules that sample, because they need vanilla's output.
+        Oracle methods (`Method.upper_bound`) are left out under rules that sample, because they
+        need vanilla's output.
 
         Args:
             few_outcomes: yield only parameters with numbers up to 2, so that steps have few
@@ -74,9 +75,10 @@ class AuditSubject:
 
     @property
     def code_constants(self) -> Sequence[int]:
-        """Sorted integers in the method's code and in the globals that it reads.
+        """Sorted integers in the method's code, and in the globals that it reads.
 
-        The method may behave differently above such a number.
+        The method may behave differently above such a number, for example a maximum length. So
+        there are cases with longer prompts and outputs.
         """
         own = [kind for kind in self.method.__mro__ if issubclass(kind, Method) and kind != Method]
         module = sys.modules.get(self.method.__module__)
@@ -145,10 +147,14 @@ def format_params(params: MethodParams) -> str:
 
 
 def _make_variants(kind: type[MethodParams], off: Mapping[str, Any]) -> Iterator[MethodParams]:
-    """Yield the defaults, reduced integers, and with them every other choice of a parameter.
+    """Yield the parameter sets of `AuditSubject.variants`.
 
-    Integers are reduced to at most 2, to at most 1, and to 1 except for one of them. Trees get
-    twice as many nodes.
+    These are the defaults, small integers, and each other choice of a parameter with small
+    integers. Integers are reduced to at most 2, to at most 1, and to 1 except for one of them. The
+    size of a tree is reduced to twice that number.
+
+    Args:
+        off: values with which a lossy method is lossless.
     """
     fields = kind.model_fields
     reduced = [_drop_invalid(kind, _limit_numbers(kind, most)) for most in (2, 1)]

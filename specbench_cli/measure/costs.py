@@ -1,10 +1,12 @@
-"""Costs of forwards and host work on a machine, measured by a probe and stored as JSON.
+"""Costs of forwards and of host work on a machine, stored as a JSON file.
 
-Between the points, times are interpolated linearly over new tokens and context length. Beyond the
-last point, the last slope continues but never falls. Before the first point, the time is constant.
-`covers` distinguishes interpolation from extrapolation. The host time of a step, which is all work
-between forwards, is linear in draft forwards and drafted tokens (`HostCost`). Trees, and methods
-that were probed by name, have their own coefficients.
+A probe (`measure.probe`) measures the time of a forward for several numbers of new tokens and
+several context lengths: the points. Times in between are interpolated linearly. Beyond the last
+point, they are extrapolated, and `CostCurve.covers` returns False.
+
+Host work is all work of a step between its forwards. Its time is a linear function of the number of
+draft forwards and drafted tokens (`HostCost`). Draft trees, and methods that were probed by name,
+have their own coefficients.
 """
 
 from __future__ import annotations
@@ -33,19 +35,19 @@ from pydantic import (
 from specbench_cli import files
 from specbench_cli.errors import UsageError
 
-MOST_BYTES = 64 * files.MB
+MAX_BYTES = 64 * files.MB
 """Maximum size of a cost file in bytes."""
 SCHEMA = 4
-"""Version of the file. Version 1 had no trees and no heads, version 2 no batches, version 3 no
-`lone` forwards, and host costs of heads by model instead of by method."""
+"""Version of the file format. Version 1 had no trees and no heads, version 2 had no batches.
+Version 3 had no `lone` forwards, and its host costs of heads were by model instead of by method."""
 
 TREES = "draft"
-"""Key of the host costs of draft trees."""
+"""Key of the draft model's trees in `Costs.hosts`."""
 
 PROBE = "specbench predict --probe"
 
 PointLine = Sequence[tuple[float, float]]
-"""Points (x, ns) by increasing x."""
+"""Points (x, time in ns) of a function, by increasing x. x is a number of tokens."""
 
 
 class _Frozen(BaseModel):
@@ -53,12 +55,13 @@ class _Frozen(BaseModel):
 
 
 class CostPoint(_Frozen):
-    """Time of a forward over `n_tokens` new tokens after `context` rows.
+    """Measured time of a forward over `n_tokens` new tokens, with `context` cached tokens.
 
     A prefill has context 0.
 
-    ns: Mean of `samples` times without outliers.
-    spread: Interquartile range as a share of the median.
+    ns: Mean of the measured times in ns, without outliers.
+    spread: Interquartile range of these times, divided by their median.
+    samples: Number of measured times.
     """
 
     n_tokens: int = Field(ge=1)
@@ -69,10 +72,13 @@ class CostPoint(_Frozen):
 
 
 class HostPoint(_Frozen):
-    """Host time of a step in a real session, in ns.
+    """Measured host time of a step (all work between its forwards), in ns.
 
-    drafts: Draft forwards per step.
-    nodes: Drafted tokens per step.
+    name: Method and parameters that were measured.
+    drafts: Mean number of draft forwards per step.
+    nodes: Mean number of drafted tokens per step.
+    spread: Interquartile range of the times, divided by their median.
+    samples: Number of decodings that were timed.
     """
 
     name: str
@@ -84,7 +90,10 @@ class HostPoint(_Frozen):
 
 
 class HostCost(_Frozen):
-    """Host time in ns: per step, per draft forward, and per drafted token."""
+    """Coefficients of the host time in ns: per step, per draft forward, and per drafted token.
+
+    points: The measurements to which the coefficients were fitted.
+    """
 
     step: float = Field(ge=0)
     draft: float = Field(ge=0)
@@ -93,10 +102,12 @@ class HostCost(_Frozen):
 
 
 class BatchPoint(_Frozen):
-    """Host time in ns of a step with `sequences` decoded together.
+    """Measured host time in ns of a step that decodes `sequences` sequences together.
 
-    drafts: Draft forwards per step times their sequences.
-    nodes: Drafted tokens per step.
+    name: Method and parameters that were measured.
+    drafts: Mean number of draft forwards per step, each multiplied by its number of sequences.
+    nodes: Mean number of drafted tokens per step, of all sequences.
+    samples: Number of batches that were timed.
     """
 
     name: str
@@ -108,12 +119,14 @@ class BatchPoint(_Frozen):
 
 
 class BatchCost(_Frozen):
-    """Costs of decoding up to `most` sequences together.
+    """Costs of decoding several sequences in a batch.
 
-    beside: Time in ns, by model, that each further sequence adds to a forward over the same number
-        of rows of one sequence, because states are not shared.
-    step, sequence, draft, node: Host time in ns per step, sequence, draft forward, and drafted
-        token.
+    most: Largest measured number of sequences.
+    beside: Model -> time in ns that each sequence after the first adds to a forward. The number of
+        tokens in the forward stays the same: the added time is that of a second KV cache.
+    step, sequence, draft, node: Host time in ns per step, per sequence, per draft forward and per
+        drafted token.
+    points: The measurements to which the host times were fitted.
     """
 
     most: int = Field(ge=2)
@@ -126,12 +139,13 @@ class BatchCost(_Frozen):
 
 
 class CostCurve(_Frozen):
-    """Forward times of one model.
+    """Measured forward times of one model, with interpolation.
 
-    forwards: Forwards over chains.
-    prefills: Forwards with context 0.
-    trees: Forwards over the rows of a tree with its root; empty if only chains were measured.
-    lone: Forwards right after another one of the same model, whose weights are still in the caches.
+    forwards: Times of forwards over a chain of tokens.
+    prefills: Times of forwards over a prompt.
+    trees: Times of forwards over a tree, including its root. Empty if only chains were measured.
+    lone: Times of forwards directly after another forward of the same model. They are shorter,
+        because its weights are still in the CPU caches.
     """
 
     forwards: tuple[CostPoint, ...] = Field(min_length=1)
@@ -143,26 +157,32 @@ class CostCurve(_Frozen):
     def _check_unique_points(self) -> Self:
         for points in (self.forwards, self.trees, self.lone):
             if len({(point.n_tokens, point.context) for point in points}) < len(points):
-                raise ValueError("two points of the same tokens and context")
+                raise ValueError("two points with the same number of tokens and context length")
         if len({point.n_tokens for point in self.prefills}) < len(self.prefills):
-            raise ValueError("two prefills of the same tokens")
+            raise ValueError("two prefills with the same number of tokens")
         return self
 
     @cached_property
     def by_context(self) -> list[tuple[int, PointLine]]:
-        """(context, times over new tokens), by increasing context."""
+        """Forward times over the number of new tokens, one line per context length."""
         return _lines(self.forwards)
 
     @cached_property
     def trees_by_context(self) -> list[tuple[int, PointLine]]:
-        """The same for the rows of a tree, starting with the root alone."""
+        """Times of forwards over a tree, as a function of its size, one line per context length.
+
+        A tree of size 1 is the root alone.
+        """
         alone = tuple(point for point in self.forwards if point.n_tokens == 1)
         return _lines((*alone, *self.trees)) if self.trees else self.by_context
 
     @cached_property
     def lone_ratios(self) -> PointLine:
-        """Time of a lone forward divided by that of a normal one, over new tokens: the median over
-        contexts."""
+        """Ratio of the times of lone and normal forwards, as a function of new tokens.
+
+        A lone forward directly follows another one of the same model. The ratio is the median over
+        all context lengths, at most 1.
+        """
         shares: dict[float, list[float]] = {}
         for point in self.lone:
             usual = self.ns(point.n_tokens, point.context)
@@ -172,11 +192,13 @@ class CostCurve(_Frozen):
     def ns(
         self, n_tokens: float, context: float, *, tree: bool = False, lone: bool = False
     ) -> float:
-        """Return the time of a forward over `n_tokens` new tokens, or a tree's rows, after
-        `context` rows.
+        """Return the interpolated time of a forward in ns.
 
         Args:
-            lone: True if it follows another forward of the same model.
+            n_tokens: Number of new tokens.
+            context: Number of cached tokens before them.
+            tree: True if the new tokens are a tree, including its root.
+            lone: True if the forward directly follows another one of the same model.
         """
         lines = self.trees_by_context if tree else self.by_context
         took = interpolate([(at, interpolate(line, n_tokens)) for at, line in lines], context)
@@ -185,17 +207,17 @@ class CostCurve(_Frozen):
         return took * interpolate(self.lone_ratios, min(n_tokens, self.lone_ratios[-1][0]))
 
     def covers(self, n_tokens: float, context: float, *, tree: bool = False) -> bool:
-        """Return True if `ns` interpolates here, False if it extrapolates beyond the points."""
+        """Return True if `ns` interpolates between measured points, False if it extrapolates."""
         lines = self.trees_by_context if tree else self.by_context
         return context <= lines[-1][0] and n_tokens <= min(line[-1][0] for _, line in lines)
 
     def prefill_ns(self, n_tokens: float) -> float:
-        """Return the time of a forward over a prompt of `n_tokens`."""
+        """Return the interpolated time in ns of a forward over a prompt of `n_tokens` tokens."""
         return interpolate(self.prefill, n_tokens)
 
     @cached_property
     def prefill(self) -> PointLine:
-        """Times over prompt lengths."""
+        """Prefill times as a function of the prompt length."""
         return sorted((point.n_tokens, point.ns) for point in self.prefills)
 
 
@@ -209,7 +231,7 @@ class _CostHardware(BaseModel):
 
 
 class _CostMachine(BaseModel):
-    """Fields of a machine's fingerprint that are shown. It may have more."""
+    """Fields of a machine's fingerprint that are displayed. Other fields are ignored."""
 
     hardware: _CostHardware = _CostHardware()
 
@@ -220,7 +242,7 @@ def _check_machine(machine: dict[str, Any]) -> dict[str, Any]:
 
 
 class CostSetup(_Frozen):
-    """Settings besides machine and models that a time depends on."""
+    """Settings that times depend on, in addition to the machine and the models."""
 
     device: str
     dtype: str
@@ -233,12 +255,12 @@ class CostSetup(_Frozen):
 
 
 class ProbeNoise(_Frozen):
-    """Noise during a probe.
+    """Disturbance of a probe by other programs on the machine.
 
-    rounds: Number of rounds.
-    void: Number of noisy rounds, which are not used.
-    other_cpu: Largest CPU share of other programs in a used round. None if unknown.
-    noisy: True if noise was allowed.
+    rounds: Number of measured rounds.
+    void: Number of rounds with too much disturbance. Their times are not used.
+    other_cpu: Largest CPU share of other programs in a round that is used. None if unknown.
+    noisy: True if times of a disturbed round are used, because the user allowed it.
     """
 
     rounds: int
@@ -248,15 +270,18 @@ class ProbeNoise(_Frozen):
 
 
 class Costs(_Frozen):
-    """Costs of a machine.
+    """Result of a probe: costs of forwards and host work for some models on a machine.
 
     Attributes:
-        machine: Fingerprint (`measure.machine`).
-        models: By role: `label`, `sha256`, `n_layers` and other known facts.
-        curves: By role ("target", "draft"), or by the kind of a head ("eagle3").
-        host: Host costs of chains of a draft model, or of steps without drafts.
-        hosts: Host costs by method, and of draft trees (TREES). Schema 3: by the model that drafts.
-        batch: Costs of several sequences together. None if they were not probed.
+        machine: Fingerprint of the machine (`measure.machine`).
+        models: Facts about each model by role, such as `label`, `sha256` and `n_layers`.
+        setup: Device, dtype and threads.
+        quietness: Disturbance by other programs.
+        curves: Forward times by role ("target", "draft") or by kind of head ("eagle3").
+        host: Host costs of steps with chains from the draft model, and of steps without a draft.
+        hosts: Host costs by method, and with the key `TREES` those of the draft model's trees.
+            In version 3 of the file, the keys are models instead of methods.
+        batch: Costs of batches. None if they were not measured.
     """
 
     schema_: int = Field(SCHEMA, alias="schema")
@@ -275,31 +300,36 @@ class Costs(_Frozen):
     def host_ns(
         self, drafts: float = 0, nodes: float = 0, *, steps: int = 1, method: str = ""
     ) -> float:
-        """Return the time of steps outside of forwards.
+        """Return the host time of one or several steps in ns.
 
         Args:
-            drafts: Number of their draft forwards.
-            nodes: Number of drafted tokens that they verify.
-            method: Key of `hosts`. `host` applies if there is no such key.
+            drafts: Number of draft forwards in these steps.
+            nodes: Number of drafted tokens that these steps verify.
+            steps: Number of steps.
+            method: Key in `hosts`. If there is no such key, `host` is used.
         """
         host = self.hosts.get(method, self.host)
         return host.step * steps + host.draft * drafts + host.node * nodes
 
     def covers_models(self, models: Mapping[str, str]) -> bool:
-        """Return True if exactly these models (role -> sha256 of the weights) were probed."""
+        """Return True if the probe measured all of these models.
+
+        Args:
+            models: Role -> SHA-256 of the weights.
+        """
         ours = {role: facts.get("sha256") for role, facts in self.models.items()}
         return models.items() <= ours.items()
 
     @property
     def label(self) -> str:
-        """Name of the machine and the setup, for the user."""
+        """Name of the processor and the setup, for display."""
         hardware = _CostMachine.model_validate(self.machine).hardware
         on_cpu = self.setup.device == "cpu" or not hardware.accelerators
         return f"{hardware.cpu if on_cpu else hardware.accelerators[0].name}, {self.setup}"
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Machine, label and age of the costs, for programs."""
+        """Machine, label, date and noise of the costs, for JSON output."""
         return {
             "machine": self.machine.get("id"),
             "label": self.label,
@@ -308,14 +338,16 @@ class Costs(_Frozen):
         }
 
     def save(self, path: Path, *, overwrite: bool = False, tracked: bool = False) -> None:
-        """Write the file atomically.
+        """Write the costs to a file atomically.
 
         Args:
-            overwrite: True replaces a file that specbench did not write.
-            tracked: True lists the file's hash, so that a changed file is not replaced later.
+            path: The file. A file with costs is replaced.
+            overwrite: True also replaces a file that specbench did not write.
+            tracked: True stores the file's hash. If the user changes the file, specbench does not
+                replace it later.
 
         Raises:
-            UsageError: the file cannot be written, or contains no costs.
+            UsageError: the file cannot be written or must not be replaced.
         """
         text = json.dumps(self.model_dump(mode="json", by_alias=True), indent=1, allow_nan=False)
         with _report_errors(path):
@@ -329,22 +361,23 @@ class Costs(_Frozen):
         """Read a file that `save` wrote.
 
         Raises:
-            UsageError: no such file, not costs, damaged, or of a newer schema.
+            UsageError: the file does not exist, is not a cost file, is damaged, or was written by a
+                newer version of specbench.
         """
         again = f"{PROBE} --out {path.name}"
         try:
-            data = json.loads(files.read_text(path, MOST_BYTES))
+            data = json.loads(files.read_text(path, MAX_BYTES))
             json.dumps(data, ensure_ascii=False).encode()  # rejects lone surrogates
         except OSError as error:
             raise UsageError(f"cannot read costs from {path}: {error.strerror}", again) from error
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path} is no file of costs: {error}", again) from error
+            raise UsageError(f"{path} is not a cost file: {error}", again) from error
         schema = data.get("schema") if isinstance(data, dict) else None
         if not isinstance(schema, int) or "curves" not in data:
-            raise UsageError(f"{path} is no file of costs: no schema number or no curves", again)
+            raise UsageError(f"{path} is not a cost file: it has no schema or no curves", again)
         if schema > SCHEMA:
             raise UsageError(
-                f"{path} has schema {schema}; this specbench reads costs up to {SCHEMA}",
+                f"{path} has schema {schema}; this specbench reads schemas up to {SCHEMA}",
                 "pip install --upgrade specbench-cli",
             )
         try:
@@ -359,7 +392,13 @@ class Costs(_Frozen):
 
 
 def cache_path(machine_id: str, models: Mapping[str, Mapping[str, Any]], setup: CostSetup) -> Path:
-    """Return the file in the user's cache of a machine's costs with some models and a set-up."""
+    """Return the path of a cost file in the user's cache.
+
+    Args:
+        machine_id: Id of the machine (`measure.machine`).
+        models: Facts of the models by role, with `sha256`.
+        setup: Device, dtype and threads.
+    """
     key = {
         "machine": machine_id,
         "models": {role: facts["sha256"] for role, facts in models.items()},
@@ -376,31 +415,34 @@ def find_cached(
     *,
     heads: Mapping[str, str] | None = None,
 ) -> Costs | None:
-    """Return the newest costs in the cache for a machine, a setup and models; None if there are
-    none.
+    """Return the best costs in the user's cache for a machine, models and a setup, or None.
+
+    The best costs cover the most heads. Among equal ones, the newest are returned.
 
     Args:
-        models: Role -> sha256 of the weights.
-        heads: The same for heads. Costs that cover more of them are preferred.
+        machine_id: Id of the machine (`measure.machine`).
+        models: Role -> SHA-256 of the weights. The costs must cover all of them.
+        setup: Device, dtype and threads. They must be equal.
+        heads: Kind -> SHA-256 of heads, which the costs may lack.
     """
-    fitting = []
+    suitable = []
     for path in _cache().glob("*.json"):
         try:
             costs = Costs.load(path)
         except UsageError:
-            continue  # ignore costs of a newer program, and damaged files
+            continue  # the file is damaged, or a newer version of specbench wrote it
         if (
             costs.machine.get("id") == machine_id
             and costs.setup == setup
             and costs.covers_models(models)
         ):
-            fitting.append(costs)
+            suitable.append(costs)
     wanted = (heads or {}).items()
 
     def rank(costs: Costs) -> tuple[int, str]:
         return sum(costs.covers_models(dict([head])) for head in wanted), costs.created_utc
 
-    return max(fitting, key=rank, default=None)
+    return max(suitable, key=rank, default=None)
 
 
 def _cache() -> Path:
@@ -408,10 +450,10 @@ def _cache() -> Path:
 
 
 def interpolate(line: PointLine, x: float) -> float:
-    """Return the value of a line of points at x.
+    """Return the value at x of a piecewise linear function through some points.
 
-    Linear between the points, the first value before them. After them the last slope continues
-    unless it falls, because costs do not fall with work.
+    Before the first point, the value is constant. After the last point, the last slope continues,
+    but the value never falls, because more work cannot cost less.
     """
     if x <= line[0][0] or len(line) == 1:
         return line[0][1]
@@ -423,7 +465,10 @@ def interpolate(line: PointLine, x: float) -> float:
 
 
 def _lines(points: Iterable[CostPoint]) -> list[tuple[int, PointLine]]:
-    """Return (context, times over new tokens) by increasing context; the last of equal points."""
+    """Return points as lines (context, times over new tokens), by increasing context.
+
+    If two points have the same context and number of tokens, the last one is used.
+    """
     lines: dict[int, dict[float, float]] = {}
     for point in points:
         lines.setdefault(point.context, {})[point.n_tokens] = point.ns
@@ -437,19 +482,19 @@ def _is_costs(content: bytes) -> bool:
 
 @contextmanager
 def _report_errors(path: Path) -> Iterator[None]:
-    """Create the folder of a file and turn errors into a UsageError."""
+    """Create the folder of a file, and turn OSError in the `with` block into UsageError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
         raise UsageError(
             f"cannot write the costs to {path}: {error.strerror or error}",
-            "give another --out FILE, or set SPECBENCH_CACHE to a folder that can be written",
+            "choose another --out FILE, or set SPECBENCH_CACHE to a folder with write permission",
         ) from error
 
 
 def check_writable(path: Path, *, overwrite: bool = False) -> None:
-    """Raise UsageError before a probe if its costs could not be saved."""
+    """Raise UsageError if costs cannot be saved to a file. A probe calls this before it starts."""
     with _report_errors(path):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
@@ -458,7 +503,10 @@ def check_writable(path: Path, *, overwrite: bool = False) -> None:
 
 
 class ProbeDifference(_Frozen):
-    """Times of a point in two probes."""
+    """Times of one point in two probes.
+
+    name: Description of the point, such as "target, 4 tokens after 256".
+    """
 
     name: str
     first_ns: float
@@ -466,19 +514,19 @@ class ProbeDifference(_Frozen):
 
     @property
     def relative(self) -> float:
-        """|second - first| / first, where first is at least 1 ns."""
+        """Relative difference |second - first| / first. `first` counts as at least 1 ns."""
         return abs(self.second_ns - self.first_ns) / max(self.first_ns, 1.0)
 
 
 def compare_probes(first: Costs, second: Costs) -> list[ProbeDifference]:
-    """Return the common points of two probes, largest difference first."""
-    ours, theirs = _named_points(first), _named_points(second)
-    found = [
-        ProbeDifference(name=name, first_ns=ours[name], second_ns=theirs[name])
-        for name in ours
-        if name in theirs
+    """Return the points that both probes measured, largest relative difference first."""
+    first_points, second_points = _named_points(first), _named_points(second)
+    differences = [
+        ProbeDifference(name=name, first_ns=ns, second_ns=second_points[name])
+        for name, ns in first_points.items()
+        if name in second_points
     ]
-    return sorted(found, key=lambda each: -each.relative)
+    return sorted(differences, key=lambda each: -each.relative)
 
 
 def _named_points(costs: Costs) -> dict[str, float]:
@@ -494,5 +542,5 @@ def _named_points(costs: Costs) -> dict[str, float]:
             named[f"{role}, prefill of {p.n_tokens}"] = p.ns
     hosts = (costs.host, *costs.hosts.values())
     named |= {f"host, {point.name}": point.ns for host in hosts for point in host.points}
-    together = costs.batch.points if costs.batch else ()
-    return named | {f"host, {at.sequences} together, {at.name}": at.ns for at in together}
+    batches = costs.batch.points if costs.batch else ()
+    return named | {f"host, {at.sequences} together, {at.name}": at.ns for at in batches}

@@ -1,4 +1,4 @@
-"""Methods that are no longer measured in a repeat."""
+"""Methods that are no longer measured in a repeat, because they failed or lost a process."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.store.run_dir import RunDir
 
 MAX_FAILURES = 3
-"""Number of consecutive failures after which a method is dropped."""
+"""Number of consecutive failed prompts after which a method is dropped."""
 
 
 class DroppedMethods:
-    """Failure counts of methods. Drops methods that fail repeatedly.
+    """Failure counts of the methods in a repeat, and the methods that it no longer measures.
 
     Args:
-        run_dir: Folder of the run. Its manifest names the dropped methods.
-        view: Shows a note for each dropped method.
-        on_drop: Called with the label of a method that is no longer measured.
+        run_dir: Folder of the run. Its manifest lists the dropped methods.
+        view: Display of progress, which shows a note for each dropped method.
+        on_drop: Called with the label of each method that is no longer measured.
 
     Attributes:
-        left_out: Methods that were stopped because they lost a worker process, with the error.
-        dropped: Methods that failed repeatedly, with the error.
+        left_out: Methods that stopped because one of their worker processes ended -> the error. A
+            resumed run measures them again.
+        dropped: Methods that failed repeatedly -> the error. They stay dropped.
         failed_warm_up: Methods that failed during the warm-up.
     """
 
@@ -45,20 +46,33 @@ class DroppedMethods:
         return {*self.left_out, *self.dropped}
 
     def leave_out(self, method_run: MethodRun, number: int, why: WorkerLost) -> None:
-        """Leave a method out of the rest of the repeat, without counting it as its failure.
+        """Stop measuring a method in this repeat, because one of its worker processes ended.
 
-        The other methods continue.
+        This does not count as a failure of the method. The other methods continue.
+
+        Args:
+            method_run: The method.
+            number: Number of the repeat.
+            why: The error.
         """
         if method_run.label not in self.left_out:
             self.left_out[method_run.label] = why
             self._on_drop(method_run.label)
             self._view.note(
                 f"{method_run.label} is left out of the rest of pass {number}: {why.message};"
-                f" {resume_command(self._run_dir.path)} makes what is missing"
+                f" {resume_command(self._run_dir.path)} measures the missing outputs"
             )
 
     def count_failures(self, method_run: MethodRun, measurements: Sequence[Measurement]) -> None:
-        """Drop a method that fails repeatedly, or on its first prompt after a failed warm-up."""
+        """Count a failure of a method, and drop the method if it has failed repeatedly.
+
+        One failure is enough if the warm-up of the method failed too.
+
+        Args:
+            method_run: The method.
+            measurements: Its measurements of a batch of prompts. The method failed if all of them
+                have an error.
+        """
         errors = [
             measurement.output.error
             for measurement in measurements

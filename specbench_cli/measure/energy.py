@@ -1,8 +1,9 @@
-"""Energy of decoding, from hardware counters: RAPL of the CPU packages, NVML of a GPU.
+"""Energy of decoding, from hardware counters: RAPL for CPU packages, NVML for a GPU.
 
-If no counter can be read, there is no figure but a reason. Counters cover the whole package or
-board, including other programs and idle power. RAPL updates about every millisecond, NVML about
-every 100 ms, so the figure of a short output is coarse, but that of a method's sum is not.
+If a counter cannot be read, no energy is reported, and the manifest contains the reason. The
+counters measure the whole CPU package or GPU board. This includes other programs and idle power.
+RAPL updates about every millisecond, NVML about every 100 ms. So the energy of a short output is
+inexact, but the sum over all outputs of a method is not.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ LIBRARY = "libnvidia-ml.so.1"
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A counter of joules.
+    """A hardware counter of energy in joules.
 
-    read: Returns the current value.
-    wraps: Value at which the counter restarts at 0; 0 if it never does.
+    read: Function that returns the current value.
+    wraps: Value at which the counter restarts at 0. 0 if it never restarts.
     """
 
     name: str
@@ -33,40 +34,43 @@ class Counter:
 
 
 class EnergyMeter:
-    """Meter of the energy that decoding on a device uses.
+    """Meter of the energy that decoding uses.
 
     Attributes:
-        counters: The counters of the CPUs, and of the device if it is a GPU.
-        why_not: Reason why there is no figure; None if there is one.
+        counters: Counters of the CPU packages, and of the GPU if the run uses one.
+        unavailable_reason: Reason why energy cannot be measured. None if it can.
     """
 
-    def __init__(self, counters: Sequence[Counter], why_not: str | None = None) -> None:
-        self.counters, self.unavailable_reason = tuple(counters), why_not
+    def __init__(self, counters: Sequence[Counter], unavailable_reason: str | None = None) -> None:
+        self.counters, self.unavailable_reason = tuple(counters), unavailable_reason
         self._before: list[float] = []
 
     @classmethod
     def for_device(cls, device: torch.device) -> EnergyMeter:
-        """Return the meter of a device. It has all counters of the device, or none."""
-        counters, why_not = rapl_counters()
+        """Return the meter for a run on a device. If one counter cannot be read, it has none."""
+        counters, reason = rapl_counters()
         if device.type == "cuda":
             board, missing = nvml_counter(device.index or 0)
-            why_not = why_not or missing
+            reason = reason or missing
             counters = [*counters, *([board] if board else [])]
-        return cls([] if why_not else counters, why_not)
+        return cls([] if reason else counters, reason)
 
     def begin(self) -> None:
         """Store the current values of the counters."""
         self._before = [each.read() for each in self.counters]
 
     def end(self) -> float | None:
-        """Return the joules of all counters since `begin`; None if there is no counter."""
-        before, self._before = self._before, []
-        if not before:
+        """Return the energy since `begin` in joules, summed over all counters.
+
+        None if there is no counter.
+        """
+        start_values, self._before = self._before, []
+        if not start_values:
             return None
         total = 0.0
-        for counter, was in zip(self.counters, before, strict=True):
-            moved = counter.read() - was
-            total += moved + (counter.wraps if moved < 0 else 0.0)
+        for counter, start in zip(self.counters, start_values, strict=True):
+            difference = counter.read() - start
+            total += difference + (counter.wraps if difference < 0 else 0.0)
         return total
 
     def facts(self) -> dict[str, Any]:
@@ -78,22 +82,24 @@ class EnergyMeter:
 
 
 def rapl_counters() -> tuple[list[Counter], str | None]:
-    """Return the RAPL counters of the CPU packages (Linux powercap, Intel and AMD), or why there
-    are none."""
+    """Return the RAPL counters of all CPU packages, and the reason if they cannot be read.
+
+    They are part of Linux powercap, for Intel and AMD processors.
+    """
     zones = sorted(POWERCAP.glob("intel-rapl:[0-9]*"))
-    whole = [zone for zone in zones if zone.name.count(":") == 1]
-    if not whole:
+    packages = [zone for zone in zones if zone.name.count(":") == 1]
+    if not packages:
         return (
             [],
-            f"no RAPL on this system ({POWERCAP}/intel-rapl:0): virtual machines have none",
+            f"no RAPL on this system ({POWERCAP}/intel-rapl:0): virtual machines do not have it",
         )
     try:
-        counters = [_rapl_counter(zone) for zone in whole]
+        counters = [_rapl_counter(zone) for zone in packages]
         for counter in counters:
             counter.read()
     except (OSError, ValueError) as fault:
         what = getattr(fault, "strerror", None) or str(fault)
-        return [], f"{whole[0]}/energy_uj cannot be read: {what}"
+        return [], f"{packages[0]}/energy_uj cannot be read: {what}"
     return counters, None
 
 
@@ -105,10 +111,11 @@ def _rapl_counter(zone: Path) -> Counter:
 
 
 def nvml_counter(index: int, library: Any = None) -> tuple[Counter | None, str | None]:
-    """Return the NVML counter of a GPU, or why there is none.
+    """Return the NVML energy counter of a GPU, or the reason why it cannot be read.
 
     Args:
-        library: NVML as loaded by ctypes, for tests.
+        index: Index of the GPU.
+        library: Replacement of the NVML library in tests.
     """
     try:
         nvml = ctypes.CDLL(LIBRARY) if library is None else library
@@ -118,7 +125,7 @@ def nvml_counter(index: int, library: Any = None) -> tuple[Counter | None, str |
 
     def check(code: int) -> None:
         if code:
-            raise OSError(f"NVML's code {code}")
+            raise OSError(f"NVML error code {code}")
 
     def read() -> float:
         check(nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(found)))
@@ -129,5 +136,5 @@ def nvml_counter(index: int, library: Any = None) -> tuple[Counter | None, str |
         check(nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)))
         read()
     except OSError as fault:
-        return None, f"NVML tells no energy of GPU {index}: {fault}"
+        return None, f"NVML cannot read the energy of GPU {index}: {fault}"
     return Counter(f"NVML GPU {index}", read), None

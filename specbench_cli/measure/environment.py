@@ -1,4 +1,7 @@
-"""Software environment: versions, commit, variables and threads. No host name, user or path."""
+"""Software environment of a run, for its manifest: versions, commit, variables and threads.
+
+It contains no host name, user name or path.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +48,11 @@ VARIABLES = (
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "PYTHONHASHSEED",
 )
-"""Environment variables that change speed or results."""
+"""Environment variables that can change the speed or the outputs of a run."""
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of Python and of computing packages; None if one is not installed."""
+    """Return the versions of Python, CUDA and `PACKAGES`; None for those that are missing."""
     found: dict[str, str | None] = {
         "python": platform.python_version(),
         "cuda": torch.version.cuda,
@@ -63,9 +66,9 @@ def versions() -> dict[str, str | None]:
 
 
 def git() -> dict[str, Any] | None:
-    """Return the commit of this checkout and whether it has uncommitted changes.
+    """Return the git commit of specbench and whether there are uncommitted changes.
 
-    None for an installed package, or without git.
+    None if specbench is installed as a package, or if git is missing.
     """
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
@@ -78,7 +81,7 @@ def git() -> dict[str, Any] | None:
 
 
 def variables() -> dict[str, str]:
-    """Return the relevant environment variables that are set. Paths are cut to their last part."""
+    """Return those of `VARIABLES` that are set. Only the last part of a path is kept."""
     return {
         name: ":".join(part.rpartition("/")[2] for part in os.environ[name].split(":"))
         for name in VARIABLES
@@ -92,7 +95,10 @@ def threads() -> dict[str, int]:
 
 
 def clock() -> dict[str, Any]:
-    """Return the timer's source, its resolution and its smallest observed step, in ns."""
+    """Return facts about the clock that times outputs.
+
+    `step_ns` is the smallest difference of two readings.
+    """
     info = time.get_clock_info("perf_counter")
     readings = [time.perf_counter_ns() for _ in range(1000)]
     steps = [b - a for a, b in itertools.pairwise(readings) if b > a]

@@ -1,4 +1,4 @@
-"""Estimate of the time left in a run, from the work done so far."""
+"""Estimate of the time left in a run (ETA), from the work done so far."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from dataclasses import dataclass
 import psutil
 
 DECAY = 0.5 ** (1 / 8)
-"""Weight of an output relative to the next one in its method's speed: one half after eight outputs.
-Recent outputs count more because the machine may become quiet or busy. Eight are enough that the
-lengths of outputs average out."""
+"""Factor by which the weight of an output in its method's speed falls with each further output.
+After eight outputs, the weight is one half. Recent outputs count more, because the load of the
+machine changes. Eight outputs are enough to average over different lengths."""
 
 
 JUDGE_LOADING = 0.6
-"""Time of the first verdict, which loads transformers, relative to the start of a process, which
-loads torch and the models: 0.5 to 0.7 in runs of the embedded pair."""
+"""Time to load the transformers model for the first verdict, relative to the start of a process. A
+process loads torch and the models. The ratio was 0.5 to 0.7 in runs of the embedded models."""
 
 
 @dataclass(slots=True)
 class Work:
-    """Work of one method in a repeat, in units (the maximum number of new tokens).
+    """Work of one method in a repeat. Its unit is one token of the outputs' maximum lengths.
 
-    due, done: Units in this repeat.
-    later: Units in later repeats.
-    spent: Seconds for `done`.
-    recent_done, recent_spent: The same sums with more weight on recent outputs.
+    due: Units of the whole repeat.
+    later: Units of all later repeats.
+    done: Units that are finished.
+    spent: Seconds that the finished units took.
+    recent_done, recent_spent: Like `done` and `spent`, but recent outputs have more weight.
     """
 
     due: float
@@ -38,7 +39,7 @@ class Work:
     recent_spent: float = 0.0
 
     def add(self, units: float, seconds: float) -> None:
-        """Count units and the seconds that they took."""
+        """Add finished units, and the seconds that they took."""
         self.done += units
         self.spent += seconds
         self.recent_done = self.recent_done * DECAY + units
@@ -46,43 +47,46 @@ class Work:
 
     @property
     def seconds_per_unit(self) -> float:
-        """Recent seconds per unit."""
+        """Seconds per unit, in which recent outputs have more weight."""
         return self.recent_spent / self.recent_done
 
 
 def estimate_seconds_left(work: Mapping[str, Work], elapsed: float) -> float | None:
-    """Estimate the remaining seconds: the remaining work of each method at its speed.
+    """Estimate the seconds left: the remaining work of each method, multiplied by its speed.
 
-    A method without finished work gets the average speed. Time outside of decoding (judging,
-    writing) is added in proportion to its share so far.
+    A method without finished work gets the average speed. Judging and writing also take time. This
+    time is assumed to keep its share.
 
     Args:
-        elapsed: Seconds in which the finished work was done.
+        work: Work of each method, by label.
+        elapsed: Seconds since the repeat began.
 
     Returns:
-        None if no work is finished.
+        Seconds, or None if no work is finished.
     """
-    known = [row for row in work.values() if row.done]
-    spent = sum(row.spent for row in known)
+    started = [each for each in work.values() if each.done]
+    spent = sum(each.spent for each in started)
     if not spent:
         return None
-    average = sum(row.recent_spent for row in known) / sum(row.recent_done for row in known)
+    average = sum(each.recent_spent for each in started) / sum(each.recent_done for each in started)
     rest = sum(
-        (max(0.0, row.due - row.done) + row.later) * (row.seconds_per_unit if row.done else average)
-        for row in work.values()
+        (max(0.0, each.due - each.done) + each.later)
+        * (each.seconds_per_unit if each.done else average)
+        for each in work.values()
     )
     return rest * max(1.0, elapsed / spent)
 
 
 class EtaEstimator:
-    """Times of the methods in a repeat, from which the time left is estimated.
+    """Estimator of the time left in a run. It times the methods of a repeat.
 
     Args:
-        rows: Work of each method.
-        later: Number of processes that measure the repeats after this one.
-        start: Seconds that such a process needs before its first prompt.
-        judging: Expected seconds of the first judging, which loads what later ones use.
-        clock: Returns seconds.
+        work: Work of each method, by label.
+        later_processes: Number of processes that will measure the repeats after this one.
+        start_s: Seconds that such a process needs before its first prompt.
+        first_judging_s: Expected seconds of the first judging. It loads the transformers model,
+            which later judgings use too.
+        clock: Function that returns the time in seconds.
     """
 
     def __init__(
@@ -103,15 +107,17 @@ class EtaEstimator:
 
     @contextmanager
     def time_work(self, label: str, units: float) -> Iterator[None]:
-        """Add the work units and the seconds of the `with` block to a method."""
+        """Time the `with` block, and add its seconds and some units to a method's finished work."""
         started = self._clock()
         yield
         self._work[label].add(units, self._clock() - started)
 
     @contextmanager
     def time_judging(self) -> Iterator[None]:
-        """Time the `with` block as judging. The first time includes loading, so it does not predict
-        others."""
+        """Time the judging of outputs in the `with` block.
+
+        The time of the first block is stored separately, because it includes loading a model.
+        """
         started = self._clock()
         yield
         self._judgings += 1
@@ -124,8 +130,8 @@ class EtaEstimator:
         row.due, row.later = row.done, 0.0
 
     def seconds_left(self) -> float | None:
-        """Return the remaining seconds of the measurement; None if they are unknown."""
-        spent = sum(row.spent for row in self._work.values())
+        """Return the estimated seconds left until all outputs are measured; None if unknown."""
+        spent = sum(each.spent for each in self._work.values())
         other = self._clock() - self._started - self._first_judging - spent
         if self._judgings > 1:
             other *= self._judgings / (self._judgings - 1)
@@ -139,16 +145,18 @@ class EtaEstimator:
 
 
 def estimate_report_seconds(start_s: float, methods: int, outputs: int) -> float:
-    """Estimate the seconds from the last output to the end of the process.
+    """Estimate the seconds that the report of a run takes, after its last output.
 
-    In this time records are read, intervals computed, figures and files written. It is Python work
-    like the start of a process, so it is given in multiples of the start, which include the speed
-    of the machine. The coefficients were fitted to the CPU times of five runs with 5 to 45 methods
-    and 70 to 4365 outputs, with an error below 20%. 0.3 is added for the last window of runs with
-    few methods. `benchmarks/times/time_left.py` measures the error.
+    In this time, the process reads records, computes intervals, and writes figures and files. This
+    is Python work, like the start of a process. So the time is a multiple of the time of the start,
+    which is longer on a slow machine. The coefficients were fitted to five runs with 5 to 45
+    methods and 70 to 4365 outputs. The error was below 20%. `benchmarks/times/time_left.py`
+    measures it.
 
     Args:
-        start_s: CPU seconds of the start of the process, without waiting for uncached files.
+        start_s: CPU seconds of the start of the process.
+        methods: Number of methods in the run.
+        outputs: Number of outputs in the run.
     """
     return start_s * (1.0 + 0.12 * methods + 0.0015 * outputs)
 

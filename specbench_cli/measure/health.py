@@ -1,6 +1,7 @@
-"""Checks of the installation: what is missing, what does not work without it, and how to fix it.
+"""Checks of the installation, for `specbench doctor`.
 
-Nothing is downloaded, and no value contains a path, a host or a user.
+Each check reports what is missing, what does not work without it, and how to fix it. Nothing is
+downloaded, and no result contains a path, a host name or a user name.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ DISTRIBUTION = "specbench-cli"
 OLDEST_PYTHON = (3, 11)
 COMPILERS = ("g++", "c++", "clang++")
 NVIDIA = Path("/proc/driver/nvidia/version")
-"""File that exists if the system has an NVIDIA driver, even if torch was built without CUDA."""
+"""File of the NVIDIA driver. It reveals a GPU even if torch was built without CUDA."""
 EXTRAS = {
-    "test": "the tests, linters and types of this project",
-    "docs": "the docs as a site: mkdocs serve",
+    "test": "the tests, linters and type checks of this project",
+    "docs": "the documentation website: mkdocs serve",
     "notebook": "running docs/tutorials/tour.ipynb without a browser",
     "grammar": "specbench run --grammar",
-    "openvino": "the methods engine:openvino, OpenVINO GenAI beside ours",
-    "llamacpp": "the methods engine:llama.cpp, which it compiles for minutes",
+    "openvino": "the methods engine:openvino, which use OpenVINO GenAI",
+    "llamacpp": "the methods engine:llama.cpp (compiling llama.cpp takes minutes)",
     "ray": "specbench run --executor ray",
     "wandb": "specbench export --wandb",
     "mlflow": "specbench export --mlflow",
-    "mutation": "mutmut run: are the tests any good",
+    "mutation": "mutation tests: mutmut run",
 }
-"""Purpose of each extra of the package."""
+"""Purpose of each optional dependency group ("extra") of the package."""
 
 Status = Literal["ok", "limited", "missing"]
 
@@ -48,10 +49,12 @@ class HealthCheck:
     """Result of one check.
 
     Attributes:
-        status: "limited" if a run can work without it.
-        needed: True if the default run needs it.
-        prevents, mend: If the status is not "ok": what does not work, and the command that fixes
-            it.
+        name: Name of the checked part.
+        status: "ok", "limited" (runs work, with restrictions) or "missing".
+        found: Result of the check, for the user.
+        prevents: What does not work, if the status is not "ok".
+        mend: How to fix this, as a command if possible.
+        needed: True if the default run needs this part.
     """
 
     name: str
@@ -63,19 +66,19 @@ class HealthCheck:
 
     @property
     def fatal(self) -> bool:
-        """Return True if the default run cannot work."""
+        """True if the default run cannot work."""
         return self.needed and self.status == "missing"
 
 
 def check_software() -> Iterator[HealthCheck]:
-    """Check Python and all packages that this installation requires."""
+    """Check Python, the required packages and the optional packages (extras)."""
     version = environment.versions()["python"] or ""
     yield HealthCheck(
         "python",
         "ok" if sys.version_info >= OLDEST_PYTHON else "missing",
         version,
         "everything",
-        "install Python 3.11 or newer, and specbench-cli in a venv of it",
+        "install Python 3.11 or newer, and install specbench-cli in a new virtual environment",
         needed=True,
     )
     yield from _packages()
@@ -112,13 +115,13 @@ def _packages() -> Iterator[HealthCheck]:
             f"extra {extra}",
             "limited" if absent else "ok",
             f"not installed: {', '.join(absent)}" if absent else "installed",
-            EXTRAS.get(extra, f"what the extra {extra} was for"),  # an extra of an older version
+            EXTRAS.get(extra, f"features of the extra {extra}"),  # an older version is installed
             f"pip install '{DISTRIBUTION}[{extra}]'",
         )
 
 
 def _extra(marker: object) -> str:
-    """Return the extra that a requirement belongs to: `extra == "test"`."""
+    """Return the extra in a requirement's marker, such as "test" in `extra == "test"`, or ""."""
     name, _, value = str(marker or "").rpartition("extra == ")
     return value.strip("\"' ") if name or value != str(marker or "") else ""
 
@@ -131,7 +134,7 @@ def _version(package: str) -> str | None:
 
 
 def check_hardware() -> Iterator[HealthCheck]:
-    """Check processor, memory, accelerators and threads."""
+    """Check processor, memory, GPUs and threads."""
     parts = machine.hardware()
     usable = parts["usable"] or parts["threads"]
     yield HealthCheck("cpu", "ok", f"{parts['cpu']}, {usable} usable of {parts['threads']} threads")
@@ -142,22 +145,22 @@ def check_hardware() -> Iterator[HealthCheck]:
     yield HealthCheck(
         "gpu",
         "limited" if unused else "ok",
-        ", ".join(cards) or ("a card that torch cannot use" if unused else "none: the CPU is used"),
-        "--device cuda: this torch was built without CUDA, or does not fit the driver",
-        "install a torch with CUDA: https://pytorch.org/get-started/locally",
+        ", ".join(cards) or ("torch cannot use the GPU" if unused else "none: the CPU is used"),
+        "--device cuda: torch was built without CUDA, or for another driver version",
+        "install torch with CUDA: https://pytorch.org/get-started/locally",
     )
     threads = torch.get_num_threads()
     yield HealthCheck(
         "threads",
         "ok" if threads <= usable else "limited",
         f"{threads} in torch",
-        "steady times: more threads than CPUs that this process may use wait for each other",
+        "stable times: there are more threads than CPUs, so threads wait for each other",
         f"specbench run --threads {usable}",
     )
 
 
 def check_compiler() -> HealthCheck:
-    """Check for a C++ compiler, which torch.compile needs."""
+    """Check whether there is a C++ compiler, which torch.compile needs."""
     name = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), None)
     found = name if name and shutil.which(name) else None
     return HealthCheck(
@@ -170,21 +173,21 @@ def check_compiler() -> HealthCheck:
 
 
 def check_kernels() -> HealthCheck:
-    """Check the matrix kernels on this CPU: docs/explanations/kernels.md."""
-    lacking, own = is_numba_missing(), find_numba_kernels(torch.device("cpu"), torch.float32)
+    """Check which matrix kernels this CPU uses; see docs/explanations/kernels.md."""
+    no_numba, own = is_numba_missing(), find_numba_kernels(torch.device("cpu"), torch.float32)
     return HealthCheck(
         "kernels",
-        "limited" if lacking else "ok",
+        "limited" if no_numba else "ok",
         "torch's libraries" if own is None else "specbench's own, compiled by Numba",
-        "speed: forwards on this processor take up to twice as long; outputs are as right",
-        "sudo apt install libgomp1, or sudo dnf install libgomp: Numba's threads need it",
+        "full speed: forwards on this CPU take up to twice as long; outputs are correct",
+        "sudo apt install libgomp1, or sudo dnf install libgomp (Numba needs it for threads)",
     )
 
 
 def check_noise() -> HealthCheck:
-    """Measure the CPU share of other processes during one second.
+    """Check whether other processes use the CPU, during one second.
 
-    The check never fails: a noisy machine does not make the installation wrong.
+    The status is never "missing", because a busy machine is no error of the installation.
     """
     meter = NoiseMeter()
     meter.open()
@@ -194,27 +197,27 @@ def check_noise() -> HealthCheck:
             "quietness",
             "limited",
             "cannot be measured here",
-            "noticing that other programs disturb the times",
-            "none on this system: close other programs before a run",
+            "detection of other programs that disturb the times",
+            "not possible on this system: close other programs before a run",
         )
     return HealthCheck(
         "quietness",
         "ok" if share <= NOISE_LIMIT else "limited",
-        f"other processes use {share:.1%} of the machine; at most {NOISE_LIMIT:.0%} is quiet",
-        "speedups: a run voids the times it takes now, and exits with 3",
-        "close other programs (top), or keep such times, labelled: specbench run --allow-noise",
+        f"other processes use {share:.1%} of the CPUs; the limit is {NOISE_LIMIT:.0%}",
+        "speedups: a run would discard its times, and exit with code 3",
+        "close other programs (top), or keep noisy times: specbench run --allow-noise",
     )
 
 
 def check_writable(folder: Path) -> HealthCheck:
-    """Check that runs can be written to a folder, which need not exist yet."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    fits = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    """Check whether runs can be written to a folder. The folder may not exist yet."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    can_write = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
     return HealthCheck(
         "results",
-        "ok" if fits else "missing",
-        f"{folder} can be written" if fits else f"{folder} cannot be written from this folder",
+        "ok" if can_write else "missing",
+        f"{folder} can be written" if can_write else f"{folder} cannot be written in this folder",
         "every run",
-        "specbench run --out DIR, with a folder that you may write to",
+        "specbench run --out DIR, where DIR is a folder with write permission",
         needed=True,
     )

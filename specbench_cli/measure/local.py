@@ -1,4 +1,4 @@
-"""A repeat that this process measures: load models, measure, and store the machine's costs."""
+"""Measurement of a repeat in this process: load the models, measure, and store the results."""
 
 from __future__ import annotations
 
@@ -35,14 +35,17 @@ def measure_repeat(
     """Measure the missing outputs of a repeat, in this process.
 
     Args:
+        plan: Plan of the run.
+        run_dir: Folder of the run.
+        view: Display of progress and notes.
         number: Number of the repeat, from 1.
-        in_turn, force: see `run.run`.
-        part: Name of this part of the run, if it is not a repeat of the result (e.g. tuning).
+        in_turn, force: See `run.measure_run`.
+        part: Name of this part of the run in the display. Default: "pass 2 of 3" and so on.
 
     Raises:
         WorkerLost: a method could not be measured to the end.
     """
-    # These modules import torch, which takes seconds. Nothing above needs it.
+    # Import late, because these modules import torch, which takes seconds.
     from specbench_cli.measure.accept_rates import provide_rates
     from specbench_cli.measure.bench import Bench
     from specbench_cli.measure.isolation.plugin_methods import PluginMethods
@@ -53,11 +56,12 @@ def measure_repeat(
     if not part and plan.config.repeats > 1:
         part = f"pass {number} of {plan.config.repeats}"
     view.stage("loading " + ", ".join(each.label for each in plan.checkpoints.values()))
-    turns = None
+    machine_lock = None
     if in_turn is not None:
-        turns = get_machine_lock(in_turn.resolve())  # registered until this process ends
-        turns.waits_for_partner &= not run_dir.manifest.get("alone")
-    lenient = part != TUNING  # errors of tuning candidates are raised, not collected
+        machine_lock = get_machine_lock(in_turn.resolve())  # kept until this process ends
+        machine_lock.waits_for_partner &= not run_dir.manifest.get("alone")
+    # A run leaves out methods that do not load. A tuning stops, because it compares all candidates.
+    lenient = part != TUNING
     with closing(Bench(plan, lenient=lenient)) as bench:
         plan = _drop_unloadable(plan, bench.load_errors, run_dir, view)
         bench.check_first_turns()
@@ -71,19 +75,20 @@ def measure_repeat(
         effective = run_dir.manifest["config"]["effective"] | bench.resolved_config()
         effective["devices"] = bench.devices
         run_dir.update(models=models, heads=heads, config={"effective": effective})
-        rounds, between = plan.config.probe, None
+        rounds, probe = plan.config.probe, None
         if rounds is not None and part != TUNING:
             view.stage("warming up the probe")
-            between = InterleavedProbe(plan, bench, rounds, plugins.labels)
+            probe = InterleavedProbe(plan, bench, rounds, plugins.labels)
+        stored_outputs = StoredOutputs.read(run_dir)
         repeat = Repeat(
-            plan, bench, run_dir, StoredOutputs.read(run_dir), view, turns, plugins, part, between
+            plan, bench, run_dir, stored_outputs, view, machine_lock, plugins, part, probe
         )
-        for own in plan.passes(number):
-            repeat.run(own)
-        if between is not None:
-            _store_costs(between, run_dir, view, number)
+        for load_number in plan.passes(number):
+            repeat.run(load_number)
+        if probe is not None:
+            _store_costs(probe, run_dir, view, number)
         run_dir.update(
-            # Only the first repeat that needs the tolerance measures it, so keep earlier values.
+            # Only one repeat finds the near-ties, so keep the values of an earlier one.
             near_ties=run_dir.manifest.get("near_ties") or repeat.find_near_ties(),
             tolerance=repeat.judge.facts() or run_dir.manifest.get("tolerance"),
             memory=bench.memory_entry(),
@@ -92,49 +97,52 @@ def measure_repeat(
     if repeat.left_out:
         labels, why = ", ".join(repeat.left_out), next(iter(repeat.left_out.values()))
         raise WorkerLost(
-            f"{labels} could not be run to the end: {why.message}",
+            f"{labels} could not be measured to the end: {why.message}",
             hint=resume_command(run_dir.path),
         )
 
 
-def _store_costs(between: InterleavedProbe, run_dir: RunDir, view: RunView, number: int) -> None:
-    """Store the costs that were probed between prompts, or note why there are none."""
-    costs = between.costs()
+def _store_costs(probe: InterleavedProbe, run_dir: RunDir, view: RunView, number: int) -> None:
+    """Store the costs that a probe measured between the prompts, or show why there are none."""
+    costs = probe.costs()
     if costs is not None:
         try:
             costs.save(run_dir.path / COSTS.format(number))
-        except UsageError as fault:  # the user's own file is kept; the run itself is complete
+        except UsageError as fault:  # a file of the user is in the way, but the run is complete
             view.note(f"the costs were not stored: {fault.message}")
-    elif between.done:
-        view.note("probe: other programs took too much of this machine: no costs were kept")
+    elif probe.done:
+        view.note("probe: other programs used too much CPU, so no costs were stored")
 
 
 def _drop_unloadable(
-    plan: Plan, unfit: Mapping[str, SpecbenchError], run_dir: RunDir, view: RunView
+    plan: Plan, load_errors: Mapping[str, SpecbenchError], run_dir: RunDir, view: RunView
 ) -> Plan:
-    """Return the plan without methods whose heads do not load, and note them.
+    """Return the plan without methods whose trained modules do not load.
 
-    The manifest keeps a method that has records.
+    Show a note for each of them, and store the reason in the manifest. Methods that already have
+    records stay in the manifest.
+
+    Args:
+        load_errors: Label of the method -> the error.
 
     Raises:
-        SpecbenchError: only vanilla would be left. This is the error of the first method.
+        SpecbenchError: the error of the first method, if only vanilla is left.
     """
-    rest = plan.drop_methods(unfit)
-    if unfit and all(method_run.label == BASELINE for method_run in rest.method_runs):
-        raise next(iter(unfit.values()))
+    rest = plan.drop_methods(load_errors)
+    if load_errors and all(method_run.label == BASELINE for method_run in rest.method_runs):
+        raise next(iter(load_errors.values()))
     before = run_dir.manifest.get("left_out") or {}
-    found = {label: format_reason(fault) for label, fault in unfit.items()}
+    found = {label: format_reason(fault) for label, fault in load_errors.items()}
     new = {label: why for label, why in found.items() if label not in before}
     for words in left_out_notes(new):
         view.note(words)
-    runnable = {
-        method_run.label for method_run in rest.method_runs
-    }  # a method that was repaired since can run again
+    # A method that was left out before can run now, if the user has repaired its files.
+    runnable = {method_run.label for method_run in rest.method_runs}
     left_out = {label: why for label, why in before.items() if label not in runnable}
     left_out |= {label: redact_paths(why) for label, why in found.items()}
     if left_out != before:
         answered = run_dir.read_output_ids()
-        # The head of such a method loaded when the run began, so its records stay valid.
+        # If such a method has records, its modules loaded earlier, so the records stay valid.
         recorded = {label for _, _, label, _ in answered} - runnable
         kept = [row for row in run_dir.manifest["rows"] if row["label"] in recorded]
         run_dir.update(left_out=left_out, rows=[*method_entries(rest), *kept])

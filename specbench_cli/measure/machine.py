@@ -1,4 +1,7 @@
-"""Hardware, fingerprint and operating system of this machine, without host, user or path."""
+"""Hardware and operating system of this machine, for manifests and cost files.
+
+The values contain no host name, user name or path.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,10 @@ GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 
 def fingerprint() -> dict[str, Any]:
-    """Return everything about this machine and installation that a figure may depend on.
+    """Return everything about this machine and installation that results may depend on.
 
     Returns:
-        `id`: 12 hexadecimal digits that depend on the hardware only. Then `hardware`, `system`,
+        `id`: 12 hexadecimal digits that depend on the hardware only. Also `hardware`, `system`,
         `versions`, `git`, `variables`, `threads` and `clock`.
     """
     parts = hardware()
@@ -42,7 +45,7 @@ def fingerprint() -> dict[str, Any]:
 
 
 def machine_id() -> str:
-    """Return the `id` of `fingerprint`."""
+    """Return 12 hexadecimal digits that depend on the hardware only: `id` in `fingerprint`."""
     return _id(hardware())
 
 
@@ -51,10 +54,10 @@ def _id(parts: Mapping[str, Any]) -> str:
 
 
 def hardware() -> dict[str, Any]:
-    """Return the processors, memory and accelerators that this process may use.
+    """Return the processors, memory and GPUs that this process may use.
 
-    Memory is in whole GiB, because it varies by a few pages. The CPU quota is the value of the
-    kernel.
+    Memory is rounded to GiB, because its exact size changes at each start. `quota` is the CPU limit
+    of a container, as the Linux kernel reports it (cgroup `cpu.max`).
     """
     return {
         "cpu": _cpu_model(),
@@ -70,7 +73,7 @@ def hardware() -> dict[str, Any]:
 
 
 def system() -> dict[str, Any]:
-    """Return the operating system and its frequency governor."""
+    """Return the operating system and its CPU frequency governor."""
     return {
         "os": platform.system(),
         "release": platform.release(),
@@ -79,8 +82,7 @@ def system() -> dict[str, Any]:
 
 
 def _usable_cpus() -> int | None:
-    """Return the number of CPUs that this process may run on; None if the system does not report
-    it."""
+    """Return the number of CPUs that this process may run on; None if it is unknown."""
     affinity = getattr(psutil.Process(), "cpu_affinity", None)
     return len(affinity()) if affinity else None
 
@@ -115,7 +117,7 @@ def _accelerators() -> list[dict[str, Any]]:
 
 
 def _read(path: Path) -> str | None:
-    """Return the line of a kernel file; None if it does not exist or cannot be read."""
+    """Return the text of a kernel file; None if it does not exist or cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -1,8 +1,10 @@
-"""Lock of the machine for runs that measure in turn: one measures a window while the others wait.
+"""Machine lock, with which several runs measure in turn on one machine (`--in-turn`).
 
-A disturbance of some seconds then affects all of them alike, for example BASE and NEW of a
-comparison. The measuring process locks a file from before its models are loaded. The lock is
-released whenever the process ends. The file contains the last holder and all members.
+One run measures for about a second while the others wait. A disturbance of some seconds then
+affects all runs alike, for example both runs of a comparison.
+
+The lock is a file lock. A process takes it before it loads its models, and the system releases it
+when the process ends. The file contains the last process that measured, and all member processes.
 """
 
 from __future__ import annotations
@@ -21,11 +23,10 @@ from specbench_cli import files
 from specbench_cli.errors import UsageError
 
 PARTNER_WAIT_S = 120.0
-"""Maximum time in seconds that the first process waits for a second one."""
+"""Maximum time in seconds that the first process waits for a second process to join."""
 _POLL_S = 0.005
-"""Interval in seconds at which a waiting process checks for its turn. Another process takes the
-lock in this time."""
-_MOST_CHARACTERS = 1 << 20
+"""Seconds for which a process releases the lock, so that another process can take it."""
+_MAX_CHARACTERS = 1 << 20
 
 
 class MachineLock:
@@ -33,12 +34,12 @@ class MachineLock:
 
     Args:
         path: The lock file. It is created if it does not exist.
-        name: Identifies the process among the members.
-        alive: Returns True if the process with a name is running.
+        name: Name of this process in the lock file. Default: process id and start time.
+        alive: Function that returns True if the process with a name is running. For tests.
 
     Attributes:
-        waits_for_partner: True if the next `pass_on` waits for a first partner. It waits only
-            once; a partner that starts later joins without a wait.
+        waits_for_partner: True if the next `pass_on` waits for another process to join. It waits
+            only once. A process that starts later can still join.
 
     Raises:
         UsageError: the file cannot be written, or the system has no file locks.
@@ -57,21 +58,21 @@ class MachineLock:
             _lock(self._file)
         except OSError as error:
             raise UsageError(
-                f"--in-turn {path}: {error.strerror}", hint="name a file that can be written"
+                f"--in-turn {path}: {error.strerror}", hint="choose a file that can be written"
             ) from error
         except UsageError as error:
             raise UsageError(
-                f"--in-turn {error.message}", hint="name a file that does not exist"
+                f"--in-turn {error.message}", hint="choose a file that does not exist"
             ) from error
         partners = self._partners()
         self._has_partner, self.waits_for_partner = bool(partners), True
         self._write(last=self._read().get("last") if partners else None, partners=partners)
 
     def pass_on(self) -> bool:
-        """Let another process measure until it passes the lock on. Return True if there was one.
+        """Let another process measure until it passes the lock on. Return True if one did.
 
-        Wait at most `PARTNER_WAIT_S` for the first partner, and only once. Wait for a known partner
-        as long as its process runs.
+        The first call waits at most `PARTNER_WAIT_S` for another process to join. If another
+        process has joined, wait as long as it runs.
         """
         end = time.monotonic() + (
             PARTNER_WAIT_S if self.waits_for_partner and not self._has_partner else 0.0
@@ -90,7 +91,7 @@ class MachineLock:
                 return False
 
     def close(self) -> None:
-        """Leave the lock."""
+        """Release the lock and leave the other processes."""
         self._file.close()
 
     def _partners(self) -> list[str]:
@@ -102,15 +103,15 @@ class MachineLock:
         """Return the content of the file. Raise UsageError if another program wrote it."""
         self._file.seek(0)
         try:
-            text = self._file.read(_MOST_CHARACTERS)
+            text = self._file.read(_MAX_CHARACTERS)
             content: dict[str, Any] = json.loads(text) if text else {}
         except ValueError:
             content = {}
         if text and not _is_lock_file(content):
             self.close()
             raise UsageError(
-                f"--in-turn {self._path} is a file of something else",
-                hint="name one that does not exist",
+                f"--in-turn {self._path} is not a lock file of specbench",
+                hint="choose a file that does not exist",
             )
         return content
 
@@ -132,13 +133,15 @@ def _is_lock_file(content: Any) -> bool:
 
 @cache
 def get_machine_lock(path: Path) -> MachineLock:
-    """Return the lock of this process. It is kept until the process ends, so nothing is measured
-    while a run is finished."""
+    """Return the machine lock of this process.
+
+    The process keeps it until it ends. So no other run measures while this one writes its results.
+    """
     return MachineLock(path)
 
 
 def _name(process: psutil.Process) -> str:
-    """Return the process id and the start time, because ids are reused."""
+    """Return the process id and the start time of a process, because ids are reused."""
     return f"{process.pid} {process.create_time():.2f}"
 
 
@@ -147,18 +150,14 @@ def _is_alive(name: str) -> bool:
     try:
         process = psutil.Process(int(name.partition(" ")[0]))
         return _name(process) == name and process.status() != psutil.STATUS_ZOMBIE
-    except (
-        psutil.NoSuchProcess,
-        ValueError,
-        OverflowError,
-    ):  # ValueError and OverflowError: an invalid process id
+    except (psutil.NoSuchProcess, ValueError, OverflowError):  # the process id may be invalid
         return False
     except psutil.Error:
         return True
 
 
 def _lock(file: IO[str]) -> None:
-    """Wait for the lock. Raise OSError if the system has no file locks."""
+    """Lock a file, and wait for this. Raise OSError if the system has no file locks."""
     try:
         import fcntl
     except ImportError as error:

@@ -1,4 +1,7 @@
-"""The first manifest of a run, before anything is measured."""
+"""The manifest of a new run: its settings, methods, tasks, software and machine.
+
+The manifest is a JSON file in the run's folder. The measurement adds further entries later.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,8 @@ def build_manifest(plan: Plan, sources: Mapping[str, str]) -> dict[str, Any]:
     """Return the manifest of a new run.
 
     Args:
-        sources: Origin of each configuration value.
+        plan: Plan of the run.
+        sources: Setting -> where its value comes from, such as "command line" or a file.
     """
     return {
         "schema": SCHEMA,
@@ -71,10 +75,11 @@ def build_manifest(plan: Plan, sources: Mapping[str, str]) -> dict[str, Any]:
 
 
 def program_facts(plan: Plan) -> dict[str, str]:
-    """Return the facts that must not change when a run is resumed, except weights.
+    """Return the facts that must not change when a run is resumed: name -> value.
 
-    The manifest has weights in entries of their own. Checksums are cut to 12 digits. If workers
-    measure, the facts about machines are theirs (`machine_facts`).
+    These are versions, settings, the machine, and checksums (12 digits) of files and data. The
+    weights are checked separately (`run_checks.check_weights`). If the workers of a cluster
+    measure, their machines are checked instead of this one (`machine_facts`).
     """
     packages = {name: str(version) for name, version in environment.versions().items()}
     settings = effective_config(plan)
@@ -96,13 +101,13 @@ def program_facts(plan: Plan) -> dict[str, str]:
 
 
 def machine_facts() -> dict[str, str]:
-    """Return the facts that must be the same on every machine that measures the run."""
+    """Return hardware and environment variables, which must be equal on all machines of a run."""
     variables = {f"variable {name}": value for name, value in environment.variables().items()}
     return {"machine": machine_id(), **variables}
 
 
 def is_machine_key(key: str) -> bool:
-    """Return True if a key of `program` belongs to `machine_facts`."""
+    """Return True if a key of `program_facts` comes from `machine_facts`."""
     return key == "machine" or key.startswith("variable ")
 
 
@@ -119,15 +124,18 @@ def _digest(texts: Iterable[str]) -> str:
 
 
 def method_entries(plan: Plan) -> list[dict[str, Any]]:
-    """Return the manifest entry of each method, with its parameters and their source.
+    """Return the manifest entry of each method.
 
-    timing_free: True if its counters depend on inputs and seed only.
-    uses: Names of its models and kinds of its heads.
-    state_scope: Lifetime of what it learns, with these parameters ("prompt", "run", "corpus").
-    accept: Rule that accepts tokens which the lossless rule rejects; None if there is none.
-    workers: Number of workers that compute at once.
-    baseline: Label of the method that its speedups refer to, whether it was run or not.
-    control: True if it is a control of lossy methods.
+    Some keys of an entry are:
+
+    source: Where the parameters come from.
+    timing_free: True if the method's counters depend only on inputs and seed, not on timing.
+    uses: Names of the method's models, and kinds of its heads.
+    state_scope: How long the method keeps what it learns ("prompt", "run" or "corpus").
+    accept: Rule that accepts tokens which the lossless rule rejects. None if there is none.
+    workers: Number of workers that compute in parallel.
+    baseline: Label of the method that its speedups refer to. It may be missing in the run.
+    control: True if the method only serves as a comparison for lossy methods.
     """
     return [
         {
@@ -148,7 +156,7 @@ def method_entries(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _containment(config: RunConfig) -> str | None:
-    """Return how generated code was contained; None if none was executed."""
+    """Return how the run isolates generated code that it executes; None if it executes none."""
     if not config.run_code:
         return None
     return "limits" if config.uncontained else "namespaces"
@@ -166,7 +174,7 @@ def _used_models(plan: Plan, method_run: MethodRun) -> list[str]:
 
 
 def effective_config(plan: Plan) -> dict[str, Any]:
-    """Return the configuration with names instead of paths."""
+    """Return the configuration of a run, with names instead of paths."""
     return {
         **redact_setting(plan.config.model_dump(mode="json")),
         "target": plan.target.label,
@@ -178,5 +186,5 @@ def effective_config(plan: Plan) -> dict[str, Any]:
 
 
 def utc_now() -> str:
-    """Return the current time in the format of manifests."""
+    """Return the current time in UTC, in ISO format with seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")

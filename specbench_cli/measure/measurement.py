@@ -1,4 +1,4 @@
-"""A measurement: one prompt, decoded once by one method, and its record."""
+"""A measurement: one prompt, decoded and timed once by one method, and its record."""
 
 from __future__ import annotations
 
@@ -44,14 +44,24 @@ from specbench_cli.store.schema import (
     Verdict,
 )
 
-NO_METER = EnergyMeter((), "nobody asked")
+NO_METER = EnergyMeter((), "energy is not measured")
 
-PAUSE_S = 0.01  # pause in seconds between outputs, so that the machine becomes idle
+PAUSE_S = 0.01
+"""Pause in seconds before each measurement, so that earlier work of the machine ends."""
 
 
 @dataclass
 class DecodedOutput:
-    """Output of one decoding, with its counters and times. `error` is set if it failed."""
+    """Output of one decoding, with its counters and times.
+
+    origin: How each token was generated, such as "accepted"; see `Record.origin`.
+    peak: Peak memory in bytes. None if unknown.
+    extra: Sums of the counters that the method itself reports.
+    version: Version of what the method had learned. None if it does not learn.
+    error: Error message if the decoding failed.
+    batch: Place in a batch. None if the prompt was decoded alone.
+    joules: Energy in joules. None if it was not measured.
+    """
 
     output_ids: list[int]
     origin: list[str]
@@ -69,16 +79,16 @@ class DecodedOutput:
 
     @classmethod
     def failed(cls, error: str) -> DecodedOutput:
-        """Return an output that contains only an error."""
+        """Return an output without tokens that contains an error message."""
         nothing = Trace.pack([])
         return cls([], [], "error", Steps(), nothing, Ns(), None, [], {}, None, error)
 
 
 @dataclass(slots=True)
 class LearningDelay:
-    """Time in ns by which learning from one request delays the method's next one.
+    """Time in ns that a method spent learning from one prompt, which delays its next prompt.
 
-    noisy: True if it was measured while other processes used too much CPU.
+    noisy: True if other processes used too much CPU while it was measured.
     """
 
     ns: int = 0
@@ -86,20 +96,32 @@ class LearningDelay:
 
 
 class Measurement:
-    """One output to decode, time, judge and store.
+    """Measurement of one method on one prompt in one repeat.
+
+    Args:
+        method_run: The method.
+        prompt: The prompt.
+        request: The request that decodes the prompt.
+        workspace: Decoders and states.
+        sampling: Sampling settings.
+        pass_: Number of the repeat, from 1.
+        memory: What the method has learned so far.
+        recording: Token ids that replace the target's decisions (`engine.sequence.RecordedOutput`).
+            None decodes normally.
+        reference: Vanilla's output, for a method that may read it (`Method.upper_bound`).
+        keeps_drafts: True stores the drafts in the record.
+        previous_delay: Learning delay that the method's previous measurement caused.
+        limit_s: Time in seconds after which the measurement fails.
+        load: Name of the load: how the requests of the repeat arrive. None if all are present.
+        energy: Energy meter.
 
     Attributes:
-        pass_: Number of the repeat, from 1.
-        output: The last decoded output.
-        other_cpu, noisy: CPU share of other processes, and whether it was too high.
-        delay: Learning delay of the method's next measurement.
-        lost: Error if a worker was lost. Then there is no output and no record.
-
-    If `recording` is set, the tokens are replayed from it (`engine.sequence.RecordedOutput`). If
-    `reference`, vanilla's output, is set, the method may read it (`Method.upper_bound`). If
-    `keeps_drafts` is True, the drafts are stored. Each measurement starts with the same `memory`
-    and fails after `limit_s` seconds. `load` describes how the requests of its repeat arrive.
-    `energy` is the meter that counts joules.
+        delay: Learning delay that this measurement causes for the method's next one.
+        output: The decoded output. None before `measure`.
+        lost: Error if a worker process of the method ended. Then there is no output.
+        finished: True if the times are accepted, so that it will not be measured again.
+        other_cpu: CPU share of other processes during the measurement.
+        noisy: True if this share was too high, so that the times are not stored.
     """
 
     def __init__(
@@ -145,8 +167,9 @@ class Measurement:
     def measure(self) -> None:
         """Decode the prompt and time it. A later call replaces the earlier result.
 
-        Nothing is measured after a worker was lost. If CUDA graphs were recorded meanwhile, which
-        happens only once, the prompt is decoded again.
+        If a forward was recorded as a CUDA graph meanwhile, decode the prompt again, because
+        recording takes time and happens only once. If a worker of the method was lost before, do
+        nothing.
         """
         recorded = self._workspace.recorded
         self._measure()
@@ -173,17 +196,17 @@ class Measurement:
         )
         harness, text = session.harness, session.harness.text
         steps, extra = self.new_counters(), dict[str, float]()
-        told: list[ReportedStep] = []
+        reported: list[ReportedStep] = []
         error = None
         gc.disable()
         try:
             with run_workers(session, transport, parallel), enforce_time_limit(self.limit_s):
                 self.energy.begin()
                 watch.begin(session)
-                made = self.method_run.method.generate(session)
-                for step in check_steps(self.method_run.method, "generate", made):
+                generated = self.method_run.method.generate(session)
+                for step in check_steps(self.method_run.method, "generate", generated):
                     count_step(steps, extra, step)
-                    told.append(ReportedStep.from_step(step))
+                    reported.append(ReportedStep.from_step(step))
                 watch.end()
         except WorkerLost as lost:
             self.lost = lost
@@ -195,8 +218,8 @@ class Measurement:
             gc.enable()
         joules = self.energy.end()
         harness.meter.resolve()
-        error = error or watch.find_fault(harness.meter) or self.find_fault(session, told)
-        # A peer reports all steps at its end, so the last token marks that end.
+        error = error or watch.find_fault(harness.meter) or self.find_fault(session, reported)
+        # An external engine reports all steps at its end, so its last token marks the end.
         ended_ns = text.last_ns if self.method_run.method.peer else watch.ended_ns
         self.output = DecodedOutput(
             output_ids=list(session.output()),
@@ -211,7 +234,7 @@ class Measurement:
                 self._previous_delay.ns if learns else None,
             ),
             peak=peak_bytes(device, transport.pid if parallel else None),
-            drafts=[build_draft_record(each) for each in told],
+            drafts=[build_draft_record(each) for each in reported],
             extra=extra,
             version=version if learns else None,
             error=error,
@@ -219,13 +242,13 @@ class Measurement:
         )
         if isinstance(session, PeerSession):
             ns = self.output.ns
-            seen = (ns.prefill, ns.decode) if session.knows_first_token_time else ()
-            self.output.ns, self.output.extra = Ns(ns.total, *seen), extra | session.counts
+            parts = (ns.prefill, ns.decode) if session.knows_first_token_time else ()
+            self.output.ns, self.output.extra = Ns(ns.total, *parts), extra | session.counts
         if learns and error is None:
             self._learn(session, self.output)
 
     def _learn(self, session: Session, output: DecodedOutput) -> None:
-        """Let the method learn from its output. If learning fails, the measurement fails."""
+        """Let the method learn from its output, and time it. An error fails the measurement."""
         gc.disable()
         try:
             self.delay.ns = learn(self.method_run.method, session)
@@ -238,8 +261,13 @@ class Measurement:
     def create_batch(
         self, requests: Sequence[Request], size: int, options: Mapping[str, Any]
     ) -> Batch:
-        """Return a batch of requests, decoded like the request of this measurement, `size` per
-        step."""
+        """Return a batch of requests with the method, models and sampling of this measurement.
+
+        Args:
+            requests: The requests.
+            size: Maximum number of sequences in a step.
+            options: Further keyword arguments of `Batch`.
+        """
         return Batch(
             self._workspace,
             requests,
@@ -252,14 +280,18 @@ class Measurement:
         )
 
     def new_counters(self) -> Steps:
-        """Return empty counters, including relaxed levels if an accept rule is on."""
+        """Return empty counters of steps.
+
+        They count relaxed tokens only if the method has a lossy accept rule.
+        """
         rule = self.method_run.method.accept
         return Steps(relaxed=None if rule is None or rule.is_exact else [])
 
     def matches(self, other: DecodedOutput) -> bool:
         """Return True if another decoding of the prompt has the same output and counters.
 
-        Forwards of workers are not compared, because cancellations depend on timing.
+        The numbers of forwards are not compared for parallel methods, because they depend on
+        timing.
         """
         m = self.result
         counted = [
@@ -273,31 +305,36 @@ class Measurement:
             other.drafts,
         )
 
-    def find_fault(self, session: Session, told: Sequence[ReportedStep]) -> str | None:
-        """Return the fault of an output without an error, or of its reported steps; None if there
-        is none."""
+    def find_fault(self, session: Session, reported: Sequence[ReportedStep]) -> str | None:
+        """Return what is wrong with an output or its reported steps, or None.
+
+        Args:
+            session: The session that decoded the output, without an exception.
+            reported: The steps that the method reported. They must match the engine's own records.
+        """
         if session.finish is None:
             return (
-                f"stopped after {len(session.output())} tokens, with neither EOS nor stop string"
-                f" nor the budget of {self.request.stop.max_new_tokens}"
+                f"stopped after {len(session.output())} tokens, without EOS or a stop string and"
+                f" below the limit of {self.request.stop.max_new_tokens} tokens"
             )
         if self.is_replay and session.output() != self.recording:
-            return "left the recorded tokens: it does not decide by `session.verify`"
+            return "did not generate the recorded tokens: the method does not use `session.verify`"
         method = self.method_run.method
         return (
             None
             if method.peer
-            else find_misreported_step(session.harness.step_records, told, bonus=method.bonus)
+            else find_misreported_step(session.harness.step_records, reported, bonus=method.bonus)
         )
 
     def create_watch(self) -> Watch:
-        """Return a watch, which observes the decoding independently of the method."""
+        """Return a watch. It checks the decoding without relying on the method."""
         return Watch(self._workspace, self._memory)
 
     def prepare(self) -> torch.device:
-        """Restore the memory before the first measurement and let the machine become idle.
+        """Prepare a measurement and return the target's device.
 
-        Return the target's device.
+        Restore what the method had learned before the first call, collect garbage, and wait for a
+        moment.
         """
         if self._memory_before is None:
             self._memory_before = self._memory.save()
@@ -310,22 +347,22 @@ class Measurement:
 
     @property
     def result(self) -> DecodedOutput:
-        """Result of the last measurement. There must be one."""
+        """Output of the last measurement. Use it only after `measure`."""
         assert self.output is not None
         return self.output
 
     @property
     def previous_delay_ns(self) -> int:
-        """Time in ns by which learning from the previous request delayed this one."""
+        """Time in ns by which learning from the previous prompt delayed this one."""
         return self._previous_delay.ns
 
     @property
     def is_replay(self) -> bool:
-        """Return True if recorded tokens replace the target's decisions."""
+        """True if recorded tokens replace the target's decisions."""
         return self.recording is not None
 
     def finish(self, other_cpu: float | None, noisy: bool) -> None:
-        """See `quiet.Measurable`."""
+        """Accept the measurement. See `quiet.Measurable`."""
         self.finished, self.other_cpu, self.noisy = True, other_cpu, noisy
         self.delay.noisy = noisy and self.delay.ns > 0
         self._memory_before = None
@@ -339,14 +376,22 @@ class Measurement:
         log_probs: list[float] | None = None,
         valid: bool | None = None,
     ) -> Record:
-        """Build the record of the measurement. `verdict` is None if it failed."""
+        """Return the record of the measurement.
+
+        Args:
+            verdict: Verdict on the output. None if the measurement failed.
+            score: Score of the answer.
+            log_likelihood, likelihood, log_probs: See `Record`.
+            valid: True if the output matches the grammar of the run.
+        """
         m, method, peer = self.result, self.method_run.method, self.method_run.method.peer
-        failed, void = m.error is not None, self.noisy or self._previous_delay.noisy
-        ns = Ns() if failed or void else m.ns
+        failed, noisy = m.error is not None, self.noisy or self._previous_delay.noisy
+        ns = Ns() if failed or noisy else m.ns
         depth = self._workspace.decoders["target"].n_layers
         targets, drafts, equivalents = m.trace.count_forwards(depth)
-        unseen = failed or peer
-        untold = failed or (peer and not m.steps.levels and len(m.output_ids) > 1)
+        lacks_forwards = failed or peer
+        # Some external engines do not report their steps.
+        lacks_steps = failed or (peer and not m.steps.levels and len(m.output_ids) > 1)
         return Record(
             prompt_id=self.prompt.prompt_id,
             cluster=self.prompt.cluster,
@@ -367,21 +412,21 @@ class Measurement:
             pass_=self.pass_,
             seed=self._sampling.seed,
             output_ids=None if failed else m.output_ids,
-            origin=None if untold else m.origin,
+            origin=None if lacks_steps else m.origin,
             n_tokens=None if failed else len(m.output_ids),
             finish="error" if failed else m.finish,
-            steps=None if untold else m.steps,
-            drafts=m.drafts if self.keeps_drafts and not untold else None,
+            steps=None if lacks_steps else m.steps,
+            drafts=m.drafts if self.keeps_drafts and not lacks_steps else None,
             extra=None if failed else {truncate(k): v for k, v in m.extra.items()} or None,
-            target_forwards=None if unseen else targets,
-            draft_forwards=None if unseen else drafts,
-            target_equivalents=None if unseen else equivalents,
+            target_forwards=None if lacks_forwards else targets,
+            draft_forwards=None if lacks_forwards else drafts,
+            target_equivalents=None if lacks_forwards else equivalents,
             version=m.version,
             batch=m.batch and replace(m.batch, load=self._load),
-            forwards=None if unseen else m.trace,
+            forwards=None if lacks_forwards else m.trace,
             ns=ns,
             peak_bytes=m.peak,
-            energy_j=None if failed or void else m.joules,
+            energy_j=None if failed or noisy else m.joules,
             other_cpu=self.other_cpu,
             verdict=verdict,
             log_likelihood=log_likelihood,
@@ -390,7 +435,7 @@ class Measurement:
             score=score,
             valid=valid,
             synthetic=self._workspace.synthetic,
-            void=void,
+            void=noisy,
             error=None if m.error is None else to_one_line(str(m.error)),
         )
 
@@ -402,7 +447,7 @@ def count_step(steps: Steps, extra: dict[str, float], step: Step) -> None:
     steps.nodes.append(draft.nodes if draft else 0)
     steps.tested.append(outcome.tested)
     relaxed = outcome.origin.count("relaxed")
-    if relaxed and steps.relaxed is None:  # the method has its own accept rule
+    if relaxed and steps.relaxed is None:  # the method has its own accept code
         steps.relaxed = [0] * len(steps.accepted)
     if steps.relaxed is not None:
         steps.relaxed.append(relaxed)
@@ -413,9 +458,9 @@ def count_step(steps: Steps, extra: dict[str, float], step: Step) -> None:
             extra[name] = extra.get(name, 0) + value
 
 
-def build_draft_record(told: ReportedStep) -> DraftedTokens:
-    """Return the draft of a step in the form of a record."""
-    draft, path = told.draft, list(told.outcome.path)
+def build_draft_record(reported: ReportedStep) -> DraftedTokens:
+    """Return the draft of a step as a record stores it."""
+    draft, path = reported.draft, list(reported.outcome.path)
     if draft is None:
         return DraftedTokens([], None, path)
     return DraftedTokens(

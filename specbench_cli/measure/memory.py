@@ -1,6 +1,7 @@
 """Peak memory of a device since the last reset.
 
-On CUDA: memory allocated by PyTorch. On a CPU: resident set of this process.
+On a GPU, this is the memory that PyTorch allocated. On a CPU, it is the resident set (RSS) of the
+process.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ RESET_PEAK = "5"  # proc(5): reset the peak resident set ("high water mark") to 
 
 
 def reset_peak(device: torch.device, worker: int | None = None) -> bool:
-    """Reset the peak.
+    """Reset the peak memory of a device.
 
     Args:
-        worker: Process id of a worker whose memory counts too.
+        device: The device.
+        worker: Process id of a worker process whose memory counts too. None if there is none.
 
     Returns:
-        False if the system cannot reset it. Then `peak_bytes` is the peak since the process
-        started, an upper bound.
+        False if the system cannot reset the peak. Then `peak_bytes` returns the peak since the
+        process started, which is an upper bound.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -45,16 +47,21 @@ def reset_peak(device: torch.device, worker: int | None = None) -> bool:
 
 
 def free_memory() -> None:
-    """Free unused memory before other weights are loaded."""
+    """Free unused memory, before other models are loaded."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def peak_bytes(device: torch.device, worker: int | None = None) -> int:
-    """Return the peak memory in bytes since the last reset.
+    """Return the peak memory of a device in bytes since the last reset.
 
-    On a CPU, the peak of the process `worker` is added, whenever it occurred.
+    On a CPU, the peak of the worker process is added, although the two peaks may have occurred at
+    different times.
+
+    Args:
+        device: The device.
+        worker: Process id of a worker process whose memory counts too. None if there is none.
     """
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
@@ -79,13 +86,13 @@ def _high_water_mark(status: Path) -> int | None:
 
 
 class MemoryTracker(TorchDispatchMode):
-    """Counter of the bytes of all tensors that were created in its `with` block and still exist.
+    """Counter of the memory of tensors that are created in its `with` block.
 
-    It is exact and reproducible, like an allocator that contains nothing but tensors.
+    Unlike the memory of the process, the result is exact and reproducible.
 
     Attributes:
-        held: Current bytes.
-        peak: Largest value so far.
+        held: Bytes of all counted tensors that still exist.
+        peak: Largest value of `held` so far.
     """
 
     def __init__(self) -> None:
@@ -94,7 +101,7 @@ class MemoryTracker(TorchDispatchMode):
         self._sizes: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Execute an operation and count the memory of its results."""
+        """Execute a PyTorch operation and count the memory of its results."""
         out = func(*args, **(kwargs or {}))
         for each in tree_leaves(out):
             if isinstance(each, torch.Tensor):

@@ -1,10 +1,15 @@
-"""`--memory-budget`: choose the largest batch and drafts that fit, before the run.
+"""Choice of batch size and draft lengths that fit a memory budget (`--memory-budget`).
 
-This is the memory model of SpecMemo (Yildirim, Chen, 2025, arXiv:2506.01986) for this engine. It
-counts the weights of target and draft model, and preallocated keys and values of every batch slot.
-At the peak it adds the activations of a forward, and the logits and distributions of the
-candidates. Rows are counted exactly: the methods allocate their states from decoders that compute
-nothing.
+A memory model predicts the peak memory of a run before it starts. It is the model of SpecMemo
+(Yildirim, Chen, 2025, arXiv:2506.01986), applied to this engine. The prediction is the sum of
+
+- the weights of target and draft model,
+- the preallocated keys and values of all sequences in a batch,
+- the activations of the largest forward, and
+- the logits and distributions of the draft tokens.
+
+The size of keys and values is exact: the methods allocate their states, but with decoders that
+compute nothing.
 """
 
 from __future__ import annotations
@@ -40,11 +45,15 @@ from specbench_cli.tasks import Question, build_messages, render_prompt
 from specbench_cli.tasks.schema import Message
 
 DEFAULT_ACCEPTANCE = 0.7
-"""Acceptance rate of a draft token if nothing is known: as in `LengthParams.acceptance`."""
+"""Assumed acceptance rate of a draft token, the same as in `LengthParams.acceptance`."""
 
 
 class MemoryModel:
-    """Memory of a run, as a function of its settings."""
+    """Predictor of the memory of a run for different batch sizes and draft lengths.
+
+    Attributes:
+        configured_drafts: Maximum number of draft tokens per step in the configuration, by method.
+    """
 
     def __init__(self, config: RunConfig) -> None:
         self._plan = plan = make_plan(config)
@@ -60,11 +69,16 @@ class MemoryModel:
         }
 
     def compute_footprint(self, batch: int, max_draft: int) -> Footprint:
-        """Return the footprint of a batch whose methods draft at most `most` tokens per step."""
+        """Return the predicted memory.
+
+        Args:
+            batch: Number of sequences in a step.
+            max_draft: Maximum number of draft tokens per step, for all methods.
+        """
         plan = self._plan
         methods = [
-            (_limit_draft(method_run, min(asked, max_draft)), min(asked, max_draft))
-            for method_run, asked in zip(
+            (_limit_draft(method_run, min(configured, max_draft)), min(configured, max_draft))
+            for method_run, configured in zip(
                 plan.method_runs, self.configured_drafts.values(), strict=True
             )
         ]
@@ -73,7 +87,12 @@ class MemoryModel:
         return compute_footprint(methods, self._sizes, groups, self._budget, batch, chunk, rule)
 
     def expected_tokens(self, batch: int, max_draft: int) -> float:
-        """Return the expected tokens per step, summed over all methods."""
+        """Return the expected number of tokens per step, summed over all methods.
+
+        Args:
+            batch: Number of sequences in a step.
+            max_draft: Maximum number of draft tokens per step, for all methods.
+        """
         return batch * sum(
             expected_tokens(
                 getattr(method_run.method.params, "acceptance", DEFAULT_ACCEPTANCE),
@@ -84,7 +103,7 @@ class MemoryModel:
         )
 
     def limit_methods(self, max_draft: int) -> list[dict[str, Any]]:
-        """Return the methods of the configuration with drafts of at most `most` tokens."""
+        """Return the methods of the configuration, limited to `max_draft` draft tokens per step."""
         rows = []
         for row, method_run in zip(self._plan.config.methods, self._plan.method_runs, strict=True):
             key, asked = _draft_param(method_run.method), self.configured_drafts[method_run.label]
@@ -94,15 +113,14 @@ class MemoryModel:
 
 
 def fit_to_budget(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
-    """Return a configuration that fits into its memory budget, and the manifest entry of the
-    choice.
+    """Return a configuration that fits into its memory budget, and the manifest entry about it.
 
-    The configured batch, draft lengths and tree sizes are upper limits. Among the settings that
-    fit, the one with the most expected tokens per step is chosen; of two equal ones the larger
-    batch. Without a budget the configuration is unchanged.
+    The configured batch size, draft lengths and tree sizes are upper limits. Among all settings
+    that fit, choose the one with the most expected tokens per step. If two are equal, choose the
+    larger batch. Without a memory budget, the configuration is not changed.
 
     Raises:
-        UsageError: nothing fits, or the memory of a method cannot be predicted.
+        UsageError: no setting fits, or the memory of a method cannot be predicted.
     """
     if config.memory_budget is None:
         return config, None
@@ -112,8 +130,8 @@ def fit_to_budget(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
         least = model.compute_footprint(1, 1)
         if least.total > limit:
             raise UsageError(
-                f"--memory-budget {config.memory_budget} is impossible: batch 1 with drafts of one"
-                f" token takes {format_footprint(least)}",
+                f"--memory-budget {config.memory_budget} is too small: batch size 1 with drafts of"
+                f" one token needs {format_footprint(least)}",
                 hint=f"--memory-budget {-(-least.total // 1_000_000)}MB or more, a smaller --target"
                 " or --draft, --dtype bfloat16, fewer methods, or shorter outputs"
                 " (--max-new-tokens)",
@@ -125,7 +143,7 @@ def fit_to_budget(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
         chosen = model.compute_footprint(batch, most)
     except MethodFault as fault:
         raise UsageError(
-            f"--memory-budget: {fault.message}", hint="leave that row out, or --memory-budget"
+            f"--memory-budget: {fault.message}", hint="leave out this method or --memory-budget"
         ) from fault
     rows = model.limit_methods(most)
     facts = {
@@ -142,20 +160,24 @@ def fit_to_budget(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
 
 
 def format_footprint(found: Footprint) -> str:
-    """Format a footprint for the user."""
+    """Return a predicted memory with its parts as text, in MB."""
     parts = ", ".join(f"{name} {_mb(size)}" for name, size in asdict(found).items() if size)
     return f"{_mb(found.total)} ({parts})"
 
 
 def describe_choice(facts: Mapping[str, Any]) -> str:
-    """Describe the chosen settings for the user."""
-    asked, chosen = facts["asked"], facts["chosen"]
+    """Return the chosen batch size and draft lengths as text.
+
+    Args:
+        facts: Manifest entry of the memory budget.
+    """
+    configured, chosen = facts["asked"], facts["chosen"]
     drafts = ", ".join(
-        f"{label} {most} of {asked['drafts'][label]}"
+        f"{label} {most} of {configured['drafts'][label]}"
         for label, most in chosen["drafts"].items()
-        if asked["drafts"][label]
+        if configured["drafts"][label]
     )
-    words = f"batch {chosen['batch']} of {asked['batch']}" + (
+    words = f"batch {chosen['batch']} of {configured['batch']}" + (
         f"; drafts: {drafts}" if drafts else ""
     )
     found = Footprint(**{k: v for k, v in facts["predicted"].items() if k != "total"})
@@ -167,7 +189,10 @@ def _mb(size: int) -> str:
 
 
 def _fitting_settings(model: MemoryModel, max_batch: int, limit: int) -> Iterator[tuple[int, int]]:
-    """Yield each batch size that fits, largest first, with the longest drafts that fit."""
+    """Yield (batch size, draft length) for each batch size that fits, largest first.
+
+    The draft length is the largest one that fits with this batch size.
+    """
     longest = max(1, *model.configured_drafts.values())
     for batch in range(max_batch, 0, -1):
         low, high = 0, longest  # binary search: memory grows with the draft length
@@ -180,7 +205,7 @@ def _fitting_settings(model: MemoryModel, max_batch: int, limit: int) -> Iterato
 
 
 def _draft_param(method: Method) -> str | None:
-    """Return the parameter that limits a method's draft; None if the method does not draft."""
+    """Return the name of the parameter that limits a method's draft; None if it has none."""
     params = method.params
     if isinstance(params, LengthParams):
         return "length" if isinstance(params.length, int) else "max"
@@ -189,12 +214,16 @@ def _draft_param(method: Method) -> str | None:
 
 
 def _draft_size(method_run: MethodRun) -> int:
-    """Return the maximum number of draft tokens per step. Raise MethodFault if it is unknown."""
+    """Return the maximum number of draft tokens per step.
+
+    Raises:
+        MethodFault: the method chooses the number when the run starts.
+    """
     key = _draft_param(method_run.method)
     most = 0 if key is None else getattr(method_run.method.params, key)
     if not isinstance(most, int):
         raise MethodFault(
-            f"{method_run.label}: {key}={most} is chosen as the run begins; give a number"
+            f"{method_run.label}: {key}={most} is chosen when the run starts; set a number"
         )
     return most
 
@@ -207,8 +236,10 @@ def _limit_draft(method_run: MethodRun, max_draft: int) -> Method:
 
 
 def _prompt_lengths(plan: Plan, budget: int) -> Iterator[int]:
-    """Yield the maximum prompt length of each question: all turns, with the longest answers in
-    between."""
+    """Yield the maximum prompt length of each question.
+
+    The prompt of the last turn contains all turns, and answers of at most `budget` tokens.
+    """
     tokenizer, label = load_tokenizer(plan.target), plan.target.label
     for question in plan.questions:
         lengths: list[int] = []
@@ -226,40 +257,46 @@ def _prompt_lengths(plan: Plan, budget: int) -> Iterator[int]:
 
 
 def _context_messages(question: Question) -> list[Sequence[Message]]:
-    """Return the messages before each turn, without earlier turns."""
+    """Return the messages that precede each turn: those before the question, or none."""
     return [question.before, *([()] * (len(question.turns) - 1))]
 
 
 def _batch_prompt_lengths(plan: Plan, batch: int, prompts: Sequence[int]) -> list[list[int]]:
-    """Return the prompt lengths of each batch, in each turn."""
-    asked = [(len(each.turns), n) for each, n in zip(plan.questions, prompts, strict=True)]
-    size = len(asked) if plan.loads else prompts_per_batch(batch)
-    dealt = [asked[first : first + size] for first in range(0, len(asked), size)]
+    """Return the prompt lengths of each batch, for each turn of its questions.
+
+    Args:
+        plan: Plan of the run.
+        batch: Number of sequences in a step.
+        prompts: Maximum prompt length of each question.
+    """
+    questions = [(len(each.turns), n) for each, n in zip(plan.questions, prompts, strict=True)]
+    size = len(questions) if plan.loads else prompts_per_batch(batch)
+    batches = [questions[first : first + size] for first in range(0, len(questions), size)]
     return [
-        [n for turns, n in own if turns >= turn]
-        for own in dealt
-        for turn in range(1, max(turns for turns, _ in own) + 1)
+        [n for turns, n in members if turns >= turn]
+        for members in batches
+        for turn in range(1, max(turns for turns, _ in members) + 1)
     ]
 
 
 # ---- the footprint of a batch --------------------------------------------------------------------
 
 NOISE_BLOCK, NOISE_NUMBERS, NOISE_PARTS = 32, 1 << 20, 8
-"""Coupled sampling computes noise for blocks of positions, with fewer positions if the vocabulary
-is large, through several float64 arrays each; see `sampling.Noise`."""
+"""Memory of the random noise in coupled sampling (`sampling.Noise`): positions in a block, maximum
+numbers in a block, and float64 arrays that exist while a block is computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
     """Memory of a model in bytes.
 
-    weights: All weights with copies.
-    row: Keys and values of a token.
-    scratch: Buffers of a token in a forward (`plan.Scratch`).
-    temporaries: Other tensors of a layer: rows of the hidden size before and after it, and the
-        MLP's two halves if their product cannot write into a buffer.
-    logits: A row of logits.
-    vocab: Number of logits.
+    weights: All weights, including copies.
+    row: Keys and values of one token.
+    scratch: Preallocated buffers of a forward, per token (`plan.Scratch`).
+    temporaries: Other tensors of a layer, per token: hidden states before and after the layer, and
+        intermediate results of the MLP if they cannot be written into a buffer.
+    logits: Logits of one position.
+    vocab: Size of the vocabulary (a number, not bytes).
     """
 
     weights: int
@@ -278,7 +315,9 @@ class ModelSizes:
         """
         config = read_config(folder)
         if not fits(config):
-            raise MethodFault(f"{folder.name} runs through transformers' own module")
+            raise MethodFault(
+                f"the memory of {folder.name} cannot be predicted, because it runs in transformers"
+            )
         facts, text = read_checkpoint_facts(folder), text_config(config)
         size, hidden, inner = dtype.itemsize, text.hidden_size, text.intermediate_size
         heads = text.num_attention_heads
@@ -303,12 +342,13 @@ class ModelSizes:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes at the peak.
+    """Predicted peak memory of a run, in bytes.
 
-    weights, draft: Weights of the target and of the draft model.
-    rows: Keys and values of both.
-    activations: The largest forward.
-    candidates: Logits, distributions and noise of drafts.
+    weights: Weights of the target.
+    draft: Weights of the draft model.
+    rows: Keys and values of both models.
+    activations: Activations of the largest forward.
+    candidates: Logits, distributions and random noise of the draft tokens.
     """
 
     weights: int
@@ -332,19 +372,22 @@ def compute_footprint(
     chunk: int,
     rule: Rule,
 ) -> Footprint:
-    """Return the memory of methods that run one after another in one process, which keeps their
-    states.
+    """Return the predicted peak memory of methods that run one after another in one process.
+
+    The process keeps the states of all methods.
 
     Args:
-        methods: Each with its maximum number of draft tokens per step.
-        sizes: Sizes of "target", and of "draft" if a method needs one.
-        groups: Prompt lengths of each batch, in their order.
-        budget: Maximum number of new tokens.
-        batch: Number of sequences in a step.
-        chunk: Maximum number of prompt tokens in such a step.
+        methods: (method, maximum number of draft tokens per step).
+        sizes: Sizes of the models "target" and "draft". The latter may be missing.
+        groups: Prompt lengths of each batch of prompts, in their order.
+        budget: Maximum number of new tokens of a prompt.
+        batch: Maximum number of sequences in a step.
+        chunk: Maximum number of prompt tokens that a step also prefills.
+        rule: Sampling rule of the run.
 
     Raises:
-        MethodFault: a method drafts neither with a draft model nor with a lookup.
+        MethodFault: a method has heads or models other than a draft model, whose memory cannot be
+            predicted.
     """
     prompts = max(groups, key=len)
     scripts = [ScriptedRequest((at,) * n, (0,), (False,), budget) for at, n in enumerate(prompts)]
@@ -357,7 +400,10 @@ def compute_footprint(
     requests = [script.request(place) for place, script in enumerate(scripts)]
     for method, _ in methods:
         if method.artifacts() or method.models() or not method.batches:
-            raise MethodFault(f"what {type(method).name} holds beside a draft model is not known")
+            raise MethodFault(
+                f"the memory of {type(method).name} cannot be predicted: only methods with a draft"
+                " model or a lookup are supported"
+            )
         for n in {1, *map(len, groups)}:  # the warm-up uses a single sequence
             held = method.max_sequences(batch)
             for session in Batch(
@@ -367,13 +413,13 @@ def compute_footprint(
     target = sizes["target"]
     most = max(nodes for _, nodes in methods)
     step = batch * (most + 1)
-    # Adjacent prompts are prefilled together: the first ones, and later ones if several sequences
-    # end at once.
+    # Adjacent prompts may be prefilled together: at the start, or when several sequences end in
+    # the same step.
     slots = max(method.max_sequences(batch) for method, _ in methods)
     joining = max(
         (group[first : first + slots] for group in groups for first in range(len(group))), key=sum
     )
-    # Buffers of short blocks are kept: those of prompts, and those of one or two steps.
+    # The engine keeps the buffers of short forwards: those of prompts, and of one or two steps.
     short = sorted({n for group in groups for n in group if n <= MAX_FEW})[-MAX_SCRATCH:]
     kept = (sum(short) + 2 * step) * target.scratch
     distributions = noise = 0
@@ -382,16 +428,16 @@ def compute_footprint(
     elif rule == "coupled":
         rows = max(1, min(NOISE_BLOCK, NOISE_NUMBERS // target.vocab))
         block = rows * target.vocab
-        noise = block * 4 * min(2, -(-budget // rows)) * batch  # last two blocks of each sequence
+        noise = block * 4 * min(2, -(-budget // rows)) * batch  # each sequence keeps two blocks
         distributions = block * 8 * NOISE_PARTS
     long = sum(joining) if max(joining) > MAX_FEW else 0
     prefill = (
         sum(joining) * target.temporaries + long * target.scratch,
         len(joining) * target.logits,
     )
-    # The logits of a step are kept until those of the next step exist.
-    beside = min(chunk, longest) if max(map(len, groups)) > slots else 0
-    verify = (step + beside) * target.temporaries, 2 * step * target.logits
+    # The logits of a step exist until those of the next step are computed: so there are two.
+    prefilled = min(chunk, longest) if max(map(len, groups)) > slots else 0
+    verify = (step + prefilled) * target.temporaries, 2 * step * target.logits
     decide = 0, verify[1] + distributions
     activations, candidates = max(prefill, verify, decide, key=sum)
     return Footprint(
@@ -404,12 +450,16 @@ def compute_footprint(
 
 
 def expected_tokens(chance: float, nodes: int, *, tree: bool) -> float:
-    """Return the expected number of tokens of a step with `nodes` draft tokens.
+    """Return the expected number of tokens that a step generates.
 
-    It is the target's own token plus the sum of the probabilities that a node and all its ancestors
-    are accepted, for a chain or the best tree. A node's best child is accepted with `chance`, the
-    next one with the same chance of the rest, and so on. The best tree has the nodes with the
-    largest products.
+    The target always adds one token. A draft token (a node) adds the probability that it and all
+    its ancestors are accepted. The best child of a node is accepted with probability `chance`. If
+    it is rejected, the next child is accepted with the same probability, and so on.
+
+    Args:
+        chance: Acceptance rate of a draft token.
+        nodes: Number of draft tokens.
+        tree: True for the tree with the highest expected value, False for a chain.
     """
     total, open_ = 1.0, [(-chance, chance)]
     for _ in range(nodes):

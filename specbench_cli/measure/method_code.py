@@ -1,4 +1,4 @@
-"""Calls of a method's code: its workers, its time limit, its errors."""
+"""Helpers for calls of a method's code: its workers, its time limit and its errors."""
 
 from __future__ import annotations
 
@@ -15,13 +15,19 @@ from specbench_cli.time_limit import limit_time
 
 @contextmanager
 def run_workers(session: Session, transport: Transport, parallel: bool) -> Iterator[None]:
-    """Run the `with` block with the workers of a method. Wait until they are idle at the end."""
+    """Run the `with` block, in which a method may use workers. Then wait until they are idle.
+
+    Args:
+        session: The session that the method decodes.
+        transport: Connection to the workers.
+        parallel: True if the method has parallel workers.
+    """
     with transport.pin_target() if parallel else nullcontext():
         try:
             yield
         except Exception:
             for worker in session.harness.workers:
-                with suppress(Exception):  # the first failure counts
+                with suppress(Exception):  # the exception of the method is raised instead
                     worker.drain()
             raise
         for worker in session.harness.workers:
@@ -30,23 +36,24 @@ def run_workers(session: Session, transport: Transport, parallel: bool) -> Itera
 
 @contextmanager
 def enforce_time_limit(seconds: float | None) -> Iterator[None]:
-    """Interrupt Python code in the `with` block after some seconds.
+    """Interrupt the `with` block after some seconds.
 
-    This works in the main thread, on systems with interval timers.
+    This works only in the main thread, and only on systems with interval timers. None sets no
+    limit.
 
     Raises:
         MethodFault: the time is over.
     """
-    message = f"no end after {seconds or 0:g} s (--timeout-per-prompt)"
+    message = f"not finished after {seconds or 0:g} s (--timeout-per-prompt)"
     with limit_time(seconds, message, MethodFault):
         yield
 
 
 def describe_failure(failure: BaseException) -> str:
-    """Return the failure, its location and its hint on one line, without paths of this machine.
+    """Return an exception's message, location and hint on one line, without paths.
 
     Raises:
-        KeyboardInterrupt: the failure is one, so the user wants to stop the run.
+        KeyboardInterrupt: the exception is one, which means that the user stops the run.
     """
     if isinstance(failure, KeyboardInterrupt):
         raise failure

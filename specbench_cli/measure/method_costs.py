@@ -1,6 +1,7 @@
-"""Costs of forwards, for methods that use them and for predictions.
+"""Provision of the costs of forwards, for methods that choose draft sizes and for predictions.
 
-They stay the same during a run. A probe measures them on its own or between the prompts of a run.
+A probe (`measure.probe`) measures the costs, before a run or between its prompts. A run uses the
+same costs until it ends.
 """
 
 from __future__ import annotations
@@ -40,35 +41,41 @@ PROBED_PARAMS: dict[str, tuple[dict[str, Any], ...]] = {
     "eagle3": TREE_PARAMS,
     "mtp": ({"length": 1}, {"length": 4}),
 }
-"""Parameters of sessions that measure the host work of drafting. Other methods use their own."""
+"""Parameters with which a probe decodes each method to measure its host work. A method that is
+missing here is decoded with the parameters of the run."""
 
 BATCH_PARAMS: dict[str, tuple[dict[str, Any], ...]] = {
     "vanilla": ({},),
     "pld": ({},),
     "eqspec": ({"length": 2}, {"length": 6}),
 }
-"""Methods that decode the probed batches, if there is a draft model for them."""
+"""Methods and parameters with which a probe decodes batches. Methods that need a draft model are
+left out if there is none."""
 
 MAX_PROMPTS = 24
-"""Number of questions that a probe between prompts decodes to measure the host work."""
+"""Maximum number of prompts of the run that a probe decodes to measure the host work."""
 
 
 def provide_costs(plan: Plan, bench: Bench, run_dir: RunDir) -> None:
-    """Provide the costs of forwards to the methods of a run, if one of them uses them.
+    """Provide the costs of forwards to the methods of a run, if a method uses them.
 
-    The manifest keeps them from the start of the run. A new run uses the cached probe of this
-    machine, models, setup and software if it was quiet and no method depends on the load. Otherwise
-    they are measured now, with whole steps of several sequences if a method depends on the load.
+    The costs come from the first of these sources:
+
+    1. The manifest, if the run is resumed.
+    2. The user's cache, if a probe measured the same machine, models, setup and software without
+       noise. This is not enough for a method that adapts to the number of sequences.
+    3. A quick probe now. For a method that adapts to the number of sequences, it also times whole
+       steps of several sequences.
     """
     if not any(method_run.method.uses_costs for method_run in plan.method_runs):
         return
     by_load = any(method_run.method.by_load for method_run in plan.method_runs)
-    held = run_dir.manifest.get("step_costs")
-    if held:
-        costs = StepCosts.model_validate(held)
+    stored = run_dir.manifest.get("step_costs")
+    if stored:
+        costs = StepCosts.model_validate(stored)
     else:
-        kept = None if by_load else _load_cached(plan, bench, run_dir.manifest["machine"])
-        costs = kept or measure_step_costs(
+        cached = None if by_load else _load_cached(plan, bench, run_dir.manifest["machine"])
+        costs = cached or measure_step_costs(
             bench.workspace,
             MeasurementWindows(NoiseMeter(), allow_noise=True),
             bench.context,
@@ -80,7 +87,10 @@ def provide_costs(plan: Plan, bench: Bench, run_dir: RunDir) -> None:
 
 
 def _load_cached(plan: Plan, bench: Bench, machine: Mapping[str, Any]) -> StepCosts | None:
-    """Return the costs of a cached probe that applies to this run, if there is one."""
+    """Return the costs of a cached probe with the same machine, models, setup and software.
+
+    None if there is no such probe, or if it was noisy.
+    """
     facts = bench.model_entries() | bench.drafting_head_facts()
     models = {name: each["sha256"] for name, each in facts.items()}
     setup = CostSetup(dtype=plan.config.dtype, **bench.resolved_config())
@@ -92,7 +102,10 @@ def _load_cached(plan: Plan, bench: Bench, machine: Mapping[str, Any]) -> StepCo
 
 
 def create_session_decodings(method_run: MethodRun) -> dict[str, SessionDecoding]:
-    """Return functions that decode a method's sessions in a probe, by name."""
+    """Return functions that decode a prompt with a method in a probe: name -> function.
+
+    The name contains the method's label and parameters.
+    """
     return {
         " ".join((method_run.label, *format_params(params))): registry.build(
             method_run.name, {**method_run.user_params, **params}
@@ -102,7 +115,7 @@ def create_session_decodings(method_run: MethodRun) -> dict[str, SessionDecoding
 
 
 def probed_batch_sizes(most: int | None) -> tuple[int, ...]:
-    """Return the batch sizes to probe: 1, 2, 4 and so on, up to the maximum."""
+    """Return the batch sizes to probe: 1, 2, 4 and so on, and `most`. None returns no sizes."""
     if most is None:
         return ()
     doubled = (1 << power for power in range(most.bit_length()))
@@ -110,7 +123,11 @@ def probed_batch_sizes(most: int | None) -> tuple[int, ...]:
 
 
 def create_batch_decodings(drafted: bool) -> dict[str, BatchDecoding]:
-    """Return functions that decode batches, by name."""
+    """Return functions that decode a batch in a probe: name -> function.
+
+    Args:
+        drafted: True if there is a draft model.
+    """
     return {
         " ".join((name, *format_params(params))): registry.build(name, params).generate_batch
         for name, each in BATCH_PARAMS.items()
@@ -120,7 +137,11 @@ def create_batch_decodings(drafted: bool) -> dict[str, BatchDecoding]:
 
 
 def make_costs(found: ProbeResult, bench: Bench, plan: Plan, machine: dict[str, Any]) -> Costs:
-    """Return the costs of a probe's result, with machine, models and setup."""
+    """Return the result of a probe as `Costs`, with the machine, the models and the setup.
+
+    Args:
+        machine: Fingerprint of the machine.
+    """
     return Costs(
         version=__version__,
         created_utc=utc_now(),
@@ -133,7 +154,7 @@ def make_costs(found: ProbeResult, bench: Bench, plan: Plan, machine: dict[str, 
 
 
 def probed_models(bench: Bench) -> dict[str, dict[str, Any]]:
-    """Return facts that identify each probed model."""
+    """Return facts that identify each probed model and head, by role or kind."""
     kept = ("label", "sha256", "family", "parameters", "n_layers", "engine", "revision")
     return {
         role: {name: facts[name] for name in kept if name in facts}
@@ -142,13 +163,18 @@ def probed_models(bench: Bench) -> dict[str, dict[str, Any]]:
 
 
 class InterleavedProbe:
-    """Probe whose rounds are spread evenly between the prompts of a repeat.
+    """Probe that measures its rounds between the prompts of a repeat.
 
-    It measures under the same conditions as the prompts.
+    So the costs are measured under the same conditions as the prompts. The rounds are spread evenly
+    over the repeat.
 
     Args:
+        plan, bench: The plan of the run, and its loaded models.
         rounds: Number of rounds.
-        apart: Methods in plug-in processes, whose sessions are not timed.
+        isolated: Labels of methods in plug-in processes. The probe does not decode with them.
+
+    Attributes:
+        done: Number of rounds that are measured.
 
     Raises:
         UsageError: the models cannot be probed.
@@ -185,16 +211,20 @@ class InterleavedProbe:
         self.done = 0
 
     def rounds_due(self, share: float) -> int:
-        """Return the number of rounds that are due when this share of the prompts is done."""
+        """Return the number of rounds to measure now.
+
+        Args:
+            share: Share of the prompts that are measured, from 0 to 1.
+        """
         return max(0, int(self.rounds * share + 1e-9) - self.done)
 
     def measure_round(self) -> None:
-        """Measure a round."""
+        """Measure one round."""
         self._probe.measure_round()
         self.done += 1
 
     def costs(self) -> Costs | None:
-        """Return the costs; None if nothing was measured, or too many rounds were noisy."""
+        """Return the measured costs; None if there are no rounds, or if too many were noisy."""
         found = self._probe.result() if self.done else None
         if found is None or found.too_noisy:
             return None

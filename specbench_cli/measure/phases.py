@@ -1,4 +1,4 @@
-"""Division of a decoding time into prefill, draft, verify and host work."""
+"""Division of a decoding time into the phases prefill, draft, verify and host work."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from specbench_cli.engine.types import Forward
 from specbench_cli.store.schema import Ns
 
 Interval = tuple[int, int]
+"""Start and end in ns."""
 
 
 def split_time(
@@ -18,20 +19,23 @@ def split_time(
     *,
     decode_start: int | None = None,
 ) -> Ns:
-    """Divide the time of a decoding, with the learning delay.
+    """Divide the time of a decoding into phases.
 
-    The share of prompts in mixed forwards is added to `prefill`, where all rows count alike. With
-    one worker the parts add up, and drafting before the first committed token counts as `prefill`
-    (masks that go through the target after the prompt). With several workers, `draft` and `verify`
-    are busy times within decode, and `host` is the time that neither covers. A drafter's prefill in
-    decode counts as `draft`, and a draft that is unfinished at the end is cut.
+    A forward of a batch may verify drafts and prefill prompts at once. Its time is divided by the
+    number of tokens.
+
+    If the method runs on one worker, the phases add up to the total. Drafting before the first
+    committed token counts as `prefill`. If it has parallel workers, `draft` and `verify` may
+    overlap, and `host` is the time in which neither runs. A prefill of the draft model after the
+    first token then counts as `draft`. A draft that is unfinished at the end is cut there.
 
     Args:
-        forwards: Forwards, in ns since the start of the timer.
+        forwards: Forwards, with times in ns since the start of the clock.
         total: Time in ns until the end of the method.
         prefill: Time in ns until the first committed token.
         learn: Learning delay in ns, added to the total. None if the method does not learn.
-        decode_start: Start of decoding if not after `prefill`, because prompts join one by one.
+        decode_start: Time in ns at which decoding starts. Default: `prefill`. It is 0 for a batch,
+            in which prompts join one by one.
     """
     decode_start = prefill if decode_start is None else decode_start
     prefill += (prompt_time := _prompt_time(forwards))
@@ -50,7 +54,7 @@ def split_time(
 
 
 def _prompt_time(forwards: Sequence[Forward]) -> int:
-    """Return the share of prompts in mixed forwards, in ns."""
+    """Return the time in ns that forwards of a batch spent on prompts while they also verified."""
     return sum(
         (f.t1_ns - f.t0_ns)
         * sum(n for place, n in f.rows.items() if place in f.prompt_places)
@@ -61,7 +65,7 @@ def _prompt_time(forwards: Sequence[Forward]) -> int:
 
 
 def union_length(spans: Iterable[Interval]) -> int:
-    """Return the length of the union of intervals. Intervals with end before start are empty."""
+    """Return the length that intervals cover. One that ends before its start is empty."""
     length, end = 0, 0
     for t0, t1 in sorted(span for span in spans if span[0] < span[1]):
         length += max(0, t1 - max(t0, end))

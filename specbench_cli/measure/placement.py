@@ -1,4 +1,8 @@
-"""Placement of the target and its parallel drafter on devices, and the transport between them."""
+"""Placement of the target and a parallel drafter on devices or CPU cores.
+
+Parallel methods run the draft model in a worker while the target verifies. A transport connects the
+two: threads on one GPU, otherwise processes.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +21,19 @@ from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.plan.plan import Plan
 
 TIMEOUT_S = 30.0
-"""Default time in seconds after which a silent worker counts as lost."""
+"""Default time in seconds after which a worker that does not answer counts as lost."""
 TIMEOUT_VARIABLE = "SPECBENCH_WORKER_TIMEOUT"
-"""Environment variable that replaces `TIMEOUT_S`."""
+"""Environment variable that overrides `TIMEOUT_S`."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Placement of a run.
+    """Devices of target and drafter in a run with parallel methods.
 
     device: Device of the drafter.
-    transport: Connection of drafter and target.
-    device_names: Both devices by role, as --devices writes them.
-    separate_draft: True if the drafter loads its own copy of the draft model.
+    transport: Connection between target and drafter.
+    device_names: Devices of "target" and "draft", in the form of the option --devices.
+    separate_draft: True if the drafter loads a second copy of the draft model.
     """
 
     device: torch.device
@@ -39,7 +43,7 @@ class Placement:
 
 
 def check_placement(plan: Plan) -> None:
-    """Raise EnvironmentFault if this machine lacks devices that the configuration requires."""
+    """Raise EnvironmentFault if this machine lacks devices or CPUs that the run needs."""
     home = choose_device(plan.config.main_device)
     check_threads(plan.config.threads)
     if plan.parallel:
@@ -47,29 +51,39 @@ def check_placement(plan: Plan) -> None:
 
 
 def check_threads(threads: int | None) -> None:
-    """Raise EnvironmentFault if the run uses more threads than this machine has processors.
+    """Raise EnvironmentFault if there are more threads than CPUs.
 
-    Such threads wait for each other, and OpenMP ends the program if it cannot start them.
+    Such threads would wait for each other. OpenMP even ends the program if it cannot start them.
+
+    Args:
+        threads: Number of threads. None is the default of torch.
     """
     n_cpus = os.cpu_count() or 1
     if threads is not None and threads > n_cpus:
         raise EnvironmentFault(
-            f"--threads {threads}: this machine's processors are {n_cpus}",
+            f"--threads {threads}: this machine has {n_cpus} CPUs",
             hint=f"--threads {n_cpus}",
         )
 
 
 def make_placement(plan: Plan, home: torch.device) -> Placement:
-    """Return the placement of a run: as configured, or by default two halves of the cores, or two
-    streams of a GPU.
+    """Return the placement of target and drafter.
+
+    The option --devices determines it. By default, target and drafter each get half of the CPU
+    cores. On a GPU, they share it with two CUDA streams.
+
+    Args:
+        plan: Plan of the run.
+        home: Device of the target.
 
     Raises:
-        EnvironmentFault: cores or GPUs do not exist. UsageError: the timeout is invalid.
+        EnvironmentFault: a CPU core or GPU does not exist.
+        UsageError: the environment variable of the timeout is not a positive number.
     """
-    asked = plan.config.devices
+    devices = plan.config.devices
     if home.type == "cpu":
-        return _place_on_cores(asked)
-    name = asked["draft"] if asked else str(home)
+        return _place_on_cores(devices)
+    name = devices["draft"] if devices else str(home)
     device = choose_device(name)
     target, draft = (f"cuda:{each.index or 0}" for each in (home, device))
     device_names = {"target": target, "draft": draft}
@@ -83,7 +97,11 @@ def make_placement(plan: Plan, home: torch.device) -> Placement:
 
 
 def choose_device(name: str) -> torch.device:
-    """Return a device by name. "auto" is the first GPU, else the CPU. Raises EnvironmentFault."""
+    """Return the torch device with a name. "auto" is the first GPU, or else the CPU.
+
+    Raises:
+        EnvironmentFault: there is no such GPU.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
@@ -108,7 +126,7 @@ def _place_on_cores(devices: Mapping[str, str] | None) -> Placement:
                 f"--devices {role}={format_cores(place.cores)}: this process may not use"
                 f" {describe_cores(missing)}, only {describe_cores(sorted(allowed))} of"
                 f" {os.cpu_count()}",
-                hint=f"--devices {split}" if len(allowed) > 1 else "drop --devices",
+                hint=f"--devices {split}" if len(allowed) > 1 else "leave out --devices",
             )
     if not any(place.cores for place in places.values()):
         places = default
@@ -129,7 +147,8 @@ def _timeout() -> float:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
         raise UsageError(
-            f"the variable {TIMEOUT_VARIABLE} must be a number of seconds, got {text!r}",
+            f"the environment variable {TIMEOUT_VARIABLE} must be a positive number of seconds,"
+            f" got {text!r}",
             f"unset {TIMEOUT_VARIABLE}",
         )
     return seconds

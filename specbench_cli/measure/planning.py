@@ -1,6 +1,6 @@
-"""The plan of a run, made in the order in which its parts depend on each other.
+"""Planning of a run: check plug-ins, choose methods and settings that can run here, plan tuning.
 
-Without plug-ins and a memory budget nothing here imports torch.
+This imports torch, which takes a second, only for plug-ins and for a memory budget.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from specbench_cli.plan.tune import Tuning
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A planned run.
+    """Plan of a new run.
 
-    tuning: candidates of the tuning before the run; None if the run is not tuned.
-    left_out: label -> reason for methods that cannot run here.
-    memory: settings that the memory budget changed; None without a budget.
+    tuning: Plan of the tuning, which chooses parameters before the run. None without --tune.
+    left_out: Methods that cannot run on this machine -> the reason.
+    memory: Manifest entry of the memory budget. None without --memory-budget.
     """
 
     plan: Plan
@@ -33,10 +33,14 @@ class PreparedRun:
 
 
 def prepare_run(config: RunConfig, *, fetch: bool) -> PreparedRun:
-    """Plan a new run. Add missing controls, and remove methods that cannot run here.
+    """Plan a new run.
+
+    Add the controls that lossy methods are compared with, and leave out methods that cannot run on
+    this machine.
 
     Args:
-        fetch: Download heads that are not on this machine.
+        config: Configuration of the run.
+        fetch: True downloads heads that are not on this machine.
     """
     _check_plugins(config)
     config, left_out = drop_unavailable(config, fetch=fetch)
@@ -50,25 +54,28 @@ def prepare_run(config: RunConfig, *, fetch: bool) -> PreparedRun:
 
 
 def plan_dry_run(config: RunConfig) -> tuple[Plan, dict[str, Any]]:
-    """Return the plan of a run that is not started, and its facts.
+    """Return the plan of a run that will not be started (`--dry-run`), and facts to display.
 
-    The facts include the methods that cannot run here.
+    Nothing is downloaded.
     """
-    made = prepare_run(config, fetch=False)
-    beside = {"left_out": left_out_notes(made.left_out), "memory_budget": made.memory}
-    told = plan_facts(made.plan, made.tuning)
-    return made.plan, {**told, **{name: each for name, each in beside.items() if each}}
+    prepared = prepare_run(config, fetch=False)
+    facts = plan_facts(prepared.plan, prepared.tuning)
+    if prepared.left_out:
+        facts["left_out"] = left_out_notes(prepared.left_out)
+    if prepared.memory:
+        facts["memory_budget"] = prepared.memory
+    return prepared.plan, facts
 
 
 def plan_run(config: RunConfig) -> tuple[Plan, Tuning | None]:
-    """Return the plan of a run, and of the tuning before it if it is tuned; see `make_plan`."""
+    """Return the plan of a run, and the plan of its tuning. The latter is None without --tune."""
     _check_plugins(config)
     plan = make_plan(config)
     return (plan, None) if config.tune is None else tune.prepare(plan)
 
 
 def _check_plugins(config: RunConfig) -> None:
-    """Plan the methods of plug-ins in processes of their own first, if there are plug-ins."""
+    """Import plug-ins in their own processes first, to check them before this process does."""
     if config.plugins or any(row.name not in registry.built_in_methods() for row in config.methods):
         from specbench_cli.measure.isolation.plugin_process import check_plugins
 
@@ -76,7 +83,7 @@ def _check_plugins(config: RunConfig) -> None:
 
 
 def plan_facts(plan: Plan, tuning: Tuning | None) -> dict[str, Any]:
-    """Return the plan for a person or a program to read."""
+    """Return facts about a plan, for display and for JSON output."""
     if tuning is None:
         return plan.facts()
     return {
@@ -92,5 +99,9 @@ def plan_facts(plan: Plan, tuning: Tuning | None) -> dict[str, Any]:
 
 
 def left_out_notes(left_out: Mapping[str, str]) -> list[str]:
-    """Return a note for each method that cannot run here."""
+    """Return a note to the user for each method that cannot run on this machine.
+
+    Args:
+        left_out: Label of the method -> the reason.
+    """
     return [f"{label} is left out, it cannot run here: {why}" for label, why in left_out.items()]

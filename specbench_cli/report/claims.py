@@ -1,4 +1,4 @@
-"""Claimed and measured speedups: results that a method's paper reports, next to this run's."""
+"""Claimed and measured speedups: results from a method's paper next to those of this run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,19 @@ if TYPE_CHECKING:
 
 TITLE = "Claimed and measured"
 NOTE = (
-    "Other models, tasks and hardware than the source's give other speedups: the set-ups say how"
-    " far the two may be compared."
+    "Speedups depend on models, tasks and hardware. Compare the two set-ups before you compare the"
+    " speedups."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimComparison:
-    """A claim next to the result of its method."""
+    """A claim of a paper, with the result of the claimed method in this run.
+
+    Attributes:
+        row: Best result of the method.
+        run_setup: Models, tasks and device of this run.
+    """
 
     row: MethodSummary
     claim: Claim
@@ -63,7 +68,7 @@ METHOD, CLAIMED, SET_UP, SOURCE, MEASURED, HERE = COLUMNS = (
 
 
 def compare_claims(summary: Summary, facts: Facts) -> list[ClaimComparison]:
-    """Return all confirmed claims about the measured methods, next to each method's best result."""
+    """Return the claims about the measured methods, each with the method's best result."""
     best: dict[str, MethodSummary] = {}
     for row in summary.rows:
         current, is_ranked = best.get(row.method), not (row.upper_bound or row.control)
@@ -79,7 +84,7 @@ def compare_claims(summary: Summary, facts: Facts) -> list[ClaimComparison]:
 
 
 def find_papers(name: str) -> Iterator[registry.Papers]:
-    """Yield a method's papers if the method is installed. The run may be from another machine."""
+    """Yield the papers of a method. Yield nothing if the method is not installed here."""
     try:
         yield registry.papers(name)
     except UsageError:
@@ -87,7 +92,7 @@ def find_papers(name: str) -> Iterator[registry.Papers]:
 
 
 def format_setup(claim: Claim) -> str:
-    """Return models, task, temperature and hardware of a claim, as far as they are reported."""
+    """Return models, task, temperature and hardware of a claim, if the paper reports them."""
     temperature = None if claim.temperature is None else f"T={claim.temperature:g}"
     return ", ".join(
         word for word in (claim.models, claim.task, temperature, claim.hardware) if word

@@ -1,4 +1,4 @@
-"""Content of a run's written report: results, details, measurement conditions and problems."""
+"""Content of `report.md`: results, details, incidents, and how the run was measured."""
 
 from __future__ import annotations
 
@@ -41,8 +41,10 @@ from specbench_cli.summary.unranked import TargetSummaries, group_by_target
 _MAX_LISTED = 50
 """Maximum number of incidents of a kind that are listed one by one."""
 _FIGURES_IN_SECTIONS = ("speedup", "pareto", "targets")
-"""Figures that appear in their own sections."""
-_TOKEN_ACCOUNTING = "Ledger of lossy rows: who wrote how many tokens, and what became of them."
+"""Figures that have their own section. The others share the section "Figures"."""
+_TOKEN_ACCOUNTING = (
+    "Token accounting of lossy methods: tokens by author, kept in the output or discarded."
+)
 
 
 def write_markdown(data: ReportData, folder: Path, figures: Sequence[Path]) -> list[Path]:
@@ -78,7 +80,7 @@ def report(
     in_parallel: Sequence[parallel.ModelledRow] = (),
     loads: Sequence[load.LoadRow] = (),
 ) -> ReportDocument:
-    """Return the whole report.
+    """Return the whole report as a document.
 
     Args:
         figures: Paths of images, relative to the report.
@@ -118,13 +120,13 @@ def report(
 
 
 def _table_section(table: Grid, lines: Sequence[str] = ()) -> Section:
-    """Return a table as a section: its note, the table, and further lines."""
+    """Return a section with a table, its note above it, and a list of further lines below it."""
     bullets = [Bullets(lines)] if lines else []
     return Section(table.caption, [Paragraph(table.note), table, *bullets])
 
 
 def _list_section(table: Grid) -> Section:
-    """Return a list of outputs as a section. The note reports how many were omitted."""
+    """Return a section with a table of outputs. A note tells how many are not listed."""
     more = [Paragraph(table.note)] if table.note else []
     return Section(table.caption, [table, *more])
 
@@ -143,7 +145,7 @@ def _family_parts(summary: Summary) -> Iterator[Part]:
 
 
 def _metric_tables(rows: Sequence[MethodSummary]) -> list[Part]:
-    """Return the tables of speed and cost, with separate tables for each kind of methods."""
+    """Return the tables of speed and cost, and of token accounting if a method reports it."""
     parts = [
         part for columns in (metrics.SPEED, metrics.COST) for part in _tables_by_kind(columns, rows)
     ]
@@ -157,7 +159,10 @@ def _metric_tables(rows: Sequence[MethodSummary]) -> list[Part]:
 def _tables_by_kind(
     columns: Sequence[Column[MethodSummary]], rows: Sequence[MethodSummary]
 ) -> Iterator[Part]:
-    """Yield a table for each kind of methods, with the columns that it needs."""
+    """Yield one table for each section of methods (lossless, run scope, lossy, other engine).
+
+    A table omits the columns that are empty for all its methods.
+    """
     starts = [(0, ""), *text.sections(rows), (len(rows), "")]
     for (first, kind), (end, _) in pairwise(starts):
         if kind:
@@ -178,7 +183,7 @@ def _format_speedup(row: MethodSummary) -> str:
 
 
 def _target_parts(table: TargetSummaries | None, figures: Sequence[str]) -> Iterator[Part]:
-    """Yield the tables of a run on several targets: one row per method, one column per target."""
+    """Yield speedup and MAT of a run on several targets, with one column per target."""
     if table is None:
         return
     grids = [
@@ -207,7 +212,7 @@ def _spec_bench_parts(table: SpecBench | None) -> Iterator[Part]:
 
 
 def _figure_parts(paths: Sequence[str]) -> Iterator[Part]:
-    """Yield the figures that no other section shows, each with its caption."""
+    """Yield the section of the figures that have no section of their own."""
     if paths:
         yield Section("Figures", list(_captioned_figures(paths)))
 
@@ -223,7 +228,7 @@ def _paths_of_figure(paths: Sequence[str], name: str) -> list[str]:
 
 
 def _figure_name(path: str) -> str:
-    """Return the figure name of a file path."""
+    """Return the name of the figure that a file shows, such as "speedup"."""
     return PurePosixPath(path).stem
 
 
@@ -231,7 +236,7 @@ def _figure_name(path: str) -> str:
 
 
 def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, object]]:
-    """Return the manifest, one line per fact, with the source of each configured value."""
+    """Return (name, value) of all facts in the manifest. A setting's value names its source."""
     manifest = truncate_texts(dict(manifest))
     sources = manifest.get("config_sources", {})
     lines: list[tuple[str, object]] = []

@@ -1,6 +1,7 @@
-"""Document model of reports: sections with paragraphs, grids and pictures.
+"""Parts of a report, independent of its format: sections, paragraphs, tables and pictures.
 
-Layouts build documents from the tables in `tables.py`. Each output format has one writer:
+`content.py` and `html/page.py` build documents from the tables in `tables.py`. Each format has one
+writer, which turns a document into text:
 `terminal/grid.py`, `markdown.py`, `html/writer.py` and `paper/latex.py`.
 """
 
@@ -16,7 +17,7 @@ from specbench_cli.summary.metrics import MethodSummary
 from specbench_cli.summary.text import Sections
 
 _SHORT = 32
-"""Maximum number of characters of a text that stays on one line."""
+"""Maximum number of characters of a text that a table does not wrap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,11 @@ class Grid:
     Attributes:
         columns: Headings of its columns.
         rows: Cells of each row.
-        sections: Indices at which rows of another kind begin (`text.sections`).
-        id, caption, note: Its name in a page, its title, and sentences below it. Some writers give
-            tables the heading of their section and show neither caption nor note.
-        heads: Number of columns that name a row.
+        sections: (index of the first row, title) of each section (`summary.text.sections`).
+        id: HTML id of the table.
+        caption: Title. Markdown uses the heading of the section instead.
+        note: Sentences below the table. Markdown omits them.
+        label_columns: Number of leading columns that name a row.
     """
 
     columns: Sequence[Heading]
@@ -48,7 +50,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """Sentences."""
+    """A paragraph of text."""
 
     text: str
 
@@ -63,14 +65,14 @@ class Bullets:
 
 @dataclass(frozen=True, slots=True)
 class Preformatted:
-    """Lines with preserved whitespace."""
+    """Text with fixed line breaks and spaces, such as a terminal table."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture.
+    """An image file.
 
     Attributes:
         path: Path relative to the document's folder.
@@ -87,7 +89,7 @@ class Section:
 
     Attributes:
         level: 2 is a section, 3 a subsection.
-        id: Its name in a page.
+        id: HTML id of the section.
     """
 
     title: str
@@ -97,7 +99,7 @@ class Section:
 
 
 class Widget:
-    """Base class of parts that only one format has, such as the token viewer of a page."""
+    """Base class of parts that only the HTML page has, such as the token viewer."""
 
     __slots__ = ()
 
@@ -114,10 +116,10 @@ class ReportDocument:
 
 
 def make_grid(columns: Sequence[Column[R]], rows: Sequence[R], **more: Any) -> Grid:
-    """Return a table of rows, with the columns that are informative for them.
+    """Return a table with one line per row. Columns without information are omitted.
 
     Args:
-        more: further attributes of the grid.
+        more: Further attributes of the grid.
     """
     informative = select_informative(columns, rows)
     lines = tuple(tuple(column.cell(row) for column in informative) for row in rows)
@@ -133,12 +135,12 @@ def make_pivot_grid(
     missing: str = formats.NONE,
     **more: Any,
 ) -> Grid:
-    """Return a table with one line per method and one column per part of the measurement.
+    """Return a table with one line per method and one column per task family or target.
 
     Args:
-        parts: Methods by label, by column heading.
+        parts: Column heading -> label -> method.
         format_entry: Formats the entry of a method.
-        missing: Entry for a part without the method.
+        missing: Entry if a family or target lacks the method.
         more: Further attributes of the grid.
     """
     lines = []
@@ -156,7 +158,7 @@ def make_pivot_grid(
 def make_value_grid(
     headings: Sequence[str | Heading], lines: Iterable[Sequence[object]], **more: Any
 ) -> Grid:
-    """Return a table of plain values. None is a missing value.
+    """Return a table of numbers and texts. None is a missing value.
 
     Args:
         more: Further attributes of the grid.
@@ -166,7 +168,7 @@ def make_value_grid(
 
 
 def plain_cell(value: object) -> Cell:
-    """Return the cell of a plain value. Texts that are numbers sort as numbers."""
+    """Return a number or a text as a cell. A text such as "2.5x" or "10%" sorts as a number."""
     if value is None:
         return Cell(formats.NONE)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Markdown writer of documents."""
+"""Conversion of documents to Markdown pages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _render_parts(parts: Iterable[Part]) -> Iterator[str]:
 
 
 def _tables(grid: Grid) -> Iterator[str]:
-    """Yield a table for each section of a grid, under the section's name."""
+    """Yield one Markdown table for each section of a table, below the title of the section."""
     starts = [(0, ""), *grid.sections, (len(grid.rows), "")]
     for (first, kind), (end, _) in pairwise(starts):
         if kind:

@@ -1,4 +1,4 @@
-"""Markdown tables for any content."""
+"""Markdown tables whose entries are escaped, so that any text is shown unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MARKUP = re.compile(
     r"<(?=[A-Za-z/!?])|&(?=#?\w+;)|\*|~(?=~)|(?<![^\W_])_|_(?![^\W_])|[`$]"
     r"|\\(?=[!-/:-@\[-`{-~]|$)"
 )
-"""Characters that Markdown would read as a tag, entity, style, code or formula."""
+"""Characters that Markdown would read as a tag, entity, emphasis, code or formula."""
 _ENTITIES = {"<": "&lt;", "&": "&amp;"}
 _LINKED = re.compile(
     r"""
@@ -31,20 +31,22 @@ _LINKED = re.compile(
     """,
     re.VERBOSE,
 )
-"""Text that GitHub, GitLab or a Markdown renderer turns into a link, a mention or a picture.
+"""Text that GitHub, GitLab or a Markdown renderer turns into a link, a mention or an emoji.
 
-GitHub looks for mentions and e-mail addresses after it has decoded escapes and entities, so only
-code protects them.
+An escape does not prevent this: GitHub looks for mentions after it has removed escapes. Only a code
+span does.
 """
 _BLOCK_START = re.compile(
     r"^(?P<number>\d{1,9}(?=[.)]\s))?"
     r"(?P<mark>(?(number)[.)]|"
     r"(?:#+(?=\s|$)|>|[-+](?=\s)|-(?=[\s-]*-$)|\[(?=.*\]:|[ xX]\](?:\s|$)|\^))))"
 )
-"""Beginning of a heading, quote, list, rule, link definition or footnote."""
+"""Characters at the beginning of a line that start a heading, quote, list, rule or footnote."""
 _WORDS = re.compile(r"\]\(|(?:(?!\]\()[^\s|])+")
-"""The middle of a link, or a word, which ends before such a middle or a bar. Neither can be escaped
-in code."""
+"""A word, or the characters `](` in the middle of a link.
+
+A word ends before `](` and before a bar, because neither can be escaped in a code span.
+"""
 
 
 def table(
@@ -70,10 +72,9 @@ def _field(value: object, escaped: bool) -> str:
 
 
 def inline(value: object) -> str:
-    """Return a text as one line of Markdown that renders unchanged.
+    """Escape a text as one line of Markdown, so that it is shown unchanged.
 
-    Words that a renderer would link become code, because GitHub, GitLab and CommonMark do not look
-    for links, mentions and references there.
+    Words that a renderer would turn into a link or a mention become code spans.
     """
     text = _WORDS.sub(_escape_word, output.escape_hidden(" ".join(str(value).split())))
     return _BLOCK_START.sub(r"\g<number>\\\g<mark>", text)
@@ -89,7 +90,7 @@ def _escape_word(match: re.Match[str]) -> str:
 
 
 def _code(word: str) -> str:
-    """Return a word as a code span that no backtick in it closes."""
+    """Return a word as a code span. Its fence is longer than any run of backticks in the word."""
     fence = "`" * (_longest_run(word) + 1)
     pad = " " * (word.startswith("`") or word.endswith("`"))
     return f"{fence}{pad}{word}{pad}{fence}"

@@ -1,4 +1,4 @@
-"""Files that a run writes at its end, and that `specbench report --to` writes."""
+"""Files of a report: written at the end of a run, and by `specbench report --to`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from specbench_cli.report.report_data import ReportData, read_report_data
 from specbench_cli.report.spec_bench import table as spec_bench_table
 from specbench_cli.store.export import write_parquet
 from specbench_cli.store.run_dir import RunDir
+from specbench_cli.store.summary_file import SUMMARY
 from specbench_cli.summary.columns import write_csv
 from specbench_cli.summary.load import as_dict, load_rows
 from specbench_cli.summary.pareto import find_sweep, write_points
@@ -25,7 +26,7 @@ Figures = Sequence[Path]
 def write_outputs(run: RunDir) -> ReportData:
     """Write the final files of a run: summary.csv, records.parquet, report.md and figures/.
 
-    Existing files that specbench did not write are kept and listed.
+    Files that specbench did not write are not replaced. Their names are printed.
     """
     data, kept = read_report_data(run), list[Path]()
     with files.staging_folder(run.path, not_replaced=kept) as staging:
@@ -36,7 +37,7 @@ def write_outputs(run: RunDir) -> ReportData:
 
 
 def write_into_run(data: ReportData, folder: Path, formats: Sequence[str]) -> None:
-    """Write a report into the folder of its run, like `write_outputs`."""
+    """Write a report into the folder of its run. Print the files that were not replaced."""
     kept = list[Path]()
     with files.staging_folder(folder, not_replaced=kept) as staging:
         _write(data, staging, formats)
@@ -44,7 +45,7 @@ def write_into_run(data: ReportData, folder: Path, formats: Sequence[str]) -> No
 
 
 def _print_kept(kept: Sequence[Path]) -> None:
-    """Print which files were not replaced."""
+    """Print the files that were not replaced, if there are any."""
     if kept:
         names = ", ".join(file.name for file in kept)
         output.note(
@@ -55,13 +56,13 @@ def _print_kept(kept: Sequence[Path]) -> None:
 def write(
     data: ReportData, folder: Path, formats: Sequence[str], *, overwrite: bool = False
 ) -> list[Path]:
-    """Write a report in some of `FORMATS` to a folder.
+    """Write a report in the given formats (keys of `FORMATS`) to a folder.
 
     Args:
-        overwrite: True also replaces files that specbench did not write.
+        overwrite: True to replace files that specbench did not write.
 
     Returns:
-        The files. Figures that several formats share appear once.
+        The paths of all files. Figures that several formats share appear once.
 
     Raises:
         UsageError: A file that specbench did not write exists. Nothing is written.
@@ -99,7 +100,7 @@ def _write_html(data: ReportData, folder: Path, figures: Figures) -> list[Path]:
 
 
 def _write_csv_summary(data: ReportData, folder: Path, figures: Figures) -> list[Path]:
-    return [write_summary(data.summary, folder / "summary.csv")]
+    return [write_summary(data.summary, folder / SUMMARY)]
 
 
 def _write_json_summary(data: ReportData, folder: Path, figures: Figures) -> list[Path]:
@@ -114,5 +115,5 @@ FORMATS: dict[str, Callable[[ReportData, Path, Figures], list[Path]]] = {
     "csv": _write_csv_summary,
     "json": _write_json_summary,
 }
-"""Report formats. Each function writes files and returns their paths."""
+"""Format name -> function that writes the files of the format and returns their paths."""
 _FORMATS_WITH_FIGURES = {"md", "html", "latex"}

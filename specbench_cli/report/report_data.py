@@ -1,10 +1,11 @@
-"""Runs as reports need them: records read once, results computed."""
+"""Data of a report: the records of a run, read once, and the results computed from them."""
 
 from __future__ import annotations
 
 import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from specbench_cli.report.spec_bench.files import ImportedAnswers
 from specbench_cli.store.jsonl import pause_garbage_collection
 from specbench_cli.store.matrix import run_folders
 from specbench_cli.store.record_queries import no_output_error
-from specbench_cli.store.run_dir import RunDir, find_latest, list_runs
+from specbench_cli.store.run_dir import RunDir, find_latest
 from specbench_cli.store.schema import BASELINE, Record
 from specbench_cli.summary import formats
 from specbench_cli.summary.combined_runs import combine_runs
@@ -28,17 +29,18 @@ if TYPE_CHECKING:
     from specbench_cli.report.spec_bench.table import SpecBench
 
 _SAME_TOKENS = ("greedy", "coupled")
-"""Verification rules with which vanilla emits the same tokens in every run."""
+"""Decoding rules with which vanilla returns the same tokens in every run."""
 _MAX_LISTED = 12
 """Maximum number of differences between runs that an error lists."""
 
 
 @dataclass(slots=True)
 class Incidents:
-    """Outputs that a reader must know about, collected while the records are read.
+    """Outputs that a reader must know about: they differ from vanilla's, failed, or are noisy.
 
     Attributes:
-        passes: Names of the repeats, if they are not their numbers.
+        repeat_names: Number of a repeat -> its name for readers, if several runs are combined.
+        differing, failed, noisy: Rows of the tables of these outputs.
     """
 
     repeat_names: Mapping[int, str] = field(default_factory=dict)
@@ -47,7 +49,7 @@ class Incidents:
     noisy: list[Sequence[object]] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
-        """Add a record if it is an incident."""
+        """Add the output of a record to the lists that it belongs to."""
         pass_ = self.repeat_names.get(record.pass_, record.pass_)
         cell = (record.label, record.prompt_id, record.turn, pass_)
         verdict = record.verdict
@@ -64,12 +66,13 @@ class Incidents:
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """One run or several, read and computed.
+    """Data of a report on one run, or on several runs that are combined.
 
     Attributes:
-        records: All records without ids, origins and traces. `run.records()` reads these again.
+        records: All records without token ids, origins and traces, to save memory.
+            `run.records()` reads the whole records again.
         sources: The runs that `run` consists of.
-        parallel: True if a method has several workers.
+        parallel: True if a method ran on several workers.
         spec_bench: Results by Spec-Bench's formulas, if requested.
     """
 
@@ -84,12 +87,12 @@ class ReportData:
 
     @property
     def name(self) -> str:
-        """Names of its runs."""
+        """Names of the runs, joined by "+"."""
         return "+".join(source.path.name for source in self.sources or (self.run,))
 
     @property
     def report_arguments(self) -> str:
-        """Arguments of `specbench report` for these runs."""
+        """Arguments with which `specbench report` reads these runs again."""
         sources = self.sources or (self.run,)
         if self.facts.targets:
             return _path_argument(sources[0].path.parent)
@@ -104,14 +107,16 @@ def _source_arguments(source: RecordSource) -> str:
 
 
 def _path_argument(path: Path) -> str:
-    newest = list_runs() and find_latest().resolve() == path.resolve()
-    return "last" if newest else shlex.quote(str(path))
+    with suppress(UsageError):  # no run has finished
+        if find_latest().resolve() == path.resolve():
+            return "last"
+    return shlex.quote(str(path))
 
 
 def read_report_data(run: RecordSource) -> ReportData:
     """Read a run's records and compute its results."""
     with pause_garbage_collection():
-        loaded = _LightRecords.of(run)
+        loaded = _LightRecords.read(run)
         incidents = Incidents()
         for record in loaded.records:
             incidents.add(record)
@@ -121,14 +126,14 @@ def read_report_data(run: RecordSource) -> ReportData:
 
 
 def read_matrix(path: Path, *, force: bool = False) -> ReportData:
-    """Read the started runs of a matrix as one.
+    """Read all started runs of a matrix (several targets or drafts) as one.
 
     Raises:
-        UsageError: No run was started, or they differ in more than models (`read_runs`).
+        UsageError: No run was started, or the runs differ in more than their models.
     """
     runs = [RunDir.open(each) for each in run_folders(path) if RunDir.holds_run(each)]
     if not runs:
-        raise UsageError(f"{path}: none of its runs was begun", f"specbench run --resume {path}")
+        raise UsageError(f"{path}: none of its runs has started", f"specbench run --resume {path}")
     return read_runs(runs, force=force, targets=True)
 
 
@@ -138,8 +143,9 @@ def read_runs(
     """Read compatible runs as one.
 
     Args:
-        force: Also read incompatible runs. Every label then contains its run.
-        targets: The runs have several targets or drafts. Every label then contains its run, too.
+        force: True to read incompatible runs, too. Every label then contains the name of its run.
+        targets: True if the runs have several targets or drafts. Every label then contains the
+            name of its run, too.
 
     Raises:
         UsageError: The runs are not compatible. The message names the differences.
@@ -150,7 +156,7 @@ def read_runs(
     differing = find_incompatibilities(runs, short, targets=targets)
     _check_compatible(differing, runs, force)
     with pause_garbage_collection():
-        loaded = [_LightRecords.of(run) for run in runs]
+        loaded = [_LightRecords.read(run) for run in runs]
     if not differing and not targets:
         differing = _compare_vanilla([own.vanilla for own in loaded], short)
         _check_compatible(differing, runs, force)
@@ -182,11 +188,11 @@ def read_runs(
 
 @dataclass(frozen=True, slots=True)
 class _LightRecords:
-    """A run's records without their details.
+    """Records of a run without token ids and traces.
 
     Attributes:
-        vanilla: Hash of vanilla's first output for each prompt.
-        parallel: True if a method has several workers.
+        vanilla: (prompt id, turn) -> hash of vanilla's first output.
+        parallel: True if a method ran on several workers.
     """
 
     records: list[Record]
@@ -194,8 +200,8 @@ class _LightRecords:
     parallel: bool
 
     @classmethod
-    def of(cls, run: RecordSource) -> _LightRecords:
-        """Return the records of a run, read one at a time.
+    def read(cls, run: RecordSource) -> _LightRecords:
+        """Read the records of a run one at a time.
 
         Raises:
             UsageError: There are no records.
@@ -214,7 +220,10 @@ class _LightRecords:
 
 
 def _lighten(record: Record) -> tuple[Record, bytes | None, bool]:
-    """Return a record without details, vanilla's output hash, and True for several workers."""
+    """Return a record without details, the hash of its output, and True if it has several workers.
+
+    The hash is None unless the output is vanilla's and must be the same in every run.
+    """
     digest = None
     if record.label == BASELINE and record.output_ids and record.sampling in _SAME_TOKENS:
         digest = hashlib.sha256(repr(record.output_ids).encode()).digest()
@@ -225,7 +234,12 @@ def _lighten(record: Record) -> tuple[Record, bytes | None, bool]:
 def _compare_vanilla(
     digests: Sequence[dict[tuple[str, int], bytes]], short: Sequence[str]
 ) -> list[Incompatibility]:
-    """Return the incompatibilities of vanilla's outputs, which are equal in compatible runs."""
+    """Return one incompatibility for each run whose vanilla outputs differ from the first run's.
+
+    Args:
+        digests: (prompt id, turn) -> hash of vanilla's output, for each run.
+        short: Short names of the runs.
+    """
     first, found = digests[0], []
     for name, own in zip(short[1:], digests[1:], strict=True):
         shared = first.keys() & own.keys()
@@ -246,4 +260,4 @@ def _check_compatible(
         hint = f"specbench report {arguments} --force: side by side, methods with their run's name"
         if len(runs) == 2:
             hint += f"; to compare them: specbench compare {arguments}"
-        raise UsageError(f"these runs do not belong together; they differ in{lines}{more}", hint)
+        raise UsageError(f"these runs cannot share one table: they differ in{lines}{more}", hint)

@@ -1,12 +1,11 @@
-"""Outputs of a run as files for other evaluation tools: one sample per output.
+"""Export of a run's outputs to other evaluation tools: Inspect AI and lm-evaluation-harness.
 
 Inspect AI's log viewer (`inspect view --log-dir DIR`) reads one JSON log per task and method, with
 the fields of `inspect_ai.log.EvalLog`, version 2. Readers of lm-evaluation-harness logs
 (`--log_samples`) read one folder per method, with `results_*.json` and `samples_<task>_*.jsonl`.
 
-Both formats score an output by whether it equals vanilla's, and by the task's score if there is
-one. The speedup belongs to a method, so it is stored in the metadata. Only data of the run is
-written.
+Each output is one sample. Its scores are `same_output` (1 if it equals vanilla's output) and the
+task's score, if there is one. The speedup of a method is stored in the metadata of the log.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from specbench_cli.summary.facts import Facts
 from specbench_cli.summary.metrics import MethodSummary
 
 SAME = "same_output"
-"""Score of an output: 1 if it equals vanilla's token by token or differs from it at a near-tie."""
+"""Name of the score that is 1 if an output equals vanilla's, or differs only at a near-tie."""
 
 _SAME_BY = {"reference": 1.0, "identical": 1.0, "near-tie": 1.0, "mismatch": 0.0}
 _STOPPED = {"eos": "stop", "stop": "stop", "length": "max_tokens", "error": "unknown"}
@@ -40,7 +39,7 @@ _FIGURES = (
 )  # fmt: skip
 _GENERATION = ("temperature", "top_p", "top_k", "seed")
 _LONGEST_SLUG = 80
-"""Maximum number of characters of a slug, since file names are limited to 255 bytes."""
+"""Maximum number of characters of a slug. File systems limit names to 255 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +59,12 @@ class Sample:
 
     @property
     def id(self) -> str:
-        """Prompt id and turn."""
+        """Id of the sample: prompt id and turn."""
         return f"{self.record.prompt_id} turn {self.record.turn}"
 
     @property
     def scores(self) -> dict[str, float]:
-        """Scores: 1 if it is vanilla's output, and the task's score. Unknown scores are omitted."""
+        """Score name -> value. Unknown scores are omitted."""
         record = self.record
         kind = "unchecked" if record.verdict is None else record.verdict.kind
         same = {} if kind not in _SAME_BY else {SAME: _SAME_BY[kind]}
@@ -74,7 +73,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class SampleSeries:
-    """Samples of a method on a task, in the order of the run."""
+    """All samples of one method on one task, in the order of the run."""
 
     task: str
     row: MethodSummary
@@ -82,7 +81,7 @@ class SampleSeries:
 
     @property
     def means(self) -> dict[str, float]:
-        """Mean of each score over the samples that have it."""
+        """Score name -> mean over the samples that have this score."""
         names = dict.fromkeys(name for sample in self.samples for name in sample.scores)
         method_series = {
             name: [s.scores[name] for s in self.samples if name in s.scores] for name in names
@@ -91,13 +90,13 @@ class SampleSeries:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """Results of the method over all tasks of the run."""
+        """Results of the method over all tasks of the run, such as the speedup."""
         figures = {name: getattr(self.row, name) for name in _FIGURES}
         return {**figures, "guarantee": self.row.guarantee, "broken": self.row.broken_why}
 
 
 def export(run: RunDir, folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Write a run's outputs in some of `FORMATS`, each to a folder with the format's name.
+    """Write the outputs of a run. Each format gets its own folder.
 
     Raises:
         EnvironmentFault: The target's tokenizer is not on this machine.
@@ -106,8 +105,8 @@ def export(run: RunDir, folder: Path, formats: Sequence[str]) -> list[Path]:
     decode = load_text_decoder(target)
     if decode is None:
         raise EnvironmentFault(
-            f"the tokenizer of {target} is not on this machine, and its outputs are ids",
-            f"run from the folder that holds it, or have it downloaded: specbench run --target"
+            f"the tokenizer of {target} is not on this machine, and the outputs are token ids",
+            f"run the command in the folder of the model, or download it: specbench run --target"
             f" {target} --limit 1",
         )
     series = list(_series(run, decode))
@@ -135,7 +134,7 @@ def _series(run: RunDir, decode: Decode) -> Iterator[SampleSeries]:
 
 
 def _inspect(run: RunDir, series: Sequence[SampleSeries], folder: Path) -> list[Path]:
-    """Write one log per task and method, with Inspect's file names: time, task, id."""
+    """Write one Inspect log per task and method. A file name is time, task and id."""
     created = str(run.manifest["created_utc"])
     files = []
     for one in series:
@@ -229,7 +228,7 @@ def _inspect_sample(sample: Sample, model: str) -> dict[str, Any]:
 
 
 def _lm_eval(run: RunDir, series: Sequence[SampleSeries], folder: Path) -> list[Path]:
-    """Write one folder per method, like the harness does per model, with the first repeat."""
+    """Write one folder per method, as the harness does per model, with the first repeat only."""
     manifest, config = run.manifest, run.manifest["config"]["effective"]
     created = datetime.fromisoformat(str(manifest["created_utc"]))
     stamp = created.strftime("%Y-%m-%dT%H-%M-%S.%f")
@@ -324,7 +323,7 @@ def _lm_eval_results(
 
 
 def _slug(name: str) -> str:
-    """Return a unique file name for a label."""
+    """Return a file name for a label. A hash keeps names of different labels different."""
     slug = re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.") or "row"
     slug = slug[:_LONGEST_SLUG]
     return slug if slug == name else f"{slug}-{_hash(name)[:6]}"
@@ -344,4 +343,4 @@ FORMATS: dict[str, Callable[[RunDir, Sequence[SampleSeries], Path], list[Path]]]
     "inspect": _inspect,
     "lm-eval": _lm_eval,
 }
-"""Formats. Each function writes files and returns their paths."""
+"""Format name -> function that writes its files and returns their paths."""

@@ -1,4 +1,4 @@
-"""Tables of written reports: the columns, title and notes of each, for every output format."""
+"""Tables of reports: columns, title and notes of each table. All formats use them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ from specbench_cli.summary.summary import Summary
 
 # ---- methods -------------------------------------------------------------------------------------
 
-_ORDER_NOTE = (
-    "They learn from one prompt for the next: their figures depend on the order of the prompts."
-)
+_ORDER_NOTE = "They learn across prompts, so their results depend on the order of the prompts."
 _KINDS = (
     (
         "lossless",
@@ -46,19 +44,19 @@ _KINDS = (
 
 
 def _key(row: MethodSummary) -> str:
-    """Return the kind of a method."""
+    """Return the kind of a method, a key in `_KINDS`."""
     if row.lossless:
         return "run" if row.order_matters else "lossless"
     return "lossy-run" if row.order_matters else "lossy"
 
 
 def _columns(key: str) -> Sequence[Column[MethodSummary]]:
-    """Return the columns for a kind of methods."""
+    """Return the columns of a table for a kind of methods."""
     return metrics.LOSSY_PAGE if key.startswith("lossy") else metrics.PAGE
 
 
 def _name_groups(grid: Grid) -> Grid:
-    """Return a table of methods. If it has groups, they also name a row."""
+    """Return the table. If its first column is the group, two columns name a row."""
     return replace(grid, label_columns=2) if grid.columns[0] is metrics.GROUP else grid
 
 
@@ -123,7 +121,7 @@ def family_tables(summary: Summary) -> list[Grid]:
 
 
 def rows_by_family(summary: Summary) -> dict[str, dict[str, MethodSummary]]:
-    """Return heading -> label -> method, with one heading per family and a last one for all."""
+    """Return column heading -> label -> method, for each task family and for all prompts."""
     grid = {
         text.family(name.replace("_", " "), rows): {row.label: row for row in rows}
         for name, rows in summary.families.items()
@@ -132,7 +130,7 @@ def rows_by_family(summary: Summary) -> dict[str, dict[str, MethodSummary]]:
 
 
 def _unless_empty(grid: Grid) -> list[Grid]:
-    """Return a table, unless it is empty."""
+    """Return a list with the table, or an empty list if the table has no rows."""
     return [grid] if grid.rows else []
 
 
@@ -142,7 +140,7 @@ def detail_table(summary: Summary) -> Grid:
 
 
 def equivalence_table(summary: Summary) -> Grid:
-    """Return the verdicts on the outputs, and the bounds that they prove."""
+    """Return the verdicts on the outputs, with an upper bound on the mismatch rate."""
     return make_grid(
         metrics.EQUIVALENCE,
         summary.rows,
@@ -153,7 +151,7 @@ def equivalence_table(summary: Summary) -> Grid:
 
 
 def evidence_tables(summary: Summary) -> list[Grid]:
-    """Return sampled outputs compared with vanilla's, if any were."""
+    """Return the table that compares sampled outputs with vanilla's, if there are any."""
     rows = [row for row in summary.rows if row.log_likelihood_difference is not None]
     note = "Evidence, not proof: the proof of a distribution is its audit (specbench audit)."
     caption = "Sampled outputs, less vanilla's"
@@ -170,24 +168,25 @@ def sweep_tables(grid: Sweep | None) -> list[Grid]:
     if grid is None:
         return []
     note = (
-        "Discarded: drafted tokens that do not stand / tokens. Verified: target forwards /"
-        " tokens. The front: no other row has less of one and as little of the other."
+        "Discarded: rejected draft tokens / generated tokens. Verified: target forwards /"
+        " generated tokens. Pareto front: no other method is lower in one and at most as high in"
+        " the other."
     )
     rows = [point.row for point in grid.points]
     return [make_grid(parameter_columns(grid), rows, id="sweep", caption="Sweep", note=note)]
 
 
 def tuning_tables(tuned: Mapping[str, Any] | None) -> list[Grid]:
-    """Return the tuning of each method: the candidates, their prompts and the results."""
+    """Return the table of a tuning: all candidates of each method, with their cost."""
     if not tuned:
         return []
     by_time = tuned["by"] == "time"
-    unit = "ms a token" if by_time else "target forwards a token"
+    unit = "ms per token" if by_time else "target forwards per token"
     note = (
-        f"At most {tuned['budget']} candidates a row, all rows on the same development questions"
+        f"At most {tuned['budget']} candidates per method, all on the same development questions"
         f" ({_format_counts(tuned['development'])}), compared by"
-        f" {'decode time' if by_time else 'what their forwards cost by the size of the models'}."
-        f" Every figure above and below is of the held-out questions"
+        f" {'decode time' if by_time else 'the cost of their forwards, from the model sizes'}."
+        f" All other results in this report are from the held-out questions"
         f" ({_format_counts(tuned['held_out'])})."
     )
     lines = [
@@ -196,10 +195,10 @@ def tuning_tables(tuned: Mapping[str, Any] | None) -> list[Grid]:
             " ".join(format_params(candidate["params"])) or formats.NONE,
             formats.number(candidate["cost"], 3),
             "yes" if candidate["chosen"] else None,
-            grid["prompts"] or None,
+            tuned_method["prompts"] or None,
         )
-        for label, grid in tuned["rows"].items()
-        for candidate in grid["candidates"]
+        for label, tuned_method in tuned["rows"].items()
+        for candidate in tuned_method["candidates"]
     ]
     headings = ("row", "parameters", unit, "chosen", "prompts")
     return [make_value_grid(headings, lines, caption="Tuning", note=note)]
@@ -215,7 +214,7 @@ def load_tables(rows: Sequence[load.LoadRow]) -> list[Grid]:
 
 
 def modelled_tables(rows: Sequence[parallel.ModelledRow]) -> list[Grid]:
-    """Return the modelled decode times of methods with several workers."""
+    """Return the decode times modelled for methods that ran on several workers."""
     return _unless_empty(
         make_grid(parallel.COLUMNS, rows, caption=parallel.TITLE, note=parallel.NOTE)
     )
@@ -243,8 +242,8 @@ _OUTPUT = (
 )
 
 
-def incident_tables(grid: Incidents, max_listed: int) -> list[Grid]:
-    """Return the outputs that a reader must know about, at most `most` of each kind."""
+def incident_tables(incidents: Incidents, max_listed: int) -> list[Grid]:
+    """Return tables of outputs that differ, failed or are noisy, at most `max_listed` of each."""
     kinds = (
         (
             "differing",
@@ -252,18 +251,18 @@ def incident_tables(grid: Incidents, max_listed: int) -> list[Grid]:
             (
                 Heading("verdict", align="l", choose=True),
                 Heading("position", "index of the first token that differs"),
-                Heading("gap", "what the worst token lacks of the best decision score"),
-                Heading("explained by width", "whether vanilla's forward chooses the same tokens at"
-                       " the method's verify width", align="l"),
+                Heading("gap", "best decision score minus that of the worst emitted token"),
+                Heading("explained by width", "whether vanilla chooses the same tokens if its"
+                       " forward is as wide as the method's verification", align="l"),
             ),
-            grid.differing,
+            incidents.differing,
         ),
-        ("failed", "Failed cells", (Heading("error", align="l"),), grid.failed),
+        ("failed", "Failed outputs", (Heading("error", align="l"),), incidents.failed),
         (
             "void",
-            "Void cells",
-            (Heading("other processes' CPU", "the machine was not quiet: times do not count"),),
-            grid.noisy,
+            "Noisy outputs",
+            (Heading("other processes' CPU", "other programs ran, so the times are not used"),),
+            incidents.noisy,
         ),
     )  # fmt: skip
     return [

@@ -1,4 +1,4 @@
-"""Decoding of token ids, if the target's tokenizer is on this machine."""
+"""Decoding of token ids to text in reports, if the target's tokenizer is on this machine."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from specbench_cli.summary.comparison import Decode
 
 
 def load_text_decoder(target: str) -> Decode | None:
-    """Return a function that decodes a target's ids, or None if its tokenizer is not available.
+    """Return a function that decodes token ids to text, or None if the tokenizer is not available.
 
     Nothing is downloaded.
 
     Args:
-        target: Name of the target in a manifest. A manifest stores a folder without its path, so it
-            is found only from its parent folder.
+        target: Name of the target in a manifest. For a local model this is only the name of its
+            folder, so the model is found only in the current folder.
     """
     tokenizer = load_tokenizer(target)
     if tokenizer is None:
@@ -32,7 +32,7 @@ def load_text_decoder(target: str) -> Decode | None:
 def decode_ids(tokenizer: Any, ids: Sequence[int], **options: Any) -> str:
     """Return the text of token ids, or the ids as "<id>" if the tokenizer cannot decode them.
 
-    Some tokenizers fail on the ids of padding rows.
+    Some tokenizers fail on ids beyond their vocabulary, which padded models can return.
     """
     try:
         return str(tokenizer.decode(list(ids), **options))
@@ -43,7 +43,7 @@ def decode_ids(tokenizer: Any, ids: Sequence[int], **options: Any) -> str:
 
 
 def load_tokenizer(target: str) -> Any:
-    """Return a target's tokenizer as transformers loads it, or None if it is not available."""
+    """Load a target's tokenizer with transformers. Return None if it is not on this machine."""
     folder = _folder(target)
     if folder is None:
         return None

@@ -1,8 +1,8 @@
-"""Export of a run to experiment trackers: one tracker run per method. Each tracker is an extra.
+"""Export of a run to Weights & Biases or MLflow, with one tracker run per method.
 
-Nothing is uploaded. Weights & Biases is written offline (`wandb sync` uploads it). MLflow is
-written to a database in the folder, unless MLFLOW_TRACKING_URI names a server. Exporting a method
-again does not create a second tracker run.
+Nothing is uploaded to Weights & Biases: its files are written offline, and `wandb sync` uploads
+them. MLflow gets a database in the folder, unless MLFLOW_TRACKING_URI names a server. A second
+export of a run creates no second tracker run. The packages of both trackers are optional.
 """
 
 from __future__ import annotations
@@ -29,21 +29,25 @@ from specbench_cli.summary.metrics import MethodSummary
 ANSWER_S = 5.0
 """Timeout in seconds to connect to a server."""
 _MLFLOW_DEFAULTS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
-"""Default environment variables for MLflow's timeout and retries. Values of the user are kept."""
+"""Environment variables with MLflow's timeout and retries, set if the user has not set them."""
 _SCHEMES = (
     *("http", "https", "file", "sqlite", "mysql", "postgresql", "mssql"),
     *("databricks", "databricks-uc", "uc"),
 )
-"""URI schemes of MLflow."""
+"""URI schemes that MLflow accepts."""
 PROJECT = "specbench"
-"""Project or experiment of all exported runs."""
+"""Name of the W&B project and of the MLflow experiment for all exported runs."""
 
 
 def track(run: RunDir, folder: Path, tracker: str) -> list[str]:
-    """Write every method of a run for one of `TRACKERS`.
+    """Export every method of a run to a tracker.
+
+    Args:
+        folder: Parent of the folder with the tracker's files.
+        tracker: A key of `TRACKERS`.
 
     Returns:
-        The next command to type, or where to look.
+        The commands to type next.
 
     Raises:
         EnvironmentFault: The tracker's package is not installed.
@@ -57,7 +61,7 @@ def track(run: RunDir, folder: Path, tracker: str) -> list[str]:
 def _wandb(run: RunDir, rows: tuple[MethodSummary, ...], folder: Path) -> list[str]:
     wandb = _package("wandb", "wandb")
     folder.mkdir(parents=True, exist_ok=True)
-    silent = wandb.Settings(  # no data of this machine, which may not be the measured one
+    silent = wandb.Settings(  # this may not be the machine that was measured
         silent=True,
         console="off",
         disable_git=True,
@@ -98,9 +102,10 @@ def _mlflow(run: RunDir, rows: tuple[MethodSummary, ...], folder: Path) -> list[
         raise
     except Exception as fault:
         raise EnvironmentFault(
-            f"MLflow did not take the rows at {uri}: {type(fault).__name__}: {_first_line(fault)}",
-            "MLFLOW_TRACKING_URI must name a running server (http://host:5000), or be unset: the"
-            " rows are then written to a file",
+            f"MLflow at {uri} did not accept the methods:"
+            f" {type(fault).__name__}: {_first_line(fault)}",
+            "set MLFLOW_TRACKING_URI to a running server (http://host:5000), or unset it to write"
+            " to a file",
         ) from fault
     return [f"mlflow ui --backend-store-uri {uri}"]
 
@@ -108,7 +113,7 @@ def _mlflow(run: RunDir, rows: tuple[MethodSummary, ...], folder: Path) -> list[
 def _log_rows(
     client: Any, entities: Any, run: RunDir, rows: tuple[MethodSummary, ...], folder: Path
 ) -> None:
-    """Log every method that MLflow does not have yet."""
+    """Log the methods that MLflow does not have yet."""
     server = os.environ.get("MLFLOW_TRACKING_URI")
     known = client.get_experiment_by_name(PROJECT)
     beside = None if server else (folder / "artifacts").resolve().as_uri()
@@ -136,18 +141,20 @@ def _log_rows(
 def _check_server(uri: str) -> None:
     """Check that the server of MLFLOW_TRACKING_URI accepts a connection.
 
-    MLflow itself would try seven times, for two minutes each.
+    Without this check, MLflow would try to connect for many minutes.
 
     Raises:
-        UsageError: the URI is not a valid address.
-        EnvironmentFault: no server answers.
+        UsageError: The URI is not a valid address.
+        EnvironmentFault: No server answers.
     """
-    hint = "MLFLOW_TRACKING_URI=http://host:5000, or unset it: the rows are then written to a file"
+    hint = "set it to a running server (http://host:5000), or unset it to write to a file"
     try:
         parts = urlsplit(uri)
         port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
     except ValueError as fault:
-        raise UsageError(f"MLFLOW_TRACKING_URI {uri!r} is no address: {fault}", hint) from fault
+        raise UsageError(
+            f"MLFLOW_TRACKING_URI {uri!r} is not a valid address: {fault}", hint
+        ) from fault
     is_path = not parts.scheme and ":" not in uri
     if not is_path and parts.scheme.partition("+")[0] not in _SCHEMES:
         raise UsageError(
@@ -156,14 +163,14 @@ def _check_server(uri: str) -> None:
     if parts.scheme not in ("http", "https"):
         return
     if not parts.hostname:
-        raise UsageError(f"MLFLOW_TRACKING_URI {uri!r} names no host", hint)
+        raise UsageError(f"MLFLOW_TRACKING_URI {uri!r} has no host name", hint)
     for name, value in _MLFLOW_DEFAULTS.items():
         os.environ.setdefault(name, value)
     try:
         socket.create_connection((parts.hostname, port), timeout=ANSWER_S).close()
     except OSError as fault:
         raise EnvironmentFault(
-            f"MLFLOW_TRACKING_URI {uri}: nothing answers there: {fault.strerror or fault}", hint
+            f"no server answers at MLFLOW_TRACKING_URI {uri}: {fault.strerror or fault}", hint
         ) from fault
 
 
@@ -172,7 +179,7 @@ def _first_line(fault: Exception) -> str:
 
 
 def _metrics(row: MethodSummary) -> dict[str, float]:
-    """Return the finite numbers of a method."""
+    """Return the metrics of a method that are finite numbers."""
     return {
         name: float(value)
         for name, value in asdict(row).items()
@@ -181,7 +188,7 @@ def _metrics(row: MethodSummary) -> dict[str, float]:
 
 
 def _config(run: RunDir, row: MethodSummary) -> dict[str, Any]:
-    """Return the method's parameters and those run settings that are single values."""
+    """Return the method's parameters and the run's settings. Lists and mappings are omitted."""
     settings: Mapping[str, Any] = run.manifest["config"]["effective"]
     single = {
         name: value
@@ -192,7 +199,7 @@ def _config(run: RunDir, row: MethodSummary) -> dict[str, Any]:
 
 
 def _tags(run: RunDir, row: MethodSummary) -> dict[str, str]:
-    """Return the tags that identify a method's run."""
+    """Return the tags of a tracker run: the run, method, guarantee and machine."""
     return {
         "specbench.run": run.path.name,
         "specbench.method": row.method,
@@ -203,17 +210,20 @@ def _tags(run: RunDir, row: MethodSummary) -> dict[str, str]:
 
 
 def _id(run: RunDir, row: MethodSummary) -> str:
-    """Return a stable id of a method in a run."""
+    """Return an id for a method of a run. It is the same for every export."""
     return hashlib.sha256(f"{run.path.name}\0{row.label}".encode()).hexdigest()[:16]
 
 
 def _ms(time: str | None) -> int | None:
-    """Return milliseconds since 1970."""
+    """Convert an ISO 8601 time to milliseconds since 1970."""
     return None if time is None else int(datetime.fromisoformat(time).timestamp() * 1000)
 
 
 def _package(name: str, extra: str) -> Any:
-    """Import a tracker's package.
+    """Import the Python package of a tracker.
+
+    Args:
+        extra: Extra of specbench that installs the package.
 
     Raises:
         EnvironmentFault: It is not installed.
@@ -231,4 +241,4 @@ TRACKERS: dict[str, Callable[[RunDir, tuple[MethodSummary, ...], Path], list[str
     "wandb": _wandb,
     "mlflow": _mlflow,
 }
-"""Export function by tracker."""
+"""Tracker name -> function that exports the methods and returns the next commands."""

@@ -397,7 +397,7 @@ class UpsideDown(registry.load("sps")):
 def test_a_stricter_threshold_that_accepts_more_is_found():
     subject = AuditSubject("upside", UpsideDown, (SpsParams(length=3),))
     (found,) = (each for each in check_bookkeeping(subject) if each.check == "counters")
-    assert not found.passed and "is to let pass all that it does, does not" in found.problem.what
+    assert not found.passed and "though it must accept every token" in found.problem.what
 
 
 def test_an_off_position_that_is_not_exact_is_misdeclared():
@@ -406,7 +406,7 @@ def test_an_off_position_that_is_not_exact_is_misdeclared():
 
     (found,) = check_declarations(AuditSubject.from_method("lenient", NotOff))
     assert not found.passed and "the declaration `off`" in found.problem.what
-    assert "it promises quality_only" in found.problem.what
+    assert "the method promises quality_only" in found.problem.what
 
 
 @pytest.mark.parametrize(
@@ -456,7 +456,7 @@ def test_a_draft_that_does_not_use_the_coupled_noise_is_no_fault():
     ("rows", "message"),
     [
         ([(1, 0, -1), (2, 1, 0)], None),
-        ([(1, 0, -1), (9, 1, 0)], "row 1 holds token 9 where the text has 2"),
+        ([(1, 0, -1), (9, 1, 0)], "row 1 has token 9 where the text has 2"),
         ([(1, 0, -1), (2, 2, 0)], "row 1 was computed at position 2"),
         ([(1, 0, -1)] * 4, "4 rows for 3 committed tokens"),
     ],

@@ -123,23 +123,27 @@ class Promises(Repeat):
 
 
 WRONG = {
-    CopiedHead: ("needs", "names 'head', and none ran in", "take 'head' out of `needs`"),
-    CopiedDraft: ("needs", "names 'draft', and none ran in", "take 'draft' out of `needs`"),
-    UndeclaredDraft: ("needs", "does not name 'draft', and a draft model was run", "frozenset"),
-    ForgetsEverything: ("state_scope", "'run', and in", "leave `state_scope` out"),
-    KeepsUndeclared: ("state_scope", "'prompt', and something was kept", '= "run"'),
-    LearnsUndeclared: ("state_scope", "'prompt', and there is a `learn`", '= "run"'),
-    AsksNothing: ("uses_costs", "True, and no cost was read in", "leave `uses_costs` out"),
-    AsksUndeclared: ("uses_costs", "False, and costs of forwards", "`uses_costs = True`"),
-    HiresNobody: ("workers", "2, and no drafter was used in", "leave `workers` out"),
+    CopiedHead: ("needs", "'head', but no head ran in", "remove 'head' from `needs`"),
+    CopiedDraft: ("needs", "'draft', but no draft model ran in", "remove 'draft' from `needs`"),
+    UndeclaredDraft: ("needs", "not contain 'draft', but the method ran a draft", "frozenset"),
+    ForgetsEverything: ("state_scope", "'run', but in", "remove `state_scope`"),
+    KeepsUndeclared: ("state_scope", "'prompt', but the method stored something", '= "run"'),
+    LearnsUndeclared: ("state_scope", "'prompt', but the method has a `learn`", '= "run"'),
+    AsksNothing: ("uses_costs", "True, but no cost was read in", "remove `uses_costs`"),
+    AsksUndeclared: ("uses_costs", "False, but the method read the costs", "`uses_costs = True`"),
+    HiresNobody: ("workers", "2, but no parallel drafter ran in", "remove `workers`"),
     TunesNothing: ("tunable", "no parameter 'length'", "some of times"),
     OfAnotherPaper: ("paper", "times: Input should be greater than or equal to 1", "values"),
-    Promises: ("guarantee", "promises 'exact_tokens', and its accept rule 'anything'", "leave"),
+    Promises: ("guarantee", "promises 'exact_tokens', but its accept rule 'anything'", "remove"),
 }
 OF_OTHERS = {
     NoBonus: (SpsParams(length=2), "bonus", "a token followed a fully accepted draft"),
-    HiresUndeclared: (PearlParams(), "workers", "1, and 2 workers computed at once"),
-    ProposesNothing: (SpsParams(length=2), "proposes", "it is False, and tokens were drafted"),
+    HiresUndeclared: (PearlParams(), "workers", "1, but 2 workers computed at once"),
+    ProposesNothing: (
+        SpsParams(length=2),
+        "proposes",
+        "it is False, but the method drafted tokens",
+    ),
 }
 
 

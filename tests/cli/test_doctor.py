@@ -119,7 +119,7 @@ def test_package_that_is_missing_or_too_old_is_exit_3(doctor, monkeypatch):
     assert checks["psutil"]["status"] == "ok"
     assert checks["extra test"]["status"] == "limited"
     assert checks["extra test"]["found"] == "not installed: no-such-tool"
-    assert checks["extra test"]["prevents"] == "the tests, linters and types of this project"
+    assert checks["extra test"]["prevents"] == "the tests, linters and type checks of this project"
 
 
 def test_what_each_extra_is_for_is_said_by_doctor_and_on_the_page():
@@ -145,7 +145,7 @@ def test_noise_is_told_and_is_no_fault_of_the_installation(capsys, monkeypatch):
     monkeypatch.setattr(NoiseMeter, "close", lambda self: 0.4)
     assert app._run(["doctor"]) == 0
     out, err = capsys.readouterr()
-    assert "other processes use 40.0% of the machine; at most 5% is quiet" in out
+    assert "other processes use 40.0% of the CPUs; the limit is 5%" in out
     assert "other programs would disturb its timings now" in err
 
 

@@ -47,11 +47,11 @@ def test_replies_and_rows_equal_the_cpus_with_one_wait_per_step(far, questions, 
         )
     }
     there = far.workspace(FAR).decoders["target"]
-    attend, spread = there._planner._attend_pool, []
+    apart, spread = there._planner._attend_pool, []
 
     def over_gaps(*args, **kwargs):
         spread.append(len(kwargs["query_rows"]) - len(kwargs["which"]))
-        attend(*args, **kwargs)
+        apart(*args, **kwargs)
 
     monkeypatch.setattr(there._planner, "_attend_pool", over_gaps)
     found, waits, ran = {}, len(far.waited), there.ran

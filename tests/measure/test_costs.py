@@ -132,14 +132,14 @@ def test_file_comes_back_as_it_was(tmp_path):
     ("text", "says"),
     [
         (None, "cannot read costs from"),
-        ("{", "is no file of costs"),
-        ("[1]", "is no file of costs"),
+        ("{", "is not a cost file"),
+        ("[1]", "is not a cost file"),
         (
             '{"schema": 1, "curves": {}, "machine": {"id": "\\ud800"}}',
-            "is no file of costs: 'utf-8'",
+            "is not a cost file: 'utf-8'",
         ),
-        ('{"schema": 1}', "is no file of costs"),
-        (json.dumps(facts(schema=SCHEMA + 1)), f"reads costs up to {SCHEMA}"),
+        ('{"schema": 1}', "is not a cost file"),
+        (json.dumps(facts(schema=SCHEMA + 1)), f"reads schemas up to {SCHEMA}"),
         (json.dumps(facts(machine={"hardware": {"accelerators": ["x"]}})), "damaged: machine"),
         (json.dumps(facts(curves={"target": {"forwards": [], "prefills": []}})), "is damaged"),
         (json.dumps(facts(host={"step": -1, "draft": 0, "node": 0})), "host.step"),
@@ -232,7 +232,7 @@ def test_two_points_at_one_place_are_refused():
         twice = facts()
         twice["curves"]["target"] = json.loads(json.dumps(twice["curves"]["target"]))
         twice["curves"]["target"][points].append(twice["curves"]["target"][points][0])
-        with pytest.raises(ValueError, match="of the same tokens"):
+        with pytest.raises(ValueError, match="with the same number of tokens"):
             Costs.model_validate(twice)
 
 

@@ -88,7 +88,10 @@ def test_a_board_is_read_by_nvml():
     meter.begin()
     library.millijoules += 250
     assert meter.end() == pytest.approx(0.25)
-    assert nvml_counter(2, Nvml(code=3)) == (None, "NVML tells no energy of GPU 2: NVML's code 3")
+    assert nvml_counter(2, Nvml(code=3)) == (
+        None,
+        "NVML cannot read the energy of GPU 2: NVML error code 3",
+    )
 
 
 def test_a_machine_without_nvml_says_so(monkeypatch):

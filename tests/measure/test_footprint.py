@@ -87,7 +87,7 @@ def test_settings_shrink_with_the_budget_and_never_grow_beyond_what_was_asked():
     assert chosen[:2] == [(6, 5)] * 2 and chosen[-1] == (1, 1)
     assert chosen[2] < (6, 5) and chosen[3][0] >= 3
     with pytest.raises(
-        UsageError, match=r"is impossible: batch 1 .*weights (34\.1|29\.9) MB"
+        UsageError, match=r"is too small: batch size 1 .*weights (34\.1|29\.9) MB"
     ) as refused:
         fit_to_budget(asked.model_copy(update={"memory_budget": str(sizes[2] - 1)}))
     assert "MB or more" in refused.value.hint
@@ -95,8 +95,8 @@ def test_settings_shrink_with_the_budget_and_never_grow_beyond_what_was_asked():
 
 def test_what_is_not_known_beforehand_is_refused_by_name():
     for row, why in (
-        ({"name": "eagle2"}, "what eagle2 holds beside a draft model is not known"),
-        ({"name": "sps-tree", "params": {"nodes": "auto"}}, "nodes=auto is chosen as the run"),
+        ({"name": "eagle2"}, "the memory of eagle2 cannot be predicted"),
+        ({"name": "sps-tree", "params": {"nodes": "auto"}}, "nodes=auto is chosen when the run"),
     ):
         with pytest.raises(UsageError, match=why):
             fit_to_budget(config(row, memory_budget="1GB"))

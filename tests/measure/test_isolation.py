@@ -77,7 +77,7 @@ def test_a_plug_in_that_ends_its_process_fails_its_cells_is_dropped_and_no_other
         assert counters(beside, label) == counters(alone, label)
     ended = beside.by_label("ending")
     assert [record.error for record in ended] == [
-        f"ending: it ended its process (exit code {len(record.category)})" for record in ended
+        f"ending: its process ended with exit code {len(record.category)}" for record in ended
     ]
     assert len(ended) == 3  # of four prompts
     assert beside.exit_code == ExitCode.BAD_ANSWER
@@ -176,7 +176,7 @@ def test_a_run_ends_where_the_only_methods_process_dies_in_warm_up(specbench, pl
     settings = {"limit": 4, "category": ["qa"], "max_new_tokens": 4, "threads": 1}
     outcome = specbench("ending", plugins=[path], isolation="process", **settings)
     assert len(outcome.by_label("vanilla")) == len(outcome.by_label("ending")) == 1
-    assert "ending: it ended its process (exit code 7)" in table_of(outcome)
+    assert "ending: its process ended with exit code 7" in table_of(outcome)
     assert outcome.exit_code == ExitCode.BAD_ANSWER
 
 
@@ -274,14 +274,14 @@ def test_hostile_bytes_of_a_plug_ins_process_run_and_change_nothing(content):
     process, worker = plugin_process.PluginProcess("plugin.py"), Mock()
     process._worker = worker
     worker.receive.return_value = b"\x80\x04" + content + b"."
-    with pytest.raises(plugin_process.PluginProcessLost, match="sent what is no answer"):
+    with pytest.raises(plugin_process.PluginProcessLost, match="sent an invalid answer"):
         process.call("measure")
     worker.end.assert_called_once_with()
     assert dict(vars(Ns)) == before
 
 
 def test_a_method_that_does_not_end_is_interrupted_and_told_which_option_says_when():
-    says = r"no end after 0\.05 s \(--timeout-per-prompt\)"
+    says = r"not finished after 0\.05 s \(--timeout-per-prompt\)"
     with pytest.raises(MethodFault, match=says), enforce_time_limit(0.05):
         time.sleep(5)
 

@@ -168,7 +168,7 @@ def test_no_pass_of_a_run_waits_once_one_went_on_alone(specbench, file, monkeypa
 def test_file_with_invalid_names_is_left_alone(file, there):
     file.parent.mkdir()
     file.write_text(f'{{"last": null, "there": {there}}}')
-    with pytest.raises(UsageError, match="of something else"):
+    with pytest.raises(UsageError, match="not a lock file"):
         MachineLock(file)
 
 
@@ -201,7 +201,7 @@ def test_file_that_cannot_be_written_is_said(tmp_path):
 def test_file_of_something_else_is_left_alone(file, text):
     file.parent.mkdir()
     file.write_text(text)
-    with pytest.raises(UsageError, match="of something else") as caught:
+    with pytest.raises(UsageError, match="not a lock file") as caught:
         MachineLock(file)
     assert "does not exist" in caught.value.hint
     assert file.read_text() == text

@@ -74,7 +74,7 @@ def test_one_gpu_has_two_streams_and_two_have_a_process_each(monkeypatch):
 
 
 def test_devices_need_a_method_that_has_workers(cores):
-    with pytest.raises(UsageError, match=r"none of them is run \(vanilla, sps\)") as caught:
+    with pytest.raises(UsageError, match=r"the run has none \(vanilla, sps\)") as caught:
         plan("sps", devices="target=cpu:0,draft=cpu:1")
     assert "--device and --threads" in caught.value.hint
 
@@ -94,5 +94,5 @@ def test_a_worker_has_as_long_to_answer_as_the_environment_says(cores, monkeypat
 @pytest.mark.parametrize("seconds", ["soon", "0", "-1", "inf", "nan"])
 def test_a_timeout_is_a_number_of_seconds(monkeypatch, seconds):
     monkeypatch.setenv(placement.TIMEOUT_VARIABLE, seconds)
-    with pytest.raises(UsageError, match=f"must be a number of seconds, got {seconds!r}"):
+    with pytest.raises(UsageError, match=f"must be a positive number of seconds, got {seconds!r}"):
         placed()

@@ -154,7 +154,7 @@ def test_lossy_rows_have_a_ledger_in_every_report(stepped, tmp_path):
     assert rows["sps"].draft_kept is rows["draft-alone"].draft_kept is None
     write_markdown(reading, tmp_path, [])
     page = (tmp_path / "report.md").read_text()
-    assert "Ledger of lossy rows" in page and "| draft discarded |" in page
+    assert "Token accounting of lossy methods" in page and "| draft discarded |" in page
     write_html(reading, tmp_path, figures=[])
     assert "draft discarded" in (tmp_path / "report.html").read_text()
     write(reading, tmp_path, ["json"])
@@ -214,14 +214,16 @@ def test_lossy_rows_have_a_table_of_their_own_with_what_they_cost(finished):
 @pytest.mark.parametrize(
     ("like", "given", "why"),
     [
-        ("nobody", {}, "no row of that name has an accept rule"),
-        ("sps", {}, "no row of that name has an accept rule"),
-        ("typical", {"executor": "ray"}, "is not measured beforehand"),
+        ("nobody", {}, "no method with this label has an accept rule"),
+        ("sps", {}, "no method with this label has an accept rule"),
+        ("typical", {"executor": "ray"}, "does not measure the rate before the run"),
     ],
 )
 def test_a_rate_that_cannot_be_measured_is_refused(like, given, why, tmp_path):
     control = {"name": "random-accept", "params": {"like": like}}
-    with pytest.raises(UsageError, match=f"random-accept is to let as many pass as.*{why}"):
+    with pytest.raises(
+        UsageError, match=f"random-accept cannot copy the acceptance rate of.*{why}"
+    ):
         execute.start_run(
             config_of("sps", "typical", control, **given), {}, tmp_path / "r", Silent()
         )

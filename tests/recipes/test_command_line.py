@@ -67,7 +67,7 @@ def test_a_scale_that_is_not_positive_is_a_usage_error(call, tmp_path, scale):
 def test_a_target_folder_without_a_model_is_a_usage_error(call, tmp_path):
     words = ("exit", "--smoke", "--out", tmp_path / "out", "--target", tmp_path)
     code, _, err = call("embedded", *words)
-    assert (code, "holds no model" in err) == (ExitCode.USAGE, True)
+    assert (code, "contains no model" in err) == (ExitCode.USAGE, True)
 
 
 @pytest.mark.parametrize("name", ["training/embedded-7m", "training/tokenizer"])

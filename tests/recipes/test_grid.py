@@ -44,4 +44,4 @@ def test_a_grid_has_a_draft_of_each_size_and_trains_none_twice(
 def test_a_grid_of_no_numbers_is_refused(wrong: tuple[str, str], tmp_path: Path) -> None:
     called = CliRunner().invoke(app, ["grid", "--smoke", "--out", str(tmp_path), *wrong])
     assert isinstance(called.exception, UsageError)
-    assert "are no numbers above 0" in called.exception.message
+    assert "must be numbers above 0" in called.exception.message

@@ -83,7 +83,7 @@ def test_beyond_the_points_a_prediction_says_so_and_more_than_a_decade_is_refuse
     with pytest.raises(UsageError, match=r"1\.5 decades beyond") as caught:
         predict_size(laws, "tokens", 1e8)
     assert caught.value.hint == "--at tokens=30M"
-    with pytest.raises(UsageError, match="no law goes along batch; these go along tokens, layers"):
+    with pytest.raises(UsageError, match="no law over batch; there are laws over tokens, layers"):
         predict_size(laws, "batch", 4)
 
 
@@ -101,7 +101,7 @@ def test_runs_of_several_batches_are_points_by_batch(monkeypatch, tmp_path):
     for batch in (1, 2):
         (tmp_path / str(batch)).mkdir()
         (tmp_path / str(batch) / "manifest.json").write_text("{}")
-    monkeypatch.setattr(points, "read", read)
+    monkeypatch.setattr(points, "read_report_data", read)
     monkeypatch.setattr(points, "collect_facts", lambda run: {"seed": "0", "batch": str(run.batch)})
     monkeypatch.setattr(
         points.RunDir, "open", lambda path: SimpleNamespace(path=path, batch=int(path.name))
@@ -150,9 +150,9 @@ def test_programs_get_numbers(call, tmp_path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--at", "tokens=lots"], "'tokens=lots' is no size: tokens, layers, batch"),
-        (["--at", "width=3"], "'width=3' is no size"),
-        (["--at", "tokens=-3"], "is no size"),
+        (["--at", "tokens=lots"], "'tokens=lots' must be one of tokens, layers, batch"),
+        (["--at", "width=3"], "'width=3' must be one of"),
+        (["--at", "tokens=-3"], "must be one of"),
     ],
 )
 def test_what_is_asked_for_wrongly_is_an_error_of_one_line(call, tmp_path, words, told):
@@ -162,9 +162,9 @@ def test_what_is_asked_for_wrongly_is_an_error_of_one_line(call, tmp_path, words
 
 def test_folders_without_points_or_with_one_size_say_what_to_do(call, tmp_path):
     code, _, err = call(tmp_path)
-    assert code == ExitCode.USAGE and "holds neither a run nor drafts" in " ".join(err.split())
+    assert code == ExitCode.USAGE and "contains neither a run nor drafts" in " ".join(err.split())
     code, _, err = call(made(tmp_path / "one", sizes=SIZES[:1], layers=(2,)))
-    assert code == ExitCode.USAGE and "differ in one size alone" in " ".join(err.split())
+    assert code == ExitCode.USAGE and "differ in only one of these sizes" in " ".join(err.split())
     for alpha in ('"high"', "1e400", "1" + "0" * 400, "NaN"):
         record = tmp_path / "one" / "2-layers-100k-seed-0" / RECORD
         record.write_text(f'{{"alpha": {alpha}}}')

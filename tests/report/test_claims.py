@@ -63,7 +63,7 @@ def test_the_paragraph_is_filled_from_the_manifest(make_run):
         "decoded greedily, one request at a time, seed 0",
         "a some CPU with 2 cores; 2 threads were used, with PyTorch 2.13.0",
         "left out: 0 of 72",
-        "of 12 questions 0 were mismatched",
+        "0 of 12 questions were mismatched",
         "bootstrap-t on the log ratio over questions, stratified",
     ):
         assert fact in text
@@ -85,10 +85,10 @@ def test_the_paragraph_says_what_is_special(make_run, synthetic):
     assert "noise that is the same for all methods at temperature 0.8" in text
     assert "in each of 2 processes" in text
     assert "over questions and processes" in text
-    assert "they are noisy" in text
+    assert "the times are noisy" in text
     two = read_runs([one.run, make_run("b", fakes)], force=True)
     text = " ".join(sentences(two.summary, two.run.manifest))
-    assert "They were put side by side by force" in text
+    assert "They are shown side by side (--force)" in text
     assert "share a letter" not in text
 
 

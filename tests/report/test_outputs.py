@@ -88,7 +88,7 @@ def test_report_of_a_clean_run_has_no_incidents(synthetic, manifest, tmp_path):
     run.append(synthetic.records([synthetic.vanilla, synthetic.sps], prompts=4))
     assert write_outputs(run).report_arguments == str(run.path)
     page = (run.path / "report.md").read_text()
-    for title in ("Outputs that differ", "Failed cells", "Void cells"):
+    for title in ("Outputs that differ", "Failed outputs", "Noisy outputs"):
         assert title not in page
 
 

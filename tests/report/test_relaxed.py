@@ -129,7 +129,7 @@ def test_the_methods_text_names_rule_and_guarantee(made):
     summary, own, _ = made("lax", "coin")
     told = " ".join(sentences(summary, own))
     assert "guarantee: quality only, accept rule: typical(epsilon=0.09, delta=0.3)" in told
-    assert "of the tokens relaxed" in told and "random one is the control" in told
+    assert "of the tokens relaxed" in told and "random accept rule is the control" in told
     assert "accept rule" not in " ".join(sentences(*made()[:2]))
 
 

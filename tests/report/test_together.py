@@ -120,7 +120,7 @@ def test_a_changed_method_file_makes_another_row(make_run, synthetic):
 )
 def test_what_keeps_runs_apart_is_named_value_against_value(make_run, change, says):
     a, b = make_run("a"), make_run("b", change=change)
-    with pytest.raises(UsageError, match="do not belong together") as refused:
+    with pytest.raises(UsageError, match="cannot share one table") as refused:
         read_runs([a, b])
     assert says in refused.value.message
     assert "--force" in refused.value.hint
@@ -248,7 +248,7 @@ def matrix(make_run, synthetic, manifest):
 
 
 def test_runs_of_several_targets_are_one_table_in_which_nothing_is_ranked(matrix):
-    with pytest.raises(UsageError, match="do not belong together"):
+    with pytest.raises(UsageError, match="cannot share one table"):
         read_runs(matrix)
     reading = read_runs(matrix, targets=True)
     labels = [row.label for row in reading.summary.rows]

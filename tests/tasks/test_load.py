@@ -191,7 +191,7 @@ def test_samples_are_questions_of_their_own_in_one_cluster(tmp_path):
         ("name: [", "not valid YAML"),
         (OWN + "samples: 0", "own.yaml:4: samples must be at least 1, got 0"),
         (OWN + "samples: 1001", "own.yaml:4: samples must be at most 1000, got 1001"),
-        ("[1]", "must hold `key: value` lines, got list"),
+        ("[1]", "must consist of `key: value` lines, got list"),
         (OWN + "row: 3", "row is not known; did you mean 'rows'?"),
         (OWN + "rows: 0", "own.yaml:4: rows must be at least 1, got 0"),
         (OWN + "name: twice", "own.yaml:4: 'name' stands on line 1 already"),

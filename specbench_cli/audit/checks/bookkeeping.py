@@ -29,41 +29,47 @@ from specbench_cli.store.invariants import validate
 from specbench_cli.store.schema import Ns, Params, Record, Steps, Trace, Verdict
 
 CASES = 12
-"""Number of random tables for each variant and rule."""
+"""Number of random tables for each parameter set and decoding rule."""
 
 CASES_PER_CHANGE = 4
 """Number of random tables for the defaults with one parameter changed."""
 
 MAX_LEVELS = 1_000
-"""Maximum draft levels for which the budget of outputs is extended."""
+"""Maximum number of draft levels for which the budget of outputs is extended."""
 
 DRAFTS_PER_OUTPUT = 4
 """Number of full drafts that fit in an output, for drafts that are near or equal to the target."""
 
 
 STATES_HINT = (
-    "`observe`, which must take rejected tokens out of the method's states (`state.rollback`; of a"
-    " head's all that was drafted, `levels.drop`), and what `propose` feeds:"
-    " `session.pending_tokens(state.length())`, a head"
-    " `session.pending_features`, nothing left out; a drafter beside"
-    " the target: what it is told after each step, and `desk.text`, of which its states hold rows"
+    "`observe` must remove rejected tokens from the method's states (`state.rollback`; for a head,"
+    " `levels.drop` removes all drafted rows). `propose` must process every pending token:"
+    " `session.pending_tokens(state.length())`, or `session.pending_features` for a head. With a"
+    " parallel drafter: check what the method sends to it after each step. Its states must contain"
+    " rows of its `text` only"
 )
+"""Hint for a wrong state: code of the method to look at first."""
 COUNTS_HINT = (
-    "`Outcome` and `Draft` if the method makes its own: path, origin and tested are counted from"
-    " them; a step tells the whole draft that `session.score` had (what is scored beside it is"
-    " said there, `proposed=`) and what `session.commit` returned; a draft has at most `limit`"
-    " levels, and full acceptance adds a bonus token"
+    "`Outcome` and `Draft`, if the method constructs them: path, origin and tested are counted from"
+    " them. A step must report the whole draft that `session.score` got, and the outcome that"
+    " `session.commit` returned. Tokens scored in addition need `session.score(..., proposed=)`. A"
+    " draft has at most `limit` levels, and full acceptance adds a bonus token"
 )
+"""Hint for a wrong count."""
 CLOCK_HINT = (
-    "what the method runs beside `session.target`, `session.draft()`, `session.partial(...)` and"
-    " `session.artifact(...)`, which are metered: a decoder under its wrapper, a copy's `module`"
-    " outside of `learn`, threads of its own; a drafter beside the target is hired"
-    " (`session.start_worker`); `session.harness` is the measuring program's"
+    "models that the method runs without the meter. `session.target`, `session.draft()`,"
+    " `session.partial(...)` and `session.artifact(...)` are metered. A decoder without its"
+    " wrapper, the `module` of a copy outside of `learn`, and threads of the method are not. A"
+    " parallel drafter must be started with `session.start_worker`. A method must not use"
+    " `session.harness`"
 )
+"""Hint for a wrong clock: a forward or a thread that the timer did not see."""
 RULE_HINT = (
-    "the accept rule and who asks it: the lossless rule comes first ('accepted'), what it rejects"
-    " and the rule lets pass at its parent's distribution is 'relaxed' (`session.verify`)"
+    "the accept rule, and the code that calls it. The lossless rule is applied first ('accepted')."
+    " A token that it rejects is 'relaxed' if the accept rule accepts it under the target's"
+    " distribution after the parent token. `session.verify` does this"
 )
+"""Hint for a wrong decision of an accept rule."""
 
 
 def check_bookkeeping(subject: AuditSubject) -> list[Finding]:
@@ -77,28 +83,30 @@ def check_bookkeeping(subject: AuditSubject) -> list[Finding]:
         session = case.open(**case.warm_up(method))
         steps_taken: list[Step] = []
         where = f"{format_params(params)}; {case}"
-        judged = AcceptRuleCheck.create(method, case)
-        beside = None
+        rule_check = AcceptRuleCheck.create(method, case)
+        worker_fault = None
         for step in method.generate(session):
             steps_taken.append(step)
             steps += 1
-            beside = beside or session.watch.find_helpers()
-            rows += sum(held.length() for _, held, _ in session.states())
+            worker_fault = worker_fault or session.watch.find_helpers()
+            rows += sum(each.length() for _, each, _ in session.states())
             at = f"step {len(steps_taken)} of {where}"
             wrong = _find_state_error(session) or _find_drafter_error(session, step)
             state = Problem(wrong, at, STATES_HINT) if wrong else None
             wrong = _find_count_error(session, step, len(steps_taken), bonus=subject.method.bonus)
             count = Problem(wrong, at, COUNTS_HINT) if wrong else None
-            if judged is not None and not count:
-                wrong = judged.find_error(session, step)
+            if rule_check is not None and not count:
+                wrong = rule_check.find_error(session, step)
                 count = Problem(wrong, at, RULE_HINT) if wrong else None
             if state or count:
                 break  # a wrong state can cause any later error
         else:
-            wrong = _find_record_error(session, steps_taken, subject.name, ruled=judged is not None)
+            wrong = _find_record_error(
+                session, steps_taken, subject.name, ruled=rule_check is not None
+            )
             wrong = wrong or _find_accounting_error(session, steps_taken)
             count = Problem(wrong, where, COUNTS_HINT) if wrong else None
-        wrong = beside or session.find_contradiction()
+        wrong = worker_fault or session.find_contradiction()
         clock = Problem(wrong, where, CLOCK_HINT) if wrong else None
         if state or count or clock:
             break
@@ -161,11 +169,11 @@ def _find_drafter_error(session: ObservedSession, step: Step) -> str | None:
     Its text must start with the tokens committed before the step, and its states with its text.
     """
     committed = session.tokens()[: len(session.tokens()) - len(step.outcome.committed)]
-    for desk in session.draft_sessions():
-        if desk.text[: len(committed)] != committed:
-            return f"its drafter has the text {desk.text}, but {committed} is committed"
-        for decoder, state in desk.states:
-            wrong = find_wrong_rows(state, desk.text, decoder.first, beyond=True)
+    for drafter in session.draft_sessions():
+        if drafter.text[: len(committed)] != committed:
+            return f"its drafter has the text {drafter.text}, but {committed} is committed"
+        for decoder, state in drafter.states:
+            wrong = find_wrong_rows(state, drafter.text, decoder.first, longer=True)
             if wrong is not None:
                 return f"the state of its drafter's {decoder.name}: {wrong}"
     return None
@@ -188,15 +196,17 @@ def _find_count_error(
     if wrong is not None:
         return wrong
     assert draft is not None
-    stand, levels, n = len(outcome.path), draft.levels, len(outcome.committed)
-    room = session.max_draft_length() + n + (not bonus)
-    if levels > room:
-        return f"{levels} levels drafted, but at most {max(room, 0)} can be committed"
+    n_accepted, levels, n = len(outcome.path), draft.levels, len(outcome.committed)
+    limit = session.max_draft_length() + n + (not bonus)
+    if levels > limit:
+        return f"{levels} levels are drafted, but at most {max(limit, 0)} can be committed"
     if list(session.tokens()[-n:]) != list(outcome.committed):
         return f"{outcome.committed} reported, {session.tokens()[-n:]} in the text"
-    due = stand + (bonus or stand < levels or not levels)
-    if not ends and n != due:
-        return f"{n} tokens committed after {stand} of {levels} accepted: {due} are due"
+    expected = n_accepted + (bonus or n_accepted < levels or not levels)
+    if not ends and n != expected:
+        return (
+            f"{n} tokens committed after {n_accepted} of {levels} accepted, instead of {expected}"
+        )
     if not any(f.model == "target" and f.role != "draft" for f in step.forwards):
         return "the step has no forward of the target, except for drafting"
     return None
@@ -210,7 +220,7 @@ class AcceptRuleCheck:
         rule: an accept rule that is not off.
         noise: keyed noise by output position.
         prompt_length: number of prompt tokens.
-        draws: whether the lossless rule samples. Then the table does not determine its token.
+        draws: whether the lossless rule draws at random. Then the table does not fix the token.
     """
 
     rule: AcceptRule
@@ -237,30 +247,35 @@ class AcceptRuleCheck:
             and (wrong := _find_segment_error(self.rule, step)) is not None
         ):
             return wrong
-        for at, word in enumerate(step.outcome.origin, start=first):
+        for at, origin in enumerate(step.outcome.origin, start=first):
             before, last, token = text[at - 2 : at + 1]
-            where = f"behind {before} {last}"
-            if word in ("accepted", "relaxed") and not self.draws:
-                due = self.reference.choose_token(before, last, self.noise[at - self.prompt_length])
-                if (token == due) != (word == "accepted"):
-                    return f"{token} {where} is {word!r} but the target chooses {due}"
+            where = f"after {before} {last}"
+            if origin in ("accepted", "relaxed") and not self.draws:
+                expected = self.reference.choose_token(
+                    before, last, self.noise[at - self.prompt_length]
+                )
+                if (token == expected) != (origin == "accepted"):
+                    return f"{token} {where} is {origin!r} but the target chooses {expected}"
             pure = self.rule.pure
-            if word == "relaxed" and pure and not self._passes(before, last, token):
-                return f"{token} {where} is relaxed, and {self.rule} does not let it pass"
-            for each in _tested_tokens(step) if word == "recovered" else ():
+            if origin == "relaxed" and pure and not self._passes(before, last, token):
+                return f"{token} {where} is relaxed, but {self.rule} does not accept it"
+            for each in _tested_tokens(step) if origin == "recovered" else ():
                 if self._stricter_rule_accepts_more(before, last, each):
                     return (
-                        f"{each} {where}: {self.rule.stricter} lets it pass and {self.rule}, which"
-                        " is to let pass all that it does, does not"
+                        f"{each} {where}: {self.rule.stricter} accepts it, but {self.rule} does"
+                        " not, though it must accept every token that the stricter rule accepts"
                     )
                 sure = self.rule.chance == 1 and pure
                 if sure and self._passes(before, last, each):
-                    return f"{each} {where} is rejected, and {self.rule} lets it pass"
+                    return f"{each} {where} is rejected, but {self.rule} accepts it"
         return None
 
     def _passes(self, before: int, last: int, token: int, rule: AcceptRule | None = None) -> bool:
-        """Return True if a rule (default: this one) accepts a token under the target's
-        distribution."""
+        """Return True if a rule accepts a token under the target's distribution.
+
+        Args:
+            rule: the rule; default: `self.rule`.
+        """
         p = torch.tensor([self.reference.accept_rule_probs(before, last)], dtype=torch.float64)
         return bool((rule or self.rule).lets_pass(p, torch.tensor([token])))
 
@@ -291,7 +306,7 @@ def _find_segment_error(rule: SegmentRule, step: Step) -> str | None:
 def _find_accounting_error(session: ObservedSession, steps_taken: Sequence[Step]) -> str | None:
     """Return a message if a method's token accounting (`Segments.token_accounting`) is wrong.
 
-    Compares it with itself, with the draws that the session saw, and with the tokens of the text.
+    The counts must add up, and agree with the draws of the session and the tokens of the text.
     """
     counts = Counter[str]()
     for step in steps_taken:
@@ -302,13 +317,17 @@ def _find_accounting_error(session: ObservedSession, steps_taken: Sequence[Step]
         if n:
             return f"the {author} generated {n} tokens that were neither kept nor discarded"
     if counts["draft_generated"] != session.n_picked:
-        return f"{counts['draft_generated']} tokens drafted by the ledger, {session.n_picked} drawn"
+        return (
+            f"the token accounting has {counts['draft_generated']} drafted tokens, but"
+            f" {session.n_picked} were drawn"
+        )
     origin = session.harness.text.origin
     drafted = origin.count("accepted") + origin.count("relaxed")
     if (counts["draft_kept"], counts["target_kept"]) != (drafted, len(origin) - drafted):
         kept = counts["draft_kept"], counts["target_kept"]
         return (
-            f"the ledger keeps {kept} tokens where the text has {(drafted, len(origin) - drafted)}"
+            f"the token accounting has {kept} kept tokens of draft and target, but the text has"
+            f" {(drafted, len(origin) - drafted)}"
         )
     return None
 
@@ -333,7 +352,7 @@ def _find_record_error(
     except ValueError as refused:
         return str(refused)
     if session.finish is None:
-        return f"stopped after {len(ids)} tokens, with neither EOS nor the whole budget"
+        return f"stopped after {len(ids)} tokens, without an EOS and below the budget"
     return None
 
 

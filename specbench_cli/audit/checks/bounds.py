@@ -1,7 +1,8 @@
-"""Acceptance bounds of any method: a draft that equals the target, and one that is never right.
+"""Checks of how many draft tokens a method accepts, with drafts of known quality.
 
-Lookup methods also get a repeating text. Only these checks find faults that cost speed and leave
-every output right.
+A draft that equals the target must be accepted in full. A draft that is never right must not be
+accepted at all. Lookup methods must accept a repeating text in full. These checks find faults that
+make a method slow while its output is still right.
 """
 
 from __future__ import annotations
@@ -34,24 +35,27 @@ from specbench_cli.engine.types import Draft, Step
 from specbench_cli.engine.verify.tree import ROOT
 
 TABLES_PER_RULE = 4
-"""Number of tables for each variant and rule."""
+"""Number of tables for each parameter set and decoding rule."""
 
 SLACK = 1e-6
-"""Difference in accepted tokens that rounding explains, also with q in single precision."""
+"""Maximum difference in accepted tokens by rounding, if q is in single precision."""
 
 DEVIATIONS = 6
-"""Allowed difference of a sum of acceptance tests, in standard deviations. The seeds are fixed."""
+"""Maximum difference of accepted tokens from the expected number, in standard deviations.
+
+Random seeds are fixed, so a result is reproducible.
+"""
 
 PEAKED_TABLES = 2
 """Number of additional tables with peaked distributions."""
 
 
 def check_bounds(subject: AuditSubject) -> list[Finding]:
-    """Check the bounds that apply to a method."""
+    """Run the checks of this module that apply to a method: draft models, heads, or lookup."""
     findings: list[Finding | None] = []
     if subject.uses_draft_model:
-        twin, twins = _check_twin_draft(subject)
-        findings += [twin, _check_mixed_draft(subject, twins), _check_useless_draft(subject)]
+        twin, twin_runs = _check_twin_draft(subject)
+        findings += [twin, _check_mixed_draft(subject, twin_runs), _check_useless_draft(subject)]
     if subject.name in LOOKUP_METHODS:
         findings.append(_check_repeating_text(subject)[0])
     return [finding for finding in findings if finding is not None]
@@ -60,20 +64,20 @@ def check_bounds(subject: AuditSubject) -> list[Finding]:
 def _check_twin_draft(subject: AuditSubject) -> tuple[Finding | None, Sequence[CaseRun]]:
     """Check that a draft equal to the target is accepted in full, plus a bonus token.
 
-    If the method draws from a q that differs from the target's distribution, the expected number
-    of accepted tokens is sum min(p, q).
+    p is the target's distribution, q the draft's. If the method draws from a q that differs from p,
+    the expected number of accepted tokens is sum min(p, q).
 
-    In a dynamic tree the likeliest path need not be the deepest, except for peaked distributions.
-    It ends at a leaf, because a node's best child is expanded first. Stateless heads and parallel
-    drafts predict what follows greedy tokens, so they equal the target in greedy decoding only.
+    In a dynamic tree, the accepted path may be shorter than the deepest one, but it ends at a leaf.
+    A stateless head predicts several tokens at once, each as if the tokens before were greedy. So
+    its draft equals the target in greedy decoding only.
     """
     return _check_full_acceptance(
         subject,
         "twin draft",
         _twin_cases(subject),
-        "what the method feeds its draft (positions, tokens left out, stale rows; a head: features"
-        " of another token) and, under the coupled rule, which output position it draws for"
-        " (`session.pick(out, ahead)`); and whether full acceptance adds the bonus",
+        "the inputs of the draft: positions, missing tokens, stale rows; for a head, features of"
+        " another token. Under the coupled rule, the output position of each draw"
+        " (`session.pick(out, ahead)`). Full acceptance must add the bonus token",
         by_tables=True,
     )
 
@@ -95,8 +99,8 @@ def _check_repeating_text(subject: AuditSubject) -> tuple[Finding | None, Sequen
         subject,
         "repeating text",
         _repeating_cases(subject),
-        "where the copied text begins (directly after the occurrence, not a token later), and"
-        " whether the newest tokens are indexed",
+        "the start of the copied text (directly after the match, not a token later), and whether"
+        " the newest tokens are in the index",
     )
 
 
@@ -113,11 +117,11 @@ def _repeating_cases(subject: AuditSubject) -> Iterator[tuple[MethodParams, Case
 
 @dataclass(frozen=True)
 class CaseRun:
-    """A case that a method decoded to its end.
+    """A case with the steps that a method took to decode it.
 
     Attributes:
-        session: the session, after its end.
-        steps: the steps of the method.
+        params: parameters of the method.
+        session: the session after decoding.
         texts: for each step, the token ids before its draft.
     """
 
@@ -129,7 +133,7 @@ class CaseRun:
 
     @classmethod
     def decode(cls, subject: AuditSubject, params: MethodParams, case: Case) -> CaseRun:
-        """Decode a case."""
+        """Decode a case with a method and return its steps."""
         session, taken, texts = case.open(), list[Step](), list[Sequence[int]]()
         for step in subject.method(params).generate(session):
             text = tuple(session.tokens())
@@ -139,16 +143,19 @@ class CaseRun:
 
     @property
     def drafted_by_tables(self) -> bool:
-        """True if tables drafted, and read the tokens that later draft tokens depend on.
+        """True if every draft came from a table that can predict the target's next tokens.
 
-        Only tables that read the tokens drafted so far can follow the target's choices.
+        A table cannot do this if it predicts several tokens at once while the target draws at
+        random, because it does not know the tokens drawn in between.
         """
-        guess = any(not isinstance(head, SequentialHead) for head in self.session.stateless_heads)
-        guess |= any(
+        predicts_ahead = any(
+            not isinstance(head, SequentialHead) for head in self.session.stateless_heads
+        )
+        predicts_ahead |= any(
             isinstance(model, TableParallel | TableBlockHead)
             for model, _ in self.session.model_states
         )
-        blind = guess and self.case.sampling.rule != "greedy"
+        blind = predicts_ahead and self.case.sampling.rule != "greedy"
         return self.session.drafted_by_tables and not blind
 
     def steps_with_draft(self) -> Iterator[tuple[int, Step, Sequence[int]]]:
@@ -162,7 +169,7 @@ class CaseRun:
 
     @property
     def draft_differs_from_model(self) -> bool:
-        """True if q of the first draft token differs from p, though draft and target are equal."""
+        """True if q differs from p at a first draft token, though draft and target are equal."""
         if not self.case.sampling.draws:
             return False
         reference = Reference(self.case.tables[0], self.case.sampling)
@@ -191,90 +198,101 @@ def _check_full_acceptance(
     """Check that every draft is accepted in full, followed by a bonus if the method has one.
 
     Args:
+        check: name of the finding.
+        look: code to look at first if the check fails.
         by_tables: leave out cases in which a draft did not come from tables.
+
     Returns:
-        The finding (None if all cases were left out), and the runs that the bound applies to.
+        The finding (None if all cases were left out), and the runs that had to accept all tokens.
     """
-    every = [CaseRun.decode(subject, params, case) for params, case in cases]
-    decoded = [each for each in every if each.drafted_by_tables or not by_tables]
-    if every and not decoded:
+    all_runs = [CaseRun.decode(subject, params, case) for params, case in cases]
+    runs = [run for run in all_runs if run.drafted_by_tables or not by_tables]
+    if all_runs and not runs:
         return None, ()
     steps = committed = wrong = 0
     problem: Problem | None = None
-    bound = [each for each in decoded if not by_tables or _must_accept_all(each, decoded)]
-    for each in bound:
-        for number, step, text in each.steps_with_draft():
+    bound = [run for run in runs if not by_tables or _must_accept_all(run, runs)]
+    for run in bound:
+        for number, step, text in run.steps_with_draft():
             assert step.draft is not None
             if by_tables and all(forward.role != "draft" for forward in step.forwards):
                 continue  # the draft came from another source
             n, due = len(step.outcome.committed), step.draft.levels + subject.method.bonus
             steps, committed = steps + 1, committed + n
             full = n == due or (
-                each.case.name == "equal" and n > 1 and _ends_at_leaf(step.draft, step)
+                run.case.name == "equal" and n > 1 and _ends_at_leaf(step.draft, step)
             )
-            if not full and not _q_explains_rejection(each, step, text):
+            if not full and not _q_explains_rejection(run, step, text):
                 wrong += 1
                 what = (
                     f"step {number} commits {n} of {due} tokens: {len(step.outcome.path)} of"
                     f" {step.draft.levels} draft tokens are accepted"
                 )
-                problem = problem or Problem(what, each.description, look)
+                problem = problem or Problem(what, run.description, look)
     if problem is None and (sums := _acceptance_error(bound)):
         wrong, problem = wrong + 1, Problem(sums, bound[0].description, look)
     figure = {"steps": steps, "mat": committed / steps if steps else 0.0, "short_steps": wrong}
     return Finding(check, not wrong, figure, problem), bound
 
 
-def _must_accept_all(each: CaseRun, others: Sequence[CaseRun]) -> bool:
-    """Return True if the draft of a case must be accepted in full, as its target would be.
+def _must_accept_all(run: CaseRun, others: Sequence[CaseRun]) -> bool:
+    """Return True if the method must accept every draft token of a run whose models are equal.
 
-    A draft may deliberately be worse than its model. Then its q differs from its model's, and its
-    first token is sometimes rejected in greedy decoding too. A draft without a q must be accepted.
-    Under the coupled rule a draft need not share the noise. In greedy decoding nothing excuses a
-    draft that reads wrong rows, or one whose first token is accepted less often than a guess.
+    A method may draft from another distribution than its draft model's on purpose, for example at
+    another temperature. It is not required to accept all tokens then. This is detected as follows:
+
+    - Rejection: drafts have a q. A rejection is allowed if q differs from p
+      (`_q_explains_rejection`). Runs with drafts without a q are not checked.
+    - Coupled: some first draft tokens are rejected, because the draft does not use the same noise.
+    - Greedy: q differs from p under another rule with the same parameters. But even then the draft
+      must not read wrong rows, or be right less often than a random guess.
+
+    Args:
+        others: all runs, with all parameters and rules.
     """
-    rule, vocab = each.case.sampling.rule, each.case.tables[0].shape[-1]
-    alike = [other for other in others if other.params == each.params]
-    if each.case.sampling.draws:
+    rule, vocab = run.case.sampling.rule, run.case.tables[0].shape[-1]
+    same_params = [other for other in others if other.params == run.params]
+    if run.case.sampling.draws:
         return all(
-            step.draft is None or step.draft.q is not None for _, step, _ in each.steps_with_draft()
+            step.draft is None or step.draft.q is not None for _, step, _ in run.steps_with_draft()
         )
     first = [
         bool(step.outcome.path)
-        for other in alike
+        for other in same_params
         if other.case.sampling.rule == rule
         for _, step, _ in other.steps_with_draft()
     ]
-    altered = any(other.draft_differs_from_model for other in alike)
+    altered = any(other.draft_differs_from_model for other in same_params)
     if rule == "coupled":
         return all(first) and not altered
     if not altered:
         return True
-    return any(other.session.misread for other in alike) or sum(first) * vocab <= len(first)
+    return any(other.session.misread for other in same_params) or sum(first) * vocab <= len(first)
 
 
-def _q_explains_rejection(each: CaseRun, step: Step, text: Sequence[int]) -> bool:
+def _q_explains_rejection(run: CaseRun, step: Step, text: Sequence[int]) -> bool:
     """Return True if the reported q explains a partial acceptance: it differs from p.
 
     Then sum min(p, q) is smaller than the draft length.
     """
     assert step.draft is not None
-    if not each.case.sampling.draws or step.draft.q is None:
+    if not run.case.sampling.draws or step.draft.q is None:
         return False
-    reference = Reference(each.case.tables[0], each.case.sampling)
+    reference = Reference(run.case.tables[0], run.case.sampling)
     return expected_accepted(reference, text, step) < step.outcome.tested - SLACK
 
 
-def _acceptance_error(decoded: Sequence[CaseRun]) -> str | None:
-    """Return an error if the accepted tokens do not match sum min(p, q) over all steps, else None.
+def _acceptance_error(runs: Sequence[CaseRun]) -> str | None:
+    """Compare the number of accepted tokens with sum min(p, q) over all steps under rejection.
 
-    Only cases under the rejection rule count.
+    Returns:
+        A description of the difference if it is too large, else None.
     """
     accepted, expected, tested = 0, 0.0, 0
-    for each in decoded:
-        if each.case.sampling.draws:
-            reference = Reference(each.case.tables[0], each.case.sampling)
-            for _, step, text in each.steps_with_draft():
+    for run in runs:
+        if run.case.sampling.draws:
+            reference = Reference(run.case.tables[0], run.case.sampling)
+            for _, step, text in run.steps_with_draft():
                 accepted += len(step.outcome.path)
                 expected += expected_accepted(reference, text, step)
                 tested += step.outcome.tested
@@ -285,29 +303,31 @@ def _acceptance_error(decoded: Sequence[CaseRun]) -> str | None:
     return f"{seen} of {tested} tests accept, but sum min(p, q) is {due}"
 
 
-def _check_mixed_draft(subject: AuditSubject, twins: Sequence[CaseRun]) -> Finding | None:
-    """Check acceptance after rejected drafts, with a draft model that is right at some positions.
+def _check_mixed_draft(subject: AuditSubject, twin_runs: Sequence[CaseRun]) -> Finding | None:
+    """Check that a method drafts correctly after a rejected draft, in greedy decoding.
 
-    In greedy decoding a method must accept as many draft tokens as the draft model predicts
-    correctly, as it does when the draft equals the target. Steps without a draft forward are left
-    out.
+    The draft model ("mixed") equals the target at some positions only. After each text, the method
+    must accept as many draft tokens as the draft's table predicts correctly.
+
+    Args:
+        twin_runs: runs that accepted every token of an equal draft. Their parameters are checked.
     """
-    greedy = [each for each in twins if each.case.sampling.rule == "greedy"]
+    greedy = [run for run in twin_runs if run.case.sampling.rule == "greedy"]
     steps = accepted = 0
     problem: Problem | None = None
-    for params in {format_params(each.params): each.params for each in greedy}.values():
+    for params in {format_params(run.params): run.params for run in greedy}.values():
         for turn in range(TABLES_PER_RULE):
             tables = make_table_pair("mixed", LONG_VOCAB, seed=500 + 2 * turn)
             case = Case(PARTLY_EQUAL, tables, make_sampling("greedy", turn), budget=40)
-            each = CaseRun.decode(subject, params, case)
-            if not each.drafted_by_tables:
+            run = CaseRun.decode(subject, params, case)
+            if not run.drafted_by_tables:
                 continue
-            for number, step, text in each.steps_with_draft():
+            for number, step, text in run.steps_with_draft():
                 assert step.draft is not None
                 if all(forward.role != "draft" for forward in step.forwards):
                     continue
                 steps, accepted = steps + 1, accepted + len(step.outcome.path)
-                due = min(_predicted_tokens(each, text), step.draft.levels)
+                due = min(_predicted_tokens(run, text), step.draft.levels)
                 n = len(step.outcome.path)
                 if n < due and not (n and _ends_at_leaf(step.draft, step)) and problem is None:
                     what = (
@@ -315,19 +335,19 @@ def _check_mixed_draft(subject: AuditSubject, twins: Sequence[CaseRun]) -> Findi
                         f" draft model predicts {due} of the target's tokens"
                     )
                     look = (
-                        "the inputs of the draft after a rejected draft: rows, features and indices"
-                        " of the previous step (`session.features`, `session.pending_tokens`)"
+                        "the inputs of the draft model after a rejected draft: stale rows, features"
+                        " or indices (`session.features`, `session.pending_tokens`)"
                     )
-                    problem = Problem(what, each.description, look)
+                    problem = Problem(what, run.description, look)
     if not steps:
         return None
     figure = {"steps": steps, "accepted": accepted}
     return Finding("mixed draft", problem is None, figure, problem)
 
 
-def _predicted_tokens(each: CaseRun, text: Sequence[int]) -> int:
+def _predicted_tokens(run: CaseRun, text: Sequence[int]) -> int:
     """Return the number of tokens after a text that the draft's table predicts correctly."""
-    case = each.case
+    case = run.case
     target, draft = (Reference(table, case.sampling) for table in case.tables)
     before, last = text[-2:]
     first = len(text) - len(case.prompt)
@@ -352,10 +372,10 @@ def _check_useless_draft(subject: AuditSubject) -> Finding | None:
     for rule in RULES:
         for params in subject.lossless_params(rule):
             for turn in range(TABLES_PER_RULE):
-                said = min(
+                n_tokens = min(
                     16, max(4, largest_number(params))
-                )  # enough tokens for the children of a node
-                tables = make_table_pair("disjoint", 2 * said, seed=300 + 2 * turn)
+                )  # enough tokens for all children of a tree node
+                tables = make_table_pair("disjoint", 2 * n_tokens, seed=300 + 2 * turn)
                 # With top-k or top-p fewer tokens than children could remain, and others would fill
                 # up.
                 sampling = replace(make_sampling(rule, turn), top_k=0, top_p=1.0)
@@ -382,12 +402,12 @@ def _check_useless_draft(subject: AuditSubject) -> Finding | None:
 
 
 def _describe_acceptance(step: Step) -> str | None:
-    stood = len(step.outcome.path)
-    if not stood and len(step.outcome.committed) == 1 and step.outcome.tested <= 1:
+    n_accepted = len(step.outcome.path)
+    if not n_accepted and len(step.outcome.committed) == 1 and step.outcome.tested <= 1:
         return None
     ids = step.draft.tokens.tolist() if step.draft else "?"
     return (
-        f"{stood} of the draft {ids} are accepted, {step.outcome.tested} levels tested,"
+        f"{n_accepted} of the draft {ids} are accepted, {step.outcome.tested} levels tested,"
         f" {len(step.outcome.committed)} tokens committed, but the target gives them probability"
         " 0"
     )

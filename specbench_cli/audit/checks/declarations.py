@@ -1,7 +1,8 @@
 """Check of the declarations of a method's class against what its code does.
 
-A wrong declaration often comes from copying a file. It changes no token, but a run may require a
-model that is not used, or not provide what the method needs. It is reported before other faults.
+Declarations are class attributes such as `needs` and `workers`. A wrong one often comes from
+copying a file. It changes no token, but a run may then load a model that is not used, or lack a
+model that the method needs. It is reported before other faults.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class MethodUsage:
     """Observed behaviour of a method.
 
     Attributes:
+        steps: number of steps.
         models: names of the models that ran.
         costs: whether it read costs of forwards.
         uses_memory: whether it stored something in the session's memory.
@@ -69,9 +71,9 @@ class MethodUsage:
             for step in method.generate(session):
                 self.steps += 1
                 levels = step.draft.levels if step.draft is not None else 0
-                stood = len(step.outcome.path)
+                n_accepted = len(step.outcome.path)
                 self.proposes |= levels > 0
-                self.has_bonus |= 0 < levels == stood < len(step.outcome.committed)
+                self.has_bonus |= 0 < levels == n_accepted < len(step.outcome.committed)
             self.models |= {forward.model for forward in session.harness.meter.forwards}
             self.drafters = max(self.drafters, len(session.harness.workers))
             self.uses_memory |= bool(session.memory or session.memory.copies)
@@ -79,20 +81,20 @@ class MethodUsage:
 
 def check_declarations(subject: AuditSubject) -> list[Finding]:
     """Check the declarations of the class and report the first contradiction."""
-    watched = [(subject.method(params), MethodUsage()) for params in subject.variants]
-    for method, seen in watched:
+    usages = [(subject.method(params), MethodUsage()) for params in subject.variants]
+    for method, usage in usages:
         for case in _predictable_cases(method.params):
-            seen.decode(method, case)
-    said = next(
+            usage.decode(method, case)
+    contradiction = next(
         chain(
             _find_class_contradictions(subject),
-            _find_undeclared(watched),
-            _find_unused(subject, watched),
+            _find_undeclared(usages),
+            _find_unused(subject, usages),
         ),
         None,
     )
-    problem = None if said is None else said.to_problem(subject)
-    steps = sum(seen.steps for _, seen in watched)
+    problem = None if contradiction is None else contradiction.to_problem(subject)
+    steps = sum(usage.steps for _, usage in usages)
     return [Finding(DECLARATIONS, problem is None, {"steps": steps}, problem)]
 
 
@@ -146,13 +148,13 @@ def _find_class_contradictions(subject: AuditSubject) -> Iterator[Contradiction]
         yield Contradiction(
             "paper",
             f"{where}: {refused.errors()[0]['msg']}",
-            "`paper` holds values that the method's own parameters may have",
+            "`paper` must contain valid values of the method's parameters",
         )
     if method.learn is not Method.learn and method.state_scope == "prompt":
         yield Contradiction(
             "state_scope",
-            "it is 'prompt', and there is a `learn`, which outlives a prompt",
-            'give the class `state_scope = "run"`',
+            "it is 'prompt', but the method has a `learn`, which keeps state between prompts",
+            'set `state_scope = "run"` in the class',
         )
     if method.exact_params:
         exact = method(method.Params.model_validate(dict(method.exact_params)))
@@ -160,88 +162,88 @@ def _find_class_contradictions(subject: AuditSubject) -> Iterator[Contradiction]
         if found:
             yield Contradiction(
                 "off",
-                f"with these parameters it promises {', '.join(sorted(found))}",
-                "`off` holds the parameters at which nothing passes but what is exact",
+                f"with these parameters the method promises {', '.join(sorted(found))}",
+                "`off` must contain the parameters with which the method is lossless",
             )
     words = get_args(Guarantee)
     for params in subject.variants:
-        made = method(params)
-        rule = made.accept
+        variant = method(params)
+        rule = variant.accept
         for sampling in get_args(Rule) if rule is not None and not rule.is_exact else ():
-            promised = made.guarantee(sampling)
+            promised = variant.guarantee(sampling)
             if rule is not None and words.index(promised) < words.index(rule.guarantee):
                 yield Contradiction(
                     "guarantee",
-                    f"under {sampling} it promises {promised!r}, and its accept rule"
-                    f" {rule.name!r} lets pass what is {rule.guarantee!r}",
-                    "leave `guarantee` out: it follows from the accept rule",
+                    f"under {sampling} it promises {promised!r}, but its accept rule"
+                    f" {rule.name!r} only guarantees {rule.guarantee!r}",
+                    "remove `guarantee`: it follows from the accept rule",
                 )
 
 
-def _find_undeclared(watched: ObservedMethods) -> Iterator[Contradiction]:
+def _find_undeclared(usages: ObservedMethods) -> Iterator[Contradiction]:
     """Yield behaviour that is not declared."""
-    for method, seen in watched:
-        if "draft" in seen.models and "draft" not in method.requirements:
+    for method, usage in usages:
+        if "draft" in usage.models and "draft" not in method.requirements:
             yield Contradiction(
                 "needs",
-                "it does not name 'draft', and a draft model was run",
-                'give the class `needs = frozenset({"draft"})`: without it a run may have none',
+                "it does not contain 'draft', but the method ran a draft model",
+                'set `needs = frozenset({"draft"})` in the class, or a run may have no draft model',
             )
-        if seen.costs and not method.uses_costs:
+        if usage.costs and not method.uses_costs:
             yield Contradiction(
                 "uses_costs",
-                "it is False, and costs of forwards were read",
-                "give the class `uses_costs = True`: a run measures them for those that say so",
+                "it is False, but the method read the costs of forwards",
+                "set `uses_costs = True` in the class: only then does a run measure the costs",
             )
-        if seen.uses_memory and method.state_scope == "prompt":
+        if usage.uses_memory and method.state_scope == "prompt":
             yield Contradiction(
                 "state_scope",
-                "it is 'prompt', and something was kept in `session.memory`, which every prompt"
-                " finds empty then",
-                'give the class `state_scope = "run"`, or keep it on the object in `start`',
+                "it is 'prompt', but the method stored something in `session.memory`, which is then"
+                " empty for every prompt",
+                'set `state_scope = "run"` in the class, or store it in an attribute in `start`',
             )
-        if seen.has_bonus and not method.bonus:
+        if usage.has_bonus and not method.bonus:
             yield Contradiction(
                 "bonus",
-                "it is False, and a token followed a fully accepted draft",
-                "leave `bonus` out",
+                "it is False, but a token followed a fully accepted draft",
+                "remove `bonus`",
             )
-        if seen.proposes and not method.proposes:
+        if usage.proposes and not method.proposes:
             yield Contradiction(
                 "proposes",
-                "it is False, and tokens were drafted",
-                "leave `proposes` out: methods that draft have more checks",
+                "it is False, but the method drafted tokens",
+                "remove `proposes`: methods that draft have more checks",
             )
-        if seen.drafters and seen.drafters + 1 > method.workers:
+        if usage.drafters and usage.drafters + 1 > method.workers:
             yield Contradiction(
                 "workers",
-                f"it is {method.workers}, and {seen.drafters + 1} workers computed at once",
-                f"give the class `workers = {seen.drafters + 1}`",
+                f"it is {method.workers}, but {usage.drafters + 1} workers computed at once",
+                f"set `workers = {usage.drafters + 1}` in the class",
             )
 
 
-def _find_unused(subject: AuditSubject, watched: ObservedMethods) -> Iterator[Contradiction]:
+def _find_unused(subject: AuditSubject, usages: ObservedMethods) -> Iterator[Contradiction]:
     """Yield declarations without observed behaviour. These are tested on more cases first."""
     method = subject.method
     models = {*SHARED_MODELS, *method(subject.variants[0]).models()}
     is_used: dict[str, Callable[[MethodUsage], bool]] = {
-        "'draft'": lambda seen: "draft" in seen.models,
-        "'head'": lambda seen: bool(seen.models - models),
-        "state_scope": lambda seen: seen.uses_memory,
-        "uses_costs": lambda seen: seen.costs,
-        "workers": lambda seen: seen.drafters > 0,
+        "'draft'": lambda usage: "draft" in usage.models,
+        "'head'": lambda usage: bool(usage.models - models),
+        "state_scope": lambda usage: usage.uses_memory,
+        "uses_costs": lambda usage: usage.costs,
+        "workers": lambda usage: usage.drafters > 0,
     }
     is_declared = {
         "'draft'": "draft" in method.needs,
         "'head'": "head" in method.needs,
-        "state_scope": any(made.scope != "prompt" for made, _ in watched),
-        "uses_costs": all(made.uses_costs for made, _ in watched),
+        "state_scope": any(variant.scope != "prompt" for variant, _ in usages),
+        "uses_costs": all(variant.uses_costs for variant, _ in usages),
         "workers": method.workers > 1,
     }
     unused = [
         name
         for name, done in is_used.items()
-        if is_declared[name] and not any(done(seen) for _, seen in watched)
+        if is_declared[name] and not any(done(usage) for _, usage in usages)
     ]
     more = MethodUsage()
     for params, case in decoding_cases(subject) if unused else ():
@@ -249,7 +251,7 @@ def _find_unused(subject: AuditSubject, watched: ObservedMethods) -> Iterator[Co
         unused = [name for name in unused if not is_used[name](more)]
         if not unused:
             return
-    steps = more.steps + sum(seen.steps for _, seen in watched)
+    steps = more.steps + sum(usage.steps for _, usage in usages)
     for name in unused:
         yield Contradiction(*_UNUSED_MESSAGES[name](steps, method))
 
@@ -257,31 +259,31 @@ def _find_unused(subject: AuditSubject, watched: ObservedMethods) -> Iterator[Co
 _UNUSED_MESSAGES: Mapping[str, Callable[[int, type[Method]], tuple[str, str, str]]] = {
     "'draft'": lambda steps, _: (
         "needs",
-        f"it names 'draft', and none ran in {steps} steps",
-        "take 'draft' out of `needs`: otherwise a run without a draft model is rejected, though the"
-        " method does not use one",
+        f"it contains 'draft', but no draft model ran in {steps} steps",
+        "remove 'draft' from `needs`: a run without a draft model is rejected otherwise",
     ),
     "'head'": lambda steps, _: (
         "needs",
-        f"it names 'head', and none ran in {steps} steps",
-        "take 'head' out of `needs`, if no head drafts. One that does is a `Head` or a"
-        " `FeatureHead` which `artifacts()` names, comes from `session.artifact(...)`, and is"
-        " called itself: what else it computes is not metered",
+        f"it contains 'head', but no head ran in {steps} steps",
+        "remove 'head' from `needs` if the method has no head. A head must be a `Head` or a"
+        " `FeatureHead`, be listed in `artifacts()`, come from `session.artifact(...)`, and be"
+        " called directly, because only its call is metered",
     ),
     "state_scope": lambda steps, method: (
         "state_scope",
-        f"it is {method.state_scope!r}, and in {steps} steps nothing was kept in `session.memory`",
-        "leave `state_scope` out: reports would say that the method depends on the prompt order;"
-        " or keep in `session.memory` what must outlive a prompt",
+        f"it is {method.state_scope!r}, but in {steps} steps nothing was stored in"
+        " `session.memory`",
+        "remove `state_scope`: reports would say that the method depends on the prompt order. If"
+        " the method keeps state between prompts, store it in `session.memory`",
     ),
     "uses_costs": lambda steps, _: (
         "uses_costs",
-        f"it is True, and no cost was read in {steps} steps",
-        "leave `uses_costs` out: reports would say that its counters depend on times",
+        f"it is True, but no cost was read in {steps} steps",
+        "remove `uses_costs`: reports would say that its counters depend on times",
     ),
     "workers": lambda steps, method: (
         "workers",
-        f"it is {method.workers}, and no drafter was used in {steps} steps",
-        "leave `workers` out: a run would divide the CPU cores for it",
+        f"it is {method.workers}, but no parallel drafter ran in {steps} steps",
+        "remove `workers`: a run would divide the CPU cores for it",
     ),
 }

@@ -1,4 +1,6 @@
-"""Exact check of output distribution and acceptance under rejection, by enumeration of outcomes.
+"""Exact check of output distribution and acceptance under the rejection and block rules.
+
+All outcomes of random decoding are enumerated on small tables (`audit.enumeration`).
 
 Leviathan et al. 2023 (arXiv:2211.17192), section 3.6 and appendix A.1: a draft token is accepted
 with probability sum min(p, q), and committed tokens follow p. For trees see `overlap`.
@@ -50,22 +52,24 @@ OUTCOME_BUDGET: dict[Rule, int] = {"rejection": 4_000, "block": 1_000}
 left out, and counted."""
 
 DEEP_BUDGET: dict[Rule, int] = {"rejection": 2_000, "block": 400}
-"""The same limit for cases whose randomness is all in the last level of a draft."""
+"""Maximum number of outcomes of a method, for cases that are random only in the last draft
+level."""
 
 MAX_DEEP_LEVELS = 8
-"""Maximum number of levels of a draft whose randomness is all in its last level."""
+"""Maximum number of draft levels in such a case."""
 
 MIN_DEEP_LEVELS = 5
-"""Minimum number of levels of such a draft."""
+"""Minimum number of draft levels in such a case."""
 
 LATE_BUDGET: dict[Rule, int] = {"rejection": 1_500, "block": 500}
-"""The same limit for cases with late levels, late tokens and histories."""
+"""Maximum number of outcomes of a method, for cases that are random late in a draft or in a
+text."""
 
 MAX_FORKED_OUTCOMES = 1_000
-"""Maximum number of outcomes that are enumerated for trees with two nodes in a level."""
+"""Maximum number of outcomes of a case for draft trees, in which the text forks (`forked_case`)."""
 
 FIRST_LATE_LEVEL = 3
-"""First level that is enumerated together with earlier levels."""
+"""First draft level that is tested by cases with randomness late in a draft."""
 
 MAX_TRIES = 6
 """Number of parameter sets that are tried until a case has few enough outcomes."""
@@ -79,8 +83,10 @@ class EnumeratedCase:
 
     Attributes:
         outcomes: number of outcomes.
+        params: parameters of the method.
+        distribution: probability of each output.
         accepted: mean number of accepted draft tokens.
-        expected: expected number of them, sum min(p, q). None if drafts are verified as blocks.
+        expected: expected number of accepted tokens, sum min(p, q). None under the block rule.
         has_steps: whether any step was taken.
     """
 
@@ -99,42 +105,42 @@ class EnumeratedCase:
 
 
 def check_distribution(subject: AuditSubject) -> list[Finding]:
-    """Check the joint distribution of the first tokens to 1e-9, and acceptance against sum min(p,
-    q).
+    """Check the joint distribution of the first tokens, and the number of accepted tokens.
 
-    If no case of a rule could be enumerated, the finding is not passed, with `shown` False.
+    The distribution must equal the target's to 1e-9, and the accepted tokens sum min(p, q). If no
+    case of a rule could be enumerated, the finding is not passed, with `shown` False.
     """
-    walks: list[EnumeratedCase] = []
-    left_out, too_large, unseen = 0, 0, list[str]()
+    enumerated: list[EnumeratedCase] = []
+    left_out, too_large, rules_not_shown = 0, 0, list[str]()
     for rule, budget in OUTCOME_BUDGET.items():
-        n, so_far = len(walks), left_out
+        n, left_out_before = len(enumerated), left_out
         variants = list(_lossless_params(subject, rule, few_outcomes=True))
         left = {format_params(params): budget // len(variants) for params in variants}
         for params, case in _cases(subject, rule):
             share = format_params(params)
             due = left[share] > 0
-            walked = _enumerate_case(subject, params, case) if due else None
-            if walked is None and due:
+            result = _enumerate_case(subject, params, case) if due else None
+            if result is None and due:
                 left[share] -= MAX_OUTCOMES  # the enumeration stopped at the limit
                 if case.sampling.top_k != 2 and not case.is_narrow:
                     narrow = replace(case, sampling=replace(case.sampling, top_k=2))
-                    walked = _enumerate_case(subject, params, narrow)
-            if walked is None:
+                    result = _enumerate_case(subject, params, narrow)
+            if result is None:
                 left_out, too_large = left_out + 1, too_large + due
             else:
-                walks.append(walked)
-                left[share] -= walked.outcomes
+                enumerated.append(result)
+                left[share] -= result.outcomes
         deep, left_out_too = _enumerate_deep_cases(subject, rule)
-        walks, left_out = [*walks, *deep], left_out + left_out_too
+        enumerated, left_out = [*enumerated, *deep], left_out + left_out_too
         late, not_walked = _enumerate_late_cases(subject, rule)
-        walks, left_out = [*walks, *late], left_out + len(not_walked)
-        if left_out > so_far and not any(walked.has_steps for walked in walks[n:]):
-            unseen.append(rule)
+        enumerated, left_out = [*enumerated, *late], left_out + len(not_walked)
+        if left_out > left_out_before and not any(result.has_steps for result in enumerated[n:]):
+            rules_not_shown.append(rule)
         else:
-            unseen += [f"{rule}, {what}" for what in not_walked]
-    if not walks and not left_out:
+            rules_not_shown += [f"{rule}, {what}" for what in not_walked]
+    if not enumerated and not left_out:
         return []
-    distribution = _distribution_finding(walks, left_out, unseen)
+    distribution = _distribution_finding(enumerated, left_out, rules_not_shown)
     if left_out:
         why = (
             f"{too_large} cases have more than {MAX_OUTCOMES} outcomes; {left_out - too_large} were"
@@ -143,22 +149,22 @@ def check_distribution(subject: AuditSubject) -> list[Finding]:
         )
         distribution = replace(distribution, left_out=why)
     findings = [distribution]
-    if any(walked.expected for walked in walks):
-        findings.append(_acceptance_finding(walks))
+    if any(result.expected for result in enumerated):
+        findings.append(_acceptance_finding(enumerated))
     return findings
 
 
 def _enumerate_deep_cases(subject: AuditSubject, rule: Rule) -> tuple[list[EnumeratedCase], int]:
-    """Enumerate the deepest drafts and the largest vocabulary.
+    """Enumerate cases with the deepest drafts and the largest vocabulary.
 
     Returns:
         (enumerated cases, number of cases that were left out).
     """
-    walks: list[EnumeratedCase] = []
+    enumerated: list[EnumeratedCase] = []
     left_out, budget = 0, DEEP_BUDGET.get(rule, 0)
     whole = (
         subject.uses_head or subject.method(subject.variants[0]).learns
-    )  # these read whole tables, which is slow
+    )  # heads and learning methods read whole tables, which is slow
     short = [] if whole else islice(_lossless_params(subject, rule, few_outcomes=True), 1)
     cases: list[tuple[MethodParams, Sequence[Case]]]
     cases = [(params, [wide_case(rule)]) for params in short]
@@ -168,13 +174,13 @@ def _enumerate_deep_cases(subject: AuditSubject, rule: Rule) -> tuple[list[Enume
             cases.append((params, [small] if params in subject.single_changes else [large, small]))
     for params, smaller in cases:
         tried = (_enumerate_case(subject, params, case) for case in smaller if budget > 0)
-        walked = next((walk for walk in tried if walk is not None), None)
-        if walked is None:
+        result = next((result for result in tried if result is not None), None)
+        if result is None:
             left_out += 1
         else:
-            walks.append(walked)
-        budget -= ESTIMATE_EVERY * len(smaller) if walked is None else walked.outcomes
-    return walks, left_out
+            enumerated.append(result)
+        budget -= ESTIMATE_EVERY * len(smaller) if result is None else result.outcomes
+    return enumerated, left_out
 
 
 def _enumerate_late_cases(
@@ -192,7 +198,8 @@ def _enumerate_late_cases(
     if drafts:
         deepest = min(max_draft_levels(drafts[0]), MAX_DEEP_LEVELS)
         for name, case in late_level_cases(rule, deepest):
-            # A few parameter sets cover each level here. The others get one level each, below.
+            # Test all levels with the parameter sets of deep drafts. The others test one level
+            # each.
             due.append(
                 (name, case, [params for params in drafts if max_draft_levels(params) >= deepest])
             )
@@ -208,26 +215,26 @@ def _enumerate_late_cases(
     for turn, params in enumerate(drafts[1:]):
         levels = list(late_level_cases(rule, min(max_draft_levels(params), MAX_DEEP_LEVELS)))
         due.append(("", levels[turn % len(levels)][1], [params]))
-    walks: list[EnumeratedCase] = []
+    enumerated: list[EnumeratedCase] = []
     missed: dict[str, None] = {}
     left = LATE_BUDGET.get(rule, 0)
     large: list[MethodParams] = []
     for name, case, fit in due:
-        walked = None
+        result = None
         for params in [each for each in fit if each not in large][:MAX_TRIES]:
-            if walked is None and left > 0:
-                walked = _enumerate_case(subject, params, case)
-                left -= MAX_OUTCOMES // 10 if walked is None else walked.outcomes
-                large += [params] if walked is None and case.name == "track" else []
-        if walked is not None:
-            walks.append(walked)
+            if result is None and left > 0:
+                result = _enumerate_case(subject, params, case)
+                left -= MAX_OUTCOMES // 10 if result is None else result.outcomes
+                large += [params] if result is None and case.name == "track" else []
+        if result is not None:
+            enumerated.append(result)
         elif left > 0 and name and not _draws_trees(subject, fit[0]):
             missed[name] = None  # trees draw siblings even if their model is certain
-    return walks, list(missed)
+    return enumerated, list(missed)
 
 
 def _relative_size(params: MethodParams, default: MethodParams) -> float:
-    """Return the product of all integer parameters, each relative to its default."""
+    """Return how much larger than the defaults the integer parameters are, as a product."""
     values, size = default.model_dump(), 1.0
     for name, value in params.model_dump().items():
         if type(value) is int and type(values[name]) is int:
@@ -268,7 +275,7 @@ def _draws_trees(subject: AuditSubject, params: MethodParams) -> bool:
 
 
 NO_TOKEN = -1
-"""Id in an output for a token that was drawn from an invalid distribution."""
+"""Token id that marks a draw from an invalid distribution."""
 
 
 def _enumerate_case(
@@ -277,14 +284,14 @@ def _enumerate_case(
     reference = Reference(case.tables[0], case.sampling)
     other = case.sampling.rule != "rejection"
     kept = case.warm_up(subject.method(params)) or {"workspace": case.create_workspace()}
-    learnt = kept["memory"].save() if "memory" in kept else None
+    saved_memory = kept["memory"].save() if "memory" in kept else None
 
     stepped = False
 
     def run(random: Random) -> tuple[Output, int, float]:
         nonlocal other, stepped
-        if learnt is not None:  # every outcome starts from the same memory
-            kept["memory"].restore(learnt)
+        if saved_memory is not None:  # every outcome starts from the same memory
+            kept["memory"].restore(saved_memory)
         session = case.open(random=random, **kept)
         accepted, expected = 0, 0.0
         try:
@@ -309,35 +316,35 @@ def _enumerate_case(
     except TooManyOutcomes:
         return None
     distribution = sum_weights((output, weight) for (output, _, _), weight in found)
-    accepted = sum(weight * stood for (_, stood, _), weight in found)
-    expected = sum(weight * should for (_, _, should), weight in found)
+    accepted = sum(weight * n_accepted for (_, n_accepted, _), weight in found)
+    expected = sum(weight * n_expected for (_, _, n_expected), weight in found)
     return EnumeratedCase(
         case, params, distribution, len(found), accepted, None if other else expected, stepped
     )
 
 
 def _distribution_finding(
-    walks: list[EnumeratedCase], left_out: int, unseen: Sequence[str]
+    enumerated: list[EnumeratedCase], left_out: int, rules_not_shown: Sequence[str]
 ) -> Finding:
     measured = [
-        (total_variation(walked.distribution, _target_distribution(walked.case)), walked)
-        for walked in walks
+        (total_variation(result.distribution, _target_distribution(result.case)), result)
+        for result in enumerated
     ]
     figure: Mapping[str, float] = {
         **({"total_variation": max(tv for tv, _ in measured)} if measured else {}),
-        "outcomes": sum(walked.outcomes for walked in walks),
-        "cases": len(walks),
+        "outcomes": sum(result.outcomes for result in enumerated),
+        "cases": len(enumerated),
         "cases_left_out": left_out,
     }
-    wrong = [(tv, walked) for tv, walked in measured if tv > EXACT]
-    if not wrong and unseen:
+    wrong = [(tv, result) for tv, result in measured if tv > EXACT]
+    if not wrong and rules_not_shown:
         what = (
-            f"not shown under {' and '.join(unseen)}: each case has more than {MAX_OUTCOMES}"
-            " outcomes, and was left out"
+            f"not shown under {' and '.join(rules_not_shown)}: each case has more than"
+            f" {MAX_OUTCOMES} outcomes, and was left out"
         )
         look = (
-            "unnecessary random draws; otherwise give its parameters"
-            " lower bounds that allow short drafts"
+            "unnecessary random draws of the method. If there are none, lower the bounds of its"
+            " parameters so that short drafts are possible"
         )
         problem = Problem(what, f"all {left_out} cases", look)
         return Finding("distribution", False, figure, problem, shown=False)
@@ -376,10 +383,10 @@ def _first_wrong_token(distribution: Distribution, truth: Distribution) -> int:
     """Return the first output position, from 1, at which the two distributions differ."""
     longest_output = max(len(str_) for str_ in map(_as_tuple, {*distribution, *truth}))
     for n in range(1, longest_output + 1):
-        begun, due = (
+        actual, due = (
             sum_weights((_as_tuple(o)[:n], w) for o, w in x.items()) for x in (distribution, truth)
         )
-        if total_variation(begun, due) > EXACT:
+        if total_variation(actual, due) > EXACT:
             return n
     return longest_output
 
@@ -394,24 +401,23 @@ def _suggest_cause(
     measured: list[tuple[float, EnumeratedCase]],
     token: int,
 ) -> str:
-    """Return what to look at first, derived from which cases are wrong."""
-    right = [walked for tv, walked in measured if tv <= EXACT]
-    cases = [walked.case for _, walked in wrong]
+    """Return the code to look at first, derived from which cases are wrong."""
+    right = [result for tv, result in measured if tv <= EXACT]
+    cases = [result.case for _, result in wrong]
     if token == 1:
-        return "the prefill: verification has decided nothing yet"
-    if all(case.eos for case in cases) and any(not walked.case.eos for walked in right):
+        return "the prefill, because the first token does not depend on verification"
+    if all(case.eos for case in cases) and any(not result.case.eos for result in right):
         return "tokens after an EOS inside a draft: none may be committed"
-    if _is_warped_only(cases) and any(not _is_warped_only([walked.case]) for walked in right):
+    if _is_warped_only(cases) and any(not _is_warped_only([result.case]) for result in right):
         return (
-            "a distribution without temperature, top-k and top-p: take p from"
-            " `session.warp`, and each drawn"
-            " token with its q from `session.pick`"
+            "a distribution to which temperature, top-k and top-p were not applied: get p from"
+            " `session.warp`, and each drawn token with its q from `session.pick`"
         )
     return (
-        "q, which must be the distribution that each draft token was drawn from"
-        " (`session.pick` gives"
-        " both; None for tokens chosen without a draw); whether a draft depends on later"
-        " draws; and, if the method verifies by itself, its residual and bonus"
+        "q, which must be the distribution that each draft token was drawn from (`session.pick`"
+        " returns the token and its q; None for tokens chosen without a draw). Also check that a"
+        " draft does not depend on later draws and, if the method has its own verification, the"
+        " residual distribution and the bonus token"
     )
 
 
@@ -420,13 +426,13 @@ def _is_warped_only(cases: list[Case]) -> bool:
     return all(s.temperature != 1.0 or s.top_k or s.top_p < 1.0 for s in plain)
 
 
-def _acceptance_finding(walks: list[EnumeratedCase]) -> Finding:
-    levels = [walked for walked in walks if walked.expected is not None]
+def _acceptance_finding(enumerated: list[EnumeratedCase]) -> Finding:
+    levels = [result for result in enumerated if result.expected is not None]
     errors = [(abs(w.accepted - w.expected), w) for w in levels if w.expected is not None]
     error, worst = max(errors, key=lambda pair: pair[0])
     figure = {
         "error": error,
-        "accepted": sum(walked.accepted for walked in levels),
+        "accepted": sum(result.accepted for result in levels),
         "cases": len(levels),
     }
     if error <= EXACT:
@@ -438,8 +444,8 @@ def _acceptance_finding(walks: list[EnumeratedCase]) -> Finding:
         f" a tree, over its siblings in turn) is {due}"
     )
     look = (
-        "the q handed to verification: a wrong one, or none for drawn tokens, costs acceptance even"
-        " if the distribution is right"
+        "the q that verification gets: a wrong q, or none for drawn tokens, reduces acceptance even"
+        " if the output distribution is right"
         if share < 0
         else "the counts of tested and accepted levels; more than sum min(p, q) cannot be accepted"
     )

@@ -1,11 +1,11 @@
-"""Goodness-of-fit test of sampled outputs of the embedded pair under rejection.
+"""Goodness-of-fit test of outputs that the embedded models sample under rejection.
 
-Tables have few tokens, and all outcomes are enumerated. Here distributions have thousands of
-tokens, the draft is trained, and one run has hundreds of steps. The probability integral transform
-of a token is uniform on [0, 1) (Rosenblatt 1952, randomised for discrete distributions). So
-Pearson's statistic over ten equal bins has nine degrees of freedom. Tokens are ordered in two ways:
-by their probability, and by the ratio of draft to target probability. If the draft's distribution
-leaks into the output, tokens accumulate at one end of the second order.
+The other checks use tables with a few tokens. Here the vocabulary has 4,096 tokens, the draft is
+trained, and the test has hundreds of steps. The probability integral transform of a sampled token
+is uniform on [0, 1) (Rosenblatt 1952, randomised for discrete distributions). So Pearson's
+statistic over ten equal bins has nine degrees of freedom. The transform needs an order of the
+tokens. The test uses two: by target probability, and by the ratio of draft to target probability.
+If the output follows the draft's distribution in part, the second order shows it best.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ ORDERS = ("by probability", "by draft over target")
 
 
 def check_embedded(subject: AuditSubject) -> list[Finding]:
-    """Test one pass over the prompts with the first parameters that are lossless under
+    """Test the outputs of all prompts, with the first parameters that are lossless under
     rejection."""
     params = next(iter(subject.lossless_params("rejection")), None)
     if params is None:
         return []
     pair = load_embedded_pair()
-    places: dict[str, list[float]] = {order: [] for order in ORDERS}
+    integrals: dict[str, list[float]] = {order: [] for order in ORDERS}
     chance = torch.Generator().manual_seed(SAMPLING.seed)
     wrong = None
-    for prompt, output, said in _decode_prompts(subject, params, pair):
-        wrong = wrong or said
+    for prompt, output, contradiction in _decode_prompts(subject, params, pair):
+        wrong = wrong or contradiction
         distributions = _distributions(pair, "target", prompt, output)
         drafts = _distributions(pair, "draft", prompt, output, cut=False)
         u = torch.rand(len(output), generator=chance, dtype=torch.float64)
         for order, keys in zip(
             ORDERS, (distributions, drafts / distributions.clamp_min(1e-12)), strict=True
         ):
-            places[order] += _probability_integrals(
+            integrals[order] += _probability_integrals(
                 distributions, keys, torch.tensor(output), u
             ).tolist()
-    measured = {order: pearson_statistic(found) for order, found in places.items()}
+    measured = {order: pearson_statistic(found) for order, found in integrals.items()}
     worst = max(measured, key=measured.__getitem__)
     p = float(chi2.sf(measured[worst], BINS - 1))
-    tokens = len(places[worst])
+    tokens = len(integrals[worst])
     figure = {"chi_square": measured[worst], "p_value": p, "tokens": tokens}
     where = f"{format_params(params)}; embedded pair, {SAMPLING.rule} T={SAMPLING.temperature:g}"
     if wrong is not None:
@@ -73,24 +73,27 @@ def check_embedded(subject: AuditSubject) -> list[Finding]:
         f" chi-square {seen} on {BINS - 1} degrees of freedom, allowed {allowed}"
     )
     look = (
-        "the check of the distribution, on tables; if that passes, what only large"
-        " vocabularies, long"
-        " outputs or later prompts reach"
+        "the check `distribution`, which uses tables. If it passes: code that only runs with large"
+        " vocabularies, long outputs or later prompts"
     )
     return [Finding("embedded", False, figure, Problem(what, where, look))]
 
 
-def pearson_statistic(places: list[float]) -> float:
-    """Return Pearson's statistic of numbers that should be uniform on [0, 1), over `BINS` bins."""
-    counts = torch.histc(torch.tensor(places, dtype=torch.float64), BINS, 0.0, 1.0)
-    due = len(places) / BINS
+def pearson_statistic(integrals: list[float]) -> float:
+    """Return Pearson's statistic over `BINS` bins, to test that numbers are uniform on [0, 1)."""
+    counts = torch.histc(torch.tensor(integrals, dtype=torch.float64), BINS, 0.0, 1.0)
+    due = len(integrals) / BINS
     return float(((counts - due) ** 2 / due).sum())
 
 
 def _decode_prompts(
     subject: AuditSubject, params: MethodParams, pair: EmbeddedPair
 ) -> Iterator[tuple[tuple[int, ...], list[int], str | None]]:
-    """Yield (prompt, output, contradiction of the clock or None), all with one method object."""
+    """Decode all prompts with one method object.
+
+    Yield:
+        (prompt ids, output ids, a description of a wrong clock or None).
+    """
     method, memory = subject.method(params), Memory()
     budget = -(-TOKENS // len(pair.prompts))
     budget = max(budget, max_draft_levels(params) + 2)

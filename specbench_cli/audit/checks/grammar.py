@@ -1,7 +1,7 @@
-"""Check that outputs under a grammar equal plain decoding, which `--grammar` guarantees.
+"""Check that outputs under a grammar (`--grammar`) equal plain decoding under that grammar.
 
-The token that the grammar forbids depends on the whole output so far. So masking a row with the
-grammar state of another text changes a token sooner or later.
+The test grammar forbids one token, which depends on the whole output so far. So a method that masks
+a row of logits for another text emits a wrong token sooner or later.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.verify.grammar import GrammarMask
 
 CASES = 8
-"""Number of random tables for each variant and rule."""
+"""Number of random tables for each parameter set and decoding rule."""
 
 VARIANTS = 6
 
@@ -30,8 +30,8 @@ MIN_TOKENS = 12
 """Minimum budget in tokens."""
 
 GRAMMAR_HINT = (
-    "whether the method decides by itself: `session.verify` alone knows of a grammar, and the rows"
-    " of `session.score` are the target's own"
+    "tokens that the method chooses without `session.verify`. Only `session.verify` applies the"
+    " grammar; the logits of `session.score` are not masked"
 )
 
 

@@ -1,4 +1,5 @@
-"""Checks on a tiny Llama: outputs equal transformers', and caches equal recomputation."""
+"""Checks on a tiny Llama: its outputs equal those of transformers, its KV caches a
+recomputation."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ SAMPLINGS: dict[Rule, Sampling] = {
     "rejection": Sampling("rejection", 0.8, seed=3),
 }
 OUTPUTS = 8
-"""Number of prompts for each variant and rule."""
+"""Number of prompts for each parameter set and decoding rule."""
 
 ROUNDING = 1e-5
 """Maximum difference of cached and recomputed rows, relative to the largest number."""
@@ -106,7 +107,7 @@ def _check_caches(subject: AuditSubject, models: TinyModels) -> Finding:
                     for decoder, state, text in session.states():
                         own = (
                             text is session.tokens()
-                        )  # a drafter's state may extend beyond its text
+                        )  # the state of a parallel drafter may be longer than its text
                         n = state.length() if own else min(state.length(), len(text))
                         if n == 0:
                             continue
@@ -175,8 +176,8 @@ def _stale_cache_finding(
 ) -> Finding:
     what = f"the {decoder.name}'s cache is off by {wrong:.2g} of its largest number"
     look = (
-        "rows of rejected tokens that stayed, tokens left out, or positions that are off; a head's"
-        " rows that were made of its own features, or of those of another token"
+        "rows of rejected tokens that were not removed, missing tokens, or wrong positions. In a"
+        " head: rows made from its own features, or from features of another token"
     )
     figure = {"difference": wrong, "rows": rows}
     return Finding("caches", False, figure, Problem(what, where, look))

@@ -38,8 +38,8 @@ def expected_accepted(reference: Reference, before: Sequence[int], step: Step) -
         if draft.q is None:
             expected += sum(p[token] for token in {ids[child] for child in children})
             continue
-        stood = children.index(path[level]) if level < len(path) else len(children)
-        tested = [ids[child] for child in children[: stood + 1]]
+        accepted_index = children.index(path[level]) if level < len(path) else len(children)
+        tested = [ids[child] for child in children[: accepted_index + 1]]
         q = draft.q[children[0]].tolist()
         expected += sum(
             acceptance_probabilities(

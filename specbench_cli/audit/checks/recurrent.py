@@ -1,4 +1,7 @@
-"""Check of a method with recurrent models: chains only, and rollback to ends of forwards."""
+"""Check of a method with recurrent models.
+
+A recurrent state supports chain drafts only, and rollback only to the end of an earlier forward.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ from specbench_cli.engine.models.decoder import ChainsOnly
 from specbench_cli.engine.params import MethodParams
 
 CASES = 6
-"""Number of random tables for each variant and rule."""
+"""Number of random tables for each parameter set and decoding rule."""
 
 VARIANTS = 4
 
 RECURRENT_HINT = (
-    "what follows `state.rollback` and `session.commit`: `state.length()` may be less than"
-    " requested, and `session.pending_tokens(state.length())` returns the missing tokens"
+    "the code after `state.rollback` and `session.commit`: `state.length()` may be smaller than"
+    " requested. `session.pending_tokens(state.length())` returns the missing tokens"
 )
 
 
@@ -76,7 +79,7 @@ def _find_state_error(session: ObservedSession, step: int) -> str | None:
         own = text is session.tokens()
         due = text[:-1] if own else text
         behind = decoder.name != "target"
-        wrong = find_wrong_rows(state, due, decoder.first, beyond=not own, behind=behind)
+        wrong = find_wrong_rows(state, due, decoder.first, longer=not own, behind=behind)
         if wrong is not None:
             return f"after step {step} the {decoder.name}'s state: {wrong}"
     return None

@@ -38,11 +38,11 @@ INDEPENDENT_DRAWS: dict[str, dict[str, Any]] = {
 """Changes that must give an independent output."""
 
 REDRAWN_TOKENS = 100
-"""Number of tokens in which two independent outputs never agree by chance."""
+"""Number of tokens that are compared. Two independent outputs of this length are never equal."""
 
 
 FLAT_TEMPERATURE = 3.0
-"""Sampling temperature. At a low one, two outputs could repeat the same likely token."""
+"""Sampling temperature of these outputs. At a low one, both could repeat one likely token."""
 
 
 def check_generator(subject: AuditSubject) -> list[Finding]:
@@ -60,8 +60,10 @@ def check_generator(subject: AuditSubject) -> list[Finding]:
     first = _sample_output(subject, chosen, case)
     for name, changed in INDEPENDENT_DRAWS.items():
         if _sample_output(subject, chosen, case, **changed) == first:
-            what = f"{name} draws what pass 1 of seed 0 drew: {len(first)} equal tokens"
-            look = "what seeds the chance: (seed, prompt, turn, pass), as `session.random` does"
+            what = f"{name} gives the same {len(first)} tokens as pass 1 with seed 0"
+            look = (
+                "the random seed, which must depend on (seed, prompt, turn, pass): `session.random`"
+            )
             problem = Problem(what, f"{format_params(chosen)}; {case}", look)
             return [Finding("generator", False, figure, problem)]
     return [Finding("generator", True, figure)]
@@ -147,8 +149,8 @@ def _alarm_finding(
         f" probability {due} under the target"
     )
     look = (
-        "the random numbers: each decision needs one of its own (`session.random`, `session.pick`);"
-        " if the check of the distribution fails too, look there first"
+        "the random numbers: each decision needs a new one (`session.random`, `session.pick`). If"
+        " the check `distribution` fails too, look there first"
     )
     return Finding(
         "generator", False, figure, Problem(what, f"{format_params(params)}; {case}", look)

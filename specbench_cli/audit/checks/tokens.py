@@ -131,21 +131,23 @@ def _describe_difference(
 def _suggest_cause(session: ObservedSession, due: Sequence[int]) -> str:
     output, origin = session.output(), session.harness.text.origin
     if len(output) < len(due):
-        return "what ends the method's loop: only `session.finish` may end it"
+        return "the condition that ends the method's loop: only `session.finish` may end it"
     pairs = enumerate(zip(output, due, strict=False))
     at = next((i for i, (a, b) in pairs if a != b), len(due))
     if at >= len(due):
         return "the stop rule: the output ends at its first EOS and exactly at the budget"
     return (
-        f"the wrong token is {origin[at]!r}: if the method verifies by itself, which row of the"
-        " target's logits it compares; else rows of rejected tokens left in a state"
+        f"the origin of the wrong token is {origin[at]!r}. If the method has its own verification:"
+        " the row of the target's logits that it compares. Otherwise: rows of rejected tokens that"
+        " were not removed from a state"
     )
 
 
 BATCHES_HINT = (
-    "`propose_batch`: each draft belongs to the session of its place, from a state of its own; what"
-    " the method keeps in class attributes or module globals is shared by all sequences"
+    "`propose_batch`: the i-th draft belongs to the i-th session, and needs its own state. Class"
+    " attributes and module globals of the method are shared by all sequences"
 )
+"""Hint for an output that changes in a batch."""
 
 
 JOINING_BATCH_SIZE = 2
@@ -199,9 +201,10 @@ def check_order(subject: AuditSubject) -> list[Finding]:
 
 
 REPEATS_HINT = (
-    "what the method keeps: in `session.memory`, which every pass begins anew, and nowhere else"
-    " (attributes of the object or the class, module globals)"
+    "state that the method keeps between prompts. It must be in `session.memory`, which is empty at"
+    " the start of every pass, not in attributes of the object or class, or in module globals"
 )
+"""Hint for a method object that decodes differently in a second pass."""
 
 
 def _compare_repeats(method: Method, cases: Sequence[Case]) -> str | None:
@@ -234,11 +237,11 @@ def check_batch(subject: AuditSubject) -> list[Finding]:
             outputs_only = learns or method.by_load
             due = [_decode(subject.method(params), case, outputs_only) for case in cases]
             for size in (len(cases), JOINING_BATCH_SIZE):
-                unlike = _compare_batch(method, cases, due, size, outputs_only)
+                difference = _compare_batch(method, cases, due, size, outputs_only)
                 compared += len(cases)
-                if unlike is not None and problem is None:
+                if difference is not None and problem is None:
                     problem = Problem(
-                        unlike[0], f"{format_params(params)}; {unlike[1]}", BATCHES_HINT
+                        difference[0], f"{format_params(params)}; {difference[1]}", BATCHES_HINT
                     )
     if not compared:
         return []
@@ -272,11 +275,11 @@ def _compare_batch(
     for step in method.generate_batch(batch):
         steps[step.seq].append(_step_counts(step))
         for at, each in enumerate(batch.sessions):
-            # Running sequences have drafted already. Ended ones are idle until another joins.
-            resting = each.finish is not None and batch.has_slot(each)
+            # Check the sequence of this step, and ended sequences whose slot is not used again yet.
+            is_idle = each.finish is not None and batch.has_slot(each)
             wrong = (
                 _find_state_error(cast(ObservedSession, each), at)
-                if at == step.seq or resting
+                if at == step.seq or is_idle
                 else None
             )
             if wrong is not None:
@@ -284,8 +287,8 @@ def _compare_batch(
     for at, (case, own) in enumerate(zip(cases, due, strict=True)):
         found = tuple(batch.sessions[at].output()), () if outputs_only else tuple(steps[at])
         if found[0] != own[0]:
-            unlike = f"gives {list(found[0])} in a batch, {list(own[0])} alone"
-            return f"sequence {at} {unlike}", f"{where}; {case}"
+            difference = f"gives {list(found[0])} in a batch, but {list(own[0])} alone"
+            return f"sequence {at} {difference}", f"{where}; {case}"
         if found != own:
             return f"sequence {at}: {_first_difference(own[1], found[1])}", f"{where}; {case}"
     return None
@@ -347,15 +350,16 @@ def _order_finding(
 ) -> Finding:
     output, steps = zip(alone, after, strict=True)
     if output[0] != output[1]:
-        what = f"output {list(output[0])} by itself, {list(output[1])} after other prompts"
+        what = f"the output is {list(output[0])} alone, but {list(output[1])} after other prompts"
     else:
         what = (
-            "the same output in other steps (levels, tested, accepted, committed):"
+            "the output is equal, but the steps (levels, tested, accepted, committed) are not:"
             f" {_first_difference(*steps)}"
         )
     look = (
-        "what outlives a prompt: attributes that `start` does not reset, module globals, a random"
-        " generator of the method; learning needs `state_scope` and `session.memory`"
+        "state that the method keeps after a prompt: attributes that `start` does not reset, module"
+        " globals, a random generator. A method that learns needs `state_scope` and"
+        " `session.memory`"
     )
     problem = Problem(what, f"{format_params(params)}; {case}", look)
     return Finding("order", False, {"decodings": compared}, problem)
@@ -377,5 +381,5 @@ def _changed_weights_finding(params: MethodParams, case: Case, name: str, compar
 def _first_difference(alone: Sequence[object], after: Sequence[object]) -> str:
     for number, (a, b) in enumerate(zip(alone, after, strict=False), start=1):
         if a != b:
-            return f"step {number} is {a} by itself, {b} after other prompts"
-    return f"{len(alone)} steps by itself, {len(after)} after other prompts"
+            return f"step {number} is {a} alone, but {b} after other prompts"
+    return f"{len(alone)} steps alone, but {len(after)} after other prompts"

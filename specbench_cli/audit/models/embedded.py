@@ -1,4 +1,4 @@
-"""The embedded pair and its heads for audits: trained distributions over 4,096 tokens."""
+"""The shipped pair of models (embedded) and its heads, for audits with trained distributions."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ SPARE = 96
 
 @dataclass(frozen=True, eq=False)
 class EmbeddedPair:
-    """The embedded pair, also available as modules of transformers.
+    """The embedded target and draft, loaded for audits.
 
     Attributes:
-        prompts: ids of `TEXTS`.
+        workspace: workspace with both models.
+        prompts: token ids of `TEXTS`.
     """
 
     workspace: Workspace
@@ -61,9 +62,9 @@ class EmbeddedPair:
 
 
 @cache
-@torch.inference_mode(False)  # weights made in inference mode have no gradients
+@torch.inference_mode(False)  # weights created in inference mode cannot be trained
 def load_embedded_pair() -> EmbeddedPair:
-    """Load the pair at the first call.
+    """Load the pair. Later calls return the same object.
 
     Raises:
         EnvironmentFault: the installation does not include it.

@@ -1,4 +1,8 @@
-"""Draft heads backed by tables, whose logits change if they read wrong features."""
+"""Draft heads whose logits come from a table (`audit.models.table`).
+
+The features that a head reads decide which entry of the table it returns. So a method that gives a
+head wrong features gets wrong drafts.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +29,15 @@ from specbench_cli.engine.types import Features, ModelOutput
 
 
 class TableHead(TableDecoder, Head):
-    """A draft head that returns the logits of a draft model with its table.
+    """A recurrent draft head (`Head`) whose logits are entries of a table.
 
-    Row i reads token i + 1 and should get the target's features of token i or, during drafting, the
-    head's own. With any other features the previous token is read as another one. So stale or
+    Row i reads token i + 1, with the target's features of token i or, during drafting, the head's
+    own features. Any other features make the head read another previous token. So stale or
     misplaced features change the logits.
 
     Args:
-        target: table [V, V, V] whose rows are the features.
+        table: table [V, V, V] of the draft's logits.
+        target: table [V, V, V] of the target's logits, which are the features.
     """
 
     reads = Features
@@ -58,10 +63,9 @@ class TableHead(TableDecoder, Head):
 
 
 class TableBlockHead(TableHead):
-    """A parallel draft head backed by a table.
+    """A parallel draft head: it drafts a block of tokens in one forward over mask tokens.
 
-    The row of a mask returns the logits of a draft model with the table that continues greedily
-    from the last token.
+    The logits of a mask are those of the table after the greedy tokens of the masks before it.
 
     Attributes:
         predicts_own_position: see `Head`.
@@ -85,14 +89,14 @@ class TableBlockHead(TableHead):
         out = super().execute(model_input._replace(x=read, logits_at=None))
         row = len(held.rows) - 1
         before, last = self.previous_token(held, row), self.read_token(held, row)
-        said = [out.hidden[0, -1]]
+        logit_rows = [out.hidden[0, -1]]
         for token in x.ids[0, n:].tolist():
             if not self.predicts_own_position:
-                before, last = last, int(said[-1].argmax())
-            said.append(self.table[before, last if token == self.mask else token])
+                before, last = last, int(logit_rows[-1].argmax())
+            logit_rows.append(self.table[before, last if token == self.mask else token])
             if self.predicts_own_position:
-                before, last = last, int(said[-1].argmax())
-        logits = torch.stack(said)[None]
+                before, last = last, int(logit_rows[-1].argmax())
+        logits = torch.stack(logit_rows)[None]
         return ModelOutput(
             None if logits_at is None else logits[:, -1:] if logits_at == "last" else logits,
             out.hidden,
@@ -100,7 +104,7 @@ class TableBlockHead(TableHead):
 
 
 class _CountedHead(FeatureHead):
-    """A head that counts its forwards, also those that bypass the meter."""
+    """A head that counts its forwards, including calls without the meter."""
 
     def __call__(self, *rows: Any, **named: Any) -> Any:
         """See `FeatureHead`."""
@@ -108,15 +112,15 @@ class _CountedHead(FeatureHead):
 
 
 class TableFeatureHead(_CountedHead):
-    """Mixin for a stateless head that returns the logits of a draft model with a table.
+    """Mixin that replaces the logits of a stateless head (such as Medusa) by entries of a table.
 
-    Features that are a row of the target's table identify the last two tokens, and so the target's
-    greedy next token. From there the draft's table continues greedily. If the head does not return
-    logits [levels, n, V], its own output is kept.
+    The features are a row of the target's table, which identifies the last two tokens and so the
+    target's greedy next token. From there the draft's table continues greedily. The head's own
+    output is used if it does not have the shape [levels, n, V].
 
     Attributes:
         tables: tables of the draft and of the target.
-        exact: True if all outputs came from the table.
+        exact: True if all outputs so far came from the table.
     """
 
     tables: tuple[Tensor, Tensor]
@@ -125,24 +129,24 @@ class TableFeatureHead(_CountedHead):
     def forward(self, rows: Tensor, *more: Any, **named: Any) -> Any:
         """See the class."""
         self.__dict__["ran"] += 1  # also counts calls that bypass the meter
-        said: Any = super().forward(rows, *more, **named)
-        if not isinstance(said, Tensor) or said.shape[1:] != (len(rows), self.vocab_size):
+        logits: Any = super().forward(rows, *more, **named)
+        if not isinstance(logits, Tensor) or logits.shape[1:] != (len(rows), self.vocab_size):
             self.exact = False
-            return said
+            return logits
         draft, target = self.tables
         ways = [
-            _continue_greedily(draft, target, target, row[-self.vocab_size :], len(said))
+            _continue_greedily(draft, target, target, row[-self.vocab_size :], len(logits))
             for row in rows
         ]
         return torch.stack(ways, 1)
 
 
 class TableLookAhead(_CountedHead, LookAhead):
-    """Mixin for a head whose rows pass through the target's layers (`LookAhead`).
+    """Mixin for a `LookAhead` head, whose rows pass through the target's own layers.
 
-    The rows are the logits of a draft model with a table. A table target passes them on if their
-    mask and positions are right. Embeddings that enter the first layer identify one token only, so
-    there the target computes the rows itself (`TableDecoder.look_ahead_table`).
+    The rows are logits of the draft's table. `TableDecoder` returns them unchanged if their mask
+    and positions are right. If the rows enter before the first layer, they depend on one token
+    only. Then the target computes the logits itself (`TableDecoder.look_ahead_table`).
 
     Attributes:
         tables: tables of the draft and of the target.
@@ -165,10 +169,10 @@ class TableLookAhead(_CountedHead, LookAhead):
 
 
 class TableSequentialHead(_CountedHead, SequentialHead):
-    """Mixin for a sequential head that returns the logits of a draft model with a table.
+    """Mixin for a sequential head (such as Hydra) whose logits are entries of a table.
 
-    Its rows identify the last two tokens of the text or of a node. Stale or misplaced rows, or the
-    token of another node, give other logits.
+    Its rows identify the last two tokens of the text or of a tree node. Stale or misplaced rows, or
+    the token of another node, give other logits.
 
     Attributes:
         tables: tables of the draft and of the target.
@@ -182,15 +186,14 @@ class TableSequentialHead(_CountedHead, SequentialHead):
         draft, target = self.tables
         known = (draft if level else target).flatten(0, 1)
         lasts = [_find_row(known, row[-self.vocab_size :]) % self.vocab_size for row in rows]
-        said = draft[torch.tensor(lasts), ids]
-        return LevelOutput(said, said)
+        logits = draft[torch.tensor(lasts), ids]
+        return LevelOutput(logits, logits)
 
 
 class TableParallel(TableDecoder):
-    """A draft model backed by a table that reads mask tokens.
+    """A table draft model that drafts several tokens in one forward over mask tokens.
 
-    The row of a mask returns the logits of a draft model that continues greedily from the last
-    token before the masks.
+    The logits of a mask are those after the greedy tokens of the masks before it.
 
     Attributes:
         mask: an id that no text contains.
@@ -205,13 +208,13 @@ class TableParallel(TableDecoder):
         logits_at = model_input.logits_at
         out = super().execute(model_input._replace(logits_at=None))
         rows, held = out.hidden[0].clone(), cast(TableState, model_input.state)
-        start, way = len(held.rows) - len(rows), (0, 0)
+        start, last_two = len(held.rows) - len(rows), (0, 0)
         for at, row in enumerate(range(start, len(held.rows))):
             if held.rows[row].id != self.mask:
-                way = self.previous_token(held, row), self.read_token(held, row)
+                last_two = self.previous_token(held, row), self.read_token(held, row)
             else:
-                way = way[1], int(self.table[way].argmax())
-                rows[at] = self.table[way]
+                last_two = last_two[1], int(self.table[last_two].argmax())
+                rows[at] = self.table[last_two]
         logits = (
             None if logits_at is None else rows[None, -1:] if logits_at == "last" else rows[None]
         )
@@ -219,20 +222,20 @@ class TableParallel(TableDecoder):
 
 
 def make_table_artifact(decoders: Mapping[str, Decoder], wanted: ArtifactSpec) -> Any:
-    """Return a trained module whose output comes from the draft's table.
+    """Return a head or another artifact of a method, with outputs from the draft's table.
 
     Args:
         decoders: table decoders by role, "target" and "draft".
-        wanted: specification of the module.
+        wanted: specification of the artifact. Kinds without a table version get random weights.
     """
     kind: type[Artifact] = wanted.kind
     if issubclass(kind, FeatureHead):
         target = cast(TableDecoder, decoders["target"])
-        made = copy(_make_table_head(kind, target.vocab_size, target.n_layers))
-        made.target, made.tables = target, _tables(decoders)
-        if isinstance(made, TableLookAhead):
-            made.input_table, target.look_ahead_table = target.layers[0], made.tables[0]
-        return made
+        head = copy(_make_table_head(kind, target.vocab_size, target.n_layers))
+        head.target, head.tables = target, _tables(decoders)
+        if isinstance(head, TableLookAhead):
+            head.input_table, target.look_ahead_table = target.layers[0], head.tables[0]
+        return head
     if issubclass(kind, Head):
         if not kind.parallel:
             return TableHead(*_tables(decoders))
@@ -245,9 +248,9 @@ def make_table_artifact(decoders: Mapping[str, Decoder], wanted: ArtifactSpec) -
 
 @cache
 def _make_table_head(kind: type[FeatureHead], vocab_size: int, n_layers: int) -> Any:
-    """Return a head for tables of a size.
+    """Return a head for a vocabulary size and a number of target layers.
 
-    It is cached, because creating modules would take most of the time of short enumerations.
+    Heads are cached, because creating modules would take most of the time of a short audit case.
     """
     mixed: type[FeatureHead] = TableFeatureHead
     if issubclass(kind, LookAhead):
@@ -256,8 +259,8 @@ def _make_table_head(kind: type[FeatureHead], vocab_size: int, n_layers: int) ->
         mixed = TableSequentialHead
     table = torch.zeros((), dtype=torch.float64).expand((vocab_size,) * 3)
     target = TableDecoder("target", table, table if n_layers > 1 else None, inner=n_layers - 2)
-    made: type[FeatureHead] = type(kind.__name__, (mixed, kind), {})
-    return made.random({"target": target, "draft": TableDecoder("draft", table)})
+    head: type[FeatureHead] = type(kind.__name__, (mixed, kind), {})
+    return head.random({"target": target, "draft": TableDecoder("draft", table)})
 
 
 def _tables(decoders: Mapping[str, Decoder]) -> tuple[Tensor, Tensor]:

@@ -25,20 +25,21 @@ from specbench_cli.engine.workspace import Workspace
 
 
 def nominal_cost(model: str, rows: int, *step: int) -> float:
-    """Return nominal costs of forwards, for methods that use costs (`Method.uses_costs`).
+    """Return invented costs of a forward, at which drafting pays off.
 
-    Drafting pays off at these costs.
+    Methods with `Method.uses_costs` read them during an audit.
     """
     return (1 + rows / 16) / (1 if model == "target" else 10)
 
 
 class ObservedSession(Session):
-    """A session that records its states and stateless heads, and checks the clock and trace.
+    """A session that records its states and stateless heads, and checks its timer and trace.
 
     Attributes:
-        model_states: all states with their models, or the part of the target that they belong to.
-        stateless_heads: heads without a state.
-        watch: the running check of clock and trace.
+        model_states: (model, state) for all states. The model is a `Partial` for a state of some
+            of the target's layers.
+        stateless_heads: heads without a state that the method loaded.
+        watch: check of the timer and the trace, which runs during decoding.
         n_picked: number of calls of `pick`, which draws or chooses draft tokens.
     """
 
@@ -52,7 +53,7 @@ class ObservedSession(Session):
         self.watch.begin(self)
 
     def find_contradiction(self) -> str | None:
-        """Return a contradiction between the ended decoding and its clock or trace, or None."""
+        """Return a description of a forward that the timer or the trace missed, or None."""
         self.watch.end()
         for worker in self.harness.workers:
             worker.drain()

@@ -1,4 +1,4 @@
-"""Models backed by tables, small enough to enumerate all outcomes of decoding.
+"""Table models: models so small that all outcomes of random decoding can be enumerated.
 
 The logits of a row are an entry of the table, indexed by the previous token and its own token. With
 a vocabulary of 3 to 5 tokens, the distribution of a few tokens has a few hundred outcomes.
@@ -25,8 +25,10 @@ class CachedRow(NamedTuple):
     """A row of a table's state.
 
     Attributes:
+        id: token id.
+        position: position at which the row was computed.
         parent: index of the previous row of its sequence or branch, -1 if none.
-        features: features that a head read with the id.
+        features: features that a head read with the token.
         previous_id: id of the previous token, as a head derived it from the features.
     """
 
@@ -137,21 +139,21 @@ class TableState:
 class TableDecoder(Decoder):
     """A decoder whose logits are entries of `table` [V, V, V], by the last two tokens.
 
-    It reads the tokens from its state. So a stale or missing row changes the logits, and a row at a
-    wrong position is read as another token. The first row of a sequence has id 0 as its previous
-    token. The parent of a tree's row is the last row that its mask shows.
+    It takes the two tokens from its state, as a transformer attends to its KV cache. So an error of
+    a method changes the logits: a stale or missing row, and a row at a wrong position, which counts
+    as another token. The first row of a sequence has token 0 before it. In a tree, the parent of a
+    row is the last row that its attention mask allows.
 
-    Rows that enter a later layer without passing the layer before belong to a `LookAhead` head.
-    They pass unchanged, or shifted if their position or mask is wrong. A text row that attends to
-    such a row is read as another token.
+    Input rows without a state row belong to a `LookAhead` head. They are returned unchanged, or
+    shifted if their position or mask is wrong. A text row must not attend to them.
 
     A layer whose attention is skipped ignores the previous token. A layer whose MLP is skipped
     ignores its own token.
 
     Args:
-        exits: table of the output of the first layer; default: there is only one layer. In the
-            second layer a row with a wrong input, or after skipped rows, is read as another token.
-        inner: number of layers between the first and the last, with the output of the first.
+        exits: table of the output of the first layer, for early exits. Default: one layer only. In
+            the second layer, a row with a wrong input counts as another token.
+        inner: number of layers between the first and the last. Their output is that of the first.
             Methods may skip any set of their sublayers.
 
     Attributes:
@@ -192,15 +194,15 @@ class TableDecoder(Decoder):
         reads = Hidden if low else self.reads
         if not isinstance(x, reads) or not isinstance(state, TableState):
             raise ValueError(f"a {self.name} table reads {reads.__name__}, on its own states")
-        over = expand_skip(skip) if skip else frozenset()
+        skipped = expand_skip(skip) if skip else frozenset()
         every = range(low, high)
-        run = [at for at in every if (at, "attention") not in over] if over else every
+        run = [at for at in every if (at, "attention") not in skipped] if skipped else every
         start = state.length(0, run[0] if run else low)
         n = self._append(model_input, state, start, low, run)
-        beyond = None
+        look_ahead = None
         if isinstance(x, Hidden) and x.rows.shape[1] > n:
             assert positions is not None
-            beyond = _look_ahead_rows(x.rows[0, n:], mask, positions[0], state)
+            look_ahead = _look_ahead_rows(x.rows[0, n:], mask, positions[0], state)
             if mask is not None:
                 ahead = mask[:n, n:].any(-1)  # rows of the text that attend to rows that look ahead
                 state.misread += int(ahead.sum())
@@ -216,18 +218,20 @@ class TableDecoder(Decoder):
             last = [(token + off) % self.vocab_size for token, off in zip(last, wrong, strict=True)]
         if not run and not isinstance(x, Hidden):
             del state.rows[-n:]  # no layer has these rows
-        spoken = [at for at in every if at in run or (at, "mlp") not in over] if over else every
-        if not spoken:
+        run_layers = (
+            [at for at in every if at in run or (at, "mlp") not in skipped] if skipped else every
+        )
+        if not run_layers:
             hidden = x.rows if isinstance(x, Hidden) else self.embed(cast(Tokens, x).ids)
         else:
-            before, last = self._apply_skips(before, last, over, run, low, spoken[-1])
-            hidden = _rows(self.layers[spoken[-1]], before, last)[None]
+            before, last = self._apply_skips(before, last, skipped, run, low, run_layers[-1])
+            hidden = _rows(self.layers[run_layers[-1]], before, last)[None]
         captured = {
             at: hidden if at == high - 1 else _rows(self.layers[at], before, last)[None]
             for at in captured_layers
         }
-        if beyond is not None:
-            hidden = torch.cat((hidden, beyond[None]), 1)
+        if look_ahead is not None:
+            hidden = torch.cat((hidden, look_ahead[None]), 1)
         if logits_at is None or high < self.n_layers:
             return ModelOutput(None, hidden, captured)
         if isinstance(logits_at, Tensor):
@@ -256,17 +260,17 @@ class TableDecoder(Decoder):
         self,
         before: list[int],
         last: list[int],
-        over: frozenset[tuple[int, str]],
+        skipped: frozenset[tuple[int, str]],
         run: Sequence[int],
         low: int,
         layer: int,
     ) -> tuple[list[int], list[int]]:
         """Return the tokens that a layer reads, changed by the sublayers that were skipped."""
-        if not low and any(at < layer for at, _ in over):
+        if not low and any(at < layer for at, _ in skipped):
             last = [(token + 1) % self.vocab_size for token in last]
         if layer not in run:
             before = [0] * len(before)
-        if (layer, "mlp") in over:
+        if (layer, "mlp") in skipped:
             last = [0] * len(last)
         return before, last
 
@@ -278,7 +282,8 @@ class TableDecoder(Decoder):
         mask: Tensor | None,
         captured_layers: Sequence[int],
     ) -> ModelOutput:
-        """Run a whole forward over embeddings [n, V], followed by look-ahead rows."""
+        """Run all layers over the embeddings [n, V] of text rows and, after them, look-ahead
+        rows."""
         assert isinstance(state, TableState)
         n = int((rows >= 0).all(-1).sum())
         hidden, captured = rows[:0], dict[int, Tensor]()
@@ -307,8 +312,10 @@ class TableDecoder(Decoder):
             )
             for at in nodes
         ]
-        whole = torch.cat((hidden, _look_ahead_rows(torch.cat(ways), mask, positions, state)))[None]
-        return ModelOutput(whole, whole, captured)
+        output = torch.cat((hidden, _look_ahead_rows(torch.cat(ways), mask, positions, state)))[
+            None
+        ]
+        return ModelOutput(output, output, captured)
 
     def embed(self, ids: Tensor) -> Tensor:
         """See `Decoder`."""
@@ -327,7 +334,7 @@ class TableDecoder(Decoder):
         return rows[..., ids]
 
     def trainable(self) -> TableDecoder:
-        """Return a copy whose table comes from a trainable `module`."""
+        """Return a copy with a trainable `module`, whose weights `publish` copies to the table."""
         made = copy.copy(self)
         made.module = TrainableTable(self.table)
         made.publish()
@@ -343,20 +350,20 @@ class TableDecoder(Decoder):
         return self.read_token(state, state.rows[row].parent)
 
     def read_token(self, state: TableState, row: int) -> int:
-        """Return the token of a row, shifted by the error of its position."""
+        """Return the token of a row. If the row's position is wrong, return another token."""
         if row < 0:
             return 0
-        held = state.rows[row]
-        parent = held.parent
+        cached = state.rows[row]
+        parent = cached.parent
         if parent == PARENT_DROPPED:
-            return held.id
+            return cached.id
         due = 0 if parent < 0 else state.rows[parent].position + 1
-        state.misread += held.position != due
-        return (held.id + held.position - due) % self.vocab_size
+        state.misread += cached.position != due
+        return (cached.id + cached.position - due) % self.vocab_size
 
 
 class RecurrentTableState(RecurrentState):
-    """State of a recurrent table: all rows that it read."""
+    """State of a recurrent table: all rows that it processed."""
 
     left_out = 0
 
@@ -382,7 +389,7 @@ class RecurrentTableState(RecurrentState):
 
 
 class RecurrentTable(TableDecoder):
-    """A table with a recurrent state, which can return only to the ends of forwards."""
+    """A table with a recurrent state, which can only be rolled back to the end of a forward."""
 
     trees = False
 
@@ -418,18 +425,20 @@ class TrainableTable(nn.Module):
 
 
 def _rows(table: Tensor, before: Sequence[int], last: Sequence[int]) -> Tensor:
-    """Return entries [n, V] of a table. Indexing with NumPy takes half the time."""
+    """Return entries [n, V] of a table. NumPy indexes twice as fast as torch."""
     return torch.from_numpy(table.numpy()[before, last])
 
 
 def continue_greedily(
     draft: Tensor, target: Tensor, tokens: tuple[int, int], levels: int
 ) -> Tensor:
-    """Return the draft's logits [levels, V] after the target's greedy token.
+    """Return the draft's logits [levels, V] for the tokens after the target's greedy token.
 
-    The draft continues greedily from its own tokens.
+    Each level continues with the draft's own greedy token.
 
     Args:
+        draft: table of the draft.
+        target: table of the target.
         tokens: the last two tokens of the text.
     """
     last, token = tokens[1], int(target[tokens].argmax())
@@ -443,10 +452,11 @@ def continue_greedily(
 def _look_ahead_rows(
     rows: Tensor, mask: Tensor | None, positions: Tensor, state: TableState
 ) -> Tensor:
-    """Return the output of look-ahead rows [e, V]; rows with a wrong mask or position are shifted.
+    """Return the output of look-ahead rows [e, V]. Rows with a wrong mask or position are shifted.
 
-    The rows are the last ones of `mask` and `positions`. They form chains of equal length, each
-    after a row of the text. Without a mask they form one chain after the last row.
+    `mask` and `positions` belong to the text rows and, after them, the look-ahead rows. Look-ahead
+    rows form chains of equal length, one after each of some text rows. Without a mask they form one
+    chain after the last text row.
     """
     if mask is None:
         mask = torch.ones(len(rows) + 1, len(rows) + 1, dtype=torch.bool).tril()
@@ -542,7 +552,7 @@ def mixed_draft(target: Tensor, seed: int) -> Tensor:
 
 
 def wide_pair(vocab: int, seed: int = 21) -> TablePair:
-    """Return two similar tables of a large vocabulary.
+    """Return two similar tables for a large vocabulary.
 
     Each row is a window into one vector, so V^3 entries take the memory of 5 V numbers.
     """
@@ -563,25 +573,24 @@ UNCERTAIN_TOKENS = 3
 
 
 def deep_pair(vocab: int, level: int, seed: int = 21) -> TablePair:
-    """Return two tables that are certain of the next token, except after the token `level`.
+    """Return two tables that give one token probability 1, except after the token `level`.
 
-    The certain next token is the next higher id. After token `level` the draft may emit any token
-    and the target one of a few, both likely and unlikely for the draft. After a prompt that ends
-    with 0 the first `level` - 1 draft tokens are accepted for certain, so all randomness is in the
-    next level, whatever the vocabulary size.
+    That token is the next higher id. After the token `level`, the draft may emit any token, and the
+    target one of three. After a prompt that ends with 0, the first draft tokens are always
+    accepted. So only one draft level is random, even with a large vocabulary.
     """
     last = torch.arange(vocab)
     sure = torch.full((vocab, vocab), -math.inf, dtype=torch.float64)
     sure[last, (last + 1) % vocab] = 0.0
     target, draft = sure.clone(), sure.clone()
-    said = random_line(vocab, seed)
+    logits = random_line(vocab, seed)
     ranks = [1, vocab // 3, vocab - 3]  # ranks of the target's tokens in the draft's distribution
-    tokens = said.argsort(descending=True)[ranks]
+    tokens = logits.argsort(descending=True)[ranks]
     target[level] = -math.inf
     target[level, tokens] = random_line(UNCERTAIN_TOKENS, seed + 1) / 3
-    draft[level] = said
-    whole = (vocab,) * 3
-    return target.expand(whole), draft.expand(whole)
+    draft[level] = logits
+    shape = (vocab,) * 3
+    return target.expand(shape), draft.expand(shape)
 
 
 @lru_cache(maxsize=4)
@@ -617,17 +626,17 @@ def find_wrong_rows(
     text: Sequence[int],
     first: int = 0,
     *,
-    beyond: bool = False,
+    longer: bool = False,
     layers: Sequence[int] | None = None,
     behind: bool = False,
 ) -> str | None:
-    """Return a description of wrong rows in a table's state, or None if it is a prefix of the text.
+    """Return a description of a wrong row in a state, or None if the state is a prefix of the text.
 
     Args:
         state: a `TableState`.
         text: committed ids.
         first: index of the token of row 0.
-        beyond: allow rows after the end of the text.
+        longer: allow rows after the end of the text.
         layers: layers that should have rows; default: all.
         behind: allow fewer rows in later layers, as in a draft model with early exits.
     """
@@ -637,11 +646,11 @@ def find_wrong_rows(
         return f"layers of {state.lengths} rows"
     if state.left_out:
         return _find_wrong_selected_rows(state, due)
-    if lengths and lengths[0] > len(due) and not beyond:
+    if lengths and lengths[0] > len(due) and not longer:
         return f"{lengths[0]} rows for {len(due)} committed tokens"
-    for row, (held, truth) in enumerate(zip(state.ids, due, strict=False)):
-        if held != truth:
-            return f"row {row} holds token {held} where the text has {truth}"
+    for row, (token, truth) in enumerate(zip(state.ids, due, strict=False)):
+        if token != truth:
+            return f"row {row} has token {token} where the text has {truth}"
     for row, position in enumerate(state.positions[: len(due)]):
         if position != row:
             return f"row {row} was computed at position {position}"
@@ -652,7 +661,7 @@ def _find_wrong_selected_rows(state: TableState, due: Sequence[int]) -> str | No
     """Return a description of wrong rows in a state with selected rows, or None."""
     for at, row in enumerate(state.rows):
         if row.position >= len(due):
-            return f"row {at} stands at position {row.position} of {len(due)} committed tokens"
+            return f"row {at} is at position {row.position} of {len(due)} committed tokens"
         if row.id != due[row.position]:
-            return f"row {at} holds token {row.id} where the text has {due[row.position]}"
+            return f"row {at} has token {row.id} where the text has {due[row.position]}"
     return None

@@ -1,6 +1,7 @@
-"""Tiny random Llamas, to test what tables cannot: attention, positions, caches, packed weights.
+"""Tiny random Llamas, to test attention, positions, KV caches and packed weights.
 
-The reference is transformers' module of the same weights, in a plain loop without a cache.
+Table models cannot test these. The reference is a transformers module with the same weights, which
+decodes without a KV cache.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ CPU = torch.device("cpu")
 
 
 class PlainOutput(NamedTuple):
-    """Output of plain decoding: ids, and the smallest margin over the second token."""
+    """Output of plain decoding: ids, and the smallest logit margin over the second-best token."""
 
     ids: list[int]
     margin: float
@@ -52,7 +53,9 @@ class TinyModels:
     """A target, its draft (the target with noise on its weights), and prompts.
 
     Attributes:
-        oracle: transformers' module of the target.
+        workspace: workspace with both models.
+        oracle: module of the target in transformers.
+        prompts: token ids of each prompt.
     """
 
     workspace: Workspace
@@ -69,7 +72,7 @@ class TinyModels:
         memory: Memory | None = None,
         peer: bool = False,
     ) -> ObservedSession:
-        """Return a session on a prompt. With `peer`, another program decodes."""
+        """Return a session on a prompt. `peer`: the method decodes with another program."""
         stop = StopRule(frozenset(eos), budget)
         request = Request(f"tiny/{prompt}", 0, self.prompts[prompt], stop)
         kind = ObservedPeerSession if peer else ObservedSession
@@ -84,7 +87,7 @@ class TinyModels:
 
 @cache
 def create_tiny_models() -> TinyModels:
-    """Create the models at the first call. Their files are removed again."""
+    """Create the models. Later calls return the same object."""
     target = _random_llama()
     decoders: dict[str, Decoder] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -154,7 +157,7 @@ def _add_noise(module: Any, share: float = 0.1) -> Any:
 def _decode_plainly(models: TinyModels, sampling: Sampling) -> list[PlainOutput]:
     """Decode all prompts with transformers' module and warpers, without specbench's code.
 
-    They form one batch, padded on the right, where causal attention ignores the padding.
+    All prompts form one batch with padding on the right, which causal attention ignores.
     """
     prompts = range(len(models.prompts))
     lengths = torch.tensor([len(ids) for ids in models.prompts])

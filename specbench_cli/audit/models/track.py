@@ -1,7 +1,7 @@
-"""Tables that fix the tokens of a text, except at chosen places where several tokens are possible.
+"""Tables in which only a few chosen positions of the text are random (a "track").
 
-All randomness is at these places. So a few outcomes show how a method behaves late in a draft, late
-in a text, or after a given history of accepted and rejected tokens.
+At all other positions, one token has probability 1. So there are few outcomes, even for cases that
+test a method late in a draft, late in a text, or after accepted and rejected tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 TrackPlace = Literal["sure", "wrong", "fork", "doubt"]
-"""Distributions of the models at a place. "sure": both give one token probability 1. "wrong": the
+"""Kind of a text position. "sure": both models give the same token probability 1. "wrong": the
 draft gives another token probability 1. "fork": two tokens are possible. "doubt": several are."""
 
 START = (1, 0)

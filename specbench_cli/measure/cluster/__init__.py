@@ -1,1 +1,1 @@
-"""Scheduling of a repeat on the devices of several machines, through Ray."""
+"""Measurement of a run on the devices of several machines, through Ray (`--executor ray`)."""

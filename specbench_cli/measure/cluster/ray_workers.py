@@ -1,4 +1,7 @@
-"""Workers over Ray: one actor for each device of a cluster that `ray start` created."""
+"""Cluster workers as Ray actors: one for each device of a Ray cluster.
+
+The user creates the cluster with `ray start`. `scheduling` assigns questions to the workers.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +27,24 @@ from specbench_cli.plan.plan import Plan
 from specbench_cli.store.run_dir import RunDir
 
 START_TIMEOUT_S = 300.0
-"""Maximum time in seconds until a worker starts. Ray waits as long as its device is in use."""
+"""Maximum time in seconds for the start of a worker. Ray waits while its device is in use."""
 
 CONNECT_TIMEOUT_S = 5.0
-"""Maximum time in seconds until the head of a cluster accepts a connection."""
+"""Maximum time in seconds to connect to the head node of a cluster."""
 
 _START_HINT = (
-    "ray start --head (docs/how-to/workers.md says how on several machines, Slurm and Kubernetes)"
+    "ray start --head (several machines, Slurm and Kubernetes: see docs/how-to/workers.md)"
 )
 
 
 @dataclass(frozen=True)
 class WorkerDevice:
-    """Device of a worker, with its share of the node's CPUs."""
+    """Device of a worker: a GPU, or all CPUs of a node.
+
+    node, address: Ray's id of the node, and its IP address.
+    cpus: CPUs that Ray reserves for the worker.
+    gpus: 1 for a GPU, else 0.
+    """
 
     node: str
     address: str
@@ -48,28 +56,32 @@ class WorkerDevice:
 
 
 def list_devices(nodes: Sequence[Mapping[str, Any]], device: str) -> list[WorkerDevice]:
-    """Return the devices of a cluster for a run: each GPU, or the CPUs of each node as one device.
+    """Return the devices of a cluster that measure a run, one per worker.
+
+    Each GPU is a device. On a CPU, all CPUs of a node are one device.
 
     Args:
         nodes: Result of `ray.nodes()`.
-        device: Device of the run: auto, cpu or cuda.
+        device: Device setting of the run: "auto", "cpu" or "cuda".
 
     Raises:
-        EnvironmentFault: there is no such device.
+        EnvironmentFault: the cluster has no such device.
     """
     alive = [node for node in nodes if node["Alive"]]
     alive.sort(key=lambda node: (node["NodeManagerAddress"], node["NodeID"]))
-    held = [
+    resources = [
         (node["NodeID"], node["NodeManagerAddress"], node["Resources"].get("CPU", 0.0), int(gpus))
         for node in alive
         for gpus in [node["Resources"].get("GPU", 0)]
     ]
     gpu_devices = [
         WorkerDevice(node, address, cpus // gpus, 1)
-        for node, address, cpus, gpus in held
+        for node, address, cpus, gpus in resources
         for _ in range(gpus)
     ]
-    cpu_devices = [WorkerDevice(node, address, cpus, 0) for node, address, cpus, _ in held if cpus]
+    cpu_devices = [
+        WorkerDevice(node, address, cpus, 0) for node, address, cpus, _ in resources if cpus
+    ]
     found = (
         cpu_devices
         if device == "cpu"
@@ -78,16 +90,17 @@ def list_devices(nodes: Sequence[Mapping[str, Any]], device: str) -> list[Worker
         else gpu_devices or cpu_devices
     )
     if not found:
-        listed = "; ".join(f"{a}: {c:g} CPUs, {g} GPUs" for _, a, c, g in held) or "no node"
+        listed = "; ".join(f"{a}: {c:g} CPUs, {g} GPUs" for _, a, c, g in resources) or "no node"
         raise EnvironmentFault(
-            f"--device {device}: Ray's cluster has no such device ({listed})",
-            hint="--device auto, or a node that has: ray start --address HOST:PORT --num-gpus=1",
+            f"--device {device}: the Ray cluster has no such device ({listed})",
+            hint="choose --device auto, or add a node with a GPU: ray start --address HOST:PORT"
+            " --num-gpus=1",
         )
     return found
 
 
 class RayWorkers:
-    """Implementation of `scheduling.Workers`, created by `connect`."""
+    """Implementation of the protocol `scheduling.Workers` with Ray actors; see `connect`."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
@@ -111,20 +124,23 @@ class RayWorkers:
 
     def send(self, name: str, what: str, *args: Any) -> None:
         """See `scheduling.Workers`."""
-        # Wait on futures: `ray.wait` would turn every signal into a KeyboardInterrupt.
+        # Use futures instead of `ray.wait`, which turns every signal into a KeyboardInterrupt.
         self._pending[getattr(self._actors[name], what).remote(*args).future()] = name
 
     def receive(self) -> tuple[str, Any]:
         """See `scheduling.Workers`.
 
-        A worker is lost if its first answer takes longer than `START_TIMEOUT_S`.
+        A worker counts as lost if its first reply takes longer than `START_TIMEOUT_S`.
         """
         new = not self._started.issuperset(self._pending.values())
         done, _ = wait(self._pending, START_TIMEOUT_S if new else None, FIRST_COMPLETED)
         if not done:
             late = next(own for own, name in self._pending.items() if name not in self._started)
-            why = f"nothing was heard of it for {START_TIMEOUT_S:g} s: others have its device, or"
-            return self._pending.pop(late), WorkerLost(f"{why} Python does not start", "ray status")
+            why = (
+                f"no reply within {START_TIMEOUT_S:g} s: other jobs use its device, or Python does"
+                " not start"
+            )
+            return self._pending.pop(late), WorkerLost(why, "ray status")
         finished = done.pop()
         name = self._pending.pop(finished)
         self._started.add(name)
@@ -132,7 +148,7 @@ class RayWorkers:
         if isinstance(fault, self._ray.exceptions.RayTaskError):
             return name, fault.cause
         if isinstance(fault, self._ray.exceptions.RayError):
-            why = _missing_module(str(fault)) or f"it is gone ({type(fault).__name__})"
+            why = _missing_module(str(fault)) or f"its process ended ({type(fault).__name__})"
             return name, WorkerLost(why)
         return name, fault or finished.result()
 
@@ -143,16 +159,18 @@ class RayWorkers:
 
 @contextmanager
 def connect() -> Iterator[RayWorkers]:
-    """Yield the workers of the cluster in RAY_ADDRESS, or of the cluster of this machine.
+    """Connect to a Ray cluster and yield its workers. End them at the end of the `with` block.
+
+    The cluster is the one in the variable RAY_ADDRESS, or else the one of this machine.
 
     Raises:
-        EnvironmentFault: Ray is not installed, or there is no such cluster.
+        EnvironmentFault: Ray is not installed, or the cluster cannot be reached.
     """
     ray = _import_ray()
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     with redirect_stdout(cast("TextIO", _FilteredStdout(sys.stdout))):
-        starts_ray = not ray.is_initialized()  # else the Python caller started Ray
+        starts_ray = not ray.is_initialized()  # False if the user's Python program started Ray
         try:
             if starts_ray:
                 _check_reachable(os.environ.get("RAY_ADDRESS", ""))
@@ -173,7 +191,7 @@ def connect() -> Iterator[RayWorkers]:
             for name in [*workers._actors]:
                 workers.end(name)
             if starts_ray:
-                with redirect_stdout(io.StringIO()):  # Ray prints pending messages now
+                with redirect_stdout(io.StringIO()):  # drop messages that Ray prints at the end
                     ray.shutdown()
 
 
@@ -186,16 +204,20 @@ def measure_on_cluster(
     *,
     force: bool,
 ) -> None:
-    """Measure all repeats of a run. Each repeat uses fresh workers of a cluster.
+    """Measure all repeats of a run on a Ray cluster. Each repeat starts new workers.
 
     Args:
-        check, force: see `Scheduler`.
+        plan, run_dir, view, check, force: See `Scheduler`.
+        in_turn: Value of the option --in-turn. It must be None.
+
+    Raises:
+        UsageError: `in_turn` is not None.
     """
     if in_turn is not None:
         raise UsageError(
-            f"--in-turn {in_turn}: runs of one machine take turns, and --executor"
-            f" {plan.config.executor} measures on others",
-            hint="leave one of the two out",
+            f"--in-turn {in_turn}: only runs on this machine can take turns, and --executor"
+            f" {plan.config.executor} measures on other machines",
+            hint="leave out one of the two options",
         )
     for number in range(1, plan.config.repeats + 1):
         with connect() as workers:
@@ -206,14 +228,14 @@ def measure_on_cluster(
 
 
 def _check_reachable(address: str) -> None:
-    """Raise OSError if nothing listens at HOST:PORT, because Ray would try for minutes."""
+    """Raise OSError if nothing listens at HOST:PORT. Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()
 
 
 class _FilteredStdout:
-    """Standard output without the messages of Ray's threads, because results go there."""
+    """Standard output without the messages of Ray's threads, so that it contains only results."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -240,6 +262,6 @@ def _import_ray() -> Any:
 
 
 def _missing_module(text: str) -> str | None:
-    """Return the import error in a message of Ray, if there is one."""
+    """Return the line of an import error in a message of Ray, or None."""
     lines = map(str.strip, text.splitlines())
     return next((x for x in lines if x.startswith(("ModuleNotFoundError", "ImportError"))), None)

@@ -1,8 +1,8 @@
-"""Scheduling: the driver assigns questions to the workers of a cluster and stores their records.
+"""Scheduling of a run on a cluster: the driver assigns questions to workers and stores the results.
 
-One worker measures all methods on a question, vanilla included. The records of an assignment are
-stored together. If a worker is lost, no assignment is half stored, and its questions go to another
-worker.
+The driver is the process that the user started. An assignment is one question, or one batch of
+questions. One worker measures all methods, including vanilla, on an assignment. The driver stores
+the records of an assignment together. If a worker is lost, another worker repeats its assignment.
 """
 
 from __future__ import annotations
@@ -33,58 +33,67 @@ from specbench_cli.plan.plan import Plan, prompts_per_batch
 from specbench_cli.store.run_dir import RunDir
 
 MAX_LOST_WORKERS = 3
-"""Number of workers lost over one assignment after which the run stops, because it may be the
-cause."""
+"""Number of lost workers after which the run stops if all had the same assignment, because the
+assignment may be the cause."""
 
 _SETUP_HINT = (
-    f"have the same there, in the Python of its Ray: pip install specbench-cli=={__version__}, the"
-    " same packages, data and weights; or end that node: ray stop"
+    "install the same in the Python environment of Ray on that node: pip install"
+    f" specbench-cli=={__version__}, the same packages, data and weights; or stop the node: ray"
+    " stop"
 )
 
 _DIFFERENCE = "{} ({}, there {})"
 _PER_WORKER_VARIABLE = "CUDA_VISIBLE_DEVICES"
-"""Environment variable that differs between the workers of a machine."""
+"""Environment variable that differs between the workers of one machine, so it is not compared."""
 
 
 class Workers(Protocol):
-    """The workers of a cluster. Each runs one order at a time, like a `WorkerProcess`."""
+    """Interface of the workers of a cluster.
+
+    The driver sends orders to them. An order is the name of a method of `ClusterWorker`, with
+    arguments. A worker executes one order at a time.
+    """
 
     def start(self, names: Iterable[str], plan: Plan, folder: Path) -> Mapping[str, str]:
-        """Start a worker for each device of the cluster.
+        """Start one worker for each device of the cluster.
 
         Args:
-            names: Names of the workers, as many as needed.
+            names: Names for the workers. It may have more names than there are devices.
+            plan: Plan of the run.
             folder: Folder to which paths in the configuration are relative.
 
         Returns:
-            A description of each worker's device.
+            Name of each worker -> description of its device.
 
         Raises:
-            EnvironmentFault: there is no such device.
+            EnvironmentFault: the cluster does not have the configured device.
         """
 
     def send(self, name: str, what: str, *args: Any) -> None:
-        """Send an order to a worker: the name of a method of `ClusterWorker`."""
+        """Send an order to a worker: the name of a method of `ClusterWorker`, and arguments."""
 
     def receive(self) -> tuple[str, Any]:
-        """Wait for a worker. Return its name and its result or exception; a lost one returns
-        WorkerLost."""
+        """Wait until a worker has executed its order.
+
+        Return its name, and its result or exception. The exception of a lost worker is WorkerLost.
+        """
 
     def end(self, name: str) -> None:
         """End a worker."""
 
 
 class Scheduler:
-    """Scheduler of one repeat of a run on fresh workers.
+    """Scheduler of one repeat of a run on the workers of a cluster.
 
     Args:
         plan: The plan of the run.
         run_dir: Folder of the run. Only the driver writes to it.
         view: Display of progress and notes.
-        workers: The workers, not started yet.
+        workers: The workers. `run` starts them.
         number: Number of the repeat.
-        check: Raises an error if models or heads differ from those at the start of the run.
-        force: Continue even if the machines differ from those at the start of the run.
+        check: Function that raises an error if the models or heads of the workers differ from those
+            at the start of the run.
+        force: True continues if the machines differ from those at the start of the run.
     """
 
     def __init__(
@@ -103,21 +112,23 @@ class Scheduler:
         self._stored_outputs = StoredOutputs.read(run_dir)
         self._devices: dict[str, str] = {}
         self._judged: set[str] = set()
-        self._finished: set[str] = set()  # workers that dropped all methods except vanilla
+        # Workers on which all methods except vanilla failed repeatedly. They get no more questions.
+        self._finished: set[str] = set()
         repeats = plan.config.repeats
         self._part_name = f"pass {number} of {repeats}" if repeats > 1 else ""
 
     @property
     def is_over(self) -> bool:
-        """Return True if vanilla is the only method left on every worker."""
+        """True if vanilla is the only method left on every worker."""
         return bool(self._finished) and self._devices.keys() <= self._finished
 
     def run(self) -> None:
         """Measure the missing questions of the repeat on the workers, and store their records.
 
         Raises:
-            EnvironmentFault: no device, or a worker that differs from the driver or other workers.
-            WorkerLost: no worker is left, or one assignment ended too many of them.
+            EnvironmentFault: there is no device, or a worker has other software, data or hardware
+                than the driver or the other workers.
+            WorkerLost: no worker is left, or too many were lost with the same assignment.
         """
         self._view.stage("starting workers")
         before = len(self._run_dir.manifest.get("workers") or {})
@@ -128,13 +139,18 @@ class Scheduler:
         self._finish()
 
     def _check_workers(self) -> None:
-        """Check that every worker can measure this run."""
+        """Check that every worker has the same software, data, weights and hardware.
+
+        Raises:
+            EnvironmentFault: a worker differs from the driver or from the first worker.
+            UsageError: the machines differ from those at the start of a resumed run.
+        """
         infos: dict[str, WorkerInfo] = self._call_workers("plan_run", starting=True)
         ours = shared_facts(self._plan)
         for name, own in infos.items():
             if other := list_differences(ours, own.shared_facts, _DIFFERENCE):
                 raise EnvironmentFault(
-                    f"worker {name} ({self._devices[name]}) has something else than the driver:"
+                    f"worker {name} ({self._devices[name]}) differs from the driver:"
                     f" {', '.join(other)}",
                     hint=_SETUP_HINT,
                 )
@@ -145,17 +161,19 @@ class Scheduler:
                 common, _without_worker_variables(infos[name].machine_facts), _DIFFERENCE
             ):
                 raise EnvironmentFault(
-                    f"worker {name} ({self._devices[name]}) is of another kind than worker {first}"
-                    f" ({self._devices[first]}): {', '.join(other)}; a run measures one kind",
-                    hint="restart the others without devices: ray start --num-cpus=0 --num-gpus=0",
+                    f"worker {name} ({self._devices[name]}) differs from worker {first}"
+                    f" ({self._devices[first]}): {', '.join(other)}; all workers of a run must be"
+                    " alike",
+                    hint="restart the other nodes without devices: ray start --num-cpus=0"
+                    " --num-gpus=0",
                 )
         program = self._run_dir.manifest["program"]
         then = {key: word for key, word in program.items() if is_machine_key(key)}
         if then and (other := list_differences(then, common, _DIFFERENCE)):
             if not self._force:
                 raise UsageError(
-                    f"{self._run_dir.path} was begun on other machines: {', '.join(other)}",
-                    hint="begin a new run: specbench run; or go on and label the run:"
+                    f"{self._run_dir.path} was started on other machines: {', '.join(other)}",
+                    hint="start a new run: specbench run; or continue and label the run as mixed:"
                     f" {resume_command(self._run_dir.path)} --force",
                 )
             mixed = [*(self._run_dir.manifest.get("mixed") or []), *other]
@@ -164,7 +182,11 @@ class Scheduler:
         self._run_dir.update(machine={**infos[first].machine}, program={**kept, **common})
 
     def _load(self) -> None:
-        """Load the models on all workers. All of them use the costs of the first one."""
+        """Load the models on all workers.
+
+        The first worker measures the costs of forwards, if a method needs them. All others use the
+        same costs.
+        """
         labels = ", ".join(each.label for each in self._plan.checkpoints.values())
         self._view.stage(f"loading {labels} in {_pluralize(self._devices, 'worker')}")
         first, *others = self._devices
@@ -187,7 +209,7 @@ class Scheduler:
         )
 
     def _assign_questions(self) -> None:
-        """Assign questions to workers until none is missing."""
+        """Assign the missing questions to the workers, and store the results."""
         schedule = [
             question.prompt_id
             for question, method_runs in self._plan.schedule(self._number)
@@ -211,7 +233,8 @@ class Scheduler:
                 break
             if not at:
                 raise WorkerLost(
-                    f"no worker is left, and {_pluralize(todo, 'deal')} of questions not measured",
+                    "no worker is left, and some questions are not measured"
+                    f" ({_pluralize(todo, 'assignment')})",
                     hint=resume_command(self._run_dir.path),
                 )
             name, result = self._receive()
@@ -226,19 +249,23 @@ class Scheduler:
                 self._view.prompt(PromptProgress(self._part_name, measured, every, left))
                 continue
             why = result.lost if isinstance(result, AssignmentResult) else result.message
-            self._drop_worker(name, f"{why}; {', '.join(assignment)} goes to another")
+            self._drop_worker(name, f"{why}; {', '.join(assignment)} goes to another worker")
             todo.appendleft(assignment)
             losses[assignment] += 1
             if losses[assignment] == MAX_LOST_WORKERS:
                 raise WorkerLost(
-                    f"{', '.join(assignment)}: {MAX_LOST_WORKERS} workers were lost over it, the"
-                    f" last: {why}",
-                    hint=f"leave the question out, or the row that ends them; else"
+                    f"{', '.join(assignment)}: {MAX_LOST_WORKERS} workers were lost while they"
+                    f" measured it, the last: {why}",
+                    hint="leave out the question, or the method that ends the workers; to retry:"
                     f" {resume_command(self._run_dir.path)}",
                 )
 
     def _store(self, name: str, result: AssignmentResult) -> None:
-        """Store the result of an assignment."""
+        """Store the prompts and records of an assignment, and show its notes.
+
+        Args:
+            name: Name of the worker.
+        """
         for note in result.notes:
             self._view.note(f"worker {name}: {note}")
         if result.prompts:
@@ -264,7 +291,11 @@ class Scheduler:
             self._judged.add(name)
 
     def _finish(self) -> None:
-        """Let the workers check for leaks, and one of them find near-ties."""
+        """Let the workers run the checks at the end of a repeat, and store the results.
+
+        Every worker decodes its first questions again (`Repeat.check_leaks`). One worker computes
+        where near-ties are possible, if an output is a near-tie.
+        """
         self._view.stage("decoding first prompts once more")
         found: list[WorkerResult] = list(self._call_workers("check_leaks").values())
         manifest = self._run_dir.manifest
@@ -294,8 +325,9 @@ class Scheduler:
         """Send an order to workers and return their results. Lost workers are left out.
 
         Args:
-            of: Names of the workers. None sends it to all.
-            starting: True raises EnvironmentFault for a lost worker.
+            order: Name of a method of `ClusterWorker`, with its arguments in `args`.
+            names: Names of the workers. None sends the order to all workers.
+            starting: True raises EnvironmentFault if a worker is lost.
         """
         asked = [*self._devices] if names is None else names
         for name in asked:
@@ -315,7 +347,10 @@ class Scheduler:
         return {name: found[name] for name in asked if name in found}
 
     def _receive(self) -> tuple[str, Any]:
-        """Return the next result of a worker. Raise its error, with the worker's name."""
+        """Return the next result of a worker, with the worker's name.
+
+        Raise the exception of the worker, unless it is lost.
+        """
         name, reply = self._workers.receive()
         if isinstance(reply, SpecbenchError) and not isinstance(reply, WorkerLost):
             message = f"worker {name} ({self._devices[name]}): {reply.message}"
@@ -325,7 +360,7 @@ class Scheduler:
         return name, reply
 
     def _drop_worker(self, name: str, why: str) -> None:
-        """Remove a lost worker and note it."""
+        """End a lost worker, show a note, and store the reason in the manifest."""
         where = self._devices.pop(name)
         self._view.note(f"worker {name} ({where}) was lost: {why}")
         self._workers.end(name)

@@ -1,4 +1,4 @@
-"""A cluster worker: one device that measures all methods on its assigned questions."""
+"""A cluster worker: a process on one device that measures all methods on its assigned questions."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from specbench_cli.store.schema import Record
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """Facts about a worker.
+    """Software and machine of a worker, which the driver checks.
 
-    shared_facts: Must equal those of the driver (`shared_facts`).
-    machine_facts: Must be the same on all workers (`manifest.machine_facts`).
-    machine: Fingerprint of the machine.
+    shared_facts: Result of `shared_facts`. It must be the same on the driver.
+    machine_facts: Result of `manifest.machine_facts`. It must be the same on all workers.
+    machine: Fingerprint of the machine (`machine.fingerprint`).
     """
 
     shared_facts: Mapping[str, str]
@@ -42,7 +42,10 @@ class WorkerInfo:
 
 @dataclass(frozen=True)
 class LoadedModels:
-    """Manifest entries of a worker's loaded models; see `Bench`."""
+    """Manifest entries of a worker's loaded models, heads and settings; see `Bench`.
+
+    step_costs: Costs of forwards (`StepCosts`). None if no method needs them.
+    """
 
     models: Mapping[str, Any]
     heads: Mapping[str, Any]
@@ -52,12 +55,12 @@ class LoadedModels:
 
 @dataclass(frozen=True)
 class AssignmentResult:
-    """Result of an assignment.
+    """Result of an assignment: the measured records and new prompts.
 
     notes: Notes for the user.
-    dropped: Methods that the worker dropped so far, with the reason.
-    lost: Reason if something is missing because a process was lost.
-    judged: True if outputs needed the judge so far.
+    dropped: Methods that failed repeatedly on this worker so far, with the reason.
+    lost: Error message if records are missing because a process of the worker ended. Else None.
+    judged: True if an output on this worker differed from vanilla's so far.
     """
 
     records: list[Record]
@@ -70,7 +73,12 @@ class AssignmentResult:
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """Manifest entries that a worker returns at the end."""
+    """Manifest entries that a worker returns at the end of a repeat.
+
+    leaks: Methods that keep state from other prompts; see `Repeat.check_leaks`.
+    tolerance: Tolerance of near-ties. None if it was not measured.
+    memory: Memory of weights and states; see `Bench.memory_entry`.
+    """
 
     leaks: Mapping[str, str]
     tolerance: Mapping[str, Any] | None
@@ -78,17 +86,17 @@ class WorkerResult:
 
 
 class ClusterWorker:
-    """Worker whose methods are the orders of the driver.
+    """Worker on one device of a cluster. Its methods are the orders that the driver can send.
 
-    It has its own run in a temporary folder. The driver stores the records.
+    It keeps a run of its own in a temporary folder. The driver stores the records.
 
     Args:
         order: Configuration of the run as JSON.
-        folder: Folder to which its paths are relative.
+        folder: Folder to which paths in the configuration are relative.
     """
 
     def __init__(self, order: str, folder: str) -> None:
-        with suppress(OSError):  # a machine without this folder does not need it
+        with suppress(OSError):  # the folder may exist on the driver's machine only
             os.chdir(folder)
         self._order = order
         self._home = TemporaryDirectory(prefix="specbench-worker-")
@@ -103,13 +111,13 @@ class ClusterWorker:
         return WorkerInfo(shared_facts(self._plan), machine_facts(), fingerprint())
 
     def load(self, costs: Mapping[str, Any] | None) -> LoadedModels:
-        """Load the models.
+        """Load the models and return their manifest entries.
 
         Args:
-            costs: Costs of forwards for the methods. None measures them if a method uses them.
+            costs: Costs of forwards. None measures them if a method uses them.
 
         Raises:
-            UsageError, EnvironmentFault: a model does not load, or a prompt is too long.
+            UsageError, EnvironmentFault: a model cannot be loaded, or a prompt is too long.
         """
         held = {**build_manifest(self._plan, {}), "step_costs": costs}
         self._run_dir = RunDir.create(Path(self._home.name) / "run", held)
@@ -141,7 +149,9 @@ class ClusterWorker:
         """Measure questions of a repeat.
 
         Args:
-            known: outputs of these questions that the run already has.
+            number: Number of the repeat.
+            names: Prompt ids of the questions.
+            known: Outputs of these questions that the run already has.
         """
         self._stored_outputs.update(known)
         self._progress.records, self._progress.notes = [], []
@@ -159,7 +169,7 @@ class ClusterWorker:
         )
 
     def check_leaks(self) -> WorkerResult:
-        """Decode the first questions of this worker again; see `Repeat.check_leaks`."""
+        """Decode the first questions of this worker again, and return its last manifest entries."""
         if self._assignments > 1:
             self._repeat.check_leaks()
         return WorkerResult(
@@ -167,10 +177,10 @@ class ClusterWorker:
         )
 
     def find_near_ties(self, known: StoredOutputs) -> Mapping[str, Any] | None:
-        """Return the causes of near-ties; see `record_builder.near_ties`.
+        """Return where near-ties are possible; see `record_builder.find_near_ties`.
 
         Args:
-            known: outputs of all questions that the run has already.
+            known: All outputs of the run.
         """
         self._stored_outputs.update(known)
         return self._repeat.find_near_ties(needed=True)
@@ -183,7 +193,7 @@ class ClusterWorker:
 
 
 class WorkerProgress:
-    """View that stores records and notes for the driver; see `RunView`."""
+    """Implementation of `RunView` that only collects records and notes for the driver."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -202,13 +212,13 @@ class WorkerProgress:
         return []
 
     def _ignore(self, *_: Any, **__: Any) -> None:
-        """Show nothing."""
+        """Ignore a call of the view."""
 
     planned = started = stage = prompt = window = hand_over = _ignore
 
 
 def shared_facts(plan: Plan) -> dict[str, str]:
-    """Return the facts that driver and workers must share: `program`, and the weights."""
+    """Return what must be the same on driver and workers: software, settings, data and weights."""
     models = {
         each.label: read_checkpoint(read_checkpoint_facts, each).sha256
         for each in plan.checkpoints.values()

@@ -1,4 +1,7 @@
-"""Orders that a plug-in process executes: import the plug-in, decode with its methods."""
+"""The code of a plug-in process: it imports a plug-in and decodes with its methods.
+
+The process of the run sends orders, which are the methods of `PluginOrders`.
+"""
 
 from __future__ import annotations
 
@@ -38,15 +41,16 @@ from specbench_cli.plan.plan import Plan
 from specbench_cli.store.run_dir import Prompt
 
 MAX_MEMORY_SHARE = 0.9
-"""Share of the free memory that a plug-in process may use."""
+"""Share of the machine's free memory that a plug-in process may use."""
 
 
 @dataclass(frozen=True)
 class LoadOrder:
-    """Order to load models.
+    """Arguments of the order `PluginOrders.load_models`.
 
-    costs: Costs of forwards.
-    rows: (method, label, parameters) of each method.
+    target, draft, others: Checkpoints of the models.
+    costs: Costs of forwards (`StepCosts`). None if no method needs them.
+    methods: (name, label, parameters) of each method.
     """
 
     config: RunConfig
@@ -60,9 +64,11 @@ class LoadOrder:
 
 @dataclass(frozen=True)
 class MeasurementOrder:
-    """An output to measure; see `Measurement`.
+    """Arguments of the order to measure one output; see `Measurement`.
 
-    previous_delay_ns: Time that learning from the previous prompt took.
+    budget: Maximum number of new tokens.
+    pass_: Number of the repeat.
+    previous_delay_ns: Time in ns by which learning from the previous prompt delayed this one.
     """
 
     prompt: Prompt
@@ -75,13 +81,19 @@ class MeasurementOrder:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """Key among the outputs of a method."""
+        """Prompt id, turn and repeat, which identify an output of a method."""
         return self.prompt.prompt_id, self.prompt.turn, self.pass_
 
 
 @dataclass
 class PluginOrders:
-    """Orders that a plug-in process executes. Each order is a method of this class."""
+    """State of a plug-in process. Each method is an order that the run can send.
+
+    method_runs: The methods of the plug-in, by label.
+    memory: What each method has learned, by label.
+    measurements: Outputs that may be measured again, if the machine was noisy.
+    code_snapshot: State of the code that a method must not change (`state.CODE`).
+    """
 
     bench: Bench = field(init=False)
     sampling: Sampling = field(init=False)
@@ -90,21 +102,25 @@ class PluginOrders:
     measurements: dict[tuple[Any, ...], Measurement] = field(default_factory=dict)
     code_snapshot: state.StateSnapshot = field(default_factory=dict)
 
-    def import_plugin(self, file: str | None, held: Mapping[Path, bytes]) -> list[str]:
+    def import_plugin(self, file: str | None, contents: Mapping[Path, bytes]) -> list[str]:
         """Import the plug-in. Return the names of process-wide state that the import changed.
 
         Args:
             file: The plug-in file. None imports the installed plug-ins.
-            held: Contents of the plug-in files that the run checked.
+            contents: Contents of the plug-in files when the run checked them. They are imported
+                even if a file has changed since.
         """
         before = state.capture_state()
-        plugin_file.pin_all(held)
+        plugin_file.pin_all(contents)
         if file is not None:
             registry.load_plugin(file)
         return state.find_changes(before)
 
     def check_methods(self, rows: Sequence[MethodChoice]) -> list[str]:
-        """Create the methods and read their declarations. Return the state that this changed."""
+        """Create the methods of the plug-in and read all properties that they declare.
+
+        Return the names of process-wide state that this changed.
+        """
         before = state.capture_state()
         for row in rows:
             method_run = MethodRun(row.name, row.label, row.params)
@@ -124,7 +140,7 @@ class PluginOrders:
         return state.find_changes(before)
 
     def load_models(self, order: LoadOrder) -> dict[str, Any]:
-        """Load the models. Return the manifest entries of trained modules."""
+        """Load the models. Return the manifest entries of the methods' trained modules."""
         config = order.config.model_copy(update={"isolation": "none"})  # already isolated
         self.method_runs = {
             label: MethodRun(name, label, passed) for name, label, passed in order.methods
@@ -141,7 +157,16 @@ class PluginOrders:
         return self.bench.head_entries()
 
     def warm_up(self, label: str, ids: Sequence[int], capacity: int) -> str | None:
-        """Warm up a method at the start of a repeat. Return the error if that failed."""
+        """Decode a prompt with a method to warm it up, at the start of a repeat.
+
+        Args:
+            label: Label of the method.
+            ids: Token ids of the prompt.
+            capacity: Number of tokens for which the model states are allocated.
+
+        Returns:
+            The error if the method failed, else None.
+        """
         self.bench.workspace.reserve(capacity)
         memory = self.memory[label] = Memory()
         fresh = Memory().save()
@@ -151,7 +176,7 @@ class PluginOrders:
                 warm_up(
                     self.method_runs[label], self.bench.workspace, request, self.sampling, memory
                 )
-        except BaseException as failure:  # the prompts will fail too, and be recorded
+        except BaseException as failure:  # the method will fail in the run too, which records it
             return describe_failure(failure)
         finally:
             memory.restore(fresh)
@@ -166,11 +191,16 @@ class PluginOrders:
         chunk: int,
         arrivals: Sequence[float],
     ) -> list[MeasurementReply]:
-        """Measure outputs of a method.
+        """Measure outputs of a method, which are decoded together.
 
         Args:
+            label: Label of the method.
+            orders: The outputs to measure.
+            finished: Keys of earlier outputs that will not be measured again.
             size, chunk, arrivals: See `BatchMeasurement`.
-            finished: Keys of outputs that will not be measured again.
+
+        Raises:
+            MethodFault: the method changed code that measures it.
         """
         for key in finished:
             self.measurements.pop(key, None)
@@ -214,9 +244,10 @@ _PROPERTIES = (
 
 
 def serve() -> NoReturn:
-    """Run a plug-in process from its start to its end; see `worker_process.serve`.
+    """Run a plug-in process: execute the orders of the run until the run ends.
 
-    The first argument in `sys.argv` is the parent process. If the parent ends, this one ends too.
+    This is the entry point of the process (`worker_process.serve`). The first argument in
+    `sys.argv` is the id of the parent process. If the parent ends, this process ends too.
     """
     exit_with_parent(int(sys.argv[1]))
     for name in ("SIGINT", "SIGHUP", "SIGTERM"):  # the parent handles these and ends this process
@@ -227,7 +258,12 @@ def serve() -> NoReturn:
 
 
 def _run_order(work: Callable[[], Any]) -> tuple[str, Any]:
-    """Return the result of an order: "done" and its value, "refused" and an error, or "failed"."""
+    """Execute an order and return its outcome.
+
+    Returns:
+        ("done", result), ("refused", (class, message, hint)) for an error of specbench, or
+        ("failed", message) for any other exception.
+    """
     try:
         return "done", work()
     except SpecbenchError as fault:
@@ -239,13 +275,13 @@ def _run_order(work: Callable[[], Any]) -> tuple[str, Any]:
 
 
 def _prefer_oom_kill() -> None:
-    """Make the system kill this process rather than the run if memory runs out."""
+    """Make the system kill this process, and not the run, if the machine runs out of memory."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _limit_memory() -> None:
-    """Make allocations fail in this process before the machine runs out of memory."""
+    """Limit the memory of this process, so that its allocations fail before the machine's do."""
     import resource
 
     used = psutil.Process().memory_info().vms

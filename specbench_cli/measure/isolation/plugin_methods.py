@@ -1,4 +1,4 @@
-"""Methods of a run that are decoded in plug-in processes."""
+"""Methods of plug-ins in the process of the run, which measures them in plug-in processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class PluginMethods:
 
     Args:
         plan: The plan of the run.
-        run_dir: Folder of the run. Its files are watched while plug-in processes work.
+        run_dir: Folder of the run. While a plug-in process works, the run checks that its files
+            are not changed.
         threads: Number of torch threads, in this process and in the plug-in processes.
 
     Attributes:
@@ -69,7 +70,13 @@ class PluginMethods:
                 self.load_errors |= dict.fromkeys(own, fault)
 
     def warm_up(self, method_run: MethodRun, ids: Sequence[int], capacity: int) -> str | None:
-        """Warm up a method at the start of a repeat. Return the error if that failed."""
+        """Warm up a method in its plug-in process. Return the error if the method failed.
+
+        Args:
+            method_run: The method.
+            ids: Token ids of the prompt.
+            capacity: Number of tokens for which the model states are allocated.
+        """
         self._warm[method_run.label] = [*ids], capacity
         try:
             return self._warm_up(method_run.label)
@@ -84,14 +91,22 @@ class PluginMethods:
         chunk: int,
         arrivals: Sequence[float],
     ) -> list[MeasurementReply]:
-        """Measure outputs of a method in its plug-in process; see `make_measurable`.
+        """Measure outputs of a method in its plug-in process.
+
+        If the process has ended, a new one is started and warmed up.
+
+        Args:
+            method_run: The method.
+            measurements: The outputs.
+            size, chunk, arrivals: See `BatchMeasurement`.
 
         Raises:
-            MethodFault: the process did not return a result.
+            MethodFault: the process did not return a result, or the method has lost what it
+                learned, because its process had ended.
         """
         process, limit = self._processes[method_run.label], self._plan.config.timeout_per_prompt
         if not process.alive and method_run.method.state_scope != "prompt":
-            raise MethodFault("its process ended before, and with it what it had learnt")
+            raise MethodFault("its process has ended, so what the method learned is lost")
         if not process.alive:
             self._loaded.discard(process)
             self._cold |= {label for label, each in self._processes.items() if each is process}
@@ -99,7 +114,7 @@ class PluginMethods:
         if method_run.label in self._cold and method_run.label in self._warm:
             self._warm_up(method_run.label)
         orders = [_make_order(measurement) for measurement in measurements]
-        settled, self._finished = self._finished, []
+        finished, self._finished = self._finished, []
         began = time.perf_counter_ns()
         with self._run_dir.forbid_changes(method_run.label):
             how = size, chunk, [*arrivals]
@@ -107,7 +122,7 @@ class PluginMethods:
                 "measure",
                 method_run.label,
                 orders,
-                settled,
+                finished,
                 *how,
                 timeout_s=limit * len(measurements),
             )
@@ -115,11 +130,14 @@ class PluginMethods:
         if len(found) != len(measurements) or any(
             each.output is not None and (each.output.ns.total or 0) > took for each in found
         ):
-            raise MethodFault("its process tells of more time than there was")
+            raise MethodFault("its process reported more time than has passed")
         return found
 
     def mark_finished(self, method_run: MethodRun, measurements: Sequence[Measurement]) -> None:
-        """Note measurements that will not be repeated."""
+        """Store the keys of measurements that will not be repeated.
+
+        The next order tells the plug-in process, which then deletes them.
+        """
         self._finished += [
             (method_run.label, *_make_order(measurement).key) for measurement in measurements
         ]
@@ -160,7 +178,12 @@ class PluginMethods:
 
 
 class PluginMeasurements(BatchMeasurement):
-    """Outputs of one method that its plug-in process measures; see `quiet.Measurable`."""
+    """Outputs of one method that its plug-in process measures.
+
+    Args:
+        methods: The methods in plug-in processes.
+        measurements, size, chunk, arrivals: See `BatchMeasurement`.
+    """
 
     def __init__(
         self,
@@ -174,7 +197,7 @@ class PluginMeasurements(BatchMeasurement):
         self._methods = methods
 
     def measure(self) -> None:
-        """Measure in the plug-in process. If the process ends, the measurements fail."""
+        """Measure the outputs. If the plug-in process ends, the measurements fail."""
         measurements = self._measurements
         try:
             how = self._size, self._chunk, self._arrivals

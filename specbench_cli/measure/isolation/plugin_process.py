@@ -1,4 +1,7 @@
-"""Plug-in processes: one for each plug-in file. It imports the file and runs its methods."""
+"""Plug-in processes, one for each plug-in file. A process imports the file and runs its methods.
+
+This module starts the processes and sends orders to them. It belongs to the process of the run.
+"""
 
 from __future__ import annotations
 
@@ -25,24 +28,24 @@ from specbench_cli.measure.isolation import replies
 from specbench_cli.measure.worker_process import ProcessEnded, WorkerProcess
 
 LOAD_TIMEOUT_S = 600.0
-"""Maximum time in seconds of an order that imports code or loads models."""
+"""Maximum time in seconds of an order without another limit, such as loading models."""
 START_TIMEOUT_S = 120.0
-"""Maximum time in seconds to start a process, including the import of torch."""
+"""Maximum time in seconds to start a process and import torch in it."""
 
 _processes: dict[str | None, PluginProcess] = {}
 
 
 class PluginProcessLost(MethodFault):
-    """A plug-in process ended, or did not answer in time. The next order starts a new one."""
+    """Error: a plug-in process ended or did not answer in time. The next order starts a new one."""
 
 
 def check_plugins(config: RunConfig) -> None:
-    """Import each plug-in of a configuration in its own process, and plan its methods there.
+    """Import each plug-in of a configuration in its own process, and create its methods there.
 
-    Does nothing if the configuration runs plug-ins in the process of the run.
+    Do nothing if the configuration has no isolation (`--isolation none`).
 
     Raises:
-        UsageError: a plug-in cannot be imported, or changes the state of its process.
+        UsageError: a plug-in cannot be imported, or changes process-wide state.
     """
     if config.isolation != "process":
         return
@@ -53,13 +56,13 @@ def check_plugins(config: RunConfig) -> None:
 
 
 def check_plugin_import(file: str) -> None:
-    """Import a plug-in in its own process, and check that this changes no shared state.
+    """Import a plug-in file in its own process, to check it before this process imports it.
 
     Raises:
         UsageError: the import fails, ends the process, or changes process-wide state.
     """
     if not Path(file).is_file():
-        return  # the import reports a missing file
+        return  # this process reports a missing file when it imports the plug-in
     process = get_plugin_process(file)
     with _wrap_errors(file, "imported"):
         if not process.alive:
@@ -68,25 +71,33 @@ def check_plugin_import(file: str) -> None:
 
 
 def check_method_choices(choices: Sequence[MethodChoice], files: Sequence[str]) -> None:
-    """Check the same for creating the methods and reading their declarations."""
-    own: dict[str | None, list[MethodChoice]] = {}
+    """Create the methods of plug-ins in the plug-in processes, to check them.
+
+    Args:
+        choices: The methods of the configuration.
+        files: The plug-in files.
+
+    Raises:
+        UsageError: a method cannot be created, or this changes process-wide state.
+    """
+    by_file: dict[str | None, list[MethodChoice]] = {}
     for row in choices:
         if row.name not in registry.built_in_methods():
-            own.setdefault(find_plugin_file(row.name, files), []).append(row)
-    for file, method_rows in own.items():
-        names = ", ".join(dict.fromkeys(row.name for row in method_rows))
+            by_file.setdefault(find_plugin_file(row.name, files), []).append(row)
+    for file, own in by_file.items():
+        names = ", ".join(dict.fromkeys(row.name for row in own))
         with _wrap_errors(names, "planned with"):
-            changed = get_plugin_process(file).call("check_methods", method_rows)
+            changed = get_plugin_process(file).call("check_methods", own)
         _check_unchanged(names, "planned with", changed)
 
 
 def find_plugin_file(name: str, files: Sequence[str]) -> str | None:
-    """Return the plug-in file that defines a method; None if it is installed."""
+    """Return the plug-in file that defines a method; None for an installed plug-in."""
     return next((file for file in files if name in registry.load_plugin(file)), None)
 
 
 def get_plugin_process(file: str | None) -> PluginProcess:
-    """Return the process of a plug-in file. None selects the installed plug-ins."""
+    """Return the process of a plug-in file. None is the process of all installed plug-ins."""
     return _processes.setdefault(file, PluginProcess(file))
 
 
@@ -106,10 +117,10 @@ class PluginProcess:
     other methods are measured.
 
     Args:
-        file: The plug-in file. None selects the installed plug-ins.
+        file: The plug-in file. None imports the installed plug-ins.
 
     Attributes:
-        changed: Names of process-wide state that the import of the plug-in changed.
+        changed_state: Names of process-wide state that the import of the plug-in changed.
     """
 
     def __init__(self, file: str | None) -> None:
@@ -119,29 +130,32 @@ class PluginProcess:
 
     @property
     def alive(self) -> bool:
-        """Return True if the process was started and is not known to have ended."""
+        """True if the process was started and is not known to have ended."""
         return self._worker is not None
 
     def call(self, order: str, *arguments: Any, timeout_s: float = LOAD_TIMEOUT_S) -> Any:
-        """Send an order and return its result; see `orders.PluginOrders`.
+        """Send an order to the process and return its result. Start the process if needed.
 
         Args:
-            within: Maximum time in seconds.
+            order: Name of a method of `orders.PluginOrders`.
+            arguments: Its arguments.
+            timeout_s: Maximum time in seconds.
 
         Raises:
-            PluginProcessLost: the process ended. MethodFault: the order failed. SpecbenchError: the
-                order was refused.
+            PluginProcessLost: the process ended, or did not answer in time.
+            MethodFault: the code of the plug-in raised an exception.
+            SpecbenchError: specbench's code in the process raised this error.
         """
         if self._worker is None:
             self.start()
         return self._call(order, *arguments, timeout_s=timeout_s)
 
     def start(self) -> None:
-        """Start the process, which imports the plug-in."""
+        """Start the process, and import the plug-in in it."""
         serve = "specbench_cli.measure.isolation.orders:serve"
         self._worker = WorkerProcess(python_command(serve, str(os.getpid())), takes_orders=True)
-        held, within = plugin_file.pinned_contents(), START_TIMEOUT_S + plugin.IMPORT_S
-        self.changed_state = self._call("import_plugin", self._file, held, timeout_s=within)
+        contents, limit = plugin_file.pinned_contents(), START_TIMEOUT_S + plugin.IMPORT_S
+        self.changed_state = self._call("import_plugin", self._file, contents, timeout_s=limit)
 
     def end(self) -> int | None:
         """End the process and its children. Return its exit code if it had ended, else None."""
@@ -154,7 +168,7 @@ class PluginProcess:
         try:
             worker.send(order, *arguments)
             answer = worker.receive(timeout_s)
-        except KeyboardInterrupt:  # the answer will not be read
+        except KeyboardInterrupt:  # end the process, because nothing will read its answer
             self.end()
             raise
         except ProcessEnded:
@@ -166,7 +180,7 @@ class PluginProcess:
             kind, found = replies.load(answer)
         except Exception as fault:
             self.end()
-            raise PluginProcessLost(f"its process sent what is no answer: {fault}") from fault
+            raise PluginProcessLost(f"its process sent an invalid answer: {fault}") from fault
         worker.suspend()
         if kind == "done":
             return found
@@ -179,7 +193,7 @@ class PluginProcess:
         code = self.end()
         if code is not None and code < 0:
             raise PluginProcessLost(f"its process was killed by {signal.Signals(-code).name}")
-        raise PluginProcessLost(f"it ended its process (exit code {code})")
+        raise PluginProcessLost(f"its process ended with exit code {code}")
 
 
 _ERRORS = {each.__name__: each for each in (MethodFault, EnvironmentFault, WorkerLost)}
@@ -190,8 +204,9 @@ def _check_unchanged(what: str, when: str, changed: Sequence[str]) -> None:
     if changed:
         end_plugin_processes()
         raise UsageError(
-            f"{what} changes {', '.join(changed)} when it is {when}, for every method of the run",
-            "change it in the method, around what needs it, and back",
+            f"{what} changes {', '.join(changed)} when it is {when}, which affects all methods of"
+            " the run",
+            "change such state only while the method decodes, and restore it afterwards",
         )
 
 
@@ -201,7 +216,7 @@ def _wrap_errors(what: str, when: str) -> Iterator[None]:
         yield
     except MethodFault as fault:
         end_plugin_processes()
-        hint = fault.hint or "it must do nothing to the process that it is in"
+        hint = fault.hint or "a plug-in must not end or change the process that imports it"
         raise UsageError(f"{what} cannot be {when}: {fault.message}", hint) from fault
     except SpecbenchError:
         end_plugin_processes()

@@ -1,7 +1,8 @@
-"""Replies of a plug-in process as bytes, which the run can read without executing code.
+"""Replies of a plug-in process, encoded so that the run can read them without executing code.
 
-A measurement is stored as the name of a class and its fields. A pickle that refers to another class
-or a function is rejected, because it could call or change code of the run.
+The format is pickle, but only plain data and the classes of measurements are allowed. An object of
+these classes is stored as the name of its class and its fields. A pickle with another class or a
+function is rejected, because it could execute code in the process of the run.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MeasurementReply:
-    """Result of a measurement.
+    """Result of a measurement in a plug-in process.
 
-    lost: Message if a worker of the plug-in was lost.
+    delay_ns: Time in ns by which learning delays the next prompt.
+    lost: Error message if a worker process of the method was lost. Else None.
     """
 
     output: DecodedOutput | None
@@ -29,25 +31,25 @@ class MeasurementReply:
 
 
 def dump(answer: object) -> bytes:
-    """Return an answer as bytes."""
+    """Return a reply as bytes."""
     stream = io.BytesIO()
     _Writer(stream).dump(answer)
     return stream.getvalue()
 
 
 def load(content: bytes) -> Any:
-    """Return the reply in some bytes.
+    """Return the reply that `dump` encoded.
 
     Raises:
-        Exception: they contain objects other than plain data and measurements.
+        Exception: the bytes are not a reply of plain data and measurements.
     """
     return _Reader(io.BytesIO(content)).load()
 
 
 @cache
 def _classes() -> dict[str, type[Any]]:
-    """Return the classes of which an answer may hold instances, by name."""
-    # Imported when a measurement is read or written: these modules import torch.
+    """Return the classes whose objects a reply may contain, by name."""
+    # Import late, because these modules import torch, which takes a second.
     from specbench_cli.measure.measurement import DecodedOutput
     from specbench_cli.store import schema
 
@@ -78,7 +80,7 @@ class _Reader(pickle.Unpickler):
         """See `pickle.Unpickler`."""
         name, values = pid
         if type(name) is not str or type(values) is not dict or name not in _classes():
-            raise pickle.UnpicklingError(f"no measurement: {name!r:.100}")
+            raise pickle.UnpicklingError(f"not a measurement: {name!r:.100}")
         return _classes()[name](**values)
 
     def find_class(self, module: str, name: str) -> Any:

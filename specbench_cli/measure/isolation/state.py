@@ -1,4 +1,7 @@
-"""Process-wide state that importing a plug-in must not change."""
+"""Process-wide state that importing a plug-in must not change.
+
+A change would affect all other methods in the same process.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,24 @@ import torch
 from specbench_cli.measure.environment import variables
 
 StateSnapshot = Mapping[str, Any]
+"""State of a process at one time: name of a kind of state -> value."""
 
 
 CODE = ("the clock", "built-in functions", "specbench's code")
-"""State that a plug-in must not change even in its own process, because it measures the plug-in."""
+"""State that a plug-in must not change even in its own process, because this code measures it."""
 
 
 def capture_state(names: Collection[str] | None = None) -> StateSnapshot:
-    """Return the state of this process, by name, or a part of it; see `changed`."""
+    """Return a snapshot of this process, for `find_changes`.
+
+    Args:
+        names: Kinds of state. None captures all of them.
+    """
     return {name: _CAPTURES[name]() for name in (names or _CAPTURES)}
 
 
 def find_changes(before: StateSnapshot) -> list[str]:
-    """Return the names of state that differs from an earlier snapshot."""
+    """Return the kinds of state that have changed since a snapshot."""
     after = capture_state(before)
     return [name for name in before if not _is_unchanged(before[name], after[name])]
 
@@ -62,11 +70,14 @@ def _stream_states() -> Any:
 
 
 def _code_of_modules(prefixes: tuple[str, ...]) -> dict[str, Any]:
-    """Return the functions and classes of modules, with the members of the classes."""
+    """Return the functions and classes of all imported modules of some packages, by name.
+
+    The functions of classes are included.
+    """
     found: dict[str, Any] = {}
-    for module, held in list(sys.modules.items()):
+    for module, content in list(sys.modules.items()):
         if module.partition(".")[0] in prefixes:
-            for name, value in list(vars(held).items()):
+            for name, value in list(vars(content).items()):
                 if callable(value):
                     found[f"{module}.{name}"] = value
                 if isinstance(value, type) and value.__module__ == module:
@@ -78,11 +89,11 @@ def _code_of_modules(prefixes: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _torch_code() -> dict[str, Any]:
-    homes = {"torch": torch, "functional": torch.nn.functional, "Tensor": torch.Tensor}
+    owners = {"torch": torch, "functional": torch.nn.functional, "Tensor": torch.Tensor}
     return {
-        f"{home}.{name}": value
-        for home, held in homes.items()
-        for name, value in list(vars(held).items())
+        f"{owner}.{name}": value
+        for owner, content in owners.items()
+        for name, value in list(vars(content).items())
         if callable(value)
     }
 

@@ -1,4 +1,4 @@
-"""Reasons not to publish a run in a gallery: its figures or its proof cannot be trusted."""
+"""Checks before a run is published in a gallery: are its results complete, correct and quiet?"""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ RERUN_HINT = "specbench run, on a quiet machine"
 
 
 def check_publishable(data: ReportData) -> None:
-    """Raise the most serious reason not to publish a run, if there is one.
+    """Check that a run can be published.
 
     Raises:
-        BadAnswer: a method is broken, or outputs are missing.
-        EnvironmentFault: times are noisy.
-        UsageError: the run is unfinished, mixed, forced or spoiled, or it compares nothing.
+        BadAnswer: A method is broken, or some of its outputs failed.
+        EnvironmentFault: Times are noisy.
+        UsageError: The run is not finished, was changed, has incompatible parts, or has no speedup.
     """
     for reasons in (_records, _answers, _kind, _times, _proof):
         if (fault := next(reasons(data), None)) is not None:
@@ -32,7 +32,7 @@ def _explain(data: ReportData, why: str, hint: str) -> tuple[str, str]:
 
 
 def _records(data: ReportData) -> Iterator[SpecbenchError]:
-    """Yield an error if records were changed by another program."""
+    """Yield an error if another program changed the files of the run."""
     if "spoiled" in data.run.manifest:
         program = hide_paths(str(data.run.manifest["spoiled"]))
         yield UsageError(
@@ -41,7 +41,7 @@ def _records(data: ReportData) -> Iterator[SpecbenchError]:
 
 
 def _answers(data: ReportData) -> Iterator[SpecbenchError]:
-    """Yield an error for each broken or incomplete method. Peers are measured, but not judged."""
+    """Yield an error for each method with wrong or failed outputs, other engines excluded."""
     ours, report_hint = _own_methods(data), f"specbench report {data.report_arguments}"
     for row in ours:
         if row.broken:
@@ -56,7 +56,7 @@ def _answers(data: ReportData) -> Iterator[SpecbenchError]:
 
 
 def _kind(data: ReportData) -> Iterator[SpecbenchError]:
-    """Yield an error unless this is one finished run, of one program version and on real models."""
+    """Yield an error unless this is a single finished run of one program version on real models."""
     facts = data.facts
     if facts.status != "finished":
         finish = f"specbench run --resume {data.report_arguments}"
@@ -85,12 +85,12 @@ def _times(data: ReportData) -> Iterator[SpecbenchError]:
         yield EnvironmentFault(*_explain(data, why, RERUN_HINT))
     for row in _own_methods(data):
         if row.n_void and row.speedup is None:
-            why = f"{row.n_void} of {row.n_cells} times of {row.label} are void"
+            why = f"{row.n_void} of {row.n_cells} times of {row.label} are noisy"
             yield EnvironmentFault(*_explain(data, why, RERUN_HINT))
 
 
 def _proof(data: ReportData) -> Iterator[SpecbenchError]:
-    """Yield an error if the run compares nothing."""
+    """Yield an error if no output was decoded freely, or no method has a speedup."""
     summary = data.summary
     if any(row.sampling == metrics.REPLAY for row in summary.rows):
         yield UsageError(*_explain(data, text.proof(summary), "specbench run --verify greedy"))

@@ -1,4 +1,4 @@
-"""Leaderboard data of a run: `entry.json` in the run's folder of the gallery."""
+"""Data of a published run for the gallery's index page, stored in `entry.json`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class LeaderboardRow:
     Attributes:
         scope: "run" or "corpus" if the method learns across prompts, so that its results depend on
             their order. Otherwise "prompt".
-        output: Its verdicts as text.
+        low, high: 95% interval of the speedup.
+        output: Verdicts on its outputs, as text.
         draft: Draft model that the method uses. None if it uses none.
     """
 
@@ -54,12 +55,13 @@ class LeaderboardRow:
 
 @dataclass(frozen=True, slots=True)
 class GalleryEntry:
-    """A published run.
+    """A published run, as `entry.json` stores it.
 
     Attributes:
-        identity: Id of the run. It does not depend on the folder or the number of publications.
+        identity: Id of the run. Publishing the same run again replaces the entry with its id.
         prompts: Number of questions by task.
-        plumbing: Tasks beyond the training of the embedded target. Speedups on them mean nothing.
+        plumbing: Tasks that the embedded target was not trained on. They only test the program, so
+            their speedups mean nothing.
         machine: Id of the machine.
         hardware: Description of the machine.
         setting: Description of the decoding. Methods with different settings are not ranked
@@ -84,12 +86,12 @@ class GalleryEntry:
 
     @property
     def tasks(self) -> str:
-        """Names of its tasks."""
+        """Names of the tasks, separated by commas."""
         return ", ".join(sorted(self.prompts))
 
 
 def entry_of(data: ReportData) -> GalleryEntry:
-    """Return the entry of a run that `refuse` accepts."""
+    """Return the entry of a run that passed `check_publishable`."""
     manifest, summary, facts = data.run.manifest, data.summary, data.facts
     machine = manifest["machine"]
     created = str(manifest.get("created_utc", "?"))
@@ -113,7 +115,7 @@ def entry_of(data: ReportData) -> GalleryEntry:
 
 
 def hardware(machine: Mapping[str, Any]) -> str:
-    """Return a description of a machine."""
+    """Return CPU, cores, memory and accelerators of a machine as text."""
     parts = machine.get("hardware") or {}
     cores, memory = parts.get("cores"), parts.get("memory_gib")
     words = [str(parts.get("cpu") or "unknown CPU")]
@@ -124,7 +126,7 @@ def hardware(machine: Mapping[str, Any]) -> str:
 
 
 def load(file: Path) -> GalleryEntry:
-    """Read an entry.
+    """Read an entry from its file.
 
     Raises:
         UsageError: The entry is damaged.
@@ -134,7 +136,7 @@ def load(file: Path) -> GalleryEntry:
     except (OSError, ValidationError) as error:
         why = format_first_problem(error) if isinstance(error, ValidationError) else error
         raise UsageError(
-            f"{file} is no entry of a gallery: {why}",
+            f"{file} is not a valid gallery entry: {why}",
             hint=f"remove {file.parent} and publish its run again",
         ) from error
 
@@ -150,7 +152,10 @@ def _entries() -> TypeAdapter[GalleryEntry]:
 
 
 def _is_ranked(row: MethodSummary) -> bool:
-    """Return True if a method is ranked. Other engines have a vanilla of their own."""
+    """Return True if the leaderboard ranks the method.
+
+    Methods of other engines are not ranked, because their speedup is over another vanilla.
+    """
     return row.speedup is not None and not (row.upper_bound or row.broken or row.engine)
 
 
@@ -174,7 +179,7 @@ def _line(row: MethodSummary) -> LeaderboardRow:
 def _setting(facts: Facts, effective: Mapping[str, Any]) -> str:
     """Return the settings that methods must share to be ranked together.
 
-    Target, tasks and machine must be the same, too.
+    Methods that are ranked together also share target, tasks and machine.
     """
     words = [f"{facts.decoding} {facts.dtype}".strip(), facts.device]
     devices = effective.get("devices")

@@ -1,4 +1,4 @@
-"""Publishing of runs to a gallery: a folder per run below `runs/`, and a new index.
+"""Publishing of runs to a gallery, a folder of static HTML pages (`specbench publish`).
 
 FOLDER/index.html               leaderboard and all runs
 FOLDER/runs/NAME/index.html     page of a run: figure, table, summary
@@ -56,8 +56,8 @@ def publish(data: ReportData, folder: Path, *, overwrite: bool = False) -> Publi
         overwrite: Replace files that specbench did not write, or that were changed since.
 
     Raises:
-        SpecbenchError: A gallery does not accept the run (`refusal.refuse`).
-        UsageError: The folder holds something else, or is not writable.
+        SpecbenchError: The run cannot be published (`checks.check_publishable`).
+        UsageError: The folder has another index page, or is not writable.
     """
     check_publishable(data)
     try:
@@ -78,7 +78,8 @@ def publish(data: ReportData, folder: Path, *, overwrite: bool = False) -> Publi
             (staging / INDEX).write_text(page, encoding="utf-8")
     except OSError as error:
         raise UsageError(
-            f"cannot write to {folder}: {error.strerror}", hint="give another --to"
+            f"cannot write to {folder}: {error.strerror}",
+            hint="publish to another folder (--to FOLDER)",
         ) from error
     return Published(
         entry, folder / _RUNS / name / INDEX, folder / INDEX, existing_name is not None
@@ -93,8 +94,8 @@ def _prepare_folder(folder: Path) -> None:
     page = files.read_own(index)
     if page is not None and MARK.encode() not in page:
         raise UsageError(
-            f"{index} is another's page, which no gallery writes over",
-            hint="give --to a folder of the gallery's own",
+            f"{index} is not the index of a gallery, so it is not overwritten",
+            hint="publish to another folder (--to FOLDER)",
         )
 
 
@@ -105,7 +106,7 @@ def _entries(folder: Path) -> Iterator[tuple[str, GalleryEntry]]:
 
 
 def _unused_name(name: str, folder: Path) -> str:
-    """Return a name that does not exist in a folder."""
+    """Return the name, with a number if the folder already has a file of that name."""
     free, copy = name, 2
     while (folder / free).exists():
         free, copy = f"{name}-{copy}", copy + 1

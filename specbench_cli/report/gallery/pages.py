@@ -18,7 +18,7 @@ from specbench_cli.report.gallery.entry import GalleryEntry, LeaderboardRow
 from specbench_cli.report.html.facts import hide_paths
 from specbench_cli.report.html.figures import InlineFigure
 from specbench_cli.report.html.page import NAME as REPORT
-from specbench_cli.report.html.page import Figures, Key, heading, lead_line, list_warnings
+from specbench_cli.report.html.page import BarLegend, Figures, heading, lead_line, list_warnings
 from specbench_cli.report.html.writer import render_page, render_parts
 from specbench_cli.report.report_data import ReportData
 from specbench_cli.store.schema import GUARANTEES
@@ -27,22 +27,22 @@ from specbench_cli.summary.columns import Column
 from specbench_cli.summary.metrics import METRICS, MethodSummary
 
 MARK = "specbench gallery"
-"""Marker in the index that specbench writes. An index without it is never overwritten."""
+"""Text by which specbench recognizes its own index page. Other pages are never overwritten."""
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _GUARANTEES = {
-    "exact_tokens": "Lossless: the very tokens of vanilla",
+    "exact_tokens": "Lossless: the same tokens as vanilla",
     "exact_law": "Lossless: drawn from the target's distribution",
     "bounded": "Lossy within a stated bound",
-    "quality_only": "Lossy: the quality of the answers alone is claimed",
-    "workflow": "Lossy: another way of working",
+    "quality_only": "Lossy: only the quality of the answers is claimed",
+    "workflow": "Lossy: a different workflow",
 }
-"""Guarantees as text, in the order of the leaderboards."""
+"""Guarantee -> caption of its table on the leaderboard."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexRow:
-    """A run on the index.
+    """A run on the index page.
 
     Attributes:
         link: Link to its page.
@@ -53,7 +53,7 @@ class IndexRow:
 
 
 RankedMethod = tuple[IndexRow, LeaderboardRow]
-"""A method on the leaderboard."""
+"""A method on the leaderboard, with the run that it comes from."""
 
 
 def _metric_column(
@@ -110,7 +110,7 @@ def _questions(row: IndexRow) -> int:
 
 
 def run_page(data: ReportData, entry: GalleryEntry, picture: InlineFigure | None) -> str:
-    """Return a run's own page.
+    """Return the HTML page of a run.
 
     Args:
         picture: Figure of its speedups. None if there is nothing to draw.
@@ -127,7 +127,7 @@ def run_page(data: ReportData, entry: GalleryEntry, picture: InlineFigure | None
             [
                 *([] if picture is None else [Figures([picture])]),
                 *tables.overall_tables(data.summary),
-                Key(text.prose([proof])),
+                BarLegend(text.prose([proof])),
             ]
         ),
         report=REPORT,
@@ -135,7 +135,7 @@ def run_page(data: ReportData, entry: GalleryEntry, picture: InlineFigure | None
 
 
 def index_page(rows: Sequence[IndexRow]) -> str:
-    """Return the index of a gallery: all runs, the newest first, and their leaderboard."""
+    """Return the index page of a gallery: the leaderboard, and all runs, newest first."""
     newest = sorted(rows, key=lambda row: row.entry.created_utc, reverse=True)
     return render_page(
         "index.html.j2",
@@ -149,7 +149,7 @@ def index_page(rows: Sequence[IndexRow]) -> str:
 
 
 def make_leaderboards(rows: Iterable[IndexRow]) -> list[Section]:
-    """Return the leaderboard: one section per target, tasks, setting and machine.
+    """Return the leaderboard: one section per combination of target, tasks, setting and machine.
 
     A section has one table per guarantee, with the fastest methods first.
     """
@@ -169,12 +169,12 @@ def make_leaderboards(rows: Iterable[IndexRow]) -> list[Section]:
 
 
 def _section_notes(entry: GalleryEntry) -> Iterator[str]:
-    """Yield the common properties of a leaderboard section: machine, settings and warnings."""
+    """Yield notes on a section of the leaderboard: machine, settings, and warnings on tasks."""
     yield f"{entry.hardware} (machine {entry.machine})"
     yield entry.setting
     if entry.plumbing:
         beyond = ", ".join(entry.plumbing)
-        yield f"plumbing: {beyond} is beyond the model's training, and speedups mean nothing there"
+        yield f"plumbing: the model was not trained on {beyond}, so these speedups mean nothing"
 
 
 def _small_run_notes(rows: Sequence[IndexRow]) -> list[str]:
@@ -207,7 +207,11 @@ def _leaderboard_tables(rows: Sequence[IndexRow], name: str) -> Iterator[Grid]:
 
 
 def link(folder: str) -> str:
-    """Return the link from the index to a run's page."""
+    """Return the relative link from the index page to the page of a run.
+
+    Args:
+        folder: Name of the run's folder in the gallery.
+    """
     return f"runs/{quote(folder)}/index.html"
 
 

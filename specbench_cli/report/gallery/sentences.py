@@ -1,4 +1,4 @@
-"""Summary of a run in three sentences, computed from its results."""
+"""Summary of a run in three sentences, for the pages of a gallery."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def write_sentences(summary: Summary) -> tuple[str, str, str]:
 
 
 def _find_fastest(summary: Summary) -> MethodSummary | None:
-    """Return the fastest ranked lossless method, without the baseline and other engines."""
+    """Return the fastest lossless method of specbench's engine, or None. Vanilla does not count."""
     rows = [row for row in summary.lossless if row.speedup is not None and not row.engine]
     return next((row for row in rows if row.label != BASELINE and not row.upper_bound), None)
 
@@ -35,17 +35,17 @@ def _fastest_sentence(summary: Summary) -> str:
     interval = "" if low is None or high is None else f" (95% interval {low:.2f} to {high:.2f})"
     if low is not None and low <= 1 and high is not None:
         claim = (
-            "comes nearest, and is slower than vanilla"
+            "comes first, but is slower than vanilla"
             if high < 1
-            else "comes first, but is not shown to differ from vanilla"
+            else "comes first, but does not differ significantly from vanilla"
         )
     else:
         claim = "has the highest speedup" if tied or low is None else "is the fastest"
     difference = ""
     if tied:
-        difference = f", no significant difference from {_join_words(tied)}"
+        difference = f", with no significant difference from {_join_words(tied)}"
     elif best.letters:
-        difference = ", significantly apart from all others"
+        difference = ", a significant difference from all others"
     return (
         f"Of the lossless methods {best.label} {claim} {tasks}: {formats.ratio(best.speedup)}"
         f" vanilla's speed{interval}{difference}."
@@ -56,42 +56,42 @@ def _proof_sentence(summary: Summary) -> str:
     weakest = summary.proof()
     if weakest is None:
         return (
-            "No output was compared token by token: what is promised of a distribution, an audit"
-            " shows."
+            "No output was compared token by token. An audit can prove the distribution of sampled"
+            " outputs."
         )
     row, bound = weakest
     checked = sum(each.questions_checked > 0 and not each.peer for each in summary.lossless)
-    rows = f"{checked} lossless {'row' if checked == 1 else 'rows'}"
+    rows = f"{checked} lossless {'method' if checked == 1 else 'methods'}"
     return (
-        f"The outputs of {rows} were compared with vanilla's token by token: of {row.label}, which"
-        f" is proved least, {row.questions_mismatched} of {row.questions_checked} questions have"
-        f" one that is neither vanilla's nor tied with it, so that at most {100 * bound:.2g}% do,"
-        " at 95% confidence."
+        f"The outputs of {rows} were compared with vanilla's token by token. The weakest proof is"
+        f" that of {row.label}: {row.questions_mismatched} of {row.questions_checked} questions"
+        f" have a mismatch, so its mismatch rate is at most {100 * bound:.2g}%, at 95% confidence."
     )
 
 
 def _time_sentence(summary: Summary) -> str:
     best = _find_fastest(summary)
     if best is None:
-        return "Where its time goes is not known."
+        return "It is not known how a method spends its time."
     parts = []
     if best.mat is not None:
-        parts.append(f"commits {best.mat:.2f} tokens a step")
+        parts.append(f"commits {best.mat:.2f} tokens per step")
     if best.acceptance_rate is not None:
         parts.append(f"accepts {best.acceptance_rate:.0%} of the levels that it drafts")
     shares = (best.share_target, best.share_draft, best.share_host)
     if None not in shares:
         target, draft, host = (f"{share:.0%}" for share in shares if share is not None)
         parts.append(
-            f"spends {target} of decoding on the target, {draft} on drafts, {host} on the host"
+            f"spends {target} of its decode time on the target, {draft} on drafting and {host} on"
+            " the host"
         )
     if not parts:
-        return f"What {best.label} does inside a step is not seen."
+        return f"{best.label} does not report its steps."
     return f"{best.label} {_join_words(parts)}."
 
 
 def _join_words(words: list[str]) -> str:
-    """Return words joined by commas and "and". Long lists are cut."""
+    """Join words by commas and "and". A long list ends with the number of further words."""
     if len(words) > _MAX_NAMED:
         words = [*words[: _MAX_NAMED - 1], f"{len(words) - _MAX_NAMED + 1} more"]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

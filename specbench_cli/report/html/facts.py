@@ -1,4 +1,4 @@
-"""Manifest sections of the HTML page: settings, models, machine and versions of a run."""
+"""Facts from a run's manifest for the HTML page: settings, models, machine and versions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _PATH = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|/|~/)[^\s,;:'\"\])]*[/\\]([^\s,;
 _SECTIONS = ("models", "heads", "machine", "versions", "git", "environment", "tolerance")
 
 FactLine = tuple[str, str, str]
-"""A fact: its name, its value, and the source of the value, which may be empty."""
+"""A fact: name, value, and the source of the value, such as "default" or a file. May be ""."""
 
 
 def manifest_sections(manifest: Mapping[str, Any]) -> list[tuple[str, list[FactLine]]]:
-    """Return the facts of the manifest by heading. Absolute paths are cut to their last part."""
+    """Return (heading, facts). Absolute paths are cut to their last part, to hide user names."""
     manifest = truncate_texts(dict(manifest))
     run = [(key, manifest.get(key)) for key in ("created_utc", "finished_utc", "status", "noisy")]
     sources = manifest.get("config_sources", {})
@@ -46,7 +46,7 @@ def hide_paths(text: str) -> str:
 
 
 def _flatten(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """Yield nested facts, each named by its dotted path."""
+    """Yield the (name, value) of nested facts. A name is a path with dots, such as "cpu.cores"."""
     for key, inner in value.items():
         name = f"{before}{key}"
         if isinstance(inner, Mapping) and inner:

@@ -1,8 +1,8 @@
-"""Figures of the HTML page: SVG files inlined under the page's content security policy.
+"""Figures of the HTML page, as SVG elements inside the page.
 
-The policy forbids `style` attributes, so their declarations become presentation attributes. The ids
-are made unique within the page. Colours are kept, so that the style sheet can replace them in dark
-mode.
+The content security policy of the page forbids `style` attributes. They are converted to
+presentation attributes, such as `fill="#222222"`. Ids get the figure's name as a prefix, so that
+they are unique in the page.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _SVG_ELEMENTS = frozenset(
     "defs g path use clipPath rect line polyline polygon circle ellipse text tspan image pattern"
     " linearGradient stop marker".split()
 )
-"""Elements that are kept."""
+"""SVG elements that are kept. All others are dropped."""
 MAX_SVG_BYTES = 250_000
-"""Maximum size of an inlined SVG, in bytes. A larger one is shown as its PNG."""
+"""Maximum size of an SVG in the page, in bytes. The PNG replaces a larger one."""
 _VIEW_BOX_WIDTH = re.compile(r'viewBox="0 0 ([\d.]+) ')
 _COLUMN_PT = 300
 """Maximum width of a figure for one column, in points."""
@@ -38,7 +38,8 @@ class InlineFigure:
 
     Attributes:
         wide: True if the figure is drawn for the full page width, not for one column.
-        svg: Its markup. Empty if `png` holds a data URL instead.
+        svg: SVG markup. Empty if the PNG is shown.
+        png: Data URL of the PNG. Empty if the SVG is shown.
     """
 
     name: str
@@ -49,7 +50,7 @@ class InlineFigure:
 
 
 def inline_figures(files: Sequence[Path]) -> Iterator[InlineFigure]:
-    """Yield the figures of the SVG files. A PNG of the same name replaces a large SVG."""
+    """Yield one figure per SVG file. If the SVG is too large, its PNG is used."""
     for file in files:
         if file.suffix != ".svg":
             continue
@@ -67,10 +68,10 @@ def inline_figures(files: Sequence[Path]) -> Iterator[InlineFigure]:
 
 
 def inline_svg(source: str, name: str) -> Markup:
-    """Return an SVG document as an element of a page.
+    """Convert an SVG document to an element of an HTML page.
 
     Args:
-        source: An SVG document that specbench's figures wrote.
+        source: An SVG document that specbench drew with matplotlib.
         name: Prefix of all ids.
     """
     root = ElementTree.fromstring(source)
@@ -104,8 +105,10 @@ def _clean(element: ElementTree.Element, prefix: str) -> None:
 
 
 def _properties(style: str) -> Iterator[tuple[str, str]]:
-    """Yield the declarations of a `style` attribute. `font` is split, since it is not an SVG
-    attribute."""
+    """Yield the declarations of a `style` attribute as SVG attributes.
+
+    `font` is not an SVG attribute, so it is split into style, weight, size and family.
+    """
     for declaration in style.split(";"):
         name, _, value = (part.strip() for part in declaration.partition(":"))
         if name == "font" and (font := _FONT.fullmatch(value)):

@@ -1,4 +1,4 @@
-"""Method cards of the HTML page: idea, parameters and source, taken from the method classes."""
+"""Method cards of the HTML page: description, parameters and citation of each method."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SCOPES = {"prompt": "one prompt", "run": "the run", "corpus": "a corpus"}
 
 @dataclass(frozen=True, slots=True)
 class DocBlock:
-    """A paragraph, or the items of a numbered list."""
+    """Part of a docstring: a paragraph, or a numbered list with one line per item."""
 
     kind: Literal["paragraph", "list"]
     lines: tuple[str, ...]
@@ -30,11 +30,11 @@ class DocBlock:
 
 @dataclass(frozen=True, slots=True)
 class CardParam:
-    """A parameter.
+    """A parameter of a method.
 
     Attributes:
-        values: Pairs of label and value for the run's methods that have the parameter. One pair
-            with an empty label if all have the same value.
+        values: (label, value) for each variant of the method in the run. If all variants have the
+            same value, one pair with an empty label.
     """
 
     name: str
@@ -45,15 +45,16 @@ class CardParam:
 
 @dataclass(frozen=True, slots=True)
 class MethodCard:
-    """A method of the run.
+    """Card of a method.
 
-    `about`, `citation` and the descriptions are empty if the method cannot be imported here.
-    `missing` then gives the reason.
+    If the method cannot be imported on this machine, descriptions and citation are empty.
 
     Attributes:
-        about: Its description.
-        facts: Pairs of name and value.
-        citation: BibTeX entry. May be empty.
+        summary: First line of the method's docstring.
+        about: Rest of the docstring.
+        facts: (name, value), such as the guarantee.
+        citation: BibTeX entry, or "".
+        missing: Reason why the description is missing, or "".
     """
 
     name: str
@@ -67,7 +68,7 @@ class MethodCard:
 
 
 def make_cards(summary: Summary) -> list[MethodCard]:
-    """Return the cards of a run's methods, in the order of the summary."""
+    """Return one card per method of a run, in the order of the table."""
     return [_make_card(name, summary) for name in dict.fromkeys(row.method for row in summary.rows)]
 
 
@@ -80,7 +81,7 @@ def _make_card(name: str, summary: Summary) -> MethodCard:
     try:
         entry, method = registry.entries()[registry.resolve(name)], registry.load(name)
     except UsageError:
-        missing = "This method is not installed where the report was made: no description."
+        missing = "This method is not installed on the machine that wrote the report."
         params = tuple(_list_params({key: ("", "") for row in rows for key in row.params}, values))
         return MethodCard(name, labels, "", (), params, tuple(facts), "", missing)
     facts += [
@@ -122,14 +123,17 @@ def _format_value(value: Any) -> str:
 
 
 def _read_file_sources(method: type[Method]) -> str:
-    """Return the sources named in the docstring of a method's file."""
+    """Return the docstring of the method's file without its first paragraph. It names the paper."""
     module = inspect.getmodule(method)
     parts = (inspect.getdoc(module) or "").split("\n\n") if module is not None else []
     return "\n\n".join(parts[1:])
 
 
 def split_doc(doc: str) -> Iterator[DocBlock]:
-    """Yield the paragraphs and numbered lists of a docstring, without line breaks. At least one."""
+    """Yield the paragraphs and numbered lists of a docstring, without line breaks.
+
+    An empty docstring yields one empty paragraph.
+    """
     for paragraph in re.split(r"\n\s*\n", doc.strip()):
         lead, *items = re.split(r"^\s*\d+\.\s+", paragraph, flags=re.MULTILINE)
         if not items or lead.strip():

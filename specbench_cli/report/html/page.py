@@ -1,4 +1,4 @@
-"""Self-contained HTML report of a run: tables, figures, methods, setup and token viewer.
+"""HTML report of a run in one file: tables, figures, methods, setup and token viewer.
 
 The page loads nothing. Style, script, pictures and data are inline, and a content security policy
 allows only these styles and scripts, by their hashes. All text is escaped when it is inserted.
@@ -61,27 +61,27 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Tiles(Widget):
-    """The most important numbers."""
+    """The headline numbers as a row of tiles."""
 
     tiles: Sequence[Tile]
 
 
 @dataclass(frozen=True, slots=True)
-class Key(Widget):
-    """The legend of the time bars, and notes about the tables above."""
+class BarLegend(Widget):
+    """The legend of the bars in the column "time", and notes on the tables above it."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Figures(Widget):
-    """Figures with their captions."""
+    """The figures of the report, each with its caption."""
 
     figures: Sequence[InlineFigure]
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens(Widget):
+class TokenViewer(Widget):
     """The token viewer.
 
     Attributes:
@@ -94,22 +94,22 @@ class Tokens(Widget):
 
 
 @dataclass(frozen=True, slots=True)
-class Cards(Widget):
-    """The methods of the run."""
+class MethodCards(Widget):
+    """One card per method, with its description and parameters."""
 
     cards: Sequence[MethodCard]
 
 
 @dataclass(frozen=True, slots=True)
-class Told(Widget):
-    """A paragraph in the page's text size."""
+class PageParagraph(Widget):
+    """A paragraph in normal text size. A `Paragraph` is small, like a note."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest(Widget):
-    """The manifest's facts under headings."""
+class ManifestFacts(Widget):
+    """Facts about the run from its manifest, under headings such as "models"."""
 
     sections: Sequence[tuple[str, Sequence[FactLine]]]
 
@@ -124,7 +124,7 @@ def write_html(
 
     Args:
         folder: An existing folder.
-        figures: Files of the figures. None draws them.
+        figures: Files of figures that were drawn already. None draws them here.
     """
     file = folder / NAME
     if figures is None:
@@ -154,13 +154,13 @@ def _page(data: ReportData, figures: Sequence[Path]) -> str:
 
 
 def report(data: ReportData, pictures: Sequence[InlineFigure]) -> ReportDocument:
-    """Return the content of the page."""
+    """Return the content of the page as a document."""
     summary, manifest = data.summary, data.run.manifest
     sweep = find_sweep(summary, manifest)
     results: list[Part] = [
         Tiles(list(_tiles(data))),
         *tables.overall_tables(summary),
-        Key(_notes(data)),
+        BarLegend(_notes(data)),
         *tables.family_tables(summary),
         *tables.sweep_tables(sweep),
         *([_hide_table_paths(data.spec_bench.overall())] if data.spec_bench else []),
@@ -178,11 +178,13 @@ def report(data: ReportData, pictures: Sequence[InlineFigure]) -> ReportDocument
         Section("Token by token", [_tokens(data, pictures)], id="tokens"),
         Section("Is the output unchanged?", unchanged, id="equivalence"),
         Section(
-            "Methods", [Cards(make_cards(summary)), tables.detail_table(summary)], id="methods"
+            "Methods",
+            [MethodCards(make_cards(summary)), tables.detail_table(summary)],
+            id="methods",
         ),
         Section(
             "How it was measured",
-            [Told(measured), Manifest(manifest_sections(manifest))],
+            [PageParagraph(measured), ManifestFacts(manifest_sections(manifest))],
             id="measured",
         ),
     ]
@@ -190,7 +192,7 @@ def report(data: ReportData, pictures: Sequence[InlineFigure]) -> ReportDocument
 
 
 def _hide_table_paths(found: Grid) -> Grid:
-    """Return a table with absolute paths cut to their last part."""
+    """Return a table whose absolute paths are cut to their last part, to hide user names."""
 
     def hide_cell_paths(cell: Cell) -> Cell:
         value = hide_paths(cell.value) if isinstance(cell.value, str) else cell.value
@@ -200,9 +202,9 @@ def _hide_table_paths(found: Grid) -> Grid:
 
 
 def _notes(data: ReportData) -> str:
-    """Return the notes on the tables of results."""
+    """Return the notes below the tables of results."""
     notes = [
-        "Void cells' times are left out",
+        "Noisy times are left out",
         *text.near_ties(data.summary),
         *text.grammar(data.summary, data.facts),
         *text.controls(data.summary),
@@ -210,18 +212,17 @@ def _notes(data: ReportData) -> str:
     return f"{'. '.join(notes)}."
 
 
-def _tokens(data: ReportData, pictures: Sequence[InlineFigure]) -> Tokens:
-    """Return the token viewer, in the space that the figures leave."""
+def _tokens(data: ReportData, pictures: Sequence[InlineFigure]) -> TokenViewer:
+    """Return the token viewer. Its size is limited to what the figures leave of the page's size."""
     space = _MAX_BYTES - sum(len(picture.svg) + len(picture.png) for picture in pictures)
     sample = make_viewer_data(data, load_text_decoder(data.facts.target), min(BUDGET, space))
     run = hide_paths(data.name) if data.facts.runs == 1 else "RUN"
     others = f"specbench report {run} --prompt ID" if sample.total_prompts else ""
-    return Tokens(_describe_sample(sample), others, embed_json(sample.content))
+    return TokenViewer(_describe_sample(sample), others, embed_json(sample.content))
 
 
 def brief(data: ReportData) -> str:
-    """Return the summary that a notebook shows: the tables over all prompts, warnings and the
-    proof.
+    """Return the short report of a notebook: tables over all prompts, warnings, and the proof.
 
     The HTML has no style and no script. All text is escaped.
     """
@@ -239,14 +240,14 @@ def brief(data: ReportData) -> str:
 
 
 def heading(data: ReportData) -> str:
-    """Return the target and the tasks of a run."""
+    """Return the heading of the page: the target, and the number of questions of each task."""
     questions = ", ".join(f"{n} questions of {t}" for t, n in data.summary.prompts.items())
     target = data.facts.target
     return f"{target} on {questions}" if questions else target
 
 
 def lead_line(data: ReportData) -> str:
-    """Return one line about decoding, models, hardware and repeats."""
+    """Return one line on how the run was measured: decoding, draft model, device and repeats."""
     facts = data.facts
     parts = [f"{facts.decoding} decoding, {facts.dtype}"]
     if "target" in facts.hosted:
@@ -285,7 +286,7 @@ def _count(n: int, one: str, more: str) -> str:
 
 
 def _tiles(data: ReportData) -> Iterator[Tile]:
-    """Yield the headline numbers."""
+    """Yield the tiles: fastest method, checked outputs, baseline and noise floor."""
     summary = data.summary
     ranked = [row for row in summary.lossless if row.letters]
     if ranked:
@@ -296,7 +297,7 @@ def _tiles(data: ReportData) -> Iterator[Tile]:
     else:
         row, bound = weakest
         checked = f"{row.questions_mismatched} of {row.questions_checked} mismatched"
-        whose = f"{row.label}, which is proved least: " if len(summary.lossless) > 2 else ""
+        whose = f"{row.label}, with the weakest proof: " if len(summary.lossless) > 2 else ""
         yield Tile(
             "output",
             checked,
@@ -311,8 +312,11 @@ def _tiles(data: ReportData) -> Iterator[Tile]:
 
 
 def _fastest(best: MethodSummary, tied: Sequence[str]) -> Tile:
-    """Return the tile of the fastest lossless method and the methods that do not differ
-    significantly."""
+    """Return the tile of the fastest lossless method.
+
+    Args:
+        tied: Labels of the methods that do not differ from it significantly.
+    """
     interval = f"95% {metrics.interval(best)}. " if best.speedup_low is not None else ""
     differs = f"No significant difference from {', '.join(tied)}" if tied else "Alone in front"
     named = f"{best.label} {metrics.SPEEDUP.format(best)}"

@@ -1,7 +1,7 @@
-"""Data of the token viewer: a sample of prompts with every method's output, token by token.
+"""Data of the HTML page's token viewer: prompts with every method's output, token by token.
 
-The sample is limited by the page's size. Prompts with differing outputs come first, then prompts
-with stored drafts, then the others, spread over the task families.
+The page has a size limit, so it shows a sample of the prompts. Prompts whose outputs differ come
+first, then prompts whose draft tokens are stored, then others from all task families.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ _MAX_PROMPT_CHARS = 20_000
 """Maximum length of a prompt's text, in characters."""
 _WORST_FIRST = ("mismatch", "near-tie")
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-"""Character that decoders return for bytes that do not form a complete character yet."""
+"""Character that a tokenizer returns for bytes of an incomplete character."""
 _MAX_TOKENS_PER_CHARACTER = 8
-"""Maximum number of tokens that one character spans. Bytes not completed by then are invalid."""
+"""Maximum number of tokens of one character. After these, its bytes are taken as invalid."""
 _CONTEXT_TOKENS = 4
-"""Number of context tokens that a token is decoded with."""
+"""Number of previous tokens that are decoded together with a token, as its context."""
 
 RecordsByTurn = dict[tuple[str, int], dict[str, Record]]
-"""(prompt_id, turn) -> label -> the worst record of all repeats."""
+"""(prompt_id, turn) -> label -> the record with the worst verdict of all repeats."""
 
 
 @dataclass(frozen=True, slots=True)
 class ViewerData:
-    """Content of the viewer.
+    """Data of the token viewer.
 
     Attributes:
         prompts: Number of questions in the sample.
-        of: Number of questions in the run.
+        content: JSON data that the script of the page reads.
+        total_prompts: Number of questions in the run.
     """
 
     content: dict[str, Any]
@@ -94,7 +95,7 @@ def _bytes(value: Any) -> int:
 def _alternate_families(
     by_id: Mapping[str, Sequence[Prompt]], rank: Callable[[str], bool]
 ) -> list[str]:
-    """Return the prompt ids sorted by rank. Equal ranks alternate between the families."""
+    """Return the prompt ids sorted by rank. Ids of equal rank alternate between task families."""
     families: dict[str, list[str]] = {}
     for each, turns in by_id.items():
         families.setdefault(turns[0].family, []).append(each)
@@ -103,7 +104,7 @@ def _alternate_families(
 
 
 class _TokenTexts:
-    """Texts of drafted tokens, each stored once."""
+    """List of the texts of draft tokens. Each token has one index in the list."""
 
     def __init__(self, decode: Decode | None) -> None:
         self.decode = decode
@@ -124,7 +125,7 @@ class _TokenTexts:
 
 
 def _worst_records(records: Iterable[Record]) -> RecordsByTurn:
-    """Return the worst record of each method and turn over all repeats."""
+    """Return the record with the worst verdict of each method and turn, over all repeats."""
     found: RecordsByTurn = {}
     for record in records:
         rows = found.setdefault((record.prompt_id, record.turn), {})
@@ -143,7 +144,7 @@ def _severity(record: Record) -> tuple[int, int]:
 def _describe_turn(
     prompt: Prompt, records: RecordsByTurn, labels: Sequence[str], token_texts: _TokenTexts
 ) -> dict[str, Any]:
-    """Return one turn of a prompt: its text, the distinct output texts, and data per method."""
+    """Return the JSON data of one turn: its text, the distinct outputs, and data per method."""
     rows = records.get((prompt.prompt_id, prompt.turn), {})
     texts: list[dict[str, Any]] = []
     indices: dict[tuple[int, ...], int] = {}
@@ -193,7 +194,7 @@ def _run_lengths(words: Sequence[str]) -> list[list[Any]]:
 
 
 def _describe_steps(record: Record, token_texts: _TokenTexts) -> dict[str, Any]:
-    """Return a record's steps: counters, drafts and end times in µs since the timer's start.
+    """Return the JSON data of a record's steps: counters, drafts, and end times in µs.
 
     Unknown values are None.
     """
@@ -214,13 +215,13 @@ def _describe_steps(record: Record, token_texts: _TokenTexts) -> dict[str, Any]:
 
 
 def _total_us(record: Record) -> int | None:
-    """Return the total time in µs, without the time for learning. None if it is noisy."""
+    """Return the wall time in µs, without the time for learning. None if it is noisy."""
     ns = record.ns
     return None if record.void or ns.total is None else round((ns.total - (ns.learn or 0)) / 1e3)
 
 
 def _draft(drafted: DraftedTokens, token_texts: _TokenTexts) -> list[Any]:
-    """Return [words, parents or None for a chain, path]."""
+    """Return [indices of the token texts, parents (None for a chain), accepted path]."""
     return [[token_texts.index(token) for token in drafted.tokens], drafted.parents, drafted.path]
 
 
@@ -236,7 +237,7 @@ def _step_ends_us(record: Record) -> list[int] | None:
     verified = [step.end for step in make_lanes(record).steps]
     if len(verified) != len(record.steps.levels):
         return None
-    # With overlapping workers, a step may be known before an earlier step's forward has ended.
+    # If workers overlap, a step can end before a forward of an earlier step has ended.
     ends = accumulate([prefill, *verified[:-1], total] if verified else [total], max)
     return [round(end / 1e3) for end in ends]
 
@@ -250,7 +251,7 @@ def _step_ends_us(record: Record) -> list[int] | None:
 
 
 def split_text(ids: Sequence[int], decode: Decode | None) -> list[str]:
-    """Return the text of every token. Joined, they are the decoded text, as far as it is UTF-8.
+    """Return the text of each token. Joined, the texts are the decoded output.
 
     Args:
         ids: [n] tokens of one text.
@@ -287,6 +288,6 @@ def _common_prefix(a: str, b: str) -> int:
 
 
 def token_text(token: int, decode: Decode | None) -> str:
-    """Return a token's text without its neighbours, or its id if it has no text alone."""
+    """Return the text of a single token, or "#id" if it is only a part of a character."""
     text = "" if decode is None else decode([token])
     return text if text and INCOMPLETE not in text else f"#{token}"

@@ -1,4 +1,4 @@
-"""HTML writer of documents and of the pages around them.
+"""Conversion of documents to HTML pages.
 
 Pages load nothing. Style, script, pictures and data are inline, and a content security policy
 permits only these styles and scripts, by their hashes. All text is escaped when it is inserted.
@@ -26,7 +26,10 @@ _ESCAPED = {ord(char): f"\\u{ord(char):04x}" for char in _UNSAFE}
 
 
 def render_parts(parts: Iterable[Part]) -> Markup:
-    """Return parts of a document as HTML. Each kind of part has a macro of its name."""
+    """Return parts of a document as HTML.
+
+    The macro for a part in `parts.html.j2` has the name of its class in lower case.
+    """
     macros = template_environment().get_template("parts.html.j2").module
     found = []
     for part in parts:
@@ -43,7 +46,7 @@ def render_page(template: str, style: str = "", script: str = "", **facts: objec
     Args:
         style: CSS rules of this page, in addition to those of every page.
         script: Script of the page. Empty if it has none.
-        facts: Variables of the template.
+        facts: Further variables of the template.
     """
     style = read_asset("report.css") + style
     rendered = (
@@ -60,14 +63,14 @@ def render_page(template: str, style: str = "", script: str = "", **facts: objec
 
 
 def embed_json(data: Any) -> Markup:
-    """Return JSON that is safe in a script element: nothing in it can end the element."""
+    """Return data as JSON for a script element. Characters that could end it are escaped."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Markup(output.escape_hidden(text.translate(_ESCAPED), lead="\\\\"))
 
 
 @cache
 def template_environment() -> Environment:
-    """Return the template environment of all pages. It escapes all values."""
+    """Return the Jinja environment of all pages. It escapes all values."""
     return Environment(
         loader=FileSystemLoader([_TEMPLATES, _TEMPLATES.parents[1] / "gallery" / "templates"]),
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
@@ -75,12 +78,12 @@ def template_environment() -> Environment:
 
 
 def read_asset(name: str) -> str:
-    """Return a style sheet or a script of the page."""
+    """Read a style sheet or a script from the folder of templates."""
     return (_TEMPLATES / name).read_text(encoding="utf-8")
 
 
 def _security_policy(style: str, script: str) -> str:
-    """Return the content security policy: the page's own script, style and pictures only."""
+    """Return the content security policy: only the page's own script, style and images."""
 
     def digest(source: str) -> str:
         return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()

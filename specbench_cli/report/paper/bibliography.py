@@ -1,4 +1,4 @@
-"""BibTeX references of a report's methods, settings, models and data, without duplicates."""
+"""BibTeX references of the methods, settings, models and tasks in a report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specbench_cli.summary.summary import Summary
 from specbench_cli.tasks import describe
 
 SHIPPED = Path(__file__).with_name("references.bib")
-"""Entries of settings, models and data. Those of methods are in `methods/papers.yaml`."""
+"""BibTeX file of settings, models and data. Methods are in `methods/papers.yaml`."""
 _ENTRY = re.compile(r"^@(\w+)\{([\w:.+/-]+),", re.MULTILINE)
 _ARXIV = re.compile(r"(?:arXiv:|eprint\s*=\s*[{\"])\s*(\d{4}\.\d{4,5})")
 
@@ -29,7 +29,8 @@ class BibEntry:
     """A BibTeX entry.
 
     Attributes:
-        arxiv: arXiv number, which identifies duplicates.
+        source: The entry in BibTeX format.
+        arxiv: arXiv number. Two entries with the same number are duplicates.
     """
 
     key: str
@@ -39,26 +40,27 @@ class BibEntry:
 
 @dataclass(frozen=True, slots=True)
 class Bibliography:
-    """Entries in the order of first use.
+    """BibTeX entries without duplicates, in the order of first use.
 
     Attributes:
-        cited: (kind, name) -> keys. Kinds are "method", "setting", "model" and "task".
+        cited: (kind, name) -> keys of its entries. A kind is "method", "setting", "model" or
+            "task".
     """
 
     entries: tuple[BibEntry, ...]
     cited: Mapping[tuple[str, str], tuple[str, ...]]
 
     def text(self) -> str:
-        """Content of the .bib file."""
+        """Return the content of the .bib file."""
         return output.escape_hidden("\n\n".join(entry.source for entry in self.entries)) + "\n"
 
     def keys(self, kind: str, name: str) -> tuple[str, ...]:
-        """Return the keys to cite for something, or () if none is known."""
+        """Return the keys to cite for a method, setting, model or task. () if none is known."""
         return self.cited.get((kind, name), ())
 
 
 def bibliography(summary: Summary, manifest: Mapping[str, Any]) -> Bibliography:
-    """Return the references of a report."""
+    """Return the references of all methods, settings, models and tasks in a report."""
     kept: dict[str, BibEntry] = {}
     by_arxiv: dict[str, str] = {}
     cited: dict[tuple[str, str], tuple[str, ...]] = {}
@@ -75,7 +77,7 @@ def bibliography(summary: Summary, manifest: Mapping[str, Any]) -> Bibliography:
 
 
 def entries(source: str) -> list[BibEntry]:
-    """Return the entries of a BibTeX text. Text between entries is dropped."""
+    """Parse a BibTeX file. Text between entries is dropped."""
     starts = [match.start() for match in _ENTRY.finditer(source)]
     entries_read = []
     for start, end in pairwise([*starts, len(source)]):
@@ -117,7 +119,7 @@ def _list_cited(
 
 
 def _settings(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the settings of a run that a paper proposes, with the keys of their entries."""
+    """Yield the settings of a run that come from a paper, with the key of the paper."""
     config = manifest.get("config", {}).get("effective", {})
     lengths = [(row.get("params") or {}).get("length") for row in manifest.get("rows") or ()]
     for rule in ("synergy", "smartspec"):
@@ -130,7 +132,10 @@ def _settings(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _task(name: str) -> Iterator[BibEntry]:
-    """Yield the entries of a task's citation. Shipped entries are found by their arXiv number."""
+    """Yield the entries of a task's citation.
+
+    A source with an arXiv number in `references.bib` gets that entry. Others get a new one.
+    """
     try:
         cited = str(describe(name).get("citation", ""))
     except SpecbenchError:

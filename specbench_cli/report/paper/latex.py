@@ -1,4 +1,4 @@
-"""LaTeX: booktabs tables, a paragraph on the measurement, references, and the whole document.
+"""LaTeX report: booktabs tables, a paragraph on the measurement, references, and a document.
 
 Each part is a separate file, so that a paper can `\\input` a single one: `overall.tex`,
 `lossy.tex`, `cost.tex`, `families.tex`, `sweep.tex`, `claims.tex`, `spec-bench.tex`,
@@ -29,7 +29,7 @@ from specbench_cli.summary.pareto import find_sweep
 from specbench_cli.summary.summary import Summary
 
 _UNBROKEN = 10_000
-"""Maximum width of a header line, so large that only LaTeX breaks lines."""
+"""Maximum width of a header line in characters. It is never reached: LaTeX breaks the lines."""
 _TEMPLATES = Path(__file__).with_name("templates")
 
 
@@ -65,7 +65,7 @@ def write_latex(data: ReportData, folder: Path, figures: Sequence[Path] = ()) ->
 
 
 def _parts(data: ReportData, references: Bibliography) -> dict[str, str]:
-    """Return every part except the document. A part without content is empty."""
+    """Return file name -> content of each part. Parts without data are empty."""
     summary, letters = data.summary, _ranking_notes(data)
     small_note = text.prose(text.small_families(summary, advice=""))
     return {
@@ -88,8 +88,8 @@ def _parts(data: ReportData, references: Bibliography) -> dict[str, str]:
 
 
 _OVERALL = (
-    "Speedup over vanilla, of wall time and of decoding alone (prefill left out), with 95%"
-    " intervals; mean accepted tokens a step (MAT) and acceptance rate."
+    "Speedup over vanilla in wall time and in decode time (without prefill), with 95% intervals;"
+    " mean accepted tokens per step (MAT) and acceptance rate."
 )
 _COST = (
     "Throughput, median time to the first token (TTFT), time per token, peak memory, and the"
@@ -98,9 +98,10 @@ _COST = (
 
 
 _LOSSY = (
-    "Lossy rows, not ranked with the others: speed as before, and quality: points of accuracy less"
-    " vanilla's on the same questions, and more than a random control's that lets as many rejected"
-    " tokens pass, with 95% intervals by bootstrap-t over the n questions."
+    "Lossy methods, not ranked with the others: speed as above, and quality. Quality is the"
+    " accuracy minus vanilla's on the same questions, and minus that of a random control that"
+    " accepts as many rejected tokens, both in percentage points with 95% bootstrap-t intervals"
+    " over n questions."
 )
 
 
@@ -118,19 +119,19 @@ def _cost(summary: Summary) -> str:
 
 
 _SWEEP = (
-    "Rows of the sweep by parameter: drafted tokens that do not stand (discarded) and target"
-    " forwards (verified), both by generated tokens. Front: no other row is better in one and as"
-    " good in the other."
+    "Methods of the sweep by parameter: rejected draft tokens (discarded) and target forwards"
+    " (verified), both per generated token. Pareto front: no other method is lower in one and at"
+    " most as high in the other."
 )
 _FAMILIES = "Speedup over vanilla by task family, with 95% intervals."
-_FAMILIES_MAT = "Mean accepted tokens a step (MAT) by task family."
+_FAMILIES_MAT = "Mean accepted tokens per step (MAT) by task family."
 
 
 def _ranking_notes(data: ReportData) -> str:
     if data.facts.forced:
-        return " The runs do not belong together: nothing ranks their rows."
+        return " The runs are not comparable, so their methods are not ranked together."
     if data.facts.targets:
-        return " Each row is compared with vanilla of its own target: nothing ranks them together."
+        return " Speedups are over vanilla on the same target, so targets are not ranked together."
     summary = data.summary
     notes = (
         "same letter: no significant difference (simultaneous 95%)",
@@ -149,7 +150,7 @@ def _mat(summary: Summary) -> Grid:
 
 
 def _families(data: ReportData) -> Grid:
-    """Return speedups with their significance groups, each above its interval."""
+    """Return speedups by family, with group letters, and the interval on the line below."""
     rows, families = data.summary.rows, tables.rows_by_family(data.summary)
     upper, lower = (
         make_pivot_grid(rows, families, _speedup_with_letters),
@@ -193,7 +194,7 @@ _CLAIMS: tuple[Column[claims.ClaimComparison], ...] = (
     Column("there", align="l", format=_describe_source),
     *(claims.MEASURED, replace(claims.HERE, heading="here")),
 )
-"""Columns for a page's full width. The setup column includes the source."""
+"""Columns of the claims in a paper. The column "there" has the set-up and its source."""
 
 
 def _claims(data: ReportData) -> str:
@@ -203,7 +204,11 @@ def _claims(data: ReportData) -> str:
 
 
 def _ragged(width: float) -> str:
-    """Return a column type with line breaks and ragged right edge."""
+    """Return a LaTeX column type for left-aligned text with line breaks.
+
+    Args:
+        width: Fraction of the line width.
+    """
     return rf">{{\raggedright\arraybackslash}}p{{{width}\linewidth}}"
 
 
@@ -215,7 +220,7 @@ def _spec_bench(data: ReportData) -> str:
 
 
 def _list_citations(data: ReportData, references: Bibliography) -> list[tuple[str, Tex]]:
-    """Return the cited methods, settings, models and tasks, each with its `\\cite`."""
+    """Return (name, `\\cite` command) of every method, setting, model and task with a source."""
     found = []
     for (_, name), keys in references.cited.items():
         if keys:
@@ -224,10 +229,10 @@ def _list_citations(data: ReportData, references: Bibliography) -> list[tuple[st
 
 
 def _table(label: str, caption: str, found: Grid, aligns: Sequence[str] = ()) -> str:
-    """Return a grid as a table. A line across all columns introduces each section.
+    """Return a table in LaTeX. A line across all columns introduces each section.
 
     Args:
-        aligns: LaTeX column types that replace the grid's.
+        aligns: LaTeX column types, in place of the alignment of the columns.
     """
     lines: list[Sequence[str] | str] = [[cell.text for cell in row] for row in found.rows]
     for folder_path, kind in reversed(found.sections):
@@ -249,7 +254,7 @@ def _render_template(template: str, **values: object) -> str:
 
 @cache
 def _environment() -> Environment:
-    """Return an environment whose delimiters do not occur in LaTeX. All values are escaped."""
+    """Return the Jinja environment. Its delimiters do not occur in LaTeX. It escapes all values."""
     return Environment(
         loader=FileSystemLoader(_TEMPLATES),
         undefined=StrictUndefined,

@@ -1,6 +1,6 @@
-"""Text "how this was measured" for a paper, generated from a run's manifest.
+"""Paragraph "How this was measured" for a paper, generated from a run's manifest.
 
-Every sentence is based on a fact of the manifest. Unknown facts have no sentence.
+Each sentence states facts from the manifest. A sentence is omitted if its facts are unknown.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RULES = {
 
 
 def sentences(summary: Summary, manifest: Mapping[str, Any]) -> list[str]:
-    """Return the sentences as plain text."""
+    """Return the sentences of the paragraph as plain text."""
     facts = Facts.from_manifest(manifest)
     config = manifest.get("config", {}).get("effective", {})
     found = [
@@ -60,15 +60,17 @@ def _forced(facts: Facts) -> str:
     if not facts.forced:
         return ""
     return (
-        f"The runs do not belong together: they differ in {'; '.join(facts.forced)}. They were put"
-        " side by side by force, and where they differ the following is said of the first."
+        f"The runs are not comparable: they differ in {'; '.join(facts.forced)}. They are shown"
+        " side by side (--force). Where they differ, the following describes the first run."
     )
 
 
 def _synthetic_note(facts: Facts) -> str:
     if not facts.synthetic:
         return ""
-    return f"The run is synthetic: {facts.synthetic}; it measures costs, and no model's speedup."
+    return (
+        f"The run is synthetic: {facts.synthetic}. It measures costs, not the speedup of a model."
+    )
 
 
 def _models(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> str:
@@ -142,8 +144,8 @@ def _machine(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 def _protocol(summary: Summary, facts: Facts, manifest: Mapping[str, Any]) -> str:
     if "imported" in manifest:
         return (
-            "Times and token counts are those of the files; they hold no token ids, so no output"
-            " was checked."
+            "Times and token counts are those of the files. The files have no token ids, so no"
+            " output was checked."
         )
     passes = summary.passes
     repetition = "once" if passes == 1 else f"in each of {passes} processes"
@@ -161,10 +163,12 @@ def _quiet(summary: Summary, facts: Facts, manifest: Mapping[str, Any]) -> str:
     void = sum(row.n_void for row in summary.rows)
     cells = sum(row.n_cells for row in summary.rows)
     if facts.noisy:
-        return "Other programs ran beside it and the times were kept: they are noisy."
+        return (
+            "Other programs ran at the same time, so the times are noisy. They were not left out."
+        )
     return (
-        "Cells measured while other programs took more than 5% of the CPUs were repeated, then left"
-        f" out: {void} of {cells}."
+        "Outputs that were measured while other programs used more than 5% of the CPUs were"
+        f" measured again. If the repeat was noisy, too, the time was left out: {void} of {cells}."
     )
 
 
@@ -175,14 +179,14 @@ def _verdicts(summary: Summary, manifest: Mapping[str, Any]) -> str:
     row, bound = weakest
     tolerance = (manifest.get("tolerance") or {}).get("value")
     ties = (
-        f", where tokens within {tolerance:.1e} of the best score count as tied"
+        f" (tokens whose score is within {tolerance:.1e} of the best one count as ties)"
         if tolerance
         else ""
     )
     return (
-        f"Outputs were compared with vanilla's token by token{ties}: of {row.questions_checked}"
-        f" questions {row.questions_mismatched} were mismatched for {row.label}, the row proved"
-        f" least, so that its rate of mismatches is at most {formats.percent(bound, 2)} (95%)."
+        f"Outputs were compared with vanilla's token by token{ties}. The method with the weakest"
+        f" proof is {row.label}: {row.questions_mismatched} of {row.questions_checked} questions"
+        f" were mismatched, so its mismatch rate is at most {formats.percent(bound, 2)} (95%)."
     )
 
 
@@ -191,17 +195,17 @@ def _lossy(summary: Summary) -> str:
         return ""
     ruled = any(row.accept_rule for row in summary.lossy)
     how = (
-        " There a draft token that the lossless rule rejects stands all the same where an accept"
-        " rule lets it pass; a random one is the control of the others."
+        " A lossy accept rule also accepts some draft tokens that the lossless rule rejects. A"
+        " random accept rule is the control of the other rules."
     )
     return (
-        "The output of these rows is not vanilla's, and they were ranked apart:"
+        "These methods are lossy, so they were not ranked with the others:"
         f" {_join_words([_describe_lossy(row) for row in summary.lossy])}.{how if ruled else ''}"
     )
 
 
 def _describe_lossy(row: MethodSummary) -> str:
-    """Return a lossy method with its guarantee, its accept rule and the rule's effect."""
+    """Return a lossy method with its guarantee, accept rule and share of relaxed tokens."""
     words = [f"guarantee: {row.guarantee.replace('_', ' ')}"]
     if row.accept_rule:
         words.append(f"accept rule: {row.accept_rule}")
@@ -215,12 +219,12 @@ def _statistics(summary: Summary, facts: Facts) -> str:
     ranked = (
         ""
         if facts.unranked
-        else "; rows that share a letter do not differ significantly at a simultaneous 95% level"
+        else ". Methods that share a letter do not differ significantly (simultaneous 95% level)"
     )
     return (
-        "Speedups are vanilla's time over the method's on the same questions, a ratio of sums, with"
-        f" 95% intervals from a paired, clustered bootstrap-t on the log ratio over {units},"
-        f" stratified by task family{ranked}."
+        "A speedup is vanilla's time divided by the method's on the same questions, as a ratio of"
+        f" sums. The 95% intervals are from a paired, clustered bootstrap-t on the log ratio over"
+        f" {units}, stratified by task family{ranked}."
     )
 
 

@@ -1,4 +1,4 @@
-"""Conversion of text to LaTeX: any label, model or manifest text compiles and looks the same."""
+"""Escaping of plain text for LaTeX, so that labels with special characters compile."""
 
 from __future__ import annotations
 
@@ -40,21 +40,23 @@ _ACCENTS = {
     "\N{COMBINING CEDILLA}": "c",
 }
 _FACTOR = re.compile(r"\b(\d+(?:\.\d+)?)x\b")
-"""A number that is a ratio."""
+"""A ratio, such as 2.5x. LaTeX gets a multiplication sign."""
 _DASH = re.compile("-(?=-)")
 _SEPARATOR = "\0"
-"""Separator between two hyphens, which LaTeX would join to a dash."""
+"""Placeholder between two hyphens. LaTeX would join them to a dash."""
 
 
 class Tex(str):
-    """Text that already is LaTeX."""
+    """Text that is LaTeX already."""
 
     __slots__ = ()
 
 
 def escape(value: object) -> Tex:
-    """Return plain text as LaTeX. `Tex` is unchanged. Characters missing in the fonts become their
-    code point."""
+    """Return plain text as LaTeX. Text of type `Tex` is LaTeX already and is not changed.
+
+    A character that the fonts do not have becomes its code point, such as U+4E2D.
+    """
     if isinstance(value, Tex):
         return value
     words = _FACTOR.sub("\\1\N{MULTIPLICATION SIGN}", " ".join(str(value).split()))

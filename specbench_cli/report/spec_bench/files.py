@@ -2,7 +2,8 @@
 
 A file has one answer per line, as `evaluation/eval.py` of github.com/hemingkx/Spec-Bench writes it.
 EAGLE's own scripts omit `accept_lengths` and write `idxs` for `decoding_steps`. The files contain
-texts, token counts and wall times, but no token ids. So imported outputs have no verdict.
+texts, token counts and wall times, but no token ids. Therefore imported
+outputs have no verdict.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ _CHAT = (
     *("writing", "roleplay", "reasoning", "math"),
     *("coding", "extraction", "stem", "humanities"),
 )
-"""Categories that Spec-Bench pools as `mt_bench`."""
+"""Categories of MT-bench, which Spec-Bench reports together as `mt_bench`."""
 _FAILED = "ERROR"
+"""Text of a failed turn in Spec-Bench's files. Its counts are those of the previous turn."""
 _MAX_COUNT = 2**63
 """Upper bound of nanoseconds and token counts in a record."""
-"""Text of a failed turn in Spec-Bench's files. Its counts are those of the previous turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFile:
-    """A Spec-Bench answer file. The last answer to each question counts."""
+    """A Spec-Bench answer file. If a question has several answers, the last one is kept."""
 
     path: Path
     model_id: str
@@ -53,11 +54,13 @@ class AnswerFile:
 
 
 class ImportedAnswers:
-    """Answer files as a run. See `report.source.Source`. The first file is vanilla's.
+    """Spec-Bench answer files, read like the folder of a run (`summary.source.RecordSource`).
+
+    The first file has the answers of vanilla. Each further file is a method.
 
     Attributes:
-        files: Their paths.
-        answers: Answers by label.
+        files: Paths of the files.
+        answers: Label of a method -> its answers.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -81,7 +84,7 @@ class ImportedAnswers:
         }
 
     def records(self, prompt_ids: Container[str] | None = None) -> Iterator[Record]:
-        """Yield one record per turn, without ids, steps and verdict."""
+        """Yield one record per turn. It has no token ids, steps and verdict."""
         for label, answers in self.answers.items():
             for answer in answers:
                 for turn in range(len(answer.new_tokens)):
@@ -90,7 +93,7 @@ class ImportedAnswers:
                         yield record
 
     def map_records(self, make: Callable[[Record], T]) -> Iterator[T]:
-        """Yield a function's result for every record."""
+        """Yield the result of a function for every record."""
         return map(make, self.records())
 
     def prompts(self) -> Iterator[Prompt]:
@@ -102,7 +105,7 @@ def read_answers(path: Path) -> AnswerFile:
     """Read an answer file.
 
     Raises:
-        UsageError: The file is invalid. The message names the line and what it lacks.
+        UsageError: The file is invalid. The message names the line and the missing field.
     """
     if not path.is_file():
         raise UsageError(f"there is no answer file {path}")
@@ -115,18 +118,21 @@ def read_answers(path: Path) -> AnswerFile:
         except (ValueError, TypeError, LookupError, OverflowError) as error:
             why = f"it has no {error}" if isinstance(error, LookupError) else str(error)
             raise UsageError(
-                f"{path}, line {number} is no answer of Spec-Bench: {why}",
+                f"{path}, line {number} is not a Spec-Bench answer: {why}",
                 hint="needed: question_id, category, choices[0] with turns, new_tokens, wall_time",
             ) from error
         answers[answer.question_id] = answer
         model_id = to_one_line(str(data.get("model_id", model_id)))
     if not answers:
-        raise UsageError(f"{path} holds no answer")
+        raise UsageError(f"{path} has no answers")
     return AnswerFile(path, model_id, list(answers.values()))
 
 
 def write_answers(answers: Sequence[Answer], model_id: str, path: Path) -> Path:
-    """Write answers as a Spec-Bench file. The same answers get the same ids."""
+    """Write answers as a Spec-Bench file.
+
+    An answer's id is a hash of its content, so the same answers give the same file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         for answer in sorted(answers, key=lambda a: (str(type(a.question_id)), a.question_id)):
@@ -139,7 +145,8 @@ def write_answers(answers: Sequence[Answer], model_id: str, path: Path) -> Path:
 def _as_json(answer: Answer, model_id: str, answer_id: str) -> dict[str, Any]:
     """Return an answer as a line of the file, without the time stamp.
 
-    Spec-Bench groups by category. The family replaces a category that it does not know.
+    Spec-Bench groups answers by category. If it does not know the category, the task family is
+    written instead.
     """
     known_category = answer.category in (*_CHAT, *FAMILIES)
     choice: dict[str, Any] = {
@@ -164,7 +171,7 @@ def _lines(path: Path) -> Iterator[str]:
     try:
         yield from (line for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is no UTF-8 text: {error}") from error
+        raise UsageError(f"{path} is not UTF-8 text: {error}") from error
 
 
 def _answer(data: Mapping[str, Any]) -> Answer:
@@ -173,7 +180,7 @@ def _answer(data: Mapping[str, Any]) -> Answer:
     tokens = tuple(int(n) for n in choice["new_tokens"])
     texts = tuple(str(text) for text in choice["turns"])
     if not 0 < len(texts) == len(tokens) == len(times):
-        raise ValueError("turns, new_tokens and wall_time are not equally long")
+        raise ValueError("turns, new_tokens and wall_time do not have the same length")
     if not all(
         0 < seconds * 1e9 < _MAX_COUNT for seconds in times
     ):  # larger values do not fit into a record

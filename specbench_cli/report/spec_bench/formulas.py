@@ -1,4 +1,4 @@
-"""Results by Spec-Bench's formulas, for comparison with published numbers.
+"""Results by the formulas of Spec-Bench (Xia et al., 2024), to compare with published numbers.
 
 As in `evaluation/speed.py` of github.com/hemingkx/Spec-Bench:
 
@@ -7,8 +7,9 @@ As in `evaluation/speed.py` of github.com/hemingkx/Spec-Bench:
     speedup                = tokens/s of the method / tokens/s of the baseline, a ratio of means
     mean accepted tokens   = tokens committed by a step, mean over all steps of all questions
 
-The baseline's tokens are not the generated ones. Its text is tokenized again, and one token is
-subtracted for the BOS that Llama's tokenizer adds. Several runs are averaged.
+Spec-Bench does not use the baseline's generated tokens. It tokenizes the baseline's text again, and
+subtracts one token per turn for the BOS token that Llama's tokenizer adds. Several runs are
+averaged.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ from specbench_cli.summary.pairing import untimed_reason
 from specbench_cli.summary.summary import ALL
 
 CountTokens = Callable[[str], int]
-"""Function that counts the tokens of a text, including special tokens that the tokenizer adds."""
+"""Function that counts the tokens of a text, including special tokens such as BOS."""
 Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer to one question. Lists have one entry per turn.
+    """Answer to one question. Tuples have one entry per turn, except `accept_lengths`.
 
     Attributes:
-        turns: Texts. None if ids could not be decoded.
-        accept_lengths: Tokens committed by each step of all turns. None if steps were not reported.
+        turns: Texts of the turns. None if the token ids could not be decoded.
+        wall_time: Seconds.
+        accept_lengths: Number of committed tokens of each step, over all turns. None if the method
+            does not report its steps.
     """
 
     question_id: int | str
@@ -51,15 +54,15 @@ class Answer:
 
 
 Answers = Mapping[str, Sequence[Answer]]
-"""Answers of one run and repeat, by label, including vanilla's."""
+"""Label -> answers of the method, in one repeat of one run. Includes vanilla."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpecBenchResult:
-    """Results of a label by Spec-Bench's formulas, over a family or over all.
+    """Results of a method by Spec-Bench's formulas, over one task family or over all.
 
     Attributes:
-        mean_accepted: None if steps were not reported.
+        mean_accepted: Mean accepted tokens. None if the method does not report its steps.
     """
 
     label: str
@@ -74,10 +77,11 @@ class SpecBenchResult:
 def collect_answers(
     records: Iterable[Record], decode: Decode | None
 ) -> dict[int, dict[str, list[Answer]]]:
-    """Return the answers of all questions with times for every turn, by repeat and label.
+    """Return repeat -> label -> answers. Omit questions that lack the time of a turn.
 
     Args:
-        records: Records with ids, which `decode` converts to text.
+        records: Records with token ids.
+        decode: Converts token ids to text. None leaves the texts None.
     """
     turns: dict[tuple[int, str, str], list[Record]] = {}
     for record in records:
@@ -110,12 +114,13 @@ def _answer(turns: Sequence[Record], decode: Decode | None) -> Answer:
 def compute_results(
     runs: Sequence[Answers], count_tokens: CountTokens | None, *, baseline: str = BASELINE
 ) -> list[SpecBenchResult]:
-    """Return the results of every label, over all and by family.
+    """Return the results of every method, over all questions and by task family.
 
     Args:
-        runs: One mapping per run and repeat.
-        retokenised: Counts the baseline's tokens. None uses the generated ones.
-        baseline: Label of vanilla.
+        runs: Answers of each repeat of each run.
+        count_tokens: Counts the tokens of the baseline's texts. None uses the number of generated
+            tokens.
+        baseline: Label of the method that speedups are over.
     """
     families = sorted({a.family for run in runs for own in run.values() for a in own})
     labels = dict.fromkeys(label for run in runs for label in run)

@@ -1,4 +1,4 @@
-"""Results by Spec-Bench's formulas next to specbench's own: tables, CSV and answer files."""
+"""Results by Spec-Bench's formulas next to specbench's (`--also spec-bench`): tables and files."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from specbench_cli.summary.summary import ALL, Summary
 
 TITLE = "By Spec-Bench's formulas, and ours"
 NOTE = (
-    "Spec-Bench's speedup is a ratio of means: tokens/s averaged over questions, over the same of"
-    " the baseline, whose text is tokenised again, less one token a turn. Its mean accepted tokens"
-    " are averaged over steps. Ours is paired by question, time for time, with the tokens that were"
-    " generated."
+    "Spec-Bench's speedup is a ratio of means: the method's mean tokens/s over questions, divided"
+    " by the baseline's. It counts the baseline's tokens by tokenizing the text again, minus one"
+    " token per turn. Its mean accepted tokens is a mean over steps. Our speedup pairs the times of"
+    " each question and counts the generated tokens."
 )
 _LONGEST_SLUG = 60
 """Maximum number of characters of a file name without its hash."""
@@ -46,13 +46,13 @@ _OVERALL = (
 
 @dataclass(frozen=True, slots=True)
 class SpecBench:
-    """Content of `--also spec-bench`.
+    """Results of a report by Spec-Bench's formulas and by specbench's own.
 
     Attributes:
         theirs: Results by Spec-Bench's formulas.
         rows: (label, family) -> specbench's own results.
         runs: Answers of specbench's own runs.
-        notes: Notes on the results.
+        notes: Deviations from Spec-Bench's formulas.
     """
 
     results: Sequence[SpecBenchResult]
@@ -61,7 +61,7 @@ class SpecBench:
     notes: Sequence[str]
 
     def overall(self) -> Grid:
-        """Return the table of both results over all families."""
+        """Return the table over all questions, with Spec-Bench's and specbench's results."""
         lines = []
         for found in self.results:
             if found.family == ALL:
@@ -80,7 +80,7 @@ class SpecBench:
         return self._grid(_OVERALL, lines, id="spec-bench", caption=TITLE, note=note)
 
     def by_family(self) -> Grid:
-        """Return the table of speedups by family: Spec-Bench's, with specbench's in brackets."""
+        """Return the table of speedups by task family. specbench's own are in brackets."""
         families = list(dict.fromkeys(t.family for t in self.results if t.family != ALL))
         found = {(t.label, t.family): t for t in self.results}
         lines = []
@@ -98,13 +98,13 @@ class SpecBench:
         )
 
     def records(self) -> list[dict[str, object]]:
-        """Return both results as records, one per method and family."""
+        """Return both results as mappings, one per method and family."""
         return [_record(results, self.rows) for results in self.results]
 
     def _grid(
         self, headings: Sequence[Heading], lines: Sequence[tuple[str, ...]], **more: Any
     ) -> Grid:
-        """Return a table with the lines in the report's order. Lines without a method come last."""
+        """Return a table with the sections of the report, such as lossy methods."""
         known = (self.rows.get((line[0], ALL)) for line in lines)
         sections = text.sections(row for row in known if row is not None)
         return make_value_grid(headings, lines, sections=sections, **more)
@@ -118,15 +118,15 @@ def is_imported(source: RecordSource) -> bool:
 def compute_spec_bench(
     run: RecordSource, sources: Sequence[RecordSource], summary: Summary
 ) -> SpecBench:
-    """Compute a report's figures by Spec-Bench's formulas.
+    """Compute the results of a report by Spec-Bench's formulas.
 
-    Spec-Bench's token count needs the target's tokenizer. Without it, the generated tokens of the
+    Spec-Bench's formulas need the target's tokenizer. Without it, the generated tokens of the
     baseline are counted, and no answer file can be written.
 
     Args:
-        run: the run, or several runs as one.
-        sources: the runs that `run` consists of.
-        summary: the summary of `run`.
+        run: A run, or several runs that are combined.
+        sources: The runs that `run` consists of.
+        summary: Summary of `run`.
     """
     count_tokens, decode, notes = _tokenizer(sources, Facts.from_manifest(run.manifest).target)
     run_names = getattr(run, "run_names", None)
@@ -191,7 +191,7 @@ def _answers(source: RecordSource, decode: Decode | None) -> list[Answers]:
 def _tokenizer(
     sources: Sequence[RecordSource], target: str
 ) -> tuple[CountTokens | None, Decode | None, list[str]]:
-    """Return the token counter, the decoder, and notes on formulas that could not be applied."""
+    """Return the token counter, the decoder, and notes on deviations from the formulas."""
     targets = {
         str(source.manifest.get("models", {}).get("target", {}).get("label"))
         for source in sources
@@ -199,17 +199,17 @@ def _tokenizer(
     }
     tokenizer = load_tokenizer(next(iter(targets))) if len(targets) == 1 else None
     if tokenizer is None:
-        not_written = " and our answers are not written" if targets else ""
+        not_written = " and answer files are not written" if targets else ""
         note = (
-            f"the baseline's tokens are as generated, not counted again{not_written}: the tokenizer"
-            f" of {target} is not at hand"
+            f"the tokenizer of {target} is not on this machine, so the baseline's generated tokens"
+            f" are counted{not_written}"
         )
         return None, None, [note]
     count_tokens: Callable[[str], int] = lambda words: len(tokenizer(words).input_ids)  # noqa: E731
     notes = []
     if not count_tokens(""):
         notes.append(
-            "the token that they take off is for a BOS, which this target's tokenizer does not add"
+            "Spec-Bench subtracts one token for BOS, but this target's tokenizer adds none"
         )
     return count_tokens, lambda ids: decode_ids(tokenizer, ids, skip_special_tokens=True), notes
 

@@ -269,5 +269,5 @@ def test_an_early_exit_keeps_no_features() -> None:
     session.prefill()
     half = session.begin_score(session.chain(()), 1)
     half.exit_logits()
-    with pytest.raises(MethodFault, match="features are kept of whole forwards"):
+    with pytest.raises(MethodFault, match="features cannot be captured if a forward exits early"):
         half.exit_early(copy=False)

@@ -52,8 +52,8 @@ METHODS = {
 class PositionTable:
     """Table whose entries depend on the position, as those of a real model depend on the text."""
 
-    def before(self, state, row):
-        return (super().before(state, row) + state.rows[row].position) % self.vocab_size
+    def previous_token(self, state, row):
+        return (super().previous_token(state, row) + state.rows[row].position) % self.vocab_size
 
 
 class Placed(PositionTable, TableDecoder):

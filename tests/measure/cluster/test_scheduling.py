@@ -229,7 +229,7 @@ def test_a_deal_that_ends_three_workers_ends_the_run(deal):
 
     done = deal(workers=5, fate=poison)
     assert isinstance(done.fault, WorkerLost)
-    assert "3 workers were lost over it, the last: killed" in done.fault.message
+    assert "3 workers were lost while they measured it, the last: killed" in done.fault.message
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_a_worker_that_has_something_else_than_the_driver_is_refused(deal, own, 
     other = WorkerInfo(own, {"machine": "m1"}, {})
     done = deal(introduced={"2": other})
     assert isinstance(done.fault, EnvironmentFault)
-    assert done.fault.message.startswith("worker 2 (node 2) has something else than the driver: ")
+    assert done.fault.message.startswith("worker 2 (node 2) differs from the driver: ")
     assert "pip install specbench-cli==" in done.fault.hint
     assert not list(done.run_dir.records())
     with pytest.raises(EnvironmentFault, match=says):
@@ -257,7 +257,7 @@ def test_workers_of_two_kinds_of_machine_are_refused_but_for_the_gpu_that_each_s
     assert deal(introduced=same).fault is None
     other = {"4": WorkerInfo(WORDS, {"machine": "m2"}, {"id": "m2"})}
     fault = deal(resume=True, introduced=other).fault
-    assert "is of another kind than worker 3 (node 3): machine (m1, there m2)" in fault.message
+    assert "differs from worker 3 (node 3): machine (m1, there m2)" in fault.message
 
 
 def test_a_run_goes_on_on_other_machines_only_where_that_is_forced(deal):
@@ -407,10 +407,10 @@ def test_of_rays_long_messages_the_missing_module_is_told():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"load": "poisson:2"}, "drop load poisson:2"),
+        ({"load": "poisson:2"}, "omit load poisson:2"),
         ({"tune": 4}, "drop tune: tune by --executor local"),
         ({"devices": {"target": "cpu:0", "draft": "cpu:1"}}, "drop devices"),
-        ({"device": "cuda:1"}, "drop device cuda:1"),
+        ({"device": "cuda:1"}, "omit device cuda:1"),
     ],
 )
 def test_what_is_one_machines_is_refused(given, says):
@@ -420,7 +420,7 @@ def test_what_is_one_machines_is_refused(given, says):
 
 def test_rows_that_learn_from_prompt_to_prompt_are_refused():
     config = RunConfig(methods=["vanilla", "suffix"], executor="ray", limit=1)
-    with pytest.raises(UsageError, match="suffix learns from prompt to prompt"):
+    with pytest.raises(UsageError, match="suffix learns from earlier prompts"):
         make_plan(config)
 
 

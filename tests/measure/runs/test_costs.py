@@ -140,7 +140,7 @@ def test_noise_in_the_rounds_leaves_no_costs_and_says_so(specbench, rounds, monk
     monkeypatch.setattr(NoiseMeter, "is_full", lambda self: True)
     monkeypatch.setattr(NoiseMeter, "close", lambda self: 0.5)
     outcome = specbench("pld", limit=1, probe=1, allow_noise=False)
-    assert "probe: other programs took too much of this machine" in outcome.log.notes[-1]
+    assert "probe: other programs used too much CPU" in outcome.log.notes[-1]
     assert not list(outcome.path.glob("costs-*.json"))
 
 
@@ -151,7 +151,7 @@ def test_costs_of_a_run_that_are_damaged_are_one_clear_error(specbench, rounds):
     with pytest.raises(UsageError, match=r"costs-1\.json is damaged"):
         load_costs(RunDir.open(outcome.path))
     file.write_text("")
-    with pytest.raises(UsageError, match="is no file of costs"):
+    with pytest.raises(UsageError, match="is not a cost file"):
         load_costs(RunDir.open(outcome.path))
 
 
@@ -159,7 +159,7 @@ def test_costs_of_a_run_that_are_damaged_are_one_clear_error(specbench, rounds):
     ("beside", "words"),
     [
         ({"executor": "ray"}, "drop probe: it is of one machine"),
-        ({"memory_budget": "2GB"}, "does not know of the states that a probe takes"),
+        ({"memory_budget": "2GB"}, "does not include the KV statess that a probe takes"),
         ({"probe": 0}, "greater than or equal to 1"),
     ],
 )

@@ -67,7 +67,7 @@ def test_a_target_with_logits_that_are_not_finite_is_refused_by_name(
 
     monkeypatch.setattr(registry.load("vanilla"), "generate", broken)
     with pytest.raises(
-        UsageError, match=r"has no output that other methods could replay: mini/.*finite"
+        UsageError, match=r"generates no output that other methods can replay: mini/.*finite"
     ):
         specbench("pld", verify="replay", temperature=temperature, limit=1)
 
@@ -77,6 +77,6 @@ def test_a_method_that_leaves_the_recording_fails(specbench, tmp_path):
     file.write_text(LEAVES)
     outcome = specbench("leaves", verify="replay", plugins=[str(file)], limit=1)
     assert {r.error for r in outcome.by_label("leaves")} == {
-        "left the recorded tokens: it does not decide by `session.verify`"
+        "did not generate the recorded tokens: the method does not use `session.verify`"
     }
     assert outcome.exit_code == ExitCode.BAD_ANSWER

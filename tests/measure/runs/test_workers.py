@@ -91,7 +91,7 @@ def test_a_killed_worker_ends_its_row_the_others_go_on_and_the_rest_is_resumed(s
     view = striker(signal.SIGKILL)
     plan, run_dir = start(view, limit=MANY)
     says = lose(plan, run_dir, view)
-    assert says.startswith("pearl could not be run to the end: ")
+    assert says.startswith("pearl could not be measured to the end: ")
     assert "was killed by SIGKILL" in says
     kept = by_label(run_dir)
     assert (len(kept["vanilla"]), len(kept["pld"])) == (MANY, MANY)

@@ -112,18 +112,18 @@ def test_sentences_are_the_runs_own_figures(make, tmp_path):
     assert fastest == (
         f"Of the lossless methods sps is the fastest on 6 questions of mini in 1 process:"
         f" {best.speedup:.2f}x vanilla's speed (95% interval {best.speedup_low:.2f} to"
-        f" {best.speedup_high:.2f}), significantly apart from all others."
+        f" {best.speedup_high:.2f}), a significant difference from all others."
     )
-    assert "of sps, which is proved least, 0 of 6 questions have" in proof
-    assert "at most 39% do" in proof
-    assert f"sps commits {best.mat:.2f} tokens a step" in time
-    assert f"{best.share_target:.0%} of decoding on the target" in time
+    assert "that of sps: 0 of 6 questions have" in proof
+    assert "at most 39%, at 95% confidence" in proof
+    assert f"sps commits {best.mat:.2f} tokens per step" in time
+    assert f"{best.share_target:.0%} of its decode time on the target" in time
 
 
 def test_a_method_that_is_slower_is_not_called_fastest(make, synthetic, tmp_path):
     slow = synthetic.Fake("slow", length=2, alpha=0.1, cost=3.0)
     entry = published(make(fakes=(synthetic.vanilla, slow)), tmp_path / "g")
-    assert "slow comes nearest, and is slower than vanilla" in entry.sentences[0]
+    assert "slow comes first, but is slower than vanilla" in entry.sentences[0]
 
 
 def test_a_method_that_has_its_equals_is_not_called_fastest(make, synthetic, tmp_path):
@@ -259,8 +259,7 @@ def test_a_run_that_means_nothing_is_said_to(make, tmp_path):
     published(make(facts={"tasks": tasks}), tmp_path / "g")
     (board,) = make_leaderboards(places(tmp_path / "g"))
     assert (
-        "mini is beyond the model's training, and speedups mean nothing there"
-        in board.parts[0].text
+        "the model was not trained on mini, so these speedups mean nothing" in board.parts[0].text
     )
     assert "fewer than 20 questions, too few to rank by: run" in board.parts[0].text
 
@@ -320,7 +319,7 @@ def test_a_peer_that_is_wrong_is_no_reason(make, synthetic, tmp_path):
 
 
 def test_void_times_are_refused(make, tmp_path):
-    with pytest.raises(EnvironmentFault, match="6 of 6 times of sps are void"):
+    with pytest.raises(EnvironmentFault, match="6 of 6 times of sps are noisy"):
         published(make(edit=only("sps", void=True)), tmp_path / "g")
 
 
@@ -365,7 +364,7 @@ def test_pages_load_nothing_and_run_nothing(make, tmp_path):
 def test_another_page_is_not_written_over(make, tmp_path):
     (tmp_path / "g").mkdir()
     (tmp_path / "g/index.html").write_text("<h1>mine</h1>")
-    with pytest.raises(UsageError, match="another's page"):
+    with pytest.raises(UsageError, match="not the index of a gallery"):
         published(make(), tmp_path / "g")
     assert (tmp_path / "g/index.html").read_text() == "<h1>mine</h1>"
 
@@ -381,7 +380,7 @@ def test_a_damaged_entry_names_its_file(make, tmp_path):
     file = tmp_path / "g/runs/run/entry.json"
     file.write_text(file.read_text().replace("exact_tokens", "surely"))
     later = make("later", created="2026-11-22T10:24:03Z")
-    with pytest.raises(UsageError, match=r"entry\.json is no entry of a gallery"):
+    with pytest.raises(UsageError, match=r"entry\.json is not a valid gallery entry"):
         published(later, tmp_path / "g")
 
 

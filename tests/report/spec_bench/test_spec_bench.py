@@ -131,17 +131,17 @@ def test_the_last_answer_to_a_question_counts_and_eagles_files_are_read(tmp_path
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "holds no answer"),
-        ("{}", "line 1 is no answer of Spec-Bench: it has no 'choices'"),
-        ("nonsense", "line 1 is no answer of Spec-Bench"),
-        (line(1, ["a", "b"], [1], [1.0]), "not equally long"),
+        ("", "has no answers"),
+        ("{}", "line 1 is not a Spec-Bench answer: it has no 'choices'"),
+        ("nonsense", "line 1 is not a Spec-Bench answer"),
+        (line(1, ["a", "b"], [1], [1.0]), "do not have the same length"),
         (line(1, ["a"], [1], [0.0]), "a wall_time is not positive"),
         (line(1, ["a"], [1], [1e308]), "a wall_time is not positive, not finite, or above 292"),
         (line(1, ["a"], [1], [math.inf]), "a wall_time is not positive, not finite"),
-        (line(1, ["a"], [1], [10**400]), "line 1 is no answer of Spec-Bench: int too large"),
-        (line(1, ["a"], [math.inf], [1.0]), "is no answer of Spec-Bench: cannot convert"),
+        (line(1, ["a"], [1], [10**400]), "line 1 is not a Spec-Bench answer: int too large"),
+        (line(1, ["a"], [math.inf], [1.0]), "is not a Spec-Bench answer: cannot convert"),
         (line(1, ["a"], [10**30], [1.0]), "a number of new_tokens is negative, or above"),
-        (line(1, ["a"], [1], [1.0], decoding_steps=[math.inf]), "is no answer of Spec-Bench"),
+        (line(1, ["a"], [1], [1.0], decoding_steps=[math.inf]), "is not a Spec-Bench answer"),
     ],
 )
 def test_a_file_that_is_none_of_theirs_is_refused_with_its_line(tmp_path, text, says):
