@@ -530,9 +530,9 @@ class Repeat:
     def _make_measurable(
         self, method_run: MethodRun, measurements: Sequence[Measurement]
     ) -> Measurable:
-        """Return the measurable for some outputs of a method.
+        """Return the object that measures some outputs of a method.
 
-        It measures a single output or a batch, in this process or in a plug-in process.
+        It decodes a single prompt or a batch, in this process or in a plug-in process.
         """
         config, load = self._plan.config, self._plan.load(measurements[0].pass_)
         size, chunk = config.batch, config.prefill_chunk
