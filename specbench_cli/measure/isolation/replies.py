@@ -68,7 +68,7 @@ def _classes() -> dict[str, type[Any]]:
 
 class _Writer(pickle.Pickler):
     def persistent_id(self, obj: object) -> tuple[str, dict[str, Any]] | None:
-        """Return the class name and fields of an object of `_classes`, or None for other objects."""
+        """Return the class name and fields of a measurement, or None for another object."""
         name = type(obj).__name__
         if type(obj).__module__ == "builtins" or type(obj) is not _classes().get(name):
             return None
