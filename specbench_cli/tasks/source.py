@@ -202,7 +202,10 @@ def _download_file(hub: HubSource, path: str) -> bytes:
 
 
 def _check_hub(hub: HubSource) -> None:
-    """Raise an error if the hub does not answer in time. A download would retry for half a minute."""
+    """Query the hub, and raise an error if it does not answer in time.
+
+    A download would retry for half a minute.
+    """
     from huggingface_hub import HfApi
 
     if not is_offline():
