@@ -226,7 +226,7 @@ def test_what_changed_since_is_named_and_refused_and_goes_on_with_force_labelled
     monkeypatch.setattr(environment, "versions", lambda: {**versions, "torch": "9.9"})
     weights = whole.manifest["models"]["target"]
     whole.update(models={"target": {**weights, "sha256": "ab"}})
-    with pytest.raises(UsageError, match="was begun with something else") as refused:
+    with pytest.raises(UsageError, match="cannot be resumed, because this has changed") as refused:
         execute.resume_run(specbench.path(1), specbench.log())
     names = ("the data of task own (", f"torch ({versions['torch']} then")
     assert all(name in refused.value.message for name in names)
@@ -299,7 +299,7 @@ def heads_that_do_not_load(folder):
         file.truncate(2000)
     (folder / "no-json" / "config.json").write_text("{")
     (folder / "no-tensors" / "model.safetensors").unlink()
-    found = {"cut": "is damaged", "no-json": "damaged or cut off", "no-tensors": "lacks model"}
+    found = {"cut": "is damaged", "no-json": "damaged or truncated", "no-tensors": "lacks model"}
     rows = {str(folder / name): (name, word) for name, word in found.items()}
     return {
         **rows,
