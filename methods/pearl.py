@@ -85,7 +85,7 @@ class Pearl(Method):
 
     Exact because every draft token is verified as in speculative sampling, with its own random
     number. Draft tokens after a rejected one are dropped.
-    Differs from the authors' code: theirs verifies the first two tokens of a window with the same
+    Differs from the authors' code: it verifies the first two tokens of a window with the same
     random number. Unverified tokens are never returned. Windows end at the token budget, and
     outputs at their first EOS. q is the distribution that each token was drawn from.
 

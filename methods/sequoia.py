@@ -77,7 +77,7 @@ class Sequoia(Method):
     replacement and tested in that order by recursive rejection. In greedy decoding and coupled
     sampling a child is accepted if and only if the target chooses it.
     Differs from the authors' code: acceptance is measured in the first steps of a run. Every step
-    draws new random numbers; theirs reuses a prompt's numbers.
+    draws new random numbers; their code reuses a prompt's numbers.
 
     1. In the first `profile` steps the tree is a root with `width` children. Count which rank is
        accepted.

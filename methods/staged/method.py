@@ -1,4 +1,4 @@
-"""Staged speculative decoding.
+"""Staged speculative decoding: a chain of draft models, each drafting for the next.
 
 Benjamin Spector, Chris Re: Accelerating LLM Inference with Staged Speculative Decoding, ES-FoMo
 workshop at ICML 2023, arXiv:2308.04623.
@@ -100,8 +100,8 @@ class Staged(Method):
 
     One step:
     1. Remove uncommitted tokens from the state of each stage.
-    2. Repeat until the last stage has `depth` tokens, or one that is unlikely to be reached: the
-       stage below proposes a tree of at most `lookahead` nodes (a model by these same steps,
+    2. Repeat until the last stage has `depth` tokens, or a token that is unlikely to be reached:
+       the stage below proposes a tree of at most `lookahead` nodes (a model by these same steps,
        n-grams by their most likely continuations). One forward of the model scores it. Follow the
        model's own choices down the tree; these and its next choice are generated.
     3. Add the next-best children of the same forwards, the most likely first, until the tree has
@@ -255,7 +255,7 @@ class ModelStage:
         """Do nothing: the weights of a model do not change."""
 
     def settle(self) -> None:
-        """See `DraftStage`."""
+        """Drop uncommitted tokens in this stage and the stages below."""
         self._rewind(())
         if self.below is not None:
             self.below.settle()
@@ -337,11 +337,12 @@ class ModelStage:
     def _verify_guess(
         self, guess: GuessTree, logits: Tensor, ahead: int
     ) -> tuple[tuple[int, ...], int, list[NextTokens]]:
-        """Verify a draft of the stage below.
+        """Verify a draft that the stage below proposed.
 
         Args:
-            logits: [1 + nodes, V]. ahead: Number of tokens between the text and the root of the
-            draft.
+            guess: The draft.
+            logits: Logits of the model after the root and after each node, [1 + nodes, vocab].
+            ahead: Number of uncommitted tokens between the text and the draft.
 
         Returns:
             The accepted nodes, the model's own next token, and its prediction at each of these
@@ -432,11 +433,11 @@ class NgramStage:
         self.session, self.model, self.nodes = session, model, nodes
 
     def propose(self, path: Sequence[int], depth: int) -> GuessTree:
-        """See `DraftStage`."""
+        """Return the most likely continuations under the n-gram counts; see `DraftStage`."""
         return GuessTree(*self.model.tree(self._end(path), self.nodes, depth))
 
     def learn(self, path: Sequence[int], tokens: Sequence[int]) -> None:
-        """See `DraftStage`."""
+        """Count the n-grams of the generated tokens; see `DraftStage`."""
         context = self._end(path)
         for token in tokens:
             self.model.add(context, token)

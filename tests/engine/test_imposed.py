@@ -98,7 +98,7 @@ def test_rows_say_the_same_alone_in_a_block_and_in_a_batch():
 
 def test_what_goes_on_from_rows_without_tokens_is_refused():
     decoder = models(0.5)["target"]
-    with pytest.raises(MethodFault, match="acceptance is imposed by the tokens"):
+    with pytest.raises(MethodFault, match="--acceptance sets logits by the tokens"):
         decoder.exit_logits(torch.zeros(1, decoder.hidden_size))
-    with pytest.raises(ValueError, match="too few to impose"):
+    with pytest.raises(ValueError, match="is too small: imposed acceptance"):
         impose_acceptance(decoder, 0.5, NUM_CHOICES)

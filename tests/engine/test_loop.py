@@ -200,7 +200,7 @@ def test_the_error_for_a_draft_beyond_the_limit_names_the_limit(open_session, ra
 
     session = open_session(random_table(5, seed=1), prompt=(3, 1), budget=2, sampling=Sampling())
     with pytest.raises(
-        MethodFault, match="1 levels proposed where at most 0 may be: `limit`"
+        MethodFault, match=r"1 levels proposed, but at most 0 are allowed \(`limit`\)"
     ) as caught:
         list(draft_and_verify(Beyond(), session))
     assert caught.value.hint.endswith("an empty draft if it is 0")

@@ -356,7 +356,7 @@ def test_children_are_chosen_as_the_rule_asks(open_session, random_table, sampli
 
 def test_a_draft_longer_than_the_room_is_a_fault_that_names_both(opened):
     session = opened(budget=4)
-    with pytest.raises(MethodFault, match="3 levels proposed where at most 2"):
+    with pytest.raises(MethodFault, match="3 levels proposed, but at most 2"):
         session.score(session.chain((2, 3, 4)))
 
 

@@ -120,7 +120,7 @@ def test_a_request_begins_with_the_start_token_and_its_prefill_counts_the_questi
 def test_a_target_of_text_alone_refuses_what_stands_beside_it(tiny_checkpoint: Maker) -> None:
     target = load_decoder(tiny_checkpoint("llama"), name="target")
     request = Request("a", 1, (5, 6), STOP, ExtraInput(ids=(1, 2)))
-    with pytest.raises(MethodFault, match="target reads text alone"):
+    with pytest.raises(MethodFault, match="target reads only text"):
         Session(Workspace({"target": target}, 16), request, Sampling())
 
 

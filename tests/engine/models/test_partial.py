@@ -267,5 +267,5 @@ def test_what_is_left_keeps_no_features() -> None:
     session.prefill()
     half = session.begin_score(session.chain(()), 1)
     half.exit_logits()
-    with pytest.raises(MethodFault, match="features are kept of whole forwards"):
+    with pytest.raises(MethodFault, match="features cannot be captured if a forward exits early"):
         half.exit_early(copy=False)

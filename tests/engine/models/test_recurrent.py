@@ -274,5 +274,5 @@ def test_a_tree_is_refused_by_name_and_one_branch_is_a_chain() -> None:
     with pytest.raises(ChainsOnly, match="target supports only chains, not trees"):
         session.score(session.tree([0, 1], (-1, -1)))
     session.score(session.tree([0, 1], (-1, 0)))
-    with pytest.raises(ChainsOnly, match="target cannot be halted"):
+    with pytest.raises(ChainsOnly, match="target cannot be paused"):
         session.begin_score(session.chain([0]), 1)

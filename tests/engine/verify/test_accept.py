@@ -481,8 +481,8 @@ def test_an_output_with_a_rule_is_cut_as_any_other(open_session, random_table, s
 
 def test_blocks_and_replays_leave_nothing_to_a_rule(open_session, random_table):
     block = Sampling("block", 0.9)
-    for how, words in (({"sampling": block}, "whole blocks are judged"),
-                       ({"recording": [1, 2, 3, 4]}, "tokens are replayed")):  # fmt: skip
+    for how, words in (({"sampling": block}, "block verification decides"),
+                       ({"recording": [1, 2, 3, 4]}, "this run replays tokens")):  # fmt: skip
         session = open_session(random_table(5, 1), random_table(5, 2), budget=9, **how)
         with pytest.raises(MethodFault, match=f"^sps, accept rule 'typical' .*{words}") as fault:
             list(Sps(SpsParams(accept="typical")).generate(session))

@@ -54,8 +54,8 @@ class Somewhere:
     """A table whose entries depend on where a token stands, as every model's do that has read less
     before it."""
 
-    def before(self, state, row):
-        return (super().before(state, row) + state.rows[row].position) % self.vocab_size
+    def previous_token(self, state, row):
+        return (super().previous_token(state, row) + state.rows[row].position) % self.vocab_size
 
 
 class Placed(Somewhere, TableDecoder):

@@ -75,12 +75,12 @@ def test_another_number_of_rows_is_refused(rows, open_session, random_table):
     session = open_session(random_table(3, 1), sampling=Sampling())
     session.prefill()
     draft = session.chain((1, 2))
-    with pytest.raises(MethodFault, match=f"2 nodes verified by {rows} rows"):
+    with pytest.raises(MethodFault, match=f"2 nodes cannot be verified by {rows} rows"):
         session.verify(draft, torch.zeros(rows, 3))
 
 
 def test_a_tree_needs_all_rows(open_session, random_table):
     session = open_session(random_table(3, 1), sampling=Sampling())
     session.prefill()
-    with pytest.raises(MethodFault, match="2 nodes verified by 2 rows"):
+    with pytest.raises(MethodFault, match="2 nodes cannot be verified by 2 rows"):
         session.verify(Draft(torch.tensor([1, 2]), (-1, -1)), torch.zeros(2, 3))
