@@ -11,16 +11,16 @@ COPY datasets_cfg ./datasets_cfg
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
 
 FROM python:3.12-slim-bookworm AS base-cpu
-# Without CUDA's libraries, which are most of PyPI's torch.
+# A torch build without the CUDA libraries, which are most of its size.
 ENV PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
-# Threads for the kernels that Numba compiles.
+# OpenMP, for the multi-threaded kernels that Numba compiles.
 # hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends libgomp1 \
  && rm -rf /var/lib/apt/lists/*
 
 FROM nvidia/cuda:12.8.1-base-ubuntu24.04 AS base-cuda
-# The driver's door alone: PyPI's torch brings CUDA's libraries itself.
+# Only the driver interface: torch from PyPI includes the CUDA libraries.
 # hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends python3 python3-venv \

@@ -1,4 +1,8 @@
-"""Exchange with the engines of other projects: requests, replies and model files."""
+"""Helpers for methods that decode with the engine of another project.
+
+The engines are inference servers, llama.cpp and OpenVINO GenAI. The module converts requests and
+replies, and stores model files for engines that do not read transformers' modules.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,15 @@ from specbench_cli.api import EnvironmentFault, MethodFault, PeerSession, hash_k
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """A completion request, independent of the server's API.
+    """Completion request, before it is written in the format of a server.
 
     Attributes:
         ids: Token ids of the prompt.
-        text: Text that the tokenizer encodes as `ids`. Empty if the engine accepts ids.
+        text: Text of the prompt, for servers that accept only text. Otherwise empty.
         budget: Maximum number of new tokens.
         stops: Token ids that end the output.
+        seed: Random seed of this request.
+        model: Name of the server's model. None means its only model.
     """
 
     ids: Sequence[int]
@@ -38,14 +44,15 @@ class CompletionRequest:
 
 @dataclass(slots=True)
 class CompletionReply:
-    """The reply of an engine.
+    """Reply of an engine to a completion request.
 
     Attributes:
-        ids: Token ids of the output, if the engine returns them; otherwise `text` is set.
-        first_ns, last_ns: Times when the first and the last piece of the output arrived.
-        finish: Finish reason.
-        prompt_tokens, tokens: Number of prompt and output tokens, as the engine reports them.
-        drafted, accepted: Number of drafted and accepted tokens, if the engine counts them.
+        ids: Token ids of the output, if the engine returns them.
+        text: Text of the output, if the engine returns text.
+        first_ns, last_ns: Times at which the first and the last part of the output arrived, in ns.
+        finish: Finish reason, or None if the engine has not sent one.
+        prompt_tokens, tokens: Number of prompt tokens and of output tokens that the engine reports.
+        drafted, accepted: Number of drafted and of accepted tokens that the engine reports.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -60,28 +67,29 @@ class CompletionReply:
 
     @property
     def progress(self) -> tuple[int, int, str | None]:
-        """Values that change with every piece of the output, including an EOS that the engine does
-        not return."""
+        """Length of the output and finish reason, which change with every part that arrives."""
         return len(self.ids), len(self.text), self.finish
 
 
 def build_request(
     session: PeerSession, name: str, *, model: str | None = None, text: bool = False
 ) -> CompletionRequest:
-    """Return the session's request in the form that servers accept.
+    """Return the session's request as `CompletionRequest`.
 
     Args:
-        name: Name of the method that sends the request.
-        model: Model of the server. None uses the server's only model.
-        text: Send the prompt as text, for servers that accept only text.
+        session: Session with one request.
+        name: Name of the method, for error messages.
+        model: Name of the server's model. None means its only model.
+        text: Whether to send the prompt as text instead of token ids.
+
     Raises:
-        MethodFault: The engine cannot decode this request, or cannot use this sampling rule.
+        MethodFault: The server cannot decode this prompt, or not with this sampling rule.
     """
     request, sampling = session.requests[0], session.sampling
     if sampling.rule == "coupled":
         raise MethodFault(
-            f"{name} draws by chances of the engine's own, which are not vanilla's",
-            "--temperature 0, or --verify rejection",
+            f"{name} uses the engine's random numbers, so coupled sampling is not possible",
+            "use --temperature 0 or --verify rejection",
         )
     check_text(session, name)
     draw = hash_key("http", sampling.seed, request.prompt_id, request.turn, session.pass_)
@@ -103,38 +111,49 @@ def check_text(session: PeerSession, name: str) -> None:
     request = session.requests[0]
     if request.source is not None:
         raise MethodFault(
-            f"{request.prompt_id} holds more than a text, which is all that {name} is given"
+            f"{request.prompt_id} contains more than text, such as an image; {name} supports only"
+            " text"
         )
 
 
 def _decode_prompt(tokenizer: Any, ids: list[int]) -> str:
-    """Return a text that the tokenizer encodes as these ids, with or without a BOS token that it
-    adds itself."""
+    """Return a text that the tokenizer encodes as these ids.
+
+    If the tokenizer adds a BOS token itself, the text does not contain it.
+
+    Raises:
+        MethodFault: No such text was found.
+    """
     for skipped in (0, 1):
         text: str = tokenizer.decode(ids[skipped:], clean_up_tokenization_spaces=False)
         if tokenizer(text).input_ids == ids:
             return text
     raise MethodFault(
-        "no text reads as this prompt's ids, and the server takes texts alone", "leave the row out"
+        "the prompt's token ids cannot be written as text, and the server accepts only text",
+        "run without this method",
     )
 
 
 def read_output(
     session: PeerSession, reply: CompletionReply, fault: Callable[[str], Exception]
 ) -> list[int]:
-    """Return the output's token ids, including an EOS that the engine does not return.
+    """Return the token ids of a reply. An EOS that the engine does not return is added.
 
     Args:
-        fault: Function that creates the error from a description of what the engine did.
+        session: Session with one request.
+        reply: Reply of the engine.
+        fault: Function from a description of the problem to the error.
+
     Raises:
-        Exception: From `fault`: the reply is not an output of this prompt and this target.
+        Exception: The error from `fault`. The reply is not a valid output for this prompt and this
+            target.
     """
     request, tokenizer = session.requests[0], session.tokenizer
     most, eos, read = request.stop.max_new_tokens, request.stop.eos, reply.prompt_tokens
     if reply.finish is None:
-        raise fault(f"ended its answer after {len(reply.ids)} tokens without saying why")
+        raise fault(f"ended its reply after {len(reply.ids)} tokens without a finish reason")
     if read not in (None, len(request.ids)):
-        raise fault(f"read {read} tokens where the prompt has {len(request.ids)}")
+        raise fault(f"counted {read} prompt tokens; the prompt has {len(request.ids)}")
     ids = list(reply.ids)
     if reply.text and not ids:
         ids = tokenizer(reply.text, add_special_tokens=False).input_ids
@@ -142,19 +161,21 @@ def read_output(
     if reply.finish == "stop" and eos and eos.isdisjoint(ids[-1:]) and received < most:
         ids.append(tokenizer.eos_token_id if tokenizer.eos_token_id in eos else min(eos))
     if reply.tokens not in (None, received, len(ids)):
-        raise fault(f"made {reply.tokens} tokens, and what it sent reads as {received}")
+        raise fault(f"reports {reply.tokens} output tokens, but its output has {received}")
     if not ids:
-        raise fault("answered with nothing")
+        raise fault("returned an empty output")
     if max(ids) >= session.target.vocab_size:
         limit = session.target.vocab_size
-        raise fault(f"made token {max(ids)}, and the target has {limit}: another model's")
+        raise fault(
+            f"returned token {max(ids)}, and the target has {limit} tokens; it runs another model"
+        )
     if received > most:
-        raise fault(f"made {received} tokens where {most} were asked for")
+        raise fault(f"returned {received} tokens; the maximum is {most}")
     return ids
 
 
 def report_output(session: PeerSession, reply: CompletionReply, ids: Sequence[int]) -> None:
-    """Commit the output to the session, and report the engine's draft counts."""
+    """Commit the output of an engine to the session, with the engine's draft counts if any."""
     session.adopt_tokens(ids, reply.first_ns, reply.last_ns)
     if reply.drafted is not None and reply.accepted is not None:
         session.count(drafted=reply.drafted, accepted=reply.accepted)
@@ -171,23 +192,25 @@ def check_installed(name: str, package: str, engine: str, extra: str) -> None:
     """
     if find_spec(package) is None:
         raise EnvironmentFault(
-            f"{name} decodes by {engine}, which is not installed",
+            f"{name} needs {engine}, which is not installed",
             f"pip install 'specbench-cli[{extra}]'",
         )
 
 
 _folders: WeakKeyDictionary[Any, dict[Hashable, Path]] = WeakKeyDictionary()
-"""Folders with model files that an engine reads in place of a transformers module.
+"""Folders with model files for an engine, by transformers module and kind of files.
 
-They are written at first use and removed with the module, or at the end of the program.
+They are written at first use. They are removed when the module is freed, or at the end of the
+program.
 """
 
 
 def get_model_folder(module: Any, kind: Hashable, write: Callable[[Path], None]) -> Path:
-    """Return the folder with a module's files, and write it at first use.
+    """Return the folder with the model files of a transformers module. Write it at first use.
 
     Args:
-        kind: Key of the files. A module may have several kinds.
+        module: The transformers module.
+        kind: Kind of the files, such as "gguf". A module may have files of several kinds.
         write: Function that writes the files to an empty folder.
     """
     folders = _folders.setdefault(module, {})

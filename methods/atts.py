@@ -27,17 +27,18 @@ from specbench_cli.api import (
 
 
 def p_value(score: float, known: Sequence[float]) -> float:
-    """Return (1 + number of known scores at least as bad) / (n + 1).
+    """Return the conformal p-value (1 + number of known scores at least as bad) / (n + 1).
 
     Args:
-        known: n scores, sorted with the best first.
+        score: Score of a chunk: its negative mean log-probability under the target.
+        known: Scores of the n calibration chunks, in ascending order, so the best comes first.
     """
     return (1 + len(known) - bisect_left(known, score)) / (1 + len(known))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConformalRule(SegmentRule):
-    """Accept rule: accepts a chunk if its p-value is above alpha."""
+    """Accept rule that accepts a chunk if its p-value is above alpha."""
 
     alpha: float
     name: ClassVar[str] = "conformal"
@@ -72,20 +73,20 @@ class AttsParams(SegmentParams):
 
 
 class Atts(Method):
-    """ATTS: the draft writes chunks; the target rewrites the share that it finds least likely.
+    """ATTS: the draft model writes chunks of text, and the target rewrites the least likely ones.
 
-    Lossy: a chunk that is not unusual for the target is accepted unchanged. At alpha 1 no chunk is
-    accepted, and the output is the target's. Alpha is the rejection rate of chunks that are
-    exchangeable with the calibration chunks, which are the first chunks of prompts. Later chunks
-    and other tasks are not exchangeable with these.
+    Lossy: a chunk that is likely enough under the target is accepted unchanged. At alpha 1 no chunk
+    is accepted, and the output is the target's. The calibration chunks are the first chunks of the
+    run's first prompts. For chunks that are exchangeable with them, alpha is the rejection rate.
+    Later chunks and other tasks are not exchangeable.
     Differs from the authors' code: the target replaces a rejected chunk, and keeps the tokens at
     its start that it would have generated itself. P-values are computed against the scores of the
     run's first prompts, not as ranks.
 
     One step:
     1. The draft model writes a chunk. After a rejection, the target writes the rest of the chunk.
-    2. One target forward scores the chunk. Its p-value among the known scores decides whether it
-       is accepted as a whole.
+    2. One target forward scores the chunk. The p-value of this score among the calibration scores
+       decides whether the whole chunk is accepted.
     """
 
     name: ClassVar[str] = "atts"
@@ -102,46 +103,55 @@ class Atts(Method):
 
     @property
     def accept(self) -> SegmentRule:
-        """Return the rule that accepts a whole chunk."""
+        """The rule that decides whether a whole chunk is accepted."""
         return self.params.choose_rule(ConformalRule(alpha=self.params.alpha))
 
     @torch.inference_mode()
     def generate(self, session: Session) -> Iterator[Step]:
         """Decode the session's request, one chunk after another."""
-        spans = Segments(session, self.params.delimiter, self.params.cap)
+        segments = Segments(session, self.params.delimiter, self.params.cap)
         session.prefill()
         while session.finish is None:
-            # 1. The draft writes a chunk. After a rejection, the target writes the rest of the
+            # Step 1: The draft writes a chunk. After a rejection, the target writes the rest of the
             # chunk.
-            draft = spans.draft(self.params.length if spans.is_replacing else None)
-            yield self.settle(session, spans, draft, session.score(draft))
+            draft = segments.draft(self.params.length if segments.is_replacing else None)
+            yield self.settle(session, segments, draft, session.score(draft))
 
-    def settle(self, session: Session, spans: Segments, draft: Draft, rows: Tensor) -> Step:
-        """Carry out step 2: accept or reject the chunk by its p-value."""
-        if spans.is_replacing or not draft.nodes:
-            return spans.verify_and_commit(draft, rows)
+    def settle(self, session: Session, segments: Segments, draft: Draft, rows: Tensor) -> Step:
+        """Carry out step 2: accept or reject the chunk by its p-value; see the class."""
+        if segments.is_replacing or not draft.nodes:
+            return segments.verify_and_commit(draft, rows)
         rule = self.accept
         if (grade := rule.random_grade(session.random, rows)) is None:
             known, score = session.memory.setdefault("scores", []), -mean_log_prob(rows, draft)
             grade = p_value(score, known)
-            if not spans.num_judged and len(known) < self.params.known:
+            if not segments.num_judged and len(known) < self.params.known:
                 insort(known, score)
         rule = rule.judge(grade)
-        return spans.verify_and_commit(draft, rows, rule, spans=1, stood=rule.accepted, grade=grade)
+        return segments.verify_and_commit(
+            draft, rows, rule, spans=1, stood=rule.accepted, grade=grade
+        )
 
     def generate_batch(self, batch: Batch) -> Iterator[Step]:
-        """Decode several requests, each alone or with a barrier after each chunk (`barrier`)."""
-        of, par = dict[Session, Segments](), self.params
+        """Decode the requests of a batch; `barrier` controls whether they wait for each other."""
+        segments_of, params = dict[Session, Segments](), self.params
         while not batch.finished:
-            batch.join(lambda each: of.update({each: Segments(each, par.delimiter, par.cap)}))
-            late = [each for each in batch.active if of[each].is_replacing]
-            due = late if par.barrier and late else batch.active
-            if not due:
+            batch.join(
+                lambda each: segments_of.update(
+                    {each: Segments(each, params.delimiter, params.cap)}
+                )
+            )
+            rejected = [each for each in batch.active if segments_of[each].is_replacing]
+            ready = rejected if params.barrier and rejected else batch.active
+            if not ready:
                 batch.prefill()
                 continue
-            drafts = [(s, of[s].draft(par.length if of[s].is_replacing else None)) for s in due]
+            drafts = [
+                (s, segments_of[s].draft(params.length if segments_of[s].is_replacing else None))
+                for s in ready
+            ]
             rows, forwards = batch.score(drafts), batch.forwards()
             for (each, draft), own in zip(drafts, rows, strict=True):
-                step = self.settle(each, of[each], draft, own)
+                step = self.settle(each, segments_of[each], draft, own)
                 yield replace(step, seq=batch.sessions.index(each), forwards=forwards)
         batch.leave()

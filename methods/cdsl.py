@@ -1,4 +1,4 @@
-"""CDSL: decoding for wanted words; it looks ahead only where the draft does not help.
+"""CDSL: decoding toward required words, with lookaheads only where the draft does not help.
 
 Nakshatri et al.: Constrained Decoding with Speculative Lookaheads, NAACL 2025, arXiv:2412.10418.
 """
@@ -55,12 +55,12 @@ class CdslParams(MethodParams):
 
 
 class Cdsl(Method):
-    """CDSL: accepts a draft that adds wanted words to the output; otherwise looks ahead.
+    """CDSL: accepts a draft that adds required words to the output, and looks ahead otherwise.
 
-    Lossy: a token that leads to more wanted words replaces the target's token. The reward is the
-    share of the wanted words that the output contains. Once it contains all of them, at weight 0,
-    or without wanted words, the method is `sps`. For a hard constraint use `--grammar`, under which
-    `sps` is exact.
+    Lossy: a token that leads to more required words (`words`) replaces the target's token. The
+    reward is the share of the required words that the output contains. If it contains all of them,
+    or at weight 0, the method is `sps`. For a hard constraint use `--grammar`, under which `sps` is
+    exact.
     Differs from the paper: the test cases are specbench's own, because the paper's are not public,
     and the reward counts words only. `mode=cdlh` is the paper's baseline (CDLH), in which the
     target looks ahead at every token.
@@ -91,7 +91,7 @@ class Cdsl(Method):
 
     @torch.inference_mode()
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the session's request."""
+        """Decode the request, and yield each step."""
         params, model = self.params, session.draft()
         prompt = session.vocabulary.decode(session.tokens()).decode(errors="replace")
         self.wanted = params.words or tuple(re.findall('"([^"]+)"', prompt))
@@ -99,39 +99,54 @@ class Cdsl(Method):
         model.forward(session.pending_tokens(0), state, logits_at=None)
         session.prefill()
         while session.finish is None:
-            held = self.reward(session, ())
-            lacks = params.weight > 0 and held < 1
+            reward_before = self.reward(session, ())
+            lacks = params.weight > 0 and reward_before < 1
             alone = lacks and params.mode == "cdlh"
             chains = [] if alone else draft_chains(model, [(session, state)], length)
-            rows = session.score(draft := chains[0] if chains else session.chain(()))  # 1.
+            rows = session.score(draft := chains[0] if chains else session.chain(()))  # step 1
             outcome = session.verify(draft, rows)
-            gained = self.reward(session, outcome.committed) - held
-            ahead = lacks and (not outcome.path or gained < params.margin)  # 2.
+            gained = self.reward(session, outcome.committed) - reward_before
+            ahead = lacks and (not outcome.path or gained < params.margin)  # step 2
             if ahead:
-                by = (session.partial(), session.state) if alone else (model, state)
-                token, falls = self.look_ahead(session, rows[:1], *by), draft.nodes > 0  # 3.
-                outcome = Outcome((), (token,), ("recovered" if falls else "plain",), int(falls))
+                args = (session.partial(), session.state) if alone else (model, state)
+                token, rejected = (
+                    self.look_ahead(session, rows[:1], *args),
+                    draft.nodes > 0,
+                )  # step 3
+                outcome = Outcome(
+                    (), (token,), ("recovered" if rejected else "plain",), int(rejected)
+                )
             committed = session.commit(outcome)
             state.rollback(0, min(state.length(), len(session.tokens()) - 1))
             yield session.step(draft, committed, lookaheads=int(ahead))
 
     def look_ahead(self, session: Session, rows: Tensor, model: Metered, state: State) -> int:
-        """Carry out step 3: return the token with the best lookahead."""
+        """Carry out step 3: return the token with the best lookahead; see the class."""
         ids, logs = session.candidates(rows, min(self.params.width, session.target.vocab_size))
-        ways = list[Tensor]()
+        lookaheads = list[Tensor]()
         for token in ids[0].split(1):
             state.rollback(0, len(session.tokens()))
-            x, way = torch.cat((session.pending_tokens(state.length()).ids[0], token)), [token]
-            while len(way) <= min(self.params.length, session.max_draft_length()):
+            x, lookahead = (
+                torch.cat((session.pending_tokens(state.length()).ids[0], token)),
+                [token],
+            )
+            while len(lookahead) <= min(self.params.length, session.max_draft_length()):
                 x = model.forward(Tokens(x[None]), state).rows[-1:].argmax(-1)
-                way.append(x)
-            ways.append(torch.cat(way))
-        told, *said = host.lists(logs[0], *ways)
-        won = [self.params.weight * self.reward(session, way) for way in said]
-        return int(max(zip(told, won, said, strict=True), key=lambda each: sum(each[:2]))[2][0])
+                lookahead.append(x)
+            lookaheads.append(torch.cat(lookahead))
+        log_probs, *continuations = host.lists(logs[0], *lookaheads)
+        rewards = [
+            self.params.weight * self.reward(session, lookahead) for lookahead in continuations
+        ]
+        return int(
+            max(
+                zip(log_probs, rewards, continuations, strict=True), key=lambda each: sum(each[:2])
+            )[2][0]
+        )
 
     def reward(self, session: Session, ids: Sequence[int]) -> float:
-        """Return the share of wanted words in the output plus `ids`; 1 if no words are wanted."""
+        """Return the share of the required words that the output followed by `ids` contains. Return
+        1 if no words are required."""
         kept, _ = session.requests[0].stop.truncate(session.output(), ids)
         text = session.vocabulary.decode([*session.output(), *ids[:kept]]).decode(errors="replace")
         found = sum(word.lower() in text.lower() for word in self.wanted)

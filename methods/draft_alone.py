@@ -10,8 +10,8 @@ from specbench_cli.api import Draft, Guarantee, Method, Rule, Session
 class DraftAlone(Method):
     """Draft alone: plain decoding with the draft model, a control for lossy methods.
 
-    Not exact: the target takes no part. A method that trades quality for speed must do better than
-    this. The draft model gets the target's prompt and the same stop rule.
+    Not exact: the target is not used. A method that trades quality for speed must be better than
+    the draft model alone. The draft model gets the target's prompt and the same stop rule.
     """
 
     name: ClassVar[str] = "draft-alone"
@@ -23,7 +23,7 @@ class DraftAlone(Method):
     proposes: ClassVar[bool] = False
 
     def guarantee(self, sampling: Rule) -> Guarantee:
-        """Return "quality_only": the target takes no part."""
+        """Return "quality_only", because the target is not used."""
         return "quality_only"
 
     def propose(self, session: Session, limit: int) -> Draft:

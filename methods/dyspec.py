@@ -1,4 +1,4 @@
-"""DySpec: draft trees that grow where the draft model expects acceptance.
+"""DySpec: draft trees that grow where the draft model is likely to be accepted.
 
 Yunfan Xiong, Ruoyu Zhang, Yanzeng Li, Tianhao Wu, Lei Zou: DySpec: Faster Speculative Decoding with
 Dynamic Token Tree Structure, 2024, arXiv:2410.11744.
@@ -42,14 +42,21 @@ class DySpecParams(MethodParams):
 
 
 class ChildSampler:
-    """Sampler of a node's children: without replacement from q [V], or from (ids, logs) in
-    order."""
+    """Sampler of the children of one node.
+
+    Args:
+        session: Session of the request.
+        distribution: In sampling, the draft's distribution [vocab]. Children are drawn from it
+            without replacement. Otherwise the most likely tokens as (ids, log-probabilities),
+            which are the children in this order.
+    """
 
     def __init__(self, session: Session, distribution: Any) -> None:
         self.random, self.distribution, self.drawn = session.random, distribution, list[int]()
 
     def fill(self) -> tuple[int, float]:
-        """Return the next child y, and R(y). R is the distribution without the earlier children."""
+        """Return the next child y and its probability R(y), where R is the distribution without the
+        earlier children."""
         if isinstance(self.distribution, Tensor):
             left = siblings.remaining_distribution(self.distribution, self.drawn)
             y = self.random.categorical(left)
@@ -64,21 +71,23 @@ class ChildSampler:
 
 
 class DySpec(Method):
-    """DySpec: a sampled tree that grows where acceptance is most likely.
+    """DySpec: draws a tree that grows where acceptance is most likely.
 
-    A slot is the place for a node's next child. Its value v is the estimated probability that
-    verification reaches it. A child y is drawn from R, the draft's distribution without the earlier
-    siblings. It opens two slots: its own first child, with value v R(y), and the next sibling, with
-    value v (1 - R(y)).
-    Exact because the method decides to fill a slot before its token is drawn. Children are
-    therefore the first draws without replacement, which recursive rejection tests in that order. In
-    greedy and coupled decoding they are the draft's most likely tokens.
+    A slot is a free place for the next child of a node. Its value v is the estimated probability
+    that verification reaches it. A child y is drawn from R, the draft's distribution without the
+    earlier siblings. It opens two slots: its own first child, with value v R(y), and the next
+    sibling, with value v (1 - R(y)).
+    Exact because the method decides to fill a slot before its token is drawn. The children of a
+    node are therefore the first draws without replacement from the draft's distribution, and
+    recursive rejection tests them in that order. In greedy decoding and coupled sampling they are
+    the draft's most likely tokens.
     Differs from the paper: a node is fed to the draft model when its first slot is filled.
 
     One step, from the root's first slot, with value 1, until the tree has enough nodes:
-    1. Take the slot with the highest value, and feed its node if needed. (threshold: level by
-       level.)
-    2. Draw y and add its two slots. (threshold: only slots of at least that value.)
+    1. Take the slot with the highest value. If its node was not processed by the draft model yet,
+       feed it. With `growth=threshold`, take slots level by level.
+    2. Draw y and add its two slots. With `growth=threshold`, add only slots of at least
+       `threshold`.
     3. (engine) One target forward over the root and all nodes; recursive rejection; commit.
     """
 
@@ -90,17 +99,20 @@ class DySpec(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
 
     def start(self, session: Session) -> None:
-        """Reserve space for the tree and prefill the draft."""
+        """Reserve space for the tree and prefill the draft model."""
         self.levels = Levels.of_draft(session, nodes=self.params.nodes)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2."""
+        """Carry out steps 1 and 2; see the class."""
         params, depth = self.params, min(self.params.depth, limit)
         n, by_level = params.nodes, params.growth == "threshold"
         least, best = by_level * params.threshold, min(n, session.target.vocab_size)
         tokens, parents, depths = list[int](), list[int](), {ROOT: 0}
-        children, self.place = dict[int, ChildSampler](), dict[int, int]()  # the root's row is -1
-        slots = [((0.0, 0), ROOT, 1.0)] if depth else []  # in order, each with its value
+        children, self.place = (
+            dict[int, ChildSampler](),
+            dict[int, int](),
+        )  # `place`: number of nodes fed before
+        slots = [((0.0, 0), ROOT, 1.0)] if depth else []  # heap of (order, node, value)
         while slots and len(tokens) < n:
             _, node, v = heappop(slots)
             if node not in children:
@@ -132,5 +144,5 @@ class DySpec(Method):
         return session.tree(tokens, tuple(parents), distributions)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Keep the draft's KV entries of accepted nodes. The last one may not have been fed."""
+        """Keep the draft model's KV entries of accepted nodes. The last node may have none."""
         self.levels.keep(self.place[node] for node in outcome.path if node in self.place)

@@ -31,14 +31,14 @@ class Eagle2Params(GrowthParams):
 
 
 class Eagle2(Method):
-    """EAGLE-2: EAGLE's head drafts a tree that grows where the head is confident.
+    """EAGLE-2: EAGLE's head drafts a dynamic tree, which grows where the head is confident.
 
-    Exact because the tree depends only on the past (in coupled decoding also on the noise that the
-    target shares). Nodes are the head's most likely tokens, chosen without drawing. Each is
-    accepted with the target's own probability of it; in greedy and coupled decoding it is accepted
-    if and only if the target chooses it.
+    Exact because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
+    noise of each position). Nodes are the head's most likely tokens, not drawn at random. Each is
+    accepted with the target's probability of it; in greedy decoding and coupled sampling it is
+    accepted if and only if the target chooses it.
     Differs from the authors' code: `depth` includes the first level, which comes from the root's
-    forward (5 here is 4 there). Nothing is drafted beyond the token budget.
+    forward (5 here is 4 there). No draft exceeds the remaining token budget.
 
     One step:
     1. Feed the head the new committed tokens, each with the target's feature of the previous token.
@@ -61,7 +61,7 @@ class Eagle2(Method):
 
     @property
     def uses_costs(self) -> bool:
-        """Return True if the tree's size is chosen by measured costs."""
+        """True if the size of the tree is chosen from measured times of forwards."""
         return self.params.nodes == AUTO
 
     def start(self, session: Session) -> None:
@@ -73,22 +73,23 @@ class Eagle2(Method):
         )
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3."""
+        """Carry out steps 1 to 3; see the class."""
         params, levels = self.params, self.levels
         depth = min(params.depth, limit)
         if depth < 1:
             return session.chain(())
-        # 1. True features of committed tokens. The output at the last one gives the root's
+        # Step 1: True features of committed tokens. The output at the last one gives the root's
         # children.
         out = levels.begin(session.pending_features(levels.state.length()))
-        # 2. The head's probability of a path approximates its acceptance rate. The tree therefore
-        # grows where the head is confident, without a target forward.
+        # Step 2: The head's probability of a path approximates its acceptance rate. The tree
+        # therefore grows where the head is confident, without a target forward.
         growth = Growth.create(session, params.width)
         growth.add(out)
         for _ in range(1, depth):
             growth.add(levels.feed(*growth.best()))
         levels.drop()
-        # 3. No child scores higher than its parent, so the best nodes of all levels form a tree.
+        # Step 3: No child scores higher than its parent, so the best nodes of all levels form a
+        # tree.
         size = create_size_rule(
             session, levels.model, params.nodes, width=params.width, depth=depth
         )

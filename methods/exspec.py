@@ -38,14 +38,15 @@ class ExSpec(DraftModelMethod):
 
     Exact for the same reason as `eqspec`: the choice of sequences in a step does not change their
     tokens.
-    Differs from the paper as `eqspec` does. No batch is padded here; `realigned_rows` counts the KV
-    entries that the paper's batches of unequal lengths would move. Sequences are grouped by their
-    true length, not by padded length, and prompts join in their own order, not sorted.
+    Differs from the paper as `eqspec` does. No batch is padded here. The counter `realigned_rows`
+    is the number of KV entries that the paper's batches of unequal lengths would move. Sequences
+    are grouped by their true length, not by padded length, and prompts join in their own order, not
+    sorted.
 
     One step (with `--batch N`, of up to N sequences):
     1. Cross-batch scheduling: group the window's sequences by length. The first group of N
-       sequences is the batch. If no group is that large, the first N sequences of the window are,
-       and would need padding.
+       sequences is the batch. If no group is that large, the batch is the first N sequences of the
+       window; in the paper, these need padding.
     2. Draft: one forward of the draft model per token, over all sequences with remaining budget.
     3. (engine) One target forward; verify and commit each; when a sequence ends, another prompt
        joins the window.
@@ -61,7 +62,7 @@ class ExSpec(DraftModelMethod):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def artifacts(self) -> tuple[ArtifactSpec, ...]:
-        """Return the trained head if the length rule uses one."""
+        """Return the acceptance head, if the length rule needs it."""
         return (ArtifactSpec(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
 
     def max_sequences(self, size: int) -> int:
@@ -69,7 +70,7 @@ class ExSpec(DraftModelMethod):
         return max(size, self.params.window)
 
     def start(self, session: Session) -> None:
-        """Prefill the draft."""
+        """Prefill the draft model."""
         super().start(session)
         heads = map(session.artifact, self.artifacts())
         self.length = create_length_rule(self.params, session, *heads, model=self.model)
@@ -78,7 +79,7 @@ class ExSpec(DraftModelMethod):
     def schedule(
         self, members: Sequence[tuple[Self, Session]], size: int
     ) -> Sequence[tuple[Self, Session]]:
-        """Carry out step 1."""
+        """Carry out step 1; see the class."""
         classes: dict[int, list[tuple[Self, Session]]] = {}
         for member in members:
             alike = classes.setdefault(len(member[1].tokens()), [])
@@ -88,11 +89,11 @@ class ExSpec(DraftModelMethod):
         return members[:size]
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out step 2 for a single sequence."""
+        """Carry out step 2 for a single sequence; see the class."""
         return self.propose_batch([(self, session)])[0]
 
     def propose_batch(self, members: Sequence[tuple[Self, Session]]) -> list[Draft]:
-        """Carry out step 2."""
+        """Carry out step 2; see the class."""
         lengths = [len(session.tokens()) for _, session in members]
         for (method, session), length in zip(members, lengths, strict=True):
             method.unpadded = len(set(lengths)) == 1
@@ -101,7 +102,8 @@ class ExSpec(DraftModelMethod):
         return draft_chains(self.model, sequences, [method.length for method, _ in members])
 
     def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float]:
-        """Carry out step 4. The last committed token has no KV entry in the draft yet."""
+        """Carry out step 4; see the class. The last committed token has no KV entry in the draft
+        yet."""
         super().observe(session, outcome)
         self.length.observe(outcome)
         return {"realigned_rows": self.realigned, "unpadded_steps": self.unpadded}

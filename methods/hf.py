@@ -1,11 +1,11 @@
-"""transformers' own `generate` as a peer: plain, with a draft model, prompt lookup, and others.
+"""transformers' own `generate`, as methods to compare specbench's methods with.
 
 Joao Gante: Assisted Generation, Hugging Face blog, May 2023 (`hf:assisted`). Apoorv Saxena: Prompt
 Lookup Decoding, November 2023 (`hf:prompt-lookup`). Elhoushi et al., arXiv:2404.16710
-(`hf:early-exit`). Chen et al., arXiv:2602.06036 (`hf:dflash`). They run transformers' own modules
-with the same sampling, stop rule and noise as every other method. Only the program differs.
+(`hf:early-exit`). Chen et al., arXiv:2602.06036 (`hf:dflash`). These methods run transformers'
+modules and decoding loop with the same sampling, stop rule and random noise as all other methods.
 
-The time covers all of `generate`. Its steps are reconstructed afterwards:
+The time of the whole `generate` call is measured. The steps are reconstructed afterwards:
 
 * A verification is one call of transformers' candidate generator. Its candidates are compared with
   the output. Candidates that transformers cuts off after an EOS or at the budget count as drafted,
@@ -49,11 +49,11 @@ from specbench_cli.api import (
 )
 
 Proposal = tuple[int, Tensor]
-"""Output position at which candidates were generated, and their ids [m]."""
+"""Position in the output at which transformers generated draft candidates, and their ids [m]."""
 
 
 class HfVanilla(Method):
-    """transformers' plain decoding; the others add candidates to it."""
+    """transformers' plain decoding, and base class of its other methods."""
 
     name: ClassVar[str] = "hf:vanilla"
     family: ClassVar[str] = "transformers"
@@ -90,11 +90,12 @@ class HfVanilla(Method):
         return {}
 
     def prepare(self, module: Any) -> Any:
-        """Return the target's module, which has no generation settings."""
+        """Return the target's module after changing what this method needs. Its generation settings
+        are empty."""
         return module
 
     def assistant(self, session: PeerSession) -> dict[str, Any]:
-        """Return the argument of `generate` for the draft model, if there is one."""
+        """Return the arguments of `generate` for a draft model. This method has none."""
         return {}
 
 
@@ -109,14 +110,14 @@ class HfAssistedParams(MethodParams):
 
 
 class HfAssisted(HfVanilla):
-    """transformers' assisted generation: constant schedule, no stop at low confidence."""
+    """transformers' assisted generation with a draft model and a constant draft length."""
 
     name: ClassVar[str] = "hf:assisted"
     Params: ClassVar[type[MethodParams]] = HfAssistedParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
 
     def assistant(self, session: PeerSession) -> dict[str, Any]:
-        """Return the draft, with the settings that transformers reads from its module."""
+        """Return the draft model, with the draft length in its generation settings."""
         draft = _copy_without_settings(session.module("draft"))
         return {
             "assistant_model": _set_constant_length(
@@ -139,7 +140,7 @@ class HfPromptLookupParams(MethodParams):
 
 
 class HfPromptLookup(HfVanilla):
-    """transformers' prompt lookup. It drafts past the budget: the last step may lack a bonus."""
+    """transformers' prompt lookup. The last step may have no bonus token."""
 
     name: ClassVar[str] = "hf:prompt-lookup"
     Params: ClassVar[type[MethodParams]] = HfPromptLookupParams
@@ -167,7 +168,7 @@ class HfEarlyExitParams(MethodParams):
 
 
 class HfEarlyExit(HfVanilla):
-    """transformers' early exit: the target's first layers are the assistant, with an own cache."""
+    """transformers' early exit: the target's first layers draft, with a separate KV cache."""
 
     name: ClassVar[str] = "hf:early-exit"
     Params: ClassVar[type[MethodParams]] = HfEarlyExitParams
@@ -178,7 +179,7 @@ class HfEarlyExit(HfVanilla):
         return {"assistant_early_exit": min(chosen or max(1, layers // 2), layers)}
 
     def prepare(self, module: Any) -> Any:
-        """Return the target, which is its own assistant."""
+        """Return the target, with the draft length in its generation settings."""
         return _set_constant_length(module, cast(HfEarlyExitParams, self.params).length)
 
 
@@ -192,7 +193,7 @@ class HfDFlashParams(MethodParams):
 
 
 class HfDFlash(HfVanilla):
-    """transformers' DFlash: its candidate generator with our head's weights in its own module."""
+    """transformers' DFlash, with the weights of specbench's head in transformers' module."""
 
     name: ClassVar[str] = "hf:dflash"
     Params: ClassVar[type[MethodParams]] = HfDFlashParams
@@ -200,7 +201,7 @@ class HfDFlash(HfVanilla):
     Head: ClassVar[type[Artifact]] = DFlash
 
     def options(self, session: PeerSession) -> dict[str, Any]:
-        """Return the kind of candidates."""
+        """Return the setting that selects DFlash."""
         return {"speculation_type": "dflash"}
 
     def assistant(self, session: PeerSession) -> dict[str, Any]:
@@ -211,8 +212,8 @@ class HfDFlash(HfVanilla):
 def dflash_module(head: DFlash) -> Any:
     """Return a DFlash head as a transformers module.
 
-    transformers implements DFlash as the assistant of Muse Glimmer, which names two tensors
-    differently.
+    transformers implements DFlash as the assistant of the model Muse Glimmer. Two tensors have
+    other names there.
 
     Raises:
         EnvironmentFault: The installed transformers version has no DFlash module.
@@ -232,8 +233,8 @@ def dflash_module(head: DFlash) -> Any:
     )
     with torch.device("meta"):
         module: Any = MuseGlimmerAssistantModel(config)
-    theirs = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": ENCODER_NORM}
-    tensors = {theirs.get(name, name): tensor for name, tensor in head.state_dict().items()}
+    renames = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": ENCODER_NORM}
+    tensors = {renames.get(name, name): tensor for name, tensor in head.state_dict().items()}
     module.load_state_dict(tensors, assign=True)
     module.rotary_emb = make_rotary(head.shape, head.rope)
     return module.requires_grad_(False).eval()
@@ -243,9 +244,11 @@ ENCODER_NORM = "encoder.output_norm_enc.weight"
 
 
 class CoupledScores(LogitsProcessor):
-    """Logits processor with decision scores, so that transformers' argmax is our coupled choice.
+    """Logits processor for coupled sampling: adds Gumbel noise, which is keyed by seed and
+    position.
 
-    transformers passes its processors to the assistant too, so that drafts use the same noise.
+    transformers then takes the argmax, which is the same token as in specbench's other methods. It
+    also passes the processor to the draft model, so that drafts use the same noise.
     """
 
     def __init__(self, session: Session, start: int) -> None:
@@ -253,12 +256,12 @@ class CoupledScores(LogitsProcessor):
         self._start = start
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return scores [1, V] for the output position after `input_ids` [1, n]."""
+        """Return the scores [1, vocab] with the noise for the position after `input_ids` [1, n]."""
         return self._session.scores(scores, input_ids.shape[1] - self._start)
 
 
 class RunStopCriteria(StoppingCriteria):
-    """Stop rule of the run, for stop strings that transformers' settings do not support."""
+    """Stop rule of the run, for runs with stop strings."""
 
     def __init__(self, stop: StopRule, start: int) -> None:
         self._stop = stop
@@ -267,7 +270,7 @@ class RunStopCriteria(StoppingCriteria):
         self._done = False
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        """Return whether the only sequence [1, n] has ended, as [1] bool."""
+        """Return True, as a tensor [1], if the sequence `input_ids` [1, n] has ended."""
         output = input_ids[0, self._start :].tolist()
         if not self._done:
             _, finish = self._stop.truncate(output[: self._seen], output[self._seen :])
@@ -287,7 +290,7 @@ def _copy_without_settings(module: Any) -> Any:
 
 
 def _set_constant_length(module: Any, length: int) -> Any:
-    """Set a constant draft length, whatever the confidence, and return the module."""
+    """Set a constant draft length in the generation settings of a module, and return the module."""
     module.generation_config.update(
         num_assistant_tokens=length,
         num_assistant_tokens_schedule="constant",
@@ -297,7 +300,7 @@ def _set_constant_length(module: Any, length: int) -> Any:
 
 
 def _record_proposals(module: Any, start: int, proposals: list[Proposal]) -> Any:
-    """Return a copy of the module that records the proposals of its candidate generator."""
+    """Return a copy of the module that adds each proposal of its candidate generator to a list."""
     module = _copy_without_settings(module)
     create = module._get_candidate_generator
 
@@ -349,7 +352,7 @@ def _distribution(sampling: Sampling) -> dict[str, Any]:
 
 
 def _extensions(session: Session, start: int) -> dict[str, Any]:
-    """Return the noise processor and the stop-string criteria that the run needs."""
+    """Return arguments of `generate`: the logits processor and the stopping criteria of the run."""
     extensions: dict[str, Any] = {}
     if session.sampling.rule == "coupled":
         extensions["logits_processor"] = [CoupledScores(session, start)]
@@ -362,7 +365,7 @@ def _extensions(session: Session, start: int) -> dict[str, Any]:
 def _report(
     session: PeerSession, output: list[int], proposals: Sequence[Proposal]
 ) -> Iterator[Step]:
-    """Adopt the output into the session, verification by verification."""
+    """Commit the output to the session, and yield one step per verification."""
     starts = [start for start, _ in proposals]
     for (start, candidates), end in zip(proposals, [*starts[1:], len(output)], strict=True):
         ahead = 0
@@ -392,7 +395,7 @@ def _outcome(draft: Draft, new: Sequence[int]) -> Outcome:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Suppress log lines and warnings: the user cannot change these settings."""
+    """Suppress transformers' warnings about settings that the user cannot change."""
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

@@ -1,7 +1,7 @@
-"""Presets of speculative sampling: `sps` with an accept rule, each under its own name.
+"""Lossy variants of `sps`, each with one accept rule that is set in advance (a preset).
 
-The rules are parameters of `sps` and of the methods with heads (`accept=typical`). A preset sets
-one of them. Its parameters are the draft length and those of the rule.
+The same rules are also available as parameters of `sps` and of methods with heads, such as
+`accept=typical`. The parameters of a preset are the draft length and those of its rule.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Preset(DraftModelMethod):
     """Speculative sampling with one accept rule.
 
     One step:
-    1. (base) Feed the draft its pending tokens, and draw `length` tokens from it.
+    1. (base) Feed the draft model its pending tokens, and draw `length` tokens from it.
     2. (engine) One target forward over the last committed token and the draft. A token is accepted
        if the lossless rule accepts it, or else if the accept rule does.
     3. (engine) Replace the first rejected token by the lossless rule's token.
@@ -41,7 +41,7 @@ class _Preset(DraftModelMethod):
 
     @property
     def accept(self) -> AcceptRule | None:
-        """Return the rule of step 2 with the preset's parameters."""
+        """The accept rule, with the parameters of the preset."""
         numbers = self.params.model_dump(exclude={"length"})
         return AcceptParams(accept=self.sets, **numbers).rule
 

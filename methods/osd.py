@@ -22,7 +22,8 @@ from specbench_cli.api import (
 )
 
 ROUTER, DRAFT = "router", "draft of "
-"""Keys of the run's memory: the topic classifier, and each topic's optimizer and buffer."""
+"""Keys in `session.memory`: that of the topic classifier, and the prefix of the key of a topic's
+optimizer and buffer."""
 
 
 class OsdParams(MethodParams):
@@ -41,7 +42,7 @@ class OsdParams(MethodParams):
 
 
 class Osd(DraftModelMethod):
-    """OSD: the draft learns, between requests, the target's distribution at rejected tokens.
+    """OSD: between requests, the draft model learns the target's distribution at rejected tokens.
 
     Exact because the draft model does not change during a request. A draft token x from q is
     accepted with probability min(1, p(x)/q(x)); a rejected one is replaced by a draw from
@@ -49,8 +50,8 @@ class Osd(DraftModelMethod):
     Differs from the paper's code: the loss is taken at the position of the wrong prediction, not
     one later, and only at rejected tokens, not at the last token of every step. The target's
     distribution comes from verification and is not recomputed. With `route` each topic has its own
-    draft, as there. Their code sorts questions beforehand; here the topic of a prompt is predicted
-    from earlier prompts, whose topics (task categories) are known after they were decoded.
+    draft model, as in their code. Their code uses the known topic of each question. Here a
+    classifier predicts the topic of a prompt (its task category) from the prompts decoded before.
 
     One step:
     1. Feed the draft of the prompt's most likely topic its pending tokens; draw `length` tokens.
@@ -58,8 +59,9 @@ class Osd(DraftModelMethod):
     3. At a rejected token, store the position and the target's logits p.
     4. Drop the draft's KV entries of rejected tokens.
     After each request:
-    5. Add the text, positions and logits to the buffer of its topic's draft.
-    6. After `every` requests: one update with the mean of KL(p || q) over all positions; clear it.
+    5. Add the text, positions and logits to the buffer of the topic.
+    6. After `every` requests: update the draft model once with the mean of KL(p || q) over all
+       positions, and clear the buffer.
     """
 
     name: ClassVar[str] = "osd"
@@ -84,39 +86,46 @@ class Osd(DraftModelMethod):
         self.places, self.distributions = list[int](), list[torch.Tensor]()
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out steps 3 and 4."""
+        """Carry out steps 3 and 4; see the class."""
         text = session.tokens()
         if outcome.origin[-1] == "recovered":
-            self.places.append(len(text) - 1)  # position of the rejected token's replacement
+            self.places.append(len(text) - 1)  # position of the replacement of the rejected token
             self.distributions.append(session.verified_logits()[len(outcome.path)].clone())
         super().observe(session, outcome)
 
     def learn(self, session: Session) -> None:
-        """Carry out steps 5 and 6."""
-        kept, request = session.memory, session.requests[0]
+        """Carry out steps 5 and 6; see the class."""
+        memory, request = session.memory, session.requests[0]
         topic = request.topic if self.params.route else ""
         model = session.trainable("draft", topic)
-        if DRAFT + topic not in kept:
+        if DRAFT + topic not in memory:
             weights = model.module.parameters()
-            kept[DRAFT + topic] = torch.optim.AdamW(weights, self.params.rate, weight_decay=0.0), []
-        kept[ROUTER].learn(request.ids, topic)
-        adam, waiting = kept[DRAFT + topic]
-        waiting.append((list(session.tokens()), self.places, self.distributions))
-        if len(waiting) < self.params.every:
+            memory[DRAFT + topic] = (
+                torch.optim.AdamW(weights, self.params.rate, weight_decay=0.0),
+                [],
+            )
+        memory[ROUTER].learn(request.ids, topic)
+        adam, buffer = memory[DRAFT + topic]
+        buffer.append((list(session.tokens()), self.places, self.distributions))
+        if len(buffer) < self.params.every:
             return
-        # 6. The logits that predict a token are at the position before it.
-        missed = sum(len(places) for _, places, _ in waiting)
-        for ids, places, distributions in waiting:
+        # Step 6: The logits that predict a token are at the position before it.
+        num_rejected = sum(len(places) for _, places, _ in buffer)
+        for ids, places, distributions in buffer:
             if places:
-                read = model.decoder.clamp_ids(torch.tensor([ids], device=session.device))
-                rows, wanted = model.module(read).logits[0], torch.stack(distributions)
-                shared = min(rows.shape[-1], wanted.shape[-1])  # ids that both models have
+                input_ids = model.decoder.clamp_ids(torch.tensor([ids], device=session.device))
+                rows, target_logits = model.module(input_ids).logits[0], torch.stack(distributions)
+                shared = min(
+                    rows.shape[-1], target_logits.shape[-1]
+                )  # number of ids in both vocabularies
                 q = rows[[at - 1 for at in places], :shared].float().log_softmax(-1)
-                p = wanted[:, :shared].float().log_softmax(-1)
-                says = q[0].isfinite()  # a pruned draft vocabulary has -inf logits
-                far = functional.kl_div(q[:, says], p[:, says], reduction="sum", log_target=True)
-                (far / missed).backward()
-        if missed:
+                p = target_logits[:, :shared].float().log_softmax(-1)
+                finite = q[0].isfinite()  # a pruned draft vocabulary has -inf logits
+                divergence = functional.kl_div(
+                    q[:, finite], p[:, finite], reduction="sum", log_target=True
+                )
+                (divergence / num_rejected).backward()
+        if num_rejected:
             adam.step()
             adam.zero_grad()
-        waiting.clear()
+        buffer.clear()

@@ -1,4 +1,4 @@
-"""PEARL: draft and target run at the same time.
+"""PEARL: draft model and target run at the same time.
 
 Tianyu Liu, Yun Li, Qitan Lv, Kai Liu, Jianchen Zhu, Winston Hu, Xiao Sun: PEARL: Parallel
 Speculative Decoding with Adaptive Draft Length, ICLR 2025, arXiv:2408.11850.
@@ -28,7 +28,7 @@ from specbench_cli.api import (
 )
 
 MAX_WINDOW = 64
-"""Largest window under "auto", which sets the size of the largest forward that is measured."""
+"""Maximum window with `window=auto`. Forwards up to this size are timed before the run."""
 
 
 class PearlParams(MethodParams):
@@ -45,36 +45,37 @@ class PearlParams(MethodParams):
 class PearlDrafter(Drafter):
     """Draft worker of PEARL. Its text is the committed text followed by its own draft tokens.
 
-    A message contains the length of the text to keep, the window size, and the tokens to append.
-    For each message:
+    The target's process sends messages. A message contains the length of the text to keep, the
+    window size, and the tokens to append. For each message:
+
     A. Cut the text to that length, append the tokens, and drop the draft's other KV entries.
-    B. Feed the draft its pending tokens: the last token of a window, or the recovered token.
+    B. Feed the draft model its pending tokens: the last token of a window, or the recovered token.
     C. Draw a window of tokens from it, one forward each.
     """
 
-    def __init__(self, desk: DraftSession, params: MethodParams) -> None:
-        super().__init__(desk, params)
-        self.state = desk.new_state(desk.model)
+    def __init__(self, session: DraftSession, params: MethodParams) -> None:
+        super().__init__(session, params)
+        self.state = session.new_state(session.model)
 
     def start(self) -> None:
-        """Prefill the draft."""
+        """Prefill the draft model."""
         self.session.model.forward(self.session.pending_tokens(0), self.state, logits_at=None)
 
     def handle(self, message: Message) -> Message:
-        """Handle one message."""
-        desk, state = self.session, self.state
+        """Handle one message (steps A to C), and return the window."""
+        session, state = self.session, self.state
         length, window, *new_tokens = message.ints
-        # A.
-        desk.text[length:] = new_tokens
+        # Step A: cut the text, and append the new tokens.
+        session.text[length:] = new_tokens
         state.rollback(0, length)
-        # B and C.
-        x, picks = desk.pending_tokens(state.length()), []
-        for at in range(desk.position, desk.position + window):
-            out = desk.model.forward(x, state)
-            picks.append(desk.chooser.pick(out.rows[-1:], at))
+        # Steps B and C: draw a window of tokens.
+        x, picks = session.pending_tokens(state.length()), []
+        for at in range(session.position, session.position + window):
+            out = session.model.forward(x, state)
+            picks.append(session.chooser.pick(out.rows[-1:], at))
             x = Tokens(picks[-1][0][None])
         ids = host.numbers(torch.cat([token for token, _ in picks]))
-        desk.text += ids
+        session.text += ids
         distributions = [q for _, q in picks if q is not None]
         return Message(tuple(ids), torch.cat(distributions) if distributions else None)
 
@@ -82,15 +83,16 @@ class PearlDrafter(Drafter):
 class Pearl(Method):
     """PEARL: the draft model keeps drafting while the target verifies its earlier tokens.
 
-    Exact because every draft token is verified as in speculative sampling, by its own test. Draft
-    tokens after a rejected one are dropped, which depends only on earlier tests.
-    Differs from the authors' code: each test uses its own random number (theirs tests the first two
-    tokens of a window with one). Unverified tokens are never returned. Windows end at the token
-    budget, and outputs at their first EOS. q is the distribution that each token was drawn from.
+    Exact because every draft token is verified as in speculative sampling, with its own random
+    number. Draft tokens after a rejected one are dropped.
+    Differs from the authors' code, which verifies the first two tokens of a window with the same
+    random number. Here each has its own. Unverified tokens are never returned. Windows end at the
+    token budget, and outputs at their first EOS. q is the distribution that each token was drawn
+    from.
 
-    Draft tokens that the target has not scored are pending. Without pending tokens (pre-verify) a
-    target forward tests the first token of the window that is drafted meanwhile. With pending
-    tokens (post-verify) it tests these and that first token. There is no bonus token.
+    Draft tokens that the target has not verified yet are pending. Without pending tokens
+    (pre-verify) a target forward tests the first token of the window that is drafted meanwhile.
+    With pending tokens (post-verify) it tests these and that first token. There is no bonus token.
 
     One step:
     1. Send the accepted tokens to the drafter, which drafts a window after the pending tokens.
@@ -111,12 +113,12 @@ class Pearl(Method):
 
     @property
     def uses_costs(self) -> bool:
-        """Return True if the window is chosen by measured costs (`auto`)."""
+        """True if the window is chosen from measured times of forwards (`auto`)."""
         return self.params.window == AUTO
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the session's request."""
-        drafter, most = (
+        """Decode the request, and yield each step."""
+        drafter, max_window = (
             session.start_worker(PearlDrafter, self.params),
             self._choose_window(session),
         )
@@ -125,14 +127,13 @@ class Pearl(Method):
         distributions: Tensor | None = None  # q of the pending tokens and of the next one
         new_tokens = session.tokens()[-1:]
         while session.finish is None:
-            # 1. At most the tokens that can be committed after the pending ones and the first of
-            # the window.
+            # Step 1: draft no more tokens than can be committed after the pending ones.
             kept_length = len(session.tokens()) - len(new_tokens) + len(pending)
-            window = max(1, min(most, session.max_draft_length() - len(pending)))
+            window = max(1, min(max_window, session.max_draft_length() - len(pending)))
             drafter.send(Message((kept_length, window, *new_tokens)))
-            # 2.
+            # Step 2: the target processes the pending tokens.
             rows = session.score(session.chain(pending, distributions))
-            # 3.
+            # Step 3: verify the pending tokens and the first token of the window.
             drafted = drafter.receive()
             if drafted.rows is not None:
                 distributions = torch.cat(
@@ -140,9 +141,9 @@ class Pearl(Method):
                 )
             draft = session.chain((*pending, drafted.ints[0]), distributions)
             outcome = session.verify(draft, rows)
-            # 4.
+            # Step 4: commit the accepted tokens and the replacement.
             committed = session.commit(outcome)
-            # 5.
+            # Step 5: keep the rest of the window if everything was accepted.
             if len(outcome.path) == draft.nodes:
                 pending, new_tokens = drafted.ints[1:], ()
                 distributions = None if drafted.rows is None else drafted.rows[1:]
@@ -151,7 +152,8 @@ class Pearl(Method):
             yield session.step(draft, committed)
 
     def _choose_window(self, session: Session) -> int:
-        """Return the smallest window that the draft does not finish before verification."""
+        """Return the window. With `auto`, it is the smallest one that takes the draft model as long
+        as the target takes to verify it."""
         if self.params.window != AUTO:
             return self.params.window
         draft = session.draft_cost(session.draft())

@@ -1,4 +1,4 @@
-"""Prompt lookup decoding.
+"""Prompt lookup decoding (PLD): drafts from earlier occurrences of the last tokens.
 
 Apoorv Saxena: Prompt Lookup Decoding, November 2023, github.com/apoorvumang/prompt-lookup-decoding.
 """
@@ -31,13 +31,13 @@ class PldParams(MethodParams):
 
 
 class Pld(Method):
-    """Prompt lookup: the draft is what followed an earlier occurrence of the current suffix.
+    """Prompt lookup: drafts the tokens that followed an earlier occurrence of the current suffix.
 
-    Exact because the draft depends only on the past. Each token is a point mass: verification
-    accepts it with the target's probability of it; in greedy and coupled decoding it is accepted if
-    and only if the target chooses it.
+    Exact because the draft depends only on earlier tokens. Draft tokens are not drawn at random.
+    Each is accepted with the target's probability of it; in greedy decoding and coupled sampling it
+    is accepted if and only if the target chooses it.
     Differs from the author's code: suffixes longer than the text are skipped and raise no error.
-    Without a match the step is plain decoding; theirs drafts one arbitrary token.
+    Without a match the step is plain decoding; their code drafts one arbitrary token.
 
     One step:
     1. For n = ngram, ..., 1, take the last n tokens, including the newest.
@@ -59,7 +59,7 @@ class Pld(Method):
         self.indexed = 0
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2."""
+        """Carry out steps 1 and 2; see the class."""
         params = self.params
         text = session.tokens()
         self._extend(text, params.ngram)
@@ -77,8 +77,8 @@ class Pld(Method):
         return session.chain(())
 
     def _extend(self, text: Sequence[int], ngram: int) -> None:
-        """Index the n-grams that end in new tokens. The earliest occurrence, with the longest
-        continuation, stays."""
+        """Index the n-grams that end in new tokens. The index keeps the earliest occurrence of
+        each."""
         for end in range(self.indexed + 1, len(text) + 1):
             for n in range(1, min(ngram, end) + 1):
                 self.index.setdefault(tuple(text[end - n : end]), end)

@@ -47,14 +47,14 @@ class RsdC(Method):
     Exact because recursive rejection tests siblings in the order of their draws. Child k, x, is
     accepted with probability min(1, r(x) / d(x)). d is the draft's distribution q without the
     earlier siblings. r is the target's distribution p at first, and norm(max(r - d, 0)) after each
-    rejection. If all children are rejected, the next token is drawn from the last r. In greedy and
-    coupled decoding children are the draft's best tokens, and one is accepted if and only if the
-    target chooses it.
+    rejection. If all children are rejected, the next token is drawn from the last r. In greedy
+    decoding and coupled sampling children are the draft's best tokens, and one is accepted if and
+    only if the target chooses it.
     Differs from the paper: a node never has more children than the vocabulary has tokens. If fewer
     tokens have positive probability, the rest are drawn uniformly from the others.
 
     One step:
-    1. Feed the draft its pending tokens: this gives the root's distribution.
+    1. Feed the draft model its pending tokens: this gives the root's distribution.
     2. Draw b_l children of every node of level l, one after another without replacement.
     3. Feed them in one forward, each attending to its own ancestors only: this gives the
        distributions of the next level.
@@ -71,7 +71,7 @@ class RsdC(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
 
     def start(self, session: Session) -> None:
-        """Reserve space for the tree and prefill the draft."""
+        """Reserve space for the tree and prefill the draft model."""
         params, most = self.params, session.target.vocab_size
         widths = params.widths or (params.width,) * params.depth
         self.widths = [min(width, most) for width in widths]
@@ -81,17 +81,20 @@ class RsdC(Method):
         self.levels = Levels.of_draft(session, nodes=sum(sizes[1:]), fed=sum(sizes[1:-1]))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3."""
+        """Carry out steps 1 to 3; see the class."""
         widths, levels = self.widths[:limit], self.levels
         tokens, parents, distributions = list[Tensor](), list[int](), list[Tensor]()
-        level, above = [ROOT], list[int]()  # the newest nodes, and the rows of their parents
+        level, above = (
+            [ROOT],
+            list[int](),
+        )  # nodes of the newest level; indices of their parents in the level above
         for ahead, width in enumerate(widths):
-            # 1. and 3.
+            # Steps 1 and 3: get the distributions of the newest nodes.
             if ahead:
                 out = levels.feed(tokens[-1], above)
             else:
                 out = levels.begin(session.pending_tokens(levels.state.length()))
-            # 2. x_1 ~ q, x_2 ~ q without x_1, ... for all nodes of the level at once.
+            # Step 2: x_1 ~ q, x_2 ~ q without x_1, ... for all nodes of the level at once.
             children, q = session.branch(out.rows, width, how="without_replacement", ahead=ahead)
             tokens.append(children.flatten())
             if q is not None:
@@ -104,5 +107,6 @@ class RsdC(Method):
         return session.tree(torch.cat(tokens), tuple(parents), distributions)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 5. Nodes were fed in their order, except the deepest level."""
+        """Carry out step 5; see the class. Nodes were fed in their order, except the deepest
+        level."""
         self.levels.keep(outcome.path)

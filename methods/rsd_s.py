@@ -44,17 +44,19 @@ class RsdSParams(MethodParams):
 
 
 class RsdS(Method):
-    """RSD-S: stochastic beam search draws the tree's levels, paths without replacement.
+    """RSD-S: stochastic beam search draws each level of the tree, with paths without replacement.
 
     Exact because each draw chooses a node's parent from earlier draws, and its token from the
     draft's distribution q without the earlier siblings. The children of a node are therefore the
-    first draws from q, and recursive rejection tests them in that order. In greedy and coupled
-    decoding it is plain beam search, and a child is accepted if and only if the target chooses it.
+    first draws from q, and recursive rejection tests them in that order. In greedy decoding and
+    coupled sampling it is plain beam search, and a child is accepted if and only if the target
+    chooses it.
     Differs from the paper: no Gumbel keys are computed. The W largest keys are equivalent to W
     paths drawn one after another without replacement (Kool et al.), which is what happens here.
 
     One step, from the root as the only beam, for each of L levels:
-    1. Feed the draft the beams (at first its pending tokens): this gives their distributions q.
+    1. Feed the beams to the draft model (at first its pending tokens). This gives their
+       distributions q.
     2. Draw W paths that are one token longer: the next level and its beams. The first beam without
        a child represents all probability mass not reached so far. A beam with children represents
        the rest of its own mass.
@@ -70,11 +72,11 @@ class RsdS(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
 
     def start(self, session: Session) -> None:
-        """Reserve space for the tree and prefill the draft."""
+        """Reserve space for the tree and prefill the draft model."""
         self.levels = Levels.of_draft(session, nodes=self.params.width * self.params.depth)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2."""
+        """Carry out steps 1 and 2; see the class."""
         levels, tokens, parents, distributions = (
             self.levels,
             list[int](),
@@ -85,8 +87,8 @@ class RsdS(Method):
         for ahead in range(min(self.params.depth, limit)):
             above, last, phi = zip(*kept, strict=True)
             new = session.pending_tokens(levels.state.length())
-            out = levels.feed(last, above) if ahead else levels.begin(new)  # 1.
-            if session.sampling.draws:  # 2.
+            out = levels.feed(last, above) if ahead else levels.begin(new)  # step 1
+            if session.sampling.draws:  # step 2
                 q = session.warp(out.rows)
                 kept = self._draw_paths(session, q, phi)
                 distributions.append(
@@ -104,9 +106,9 @@ class RsdS(Method):
         2)."""
         distribution, mass = q.double(), [math.exp(value) for value in phi]
         pool = torch.zeros_like(distribution)  # weights from which each path is drawn
-        kept, reached = list[Node](), 0  # number of beams that have a child, always the first ones
+        kept, reached = list[Node](), 0  # the first `reached` beams have a child
         for _ in range(min(self.params.width, host.number((distribution > 0).sum()))):
-            if reached < len(mass):  # at least the mass of later beams, despite rounding
+            if reached < len(mass):  # rounding must not make it less than the mass of later beams
                 rest = max(1.0 - sum(mass[:reached]), sum(mass[reached:]))
                 pool[reached] = distribution[reached] * rest
             flat = session.random.categorical((pool / pool.sum()).flatten())
@@ -119,7 +121,8 @@ class RsdS(Method):
         return kept
 
     def _best(self, session: Session, rows: Tensor, phi: Sequence[float], ahead: int) -> list[Node]:
-        """Choose the next level by beam search, in greedy and coupled decoding (step 2)."""
+        """Choose the next level by beam search, in greedy decoding and coupled sampling (step
+        2)."""
         width, found = min(self.params.width, session.target.vocab_size), list[Node]()
         best, gains = session.candidate_lists(rows, width, ahead=ahead)
         for beam, (ids, values) in enumerate(zip(best, gains, strict=True)):
@@ -128,5 +131,6 @@ class RsdS(Method):
         return sorted(possible, key=lambda node: -node[2])[: self.params.width]
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 4. Nodes were fed in their order, except the deepest level."""
+        """Carry out step 4; see the class. Nodes were fed in their order, except the deepest
+        level."""
         self.levels.keep(outcome.path)

@@ -1,4 +1,4 @@
-"""Sorted speculative decoding: one draft of nested sizes for several targets.
+"""Sorted speculative decoding (S2D): one draft model with nested sub-models, for several targets.
 
 Parsa Kavehzadeh, Mohammadreza Pourreza, Mojtaba Valipour, Tinashu Zhu, Haoli Bai, Ali Ghodsi,
 Boxing Chen, Mehdi Rezagholizadeh: S2D: Sorted Speculative Decoding For More Efficient Deployment of
@@ -48,13 +48,13 @@ class S2dParams(MethodParams):
 
 
 class S2d(DraftModelMethod):
-    """S2D: the draft's first layers draft while confident, deeper layers otherwise.
+    """S2D: the first layers of the draft model draft if they are confident, else deeper ones do.
 
     Exact because the choice of sub-model depends only on distributions, before the token is drawn.
     Each token is verified with the distribution of the sub-model that it was drawn from.
     Differs from the paper, which does not say what a layer reads where earlier tokens skipped it:
-    here a layer first processes all hidden states that it has missed. All exits share one
-    threshold.
+    here a layer first processes all hidden states of the tokens that skipped it. All exits share
+    one threshold.
 
     Any draft model works. One trained with `specbench train draft --sorted` can predict tokens at
     its exits. The target is not involved in that training: one draft serves all targets that share
@@ -67,7 +67,8 @@ class S2d(DraftModelMethod):
        Otherwise run the next layers on all hidden states that they have not processed.
     3. Continue with the drawn token as x, `length` times.
     4. (engine) One target forward over the last committed token and the draft; verify; commit.
-    5. Drop the KV entries of rejected tokens, and their hidden states waiting between sub-models.
+    5. Drop the KV entries of rejected tokens, and their hidden states that deeper sub-models have
+       not processed.
     """
 
     name: ClassVar[str] = "s2d"
@@ -89,7 +90,7 @@ class S2d(DraftModelMethod):
         self.waiting = [list[torch.Tensor]() for _ in self.spans[1:]]
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3."""
+        """Carry out steps 1 to 3; see the class."""
         x, picks = session.pending_tokens(self.state.length()), list[Pick]()
         while len(picks) < min(limit, self.params.length):
             picks.append(session.pick(self._run_until_confident(x), len(picks)))
@@ -109,7 +110,7 @@ class S2d(DraftModelMethod):
         return self.model.forward(x, self.state, layers=self.spans[-1])
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 5."""
+        """Carry out step 5; see the class."""
         super().observe(session, outcome)
         read = [self.state.length(0, first) for first, _ in self.spans]
         for waiting, (left, entered) in zip(self.waiting, pairwise(read), strict=True):

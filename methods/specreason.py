@@ -30,7 +30,7 @@ BEST, ASKS = 9, ("digit", "average")
 
 @dataclass(frozen=True, kw_only=True)
 class GradeRule(SegmentRule):
-    """Accept rule: accepts a step if its grade, from 0 to 9, reaches a threshold."""
+    """Accept rule that accepts a reasoning step if its grade, from 0 to 9, reaches a threshold."""
 
     threshold: float
     name: ClassVar[str] = "grade"
@@ -75,14 +75,15 @@ class SpecReasonParams(SegmentParams):
 
 
 class SpecReason(Method):
-    """SpecReason: the draft writes a step; the target grades it, and rewrites a bad one.
+    """SpecReason: the draft model writes a reasoning step, and the target grades it or rewrites it.
 
-    Lossy: a step with a good grade is accepted unchanged. At threshold 10 no step is, and the
-    output is the target's. At 0 the output is the draft's, except the first token and the end of
-    the budget.
+    Lossy: a step with a good grade is accepted unchanged. At threshold 10 no step is accepted, and
+    the output is the target's. At threshold 0 the output is the draft model's, except the first
+    token and the end of the token budget.
     Differs from the paper: of a rejected step the target keeps the tokens at its start that it
-    would have generated itself. Outputs follow the run's stop rule. By default the grade is a
-    likelihood, because small models do not answer questions about their texts.
+    would have generated itself. Outputs follow the run's stop rule. By default the grade is
+    computed from the likelihood of the step, because small targets cannot answer a question about
+    it.
 
     One step:
     1. The draft model writes a reasoning step, up to a delimiter.
@@ -105,44 +106,46 @@ class SpecReason(Method):
 
     @property
     def accept(self) -> SegmentRule:
-        """Return the rule that accepts a whole step."""
+        """The rule that decides whether a whole reasoning step is accepted."""
         return self.params.choose_rule(GradeRule(threshold=self.params.threshold))
 
     @torch.inference_mode()
     def generate(self, session: Session) -> Iterator[Step]:
         """Decode the session's request, one reasoning step after another."""
-        params, asks = self.params, self.params.grade in ASKS
-        spans = Segments(session, params.delimiter, params.cap)
-        self.question = spans.vocabulary.encode(params.question.encode()) if asks else []
+        params, asks_target = self.params, self.params.grade in ASKS
+        segments = Segments(session, params.delimiter, params.cap)
+        self.question = segments.vocabulary.encode(params.question.encode()) if asks_target else []
         if self.question:
             session.reserve(len(self.question))
         session.prefill()
         while session.finish is None:
-            # 1. The draft writes a step, up to a delimiter.
-            if spans.num_segments > params.first and (step := spans.draft()).nodes:
-                # 2. One target forward reads the step, and the target grades it.
+            # Step 1: The draft writes a step, up to a delimiter.
+            if segments.num_segments > params.first and (step := segments.draft()).nodes:
+                # Step 2: One target forward reads the step, and the target grades it.
                 rows = session.score(step)
-                grade = self.grade(session, spans, step, rows)
-                # 3. Commit the step if the grade is high enough, else only the prefix that the
+                grade = self.grade(session, segments, step, rows)
+                # Step 3: Commit the step if the grade is high enough, else only the prefix that the
                 # target also generates.
                 rule = self.accept.judge(grade)
-                yield spans.verify_and_commit(
+                yield segments.verify_and_commit(
                     step, rows, rule, spans=1, stood=rule.accepted, grade=grade
                 )
-            # 4. The target writes the rest of the step.
-            yield from spans.write_with_target(params.length)
-            spans.begin()
+            # Step 4: The target writes the rest of the step.
+            yield from segments.write_with_target(params.length)
+            segments.begin()
 
-    def grade(self, session: Session, spans: Segments, step: Draft, rows: Tensor) -> float:
+    def grade(self, session: Session, segments: Segments, step: Draft, rows: Tensor) -> float:
         """Return the grade of a step, 0 to 9, or 0 if the target does not answer with a digit."""
-        if (tossed := self.accept.random_grade(session.random, rows)) is not None:
-            return tossed
+        if (random_grade := self.accept.random_grade(session.random, rows)) is not None:
+            return random_grade
         if self.params.grade not in ASKS:
             return BEST * math.exp(mean_log_prob(rows, step))
-        row = spans.score_question(self.question) if self.question else rows[-1]
-        digit = {spans.vocabulary.ids.get(b"%d" % each): each for each in range(BEST + 1)}
+        row = segments.score_question(self.question) if self.question else rows[-1]
+        digit = {segments.vocabulary.ids.get(b"%d" % each): each for each in range(BEST + 1)}
         top = row.softmax(-1).topk(min(10 if self.params.grade == "average" else 1, len(row)))
         chances, ids = host.lists(top.values, top.indices)
-        said = [(p, digit[token]) for p, token in zip(chances, ids, strict=True) if token in digit]
-        mass = sum(p for p, _ in said)
-        return sum(p * each for p, each in said) / mass if mass else 0.0
+        answers = [
+            (p, digit[token]) for p, token in zip(chances, ids, strict=True) if token in digit
+        ]
+        mass = sum(p for p, _ in answers)
+        return sum(p * each for p, each in answers) / mass if mass else 0.0

@@ -1,4 +1,4 @@
-"""Speculative Thinking: the draft reasons; the target takes over where it affirms or doubts.
+"""Speculative Thinking: the target takes over the draft's reasoning where it affirms or doubts.
 
 Wang Yang, Xiang Yue, Vipin Chaudhary, Xiaotian Han: Speculative Thinking: Enhancing Small-Model
 Reasoning with Large Model Guidance at Inference Time, COLM 2025, arXiv:2504.12329.
@@ -25,7 +25,7 @@ from specbench_cli.api import (
 
 @dataclass(frozen=True, kw_only=True)
 class AssistedRule(SegmentRule):
-    """Accept rule: accepts everything that the draft writes in its turn."""
+    """Accept rule that accepts everything that the draft model writes."""
 
     name: ClassVar[str] = "assisted"
 
@@ -75,10 +75,10 @@ class SpeculativeThinkingParams(SegmentParams):
     )
 
     def polarity(self, text: str) -> int:
-        """Return 1 if a text affirms more than it doubts and verifies, else -1, or 0 without any of
-        the words.
+        """Return 1 if a text has more words of `affirm` than of `reflect` and `verify`. Return 0 if
+        it has none of these words, and -1 otherwise.
 
-        The words are also found inside other words.
+        A word also counts inside a longer word.
         """
         lists: Sequence[Sequence[str]] = (self.affirm, self.reflect, self.verify)
         yes, *no = (sum(text.lower().count(word) for word in words) for words in lists)
@@ -86,12 +86,12 @@ class SpeculativeThinkingParams(SegmentParams):
 
 
 class SpeculativeThinking(Method):
-    """Speculative Thinking: the draft writes; the target takes over where it affirms or doubts.
+    """Speculative Thinking: the draft model writes; the target takes over at affirmation or doubt.
 
-    Lossy: it makes a small model better, not the target faster. The draft's text is committed
-    unchanged. With `writer=target` the draft never writes, and the output is the target's.
+    Lossy: the method makes the small model better, not the target faster. The text of the draft
+    model is committed unchanged. With `writer=target` the output is the target's.
     Differs from the authors' code: the target's text always replaces the probe. Probes and
-    takeovers end with their paragraph. Dropped tokens are counted.
+    takeovers end with their paragraph. Dropped tokens of probes count as drafted.
 
     One step:
     1. The draft model writes a paragraph.
@@ -113,48 +113,55 @@ class SpeculativeThinking(Method):
 
     @property
     def accept(self) -> SegmentRule | None:
-        """Return the rule that accepts a whole paragraph, or None if the draft never writes."""
+        """The rule that accepts a whole paragraph, or None if the draft never writes."""
         return AssistedRule() if self.params.writer == "draft" else None
 
     @torch.inference_mode()
     def generate(self, session: Session) -> Iterator[Step]:
         """Decode the session's request, one paragraph after another."""
-        params, stands, coin = self.params, AssistedRule().judge(1.0), self.params.random_rule
+        params, accept_all, random_rule = (
+            self.params,
+            AssistedRule().judge(1.0),
+            self.params.random_rule,
+        )
         doubts, limit, excess = 0, params.limit, params.excess
-        spans = Segments(session, params.delimiter, params.cap)
+        segments = Segments(session, params.delimiter, params.cap)
         session.prefill()
         while session.finish is None:
             if params.writer == "target":
-                yield from spans.write_with_target(params.length)
-                spans.begin()
+                yield from segments.write_with_target(params.length)
+                segments.begin()
                 continue
-            # 1. The draft writes a paragraph.
-            draft = spans.draft()
-            yield spans.verify_and_commit(draft, session.score(draft), stands, grade=1.0)
-            if not spans.ends_with_delimiter:
+            # Step 1: The draft writes a paragraph.
+            draft = segments.draft()
+            yield segments.verify_and_commit(draft, session.score(draft), accept_all, grade=1.0)
+            if not segments.ends_with_delimiter:
                 continue
             if doubts >= limit:
-                # 2. After too many doubts the target sums up. The limit is higher the next time.
-                yield spans.insert_tokens(
-                    spans.vocabulary.encode(params.recap.encode()), stands, grade=1.0
+                # Step 2: After too many doubts the target sums up. The limit is higher the next
+                # time.
+                yield segments.insert_tokens(
+                    segments.vocabulary.encode(params.recap.encode()), accept_all, grade=1.0
                 )
-                spans.begin()
-                yield from spans.write_with_target(params.length, excess)
+                segments.begin()
+                yield from segments.write_with_target(params.length, excess)
                 doubts, limit, excess = 0, min(limit + 5, 30), min(excess + 25, 200)
                 continue
-            # 3. The draft writes a probe, which is dropped if it neither affirms nor doubts.
-            probe = spans.draft(params.probe)
-            said = spans.vocabulary.decode(host.numbers(probe.tokens)).decode(errors="replace")
-            calm = not params.polarity(said) and not params.always
-            if coin is not None:
-                calm = coin.random_grade(session.random, session.verified_logits()) > 0
-            if calm:
-                spans.discard(probe, spans=1, stood=1)
+            # Step 3: The draft writes a probe, which is dropped if it neither affirms nor doubts.
+            probe = segments.draft(params.probe)
+            text = segments.vocabulary.decode(host.numbers(probe.tokens)).decode(errors="replace")
+            is_calm = not params.polarity(text) and not params.always
+            if random_rule is not None:
+                is_calm = random_rule.random_grade(session.random, session.verified_logits()) > 0
+            if is_calm:
+                segments.discard(probe, spans=1, stood=1)
                 continue
-            # 4. Otherwise the target writes in its place, and more if it verifies.
-            yield spans.verify_and_commit(probe, session.score(probe), takeovers=1, spans=1)
-            yield from spans.write_with_target(params.length, params.probe - len(spans.open_ids))
-            said = spans.vocabulary.decode(spans.open_ids).decode(errors="replace")
-            doubts += params.polarity(said) < 0
-            if any(word in said.lower() for word in params.verify):
-                yield from spans.write_with_target(params.length, params.checked)
+            # Step 4: Otherwise the target writes in its place, and more if it verifies.
+            yield segments.verify_and_commit(probe, session.score(probe), takeovers=1, spans=1)
+            yield from segments.write_with_target(
+                params.length, params.probe - len(segments.open_ids)
+            )
+            text = segments.vocabulary.decode(segments.open_ids).decode(errors="replace")
+            doubts += params.polarity(text) < 0
+            if any(word in text.lower() for word in params.verify):
+                yield from segments.write_with_target(params.length, params.checked)

@@ -29,23 +29,24 @@ class SpsParams(AcceptParams, LengthParams):
 
 
 class Sps(DraftModelMethod):
-    """Speculative sampling: a small model drafts a chain, the target scores it in one forward.
+    """Speculative sampling: a draft model drafts a chain, the target verifies it in one forward.
 
     Exact because a draft token x from q is accepted with probability min(1, p(x)/q(x)), and a
-    rejected one is replaced by a draw from norm(max(p - q, 0)): the result follows p. In greedy and
-    coupled decoding a draft token is accepted if and only if the target chooses it.
+    rejected one is replaced by a draw from norm(max(p - q, 0)): the result follows p. In greedy
+    decoding and coupled sampling a draft token is accepted if and only if the target chooses it.
     Differs from the papers: nothing. q is the draft's distribution under the target's temperature,
     top-k and top-p.
 
-    `length` may also be a rule. A rule reads only the draft, and only after a token is kept, so the
-    output stays exact. "heuristic" and "confidence" are those of transformers' assisted generation.
-    "acceptance-head" is that of `specdec++`. "synergy" and "smartspec" use measured costs of
-    forwards and the number of sequences in the batch (--batch). "oracle" reads vanilla's output and
-    bounds what any rule can reach. With `accept` the method is lossy: see
-    `specbench_cli.engine.verify.accept`.
+    `length` may also be a rule. A rule depends only on the draft model, and is applied after a
+    token is kept, so the output stays exact. "heuristic" and "confidence" are those of
+    transformers' assisted generation. "acceptance-head" is that of `specdec++`. "synergy" and
+    "smartspec" use the measured times of forwards and the number of sequences in the batch
+    (--batch). "oracle" reads the output of vanilla, and gives an upper bound for all rules. With
+    `accept` the method is lossy: see `specbench_cli.engine.verify.accept`.
 
     One step:
-    1. Feed the draft its pending tokens: one, or two after full acceptance.
+    1. Feed the draft model its pending tokens, which it has not processed yet: one, or two after
+       full acceptance.
     2. Draw `length` tokens from it, one forward each.
     3. (engine) One target forward over the last committed token and the draft; verify; commit.
     4. Drop the draft's KV entries of rejected tokens.
@@ -61,37 +62,38 @@ class Sps(DraftModelMethod):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def artifacts(self) -> tuple[ArtifactSpec, ...]:
-        """Return the trained head if the length rule uses one."""
+        """Return the acceptance head, if the length rule needs it."""
         return (ArtifactSpec(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
 
     def start(self, session: Session) -> None:
-        """Prefill the draft."""
+        """Prefill the draft model."""
         super().start(session)
         self.length = create_length_rule(
             self.params, session, *map(session.artifact, self.artifacts()), model=self.model
         )
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2."""
+        """Carry out steps 1 and 2; see the class."""
         picks: list[Pick] = []  # each a token x and, if it was drawn, its distribution q
         self.length.begin()
         limit = min(limit, self.length.most)
-        # 1. The last committed token has no KV entry yet, nor has the last token of a fully
+        # Step 1: The last committed token has no KV entry yet, nor has the last token of a fully
         # accepted draft.
         x = session.pending_tokens(self.state.length())
         while len(picks) < limit:
-            # 2. x ~ q, the draft's distribution after all tokens so far. The rule decides only
+            # Step 2: x ~ q, the draft's distribution after all tokens so far. The rule decides only
             # after x is kept: if it could drop x because of its value, x would no longer follow q.
             out = self.model.forward(x, self.state)
             picks.append(session.pick(out, len(picks)))
             if not self.length.should_continue(out, picks[-1]):
                 break
             x = Tokens(picks[-1][0][None])
-        # 3. The engine accepts x with probability min(1, p(x) / q(x)). The next token is drawn from
-        # norm(max(p - q, 0)) after a rejection, otherwise from p.
+        # Step 3: The engine accepts x with probability min(1, p(x) / q(x)). The next token is drawn
+        # from norm(max(p - q, 0)) after a rejection, otherwise from p.
         return session.chain_of_picks(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 4. The last committed token has no KV entry in the draft yet."""
+        """Carry out step 4; see the class. The last committed token has no KV entry in the draft
+        yet."""
         super().observe(session, outcome)
         self.length.observe(outcome)

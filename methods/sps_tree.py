@@ -64,18 +64,18 @@ class SpsTreeParams(MethodParams):
 
 
 class SpsTree(Method):
-    """Tree speculative sampling: a small model drafts a tree, the target scores it in one forward.
+    """Tree speculative sampling: a draft model drafts a token tree for one target forward.
 
     Exact because children are tested in the order of their draws (SpecInfer's multi-step
     speculative sampling). Each is tested against the residual of the target's distribution after
     the earlier ones, and the token after the last rejection is drawn from the final residual.
-    Children that are not drawn (the most likely ones) are accepted with the target's own
-    probability. In greedy and coupled decoding a child is accepted if and only if the target
+    Children that are not drawn (the most likely ones) are accepted with the target's probability of
+    them. In greedy decoding and coupled sampling a child is accepted if and only if the target
     chooses it.
     Differs from SpecInfer: there is one draft model, and siblings are drawn from its distribution.
 
     One step:
-    1. Feed the draft its pending tokens; choose the root's children.
+    1. Feed the draft model its pending tokens; choose the root's children.
     2. For each further level, feed the nodes of the level above in one forward, each attending to
        its own ancestors only, and choose their children. In a dynamic tree, feed the `width` nodes
        with the most likely paths on each level, and keep the best `nodes` of all at the end.
@@ -93,11 +93,11 @@ class SpsTree(Method):
 
     @property
     def uses_costs(self) -> bool:
-        """Return True if the tree's size is chosen by measured costs."""
+        """True if the size of the tree is chosen from measured times of forwards."""
         return self.params.shape == "dynamic" and self.params.nodes == AUTO
 
     def start(self, session: Session) -> None:
-        """Reserve space for the largest tree and prefill the draft."""
+        """Reserve space for the largest tree and prefill the draft model."""
         params = self.params
         widths = params.widths or (params.width, *[1] * (params.depth - 1))
         self.shape = tree_of_widths(widths).truncate(len(widths), session.target.vocab_size)
@@ -108,14 +108,14 @@ class SpsTree(Method):
         self.levels = Levels.of_draft(session, nodes=largest, fed=fed)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2."""
+        """Carry out steps 1 and 2; see the class."""
         params, levels = self.params, self.levels
         if limit < 1:
             self.grown = GrownTree(session.chain(()), ())
             return self.grown.draft
-        # 1. The children of the root come from the logits at the last committed token.
+        # Step 1: The children of the root come from the logits at the last committed token.
         root = levels.begin(session.pending_tokens(levels.state.length()))
-        # 2. Either the most likely children of the most likely paths, ...
+        # Step 2: Either the most likely children of the most likely paths, ...
         if params.shape == "dynamic":
             nodes, k, depth = params.nodes, params.width, min(params.depth, limit)
             size = create_size_rule(session, levels.model, nodes, width=k, depth=depth)
@@ -129,5 +129,5 @@ class SpsTree(Method):
         return self.grown.draft
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 4."""
+        """Carry out step 4; see the class."""
         self.levels.keep(self.grown.rows(outcome.path))

@@ -1,7 +1,6 @@
-"""SSD: speculation on the outcome of speculation.
+"""Speculative speculative decoding (SSD): drafts in advance for every likely outcome.
 
-Known as "speculative speculative decoding"; as planned for SGLang in
-github.com/sgl-project/sglang/issues/27462.
+The implementation follows the plan for SGLang in github.com/sgl-project/sglang/issues/27462.
 """
 
 from __future__ import annotations
@@ -35,26 +34,29 @@ class SsdParams(MethodParams):
 
 
 class SsdDrafter(Preparer):
-    """Draft worker: prepares a window for every outcome that it considers likely."""
+    """Draft worker that prepares a draft window for every outcome that it considers likely."""
 
     def start(self) -> None:
-        """Prefill the draft."""
+        """Prefill the draft model."""
         self.rollouts = Rollouts(self.session, self.params.length, self.params.guesses)
 
     def prepare(self, told: Sequence[Guess]) -> None:
         """Carry out the draft's part of step 2. The target predicts nothing, so the draft guesses
         the outcomes."""
-        self.rollouts.complete()  # KV entries that branches start from
-        outcomes = self.rollouts.guess(self.params.guesses)  # (number accepted, next token)
+        self.rollouts.complete()  # compute the KV entries of the current window
+        outcomes = self.rollouts.guess(
+            self.params.guesses
+        )  # (number of accepted tokens, next token)
         self.rollouts.prepare(outcomes)
 
 
 class Ssd(Method):
-    """SSD: while the target verifies a window, the draft prepares for every likely outcome of it.
+    """SSD: while the target verifies, the draft model prepares the next window for each outcome.
 
-    Target and draft run at the same time, in separate workers. The draft predicts the outcome from
-    its own distribution: for each number of accepted tokens, the most likely next tokens.
-    Exact because the target alone decides. A prepared window is drawn from the draft's distribution
+    Target and draft model run at the same time, in separate workers. An outcome is the number of
+    accepted tokens and the token after them. For each number, the draft model predicts the most
+    likely tokens.
+    Exact because only the target verifies. A prepared window is drawn from the draft's distribution
     after its outcome, independently of other windows and of the verification, and is used for that
     outcome only. For verification it is a draft like any other.
     Differs from its source: each number of accepted tokens gets the same number of guesses.
@@ -75,19 +77,19 @@ class Ssd(Method):
     workers: ClassVar[int] = 2
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the session's request, one step at a time."""
+        """Decode the request, and yield each step."""
         windows = DraftWindows(session, SsdDrafter, self.params)
         session.prefill()
         windows.settle(session.output())
         while session.finish is None:
-            # 1. `counts` records whether the window was prepared.
+            # Step 1: `counts` records whether the window was prepared.
             draft, counts = windows.next()
-            # 2. The message returns at once, so drafter and target run at the same time. It is
+            # Step 2: The message returns at once, so drafter and target run at the same time. It is
             # skipped if the budget ends with this window.
             if self.params.guesses and session.max_draft_length() > 1:
                 windows.prepare()
             rows = session.score(draft)
-            # 3. Only now the outcome, and therefore the next window, is known.
+            # Step 3: Only now the outcome, and therefore the next window, is known.
             outcome = session.commit(session.verify(draft, rows))
             windows.settle(outcome.committed)
             yield session.step(draft, outcome, **counts)

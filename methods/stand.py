@@ -15,9 +15,18 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from specbench_cli.api import ROOT, Draft, Field, Method, MethodParams, Outcome, Session, host
+from specbench_cli.api import (
+    ROOT,
+    Draft,
+    Field,
+    Method,
+    MethodParams,
+    Outcome,
+    Session,
+    host,
+    ranking,
+)
 from specbench_cli.api import best_tree as medusa_tree
-from specbench_cli.api import ranking as ranks_of
 
 Path = tuple[int, ...]
 
@@ -42,16 +51,17 @@ class StandParams(MethodParams):
 
 
 class Stand(Method):
-    """STAND: draws children from the averaged target distributions after the same n-gram.
+    """STAND: drafts from the mean of the target's distributions after the same n-gram.
 
     Exact because siblings are drawn without replacement from the distribution that verification
-    uses, and tested in the order of their draws. The number of children depends only on the nodes
-    above. In greedy and coupled decoding a child is accepted if and only if the target chooses it.
-    Differs from the paper: the shape of the tree is Medusa's construction, not fitted to problems.
-    Only distributions at committed tokens enter the table. Drawing without replacement is Gumbel
-    top-k, in coupled decoding with the noise that the target shares.
+    uses, and tested in the order of their draws. The number of children of a node depends only on
+    its path. In greedy decoding and coupled sampling a child is accepted if and only if the target
+    chooses it.
+    Differs from the paper: the tree is built as in Medusa, not fitted to problems. Only
+    distributions at committed tokens enter the table. Drawing without replacement is Gumbel top-k.
+    In coupled sampling it uses the same Gumbel noise as the target.
 
-    With scope `run` the speed of a prompt depends on earlier prompts, but its output does not. The
+    With `scope=run` the speed of a prompt depends on earlier prompts, but its output does not. The
     table has at most `memory` n-grams with `kept` tokens each.
 
     One step, with a table that maps an n-gram to a mean distribution over few tokens and its count:
@@ -71,17 +81,21 @@ class Stand(Method):
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
     def start(self, session: Session) -> None:
-        """Take over the table, and reserve space for the tree."""
+        """Take the table from the run's memory, and reserve space for the tree."""
         shape = medusa_tree(self.params.nodes, depth=self.params.depth)
         self.children = Counter(node[:-1] for node in shape.nodes)
         session.reserve(len(shape.nodes))
-        kept = session.memory if self.params.scope == "run" else {}
-        self.table: dict[Path, tuple[int, dict[int, float]]] = kept.setdefault("distributions", {})
+        memory = session.memory if self.params.scope == "run" else {}
+        self.table: dict[Path, tuple[int, dict[int, float]]] = memory.setdefault(
+            "distributions", {}
+        )
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out step 1."""
+        """Carry out step 1; see the class."""
         ids, parents, distributions = list[int](), list[int](), list[Tensor]()
-        fed: list[tuple[int, Path, Path]] = [  # a node, its ranks, and the tokens up to it
+        fed: list[
+            tuple[int, Path, Path]
+        ] = [  # per node: index, ranks on its path, last tokens of its path
             (ROOT, (), tuple(session.tokens()[-self.params.order :]))
         ]
         for ahead in range(min(limit, self.params.depth)):
@@ -111,12 +125,12 @@ class Stand(Method):
         return session.tree(ids, tuple(parents), distributions)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 3."""
+        """Carry out step 3; see the class."""
         text, n, kept = session.tokens(), len(outcome.committed), self.params.kept
         at = host.ids([0, *(node + 1 for node in outcome.path)][:n], session.device)
         rows = session.verified_logits().index_select(0, at).float().log_softmax(-1)
-        said = zip(*ranks_of.top_lists(rows, min(kept, rows.shape[-1])), strict=True)
-        for end, (logs, best) in enumerate(said, start=len(text) - n):
+        top_tokens = zip(*ranking.top_lists(rows, min(kept, rows.shape[-1])), strict=True)
+        for end, (logs, best) in enumerate(top_tokens, start=len(text) - n):
             new = {token: math.exp(log) for token, log in zip(best, logs, strict=True)}
             for length in range(1, min(self.params.order, end) + 1):
                 gram = tuple(text[end - length : end])

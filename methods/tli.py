@@ -28,7 +28,7 @@ class TliParams(MethodParams):
 
 
 class Tli(Method):
-    """TLI: a draft with another tokenizer draws from the tokens that both vocabularies have.
+    """TLI: a draft model with another tokenizer draws from the tokens of both vocabularies.
 
     Exact because q, the draft's distribution over the shared tokens, is a distribution over the
     target's vocabulary. A token x from q is accepted with probability min(1, p(x)/q(x)), and a
@@ -36,7 +36,7 @@ class Tli(Method):
     Differs from the paper: temperature, top-k and top-p apply to the remaining logits, so that
     greedy decoding drafts the most likely shared token.
 
-    With a draft that has the target's own tokenizer it is speculative sampling.
+    If the draft model has the target's tokenizer, the method is `sps`.
 
     One step:
     1. Translate the committed tokens into the draft's vocabulary: shared tokens directly, the bytes
@@ -58,28 +58,29 @@ class Tli(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def start(self, session: Session) -> None:
-        """Prefill the draft with the prompt in its own vocabulary."""
+        """Prefill the draft model with the prompt, tokenized in its own vocabulary."""
         self.model = session.draft()
         self.text = Transcript(session, self.model)
         if self.text.remaining > 0:
             self.model.forward(self.text.pending_tokens(), self.text.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3."""
-        # 1.
+        """Carry out steps 1 to 3; see the class."""
+        # Step 1: translate the committed tokens into the draft's vocabulary.
         self.text.follow(session.tokens())
         translation, picks = self.text.translation, list[Pick]()
         x = self.text.pending_tokens()
         while len(picks) < min(self.params.length, limit, self.text.remaining):
-            # 2. q is the draft's distribution, conditioned on shared tokens.
-            said = self.model.forward(x, self.text.state)
-            # 3.
-            picks.append(session.pick(translation.to_target_logits(said), len(picks)))
+            # Step 2: q is the draft's distribution, conditioned on shared tokens.
+            logits = self.model.forward(x, self.text.state)
+            # Step 3: draw a token and feed it back.
+            picks.append(session.pick(translation.to_target_logits(logits), len(picks)))
             x = Tokens(translation.to_draft_ids(picks[-1][0])[None])
         return session.chain_of_picks(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 5. The last committed token has no KV entry in the draft yet."""
+        """Carry out step 5; see the class. The last committed token has no KV entry in the draft
+        yet."""
         draft_of, stood = (
             self.text.translation.target_to_draft,
             outcome.committed[: len(outcome.path)],

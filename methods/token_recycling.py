@@ -1,4 +1,4 @@
-"""Token Recycling.
+"""Token Recycling: drafts from the target's earlier candidates for the next token.
 
 Xianzhen Luo, Yixuan Wang, Qingfu Zhu, Zhiming Zhang, Xuanyu Zhang, Qing Yang, Dongliang Xu: Turning
 Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling, ACL 2025,
@@ -42,15 +42,16 @@ class TokenRecyclingParams(MethodParams):
 
 
 class TokenRecycling(Method):
-    """Token Recycling: stores the target's likely successors of each token, and drafts a tree.
+    """Token Recycling: drafts a tree from earlier candidates of the target after each token.
 
-    Exact because the tree depends only on the past. Its tokens are point masses, each accepted with
-    the target's own probability of it.
-    Differs from the authors' code, which is greedy: the tree has their size, depth and width, with
-    Medusa's construction. If a step has several rows of one token, the last node's row is kept;
-    theirs keeps any. Rows of the last step are kept too.
+    Exact because the tree depends only on earlier tokens. Its tokens are not drawn at random. Each
+    is accepted with the target's probability of it.
+    Differs from the authors' code, which supports only greedy decoding: the tree has the same size,
+    depth and width, and is built as in Medusa. If several nodes of a step have the same token, the
+    candidates at the last of them are stored; their code stores those of any. Candidates of the
+    last step are stored too.
 
-    With scope `run` the speed of a prompt depends on earlier prompts, but its output does not. The
+    With `scope=run` the speed of a prompt depends on earlier prompts, but its output does not. The
     matrix takes 8 * `width` bytes per token of the vocabulary.
 
     One step, with the adjacency matrix M[token] of the `width` best next tokens, initially zero:
@@ -68,7 +69,7 @@ class TokenRecycling(Method):
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
     def start(self, session: Session) -> None:
-        """Take over the matrix, or create an empty one, and reserve space for the tree."""
+        """Take the matrix from the run's memory, or create it, and reserve space for the tree."""
         params, vocab = self.params, session.target.vocab_size
         self.width = min(params.width, vocab)
         self.shape = best_tree(params.nodes, depth=params.depth, width=self.width)
@@ -80,9 +81,11 @@ class TokenRecycling(Method):
         self.next: Tensor = kept["next"]
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out step 1."""
+        """Carry out step 1; see the class."""
         shape = self.shape.truncate(limit, self.width)
-        above = host.ids(session.tokens()[-1:], session.device)  # the nodes that have children
+        above = host.ids(
+            session.tokens()[-1:], session.device
+        )  # tokens of the nodes that have children
         self.known = [above]  # the tokens of the root and all nodes
         for level in shape.levels():
             tokens = level.select_tokens(self.next.index_select(0, above))
@@ -91,13 +94,15 @@ class TokenRecycling(Method):
         return session.tree(torch.cat(self.known[1:] or [above[:0]]), shape.parents)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 3."""
+        """Carry out step 3; see the class."""
         known, best = (
             torch.cat(self.known),
             ranking.top_indices(session.verified_logits(), self.width),
         )
         places = torch.arange(len(known), device=known.device)
-        last = torch.where(known[:, None] == known, places, -1).amax(1)  # last row of each token
+        last = torch.where(known[:, None] == known, places, -1).amax(
+            1
+        )  # last node with the same token
         self.next.index_copy_(0, known, best.index_select(0, last))
 
 

@@ -40,13 +40,12 @@ class UagParams(MethodParams):
 
 
 class Uag(Method):
-    """UAG: a draft with any tokenizer continues the text, which is tokenized for the target.
+    """UAG: a draft model with any tokenizer writes text, which is tokenized for the target.
 
-    Exact because the draft's tokens are only a guess of the text: a token is accepted if and only
-    if the target, greedy or by its own draw, chooses that token.
-    Differs from the sources: the draft writes its most likely tokens at any temperature. Draft
-    tokens are matched to the committed text by their bytes; transformers compares windows of
-    tokens.
+    Exact because a draft token is accepted if and only if the target chooses the same token,
+    greedily or by its own random draw.
+    Differs from the sources: the draft model decodes greedily at every temperature. Draft tokens
+    are matched to the committed text by their bytes; transformers compares windows of tokens.
 
     One step:
     1. Translate the committed text into the draft's vocabulary. Keep the draft tokens that spell
@@ -68,7 +67,7 @@ class Uag(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def start(self, session: Session) -> None:
-        """Prefill the draft with the prompt in its own vocabulary."""
+        """Prefill the draft model with the prompt, tokenized in its own vocabulary."""
         self.model = session.draft()
         self.text = Transcript(session, self.model)
         self.written: list[int] = []
@@ -76,19 +75,20 @@ class Uag(Method):
             self.model.forward(self.text.pending_tokens(), self.text.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3."""
-        # 1.
+        """Carry out steps 1 to 3; see the class."""
+        # Step 1: translate the committed text into the draft's vocabulary.
         self.text.follow(session.tokens())
-        # 2.
+        # Step 2: the draft model generates tokens.
         x, tokens = self.text.pending_tokens(), list[Tensor]()
         while limit and len(tokens) < min(self.params.length, self.text.remaining):
             tokens.append(self.model.forward(x, self.text.state).rows[-1:].argmax(-1))
             x = Tokens(tokens[-1][None])
         self.written = host.numbers(torch.cat(tokens)) if tokens else []
-        # 3.
+        # Step 3: tokenize their text for the target.
         before = session.tokens()[-self.params.behind :] if self.params.behind else ()
         return session.chain(self.text.translation.to_target_ids(before, self.written)[:limit])
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 1 of the next step. The last committed token has no KV entry yet."""
+        """Carry out step 1 of the next step; see the class. The last committed token has no KV
+        entry yet."""
         self.text.follow(session.tokens(), self.written)

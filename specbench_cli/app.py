@@ -32,6 +32,7 @@ from specbench_cli.commands import (
     doctor,
     export,
     init,
+    new_method,
     predict,
     publish,
     recommend,
@@ -94,6 +95,7 @@ app.command("compare", epilog=compare.EPILOG)(compare.compare)
 app.command("predict", epilog=predict.EPILOG)(predict.predict)
 app.command("audit", epilog=audit.EPILOG)(audit.audit)
 app.command("init", epilog=init.EPILOG)(init.init)
+app.command("new-method", epilog=new_method.EPILOG)(new_method.new_method)
 app.command("list", epilog=LIST_EPILOG)(list_)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 app.add_typer(train, name=TRAIN)

@@ -191,14 +191,14 @@ def test_compare_is_the_command_s_comparison(run, capsys, notebook):
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"tolerance": 2}, "'2' is no share"),
         ({"fail_on": "slow"}, "'slow' is none of .*did you mean 'slower'"),
     ],
 )
-def test_compare_refuses_what_the_command_refuses(run, settings, says):
-    with pytest.raises(UsageError, match=says):
+def test_compare_refuses_what_the_command_refuses(run, settings, message):
+    with pytest.raises(UsageError, match=message):
         sb.compare(run, run, **settings)
 
 
@@ -209,37 +209,40 @@ def test_methods_are_the_registry_s():
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"max_tokens": 4}, r"run\(\): max_tokens is not known; did you mean 'max_new_tokens'\?"),
         ({"limit": 0}, r"run\(\): limit must be at least 1, got 0"),
-        ({"methods": 7}, r"run\(\): methods must hold names, or mappings of name, label, params"),
+        (
+            {"methods": 7},
+            r"run\(\): methods must contain names, or mappings of name, label, params",
+        ),
         ({"out": 3}, r"run\(\): out must be a name or a path, got 3"),
         ({"config": 3}, r"run\(\): config must be a name or a path, got 3"),
         ({"methods": ["spss"]}, "no method 'spss'; did you mean 'sps'"),
         ({"tasks": ["gone.jsonl"]}, "gone.jsonl"),
         ({"set": {"pld": {"length": 2}}, "methods": "sps"}, r"run\(\) pld.length is for a method"),
-        ({"set": {"sps": 3}}, r"run\(\): set must hold methods"),
+        ({"set": {"sps": 3}}, r"run\(\): set must be a mapping from methods"),
         ({"sweep": {"sps": {"length": "1:"}}}, r"run\(\): sweep.sps.length must be"),
         ({"methods": "sps", "set": {"sps": {"len": 2}}}, "sps.len is not known; did you mean"),
         ({"temperature": float("nan")}, r"run\(\): temperature must be a finite number"),
         ({"target": Path("nowhere/model/here")}, "nowhere/model/here"),
     ],
 )
-def test_a_wrong_setting_is_an_error_and_leaves_nothing(settings, says, tmp_path):
-    with pytest.raises(UsageError, match=says):
+def test_a_wrong_setting_is_an_error_and_leaves_nothing(settings, message, tmp_path):
+    with pytest.raises(UsageError, match=message):
         sb.run(**settings)
     assert not list(tmp_path.iterdir())
 
 
 def test_void_times_are_warned_of_and_kept(run, monkeypatch):
-    from specbench_cli.measure import run as execute
+    from specbench_cli.measure import run as measure
 
-    monkeypatch.setattr(execute, "start", lambda *_: (None, SimpleNamespace(path=run.path)))
+    monkeypatch.setattr(measure, "start_run", lambda *_: (None, SimpleNamespace(path=run.path)))
     monkeypatch.setattr(
-        execute,
-        "run",
-        lambda *_, **__: execute.RunResult(run.path, ExitCode.ENVIRONMENT, noisy=True),
+        measure,
+        "measure_run",
+        lambda *_, **__: measure.RunResult(run.path, ExitCode.ENVIRONMENT, noisy=True),
     )
     with pytest.warns(UserWarning, match="the machine was not quiet"):
         found = sb.run()
@@ -247,14 +250,14 @@ def test_void_times_are_warned_of_and_kept(run, monkeypatch):
 
 
 def test_a_run_leaves_torch_s_threads_as_they_were(monkeypatch):
-    from specbench_cli.measure import run as execute
+    from specbench_cli.measure import run as measure
 
     def failing(*_, **__):
         torch.set_num_threads(before + 1)
         raise EnvironmentFault("no weights")
 
     before = torch.get_num_threads()
-    monkeypatch.setattr(execute, "start", failing)
+    monkeypatch.setattr(measure, "start_run", failing)
     with pytest.raises(EnvironmentFault, match="no weights"):
         sb.run()
     assert torch.get_num_threads() == before

@@ -1,4 +1,4 @@
-"""Chimera: a draft model of a trigram encoder and a full context encoder.
+"""Chimera: a draft model with a trigram encoder and a full context encoder.
 
 Ziqian Zeng, Jiahong Yu, Qianshi Pang, Zihao Wang, Huiping Zhuang, Hongen Shao, Xiaofeng Zou:
 Chimera: A Lossless Decoding Method for Accelerating Large Language Models Inference by Fusing all
@@ -46,15 +46,15 @@ class ChimeraParams(MethodParams):
 
 
 class Chimera(Method):
-    """Chimera: drafts with trigrams of drafted tokens and one layer over the target's states.
+    """Chimera: drafts from the last three tokens and the target's hidden states of the text.
 
-    Exact because the tree depends only on the past (in coupled decoding also on the noise that the
-    target shares). Nodes are the draft model's most likely tokens, chosen without drawing. Each is
-    accepted with the target's own probability of it; in greedy and coupled decoding it is accepted
-    if and only if the target chooses it.
+    Exact because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
+    noise of each position). Nodes are the draft model's most likely tokens, not drawn at random.
+    Each is accepted with the target's probability of it; in greedy decoding and coupled sampling it
+    is accepted if and only if the target chooses it.
     Differs from the authors' code: verification uses the target's own distribution at every
-    temperature. The tree is Medusa's construction, and each node has its own trigram; theirs
-    follows only the most likely token. Nothing is drafted beyond the token budget.
+    temperature. The tree is built as in Medusa, and each node has its own trigram; their code
+    follows only the most likely token. No draft exceeds the remaining token budget.
 
     One step:
     1. Full context: compute keys and values of the target's hidden states of new committed tokens.
@@ -82,14 +82,14 @@ class Chimera(Method):
         self.levels = Levels.of_head(session, *self.artifacts(), nodes=len(self.tree.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3."""
+        """Carry out steps 1 to 3; see the class."""
         tree = self.tree.truncate(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())
         levels = self.levels
-        # 1 and 2. Compute keys and values of new tokens, and the first ranking.
+        # Steps 1 and 2: Compute keys and values of new tokens, and the first ranking.
         first = levels.begin(session.pending_features(levels.state.length()))
-        # 3. Trigrams of drafted tokens are dropped after the step.
+        # Step 3: fill the tree. Keys and values of drafted tokens are dropped afterwards.
         draft = fill(tree, levels, first, session).draft
         levels.drop()
         return draft

@@ -1,4 +1,4 @@
-"""Clover: a draft head that keeps a state over the tokens it drafts.
+"""Clover: a draft head with a recurrent state over the drafted tokens.
 
 Bin Xiao, Chunan Shi, Xiaonan Nie, Fan Yang, Xiangwei Deng, Lei Su, Weipeng Chen, Bin Cui: Clover:
 Regressive Lightweight Speculative Decoding with Sequential Knowledge, 2024, arXiv:2405.00263.
@@ -67,13 +67,13 @@ class CloverNode(NamedTuple):
 class Clover(Method):
     """Clover: regressive attention over drafted tokens, and a tree pruned to a budget.
 
-    Exact because the tree depends only on the past (in coupled decoding also on the noise that the
-    target shares). Nodes are the most likely tokens at their parent, chosen without drawing. Each
-    is accepted with the target's own probability of it; in greedy and coupled decoding it is
-    accepted if and only if the target chooses it. With `accept=typical` it is not exact, and is
-    reported so.
-    Differs from the paper, which is greedy: nothing is drafted beyond the token budget, and parts
-    of the head follow its successor, Clover-2 (see `head.py`).
+    Exact because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
+    noise of each position). Nodes are the most likely tokens at their parent, not drawn at random.
+    Each is accepted with the target's probability of it; in greedy decoding and coupled sampling it
+    is accepted if and only if the target chooses it. With `accept=typical` the method is not exact,
+    and specbench reports it as lossy.
+    Differs from the paper, which covers only greedy decoding: no draft exceeds the remaining token
+    budget, and parts of the head are those of its successor, Clover-2 (see `head.py`).
 
     One step:
     1. The augmenting block, one layer of the head, reads the target's hidden states of the
@@ -99,7 +99,7 @@ class Clover(Method):
         self.levels = Levels.of_head(session, *self.artifacts(), nodes=self.params.nodes)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 4."""
+        """Carry out steps 1 to 4; see the class."""
         params, levels = self.params, self.levels
         width, depth = min(params.width, session.target.vocab_size), min(params.depth, limit)
         tree, level = list[CloverNode](), [CloverNode(0.0, 0, ROOT, ROOT)]
@@ -124,7 +124,7 @@ class Clover(Method):
         return session.tree([node.token for node in tree], tuple(node.parent for node in tree))
 
     def _prune_children(self, tokens: list[int], logs: list[float]) -> list[tuple[int, float]]:
-        """Carry out step 2."""
+        """Carry out step 2; see the class."""
         least, before, kept = self.params.share * exp(logs[0]), 0.0, []
         for token, log in zip(tokens, logs, strict=True):
             if before >= self.params.nucleus or not exp(log) > least * (log < logs[0]):

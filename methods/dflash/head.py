@@ -118,13 +118,13 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield logits and slots; see `ParallelHead`. Training uses every third slot, for speed."""
         slots = slots[:, ::3] if self.training else slots
-        embed, positions = target.model.embed_tokens, read.chats.positions
+        embed, positions = target.model.embed_tokens, read.chat_mask.positions
         anchors = (slots + 1).clamp(max=ids.shape[1] - 1)
         context = self.hidden_norm(self.fc(read.features))
         mask = embed.weight[self.mask].expand(*slots.shape, -1)
         rows = [embed(ids.gather(1, anchors)), *[mask] * (self.block - 1)]
         where = [positions.gather(1, slots) + 1 + k for k in range(self.block)]
-        visible = gather_slots(read.chats.mask[:, 0], slots)[:, None]
+        visible = gather_slots(read.chat_mask.mask[:, 0], slots)[:, None]
         for layer in self.layers:
             assert isinstance(layer, LlamaLayer)
             attend, reads = layer.self_attn, [layer.norm_input(row) for row in rows]

@@ -44,8 +44,8 @@ class DFlash(Method):
 
     Exact because each token is drawn from the distribution q at its own position, which depends on
     the committed text and on no other draft token. Speculative sampling accepts it with probability
-    min(1, p(x)/q(x)) and replaces a rejected one by a draw from norm(max(p - q, 0)). In greedy and
-    coupled decoding a draft token is accepted if and only if the target chooses it.
+    min(1, p(x)/q(x)) and replaces a rejected one by a draw from norm(max(p - q, 0)). In greedy
+    decoding and coupled sampling a draft token is accepted if and only if the target chooses it.
     Differs from the authors' code: near the end of the token budget the whole block is denoised, as
     in training, and only the tokens that fit the budget are proposed.
 
@@ -77,14 +77,14 @@ class DFlash(Method):
         self.masks = torch.full((1, head.block - 1), head.mask, device=session.device)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3."""
+        """Carry out steps 1 to 3; see the class."""
         n = min(self.params.length, self.head.block - 1, limit)
         if n < 1:
             return session.chain(())
-        # 1. and 2. The block follows the tokens with known hidden states. It starts with the last
-        # committed token, whose hidden state is not known yet.
-        unread = session.pending_features(self.state.length())
-        x = Features(torch.cat((unread.ids, self.masks), 1), unread.rows)
-        said = self.head.forward(x, self.state, logits_at="all").rows
-        # 3. Row 0 belongs to the last committed token, which is already known.
-        return draw_chain(session, said[1 : n + 1])
+        # Steps 1 and 2: The block follows the tokens with known hidden states. It starts with the
+        # last committed token, whose hidden state is not known yet.
+        pending = session.pending_features(self.state.length())
+        x = Features(torch.cat((pending.ids, self.masks), 1), pending.rows)
+        logits = self.head.forward(x, self.state, logits_at="all").rows
+        # Step 3: Row 0 belongs to the last committed token, which needs no prediction.
+        return draw_chain(session, logits[1 : n + 1])

@@ -59,15 +59,15 @@ class EagleParams(MethodParams):
 
 
 class Eagle(Method):
-    """EAGLE: a one-layer head on the target's features, one token ahead, drafts a static tree.
+    """EAGLE: a one-layer head predicts the target's next features, and drafts a static tree.
 
-    Exact because the tree depends only on the past (in coupled decoding also on the noise that the
-    target shares). Nodes are the head's most likely tokens, chosen without drawing. Each is
-    accepted with the target's own probability of it; in greedy and coupled decoding it is accepted
-    if and only if the target chooses it.
+    Exact because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
+    noise of each position). Nodes are the head's most likely tokens, not drawn at random. Each is
+    accepted with the target's probability of it; in greedy decoding and coupled sampling it is
+    accepted if and only if the target chooses it.
     Differs from the paper: in sampling, children are the most likely tokens, not drawn, so drafting
-    needs no distribution (the authors' code now does the same). Nothing is drafted beyond the token
-    budget.
+    needs no distribution (the authors' code now does the same). No draft exceeds the remaining
+    token budget.
 
     One step:
     1. Feed the head the new committed tokens, each with the target's feature of the previous token.
@@ -102,21 +102,21 @@ class Eagle(Method):
         self.levels = Levels.of_head(session, *self.artifacts(), nodes=len(self.tree.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2."""
+        """Carry out steps 1 and 2; see the class."""
         if limit < 1:
             return session.chain(())
         levels = self.levels
-        # 1. True features of committed tokens. The output at the last one gives the root's
+        # Step 1: True features of committed tokens. The output at the last one gives the root's
         # children.
         out = levels.begin(session.pending_features(levels.state.length()))
-        # 2. A node is named by the ranks of the children on its path: (0, 2) is the third child of
-        # the root's first. Parents are indices into the nodes that were fed last.
+        # Step 2: A node is named by the ranks of the children on its path: (0, 2) is the third
+        # child of the root's first. Parents are indices into the nodes that were fed last.
         tree = self.tree.truncate(limit, session.target.vocab_size)
         tokens: list[host.Ids] = []
         for ahead, level in enumerate(tree.levels()):
             children, _ = session.branch(out.rows, level.width, how="deterministic", ahead=ahead)
             tokens.append(level.select_tokens(children))
-            if level.fed:  # with the feature that the head predicted at their parents
+            if level.fed:  # the nodes that have children
                 out = levels.feed(level.select_fed(tokens[-1]), level.fed_parents)
         levels.drop()
         if self.params.shape == "chain":

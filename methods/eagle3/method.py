@@ -1,4 +1,4 @@
-"""EAGLE-3: a head over features of three layers, trained on its own drafts.
+"""EAGLE-3: a draft head on hidden states of three target layers.
 
 Yuhui Li, Fangyun Wei, Chao Zhang, Hongyang Zhang: EAGLE-3: Scaling up Inference Acceleration of
 Large Language Models via Training-Time Test, NeurIPS 2025, arXiv:2503.01840.
@@ -31,15 +31,15 @@ class Eagle3Params(GrowthParams):
 
 
 class Eagle3(Method):
-    """EAGLE-3: a head on three of the target's layers, trained on its own drafts, grows a tree.
+    """EAGLE-3: a head on three target layers, trained on its own drafts, drafts a dynamic tree.
 
-    Exact because the tree depends only on the past (in coupled decoding also on the noise that the
-    target shares). Nodes are the head's most likely tokens, chosen without drawing. Each is
-    accepted with the target's own probability of it; in greedy and coupled decoding it is accepted
-    if and only if the target chooses it. Tokens outside the head's draft vocabulary are never
-    drafted.
+    Exact because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
+    noise of each position). Nodes are the head's most likely tokens, not drawn at random. Each is
+    accepted with the target's probability of it; in greedy decoding and coupled sampling it is
+    accepted if and only if the target chooses it. Tokens outside the head's draft vocabulary are
+    never drafted.
     Differs from the authors' code: `depth` includes the first level, which comes from the root's
-    forward (5 here is 4 there). Nothing is drafted beyond the token budget.
+    forward (5 here is 4 there). No draft exceeds the remaining token budget.
 
     One step:
     1. Feed the head the new committed tokens, each with the target's features of the previous token
@@ -62,7 +62,7 @@ class Eagle3(Method):
 
     @property
     def uses_costs(self) -> bool:
-        """Return True if the tree's size is chosen by measured costs."""
+        """True if the size of the tree is chosen from measured times of forwards."""
         return self.params.nodes == AUTO
 
     def start(self, session: Session) -> None:
@@ -76,20 +76,20 @@ class Eagle3(Method):
         )
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3."""
+        """Carry out steps 1 to 3; see the class."""
         params, levels = self.params, self.levels
         depth = min(params.depth, limit)
         if depth < 1:
             return session.chain(())
-        # 1. The head joins the hidden states of three layers into one feature g.
+        # Step 1: The head joins the hidden states of three layers into one feature g.
         first = levels.begin(session.pending_features(levels.state.length()))
-        # 2. Grow as EAGLE-2 does. Drafted nodes have no g, so the head reads its own hidden state
-        # at the parent. It was not trained to predict g there, but to draft well over several
+        # Step 2: Grow as EAGLE-2 does. Drafted nodes have no g, so the head reads its own hidden
+        # state at the parent. It was not trained to predict g there, but to draft well over several
         # levels from its own output (training-time test).
         found = expand(levels, first, session, k=params.width, depth=depth)
         levels.drop()
-        # 3. The best of all levels. Tokens outside the draft vocabulary have log-probability -inf
-        # and are left out.
+        # Step 3: The best of all levels. Tokens outside the draft vocabulary have log-probability
+        # -inf and are left out.
         size = create_size_rule(
             session, levels.model, params.nodes, width=params.width, depth=depth
         )

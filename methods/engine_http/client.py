@@ -1,7 +1,7 @@
 """HTTP client for inference servers.
 
-It follows no redirect and uses no proxy. Replies have limits of size and of silence. No message
-contains an API key.
+The client follows no redirects and uses no proxy. It limits the size of a reply and the time
+without data. Error messages never contain the API key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specbench_cli.api import EnvironmentFault, UsageError
 
 MAX_EVENT_BYTES = 2**20
 MAX_REPLY_BYTES = 2**26
-"""Maximum size of a reply. Longer replies are refused."""
+"""Maximum size of a reply in bytes. A longer reply is an error."""
 _SHOWN = 200
 """Maximum number of characters of a reply that a message quotes."""
 
@@ -38,16 +38,19 @@ def normalize_url(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
         raise ValueError(f"must be an address such as http://127.0.0.1:8000, got {url!r}")
     if parts.username or parts.password or parts.query or parts.fragment:
-        raise ValueError("must hold neither user, password, ? nor #: a key is read from a variable")
+        raise ValueError(
+            "must not contain a user, a password, ? or #; pass an API key in an environment"
+            " variable"
+        )
     return url.rstrip("/").removesuffix("/v1")
 
 
 class SizeLimitedStream(httpx2.SyncByteStream):
-    """Byte stream of a reply that counts all bytes: events, comments and line ends.
+    """Byte stream of a reply that raises an error after `MAX_REPLY_BYTES`.
 
     Args:
-        stream: The stream of the connection.
-        fault: Function that returns the error for a reply of more than `MAX_REPLY_BYTES`.
+        stream: Byte stream of the connection.
+        fault: Function from a description of the problem to the error.
     """
 
     def __init__(self, stream: httpx2.SyncByteStream, fault: Callable[[str], Exception]) -> None:
@@ -58,7 +61,7 @@ class SizeLimitedStream(httpx2.SyncByteStream):
         for part in self._stream:
             read += len(part)
             if read > MAX_REPLY_BYTES:
-                raise self._fault(f"sends more than {MAX_REPLY_BYTES >> 20} MiB")
+                raise self._fault(f"sent a reply of more than {MAX_REPLY_BYTES >> 20} MiB")
             yield part
 
     def close(self) -> None:
@@ -67,25 +70,25 @@ class SizeLimitedStream(httpx2.SyncByteStream):
 
 
 class HttpClient:
-    """Requests to one server, over persistent connections.
+    """HTTP client for one server, with persistent connections.
 
     Args:
         url: URL as `normalize_url` returns it.
-        name: Name of the method, for the commands in error messages.
+        name: Name of the method, for error messages.
         secret: API key, or None.
-        timeout: Maximum silence of the server, in seconds.
+        timeout: Maximum time without data from the server, in seconds.
     """
 
     def __init__(self, url: str, name: str, secret: str | None, timeout: float) -> None:
         self._url, self._name, self._timeout = url, name, timeout
         self._secret = secret
         self._client = httpx2.Client(
-            verify=url.startswith("https:"),  # avoids loading certificates that are not needed
+            verify=url.startswith("https:"),  # loading certificates for http takes time
             timeout=timeout,
             trust_env=False,
             follow_redirects=False,
             headers={
-                "Accept-Encoding": "identity",  # no compression: received bytes are counted
+                "Accept-Encoding": "identity",  # the size limit counts bytes before decompression
                 **({"Authorization": f"Bearer {secret}"} if secret else {}),
             },
         )
@@ -102,17 +105,22 @@ class HttpClient:
     def stream_events(
         self, path: str, body: dict[str, Any], kind: type[_Event]
     ) -> Iterator[_Event]:
-        """Yield the events that the server streams in reply to a request.
+        """Send a request and yield the events that the server streams.
+
+        Args:
+            path: Path of the endpoint.
+            body: Body of the request, which is sent as JSON.
+            kind: Type of the events.
 
         Raises:
-            EnvironmentFault: The server is unreachable or silent, closes the connection, refuses,
-                or sends events that are not of this `kind`.
+            EnvironmentFault: The server is unreachable, times out, closes the connection, rejects
+                the request, or sends other events.
         """
         with self._open("POST", path, body) as reply:
             if reply.status_code != 200:
-                raise self.make_fault(f"refuses {path}: {reply.status_code} {self._text(reply)}")
+                raise self.make_fault(f"rejected {path}: {reply.status_code} {self._text(reply)}")
             for event in httpx2.EventSource(reply, max_event_size=MAX_EVENT_BYTES):
-                if event.data.strip() != "[DONE]":  # reading to the end keeps the connection usable
+                if event.data.strip() != "[DONE]":  # read on, so that the connection can be reused
                     yield self.parse(event.data, kind)
 
     def parse(self, text: str, kind: type[_Event]) -> _Event:
@@ -120,10 +128,10 @@ class HttpClient:
         try:
             return kind.model_validate_json(text)
         except ValidationError:
-            raise self.make_fault(f"answers nonsense: {self._quote(text)}") from None
+            raise self.make_fault(f"sent an invalid reply: {self._quote(text)}") from None
 
     def make_fault(self, what: str, hint: str | None = None) -> EnvironmentFault:
-        """Return an error that names the server, with a hint how to fix it."""
+        """Return the error for something that the server did, such as "sent an invalid reply"."""
         found = self._quote(what, 3 * _SHOWN)
         return EnvironmentFault(f"the server at {self._url} {found}", hint or self._default_hint)
 
@@ -142,30 +150,31 @@ class HttpClient:
             with self._client.stream(verb, f"{self._url}/{path}", json=body) as reply:
                 if reply.is_redirect:
                     raise self.make_fault(
-                        f"sends on to {reply.headers.get('location')}: no redirect is followed",
+                        f"redirects to {reply.headers.get('location')}; redirects are not followed",
                         f"to send requests there, use {self.format_option('url', 'URL')}",
                     )
                 if packed := reply.headers.get("content-encoding"):
-                    raise self.make_fault(f"sends its answer as {packed}, which was not asked for")
+                    raise self.make_fault(f"sent its reply with the encoding {packed}")
                 assert isinstance(reply.stream, httpx2.SyncByteStream)
                 reply.stream = SizeLimitedStream(reply.stream, self.make_fault)
                 yield reply
         except httpx2.TimeoutException:
             raise self.make_fault(
-                f"said nothing for {self._timeout:g} s",
+                f"sent no data for {self._timeout:g} s",
                 f"{self._default_hint}, or wait longer: {self.format_option('timeout', 'SECONDS')}",
             ) from None
         except httpx2.ConnectError as error:
             hint = f"start it, or use another: {self.format_option('url', 'URL')}"
             raise self.make_fault(f"cannot be reached: {error}", hint) from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise self.make_fault(f"broke off: {str(error) or type(error).__name__}") from None
+            what = str(error) or type(error).__name__
+            raise self.make_fault(f"sent no complete reply: {what}") from None
 
     def _text(self, reply: httpx2.Response) -> str:
         return reply.read().decode("utf-8", "replace")
 
     def _quote(self, text: str, most: int = _SHOWN) -> str:
-        """Return the server's words in one line, without the key and without control characters."""
+        """Return a text from the server in one line, without the API key and control characters."""
         line = " ".join(text.split())
         if self._secret:
             line = line.replace(self._secret, "***")
@@ -197,14 +206,14 @@ def read_secret(url: str, name: str, key: str | None) -> str | None:
         return None
     if not os.environ.get(key):
         raise UsageError(
-            f"{name}: there is no environment variable {key!r}, which is to hold the API key",
-            f"export it, or drop --set {name}.key",
+            f"{name}: the environment variable {key!r}, which must contain the API key, is not set",
+            f"set it, or remove --set {name}.key",
         )
     parts = urlsplit(url)
     if parts.scheme != "https" and not _is_here(parts.hostname or ""):
         raise UsageError(
-            f"{name}: an API key would cross the network to {parts.hostname} in the clear",
-            f"--set {name}.url=https://..., or drop --set {name}.key",
+            f"{name}: the API key would be sent to {parts.hostname} without encryption",
+            f"use --set {name}.url=https://..., or remove --set {name}.key",
         )
     return os.environ[key]
 

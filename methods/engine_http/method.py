@@ -1,12 +1,13 @@
-"""Servers as engines: every server with OpenAI's completions endpoint.
+"""Methods that decode with an inference server: `engine:http` and `engine:http-vanilla`.
 
-vLLM (Kwon et al., arXiv:2309.06180), SGLang (Zheng et al., arXiv:2312.07104), llama.cpp's server,
-and other servers that stream /v1/completions. `servers` defines the requests of each kind. The
-request contains the prompt's token ids. A server that accepts only text gets the decoded prompt,
-and its output text is tokenised here.
+Supported are vLLM (Kwon et al., arXiv:2309.06180), SGLang (Zheng et al., arXiv:2312.07104),
+llama.cpp's server, and other servers with OpenAI's endpoint /v1/completions. The module `servers`
+defines the request for each kind of server. A request contains the token ids of the prompt. If a
+server accepts only text, the prompt is sent as text, and the text of the output is tokenised.
 
-TTFT ends when the first piece of the output arrives, and the total time ends with the last piece.
-Both include the network. A server reports drafted and accepted tokens, but no steps.
+The time to first token (TTFT) ends when the first part of the output arrives, and the total time
+ends with the last part. Both include the network. A server may report numbers of drafted and
+accepted tokens, but not single steps.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class HttpParams(MethodParams):
 
 
 class HttpVanilla(Method):
-    """Server without speculative decoding: the baseline of `engine:http`."""
+    """Plain decoding with a server: the baseline of `engine:http`."""
 
     name: ClassVar[str] = "engine:http-vanilla"
     family: ClassVar[str] = "a server"
@@ -86,8 +87,9 @@ class HttpVanilla(Method):
         """Raise EnvironmentFault if the server drafted tokens, because a baseline must not."""
         if drafted:
             raise self._client.make_fault(
-                f"drafted {drafted} tokens: it does not decode plainly",
-                f"start one without speculation for {self.name}, and add engine:http for this one",
+                f"drafted {drafted} tokens, so it does not use plain decoding",
+                f"for {self.name}, use a server without speculative decoding; for this server, use"
+                " engine:http",
             )
 
     @cached_property
@@ -95,7 +97,7 @@ class HttpVanilla(Method):
         params, url = self.params, self.params.url
         if url is None:
             raise UsageError(
-                f"{self.name} asks a server, and none is named",
+                f"{self.name} needs the address of a server",
                 f"--set {self.name}.url=http://127.0.0.1:8000",
             )
         secret = read_secret(url, self.name, params.key)
@@ -107,9 +109,9 @@ class HttpVanilla(Method):
 
 
 class Http(HttpVanilla):
-    """Server with any decoding: vLLM, SGLang, llama.cpp, others with OpenAI's API."""
+    """A server, with or without speculative decoding: vLLM, SGLang, llama.cpp or OpenAI's API."""
 
     name: ClassVar[str] = "engine:http"
 
     def check_drafted(self, drafted: int) -> None:
-        """Accept any number of drafted tokens."""
+        """Do nothing: this server may draft."""

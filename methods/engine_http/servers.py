@@ -1,8 +1,7 @@
-"""Kinds of servers: the request of each kind, the events that it streams, and its counters.
+"""Kinds of inference servers: format of requests, streamed events and counters of each kind.
 
-Fields are those of vLLM 0.33 and SGLang 0.5.23 (`return_token_ids`, `spec_*` of `meta_info`,
-counters of /metrics), of llama.cpp's server (`return_tokens`, `timings`), and of OpenAI's
-completions, which all of these servers support.
+The formats are those of vLLM 0.33, SGLang 0.5.23, llama.cpp's server, and OpenAI's completions,
+which all of these servers support.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from methods._engines import CompletionReply, CompletionRequest
 from methods.engine_http.client import HttpClient
 
 MAX_COUNT = 2**63
-"""Upper bound of the token counters of a server."""
+"""Exclusive upper bound of valid token counts in replies."""
 Count = Annotated[int, Field(ge=0, lt=MAX_COUNT)]
 
 
 class ReplyEvent(BaseModel, ABC):
-    """Event that a server streams."""
+    """Event of a streamed reply."""
 
     error: Any = None
 
@@ -34,7 +33,7 @@ class ReplyEvent(BaseModel, ABC):
 
 
 class CompletionChoice(BaseModel):
-    """Part of the output. `token_ids` is set if the server supports it."""
+    """Part of the output in an event of /v1/completions. `token_ids` is an extension of vLLM."""
 
     text: str | None = None
     token_ids: list[Count] | None = None
@@ -65,7 +64,7 @@ class Completion(ReplyEvent):
 
 
 class Timings(BaseModel):
-    """Counters of llama.cpp, without `draft_n` if it drafts nothing."""
+    """Draft counts of llama.cpp. `draft_n` is None if the server does not draft."""
 
     draft_n: Count | None = None
     draft_n_accepted: Count = 0
@@ -99,7 +98,7 @@ class FinishReason(BaseModel):
 
 
 class MetaInfo(BaseModel):
-    """Counters of SGLang, without `spec_*` if it drafts nothing."""
+    """Counts and finish reason of SGLang. The `spec_*` counts are None if it does not draft."""
 
     prompt_tokens: Count | None = None
     completion_tokens: Count
@@ -118,7 +117,7 @@ class SglangEvent(ReplyEvent):
         if self.meta_info is None:
             return
         meta = self.meta_info
-        whole = len(self.output_ids) == meta.completion_tokens  # else only the new ids
+        whole = len(self.output_ids) == meta.completion_tokens  # all ids so far, or only new ones
         reply.ids = self.output_ids if whole else reply.ids + self.output_ids
         reply.prompt_tokens, reply.tokens = meta.prompt_tokens, meta.completion_tokens
         reply.drafted, reply.accepted = meta.spec_draft_token_num, meta.spec_accept_token_num
@@ -129,8 +128,8 @@ class ServerKind(ABC):
     """Kind of server.
 
     Class attributes:
-        owner: Name of the server in its list of models.
-        path: Endpoint for completions.
+        owner: Value of `owned_by` in the server's list of models.
+        path: Path of the endpoint for completions.
         event: Type of the streamed events.
         uses_token_ids: Whether the server accepts and returns token ids; otherwise texts.
     """
@@ -142,17 +141,19 @@ class ServerKind(ABC):
 
     @abstractmethod
     def body(self, request: CompletionRequest) -> dict[str, Any]:
-        """Return the request body. It sets every option explicitly, not by the server's
-        defaults."""
+        """Return the body of a request. It sets every sampling option, because the defaults of
+        servers differ."""
 
     def read_totals(self, client: HttpClient) -> tuple[int, int] | None:
-        """Return the tokens drafted and accepted since the server started, or None if replies
-        contain them."""
+        """Return the number of drafted and of accepted tokens since the server started.
+
+        Return None if the server has no such counters, or reports the numbers in each reply.
+        """
         return None
 
 
 class OpenAiServer(ServerKind):
-    """Any server with OpenAI's completions endpoint, with texts."""
+    """Server with OpenAI's completions endpoint, which accepts and returns text."""
 
     uses_token_ids = False
 
@@ -170,7 +171,7 @@ class OpenAiServer(ServerKind):
 
 
 class VllmServer(OpenAiServer):
-    """vLLM, which counts drafts only in /metrics. The salt disables reuse of cached prompts."""
+    """vLLM. It reports draft counts only in /metrics. `cache_salt` disables its prefix cache."""
 
     owner = "vllm"
     uses_token_ids = True
@@ -200,7 +201,7 @@ class VllmServer(OpenAiServer):
             if name in self.counters:
                 count = _number(rest.rpartition("}")[2])
                 if not 0 <= count < MAX_COUNT:
-                    raise client.make_fault(f"has a counter that is no number of tokens: {line}")
+                    raise client.make_fault(f"has an invalid counter in /metrics: {line}")
                 sums[name] = sums.get(name, 0.0) + count
         drafted, accepted = (sums.get(name) for name in self.counters)
         return None if drafted is None or accepted is None else (int(drafted), int(accepted))
@@ -282,14 +283,15 @@ class ModelList(BaseModel):
 
 
 class InferenceServer:
-    """Inference server, whose kind its list of models shows.
+    """Inference server of a detected or given kind.
 
     Args:
-        client: Client for the server.
-        kind: Key of `KINDS`, or "auto" to detect it from the list of models.
-        model: Model to use. None uses the only one.
+        client: HTTP client for the server.
+        kind: Key of `KINDS`, or "auto" to detect the kind from the list of models.
+        model: Name of the model to use. None means the only one.
+
     Raises:
-        EnvironmentFault: The server has several models and none is named, or a request failed.
+        EnvironmentFault: The server has several models and `model` is None, or a request failed.
     """
 
     def __init__(self, client: HttpClient, kind: str, model: str | None) -> None:
@@ -308,22 +310,34 @@ class InferenceServer:
         self._totals = self.kind.read_totals(client)
 
     def complete(self, request: CompletionRequest, now_ns: Callable[[], int]) -> CompletionReply:
-        """Complete a prompt. Raise EnvironmentFault if the server fails."""
+        """Send a request and return the reply.
+
+        Args:
+            request: The request.
+            now: Function that returns the current time in ns.
+
+        Raises:
+            EnvironmentFault: The request failed.
+        """
         reply, client = CompletionReply(), self._client
         for event in client.stream_events(self.kind.path, self.kind.body(request), self.kind.event):
             if event.error is not None:
-                raise client.make_fault(f"gave up: {event.error}")
+                raise client.make_fault(f"reported an error: {event.error}")
             before = reply.progress
             event.add(reply)
             if reply.progress != before:
                 reply.last_ns = now_ns()
                 reply.first_ns = reply.first_ns or reply.last_ns
             if len(reply.ids) > request.budget:
-                raise client.make_fault(f"made more than the {request.budget} tokens asked for")
+                raise client.make_fault(f"returned more than {request.budget} tokens, the maximum")
         return reply
 
     def add_draft_counts(self, reply: CompletionReply) -> None:
-        """Add the draft counts that only the server's totals show. This takes one request."""
+        """Add draft counts to a reply, for servers that report only totals.
+
+        The counts are the differences of the totals before and after the request. Reading the
+        totals takes one HTTP request.
+        """
         before, self._totals = self._totals, self.kind.read_totals(self._client)
         if before is not None and self._totals is not None:
             drafted, accepted = (

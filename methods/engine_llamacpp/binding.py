@@ -1,6 +1,7 @@
 """llama.cpp through its Python binding, llama-cpp-python.
 
-It writes a module's weights to a GGUF file in float32, and decodes one request token by token.
+The module writes the weights of a transformers module to a GGUF file in float32, loads the file
+with the binding, and decodes one request at a time.
 """
 
 from __future__ import annotations
@@ -33,17 +34,21 @@ _SIZES = {
     "vocab_size": "vocab_size",
 }
 _ROWS = 256
-"""llama.cpp rounds the size of a context to a multiple of this."""
+"""llama.cpp rounds the context size up to a multiple of this number."""
 
 Ids = NDArray[np.intc]
 DraftFunction = Callable[[Ids], Ids]
 
 
 class CountingDrafter:
-    """Drafter for the binding that counts its calls and tokens.
+    """Draft function for the binding's `draft_model`, which counts calls and draft tokens.
+
+    Args:
+        guess: Function from the token ids so far to the draft tokens.
 
     Attributes:
-        steps, drafted: Number of calls and of draft tokens in the current request.
+        steps: Number of calls in the current request.
+        drafted: Number of draft tokens in the current request.
     """
 
     def __init__(self, guess: DraftFunction) -> None:
@@ -59,7 +64,7 @@ class CountingDrafter:
 
 @dataclass(frozen=True, slots=True)
 class LlamaCppEngine:
-    """Loaded target, with its drafter and its draft model, if any."""
+    """Target loaded by the binding, with its draft function and its draft model if any."""
 
     target: Any
     drafting: CountingDrafter | None = None
@@ -67,14 +72,16 @@ class LlamaCppEngine:
 
 
 def load_model(session: PeerSession, role: str, *, ahead: int = 0, **more: Any) -> Any:
-    """Load a decoder of the run with the binding.
+    """Return a model of the run, loaded by the binding.
 
-    It uses as many threads as torch, KV entries in float32, and space for the longest sequence of
+    It uses the same number of threads as torch, and a float32 KV cache for the longest sequence of
     the run.
 
     Args:
-        ahead: Number of tokens that may be drafted beyond that sequence.
-        more: Further settings of the binding.
+        session: Session of the run.
+        role: "target" or "draft".
+        ahead: Maximum number of draft tokens, which need additional space in the KV cache.
+        more: Further arguments of `llama_cpp.Llama`.
     """
     binding, threads = import_module("llama_cpp"), torch.get_num_threads()
     rows = session.state.capacity + ahead + 1
@@ -91,15 +98,15 @@ def load_model(session: PeerSession, role: str, *, ahead: int = 0, **more: Any) 
 
 
 def make_lookup_drafter(ngram: int, length: int) -> CountingDrafter:
-    """Return the binding's prompt lookup."""
+    """Return a draft function that uses the binding's prompt lookup."""
     own = import_module("llama_cpp.llama_speculative").LlamaPromptLookupDecoding
     return CountingDrafter(own(max_ngram_size=ngram, num_pred_tokens=length))
 
 
 def make_model_drafter(draft: Any, length: int) -> CountingDrafter:
-    """Return a drafter with the most likely tokens of a draft model.
+    """Return a draft function that decodes greedily with a draft model.
 
-    The binding's own generation reuses the KV entries of the common prefix.
+    The binding reuses the KV entries of tokens that did not change since the last call.
     """
 
     def guess(ids: Ids) -> Ids:
@@ -109,7 +116,7 @@ def make_model_drafter(draft: Any, length: int) -> CountingDrafter:
 
 
 def decode(engine: LlamaCppEngine, session: PeerSession) -> CompletionReply:
-    """Decode the session's request greedily. The prompt is prefilled again."""
+    """Decode the session's request greedily, without reusing the KV entries of earlier requests."""
     request, drafting = session.requests[0], engine.drafting
     stop, reply = request.stop, CompletionReply()
     for model in filter(None, (engine.target, engine.draft)):
@@ -124,7 +131,7 @@ def decode(engine: LlamaCppEngine, session: PeerSession) -> CompletionReply:
             break
     if drafting is not None:
         reply.drafted = drafting.drafted
-        reply.accepted = len(reply.ids) - 1 - drafting.steps  # one token per step is the target's
+        reply.accepted = len(reply.ids) - 1 - drafting.steps  # one token per step is not drafted
     return reply
 
 
@@ -158,22 +165,22 @@ def _write(module: Any, path: Path) -> None:
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     tensors = module.state_dict()
-    says = read_output_ids(tensors, config.vocab_size, "a module")
-    for name in ("d2t", "t2d"):  # already applied
+    ids = read_output_ids(tensors, config.vocab_size, "a module")
+    for name in ("d2t", "t2d"):  # `ids` contains this information
         tensors.pop(name, None)
-    if says is not None:
+    if ids is not None:
         tensors["lm_head.weight"] = _expand_output_matrix(
-            tensors["lm_head.weight"], says, config.vocab_size
+            tensors["lm_head.weight"], ids, config.vocab_size
         )
     for name, weight in tensors.items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         stored = names.get_name(name, (".weight", ".bias"))
         if stored is None:
-            raise MethodFault(f"llama.cpp's {kind} has no weights named {name}", _LEAVE)
+            raise MethodFault(f"llama.cpp's architecture {kind} has no tensor for {name}", _HINT)
         part = stored.split(".")[-2]
-        turned = kind == "llama" and part in heads
-        rows = _interleave_rotary_rows(weight, heads[part]) if turned else weight
+        interleaved = kind == "llama" and part in heads
+        rows = _interleave_rotary_rows(weight, heads[part]) if interleaved else weight
         writer.add_tensor(stored, np.ascontiguousarray(rows.float().cpu().numpy()))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -181,17 +188,22 @@ def _write(module: Any, path: Path) -> None:
     writer.close()
 
 
-_LEAVE = "leave the row out"
+_HINT = "run without this method"
 
 
-def _expand_output_matrix(rows: Tensor, says: Tensor, size: int) -> Tensor:
-    """Return an output matrix [V, hidden] from the rows [r, hidden] of the ids `says` [r].
+def _expand_output_matrix(rows: Tensor, ids: Tensor, size: int) -> Tensor:
+    """Return an output matrix [size, hidden] for all token ids, from the rows of some ids.
 
-    Other tokens get the mean of the rows, hence the mean of the logits, so that none is ever the
-    most likely.
+    All other ids get the mean of the rows, and therefore the mean of the logits. They are never the
+    most likely token.
+
+    Args:
+        rows: Rows of the output matrix, [r, hidden].
+        ids: Token ids of the rows, [r].
+        size: Number of token ids.
     """
     whole = rows.mean(0).repeat(size, 1)
-    whole[says] = rows
+    whole[ids] = rows
     return whole
 
 
@@ -200,18 +212,21 @@ def _read_architecture(config: Any) -> tuple[str, dict[str, Any]]:
     kind, rope = ARCHITECTURES.get(config.model_type), config.rope_parameters
     if kind is None:
         written = ", ".join(ARCHITECTURES)
-        why = f"a model of the kind {config.model_type} is not written as GGUF; {written} are"
-        raise MethodFault(why, _LEAVE)
+        why = f"model_type {config.model_type} cannot be written as GGUF; supported: {written}"
+        raise MethodFault(why, _HINT)
     if rope["rope_type"] != "default":
-        why = f"rotary positions of the type {rope['rope_type']} are not written as GGUF"
-        raise MethodFault(why, _LEAVE)
+        why = f"rope_type {rope['rope_type']} cannot be written as GGUF"
+        raise MethodFault(why, _HINT)
     if getattr(config, "sliding_window", None) is not None:
-        raise MethodFault("a sliding window is not written as GGUF", _LEAVE)
+        raise MethodFault("a model with sliding_window cannot be written as GGUF", _HINT)
     return kind, rope
 
 
 def _interleave_rotary_rows(weight: Tensor, heads: int) -> Tensor:
-    """Reorder rows of queries or keys for llama.cpp's `llama`, which rotates neighbours, not
-    halves."""
+    """Return q_proj or k_proj with its rows in the order of llama.cpp's architecture `llama`.
+
+    Its rotary embedding rotates adjacent pairs of numbers. transformers' pairs are half a head
+    apart.
+    """
     halves: Sequence[int] = (heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return weight.reshape(halves).transpose(1, 2).reshape(weight.shape)

@@ -1,9 +1,9 @@
-"""llama.cpp as an engine on the CPU: plain decoding, a draft model, prompt lookup.
+"""Methods that decode with llama.cpp on the CPU: plain decoding, a draft model, prompt lookup.
 
-github.com/ggml-org/llama.cpp, through the decoding loop of github.com/abetlen/llama-cpp-python. It
-runs the weights of the run's models in float32 with the same number of threads. `binding` writes
-them to GGUF files before the first prompt. A token's time is when the binding's generator yields
-it.
+They use github.com/ggml-org/llama.cpp through its Python binding,
+github.com/abetlen/llama-cpp-python. The weights are those of the run's models, in float32, and the
+number of threads is that of torch. The module `binding` writes the weights to GGUF files before the
+first prompt. The time of a token is the time at which the binding's generator yields it.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ class LlamaCpp(Method):
         check_installed(self.name, "llama_cpp", "llama-cpp-python", "llamacpp")
 
     def create_engine(self, session: PeerSession) -> binding.LlamaCppEngine:
-        """Return a new engine. It is created once per method."""
+        """Return the engine. `generate` calls this once per method."""
         return binding.LlamaCppEngine(
             binding.load_model(session, "target", flash_attn=self.params.flash)
         )
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the request. Each token is timed; the binding reports no steps."""
+        """Decode the request. No steps are yielded, because the binding does not report them."""
         assert isinstance(session, PeerSession)
         check_text(session, self.name)
         if session.sampling.draws:
-            raise MethodFault(f"{self.name} decodes greedily alone", "--temperature 0")
+            raise MethodFault(f"{self.name} supports only greedy decoding", "use --temperature 0")
         if self._engine is None:
             self._engine = self.create_engine(session)
         reply = binding.decode(self._engine, session)

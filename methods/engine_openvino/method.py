@@ -1,8 +1,9 @@
-"""OpenVINO GenAI as an engine on the CPU: plain decoding, a draft model, prompt lookup.
+"""Methods that decode with OpenVINO GenAI on the CPU: plain decoding, a draft model, prompt lookup.
 
-github.com/openvinotoolkit/openvino.genai. It runs the weights of the run's models in float32 with
-the same number of threads. `pipeline` converts transformers' modules before the first prompt. The
-total time is that of its `generate`. OpenVINO reports the time of the first token.
+They use github.com/openvinotoolkit/openvino.genai. The weights are those of the run's models, in
+float32, and the number of threads is that of torch. The module `pipeline` converts transformers'
+modules before the first prompt. The total time is that of OpenVINO's `generate`, and OpenVINO
+reports the time of the first token.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class OpenVino(Method):
         check_installed(self.name, "openvino_genai", "OpenVINO GenAI", "openvino")
 
     def create_pipeline(self, session: PeerSession) -> Any:
-        """Return a new pipeline. It is created once per method."""
+        """Return the pipeline. `generate` calls this once per method."""
         chosen = self.params.attention
         more = {} if chosen is None else {"ATTENTION_BACKEND": chosen}
         return pipeline.create_pipeline(session.tokenizer, session.module("target"), **more)
@@ -59,11 +60,11 @@ class OpenVino(Method):
         return {}
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the request in one call. OpenVINO reports no steps."""
+        """Decode the request. No steps are yielded, because OpenVINO does not report them."""
         assert isinstance(session, PeerSession)
         check_text(session, self.name)
         if session.sampling.draws:
-            raise MethodFault(f"{self.name} decodes greedily alone", "--temperature 0")
+            raise MethodFault(f"{self.name} supports only greedy decoding", "use --temperature 0")
         if self._pipeline is None:
             self._pipeline = self.create_pipeline(session)
         reply = pipeline.decode(self._pipeline, session, **self.options())

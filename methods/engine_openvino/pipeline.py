@@ -1,7 +1,7 @@
-"""Decoders as OpenVINO models.
+"""Conversion of transformers modules to OpenVINO models, and decoding with OpenVINO GenAI.
 
-transformers' module is traced once. Its keys and values become state, as OpenVINO GenAI requires.
-Everything is in float32, including the KV cache.
+A module is traced once. Its KV cache becomes state of the OpenVINO model, as OpenVINO GenAI
+requires. Weights, computation and KV cache are in float32.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ PRECISE = {
     "KV_CACHE_PRECISION": "f32",
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
 }
-"""The same precision as our own decoding. OpenVINO's default stores keys and values in 8 bits."""
+"""OpenVINO properties for float32. By default OpenVINO stores keys and values in 8 bits."""
 _TRACED = 2, 3
-"""Number of tokens and of KV entries in the traced example. No other size has these values."""
+"""Number of new tokens and of KV entries in the traced example. No other dimension has these
+sizes."""
 
 
 def create_pipeline(tokenizer: Any, module: Any, draft: Any = None, **properties: Any) -> Any:
-    """Return GenAI's pipeline for a transformers module, on the CPU, with as many threads as torch.
+    """Return OpenVINO GenAI's pipeline for a transformers module, on the CPU.
 
     Args:
-        tokenizer: transformers' tokenizer. GenAI requires one although it gets token ids.
-        draft: Draft module, if any.
+        tokenizer: transformers' tokenizer. OpenVINO GenAI requires one, although it gets token ids.
+        module: Target, as transformers module.
+        draft: Draft model, as transformers module, or None.
         properties: Further OpenVINO properties.
     """
     genai = import_module("openvino_genai")
@@ -48,10 +50,12 @@ def create_pipeline(tokenizer: Any, module: Any, draft: Any = None, **properties
 
 
 def decode(pipeline: Any, session: PeerSession, **options: Any) -> CompletionReply:
-    """Decode the session's request greedily. GenAI itself reports the time of the first token.
+    """Decode the session's request greedily.
 
     Args:
-        options: Further generation settings.
+        pipeline: Pipeline from `create_pipeline`.
+        session: Session with one request.
+        options: Further generation settings of OpenVINO GenAI.
     """
     genai, core = import_module("openvino_genai"), import_module("openvino")
     request, stop = session.requests[0], session.requests[0].stop
@@ -62,12 +66,12 @@ def decode(pipeline: Any, session: PeerSession, **options: Any) -> CompletionRep
         do_sample=False,
         **options,
     )
-    began = session.now_ns()
-    said = pipeline.generate(core.Tensor(np.array([request.ids], dtype=np.int64)), settings)
-    ended = session.now_ns()
-    first = began + round(said.perf_metrics.get_ttft().mean * 1e6)
-    reply = CompletionReply(said.tokens[0], first_ns=min(first, ended), last_ns=ended)
-    counted = said.extended_perf_metrics
+    start = session.now_ns()
+    result = pipeline.generate(core.Tensor(np.array([request.ids], dtype=np.int64)), settings)
+    end = session.now_ns()
+    first = start + round(result.perf_metrics.get_ttft().mean * 1e6)
+    reply = CompletionReply(result.tokens[0], first_ns=min(first, end), last_ns=end)
+    counted = result.extended_perf_metrics
     if counted is not None:
         reply.drafted = counted.draft_model_metrics.get_num_generated_tokens()
         reply.accepted = counted.get_num_accepted_tokens()
@@ -75,11 +79,11 @@ def decode(pipeline: Any, session: PeerSession, **options: Any) -> CompletionRep
 
 
 def export_model(tokenizer: Any, module: Any) -> str:
-    """Return the folder with a module's OpenVINO model and tokenizer."""
+    """Return a folder with a module and its tokenizer as OpenVINO models."""
 
     def write(folder: Path) -> None:
-        core, own = import_module("openvino"), import_module("openvino_tokenizers")
-        encoder, decoder = own.convert_tokenizer(tokenizer, with_detokenizer=True)
+        core, tokenizers = import_module("openvino"), import_module("openvino_tokenizers")
+        encoder, decoder = tokenizers.convert_tokenizer(tokenizer, with_detokenizer=True)
         models = {"model": _convert_stateful(module), "tokenizer": encoder, "detokenizer": decoder}
         for name, model in models.items():
             core.save_model(model, folder / f"openvino_{name}.xml", compress_to_fp16=False)
@@ -89,7 +93,11 @@ def export_model(tokenizer: Any, module: Any) -> str:
 
 
 class _GrowingCache:
-    """Cache for transformers that appends new keys and values to the given ones."""
+    """KV cache for transformers during tracing. It appends new keys and values to tensors.
+
+    Args:
+        rows: Keys and values of each layer: keys of layer 0, values of layer 0, and so on.
+    """
 
     is_compileable = False
 
@@ -108,13 +116,15 @@ class _GrowingCache:
 
 
 class _TracedModel(nn.Module):
-    """Causal module as a function of its cache. It returns the logits and the new cache."""
+    """Language model whose KV cache is an input and an output, so that it can be traced."""
 
     def __init__(self, module: Any) -> None:
         super().__init__()
         self.module = module
         accepted = inspect.signature(module.forward).parameters
-        self.keeps = "cache" if "cache" in accepted else "past_key_values"  # older than 5.24
+        self.keeps = (
+            "cache" if "cache" in accepted else "past_key_values"
+        )  # before transformers 5.24
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, *past: Tensor
@@ -122,19 +132,22 @@ class _TracedModel(nn.Module):
         cache, at = _GrowingCache(past), torch.arange(attention_mask.shape[1])
         unseen = at[None, None, None, :] > position_ids[:, None, :, None]
         mask = torch.zeros(unseen.shape).masked_fill(unseen, torch.finfo(torch.float32).min)
-        said = self.module(
+        result = self.module(
             input_ids=input_ids,
             attention_mask=mask,
             position_ids=position_ids,
             **{self.keeps: cache},
             use_cache=True,
         )
-        return said.logits, *cache.rows
+        return result.logits, *cache.rows
 
 
 def _convert_stateful(module: Any) -> Any:
-    """Return the OpenVINO model with ids, mask, positions and beams as inputs, logits as output,
-    and the cache as state."""
+    """Return the OpenVINO model of a transformers module.
+
+    Its inputs are ids, attention mask, positions and beam indices. Its output is the logits, and
+    its state is the KV cache.
+    """
     core, ops = import_module("openvino"), import_module("openvino.opset13")
     transformations = import_module("openvino._offline_transformations")
     config, (n, before) = module.config, _TRACED
@@ -144,7 +157,7 @@ def _convert_stateful(module: Any) -> Any:
     ids = torch.ones(1, n, dtype=torch.int64)
     example = (ids, torch.ones(1, before + n, dtype=torch.int64), before + ids.cumsum(1) - 1, *past)
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # branches on shapes are the same for all texts
+        warnings.simplefilter("ignore")  # tracing warns about branches that depend on shapes
         model = core.convert_model(_TracedModel(module), example_input=example)
     state = {f"past.{at}": f"present.{at}" for at in range(len(past))}
     inputs = ["input_ids", "attention_mask", "position_ids", *state]
@@ -161,9 +174,9 @@ def _convert_stateful(module: Any) -> Any:
     for name in state:
         port = model.input(name)
         readers = port.get_target_inputs()
-        own = ops.gather(port, beams, batch)
+        gathered = ops.gather(port, beams, batch)
         for reader in readers:
-            reader.replace_source_output(own.output(0))
+            reader.replace_source_output(gathered.output(0))
     model.validate_nodes_and_infer_types()
     transformations.apply_make_stateful_transformation(model, state)
     sequences = ops.gather(ops.shape_of(model.input("input_ids"), "i64"), [0], batch)

@@ -1,4 +1,4 @@
-"""Falcon: semi-autoregressive drafting, several tokens a pass.
+"""Falcon: semi-autoregressive drafting, with several tokens per pass of the head.
 
 Xiangxiang Gao, Weisheng Xie, Yiwei Xiang, Feng Ji: Falcon: Faster and Parallel Inference of Large
 Language Models through Enhanced Semi-Autoregressive Drafting and Custom-Designed Decoding Tree,
@@ -72,12 +72,13 @@ class FalconParams(MethodParams):
 class Falcon(Method):
     """Falcon: a head predicts a block of features per pass, and drafts a tree block by block.
 
-    Exact because the tree depends only on the past (in coupled decoding also on the noise that the
-    target shares). Nodes are the head's most likely tokens, chosen without drawing. Each is
-    accepted with the target's own probability of it; in greedy and coupled decoding it is accepted
-    if and only if the target chooses it.
-    Differs from the authors' code: verification uses the target's own distribution; theirs draws
-    the token after full acceptance at temperature 1. Nothing is drafted beyond the token budget.
+    Exact because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
+    noise of each position). Nodes are the head's most likely tokens, not drawn at random. Each is
+    accepted with the target's probability of it; in greedy decoding and coupled sampling it is
+    accepted if and only if the target chooses it.
+    Differs from the authors' code: verification uses the target's own distribution; their code
+    draws the token after full acceptance at temperature 1. No draft exceeds the remaining token
+    budget.
 
     One step:
     1. Feed the head the new committed tokens, each with the target's feature of the previous token.
@@ -113,7 +114,7 @@ class Falcon(Method):
         self.levels = Levels.of_head(session, *self.artifacts(), nodes=len(self.tree.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3."""
+        """Carry out steps 1 to 3; see the class."""
         tree = self.tree.truncate(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())
@@ -123,7 +124,7 @@ class Falcon(Method):
         path: list[host.Ids] = []  # tokens of those nodes in their own block, by level
         tokens: list[host.Ids] = []
         for ahead, level in enumerate(tree.levels()):
-            # 2. All nodes of a block share the ranking of their level.
+            # Step 2: All nodes of a block share the ranking of their level.
             ranked, _ = session.branch(
                 out.rows[ahead % k :: k], level.width, how="deterministic", ahead=ahead
             )
@@ -133,8 +134,8 @@ class Falcon(Method):
             path = [host.take(above, level.fed_parents) for above in path]
             path.append(level.select_fed(tokens[-1]))
             block = tuple(block[above] for above in level.fed_parents)
-            # 3. Each token is a row, path after path. The output of a block belongs to its last
-            # row.
+            # Step 3: Each token is a row, path after path. The output of a block belongs to its
+            # last row.
             if len(path) == k:
                 rows = tuple(k * above + k - 1 if ahead >= k else 0 for above in block)
                 parents = tuple(row for row in rows for _ in range(k))

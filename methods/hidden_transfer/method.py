@@ -40,12 +40,12 @@ class HiddenTransferParams(MethodParams):
 class HiddenTransfer(Method):
     """Hidden Transfer: pseudo hidden states from a middle layer predict several tokens ahead.
 
-    Exact because no token attends to a pseudo hidden state, and the tree depends only on the past.
-    Each node is accepted with the target's own probability of it; in greedy and coupled decoding it
-    is accepted if and only if the target chooses it.
+    Exact because no token attends to a pseudo hidden state, and the tree depends only on earlier
+    tokens. Each node is accepted with the target's probability of it; in greedy decoding and
+    coupled sampling it is accepted if and only if the target chooses it.
     Differs from the paper, whose code is not public: all steps start from the same layer. The tree
-    is Medusa's construction. Every node gets pseudo hidden states, because each may be the last
-    accepted one. Nothing is drafted beyond the token budget.
+    is built as in Medusa. Every node gets pseudo hidden states, because each may be the last
+    accepted one. No draft exceeds the remaining token budget.
 
     One step:
     1. The target's last forward also processed pseudo hidden states after the last accepted node.
@@ -69,7 +69,7 @@ class HiddenTransfer(Method):
 
     @property
     def batches(self) -> bool:
-        """Return False: a forward with pseudo hidden states has one request."""
+        """False, because a forward with pseudo hidden states supports only one request."""
         return False
 
     def start(self, session: Session) -> None:
@@ -79,5 +79,5 @@ class HiddenTransfer(Method):
         self.ahead = session.reserve(self.params.nodes, maps)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2."""
+        """Carry out steps 1 and 2; see the class."""
         return fill_from(self.tree, self.ahead.latest_logits(), session)

@@ -44,16 +44,16 @@ class HydraParams(AcceptParams, TreeParams):
 class Hydra(Method):
     """Hydra: heads on the target's last hidden state and the drafted tokens fill a static tree.
 
-    Exact because the tree depends only on the past (in coupled decoding also on the noise that the
-    target shares). Nodes are the most likely tokens at their parent, chosen without drawing. Each
-    is accepted with the target's own probability of it; in greedy and coupled decoding it is
-    accepted if and only if the target chooses it. With `children=drawn`, in sampling, siblings are
-    drawn without replacement from the head's distribution and tested in that order.
-    `accept=typical` is the paper's rule at temperatures above zero; it is not exact, and is
-    reported so.
+    Exact because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
+    noise of each position). Nodes are the most likely tokens at their parent, not drawn at random.
+    Each is accepted with the target's probability of it; in greedy decoding and coupled sampling it
+    is accepted if and only if the target chooses it. In sampling with `children=drawn`, siblings
+    are drawn without replacement from the head's distribution, and tested in that order.
+    `accept=typical` is the paper's rule at temperatures above zero. It is not exact, and specbench
+    reports it as lossy.
     Differs from the authors' code: without typical acceptance, verification uses the target's own
-    distribution, and the first token of a step is drawn from it. The tree is Medusa's construction
-    or theirs (`tree`). Nothing is drafted beyond the token budget.
+    distribution, and the first token of a step is drawn from it. The tree is built as in Medusa or
+    that of their code (`tree`). No draft exceeds the remaining token budget.
 
     One step:
     1. Head 1 reads the target's hidden state that predicted the last committed token, and that
@@ -83,7 +83,7 @@ class Hydra(Method):
         self.levels = HeadLevels(session, heads)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2."""
+        """Carry out steps 1 and 2; see the class."""
         tree = self.tree.truncate(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())

@@ -1,4 +1,4 @@
-"""Hydra++: Hydra's heads behind a layer of attention over the prefix.
+"""Hydra++: Hydra's heads with a prefix attention layer.
 
 Zachary Ankner, Rishab Parthasarathy, Aniruddha Nrusimha, Christopher Rinard, Jonathan Ragan-Kelley,
 William Brandon: Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding, COLM 2024,
@@ -45,16 +45,16 @@ class HydraPlusParams(AcceptParams, TreeParams):
 
 
 class HydraPlus(Method):
-    """Hydra++: Hydra's heads read a layer that attends to the whole prefix.
+    """Hydra++: Hydra's heads read the output of a layer that attends to the whole prefix.
 
-    Exact for the same reason as Hydra: the tree depends only on the past (in coupled decoding also
-    on the noise that the target shares), and each node is accepted with the target's own
+    Exact for the same reason as Hydra: the tree depends only on earlier tokens (in coupled sampling
+    also on the Gumbel noise of each position), and each node is accepted with the target's
     probability of it. With `children=drawn`, in sampling, siblings are drawn without replacement
     and tested in that order. `accept=typical` is the authors' rule at temperatures above zero,
     which is not exact.
     Differs from the authors' code: without typical acceptance, verification uses the target's own
-    distribution, and the first token of a step is drawn from it. The tree is Medusa's construction
-    or theirs (`tree`). Nothing is drafted beyond the token budget.
+    distribution, and the first token of a step is drawn from it. The tree is built as in Medusa or
+    that of their code (`tree`). No draft exceeds the remaining token budget.
 
     One step:
     1. Prefix attention: the head's own layer reads the target's hidden states of the tokens that
@@ -88,7 +88,7 @@ class HydraPlus(Method):
         self.levels = Levels(session, head, session.new_state(head, slack=size))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2."""
+        """Carry out steps 1 and 2; see the class."""
         tree = self.tree.truncate(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())

@@ -1,4 +1,4 @@
-"""Judge Decoding: a small head on the target's hidden states accepts harmless deviations.
+"""Judge Decoding: a head on the target's hidden states decides which draft tokens are harmless.
 
 Gregor Bachmann et al.: Judge Decoding: Faster Speculative Sampling Requires Going Beyond Model
 Alignment, ICLR 2025, arXiv:2501.19309.
@@ -44,7 +44,7 @@ class JudgeParams(MethodParams):
 
 @dataclass(frozen=True)
 class JudgeVerifier(AcceptRule):
-    """Accept rule: accepts a draft token that the judge predicts to be harmless."""
+    """Accept rule that accepts a draft token if the judge predicts that it is harmless."""
 
     threshold: float
     head: JudgeHead | None = field(default=None, repr=False, compare=False)
@@ -52,7 +52,8 @@ class JudgeVerifier(AcceptRule):
     pure: ClassVar[bool] = False
 
     def relaxed_mask(self, places: DraftContext, random: Random) -> Tensor:
-        """Return sigmoid(w h + b) > threshold, h being the hidden state at the token itself."""
+        """Return sigmoid(w h + b) > threshold for each token, where h is the hidden state at the
+        token."""
         if self.head is None or places.features is None:
             raise MethodFault(
                 "a judge needs its head and the target's rows (`session.capture_layers`)"
@@ -61,12 +62,12 @@ class JudgeVerifier(AcceptRule):
 
     @property
     def is_exact(self) -> bool:
-        """Return True at threshold 1."""
+        """True at threshold 1, where the rule accepts no further tokens."""
         return self.threshold >= 1
 
     @property
     def stricter(self) -> JudgeVerifier:
-        """Rule with a threshold half way to 1."""
+        """The rule with a threshold half way between this one and 1."""
         return replace(self, threshold=(1 + self.threshold) / 2)
 
 
@@ -75,16 +76,17 @@ class Judge(DraftModelMethod):
 
     Not exact: a token that the lossless rule rejects is accepted if the head predicts that it is
     harmless with a probability above `threshold`. The head is one linear layer on the target's
-    hidden state at that token. With threshold 1 the method is off and generates the tokens of
-    `sps`.
-    Differs from the paper: the head reads the hidden state after the final norm. Its labels are
-    mined, not annotated by people: a token is harmless if the target, continuing after it, scores
-    no worse (AutoJudge: Garipov et al., NeurIPS 2025, arXiv:2504.20039; `specbench train judge`).
+    hidden state at that token. With threshold 1 the method generates the tokens of `sps`.
+    Differs from the paper: the head reads the hidden state after the final norm. Its training
+    labels are found automatically, not annotated by people: a token is harmless if the answer that
+    the target writes after it is as good as before (AutoJudge: Garipov et al., NeurIPS 2025,
+    arXiv:2504.20039; `specbench train judge`).
 
     One step:
-    1. (base) Feed the draft its pending tokens, and draw `length` tokens x from it.
+    1. (base) Feed the draft model its pending tokens, and draw `length` tokens x from it.
     2. (engine) One target forward over the last committed token and the draft. x is accepted if the
-       lossless rule accepts it, or if sigmoid(w h + b) > threshold, h being the hidden state at x.
+       lossless rule accepts it, or if sigmoid(w h + b) > threshold, where h is the hidden state at
+       x.
     3. (engine) Replace the first rejected token by the lossless rule's token.
     4. (base) Drop the draft's KV entries of rejected tokens.
     """

@@ -1,8 +1,9 @@
-"""Training of a judge: a logistic regression over hidden states of the target at mined tokens.
+"""Training of a judge: a logistic regression over hidden states of the target.
 
-Labels are mined as in AutoJudge (Garipov et al., NeurIPS 2025, arXiv:2504.20039). The features of a
-token are the target's normed hidden state at that token (Bachmann et al., ICLR 2025,
-arXiv:2501.19309).
+The examples are draft tokens that differ from the target's own token. AutoJudge (Garipov et al.,
+NeurIPS 2025, arXiv:2504.20039) finds such tokens and their labels automatically ("mining"). The
+features of a token are the target's hidden state at that token, after the final norm (Bachmann et
+al., ICLR 2025, arXiv:2501.19309).
 """
 
 from dataclasses import dataclass
@@ -14,18 +15,18 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from methods._heads.held_out import HELD_OUT, area_under_roc
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-"""Weights of the L2 penalty in the loss; the best on held-out questions is used."""
+"""Weights of the L2 penalty to try. The best one on held-out questions is used."""
 THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 
 @dataclass(frozen=True)
 class MinedTokens:
-    """Draft tokens, n of them, that differ from the target's own.
+    """Training examples: n draft tokens that differ from the target's own token.
 
     Attributes:
-        rows: The target's normed hidden states at the tokens, [n, hidden].
-        harmless: [n] bool.
-        question: Number of the question that each token is from, [n].
+        rows: The target's normed hidden states at these tokens, [n, hidden].
+        harmless: Whether the answer stays as good with the draft token, [n] bool.
+        question: Number of the question in whose answer the token occurs, [n].
     """
 
     rows: Tensor
@@ -38,12 +39,12 @@ class JudgeQuality:
     """Quality of a judge on held-out questions.
 
     Attributes:
-        tokens: Number of tokens.
-        harmless: Share of harmless tokens.
-        auc: Probability that the judge ranks a harmless token above an important one.
-        strength: Weight of the L2 penalty.
-        caught: Share of important tokens that the judge rejects, by threshold.
-        passed: Share of harmless tokens that the judge accepts, by threshold.
+        tokens: Number of held-out tokens.
+        harmless: Share of harmless tokens among them.
+        auc: Probability that the judge ranks a harmless token above one that is not.
+        strength: Weight of the L2 penalty in training.
+        caught: Share of the tokens that are not harmless and that the judge rejects, by threshold.
+        passed: Share of the harmless tokens that the judge accepts, by threshold.
     """
 
     tokens: int
@@ -57,8 +58,8 @@ class JudgeQuality:
 def fit(mined: MinedTokens) -> tuple[Tensor, Tensor, JudgeQuality]:
     """Return weight [hidden] and bias [1] of the best judge, and its quality on held-out questions.
 
-    The L2 penalty with the best AUC on held-out tokens is chosen. Both labels have the same total
-    weight in the loss.
+    The best judge has the highest AUC over the values of `STRENGTHS`. Both classes have the same
+    total weight in the loss.
     """
     held = mined.question % HELD_OUT == 0
     inside, labels = mined.rows[~held].double(), mined.harmless[~held]

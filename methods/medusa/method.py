@@ -1,4 +1,4 @@
-"""Medusa: several decoding heads on the target's last row.
+"""Medusa: several decoding heads on the target's last hidden state.
 
 Tianle Cai, Yuhong Li, Zhengyang Geng, Hongwu Peng, Jason D. Lee, Deming Chen, Tri Dao: Medusa:
 Simple LLM Inference Acceleration Framework with Multiple Decoding Heads, ICML 2024,
@@ -40,14 +40,15 @@ class MedusaParams(AcceptParams, TreeParams):
 
 
 class Medusa(Method):
-    """Medusa: heads on the target's last hidden state, one per token ahead, fill a static tree.
+    """Medusa: each head predicts one of the next tokens, and their candidates fill a static tree.
 
-    Exact because the tree depends only on the past. A node is one of its head's most likely tokens,
-    chosen without drawing. It is accepted with the target's own probability of it; in greedy and
-    coupled decoding it is accepted if and only if the target chooses it. `accept=typical` is the
-    paper's rule at temperatures above zero; it is not exact, and is reported so.
+    Exact because the tree depends only on earlier tokens. A node is one of its head's most likely
+    tokens, not drawn at random. It is accepted with the target's probability of it; in greedy
+    decoding and coupled sampling it is accepted if and only if the target chooses it.
+    `accept=typical` is the paper's rule at temperatures above zero. It is not exact, and specbench
+    reports it as lossy.
     Differs from the authors' code: without typical acceptance, verification uses the target's own
-    distribution, and the first token of a step is drawn from it. Nothing is drafted beyond the
+    distribution, and the first token of a step is drawn from it. No draft exceeds the remaining
     token budget.
 
     One step:
@@ -77,6 +78,6 @@ class Medusa(Method):
         session.reserve(len(self.tree.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2."""
+        """Carry out steps 1 and 2; see the class."""
         logits = self.heads(session.features())[:, 0]  # [levels, V]
         return fill_from(self.tree, logits, session)

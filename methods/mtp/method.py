@@ -1,4 +1,4 @@
-"""Multi-token-prediction layer that drafts a chain as EAGLE does.
+"""Multi-token prediction (MTP): a layer trained with the target drafts a chain.
 
 DeepSeek-AI: DeepSeek-V3 Technical Report, arXiv:2412.19437; layers of this form also ship with
 XiaomiMiMo/MiMo and others.
@@ -48,12 +48,12 @@ class MtpParams(LengthParams):
 
 
 class Mtp(Method):
-    """Multi-token prediction: a layer trained with the target drafts a chain, fed its own output.
+    """Multi-token prediction (MTP): a layer trained with the target drafts a chain of tokens.
 
-    Exact because each token is drawn from the layer's distribution q, or chosen without drawing,
-    and verified like a draft model's token: accepted with probability min(1, p(x)/q(x)), replaced
-    after rejection by a draw from norm(max(p - q, 0)). In greedy and coupled decoding it is
-    accepted if and only if the target chooses it.
+    Exact because each token is drawn from the layer's distribution q, and verified like a draft
+    model's token: it is accepted with probability min(1, p(x)/q(x)), and a rejected one is replaced
+    by a draw from norm(max(p - q, 0)). In greedy decoding and coupled sampling it is accepted if
+    and only if the target chooses it.
     Differs from the report: one layer drafts all tokens, as in engines that serve such checkpoints,
     although it may have been trained for the first token only.
 
@@ -83,16 +83,17 @@ class Mtp(Method):
         self.length = create_length_rule(self.params, session, model=head)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2."""
+        """Carry out steps 1 and 2; see the class."""
         self.length.begin()
         limit = min(limit, self.length.most)
         if limit < 1:
             return session.chain(())
         levels = self.levels
-        # 1. The target's hidden states of committed tokens.
+        # Step 1: The target's hidden states of committed tokens.
         out = levels.begin(session.pending_features(levels.state.length()))
         picks = [session.pick(out)]
-        # 2. From here on the layer reads its own output in place of the target's hidden states.
+        # Step 2: From here on the layer reads its own output in place of the target's hidden
+        # states.
         while self.length.should_continue(out, picks[-1]) and len(picks) < limit:
             out = levels.feed(picks[-1][0], (0,))
             picks.append(session.pick(out, len(picks)))

@@ -1,4 +1,4 @@
-"""OmniDraft: a draft model with any tokenizer, and a cache of token runs that spell a target token.
+"""OmniDraft: a draft model with any tokenizer, and an n-gram cache between the vocabularies.
 
 Ramchalam Kinattinkara Ramakrishnan et al.: OmniDraft: A Cross-vocabulary, Online Adaptive Drafter
 for On-device Speculative Decoding, NeurIPS 2025, arXiv:2507.02659.
@@ -34,26 +34,27 @@ class OmniDraftParams(MethodParams):
 
 
 class OmniDraft(Method):
-    """OmniDraft: draft tokens that together spell a target token are drafted as that token.
+    """OmniDraft: draft tokens that together have the text of a target token are drafted as it.
 
-    Exact because q is the distribution that a token is drawn from: the longest cached run at the
-    start of the draft's continuation becomes one target token; without a run its first token is
-    used. A token x is accepted with probability min(1, p(x)/q(x)); a rejected one is replaced by a
-    draw from norm(max(p - q, 0)).
-    Differs from the paper, whose cache of runs is the n-gram cache: runs reduce the probability of
-    the token that begins them. Only runs along the draft's most likely tokens are considered,
-    because others would cost forwards. Runs of the prompt are cached too. The draft does not learn
-    (`osd` does), and no head stops drafting.
+    The cache contains n-grams: sequences of draft tokens with the text of one target token.
+    Exact because q is the distribution that a token is drawn from. The longest cached n-gram at the
+    start of the draft model's continuation becomes one target token. Without an n-gram, the first
+    draft token is used. A token x is accepted with probability min(1, p(x)/q(x)); a rejected one is
+    replaced by a draw from norm(max(p - q, 0)).
+    Differs from the paper: the probability of an n-gram is subtracted from that of the token that
+    begins it. Only n-grams along the draft model's most likely tokens are considered, because
+    others need further forwards. N-grams of the prompt are cached too. The draft model does not
+    learn online (`osd` does), and no head decides when to stop drafting.
 
     One step:
     1. Translate the committed tokens into the draft's vocabulary; tokenize missing ones again.
-    2. Walk: feed the draft its most likely token, while cached runs continue from there.
-    3. Compute q: shared tokens have the draft's probability. Each run along the walk has the
-       product of its tokens' probabilities, subtracted from the longest shorter run or the walk's
-       first token.
-    4. Draw a token and drop what was fed after it. Repeat from 2, `length` times.
+    2. Walk: feed the draft model its most likely token, while cached n-grams continue there.
+    3. Compute q. A shared token has the probability that the draft model gives it. An n-gram along
+       the walk has the product of its tokens' probabilities. This product is subtracted from the
+       longest shorter n-gram, or from the first token of the walk.
+    4. Draw a token from q, and drop what was fed after it. Repeat from 2, `length` times.
     5. (engine) One target forward over the last committed token and the draft; verify; commit.
-    6. Cache the runs of committed tokens that the draft's vocabulary lacks; evict the oldest.
+    6. Add the n-grams of committed tokens that the draft vocabulary lacks to the cache.
     """
 
     name: ClassVar[str] = "omnidraft"
@@ -67,7 +68,7 @@ class OmniDraft(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def start(self, session: Session) -> None:
-        """Prefill the draft with the prompt in its own vocabulary."""
+        """Prefill the draft model with the prompt, tokenized in its own vocabulary."""
         self.model, self.text = session.draft(), Transcript(session, session.draft())
         self.words, self.drafted = self.text.translation, list[int]()
         self.runs: NgramCache = session.memory.setdefault("runs", NgramCache(self.params.memory))
@@ -76,8 +77,8 @@ class OmniDraft(Method):
             self.model.forward(self.text.pending_tokens(), self.text.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 4."""
-        # 1.
+        """Carry out steps 1 to 4; see the class."""
+        # Step 1: translate the committed tokens.
         self.text.follow(session.tokens())
         picks, x, state, room = (
             list[Pick](),
@@ -87,7 +88,7 @@ class OmniDraft(Method):
         )
         self.drafted, outs, fed = [], list[ModelOutput](), 0
         while len(picks) < min(self.params.length, limit) and len(self.drafted) < room:
-            # 2. The draft's distributions before the walk and after each of its tokens.
+            # Step 2: The draft's distributions before the walk and after each of its tokens.
             outs = [self.model.forward(x, state) if x.ids.numel() else outs[fed]]
             begin, walk, node = state.length(), list[int](), self.runs.trie
             while node and len(self.drafted) + len(walk) < room:
@@ -97,7 +98,7 @@ class OmniDraft(Method):
                     break
                 walk.append(w)
                 outs.append(self.model.forward(self._ids([w]), state))
-            # 3. and 4.
+            # Steps 3 and 4: draw a token from q, and drop what was fed after it.
             picks.append(session.pick(self._distribution(walk, outs), len(picks)))
             run = self.runs.find_ngram(host.number(picks[-1][0]), self.words.spell_in_draft)
             fed = next((at for at, w in enumerate(walk) if run[at : at + 1] != [w]), len(walk))
@@ -106,7 +107,7 @@ class OmniDraft(Method):
         return session.chain_of_picks(picks)
 
     def _distribution(self, walk: list[int], outs: list[ModelOutput]) -> ModelOutput:
-        """Carry out step 3, and return the logits of q."""
+        """Carry out step 3, and return the logits of q; see the class."""
         if not walk:
             return self.words.to_target_logits(outs[0])
         chances = [out.rows[-1].double().softmax(-1) for out in outs]
@@ -134,6 +135,6 @@ class OmniDraft(Method):
         return Tokens(host.ids(ids, self.words.device)[None])
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 1 of the next step, and step 6."""
+        """Carry out step 1 of the next step, and step 6; see the class."""
         self.text.follow(session.tokens(), self.drafted)
         self.runs.add_text(outcome.committed, self.words.spell_in_draft)

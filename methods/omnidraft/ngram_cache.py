@@ -1,4 +1,7 @@
-"""OmniDraft's n-gram cache: runs of draft tokens that together spell one target token."""
+"""N-gram cache of OmniDraft, which maps several draft tokens to one target token.
+
+An n-gram is a sequence of draft tokens that together have the text of one target token.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,18 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 Spelling = Callable[[int], list[int]]
-"""Function that returns the draft tokens that spell a target token, or [] if there are none."""
+"""Function from a target token to the draft tokens with the same text, or [] if there are none."""
 
 
 class NgramCache:
-    """Cache of runs of draft tokens that spell a target token, with a maximum size.
+    """Cache of n-grams with a maximum size. The least recently seen n-gram is evicted.
+
+    Args:
+        most: Maximum number of n-grams.
 
     Attributes:
-        trie: Trie over the draft tokens of all runs. A node stores the target token that ends there
-            under `END`.
+        trie: Trie over the draft tokens of all n-grams. If an n-gram ends at a node, the key `END`
+            of the node contains the target token.
     """
 
     END = -1
@@ -22,17 +28,17 @@ class NgramCache:
     def __init__(self, most: int) -> None:
         self.trie: dict[int, Any] = {}
         self._most = most
-        self._of: dict[int, list[int]] = {}  # by target token, the least recently seen first
+        self._of: dict[int, list[int]] = {}  # n-grams by target token, least recently seen first
 
     def __len__(self) -> int:
         return len(self._of)
 
     def find_ngram(self, token: int, spelling: Spelling) -> list[int]:
-        """Return the draft's tokens that spell a target token, or [] if there are none."""
+        """Return the draft tokens for a target token, from the cache or from `spelling`."""
         return self._of.get(token) or spelling(token)
 
     def add_text(self, tokens: Iterable[int], spelling: Spelling) -> None:
-        """Cache the runs of a text's tokens, each as the newest."""
+        """Add the n-grams of the target tokens of a text."""
         for token in tokens:
             run = self.find_ngram(token, spelling)
             if len(run) > 1:
@@ -49,8 +55,7 @@ class NgramCache:
         return not node.keys() <= {self.END}
 
     def find_completions(self, node: dict[int, Any]) -> tuple[list[int], list[int]]:
-        """Return the draft tokens that end a run after a node, and the target tokens of these
-        runs."""
+        """Return the draft tokens that complete an n-gram after a node, and their target tokens."""
         found = {
             each: beyond[self.END]
             for each, beyond in node.items()

@@ -175,8 +175,8 @@ class Pard(ParallelHead):
             slots = slots[:, torch.randperm(n, generator=order).to(slots.device)]
         share, minimum = self.keep if self.training else (1.0, 1.0)
         counts = [max(1, int(n * max(share**step, minimum))) for step in range(steps)]
-        anchors, positions = (slots + 1).clamp(max=last), read.chats.positions
-        visible = gather_slots(read.chats.mask[:, 0], anchors)[:, None]
+        anchors, positions = (slots + 1).clamp(max=last), read.chat_mask.positions
+        visible = gather_slots(read.chat_mask.mask[:, 0], anchors)[:, None]
         where = [positions.gather(1, anchors[:, :m]) + step for step, m in enumerate(counts)]
         text = self.embed_tokens(ids)
         mask = self.embed_tokens.weight[self.mask]
@@ -192,7 +192,7 @@ class Pard(ParallelHead):
                 past = PastKeyValues(visible[:, :, :m], memory, before)
                 rows[at] = layer.add_residuals(row, attend(read_of_row, where[at + 1], past))
             text = layer.add_residuals(
-                text, attend(normed, positions, PastKeyValues(read.chats.mask, memory))
+                text, attend(normed, positions, PastKeyValues(read.chat_mask.mask, memory))
             )
         for m, row in zip(counts, (gather_slots(text, anchors), *rows), strict=True):
             yield self.norm(row) @ self.embed_tokens.weight.T, slots[:, :m]

@@ -1,4 +1,4 @@
-"""PARD: a draft model that predicts several tokens in one forward, through mask tokens.
+"""PARD: a draft model that predicts several tokens in one forward, at mask tokens.
 
 Zihao An, Huajun Bai, Ziqiong Liu, Dong Li, Emad Barsoum: PARD: Accelerating LLM Inference with
 Low-Cost PARallel Draft Model Adaptation, 2025, arXiv:2504.18583.
@@ -42,14 +42,14 @@ class Pard(Method):
 
     Exact because each token is drawn from the distribution q at its own position, which depends on
     the committed text and on no other draft token. It is accepted with probability
-    min(1, p(x)/q(x)); a rejected one is replaced by a draw from norm(max(p - q, 0)). In greedy and
-    coupled decoding a draft token is accepted if and only if the target chooses it.
-    Differs from the authors' code: theirs compares most likely tokens only, which is greedy
-    decoding. Nothing is drafted beyond the token budget. The draft is an artifact of the target
-    (`pard.head`), independent of the run's draft model.
+    min(1, p(x)/q(x)); a rejected one is replaced by a draw from norm(max(p - q, 0)). In greedy
+    decoding and coupled sampling a draft token is accepted if and only if the target chooses it.
+    Differs from the authors' code, which supports only greedy decoding. No draft exceeds the
+    remaining token budget. The draft is an artifact of the target (`pard.head`), independent of the
+    run's draft model.
 
     One step:
-    1. Feed the draft its pending tokens followed by `length` - 1 mask tokens.
+    1. Feed the draft model its pending tokens followed by `length` - 1 mask tokens.
     2. Draw one token at the last committed token and one at each mask. The mask k places after that
        token predicts the token k + 1 places after it.
     3. Drop the masks' KV entries. Only committed tokens stay in the KV cache.
@@ -67,23 +67,24 @@ class Pard(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def start(self, session: Session) -> None:
-        """Prefill the draft."""
+        """Prefill the draft model."""
         self.model = session.artifact(*self.artifacts())
         self.state = session.new_state(self.model, slack=self.params.length)
         self.masks = torch.full((1, self.params.length - 1), self.model.mask, device=session.device)
         self.model.forward(session.pending_tokens(0), self.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3."""
+        """Carry out steps 1 to 3; see the class."""
         n = min(self.params.length, limit)
         if n < 1:
             return session.chain(())
-        # 1. x_1 ... x_t m_1 ... m_{n-1}: one causal forward for any n.
-        unseen, text = session.pending_tokens(self.state.length()).ids, len(session.tokens())
-        x = Tokens(torch.cat((unseen, self.masks[:, : n - 1]), 1))
-        said = self.model.forward(x, self.state, logits_at="all").rows[-n:]
-        # 2. Each token from its own position: x_{t+2} does not depend on which x_{t+1} was drawn.
-        draft = draw_chain(session, said)
-        # 3. Accepted tokens are fed as tokens in the next step.
+        # Step 1: x_1 ... x_t m_1 ... m_{n-1}: one causal forward for any n.
+        pending, text = session.pending_tokens(self.state.length()).ids, len(session.tokens())
+        x = Tokens(torch.cat((pending, self.masks[:, : n - 1]), 1))
+        logits = self.model.forward(x, self.state, logits_at="all").rows[-n:]
+        # Step 2: Each token from its own position: x_{t+2} does not depend on which x_{t+1} was
+        # drawn.
+        draft = draw_chain(session, logits)
+        # Step 3: Accepted tokens are fed as tokens in the next step.
         self.state.rollback(0, text)
         return draft

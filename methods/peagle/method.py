@@ -43,10 +43,10 @@ class PEagle(Method):
 
     Exact because each token is drawn from the distribution q at its own position, which depends on
     the committed text and on no other draft token. It is accepted with probability
-    min(1, p(x)/q(x)); a rejected one is replaced by a draw from norm(max(p - q, 0)). In greedy and
-    coupled decoding a draft token is accepted if and only if the target chooses it. Tokens outside
-    the head's draft vocabulary are never drafted.
-    Differs from the paper: heads have one layer. Nothing is drafted beyond the token budget.
+    min(1, p(x)/q(x)); a rejected one is replaced by a draw from norm(max(p - q, 0)). In greedy
+    decoding and coupled sampling a draft token is accepted if and only if the target chooses it.
+    Tokens outside the head's draft vocabulary are never drafted.
+    Differs from the paper: heads have one layer. No draft exceeds the remaining token budget.
 
     One step:
     1. Feed the head the new committed tokens, each with the target's features of the previous token
@@ -77,11 +77,11 @@ class PEagle(Method):
         self.masks = torch.full(shape, self.head.mask, device=session.device)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3."""
+        """Carry out steps 1 to 3; see the class."""
         n = min(self.params.length, limit)
         if n < 1:
             return session.chain(())
-        unread = session.pending_features(self.state.length())
-        x = Features(torch.cat((unread.ids, self.masks[:, : n - 1]), 1), unread.rows)
-        said = self.head.forward(x, self.state, logits_at="all").rows
-        return draw_chain(session, said)
+        pending = session.pending_features(self.state.length())
+        x = Features(torch.cat((pending.ids, self.masks[:, : n - 1]), 1), pending.rows)
+        logits = self.head.forward(x, self.state, logits_at="all").rows
+        return draw_chain(session, logits)

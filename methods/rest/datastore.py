@@ -1,7 +1,7 @@
-"""Datastore of REST: texts as the target's token ids, with their suffix array.
+"""Datastore of REST: texts as token ids of the target, with their suffix array.
 
-He et al., NAACL 2024, arXiv:2311.08252, section 3.1. Theirs are shards of a corpus in their own
-format. This one is a folder with config.json and safetensors, which are memory-mapped.
+He et al., NAACL 2024, arXiv:2311.08252, section 3.1. The authors store a corpus as several shards.
+Here a datastore is a folder with config.json and a safetensors file, which is memory-mapped.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from specbench_cli.api import (
 )
 
 TOKENIZER = "tokenizer.json"
-_HINT = "make one for this target: specbench train rest --target MODEL --out DIR"
+_HINT = "build one for this target: specbench train rest --target MODEL --out DIR"
 _RANDOM = 64
-"""Length of a random text, as a multiple of the vocabulary size."""
+"""Length of the text of a random datastore, as a multiple of the vocabulary size."""
 
 
 class Datastore(SuffixArray, Artifact):
@@ -41,7 +41,7 @@ class Datastore(SuffixArray, Artifact):
 
     @property
     def weight_bytes(self) -> int:  # type: ignore[override]
-        """See `Artifact`."""
+        """Size of token ids and suffix array, in bytes."""
         return int(self.tokens.nbytes + self.order.nbytes)
 
     @classmethod
@@ -55,21 +55,21 @@ class Datastore(SuffixArray, Artifact):
         config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         facts = config.get("specbench", {})
         if facts.get("kind") != cls.kind:
-            raise EnvironmentFault(f"{folder.name} is no datastore", cls.hint)
+            raise EnvironmentFault(f"{folder.name} is not a datastore", cls.hint)
         if config["vocab_size"] != target.vocab_size:
             raise EnvironmentFault(
-                f"{folder.name} holds tokens of a vocabulary of {config['vocab_size']}; this"
-                f" target's has {target.vocab_size}",
+                f"{folder.name} is for a vocabulary of {config['vocab_size']} tokens; this target"
+                f" has {target.vocab_size}",
                 _HINT,
             )
-        made_with, here = facts.get("tokenizer_sha256"), sha256_of(target, TOKENIZER)
-        if None not in (made_with, here) and made_with != here:
-            raise EnvironmentFault(f"{folder.name} was made with another tokenizer", _HINT)
+        built_with, loaded = facts.get("tokenizer_sha256"), sha256_of(target, TOKENIZER)
+        if None not in (built_with, loaded) and built_with != loaded:
+            raise EnvironmentFault(f"{folder.name} was built with another tokenizer", _HINT)
         weights = Weights(folder)
         try:
             return cls(weights["tokens"].numpy(), weights["order"].numpy())
         except KeyError as missing:
-            raise EnvironmentFault(f"{folder.name} lacks the tensor {missing}", _HINT) from None
+            raise EnvironmentFault(f"{folder.name}: missing tensor {missing}", _HINT) from None
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
@@ -82,10 +82,13 @@ class Datastore(SuffixArray, Artifact):
 def write(
     texts: Iterable[Sequence[int]], vocab_size: int, folder: Path, facts: Mapping[str, Any]
 ) -> None:
-    """Build a datastore from texts (token ids) and write it to a new folder.
+    """Build a datastore and write it to a new folder.
 
     Args:
-        facts: value of "specbench" in config.json: the source of the texts.
+        texts: Token ids of each text.
+        vocab_size: Number of token ids of the target.
+        folder: New folder.
+        facts: Entries for "specbench" in config.json, which describe the source of the texts.
     """
     tokens, order = Datastore.sort(texts, vocab_size)
     folder.mkdir(parents=True, exist_ok=True)

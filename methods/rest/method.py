@@ -1,4 +1,4 @@
-"""REST.
+"""REST: retrieval-based speculative decoding, which drafts from a datastore of texts.
 
 Zhenyu He, Zexuan Zhong, Tianle Cai, Jason D. Lee, Di He: REST: Retrieval-Based Speculative
 Decoding, NAACL 2024, arXiv:2311.08252.
@@ -48,15 +48,15 @@ class RestParams(MethodParams):
 
 
 class Rest(Method):
-    """REST: drafts a tree of the most frequent continuations of the suffix in a datastore.
+    """REST: drafts a tree of the most frequent continuations of the current suffix in a datastore.
 
     Exact because the tree depends only on the text and on a datastore that does not change. Its
-    tokens are point masses, each accepted with the target's own probability of it.
-    Differs from the authors' code: theirs draws again for every path that shares a node, so that
-    its sampled outputs do not follow the target's distribution. Equally frequent prefixes are
-    ordered by length, then by token, not by a hash map. If there are more than `matches`
-    occurrences, they are sampled at even distances; theirs takes the first. Without a match the
-    step is plain decoding.
+    tokens are not drawn at random. Each is accepted with the target's probability of it.
+    Differs from the authors' code, which draws again for every path that shares a node, so that its
+    sampled outputs do not follow the target's distribution. Equally frequent prefixes are ordered
+    by length, then by token, not by a hash map. If there are more than `matches` occurrences, they
+    are sampled at even distances; their code takes the first. Without a match the step is plain
+    decoding.
 
     The datastore is read-only (`specbench train rest` builds one).
 
@@ -64,8 +64,8 @@ class Rest(Method):
     1. Find the longest suffix of the text, of `shortest` to `longest` tokens, that occurs in the
        datastore: its range in the suffix array, by binary search.
     2. Read the continuations of its occurrences: `depth` tokens each, up to the end of their text.
-    3. Build a trie of their prefixes, weighted by frequency, and draft the `nodes` heaviest. No
-       prefix is heavier than a shorter one of it, so these form a tree.
+    3. Build a trie of their prefixes, weighted by frequency, and draft the `nodes` heaviest. A
+       prefix is never more frequent than a shorter one, so these nodes form a tree.
     4. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
 
@@ -85,41 +85,43 @@ class Rest(Method):
         session.reserve(self.params.nodes)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3."""
+        """Carry out steps 1 to 3; see the class."""
         params, text = self.params, session.tokens()
         n = self._find_longest_suffix(text[-params.longest :])
         depth = min(params.depth, limit)
         if n < params.shortest or not depth:
             return session.chain(())
-        found = self.store.find(text[-n:])
-        ways = self.store.continuations(found, n, depth, params.matches)
-        return session.tree(*select_heaviest(ways, self.store.end, params.nodes))
+        matches = self.store.find(text[-n:])
+        continuations = self.store.continuations(matches, n, depth, params.matches)
+        return session.tree(*select_heaviest(continuations, self.store.end, params.nodes))
 
     def _find_longest_suffix(self, text: Sequence[int]) -> int:
-        """Return the length of the longest suffix that occurs (step 1). Its own suffixes occur too,
-        so binary search works."""
+        """Return the length of the longest suffix that occurs in the datastore (step 1). All
+        shorter suffixes occur too, so binary search works."""
         shortest = self.params.shortest
         lengths = range(shortest, len(text) + 1)
         known = bisect_left(lengths, True, key=lambda n: not self.store.find(text[-n:]))
         return shortest + known - 1
 
 
-def select_heaviest(ways: Ints, end: int, nodes: int) -> tuple[list[int], tuple[int, ...]]:
-    """Return the tokens of the chosen nodes, and the index of each node's parent, -1 for the root
-    (step 3).
+def select_heaviest(continuations: Ints, end: int, nodes: int) -> tuple[list[int], tuple[int, ...]]:
+    """Return the tokens and the parents of the most frequent prefixes (step 3).
+
+    A parent is an index into the tokens, or -1 for the root.
 
     Args:
-        ways: [rows, levels] continuations. Rows with equal prefixes are adjacent.
-        end: Token that fills a row after the end of its text.
+        continuations: Continuations, [continuations, levels]. Those with equal prefixes are
+            adjacent.
+        end: Token that fills the rest of a continuation after the end of its text.
         nodes: Maximum number of nodes.
     """
-    # A node starts where a row's prefix differs from that of the row before, on each level.
-    begins = np.ones(ways.shape, dtype=bool)
-    begins[1:] = np.logical_or.accumulate(ways[1:] != ways[:-1], axis=1)
-    node = begins.T.ravel().cumsum() - 1  # of each row, on each level
+    # On each level, a new node begins at a row whose prefix differs from that of the previous row.
+    begins = np.ones(continuations.shape, dtype=bool)
+    begins[1:] = np.logical_or.accumulate(continuations[1:] != continuations[:-1], axis=1)
+    node = begins.T.ravel().cumsum() - 1  # node of each row on each level
     first = begins.T.ravel().nonzero()[0]
-    tokens, counts = ways.T.ravel()[first], np.bincount(node)
-    above = np.where(first < len(ways), -1, node[first - len(ways)])
+    tokens, counts = continuations.T.ravel()[first], np.bincount(node)
+    above = np.where(first < len(continuations), -1, node[first - len(continuations)])
     order = np.argsort(np.where(tokens == end, 1, -counts), kind="stable")[:nodes]
     chosen = order[tokens[order] != end].tolist()
     place = {number: at for at, number in enumerate(chosen)}

@@ -1,7 +1,8 @@
-"""Suffix automaton that grows token by token. It finds suffixes of a text that occur in another.
+"""Suffix automaton of SAM-Decoding, which finds the longest suffix of a text that occurred before.
 
 Anselm Blumer et al.: The Smallest Automaton Recognizing the Subwords of a Text, Theoretical
-Computer Science, 1985. Each state represents the strings that end at the same positions.
+Computer Science, 1985. A state represents all strings that end at the same positions of the text.
+Tokens are added one at a time.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 Match = tuple[int, int]
-"""State of a string, and its length. A later split may move the string to another state;
-`SuffixAutomaton` resolves this."""
+"""A string of the automaton, as (state, length).
+
+A later split may move the string to another state. Methods of `SuffixAutomaton` handle this.
+"""
 
 START: Match = (0, 0)
 _NONE = -1
@@ -21,10 +24,10 @@ SEPARATOR = -1
 
 
 class SuffixAutomaton:
-    """Suffix automaton over texts, with the first end of each substring.
+    """Suffix automaton over texts. It stores where each substring occurs first.
 
-    Adding a token takes amortised constant time. There are at most 2 states and 3 transitions per
-    token.
+    Adding a token takes amortised constant time. The automaton has at most 2 states and 3
+    transitions per token.
 
     Attributes:
         text: All tokens, with a `SEPARATOR` after each text from `add`.
@@ -33,7 +36,8 @@ class SuffixAutomaton:
     def __init__(self) -> None:
         self.text: list[int] = []
         self._last = 0
-        # Per state: transitions, suffix link, length of its longest string, first end.
+        # One entry per state: transitions; suffix link; length of its longest string; index of the
+        # token at which its strings end for the first time.
         self._next: list[dict[int, int]] = [{}]
         self._link, self._length, self._end = [_NONE], [0], [_NONE]
 
@@ -50,7 +54,7 @@ class SuffixAutomaton:
             return
         old = following[at][token]
         if length[old] > length[at] + 1:
-            # Only the shorter strings of `old` end here too, so the state is split.
+            # Only the shorter strings of `old` also end at the new token. They get their own state.
             short = self._add_state(
                 following[old].copy(), link[old], length[at] + 1, self._end[old]
             )
@@ -62,12 +66,12 @@ class SuffixAutomaton:
         link[new] = old
 
     def add(self, text: Sequence[int]) -> None:
-        """Add another text. No substring spans two texts."""
+        """Add a text, followed by a separator, so that no substring spans two texts."""
         for token in (*text, SEPARATOR):
             self.append(token)
 
     def follow(self, match: Match, token: int) -> Match:
-        """Return the longest suffix of a match plus a token that occurs in the text."""
+        """Append a token to the string of a match, and return its longest suffix that occurs."""
         state, length = self._resolve(match)
         while token not in self._next[state]:
             state = self._link[state]
@@ -76,22 +80,22 @@ class SuffixAutomaton:
             length = self._length[state]
         return self._next[state][token], length + 1
 
-    def get_continuation(self, match: Match, n: int, least: int = 0) -> Sequence[int]:
-        """Return up to n tokens after the first occurrence of a match, within its text.
+    def get_continuation(self, match: Match, n: int, min_tokens: int = 0) -> Sequence[int]:
+        """Return up to n tokens after the first occurrence of a match, until the end of that text.
 
         Args:
-            least: Required number of tokens. If fewer follow, the longest suffix of the match with
-                enough tokens is used, or else its shortest suffix.
+            min_tokens: Minimum number of tokens. If fewer follow the match, its longest suffix with
+                enough tokens after it is used, or its shortest suffix if there is none.
         """
         state, _ = self._resolve(match)
-        while len(self.text) - 1 - self._end[state] < least and self._link[state] > 0:
+        while len(self.text) - 1 - self._end[state] < min_tokens and self._link[state] > 0:
             state = self._link[state]
         first = self._end[state] + 1
         found = self.text[first : first + n] if state else []
         return found[: found.index(SEPARATOR)] if SEPARATOR in found else found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SuffixAutomaton:
-        """Copy faster than the generic deepcopy does."""
+        """Return a copy. The generic deepcopy is slower."""
         twin = SuffixAutomaton()
         twin.text, twin._last = self.text.copy(), self._last
         twin._next = [each.copy() for each in self._next]
@@ -100,7 +104,7 @@ class SuffixAutomaton:
         return twin
 
     def _resolve(self, match: Match) -> Match:
-        """Return a match with the current state of its string."""
+        """Return a match with the state that its string has now."""
         state, length = match
         while state and length <= self._length[self._link[state]]:
             state = self._link[state]

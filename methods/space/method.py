@@ -1,4 +1,4 @@
-"""SPACE: one target forward verifies a draft and answers mask tokens for the next draft.
+"""SPACE: one target forward verifies a draft, and predicts the next draft at mask tokens.
 
 Hanling Yi, Feng Lin, Hongbin Li, Peiyang Ning, Xiaotian Yu, Rong Xiao: Generation Meets
 Verification: Accelerating Large Language Model Inference with Smart Parallel Auto-Correct Decoding,
@@ -41,14 +41,14 @@ class Space(Method):
 
     Exact because no token attends to a mask, and each draft token is drawn from its mask's
     distribution q, which depends on no other draft token. It is accepted with probability
-    min(1, p(x)/q(x)); a rejected one is replaced by a draw from norm(max(p - q, 0)). In greedy and
-    coupled decoding a draft token is accepted if and only if the target chooses it. All of this is
-    relative to the target of the run, which is the fine-tuned model. Vanilla is that model's plain
-    decoding, not that of the model it was tuned from.
-    Differs from the authors' code: at temperatures above 0 theirs replaces a rejected token by a
-    draw from p itself, which does not give the target's distribution. The first candidates come
-    with the prompt; theirs are dummies. The mask is not a token of the vocabulary. Nothing is
-    drafted beyond the token budget.
+    min(1, p(x)/q(x)); a rejected one is replaced by a draw from norm(max(p - q, 0)). In greedy
+    decoding and coupled sampling a draft token is accepted if and only if the target chooses it.
+    All of this is relative to the target of the run, which is the fine-tuned model. Vanilla is that
+    model's plain decoding, not that of the model it was tuned from.
+    Differs from the authors' code, which at temperatures above 0 replaces a rejected token by a
+    draw from p itself. This does not give the target's distribution. The first draft comes from
+    masks after the prompt; their code starts with placeholder tokens. The mask is not a token of
+    the vocabulary. No draft exceeds the remaining token budget.
 
     One step:
     1. The target's last forward also processed the masks after the last accepted token. Mask j
@@ -73,7 +73,7 @@ class Space(Method):
 
     @property
     def batches(self) -> bool:
-        """Return False: a forward with masks has one request."""
+        """False, because a forward with masks supports only one request."""
         return False
 
     def start(self, session: Session) -> None:
@@ -81,6 +81,6 @@ class Space(Method):
         self.masks = session.reserve(self.params.length, session.artifact(*self.artifacts()))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out step 1."""
-        said = self.masks.latest_logits()[: min(self.params.length, limit)]
-        return draw_chain(session, said)
+        """Carry out step 1; see the class."""
+        logits = self.masks.latest_logits()[: min(self.params.length, limit)]
+        return draw_chain(session, logits)

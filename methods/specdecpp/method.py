@@ -1,4 +1,4 @@
-"""SpecDec++: draft lengths that adapt to how likely the draft is to be rejected.
+"""SpecDec++: an adaptive draft length, from the predicted probability of a rejection.
 
 Kaixuan Huang, Xudong Guo, Mengdi Wang: SpecDec++: Boosting Speculative Decoding via Adaptive
 Candidate Lengths, 2024, arXiv:2405.19715 (COLM 2025).
@@ -49,9 +49,9 @@ class SpecDecPPParams(MethodParams):
 class SpecDecPP(DraftModelMethod):
     """SpecDec++: a trained head predicts acceptance; drafting stops once a rejection is likely.
 
-    Exact because the draft alone decides whether to continue, after a token is kept. Kept tokens
-    therefore follow the distribution q that verification uses.
-    Differs from the authors' code: the draft tokens are the same.
+    Exact because the decision to continue depends only on the draft model, and is made after a
+    token is kept. Kept tokens therefore follow the distribution q that verification uses. The draft
+    tokens are the same as those of the authors' code.
 
     One step, with s = 1, the predicted probability that all tokens drafted so far are accepted:
     1. Feed the draft the newest token (at first its pending tokens); draw x_i.
@@ -73,27 +73,27 @@ class SpecDecPP(DraftModelMethod):
     Head: ClassVar[type[Artifact]] = AcceptanceHead
 
     def start(self, session: Session) -> None:
-        """Prefill the draft."""
+        """Prefill the draft model."""
         super().start(session)
         (self.head,) = map(session.artifact, self.artifacts())
         self.eos = session.requests[0].stop.eos
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3."""
+        """Carry out steps 1 to 3; see the class."""
         params, picks, s = self.params, list[Pick](), 1.0
         x = session.pending_tokens(self.state.length())
         while len(picks) < limit:
-            # 1. x_i ~ q_i.
+            # Step 1: x_i ~ q_i.
             out = self.model.forward(x, self.state)
             picks.append(session.pick(out, len(picks)))
-            # 2. The forward for x_i read x_{i-1}, so its last hidden state predicts whether x_{i-1}
-            # is accepted. The head is launched before waiting for x_i.
-            chances = [self.head(out.hidden[0, -1:])] if len(picks) > 1 else []
-            token, *said = host.to_numbers(picks[-1][0], *chances)
-            s *= math.prod(said)
-            # 3. P(at least one token is rejected) = 1 - s. x_i itself is always kept.
-            likely = len(picks) >= params.min and 1 - s > params.threshold
-            if likely or len(picks) >= params.max or token in self.eos:
+            # Step 2: The forward for x_i read x_{i-1}, so its last hidden state predicts whether
+            # x_{i-1} is accepted. On a GPU, the head starts before the CPU waits for x_i.
+            predicted = [self.head(out.hidden[0, -1:])] if len(picks) > 1 else []
+            token, *probabilities = host.to_numbers(picks[-1][0], *predicted)
+            s *= math.prod(probabilities)
+            # Step 3: P(at least one token is rejected) = 1 - s. x_i itself is always kept.
+            rejection_likely = len(picks) >= params.min and 1 - s > params.threshold
+            if rejection_likely or len(picks) >= params.max or token in self.eos:
                 break
             x = Tokens(picks[-1][0][None])
         return session.chain_of_picks(picks)

@@ -1,13 +1,14 @@
 """Training of the acceptance head of SpecDec++: its module, its labels and its loss.
 
-Huang et al., arXiv:2405.19715. Both models read the target's own answers X. The draft draws one
-token Y_i per position, and the label is the probability min(1, p/q) that Y_i is accepted. The head
-then reads the draft's hidden states over a mix Z, with X_i at a share of the positions and Y_i at
-the others. Only the labels of the Y_i count, and only the head is trained.
+Huang et al., arXiv:2405.19715. Both models read answers X of the target. At each position i the
+draft model draws a token Y_i. Its label is the probability min(1, p/q) that the target accepts it.
+The head reads the draft's hidden states over a mixed text Z, which has X_i at a share of the
+positions and Y_i at the others. Only labels at positions with Y_i are used. Only the head is
+trained.
 
-The paper covers sampling. Greedy labels are for greedy decoding: X is the target's greedy answer
-and Y_i is the draft's most likely token. Its label is 1 if the target has the same most likely
-token.
+The paper covers sampling. For greedy decoding, X is the target's greedy answer and Y_i is the
+draft's most likely token. The label is 1 if it is also the target's most likely token, and 0
+otherwise.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,12 +26,12 @@ BATCH_SIZE = 16
 
 
 class LabelledReply(NamedTuple):
-    """Reply of the target with labels. Labels before `start` are meaningless.
+    """Answer of the target with labels. Positions before `start` have no labels.
 
     Attributes:
-        ids: Token ids of prompt and answer, [n].
-        drafted: The draft's token at each position, [n].
-        chances: Probability that this token is accepted, [n].
+        ids: Token ids of prompt and answer (X), [n].
+        drafted: The draft model's token at each position (Y), [n].
+        chances: Labels: the probability that this token is accepted, [n].
         start: Position at which the answer starts.
     """
 
@@ -50,10 +51,12 @@ class _Block(nn.Module):
 
 
 class AcceptanceModule(nn.Module):
-    """Maps the draft's normed hidden states [..., hidden] to two logits [..., 2], the second for
-    acceptance.
+    """Acceptance head as a torch module. Its tensors have the names of the authors' checkpoints.
 
-    Its parameters have the names of the authors' checkpoints.
+    Args:
+        hidden: Hidden size of the draft model.
+        depth: Number of residual blocks.
+        tied: Whether all blocks share their weights, as in the authors' code.
     """
 
     def __init__(self, hidden: int, depth: int, *, tied: bool = False) -> None:
@@ -63,7 +66,11 @@ class AcceptanceModule(nn.Module):
         self.model = nn.Sequential(*blocks, nn.Linear(hidden, 2))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """See the class."""
+        """Return two logits, for rejection and acceptance, [..., 2].
+
+        Args:
+            rows: The draft's normed hidden states, [..., hidden].
+        """
         logits: Tensor = self.model(rows)
         return logits
 
@@ -71,43 +78,57 @@ class AcceptanceModule(nn.Module):
 def weighted_bce(
     logits: Tensor, chances: Tensor, counts: Tensor, rejection_weight: float
 ) -> Tensor:
-    """Return the paper's loss: cross-entropy with the soft labels, with a weight for rejections.
+    """Return the paper's loss: a weighted binary cross-entropy with soft labels.
 
     Args:
-        logits: [..., 2].
-        chances: Soft labels, [...].
-        counts: 1 where a label counts, else 0, [...].
-        rejection_weight: Weight of rejections.
+        logits: Output of the head, [..., 2].
+        chances: Labels, [...].
+        counts: 1 where a label is used, 0 elsewhere, [...].
+        rejection_weight: Weight of the rejection term (w_rej in the paper).
     """
     rejected, accepted = logits.log_softmax(-1).unbind(-1)
-    stands, falls = counts * chances, rejection_weight * counts * (1 - chances)
-    return -(stands * accepted + falls * rejected).sum() / (stands + falls).sum()
+    accepted_weight, rejected_weight = counts * chances, rejection_weight * counts * (1 - chances)
+    return (
+        -(accepted_weight * accepted + rejected_weight * rejected).sum()
+        / (accepted_weight + rejected_weight).sum()
+    )
 
 
 @torch.no_grad()
 def collect_rows(
     draft: LlamaForCausalLM, replies: Sequence[LabelledReply], mixing: float, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the draft's normed hidden states [n, hidden] at tokens whose labels count, and the
-    labels [n]."""
+    """Return hidden states and labels at the positions whose labels are used.
+
+    Args:
+        draft: Draft model.
+        replies: Answers with labels.
+        mixing: Share of the positions that keep the target's token.
+        seed: Random seed.
+
+    Returns:
+        The draft's normed hidden states, [n, hidden], and the labels, [n].
+    """
     random = torch.Generator().manual_seed(seed)
     rows, chances = [], []
     for first in range(0, len(replies), BATCH_SIZE):
         mixed = [mix(reply, mixing, random) for reply in replies[first : first + BATCH_SIZE]]
-        ids, told, counts = (
+        ids, labels_of_ids, counts = (
             pad_sequence(list(part), batch_first=True) for part in zip(*mixed, strict=True)
         )
         hidden = draft.model(ids.to(draft.device), use_cache=False).last_hidden_state
         rows.append(hidden[counts > 0])
-        chances.append(told[counts > 0].to(draft.device))
+        chances.append(labels_of_ids[counts > 0].to(draft.device))
     return torch.cat(rows), torch.cat(chances)
 
 
 def mix(
     reply: LabelledReply, mixing: float, random: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mix Z [n] of a reply, the labels [n], and 1 where they count [n]: at the draft's
-    own tokens."""
+    """Return the mixed text Z, the labels, and 1 where a label is used, each [n].
+
+    Labels are used at positions with the draft model's token.
+    """
     places = torch.arange(len(reply.ids))
     own = (torch.rand(len(reply.ids), generator=random) >= mixing) & (places >= reply.start)
     return torch.where(own, reply.drafted, reply.ids), reply.chances, own.float()
@@ -121,10 +142,14 @@ def label(
     labels: Labels,
     seed: int,
 ) -> Iterator[LabelledReply]:
-    """Yield each reply with the draft's token at every position and its acceptance probability.
+    """Yield each answer with its labels.
 
     Args:
-        replies: Prompts and answers. Only the answers get labels.
+        target: Target.
+        draft: Draft model.
+        replies: Token ids of prompts and answers. Only answers get labels.
+        labels: Labels for sampling or for greedy decoding.
+        seed: Random seed.
     """
     random = torch.Generator(target.device).manual_seed(seed)
     for first in range(0, len(replies), BATCH_SIZE):
@@ -132,11 +157,11 @@ def label(
         texts = [torch.tensor([*prompt, *answer]) for prompt, answer in group]
         ids = pad_sequence(texts, batch_first=True).to(target.device)
         # The logits that predict a token are at the position before it.
-        says = [
+        answers = [
             slice(len(prompt) - 1, len(text) - 1)
             for (prompt, _), text in zip(group, texts, strict=True)
         ]
-        p, q = (_distributions(model, ids, says) for model in (target, draft))
+        p, q = (_distributions(model, ids, answers) for model in (target, draft))
         if labels == "greedy":
             drafted = q.argmax(-1)
             chances = (p.argmax(-1) == drafted).float()
@@ -151,9 +176,9 @@ def label(
             yield LabelledReply(text, F.pad(token, (start, 0)), F.pad(chance, (start, 0)), start)
 
 
-def _distributions(model: LlamaForCausalLM, ids: Tensor, says: Sequence[slice]) -> Tensor:
-    """Return log-probabilities [n, V] at the given slices, one sequence after another."""
+def _distributions(model: LlamaForCausalLM, ids: Tensor, answers: Sequence[slice]) -> Tensor:
+    """Return the log-probabilities at one slice of each sequence, concatenated, [n, vocab]."""
     hidden = model.model(ids, use_cache=False).last_hidden_state
-    rows = torch.cat([line[part] for line, part in zip(hidden, says, strict=True)])
+    rows = torch.cat([line[part] for line, part in zip(hidden, answers, strict=True)])
     distributions: Tensor = model.lm_head(rows).float().log_softmax(-1)
     return distributions

@@ -1,4 +1,4 @@
-"""SpecEE: the target exits at an early layer if a predictor trusts its choice among draft tokens.
+"""SpecEE: speculative early exiting. The target stops at an early layer if a predictor trusts it.
 
 Jiaming Xu, Jiayi Pan, Yongkang Zhou, Siming Chen, Jinhao Li, Yaoxiu Lian, Junyi Wu, Guohao Dai:
 SpecEE: Accelerating Large Language Model Inference with Speculative Early Exiting, ISCA 2025,
@@ -63,14 +63,15 @@ class SpecEEParams(MethodParams):
 
 
 class SpecEE(Method):
-    """SpecEE: the target skips its last layers where an early layer settles on a draft token.
+    """SpecEE: the target skips its last layers if an early layer already predicts a draft token.
 
-    Lossy: the token of an early layer is committed, and the layers above never process it, or
-    process a copy of the exit's hidden state (`fill`; the authors' code: none). At threshold 1 it
-    generates vanilla's tokens.
+    Lossy: the token that an early layer predicts is committed. The later layers do not process this
+    position, or they process a copy of the exit's hidden state (`fill`; authors' code: none). At
+    threshold 1 it generates vanilla's tokens.
     Differs from the paper: a draft model proposes the candidates, not an EAGLE head, which would
-    need features of layers that did not run. The paper is greedy. In sampling, the exit's most
-    likely token must be a candidate, and the token is drawn from the exit's distribution.
+    need features of layers that did not run. The paper covers only greedy decoding. In sampling,
+    the exit's most likely token must be a candidate, and the token is drawn from the exit's
+    distribution.
 
     One step, which commits one token:
     1. The draft reads the text; its most likely tokens are the candidates S.
@@ -109,10 +110,10 @@ class SpecEE(Method):
         exits = deque[int](maxlen=self.params.recent)
         while session.finish is None:
             out = model.forward(session.pending_tokens(state.length()), state)
-            ids = session.candidates(out.rows, self.predictors.top)[0][0]  # 1.
-            layers = choose_layers(self.predictors.layers, exits, session.target.n_layers)  # 2.
+            ids = session.candidates(out.rows, self.predictors.top)[0][0]  # step 1
+            layers = choose_layers(self.predictors.layers, exits, session.target.n_layers)  # step 2
             draft = session.chain(())
-            rows, left = self._score_until_exit(session, draft, layers, ids)  # 3. to 5.
+            rows, left = self._score_until_exit(session, draft, layers, ids)  # steps 3 to 5
             committed = session.commit(session.verify(draft, rows))
             exits.extend([left] if left else ())
             yield session.step(draft, committed, exits=int(left > 0), exit_layers=left)
@@ -136,7 +137,7 @@ class SpecEE(Method):
         return session.score(draft) if halted is None else halted.end().rows, 0
 
     def _trusts(self, session: Session, layer: int, features: Tensor) -> bool:
-        """Carry out step 4."""
+        """Carry out step 4; see the class."""
         if self.params.gate == "random" and self.params.threshold < 1:
             trusts = session.random.bernoulli(features.new_full((1,), self.params.rate))
         else:

@@ -1,10 +1,12 @@
-"""Training of SpecEE's exit predictors on each layer's hidden states of the target's own answers.
+"""Training of SpecEE's exit predictors, on answers of the target.
 
-Xu et al., ISCA 2025, arXiv:2504.08850. The LM head reads each layer's hidden state of each token as
-if the layer were the last. The label is 1 if the most likely token there is the target's own. A
-predictor reads the logits of the draft's candidates at a layer, and their change since the previous
-checked layer. Training must therefore check the same layers as decoding. The same rule chooses
-them, and assumes that each exit is the first correct one.
+Xu et al., ISCA 2025, arXiv:2504.08850. For each token of an answer, the output matrix is applied to
+the hidden state after each layer, as if the layer were the last one. The label of a layer is 1 if
+its most likely token is the one that the whole target predicts.
+
+The input of a predictor includes the change since the last checked layer. Training must therefore
+check the same layers as decoding. It uses the same schedule, and assumes that decoding exits at the
+first checked layer whose label is 1.
 """
 
 from collections import Counter, deque
@@ -20,22 +22,23 @@ from methods.specee.method import SpecEEParams
 from methods.specee.predictors import ExitPredictors, choose_layers, make_predictor_input
 
 WIDTH = 32
-"""Size of the hidden layer. The authors use 512, for models of 32 layers and more."""
+"""Size of a predictor's hidden layer. The authors use 512, for models with 32 layers or more."""
 STEPS, RATE, DECAY = 300, 0.02, 1e-4
-"""Steps, learning rate and weight decay of Adam, on all examples at once."""
+"""Number of steps, learning rate and weight decay of AdamW. Each step uses all examples."""
 SHARE = 4
-"""One in this many layers is always checked; the authors check 8 of 32."""
+"""One of this number of layers is always checked. The authors always check 8 of 32 layers."""
 THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
 
 
 @dataclass(frozen=True)
 class EarlyLogits:
-    """Early logits of n answer tokens, from all layers except the last.
+    """Early logits at n tokens of answers, after each of the L layers except the last.
 
     Attributes:
         logits: Logits of the candidates, [n, L - 1, k].
-        right: Whether the most likely token there is the target's own, [n, L - 1] bool.
-        taken: Whether that token is a candidate, [n, L - 1] bool.
+        correct: Whether the layer's most likely token is the one that the target predicts,
+            [n, L - 1] bool.
+        is_candidate: Whether the layer's most likely token is a candidate, [n, L - 1] bool.
         question: Number of the question of each token, [n]. Tokens of a question are adjacent.
     """
 
@@ -49,15 +52,14 @@ class EarlyLogits:
 class PredictorQuality:
     """Quality of the predictors on held-out questions.
 
-    For the last three attributes each token follows the target's own text.
-
     Attributes:
-        tokens: Number of tokens.
-        right: Share of checks where the most likely token is the target's own, by layer.
-        auc: Probability that such a check gets a higher score than another one, by layer.
-        exits: Share of tokens with an exit before the last layer, by threshold.
-        agree: Share of these that are the target's own, by threshold.
-        layers: Mean number of layers that run, by threshold.
+        tokens: Number of held-out tokens.
+        right: Share of checks with label 1, by layer.
+        auc: Probability that a check with label 1 gets a higher score than one with label 0, by
+            layer.
+        exits: Share of tokens for which an early layer would be trusted, by threshold.
+        agree: Share of these tokens for which that layer is correct, by threshold.
+        layers: Mean number of layers that would run per token, by threshold.
     """
 
     tokens: int
@@ -72,7 +74,7 @@ class PredictorQuality:
 
 
 def choose_offline_layers(early_logits: EarlyLogits) -> tuple[int, ...]:
-    """Return the layers, counted from 1, at which most tokens could exit for the first time."""
+    """Return the layers, counted from 1, that are the first possible exit of the most tokens."""
     could = early_logits.correct & early_logits.is_candidate
     first = could[could.any(1)].int().argmax(1) + 1
     most = max(1, (could.shape[1] + 1) // SHARE)
@@ -80,8 +82,12 @@ def choose_offline_layers(early_logits: EarlyLogits) -> tuple[int, ...]:
 
 
 def schedule_checks(early_logits: EarlyLogits, layers: Sequence[int]) -> list[list[int]]:
-    """Return the layers that decoding would check for each token, if it takes the first correct
-    exit."""
+    """Return the layers that decoding would check for each token; see the module's docstring.
+
+    Args:
+        early_logits: Early logits.
+        layers: Layers that are always checked.
+    """
     could, recent, last = (
         early_logits.correct & early_logits.is_candidate,
         SpecEEParams().recent,
@@ -92,20 +98,20 @@ def schedule_checks(early_logits: EarlyLogits, layers: Sequence[int]) -> list[li
         if question != last:
             exits.clear()
             last = question
-        looks = choose_layers(layers, exits, len(each) + 1)
-        found.append(looks)
-        exits.extend([layer for layer in looks if each[layer - 1]][:1])
+        checks = choose_layers(layers, exits, len(each) + 1)
+        found.append(checks)
+        exits.extend([layer for layer in checks if each[layer - 1]][:1])
     return found
 
 
 @dataclass(frozen=True)
 class ExitChecks:
-    """Checks of a schedule, in their order.
+    """The m checks of a schedule. A check is one predictor call for one token.
 
     Attributes:
-        token: Token of each check, [m].
-        layer: Number of layers that have run, [m].
-        features: Input of the predictor, [m, 3 k].
+        token: Index of the token, [m].
+        layer: Number of the layer, counted from 1, [m].
+        features: Input of the predictor, [m, 3 * k].
     """
 
     token: Tensor
@@ -114,11 +120,11 @@ class ExitChecks:
 
 
 def collect_checks(early_logits: EarlyLogits, planned: Sequence[Sequence[int]]) -> ExitChecks:
-    """Return the checks of a schedule."""
+    """Return the checks for the layers that `schedule_checks` chose."""
     tokens, layers, features = list[int](), list[int](), list[Tensor]()
-    for token, looks in enumerate(planned):
+    for token, checks in enumerate(planned):
         local = None
-        for layer in looks:
+        for layer in checks:
             read_there, local = make_predictor_input(early_logits.logits[token, layer - 1], local)
             tokens.append(token)
             layers.append(layer)
@@ -138,26 +144,26 @@ def fit(
         ValueError: No early layer ever predicts the target's own token.
     """
     if not (early_logits.correct & early_logits.is_candidate).any():
-        raise ValueError("no layer but the last ever says the target's own token")
+        raise ValueError("no early layer ever predicts the token of the whole target")
     layers = choose_offline_layers(early_logits)
-    looks = collect_checks(early_logits, schedule_checks(early_logits, layers))
-    held = (early_logits.question % HELD_OUT == 0)[looks.token]
-    right = early_logits.correct[looks.token, looks.layer - 1]
+    checks = collect_checks(early_logits, schedule_checks(early_logits, layers))
+    held = (early_logits.question % HELD_OUT == 0)[checks.token]
+    right = early_logits.correct[checks.token, checks.layer - 1]
     parts = []
     for layer in range(1, early_logits.correct.shape[1] + 1):
-        here = (looks.layer == layer) & ~held
-        parts.append(_fit_perceptron(looks.features[here], right[here], seed + layer))
+        here = (checks.layer == layer) & ~held
+        parts.append(_fit_perceptron(checks.features[here], right[here], seed + layer))
     stacked = map(torch.stack, zip(*parts, strict=True))
     named = dict(zip(("up", "up_bias", "down", "down_bias"), stacked, strict=True))
-    made = ExitPredictors(*named.values(), layers=layers)
-    return made, named, _measure_quality(early_logits, made, looks, held, right)
+    predictors = ExitPredictors(*named.values(), layers=layers)
+    return predictors, named, _measure_quality(early_logits, predictors, checks, held, right)
 
 
 def _fit_perceptron(features: Tensor, right: Tensor, seed: int) -> tuple[Tensor, ...]:
-    """Return up [3 k, width], up_bias [width], down [width] and down_bias [] of a layer.
+    """Return up [3 * k, width], up_bias [width], down [width] and down_bias [] of one predictor.
 
-    If there are no positive or no negative examples, the perceptron returns a constant: the
-    smoothed share of positive ones, or almost 0 without examples.
+    If all labels are equal, the predictor returns a constant: the smoothed share of positive
+    labels, or almost 0 if there are no examples.
     """
     reads = features.shape[1]
     if len(set(right.tolist())) < 2:
@@ -170,40 +176,44 @@ def _fit_perceptron(features: Tensor, right: Tensor, seed: int) -> tuple[Tensor,
     down = (torch.randn(WIDTH, generator=generator) / WIDTH**0.5).requires_grad_()
     up_bias, down_bias = (torch.zeros(size, requires_grad=True) for size in ((WIDTH,), ()))
     adam = torch.optim.AdamW((up, up_bias, down, down_bias), RATE, weight_decay=DECAY)
-    even, told = (features - mean) / spread, right.float()
+    even, labels = (features - mean) / spread, right.float()
     with torch.enable_grad():
         for _ in range(STEPS):
             adam.zero_grad()
-            said = (even @ up + up_bias).relu() @ down + down_bias
-            binary_cross_entropy_with_logits(said, told).backward()
+            logits = (even @ up + up_bias).relu() @ down + down_bias
+            binary_cross_entropy_with_logits(logits, labels).backward()
             adam.step()
-    # The normalisation of the features becomes part of the weights.
+    # Training used normalised features. Include the normalisation in the weights.
     scaled = up.detach() / spread[:, None]
     return scaled, up_bias.detach() - mean @ scaled, down.detach(), down_bias.detach()
 
 
 def _measure_quality(
-    early_logits: EarlyLogits, made: ExitPredictors, looks: ExitChecks, held: Tensor, right: Tensor
+    early_logits: EarlyLogits,
+    predictors: ExitPredictors,
+    checks: ExitChecks,
+    held: Tensor,
+    right: Tensor,
 ) -> PredictorQuality:
     chances = torch.zeros(len(right))
     for layer in range(1, early_logits.correct.shape[1] + 1):
-        here = looks.layer == layer
+        here = checks.layer == layer
         if here.any():
-            chances[here] = made(layer, looks.features[here])
-    shown = {
-        layer: held & (looks.layer == layer) for layer in sorted(set(looks.layer[held].tolist()))
+            chances[here] = predictors(layer, checks.features[here])
+    held_by_layer = {
+        layer: held & (checks.layer == layer) for layer in sorted(set(checks.layer[held].tolist()))
     }
     tokens = int((early_logits.question % HELD_OUT == 0).sum())
     exits, agree, layers = (dict[float, float]() for _ in range(3))
     for threshold in THRESHOLDS:
         leaves = (
-            held & (chances > threshold) & early_logits.is_candidate[looks.token, looks.layer - 1]
+            held & (chances > threshold) & early_logits.is_candidate[checks.token, checks.layer - 1]
         )
         first = dict[int, int]()  # first exit of each token
         for at in leaves.nonzero().flatten().tolist():
-            first.setdefault(int(looks.token[at]), at)
+            first.setdefault(int(checks.token[at]), at)
         by = list(first.values())
-        ran = float(looks.layer[by].sum()) + (tokens - len(by)) * (
+        ran = float(checks.layer[by].sum()) + (tokens - len(by)) * (
             early_logits.correct.shape[1] + 1
         )
         exits[threshold] = len(by) / tokens
@@ -211,8 +221,11 @@ def _measure_quality(
         layers[threshold] = ran / tokens
     return PredictorQuality(
         tokens,
-        {layer: float(right[here].double().mean()) for layer, here in shown.items()},
-        {layer: area_under_roc(chances[here], right[here]) for layer, here in shown.items()},
+        {layer: float(right[here].double().mean()) for layer, here in held_by_layer.items()},
+        {
+            layer: area_under_roc(chances[here], right[here])
+            for layer, here in held_by_layer.items()
+        },
         exits,
         agree,
         layers,

@@ -1,4 +1,4 @@
-"""Staged speculative decoding.
+"""Staged speculative decoding: a chain of draft models, each drafting for the next.
 
 Benjamin Spector, Chris Re: Accelerating LLM Inference with Staged Speculative Decoding, ES-FoMo
 workshop at ICML 2023, arXiv:2308.04623.
@@ -84,24 +84,24 @@ class StagedParams(MethodParams):
 
 
 class Staged(Method):
-    """Staged speculative decoding: the draft model has its own draft, and drafts a tree.
+    """Staged speculative decoding: the draft model has its own draft model, and drafts a tree.
 
     Exact because the tree is verified like any other. The lower stages only change how many
-    forwards the draft model needs for the tokens that it would generate alone. These tokens are
-    point masses; with `draw_mode=without_replacement` they are draws from its distribution.
+    forwards the draft model needs for the tokens that it would generate alone. These tokens are the
+    most likely ones, not drawn at random. With `draw_mode=without_replacement` they are drawn from
+    its distribution.
     Differs from the paper: n-grams are counted during decoding, not before on 120 million tokens of
-    the draft. The paper leaves the shape of the tree open. Here it is the generated chain, up to a
-    token that is unlikely to be reached, with the next-best children where they are most likely to
-    be used. Katz's discount is absolute.
+    the draft model. The paper leaves the shape of the tree open. Here it is the generated chain, up
+    to a token that is unlikely to be reached, with the next-best children where they are most
+    likely to be used. The discount of the n-gram model is absolute (see `ngram`).
 
-    With scope `run` the counts persist across prompts. The speed of a prompt then depends on
-    earlier prompts, which are the same for all methods, but its output does not. With scope
-    `prompt` each prompt starts without counts.
+    With `scope=run` the counts persist across prompts. The speed of a prompt then depends on
+    earlier prompts, but its output does not. With scope `prompt` each prompt starts without counts.
 
     One step:
     1. Remove uncommitted tokens from the state of each stage.
-    2. Repeat until the last stage has `depth` tokens, or one that is unlikely to be reached: the
-       stage below proposes a tree of at most `lookahead` nodes (a model by these same steps,
+    2. Repeat until the last stage has `depth` tokens, or a token that is unlikely to be reached:
+       the stage below proposes a tree of at most `lookahead` nodes (a model by these same steps,
        n-grams by their most likely continuations). One forward of the model scores it. Follow the
        model's own choices down the tree; these and its next choice are generated.
     3. Add the next-best children of the same forwards, the most likely first, until the tree has
@@ -118,11 +118,13 @@ class Staged(Method):
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
     def models(self) -> tuple[str, ...]:
-        """Return the stages that are neither n-grams nor the run's draft model."""
+        """Return the names of further draft models, which are neither `ngram` nor the run's draft
+        model."""
         return tuple(stage for stage in self.params.stages if stage not in (NGRAM, "draft"))
 
     def start(self, session: Session) -> None:
-        """Reserve space for the tree, prefill the models, and take over the counts."""
+        """Reserve space for the tree, prefill the models, and take the n-gram counts from the run's
+        memory."""
         params = self.params
         session.reserve(params.nodes)
         below: DraftStage | None = None
@@ -138,22 +140,23 @@ class Staged(Method):
                 nodes=params.nodes if last else params.lookahead,
                 width=params.width,
                 slack=params.lookahead,
-                least=params.threshold if last else 0.0,
+                min_probability=params.threshold if last else 0.0,
                 draws=last and params.draw_mode == "without_replacement" and session.sampling.draws,
             )
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 2 and 3."""
-        # 2. Each stage drafts for the stage above it, as a draft model does for the target.
+        """Carry out steps 2 and 3; see the class."""
+        # Step 2: Each stage drafts for the stage above it, as a draft model does for the target.
         trunk, rows = self.last.generate((), min(self.params.depth, limit))
-        # 3. Leaves cost no draft forward, because their parents were already fed.
+        # Step 3: Leaves cost no draft forward, because their parents were already fed.
         if trunk and self.last.draws:
             return self.last.draw_branches(trunk, rows)
         tokens, parents = self.last.add_branches(trunk, rows)
         return session.chain(tokens) if len(tokens) == len(trunk) else session.tree(tokens, parents)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 1 of the next step, because the text does not change in between."""
+        """Carry out step 1 of the next step, because the text does not change in between; see the
+        class."""
         self.last.settle()
 
     def _counts(self, session: Session) -> KatzModel:
@@ -167,7 +170,8 @@ class Staged(Method):
 
 
 class GuessTree(NamedTuple):
-    """Tree that a stage proposes. Parents come before children. `ROOT` is the end of the text."""
+    """Tree that a stage proposes. Parents come before children. The parent `ROOT` is the last token
+    before the tree."""
 
     tokens: list[int]
     parents: tuple[int, ...]
@@ -191,7 +195,8 @@ class NextTokens(NamedTuple):
 
 
 class DraftStage(Protocol):
-    """Stage that drafts for the next one. `path` is the next stage's own draft after the text."""
+    """Stage that drafts for the next stage. `path` is the unverified draft of the next stage after
+    the committed text."""
 
     def propose(self, path: Sequence[int], depth: int) -> GuessTree:
         """Return a tree of at most `depth` levels that may follow the text and `path`."""
@@ -200,21 +205,20 @@ class DraftStage(Protocol):
         """Record that the next stage generated `tokens` after the text and `path`."""
 
     def settle(self) -> None:
-        """Drop drafted tokens that the new text does not contain."""
+        """Drop the state of drafted tokens that were not committed."""
 
 
 class ModelStage:
-    """Model that continues the text by itself, with the stage below as its draft.
+    """Stage with a language model. The stage below drafts for it.
 
-    One forward scores the draft of the stage below. The accepted tokens are the model's own
-    choices, so its output is the text that it would generate alone.
+    One forward of the model verifies a draft of the stage below. Only tokens that the model itself
+    chooses are accepted, so its output is the text that it would generate alone.
 
     Args:
-        nodes: Maximum size of the trees that it proposes.
-        width: Maximum number of children of a node.
-        least: The model stops after a token that it reaches with less probability than this. The
-            token itself is kept: dropping it because of its value would change the distribution.
-        draws: Whether the model draws from its distribution or takes the best token.
+        nodes: Maximum size of the trees that it proposes. width: Maximum number of children of a
+        node. least: The model stops after a token whose path is less likely than this. The token
+        itself is kept, because dropping it for its value would change the distribution. draws:
+        Whether the model draws from its distribution or takes the best token.
     """
 
     def __init__(
@@ -226,62 +230,71 @@ class ModelStage:
         nodes: int,
         width: int,
         slack: int,
-        least: float = 0.0,
+        min_probability: float = 0.0,
         draws: bool = False,
     ) -> None:
         self.session, self.model, self.below = session, model, below
-        self.nodes, self.width, self.least, self.draws = nodes, width, least, draws
+        self.nodes, self.width, self.min_probability, self.draws = (
+            nodes,
+            width,
+            min_probability,
+            draws,
+        )
         self.state = session.new_state(model, slack)
         self.state_tokens = list(session.tokens())  # the tokens of the state's KV entries
-        self.num_committed = len(self.state_tokens)  # this many of them belong to the text
+        self.num_committed = len(self.state_tokens)  # number of these tokens that are committed
         self.model.forward(session.pending_tokens(0), self.state, logits_at=None)
         self.state.commit(0, range(self.num_committed))
 
     def propose(self, path: Sequence[int], depth: int) -> GuessTree:
-        """See `DraftStage`. Returns the output of `generate` with branches."""
+        """Return a tree: generated tokens with branches; see `DraftStage`."""
         return self.add_branches(*self.generate(path, depth))
 
     def learn(self, path: Sequence[int], tokens: Sequence[int]) -> None:
-        """Do nothing: a model does not learn here."""
+        """Do nothing: the weights of a model do not change."""
 
     def settle(self) -> None:
-        """See `DraftStage`."""
+        """Drop uncommitted tokens in this stage and the stages below."""
         self._rewind(())
         if self.below is not None:
             self.below.settle()
 
     def generate(self, path: Sequence[int], depth: int) -> tuple[list[int], list[NextTokens]]:
-        """Return at most `depth` tokens after the text and `path`, each with its prediction."""
+        """Return at most `depth` tokens that the model generates after the text and `path`, and its
+        predictions."""
         self._rewind(path)
         text, n = self.session.tokens(), len(self.state_tokens)
-        unread = [*text[n:], *path[max(0, n - len(text)) :]]
+        pending = [*text[n:], *path[max(0, n - len(text)) :]]
         trunk: list[int] = []
         rows: list[NextTokens] = []
         depth = min(depth, self.nodes)
         reach = 1.0  # probability of the tokens generated so far
-        while len(trunk) < depth and reach >= self.least:
+        while len(trunk) < depth and reach >= self.min_probability:
             # The stage below drafts; this model verifies in one forward.
             before, left = [*path, *trunk], depth - len(trunk) - 1
             guess = NO_GUESS if self.below is None else self.below.propose(before, left)
-            logits = self._read(unread, guess)
-            accepted, token, said = self._verify_guess(guess, logits, len(before))
+            logits = self._read(pending, guess)
+            accepted, token, predictions = self._verify_guess(guess, logits, len(before))
             # The accepted tokens and the model's own next token are generated.
-            self.state.commit(0, [*range(len(unread)), *(len(unread) + node for node in accepted)])
+            self.state.commit(
+                0, [*range(len(pending)), *(len(pending) + node for node in accepted)]
+            )
             own = [*(guess.tokens[node] for node in accepted), token]
             if self.below is not None:
                 self.below.learn(before, own)
-            self.state_tokens += [*unread, *own[:-1]]
-            unread = [*self._drop_lost(), token]
-            for token, row in zip(own, said, strict=True):
+            self.state_tokens += [*pending, *own[:-1]]
+            pending = [*self._drop_lost(), token]
+            for token, row in zip(own, predictions, strict=True):
                 trunk.append(token)
                 rows.append(row)
                 reach *= math.exp(row.values[0])
-                if reach < self.least:
+                if reach < self.min_probability:
                     break  # the model alone would have stopped here
         return trunk, rows
 
     def add_branches(self, trunk: Sequence[int], rows: Sequence[NextTokens]) -> GuessTree:
-        """Return the generated tokens with their next-best siblings, up to `nodes` nodes."""
+        """Return a tree of the generated tokens and their next-best siblings, with at most `nodes`
+        nodes."""
         others: list[tuple[float, int, int]] = []
         reach = 0.0  # log-probability of the path so far
         for node, row in enumerate(rows):
@@ -323,11 +336,12 @@ class ModelStage:
     def _verify_guess(
         self, guess: GuessTree, logits: Tensor, ahead: int
     ) -> tuple[tuple[int, ...], int, list[NextTokens]]:
-        """Verify a draft of the stage below.
+        """Verify a draft that the stage below proposed.
 
         Args:
-            logits: [1 + nodes, V].
-            ahead: Number of tokens between the text and the root of the draft.
+            guess: The draft.
+            logits: Logits of the model after the root and after each node, [1 + nodes, vocab].
+            ahead: Number of uncommitted tokens between the text and the draft.
 
         Returns:
             The accepted nodes, the model's own next token, and its prediction at each of these
@@ -345,11 +359,14 @@ class ModelStage:
                     [distribution[x] for x, distribution in zip(own, distributions, strict=True)]
                 )
             )
-            said = zip(own, likely, distributions, strict=True)
+            predictions = zip(own, likely, distributions, strict=True)
             return (
                 accepted,
                 token,
-                [NextTokens([x], [math.log(p)], distribution) for x, p, distribution in said],
+                [
+                    NextTokens([x], [math.log(p)], distribution)
+                    for x, p, distribution in predictions
+                ],
             )
         width = min(self.width, self.session.target.vocab_size)
         depths = [ahead, *(ahead + depth for depth in tree.depths)]
@@ -362,12 +379,12 @@ class ModelStage:
             [NextTokens(tokens[row], values[row], None) for row in at],
         )
 
-    def _read(self, unread: Sequence[int], guess: GuessTree) -> Tensor:
-        """Return logits [1 + nodes, V] after the last unread token and each draft node, from one
-        forward."""
-        m, n = len(unread), len(guess.tokens)
+    def _read(self, pending: Sequence[int], guess: GuessTree) -> Tensor:
+        """Return the logits after the last pending token and after each draft node, [1 + nodes,
+        vocab]."""
+        m, n = len(pending), len(guess.tokens)
         device = self.session.device
-        x = Tokens(host.ids([[*unread, *guess.tokens]], device))
+        x = Tokens(host.ids([[*pending, *guess.tokens]], device))
         wanted: LogitsAt = "all" if m == 1 else torch.arange(m - 1, m + n, device=device)
         if guess.parents == tuple(range(ROOT, n - 1)):
             out = self.model.forward(x, self.state, logits_at=wanted)
@@ -398,7 +415,7 @@ class ModelStage:
     def _drop_lost(self) -> list[int]:
         """Remove and return the tokens of `state_tokens` that the state no longer contains.
 
-        A recurrent state may keep fewer rows than `rollback` asks for.
+        The state of a recurrent model may drop more tokens than `rollback` asks for.
         """
         n = self.state.length()
         lost = self.state_tokens[n:]
@@ -408,24 +425,25 @@ class ModelStage:
 
 
 class NgramStage:
-    """Cheapest stage: n-gram counts over the text that the next stage generates."""
+    """Stage with an n-gram model, which counts the n-grams of the text that the next stage
+    generates."""
 
     def __init__(self, session: Session, model: KatzModel, nodes: int) -> None:
         self.session, self.model, self.nodes = session, model, nodes
 
     def propose(self, path: Sequence[int], depth: int) -> GuessTree:
-        """See `DraftStage`."""
+        """Return the most likely continuations under the n-gram counts; see `DraftStage`."""
         return GuessTree(*self.model.tree(self._end(path), self.nodes, depth))
 
     def learn(self, path: Sequence[int], tokens: Sequence[int]) -> None:
-        """See `DraftStage`."""
+        """Count the n-grams of the generated tokens; see `DraftStage`."""
         context = self._end(path)
         for token in tokens:
             self.model.add(context, token)
             context.append(token)
 
     def settle(self) -> None:
-        """Do nothing: the counts cover the model's own text, whatever the target accepts."""
+        """Do nothing: the counts include tokens of the next stage that the target rejects."""
 
     def _end(self, path: Sequence[int]) -> list[int]:
         n = self.model.order

@@ -1,11 +1,13 @@
-"""Katz back-off n-gram model over token ids, counted during decoding.
+"""Katz back-off n-gram model over token ids, whose counts are collected during decoding.
 
 Slava Katz: Estimation of Probabilities from Sparse Data for the Language Model Component of a
-Speech Recognizer, IEEE Transactions on Acoustics, Speech and Signal Processing, 1987. Counts after
-a context are discounted. The freed probability is distributed as after the next shorter context.
+Speech Recognizer, IEEE Transactions on Acoustics, Speech and Signal Processing, 1987. The counts of
+the tokens after a context are discounted. Unseen tokens share the freed probability, in proportion
+to their probabilities after the next shorter context.
 
-The discount is absolute, the same for every count (Ney, Essen and Kneser, Computer Speech and
-Language, 1994). A few hundred tokens are too few for the Good-Turing estimate.
+The discount is absolute: the same number for every count (Ney, Essen and Kneser, Computer Speech
+and Language, 1994). Katz's Good-Turing discount needs more than the few hundred tokens of an
+output.
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ class Continuations:
     """Counts of the tokens that followed one context.
 
     Attributes:
-        total: Number of all tokens.
-        of: Count of each token.
-        ranked: (-count, token), sorted: the most frequent first, ties by the lower id.
+        total: Sum of all counts.
+        counts: Count of each token that followed.
+        by_count: Sorted list of (-count, token). The most frequent token comes first, and of
+            equally frequent tokens the lower id.
     """
 
     __slots__ = ("by_count", "counts", "total")
@@ -38,7 +41,7 @@ class Continuations:
         self.by_count: list[tuple[int, int]] = []
 
     def add(self, token: int) -> None:
-        """Increase the count of a token."""
+        """Add one to the count of a token."""
         times = self.counts.get(token, 0)
         if times:
             del self.by_count[bisect_left(self.by_count, (-times, token))]
@@ -60,15 +63,15 @@ class Continuations:
 class KatzModel:
     """Katz model of P(token | context).
 
-    A token with count c of N has probability (c - d) / N. The rest, d times the number of distinct
-    tokens over N, goes to unseen tokens, in proportion to their probabilities after the context
-    without its first token. After the empty context all unseen tokens are equally likely. A context
-    without counts is replaced by the next shorter one. If every token of the vocabulary was seen,
-    nothing is discounted. The probabilities sum to 1 after every context.
+    Let N be the sum of the counts after a context, and d the discount. A token with count c has
+    probability (c - d) / N. Unseen tokens share the remaining probability, in proportion to their
+    probabilities after the context without its first token. After the empty context all unseen
+    tokens are equally likely. For a context without counts, the next shorter one is used. If every
+    token of the vocabulary was seen, nothing is discounted.
 
     Args:
         vocab_size: Number of token ids.
-        order: Longest n-gram counted. 3 looks two tokens back.
+        order: Maximum length of an n-gram. With 3, a context has at most two tokens.
         discount: d, between 0 and 1.
     """
 
@@ -104,16 +107,14 @@ class KatzModel:
         return distribution
 
     def top(self, context: Sequence[int], k: int) -> list[tuple[int, float]]:
-        """Return the k most likely tokens after a context, with their probabilities; see
-        `ranked`."""
+        """Return the k most likely tokens after a context, as (token, probability)."""
         return list(islice(self.rank_tokens(context), k))
 
     def rank_tokens(self, context: Sequence[int]) -> RankedTokens:
-        """Yield all tokens after a context, the most likely first. The iterator is valid until the
-        next `add`.
+        """Yield all tokens as (token, probability), the most likely first.
 
-        Equally likely tokens are ordered by whether they were seen, then by id. The iterator is
-        lazy: it usually reads only the counts of the longest context.
+        Of equally likely tokens, those that were seen after the context come first, then those with
+        a lower id. The iterator is lazy, and invalid after the next `add`.
         """
         return self._rank_tokens(self._tail(context))
 
@@ -130,9 +131,9 @@ class KatzModel:
         """
         tokens: list[int] = []
         parents: list[int] = []
-        # (-probability of the path, number, parent, token; the parent's probability, context and
-        # further children, level). No node is more likely than its parent or the sibling before it,
-        # so the heap always contains the next best one.
+        # Entries are (-probability of the path, number, parent, token, probability of the parent,
+        # context of the parent, its further children, level). A node is never more likely than its
+        # parent or its previous sibling, so the heap always contains the next best node.
         heap: list[tuple[float, int, int, int, float, Context, RankedTokens, int]] = []
         numbers = count()
 
@@ -157,7 +158,7 @@ class KatzModel:
         return tokens, tuple(parents)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KatzModel:
-        """Copy the counts faster than the generic deepcopy does."""
+        """Return a copy. The generic deepcopy is slower."""
         twin = KatzModel(self.vocab_size, self.order, self.discount)
         twin._after = {context: after.copy() for context, after in self._after.items()}
         return twin
@@ -175,7 +176,7 @@ class KatzModel:
             yield from self._shorter(context)
             return
         d = self._discount(after)
-        most = d * len(after.counts)  # probability of all unseen tokens, in counts
+        most = d * len(after.counts)  # total probability of unseen tokens, multiplied by N
         unseen: RankedTokens | None = None
         best: tuple[int, float] | None = None
         for negative, token in after.by_count:
@@ -195,7 +196,7 @@ class KatzModel:
         yield from unseen
 
     def _unseen(self, context: Context, after: Continuations) -> RankedTokens:
-        """Yield the tokens that did not follow a context, with their share of the discount."""
+        """Yield the tokens that did not follow a context, the most likely first."""
         if len(after.counts) == self.vocab_size:
             return
         if context:  # `add` counts every suffix, so the shorter context has these counts too
@@ -210,7 +211,8 @@ class KatzModel:
                 yield token, p * share
 
     def _shorter(self, context: Context) -> RankedTokens:
-        """Yield all tokens as after the next shorter context, or uniformly after the empty one."""
+        """Yield all tokens after the next shorter context. The empty context has none, so all are
+        equally likely."""
         if context:
             return self._rank_tokens(context[1:])
         return ((token, 1 / self.vocab_size) for token in range(self.vocab_size))

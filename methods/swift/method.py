@@ -28,7 +28,7 @@ from specbench_cli.api import (
     host,
 )
 
-SIBLINGS = (  # (confidence, number of siblings): for chosen and for drawn tokens
+SIBLINGS = (  # (minimum confidence, number of siblings), for greedy decoding and for sampling
     ((0.95, 3), (0.8, 5), (0.5, 8), (0.0, 10)),
     ((0.95, 1), (0.8, 3), (0.5, 5), (0.0, 10)),
 )
@@ -91,7 +91,7 @@ class Swift(Method):
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
     def start(self, session: Session) -> None:
-        """Use the best set so far. The first set skips every second layer."""
+        """Draft with the best set so far. The first set skips every second layer."""
         params = self.params
         inner = list(product(range(1, session.target.n_layers - 1), SUBLAYERS))
         first = sorted(inner, key=lambda sublayer: sublayer[0] % 2 == 0)
@@ -101,7 +101,7 @@ class Swift(Method):
         self.part, self.score = session.partial(skip=self.search.best), -1.0
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out step 1."""
+        """Carry out step 1; see the class."""
         params, most = self.params, min(self.params.width, session.target.vocab_size)
         tokens, parents, distributions, node = list[Tensor](), list[int](), list[Tensor](), ROOT
         x = session.pending_tokens(session.state.length())
@@ -120,11 +120,11 @@ class Swift(Method):
         return session.tree(torch.cat(tokens) if tokens else (), tuple(parents), distributions)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 3."""
+        """Carry out step 3; see the class."""
         search = self.search
         if search.is_finished or len(session.output()) <= self.params.window:
             return
-        if self.score < 0:  # score of the best set on this text
+        if self.score < 0:  # not scored on this text yet
             self.score = self._score_set(session, self.part)
         if self.score < self.params.enough:
             chosen = search.propose(hash_key("swift", session.sampling.seed, len(search.tried)))
@@ -134,10 +134,10 @@ class Swift(Method):
                 self.part, self.score = part, score
 
     def _score_set(self, session: Session, part: Partial) -> float:
-        """Return the share of next tokens that the partial target predicts correctly, over W tokens
-        in one forward."""
-        said = session.output()[: self.params.window + 1]
-        rows = part.rescore(said[:-1], len(session.tokens()) - len(session.output()))
+        """Return the share of W output tokens that the target predicts correctly without the set's
+        sublayers."""
+        output = session.output()[: self.params.window + 1]
+        rows = part.rescore(output[:-1], len(session.tokens()) - len(session.output()))
         rows = rows if session.sampling.draws else session.scores(rows, 1)
-        right = rows.argmax(-1) == host.ids(said[1:], rows.device)
+        right = rows.argmax(-1) == host.ids(output[1:], rows.device)
         return float(host.number(right.double().mean()))

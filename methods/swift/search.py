@@ -1,6 +1,6 @@
-"""Search for the best set of a fixed size, from the scores of sets tried one after another.
+"""Search for the subset with the best score, among subsets of a fixed size.
 
-SWIFT uses it to choose the sublayers that drafting skips (Xia et al., ICLR 2025, arXiv:2410.06916).
+SWIFT searches for the sublayers that drafting skips (Xia et al., ICLR 2025, arXiv:2410.06916).
 """
 
 from __future__ import annotations
@@ -44,15 +44,18 @@ class SearchParams(MethodParams):
 
 @dataclass
 class SetSearch(Generic[T]):
-    """Search for the best subset of some things.
+    """Search for the best subset of some items. Each step proposes a set, and records its score.
+
+    Sets are proposed at random, or by Bayesian optimisation: a Gaussian process with an upper
+    confidence bound assigns a number to each item, and the items with the largest numbers are the
+    set.
 
     Attributes:
-        things: The things, in a fixed order.
-        best: The best set so far, initially the given one. All sets have its size.
-        params: Parameters: when the search ends, and how often Bayesian optimisation proposes a
-            set. It uses a Gaussian process with an upper confidence bound over one number per
-            thing. The things with the largest numbers are the set.
-        tried: Each set with its score, and whether it was better than the best before.
+        items: All items, in a fixed order.
+        best: Best set so far. Initially it is the set that the caller passes. All sets have its
+            size.
+        params: Parameters of the search.
+        tried: Tried sets, as (set, score, whether it was the best so far).
     """
 
     items: Sequence[T]
@@ -62,11 +65,11 @@ class SetSearch(Generic[T]):
 
     def __post_init__(self) -> None:
         if not self.is_finished:
-            importlib.import_module("bayes_opt")  # import now: it takes seconds
+            importlib.import_module("bayes_opt")  # takes seconds, so import it before decoding
 
     @property
     def is_finished(self) -> bool:
-        """Return True if enough sets were tried."""
+        """True if enough sets were tried."""
         lately = [better for *_, better in self.tried[-self.params.patience :]]
         worse = len(lately) == self.params.patience and not any(lately)
         return not self.best or len(self.tried) >= self.params.tries or worse
@@ -78,10 +81,12 @@ class SetSearch(Generic[T]):
         return self._select(random.Random(key).sample(range(len(self.items)), len(self.best)))
 
     def record_score(self, chosen: list[T], score: float, best_score: float) -> bool:
-        """Record a set's score. Return True if it is the best now.
+        """Record the score of a set. Return True if the set is now the best one.
 
         Args:
-            beside: Score of the best set on the same text.
+            chosen: The set.
+            score: Its score.
+            best_score: Score of the best set so far, on the same text.
         """
         self.tried.append((chosen, score, score > best_score))
         if score > best_score:
@@ -89,7 +94,7 @@ class SetSearch(Generic[T]):
         return score > best_score
 
     def suggest(self) -> list[T]:
-        """Return the set that the optimiser would try next."""
+        """Return the set that Bayesian optimisation proposes next."""
         from bayes_opt import BayesianOptimization, acquisition
 
         names = [f"{at:04}" for at in range(len(self.items))]
@@ -102,7 +107,7 @@ class SetSearch(Generic[T]):
             allow_duplicate_points=True,
         )
         optimiser.set_gp_params(alpha=1e-2)
-        with redirect_stdout(None):  # it prints every duplicate, whatever `verbose` is
+        with redirect_stdout(None):  # the library prints duplicates even with verbose=0
             for chosen, score, _ in self.tried:
                 held = (float(thing in chosen) for thing in self.items)
                 optimiser.register(dict(zip(names, held, strict=True)), score)

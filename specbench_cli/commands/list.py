@@ -160,7 +160,14 @@ def _describe_hardware(name: str) -> dict[str, Any]:
 
 
 def _run_names() -> list[str]:
-    return list(_runs())
+    """Return the names of runs, newest first. Runs without a date come last."""
+    from specbench_cli.store.run_dir import RunDir
+
+    created = {
+        name: str(RunDir.open(path).manifest.get("created_utc") or "")
+        for name, path in _runs().items()
+    }
+    return sorted(created, key=created.__getitem__, reverse=True)
 
 
 def _runs() -> dict[str, Path]:
@@ -175,12 +182,37 @@ def _describe_run(name: str) -> dict[str, Any]:
     config = manifest.get("config", {}).get("effective", {})
     return {
         "name": name,
-        "status": manifest.get("status"),
         "created_utc": manifest.get("created_utc"),
+        "status": manifest.get("status"),
+        "best": _best_method(_runs()[name]),
         "target": config.get("target"),
         "tasks": config.get("tasks"),
         "methods": [choice["label"] for choice in config.get("methods", [])],
     }
+
+
+def _best_method(folder: Path) -> str | None:
+    """Return the fastest lossless method of a finished run, with its speedup and interval.
+
+    A method whose interval includes 1 is not called fastest. None without a summary.
+    """
+    from specbench_cli.store.summary_file import read_summary_rows
+
+    best, speed = None, 1.0
+    rows = read_summary_rows(folder)
+    try:
+        for row in rows:
+            special = {row[key] for key in ("peer", "broken", "upper_bound", "control")}
+            if row["lossless"] != "True" or special != {"False"} or not row["speedup_low"]:
+                continue
+            low, high, speedup = (
+                float(row[key]) for key in ("speedup_low", "speedup_high", "speedup")
+            )
+            if low > 1 and speedup > speed:
+                best, speed = f"{row['label']} {speedup:.2f}x [{low:.2f}, {high:.2f}]", speedup
+    except (KeyError, ValueError):
+        return None  # a summary of another version
+    return best or ("none is faster" if rows else None)
 
 
 def _describe_run_fully(name: str) -> dict[str, Any]:
@@ -218,7 +250,7 @@ LISTINGS: dict[str, Listing] = {
         _run_names,
         _describe_run,
         _describe_run_fully,
-        ("name", "status", "target", "tasks", "methods"),
+        ("name", "created_utc", "status", "best", "target", "tasks", "methods"),
     ),
     "shapes": Listing(
         _shape_names,

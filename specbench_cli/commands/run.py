@@ -156,7 +156,7 @@ def _measure(
             return _measure_matrix(create_matrix(config, sources, invocation.out), invocation, view)
         plan, run_dir = start_run(config, sources, invocation.out, view)
     else:
-        folder = find_run(str(invocation.resume))
+        folder = find_run(str(invocation.resume), to_resume=True)
         if not is_repeat:
             permission_check(invocation.trust)(
                 permissions_to_resume(folder, invocation.force), str(folder)

@@ -1,1 +1,2 @@
-"""Comparison of two or more runs: what changed, and whether the gate fails."""
+"""`specbench compare`: what changed between two or more runs, and whether the check (gate)
+fails."""

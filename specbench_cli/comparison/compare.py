@@ -26,11 +26,12 @@ def compare(base: Side, new: Side, *, tolerance: float, fail_on: Sequence[Outcom
     """Compare BASE with NEW.
 
     Args:
+        base, new: the two sides.
         tolerance: allowed slowdown, 0.05 for 5%.
         fail_on: outcomes that fail the gate.
 
     Raises:
-        UsageError: the sides share nothing that can be judged.
+        UsageError: nothing in the two sides can be compared.
     """
     scope = determine_scope(base, new)
     changes: Mapping[RowKey, tuple[TimeChange, ...]] = {}
@@ -92,13 +93,13 @@ def _missing_rows(scope: Scope) -> Iterator[RowOutcome]:
 
 
 def _added_rows(scope: Scope, new: Side) -> Iterator[RowOutcome]:
-    """Yield the outcomes of rows that only NEW has; broken outputs count there too."""
+    """Yield the outcomes of rows that only NEW has. Broken outputs are reported there too."""
     for row in scope.new:
-        cells = [cell for cell in new.outputs.values() if cell.row == row]
-        bad = [cell for cell in cells if deterministic.is_bad(cell)]
+        outputs = [output for output in new.outputs.values() if output.row == row]
+        bad = [output for output in outputs if deterministic.is_bad(output)]
         found = [ComparisonFinding(outcome="new", message="not in BASE")]
         if bad:
-            found.insert(0, deterministic.make_broken_finding(bad, len(cells)))
+            found.insert(0, deterministic.make_broken_finding(bad, len(outputs)))
         yield _unpaired_row(row, "only NEW has it", found)
 
 

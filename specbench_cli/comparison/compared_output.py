@@ -1,4 +1,4 @@
-"""An output as a comparison sees it: a digest of its token ids, its counters and its times.
+"""An output in a comparison: a digest of its token ids, its counters and its times.
 
 The classes have no slots, because hundreds of thousands of objects come from other processes.
 Unpickling a frozen class with slots calls a setter for every field.
@@ -38,7 +38,9 @@ class RowKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Counters:
-    """Sums over the steps of an output; None if the method does not report a counter (peers).
+    """Counters of an output, summed over its steps.
+
+    A counter is None if the method does not report it (methods of other programs).
 
     committed: number of tokens after the first.
     levels, nodes: number of drafted levels and tokens.
@@ -70,9 +72,9 @@ class Counters:
         if counts != sorted(counts):
             return "not accepted <= tested <= levels <= nodes"
         if self.committed != self.n_tokens - 1 or (self.committed or 0) < (self.accepted or 0):
-            return "committed tokens are not all but the first, the accepted ones among them"
+            return "committed must be n_tokens - 1, and not less than accepted"
         if self.target_forwards is not None and self.target_forwards <= self.steps:
-            return "fewer target forwards than steps and prefill take"
+            return "fewer target forwards than prefill and steps need"
         return None
 
     @property
@@ -105,8 +107,9 @@ class Times:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedOutput:
-    """One output.
+    """An output of one method for one prompt.
 
+    key: key that two outputs must share to be compared.
     ids: the first 16 hexadecimal digits of the SHA-256 of its token ids; None if it failed.
     verdict: kind of the verdict; None if it failed.
     times: None if the output failed or its time is noisy.

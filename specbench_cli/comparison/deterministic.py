@@ -1,4 +1,5 @@
-"""The deterministic gate: token ids, verdicts and counters, which noise does not change.
+"""The deterministic gate: comparison of token ids, verdicts and counters, which noise cannot
+change.
 
 The rule of a row decides what must be equal:
 
@@ -42,7 +43,7 @@ _WORDS = {
     "draft_forwards": "draft forwards",
 }
 _DIGITS = range(2, 7)
-"""Decimals of a MAT: the first number that shows a difference."""
+"""Numbers of decimals of a MAT to try, until the two values look different."""
 
 
 def compare_outputs(scope: Scope) -> Mapping[RowKey, tuple[ComparisonFinding, ...]]:
@@ -53,25 +54,27 @@ def compare_outputs(scope: Scope) -> Mapping[RowKey, tuple[ComparisonFinding, ..
     }
 
 
-def make_broken_finding(cells: Sequence[ComparedOutput], total: int) -> ComparisonFinding:
+def make_broken_finding(outputs: Sequence[ComparedOutput], total: int) -> ComparisonFinding:
     """Return the finding for outputs of NEW that are errors or mismatches.
 
     Args:
-        cells: the broken outputs; at least one.
+        outputs: the broken outputs; at least one.
         total: number of compared outputs.
     """
-    kinds = Counter("mismatch" if cell.error is None else f"error: {cell.error}" for cell in cells)
+    kinds = Counter(
+        "mismatch" if output.error is None else f"error: {output.error}" for output in outputs
+    )
     details = "; ".join(f"{count} {kind}" for kind, count in kinds.items())
     return ComparisonFinding(
         outcome="broken",
-        message=f"{_format_share(len(cells), total, 'output')} broken in NEW alone: {details}",
-        locations=_format_prompt_turns(cells),
+        message=f"{_format_share(len(outputs), total, 'output')} broken only in NEW: {details}",
+        locations=_format_prompt_turns(outputs),
     )
 
 
-def is_bad(cell: ComparedOutput) -> bool:
+def is_bad(output: ComparedOutput) -> bool:
     """Return True if an output is an error or a mismatch."""
-    return cell.error is not None or cell.verdict == "mismatch"
+    return output.error is not None or output.verdict == "mismatch"
 
 
 def mean_accepted_tokens(pairs: Iterable[Pair]) -> tuple[float | None, float | None]:
@@ -115,7 +118,7 @@ def _find_differences(
 
 
 def _has_error(pair: Pair) -> bool:
-    return any(cell.error is not None for cell in pair)
+    return any(output.error is not None for output in pair)
 
 
 def _same_output(pair: Pair) -> bool:
@@ -197,10 +200,10 @@ def _format_share(count: int, total: int, noun: str) -> str:
     return f"{count} of {total} {noun}{'' if total == 1 else 's'}"
 
 
-def _format_prompt_turn(cell: ComparedOutput) -> str:
-    return f"{cell.key.prompt_id} turn {cell.key.turn}"
+def _format_prompt_turn(output: ComparedOutput) -> str:
+    return f"{output.key.prompt_id} turn {output.key.turn}"
 
 
-def _format_prompt_turns(cells: Iterable[ComparedOutput]) -> tuple[str, ...]:
+def _format_prompt_turns(outputs: Iterable[ComparedOutput]) -> tuple[str, ...]:
     """Return each prompt and turn once, over all repeats."""
-    return tuple(dict.fromkeys(map(_format_prompt_turn, cells)))
+    return tuple(dict.fromkeys(map(_format_prompt_turn, outputs)))

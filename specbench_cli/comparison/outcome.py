@@ -11,7 +11,7 @@ from specbench_cli.config.problems import did_you_mean
 from specbench_cli.errors import UsageError
 
 Outcome = Literal["broken", "changed-output", "mat", "slower", "missing", "faster", "new", "same"]
-"""Outcome of a row; the worst is first."""
+"""Outcome of a row (the outputs of one method for one task); the worst is first."""
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 FAIL_ON: tuple[Outcome, ...] = ("broken", "changed-output", "mat", "slower")
@@ -26,6 +26,7 @@ Rule = Literal["exact", "verdict", "ids only", "nothing"]
 class ComparisonFinding:
     """A finding about a row.
 
+    message: what changed.
     locations: prompts and turns in order ("mini/qa/3 turn 1").
     """
 
@@ -129,13 +130,13 @@ def parse_fail_on(words: str) -> tuple[Outcome, ...]:
     for word in names:
         if word not in known:
             raise UsageError(
-                f"--fail-on {word!r} is none of {', '.join(known)}, and not {NONE} alone"
+                f"--fail-on {word!r} must be some of {', '.join(known)}, or only {NONE}"
                 f"{did_you_mean(word, known)}",
                 hint=f"--fail-on {','.join(FAIL_ON)}",
             )
     if not names:
         raise UsageError(
-            f"--fail-on names nothing; there are {', '.join(known)}, or {NONE} alone",
+            f"--fail-on is empty: use some of {', '.join(known)}, or only {NONE}",
             hint=f"--fail-on {','.join(FAIL_ON)}",
         )
     return tuple(outcome for outcome in known if outcome in names)
@@ -150,7 +151,7 @@ def parse_tolerance(tolerance: str) -> float:
         share = -1.0
     if not 0 <= share < 1:
         raise UsageError(
-            f"--tolerance {tolerance!r} is no share from 0 to 1: 5% or 0.05",
+            f"--tolerance {tolerance!r} must be a share from 0 to 1, such as 5% or 0.05",
             "specbench compare BASE NEW --tolerance 5%",
         )
     return share

@@ -1,4 +1,7 @@
-"""Processes of two sides, with the data for the timing gate."""
+"""Processes of the two sides of a comparison, with the data for the timing gate.
+
+A process is one run, or one repeat of a run.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,10 @@ Outputs = Mapping[str, Mapping[PromptTurn, ComparedOutput]]
 class ComparedProcesses:
     """Processes of both sides, BASE's first.
 
+    outputs: outputs of each process.
     new: True for processes of NEW.
-    pair: index of each process's pair if the runs took turns, else None.
-    lost: labels with missing times in each process.
+    pair: index of each process's pair if runs of BASE and NEW alternated in time, else None.
+    untimed_labels: labels with missing times in each process.
     """
 
     outputs: tuple[Outputs, ...]
@@ -35,26 +39,26 @@ class ComparedProcesses:
 
     @property
     def pairs(self) -> int:
-        """Number of pairs; 0 if the runs did not take turns."""
+        """Number of pairs; 0 if the runs of BASE and NEW did not alternate in time."""
         if self.pair is None:
             return 0
         return len(set(self.pair[has_partner(self.pair, np.array(self.new, dtype=bool))]))
 
     def select_outputs(
-        self, label: str, places: Iterable[PromptTurn], *, of_new: bool
+        self, label: str, prompt_turns: Iterable[PromptTurn], *, of_new: bool
     ) -> Iterator[ComparedOutput]:
         """Yield a method's outputs for some prompts, from the processes of one side."""
         for own, is_new in zip(self.outputs, self.new, strict=True):
             if is_new == of_new:
-                yield from _select_outputs(own.get(label, {}), places)
+                yield from _select_outputs(own.get(label, {}), prompt_turns)
 
     def drop_incomplete(
-        self, labels: Sequence[str], places: Collection[PromptTurn]
+        self, labels: Sequence[str], prompt_turns: Collection[PromptTurn]
     ) -> ComparedProcesses:
-        """Return the processes in which no label lost more than a tenth of its times."""
+        """Return the processes in which each label has at least 90% of its times."""
         kept = [
-            all(label not in lost or _is_complete(own[label], places) for label in labels)
-            for own, lost in zip(self.outputs, self.untimed_labels, strict=True)
+            all(label not in untimed or _is_complete(own[label], prompt_turns) for label in labels)
+            for own, untimed in zip(self.outputs, self.untimed_labels, strict=True)
         ]
         return ComparedProcesses(
             tuple(compress(self.outputs, kept)),
@@ -65,64 +69,71 @@ class ComparedProcesses:
 
 
 def _select_outputs(
-    cells: Mapping[PromptTurn, ComparedOutput], places: Iterable[PromptTurn]
+    outputs: Mapping[PromptTurn, ComparedOutput], prompt_turns: Iterable[PromptTurn]
 ) -> Iterator[ComparedOutput]:
-    return (cell for place in places if (cell := cells.get(place)) is not None)
+    return (
+        output for prompt_turn in prompt_turns if (output := outputs.get(prompt_turn)) is not None
+    )
 
 
-def _is_complete(own: Mapping[PromptTurn, ComparedOutput], places: Iterable[PromptTurn]) -> bool:
-    cells = list(_select_outputs(own, places))
-    return sum(cell.times is None for cell in cells) <= MAX_UNTIMED * len(cells)
+def _is_complete(
+    own: Mapping[PromptTurn, ComparedOutput], prompt_turns: Iterable[PromptTurn]
+) -> bool:
+    outputs = list(_select_outputs(own, prompt_turns))
+    return sum(output.times is None for output in outputs) <= MAX_UNTIMED * len(outputs)
 
 
 def collect_processes(base: Side, new: Side) -> ComparedProcesses:
     """Return the processes of two sides."""
     sides = ((base, False), (new, True))
-    both = [(cells, of_new) for side, of_new in sides for cells in side.processes]
-    began = [at for side in (base, new) for at in side.start_times or (None,) * len(side.processes)]
+    both = [(outputs, of_new) for side, of_new in sides for outputs in side.processes]
+    start_times = [
+        at for side in (base, new) for at in side.start_times or (None,) * len(side.processes)
+    ]
     of_new = tuple(of_new for _, of_new in both)
-    pair = pair_processes(began, of_new)
+    pair = pair_processes(start_times, of_new)
     return ComparedProcesses(
-        tuple(_group_by_label(cells) for cells, _ in both),
+        tuple(_group_by_label(outputs) for outputs, _ in both),
         of_new,
         None if pair is None else np.array(pair),
         tuple(
-            frozenset(cell.key.label for cell in cells if cell.times is None) for cells, _ in both
+            frozenset(output.key.label for output in outputs if output.times is None)
+            for outputs, _ in both
         ),
     )
 
 
-def _group_by_label(cells: Iterable[ComparedOutput]) -> Outputs:
+def _group_by_label(outputs: Iterable[ComparedOutput]) -> Outputs:
     found = defaultdict[str, dict[PromptTurn, ComparedOutput]](dict)
-    for cell in cells:
-        found[cell.key.label][cell.key.prompt_turn] = cell
+    for output in outputs:
+        found[output.key.label][output.key.prompt_turn] = output
     return dict(found)
 
 
-def pair_processes(began: Sequence[str | None], new: Sequence[bool]) -> list[int] | None:
-    """Return the pair of each process if the runs of both sides took turns.
+def pair_processes(start_times: Sequence[str | None], new: Sequence[bool]) -> list[int] | None:
+    """Return the pair of each process if the runs of both sides alternated in time.
 
-    Anything that slows the machine for a minute affects a run and the next one equally, so each run
-    is compared with its neighbour in time. A process without a partner is `ALONE`.
+    If something slows down the machine for a minute, it affects a run and the next one equally. So
+    each run is paired with its neighbour in time. A process without a partner gets `UNPAIRED`.
 
     Args:
-        began: start time of each process's run, as sortable text. None means unknown.
+        start_times: start time of each process's run, as sortable text. None means unknown.
         new: True for each process of NEW.
 
     Returns:
         Index of the pair of each process, or None if there are fewer than `MIN_PAIRS` pairs.
     """
-    of = list(zip(began, new, strict=True))
-    runs = sorted({(at, side) for at, side in of if at is not None})
-    number: dict[tuple[str | None, bool], int] = {}
-    place = 0
-    while place + 1 < len(runs):
-        one, other = runs[place : place + 2]
+    processes = list(zip(start_times, new, strict=True))
+    runs = sorted({(at, side) for at, side in processes if at is not None})
+    pair_of: dict[tuple[str | None, bool], int] = {}
+    index = 0
+    while index + 1 < len(runs):
+        one, other = runs[index : index + 2]
         if one[1] == other[1]:
-            place += 1
+            index += 1
         else:
-            number[one] = number[other] = len(number) // 2
-            place += 2
-    if len(number) < 2 * MIN_PAIRS:
+            pair_of[one] = pair_of[other] = len(pair_of) // 2
+            index += 2
+    if len(pair_of) < 2 * MIN_PAIRS:
         return None
-    return [number.get(run, UNPAIRED) for run in of]
+    return [pair_of.get(run, UNPAIRED) for run in processes]

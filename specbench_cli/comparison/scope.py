@@ -1,14 +1,14 @@
-"""Scope of a comparison: pairs of outputs, the rule for each row, and what is not compared.
+"""Scope of a comparison: pairs of outputs, and the rule for each row. A row is a method on a task.
 
 Outputs are paired by prompt, turn, label, repeat and seed, if both sides had the same prompt and
-settings. Everything that is left out is reported.
+settings. Outputs that cannot be compared are reported.
 
 The rule of a row decides what must be equal:
 
 - `exact`: same machine, versions and settings.
 - `verdict`: elsewhere, where sums round differently and some near-ties are decided differently.
 - `ids only`: timing or another draft model may change the steps.
-- `nothing`: the output itself may differ without a change of the program.
+- `nothing`: the output may differ even if the program did not change.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TIMING_FACTS = (
     "prefill_chunk",
     "load",
 )
-"""Settings that change times on purpose."""
+"""Settings that change times. If they differ, the timing gate is skipped."""
 _ROUNDING_FACTS = ("machine", "torch", "transformers", "threads", "dtype", "device", "graphs")
 """Facts that change how sums are rounded, and so how near-ties are decided."""
 
@@ -80,12 +80,12 @@ def determine_scope(base: Side, new: Side) -> Scope:
         _raise_nothing_comparable(base, new, differences)
     notes = [*_describe_unfinished(base, new)]
     tasks = _shared_tasks(base, new, notes)
-    places = _shared_prompts(base, new, tasks, notes)
-    passes = _shared_passes(base, new, notes)
-    ours, theirs = (_group_by_row(side, tasks) for side in (base, new))
+    prompt_turns = _shared_prompts(base, new, tasks, notes)
+    repeats = _shared_passes(base, new, notes)
+    in_base, in_new = (_group_by_row(side, tasks) for side in (base, new))
     pairs: dict[RowKey, tuple[tuple[ComparedOutput, ComparedOutput], ...]] = {}
-    for row in (row for row in ours if row in theirs):
-        found, unpaired = _pair_outputs(ours[row], theirs[row], places, passes)
+    for row in (row for row in in_base if row in in_new):
+        found, unpaired = _pair_outputs(in_base[row], in_new[row], prompt_turns, repeats)
         if found:
             pairs[row] = found
         notes += (f"{row.task} {row.label}: {sentence}" for sentence in unpaired)
@@ -98,8 +98,8 @@ def determine_scope(base: Side, new: Side) -> Scope:
     notes += _describe_other_models(other_models)
     return Scope(
         pairs=pairs,
-        missing=tuple(row for row in ours if row not in theirs),
-        new=tuple(row for row in theirs if row not in ours),
+        missing=tuple(row for row in in_base if row not in in_new),
+        new=tuple(row for row in in_new if row not in in_base),
         rules={
             row: _choose_rule(
                 own,
@@ -128,21 +128,21 @@ def _raise_nothing_comparable(base: Side, new: Side, reasons: Iterable[str]) -> 
 def _describe_unfinished(base: Side, new: Side) -> Iterator[str]:
     for which, side in (("BASE", base), ("NEW", new)):
         if side.status != "finished":
-            yield f"{which} ({side.name}) is {side.status}: what it lacks is not compared"
+            yield f"{which} ({side.name}) is {side.status}: its missing outputs are not compared"
 
 
 def _shared_tasks(base: Side, new: Side, notes: list[str]) -> set[str]:
     """Return the tasks that both sides have in the same version; add the others to `notes`."""
-    ours, theirs = (
-        dict.fromkeys(cell.task for cell in side.outputs.values()) for side in (base, new)
+    in_base, in_new = (
+        dict.fromkeys(output.task for output in side.outputs.values()) for side in (base, new)
     )
-    notes += (f"task {task}: only BASE has it" for task in ours if task not in theirs)
-    notes += (f"task {task}: only NEW has it" for task in theirs if task not in ours)
-    both = [task for task in ours if task in theirs]
-    altered = {task: describe_changed_facts([f"task {task}"], base, new) for task in both}
+    notes += (f"task {task}: only BASE has it" for task in in_base if task not in in_new)
+    notes += (f"task {task}: only NEW has it" for task in in_new if task not in in_base)
+    both = [task for task in in_base if task in in_new]
+    changed = {task: describe_changed_facts([f"task {task}"], base, new) for task in both}
     for task in both:
-        notes += altered[task]
-    return {task for task in both if not altered[task]}
+        notes += changed[task]
+    return {task for task in both if not changed[task]}
 
 
 def _shared_prompts(base: Side, new: Side, tasks: set[str], notes: list[str]) -> set[PromptTurn]:
@@ -151,25 +151,25 @@ def _shared_prompts(base: Side, new: Side, tasks: set[str], notes: list[str]) ->
         {c.key.prompt_turn: c.task for c in side.outputs.values() if c.task in tasks}
         for side in (base, new)
     ]
-    ours, theirs = prompts
-    altered = [
-        place
-        for place in ours
-        if place in theirs
-        and place in base.prompts
-        and place in new.prompts
-        and base.prompts[place] != new.prompts[place]
+    in_base, in_new = prompts
+    changed = [
+        prompt_turn
+        for prompt_turn in in_base
+        if prompt_turn in in_new
+        and prompt_turn in base.prompts
+        and prompt_turn in new.prompts
+        and base.prompts[prompt_turn] != new.prompts[prompt_turn]
     ]
-    for task in dict.fromkeys(ours.values()):
-        for places, words in (
-            ([p for p, of in ours.items() if of == task and p not in theirs], "only BASE has"),
-            ([p for p, of in theirs.items() if of == task and p not in ours], "only NEW has"),
-            ([p for p in altered if ours[p] == task], "whose text or context changed"),
+    for task in dict.fromkeys(in_base.values()):
+        for prompt_turns, words in (
+            ([p for p, of in in_base.items() if of == task and p not in in_new], "only BASE has"),
+            ([p for p, of in in_new.items() if of == task and p not in in_base], "only NEW has"),
+            ([p for p in changed if in_base[p] == task], "whose text or context changed"),
         ):
-            if places:
-                prompts_found = _pluralize(len(places), "prompt")
-                notes.append(f"task {task}: {prompts_found} {words}{_first_location(places)}")
-    return (ours.keys() & theirs.keys()) - set(altered)
+            if prompt_turns:
+                prompts_found = _pluralize(len(prompt_turns), "prompt")
+                notes.append(f"task {task}: {prompts_found} {words}{_first_location(prompt_turns)}")
+    return (in_base.keys() & in_new.keys()) - set(changed)
 
 
 def _shared_passes(base: Side, new: Side, notes: list[str]) -> set[int]:
@@ -177,46 +177,46 @@ def _shared_passes(base: Side, new: Side, notes: list[str]) -> set[int]:
 
     Times of the other repeats still count as processes.
     """
-    ours, theirs = ({key.pass_ for key in side.outputs} for side in (base, new))
-    for which, only_here in (("BASE", ours - theirs), ("NEW", theirs - ours)):
+    in_base, in_new = ({key.pass_ for key in side.outputs} for side in (base, new))
+    for which, only_here in (("BASE", in_base - in_new), ("NEW", in_new - in_base)):
         if only_here:
             numbers = ", ".join(map(str, sorted(only_here)))
             notes.append(f"outputs of pass {numbers}: only {which} has them")
-    return ours & theirs
+    return in_base & in_new
 
 
 def _group_by_row(side: Side, tasks: set[str]) -> dict[RowKey, dict[PairKey, ComparedOutput]]:
     """Return a side's outputs by row, in the order of tasks and of the run's methods."""
-    order = dict.fromkeys(cell.task for cell in side.outputs.values() if cell.task in tasks)
+    order = dict.fromkeys(output.task for output in side.outputs.values() if output.task in tasks)
     rows = {
         RowKey(task, label): dict[PairKey, ComparedOutput]()
         for task in order
         for label in side.rows
     }
-    for key, cell in side.outputs.items():
-        if cell.task in tasks:
-            rows[cell.row][key] = cell
+    for key, output in side.outputs.items():
+        if output.task in tasks:
+            rows[output.row][key] = output
     return {row: own for row, own in rows.items() if own}
 
 
 def _pair_outputs(
-    ours: Mapping[PairKey, ComparedOutput],
-    theirs: Mapping[PairKey, ComparedOutput],
-    places: set[PromptTurn],
-    passes: set[int],
+    in_base: Mapping[PairKey, ComparedOutput],
+    in_new: Mapping[PairKey, ComparedOutput],
+    prompt_turns: set[PromptTurn],
+    repeats: set[int],
 ) -> tuple[tuple[tuple[ComparedOutput, ComparedOutput], ...], list[str]]:
     """Return the pairs of a row, and sentences on outputs that one side lacks."""
     pairs = tuple(
-        (cell, theirs[key])
-        for key, cell in ours.items()
-        if key in theirs and key.prompt_turn in places
+        (output, in_new[key])
+        for key, output in in_base.items()
+        if key in in_new and key.prompt_turn in prompt_turns
     )
     unpaired = []
-    for which, own, other in (("BASE", ours, theirs), ("NEW", theirs, ours)):
+    for which, own, other in (("BASE", in_base, in_new), ("NEW", in_new, in_base)):
         only_here = [
             key.prompt_turn
             for key in own
-            if key not in other and key.prompt_turn in places and key.pass_ in passes
+            if key not in other and key.prompt_turn in prompt_turns and key.pass_ in repeats
         ]
         if only_here:
             outputs = _pluralize(len(only_here), "output")
@@ -250,7 +250,7 @@ def _likely_causes(
     pairs: Mapping[RowKey, Sequence[tuple[ComparedOutput, ComparedOutput]]],
     other_models: Mapping[str, Sequence[str]],
 ) -> Iterator[tuple[str, str]]:
-    """Yield differences between rows with the same label."""
+    """Yield (label, differences between the method of that label in BASE and in NEW)."""
     for label, (was, now) in {row.label: own[0] for row, own in pairs.items()}.items():
         found = []
         if was.method != now.method:
@@ -269,8 +269,8 @@ def _pluralize(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _first_location(places: Sequence[PromptTurn]) -> str:
-    prompt_id, turn = places[0]
+def _first_location(prompt_turns: Sequence[PromptTurn]) -> str:
+    prompt_id, turn = prompt_turns[0]
     return f" (first: {prompt_id} turn {turn})"
 
 
@@ -278,12 +278,12 @@ def _rounding_difference(base: Side, new: Side) -> str | None:
     """Return why the same program may round differently; None if it cannot."""
     if base.machine is None or new.machine is None:
         which = "BASE" if base.machine is None else "NEW"
-        return f"{which} does not say what machine it was run on"
+        return f"the machine of {which} is unknown"
     return "; ".join(describe_changed_facts(_ROUNDING_FACTS, base, new)) or None
 
 
 def _find_other_models(base: Side, new: Side, labels: Iterable[str]) -> dict[str, list[str]]:
-    """Return, by label, the changes of draft models and heads that the row uses."""
+    """Return, by label, the changes of the draft models and heads that the method uses."""
     found: dict[str, list[str]] = {}
     for label in sorted(labels):
         changes: list[str] = []
@@ -305,10 +305,10 @@ def _choose_rule(
     *,
     same_rounding: bool,
 ) -> tuple[Rule, str]:
-    """Return what must be equal in a row, and why not more.
+    """Return the rule of a row, and the reason why it is not stricter.
 
     Args:
-        pairs: at least one.
+        pairs: pairs of outputs; at least one.
         other_models: changes of the models that the row drafts with.
         same_rounding: True if both sides round equally.
     """
@@ -323,14 +323,14 @@ def _choose_rule(
     if not why:
         return "exact", "same machine, versions and settings; its steps do not depend on timing"
     if not _gives_vanilla_tokens(sampling, new):
-        return "nothing", f"its tokens are drawn ({sampling}), and {why}"
-    if any(cell.guarantee not in LOSSLESS for pair in pairs for cell in pair):
+        return "nothing", f"its tokens are drawn at random ({sampling}), and {why}"
+    if any(output.guarantee not in LOSSLESS for pair in pairs for output in pair):
         return "nothing", f"it may change the output ({pairs[0][1].guarantee}), and {why}"
     return ("verdict" if step_difference is None else "ids only"), why
 
 
 def _draft_models(base: RowFacts, new: RowFacts) -> list[str]:
-    """Return the models that a row drafts with. If unknown, this may be the run's draft model."""
+    """Return the models that a method drafts with. If unknown, assume the run's draft model."""
     known = {*(base.models or ()), *(new.models or ())}
     unknown = base.models is None and new.models is None
     return sorted(known | {"draft"} if unknown else known)
@@ -353,7 +353,7 @@ def _timing_dependence(base: Side, new: Side, label: str) -> str | None:
         return "its steps depend on timing"
     for which, says in zip(("BASE", "NEW"), free, strict=True):
         if says is None:
-            return f"{which} is of an older version and does not say if its steps depend on timing"
+            return f"{which} is of an older version, and may have steps that depend on timing"
     return None
 
 

@@ -11,7 +11,7 @@ from specbench_cli.comparison.compared_output import ComparedOutput, PairKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFacts:
-    """Facts of a row from its run.
+    """Facts about a method of a run.
 
     timing_free: True if steps do not depend on timing; None if unknown.
     models: models that the method drafts with: "draft" or another model's name, or the kind of a
@@ -27,13 +27,14 @@ class RowFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """BASE or NEW.
+    """BASE or NEW: the data of a run that a comparison needs.
 
     facts: facts that must be equal (`summary.compatibility`), and the devices of workers.
     machine: id of the machine.
-    cells: outputs of the first run, with all its repeats.
-    processes: outputs of every process, for the timing gate. The repeats of a run, and further runs
-        of the program, are processes.
+    rows: facts about each method, by label.
+    outputs: outputs of the first run, with all its repeats.
+    processes: outputs of every process, for the timing gate. A process is a repeat of one of the
+        runs.
     start_times: start time of each process's run; empty if unknown.
     left_out: sentences on runs whose times are not included.
     prompts: digest of text and token ids, by prompt and turn; empty if not stored.

@@ -13,15 +13,16 @@ from specbench_cli.store.run_dir import find_run
 
 
 def load_side(source: str, *, root: Path = baseline.ROOT) -> Side:
-    """Return the side that an argument of `specbench compare` names.
+    """Load the side of a comparison that an argument of `specbench compare` names.
 
     Args:
         source: a run's folder, `last`, a folder of runs of one program, a baseline file, or the
-            name or folder of a baseline in `root`. Of a baseline by name, this machine's file is
-            taken if there is one, else the first.
+            name or folder of a baseline in `root`. A baseline's name selects its file for this
+            machine if there is one, else its first file.
+        root: parent folder of the baselines.
 
     Raises:
-        UsageError: it does not exist or is damaged.
+        UsageError: there is no such run or baseline, or it is damaged.
     """
     path = find_run(source)
     if path.is_file():
@@ -35,8 +36,8 @@ def load_side(source: str, *, root: Path = baseline.ROOT) -> Side:
         return baseline.load(file)
     known = ", ".join(baseline.list_names(root)) or "none yet"
     raise UsageError(
-        f"{source} is neither a run's folder, nor one of runs, nor a baseline (in {root}: {known})",
-        hint="specbench list runs; a baseline is made by specbench compare --save NAME RUN",
+        f"{source} is not a run, a folder of runs, or a baseline (in {root}: {known})",
+        hint="specbench list runs; to create a baseline: specbench compare --save NAME RUN",
     )
 
 

@@ -1,19 +1,20 @@
-"""Timing gate: times that became slower or faster between two sides, by component.
+"""Timing gate: tests whether a method became slower or faster, by component.
 
-Each row has four figures. Each is a ratio within one process, so that a slow phase of the machine
-affects both its parts:
+Each row (a method on a task) has four figures. Each is a ratio of two times of the same process, so
+that a slow phase of the machine affects both:
 
     decode          time per token / vanilla's, same prompt
     verify forward  of the target / vanilla's forward over one token, same prompt
     draft forward   / verify forward of the same output: they alternate within milliseconds
     host            time per step / verify forward of the same output
 
-Vanilla's own figure is its time per token over that of hf:vanilla. Only this one shows a slowdown
-of all rows. Components count if both sides did the same work (equal counters): other drafts take
-other times, which is for the deterministic gate to report.
+Vanilla's own figure is its time per token, divided by that of hf:vanilla. It is the only figure
+that shows a slowdown of all methods. Components are compared only if both sides did the same work
+(equal counters). Otherwise the deterministic gate reports the difference.
 
-If the sides' runs took turns, the machine was the same for both. Then a draft forward is compared
-without a divisor, by the fastest forwards of each output, because any divisor is less stable.
+If the runs of both sides alternated in time, the machine was equally fast for both. Then the time
+of a draft forward is compared directly, by the fastest forwards of each output. This is more stable
+than a ratio.
 """
 
 from __future__ import annotations
@@ -57,12 +58,14 @@ def estimate_changes(
     """
     entries: list[tuple[RowKey, str, RegressionSeries]] = []
     for row, pairs in scope.pairs.items():
-        places = _prompt_turns(pairs)
-        if _skip_reason(row, places, processes) is None:
+        prompt_turns = _prompt_turns(pairs)
+        if _skip_reason(row, prompt_turns, processes) is None:
             labels = _reference_label(row.label), row.label
             entries += (
                 (row, *entry)
-                for entry in _build_series(row, pairs, processes.drop_incomplete(labels, places))
+                for entry in _build_series(
+                    row, pairs, processes.drop_incomplete(labels, prompt_turns)
+                )
             )
     estimates = estimate_slowdowns(
         [series for *_, series in entries], tolerance=math.log1p(tolerance)
@@ -87,9 +90,9 @@ def estimate_changes(
 def explain_unjudged(scope: Scope, processes: ComparedProcesses) -> Iterator[str]:
     """Yield sentences on rows whose times are not judged, or not for all runs."""
     for row, pairs in scope.pairs.items():
-        places = _prompt_turns(pairs)
-        if reason := _skip_reason(row, places, processes) or _describe_excluded(
-            row, places, processes
+        prompt_turns = _prompt_turns(pairs)
+        if reason := _skip_reason(row, prompt_turns, processes) or _describe_excluded(
+            row, prompt_turns, processes
         ):
             yield f"times of {row.task} {row.label}: {reason}"
 
@@ -99,8 +102,8 @@ def find_significant_changes(
 ) -> tuple[ComparisonFinding, ...]:
     """Return findings for changes that are significant and exceed the tolerance.
 
-    All slower figures of a row are one finding, components before the whole. Only the whole can be
-    faster.
+    All slower figures of a row are one finding: first the components, then the decode time. A
+    component alone is never reported as faster.
     """
     by_figure = {change.figure: change for change in changes}
     slower = [
@@ -136,7 +139,8 @@ def _is_explained_by_verify(
 ) -> bool:
     """Return True if a component only seems slower because its divisor became faster.
 
-    Relative to vanilla, less than half of the tolerance is then left.
+    The divisor is the verify forward. Multiplied by its change, the component's own change must be
+    below half of the tolerance.
     """
     if verify is None or change.figure not in (DRAFT, HOST) or not change.relative:
         return False
@@ -152,47 +156,52 @@ def _interval_bounds(low: float, high: float) -> tuple[float, float] | tuple[Non
 
 def _prompt_turns(pairs: Sequence[tuple[ComparedOutput, ComparedOutput]]) -> list[PromptTurn]:
     """Return the prompts and turns of a row, each once over all repeats."""
-    return list(dict.fromkeys(cell.key.prompt_turn for cell, _ in pairs))
+    return list(dict.fromkeys(output.key.prompt_turn for output, _ in pairs))
 
 
 def _skip_reason(
-    row: RowKey, places: Sequence[PromptTurn], processes: ComparedProcesses
+    row: RowKey, prompt_turns: Sequence[PromptTurn], processes: ComparedProcesses
 ) -> str | None:
-    """Return why a row's times are not judged, or None. Those of hf:vanilla are part of vanilla's
-    row."""
+    """Return why a row's times are not judged, or None.
+
+    hf:vanilla has no judged times of its own, because they are part of vanilla's figure.
+    """
     labels = _reference_label(row.label), row.label
     for label in labels:
-        complete = processes.drop_incomplete((label,), places)
+        complete = processes.drop_incomplete((label,), prompt_turns)
         for side, which in ((False, "BASE"), (True, "NEW")):
-            if next(processes.select_outputs(label, places, of_new=side), None) is None:
+            if next(processes.select_outputs(label, prompt_turns, of_new=side), None) is None:
                 return f"{which} has no {label} to compare with"
             if side not in complete.new:
-                cells = list(processes.select_outputs(label, places, of_new=side))
-                lost = sum(cell.times is None for cell in cells)
-                return f"{which}'s {label} lost {lost} of {len(cells)} (void or failed)"
-    if len(places) < MIN_PROMPTS:
+                outputs = list(processes.select_outputs(label, prompt_turns, of_new=side))
+                untimed = sum(output.times is None for output in outputs)
+                return (
+                    f"{untimed} of {len(outputs)} outputs of {label} in {which} have no time (noisy"
+                    " or failed)"
+                )
+    if len(prompt_turns) < MIN_PROMPTS:
         return f"fewer than {MIN_PROMPTS} prompts"
-    remaining = processes.drop_incomplete(labels, places)
+    remaining = processes.drop_incomplete(labels, prompt_turns)
     for side, which in ((False, "BASE"), (True, "NEW")):
         if side not in remaining.new:
-            return f"no run of {which} is whole (void or failed outputs)"
+            return f"every run of {which} lacks too many times (noisy or failed outputs)"
     if processes.pairs and remaining.pairs < MIN_PAIRS:
         return (
-            f"of {processes.pairs} pairs of runs {remaining.pairs} are whole"
-            " (void or failed outputs)"
+            f"only {remaining.pairs} of {processes.pairs} pairs of runs have enough times (noisy or"
+            " failed outputs)"
         )
     return None
 
 
 def _describe_excluded(
-    row: RowKey, places: Sequence[PromptTurn], processes: ComparedProcesses
+    row: RowKey, prompt_turns: Sequence[PromptTurn], processes: ComparedProcesses
 ) -> str | None:
     """Describe how many processes of a judged row are excluded, or return None."""
     total = len(processes.outputs)
-    lost = total - len(
-        processes.drop_incomplete((_reference_label(row.label), row.label), places).outputs
+    untimed = total - len(
+        processes.drop_incomplete((_reference_label(row.label), row.label), prompt_turns).outputs
     )
-    return f"{lost} of {total} runs are left out (void or failed outputs)" if lost else None
+    return f"{untimed} of {total} runs are left out (noisy or failed outputs)" if untimed else None
 
 
 def _reference_label(label: str) -> str:
@@ -210,17 +219,23 @@ def _build_series(
     processes: ComparedProcesses,
 ) -> Iterator[tuple[str, RegressionSeries]]:
     """Yield the figures of a row."""
-    places = _prompt_turns(pairs)
+    prompt_turns = _prompt_turns(pairs)
     if row.label == BASELINE:
-        slowdown = _machine_slowdown(HF_VANILLA, places, processes)
-        yield VANILLA, _figure_series(VANILLA, row, places, processes, _relative_time, slowdown)
+        slowdown = _machine_slowdown(HF_VANILLA, prompt_turns, processes)
+        yield (
+            VANILLA,
+            _figure_series(VANILLA, row, prompt_turns, processes, _relative_time, slowdown),
+        )
         return
     if row.label == HF_VANILLA:
         return
-    slowdown = _machine_slowdown(BASELINE, places, processes)
-    yield DECODE, _figure_series(DECODE, row, places, processes, _relative_decode_time, slowdown)
+    slowdown = _machine_slowdown(BASELINE, prompt_turns, processes)
+    yield (
+        DECODE,
+        _figure_series(DECODE, row, prompt_turns, processes, _relative_decode_time, slowdown),
+    )
     changed = {was.key.prompt_turn for was, now in pairs if was.counters != now.counters}
-    unchanged = [place for place in places if place not in changed]
+    unchanged = [prompt_turn for prompt_turn in prompt_turns if prompt_turn not in changed]
     for figure, compute in COMPONENTS.items():
         if figure == DRAFT and processes.pair is not None:
             series = _figure_series(
@@ -234,19 +249,23 @@ def _build_series(
 def _figure_series(
     figure: str,
     row: RowKey,
-    places: Sequence[PromptTurn],
+    prompt_turns: Sequence[PromptTurn],
     processes: ComparedProcesses,
     compute: FigureFunction,
     slowdown: float,
 ) -> RegressionSeries:
-    """Return the logarithms of a figure for every prompt of every process."""
-    values = np.full((len(places), len(processes.outputs)), np.nan)
+    """Return a figure's series: its logarithm for every prompt of every process.
+
+    Args:
+        slowdown: logarithm of the machine's slowdown between the sides (`_machine_slowdown`).
+    """
+    values = np.full((len(prompt_turns), len(processes.outputs)), np.nan)
     for p, process in enumerate(processes.outputs):
         ours, theirs = (
             process.get(label, {}) for label in (row.label, _reference_label(row.label))
         )
-        for i, place in enumerate(places):
-            own, other = ours.get(place), theirs.get(place)
+        for i, prompt_turn in enumerate(prompt_turns):
+            own, other = ours.get(prompt_turn), theirs.get(prompt_turn)
             value = compute(own, other) if own is not None and other is not None else None
             if value:
                 values[i, p] = math.log(value)
@@ -256,57 +275,57 @@ def _figure_series(
 
 
 def _machine_slowdown(
-    label: str, places: Sequence[PromptTurn], processes: ComparedProcesses
+    label: str, prompt_turns: Sequence[PromptTurn], processes: ComparedProcesses
 ) -> float:
-    """Return the logarithm of how much slower a reference row was on NEW's side."""
+    """Return the logarithm of the slowdown of a reference method from BASE to NEW."""
     found = []
-    for place in places:
+    for prompt_turn in prompt_turns:
         sides: tuple[list[float], list[float]] = ([], [])
         for process, is_new in zip(processes.outputs, processes.new, strict=True):
-            cell = process.get(label, {}).get(place)
-            if cell is not None and (value := _time_per_token(cell)):
+            output = process.get(label, {}).get(prompt_turn)
+            if output is not None and (value := _time_per_token(output)):
                 sides[is_new].append(value)
         if all(sides):
             found.append(math.log(median(sides[1]) / median(sides[0])))
     return median(found) if found else 0.0
 
 
-def _ratio(above: float | None, below: float | None) -> float | None:
+def _divide(above: float | None, below: float | None) -> float | None:
     return above / below if above is not None and below else None
 
 
-def _time(cell: ComparedOutput, name: str) -> float | None:
-    found: float | None = None if cell.times is None else getattr(cell.times, name)
+def _time(output: ComparedOutput, name: str) -> float | None:
+    found: float | None = None if output.times is None else getattr(output.times, name)
     return found
 
 
-def _time_per_token(cell: ComparedOutput) -> float | None:
+def _time_per_token(output: ComparedOutput) -> float | None:
     """Return the time per token including prefill, the only one that peers report."""
-    return _ratio(_time(cell, "total"), cell.counters.n_tokens)
+    return _divide(_time(output, "total"), output.counters.n_tokens)
 
 
-def _decode_time_per_token(cell: ComparedOutput) -> float | None:
+def _decode_time_per_token(output: ComparedOutput) -> float | None:
     """Return the time per token after the first."""
-    n = cell.counters.n_tokens
-    return _ratio(_time(cell, "decode"), n and n - 1)
+    n = output.counters.n_tokens
+    return _divide(_time(output, "decode"), n and n - 1)
 
 
 def _relative_time(own: ComparedOutput, other: ComparedOutput) -> float | None:
-    return _ratio(_time_per_token(own), _time_per_token(other))
+    return _divide(_time_per_token(own), _time_per_token(other))
 
 
 def _relative_decode_time(own: ComparedOutput, other: ComparedOutput) -> float | None:
     """Return the ratio of decode times, or of total times if one side does not report prefill."""
-    relative = _ratio(_decode_time_per_token(own), _decode_time_per_token(other))
+    relative = _divide(_decode_time_per_token(own), _decode_time_per_token(other))
     return _relative_time(own, other) if relative is None else relative
 
 
 def _relative_verify_time(own: ComparedOutput, other: ComparedOutput) -> float | None:
-    return _ratio(_time(own, "verify_forward"), _time(other, "verify_forward"))
+    return _divide(_time(own, "verify_forward"), _time(other, "verify_forward"))
 
 
 def _relative_draft_time(own: ComparedOutput, _: ComparedOutput) -> float | None:
-    return _ratio(_time(own, "draft_forward"), _time(own, "verify_forward"))
+    return _divide(_time(own, "draft_forward"), _time(own, "verify_forward"))
 
 
 def _fastest_draft_time(own: ComparedOutput, _: ComparedOutput) -> float | None:
@@ -314,8 +333,8 @@ def _fastest_draft_time(own: ComparedOutput, _: ComparedOutput) -> float | None:
 
 
 def _relative_host_time(own: ComparedOutput, _: ComparedOutput) -> float | None:
-    step = _ratio(_time(own, "host"), own.counters.steps)
-    return _ratio(step, _time(own, "verify_forward"))
+    step = _divide(_time(own, "host"), own.counters.steps)
+    return _divide(step, _time(own, "verify_forward"))
 
 
 COMPONENTS: dict[str, FigureFunction] = {

@@ -1,4 +1,4 @@
-"""Trends: figures of methods over runs, in order of time, with their change points."""
+"""Trends: figures such as speedup and MAT over all runs in order of time, with change points."""
 
 from __future__ import annotations
 
@@ -122,12 +122,12 @@ def find_trends(sides: Sequence[Side], left_out: Sequence[str] = ()) -> Trends:
     compatible, excluded = _select_compatible(sides)
     if len(compatible) < 2:
         raise UsageError(
-            "a trend needs two runs that belong together"
+            "a trend needs two compatible runs"
             + "".join(f"\n  {line}" for line in (*left_out, *excluded)),
             hint="specbench list runs; specbench compare --over-time RUN RUN",
         )
     noisy = [
-        f"{side.name} is labelled noisy: its times are left out"
+        f"{side.name} is labelled noisy: its times are not used"
         for side in compatible
         if side.noisy
     ]
@@ -188,7 +188,7 @@ def _select_compatible(sides: Sequence[Side]) -> tuple[list[Side], list[str]]:
         ]
         if differing:
             words = ", ".join(sorted(differing))
-            excluded.append(f"{side.name} does not belong with {ordered[-1].name}: {words}")
+            excluded.append(f"{side.name} is not compatible with {ordered[-1].name}: {words}")
         else:
             compatible.setdefault((side.created_utc, frozenset(side.outputs)), side)
     return list(compatible.values()), excluded
@@ -197,7 +197,7 @@ def _select_compatible(sides: Sequence[Side]) -> tuple[list[Side], list[str]]:
 def _list_rows(sides: Sequence[Side]) -> list[RowKey]:
     """Return all rows: by task, then in the newest run's order; rows that it lacks are last."""
     place = {label: i for i, label in enumerate(sides[-1].rows)}
-    keys = dict.fromkeys(cell.row for side in sides for cell in side.outputs.values())
+    keys = dict.fromkeys(output.row for side in sides for output in side.outputs.values())
     return sorted(keys, key=lambda key: (key.task, place.get(key.label, len(place))))
 
 
@@ -237,19 +237,21 @@ def _speedup(side: Side, key: RowKey) -> float | None:
     if side.noisy:
         return None
     vanilla_time = own_time = 0.0
-    pairs = cells = 0
+    pairs = outputs = 0
     for process in side.processes or (tuple(side.outputs.values()),):
-        plain = {_pair_key(cell.key): cell for cell in process if cell.key.label == BASELINE}
-        for cell in process:
-            if cell.row != key:
+        plain = {
+            _pair_key(output.key): output for output in process if output.key.label == BASELINE
+        }
+        for output in process:
+            if output.row != key:
                 continue
-            cells += 1
-            base, own = _decode_time(plain.get(_pair_key(cell.key))), _decode_time(cell)
+            outputs += 1
+            base, own = _decode_time(plain.get(_pair_key(output.key))), _decode_time(output)
             if base is not None and own is not None:
                 vanilla_time += base[0] * own[1] / base[1]
                 own_time += own[0]
                 pairs += 1
-    return vanilla_time / own_time if pairs and cells - pairs <= MAX_UNTIMED * cells else None
+    return vanilla_time / own_time if pairs and outputs - pairs <= MAX_UNTIMED * outputs else None
 
 
 def _pair_key(key: PairKey) -> tuple[str, int, int, int]:
@@ -257,11 +259,11 @@ def _pair_key(key: PairKey) -> tuple[str, int, int, int]:
     return key.prompt_id, key.turn, key.pass_, key.seed
 
 
-def _decode_time(cell: ComparedOutput | None) -> tuple[int, int] | None:
+def _decode_time(output: ComparedOutput | None) -> tuple[int, int] | None:
     """Return decode time in ns and number of tokens; None if either is unknown or 0."""
-    if cell is None or cell.times is None or cell.error is not None:
+    if output is None or output.times is None or output.error is not None:
         return None
-    time, tokens = cell.times.decode, cell.counters.committed
+    time, tokens = output.times.decode, output.counters.committed
     return (time, tokens) if time and tokens else None
 
 
@@ -274,7 +276,7 @@ def _make_ratio(
     """
 
     def value(side: Side, key: RowKey) -> float | None:
-        pairs = [counts(cell) for cell in _outputs(side, key)]
+        pairs = [counts(output) for output in _outputs(side, key)]
         above = [first for first, _ in pairs if first is not None]
         below = [second for _, second in pairs if second is not None]
         whole, total = len(above) == len(below) == len(pairs), sum(below)
@@ -285,17 +287,19 @@ def _make_ratio(
 
 def _outputs(side: Side, key: RowKey) -> list[ComparedOutput]:
     """Return a row's outputs without the failed ones."""
-    return [cell for cell in side.outputs.values() if cell.row == key and cell.error is None]
+    return [
+        output for output in side.outputs.values() if output.row == key and output.error is None
+    ]
 
 
 def _count_bad(side: Side, key: RowKey) -> float | None:
-    own = [cell for cell in side.outputs.values() if cell.row == key]
+    own = [output for output in side.outputs.values() if output.row == key]
     return float(sum(map(is_bad, own))) if own else None
 
 
 _VALUES: Mapping[str, Callable[[Side, RowKey], float | None]] = {
     SPEEDUP: _speedup,
-    MAT: _make_ratio(lambda cell: (cell.counters.committed, cell.counters.steps)),
-    ACCEPTANCE: _make_ratio(lambda cell: (cell.counters.accepted, cell.counters.levels)),
+    MAT: _make_ratio(lambda output: (output.counters.committed, output.counters.steps)),
+    ACCEPTANCE: _make_ratio(lambda output: (output.counters.accepted, output.counters.levels)),
     BAD: _count_bad,
 }

@@ -1,1 +1,1 @@
-"""The settings of a run: their schema, where they come from, and which source wins."""
+"""Settings of a run and options of commands: their schema, sources and checks."""

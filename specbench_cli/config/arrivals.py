@@ -1,4 +1,7 @@
-"""Arrival times of requests that do not wait for each other: `--load`."""
+"""Arrival times of requests under load: `--load`.
+
+Requests arrive independently of each other, whether or not earlier ones are finished.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ from specbench_cli.config.sweep import format_value, parse_values
 MAX_BYTES = 64 * files.MB
 """Maximum size of a trace file in bytes."""
 
-SYNTAX = "poisson:RATE (requests a second), burst:SIZE:SECONDS or trace:FILE (a time in s a line)"
+SYNTAX = (
+    "poisson:RATE (requests per second), burst:SIZE:SECONDS or trace:FILE (one time in s per line)"
+)
+"""Syntax of `--load`, for errors."""
 
 
 def count_loads(text: str) -> int:
@@ -33,11 +39,11 @@ def count_loads(text: str) -> int:
 class Arrivals:
     """Arrival times of requests.
 
-    poisson: independent, `rate` per second. burst: `size` at once, every `seconds`. trace: times
-        from a file.
-
     Attributes:
-        typed: Text of the option, e.g. `poisson:4`.
+        kind: "poisson": `rate` independent requests per second on average. "burst": `size` requests
+            at once, every `seconds`. "trace": times from a file.
+        text: Value of the option, e.g. `poisson:4`.
+        trace_times: Arrival times of a trace in seconds, in ascending order.
     """
 
     kind: str
@@ -61,7 +67,7 @@ class Arrivals:
             rates = parse_values(rest)
         except ValueError as error:
             shown = problems.shorten(repr(text))
-            raise ValueError(f"{shown}: RATE {error}; one of {SYNTAX}") from error
+            raise ValueError(f"{shown}: RATE {error}; use {SYNTAX}") from error
         return tuple(cls.parse(f"poisson:{format_value(rate)}") for rate in rates)
 
     @classmethod
@@ -69,7 +75,7 @@ class Arrivals:
         """Parse a value of `--load`.
 
         Raises:
-            ValueError: The value is invalid. The message names the valid forms.
+            ValueError: The value is invalid. The message describes the syntax.
         """
         kind, _, rest = text.partition(":")
         shown = problems.shorten(repr(text))
@@ -79,7 +85,7 @@ class Arrivals:
         if kind == "burst":
             size, _, seconds = rest.partition(":")
             if not size.isdecimal() or not 0 < len(size) <= 18 or int(size) < 1:
-                raise ValueError(f"{shown}: SIZE must be a whole number from 1; one of {SYNTAX}")
+                raise ValueError(f"{shown}: SIZE must be a whole number above 0; use {SYNTAX}")
             return cls(
                 kind, text, size=int(size), seconds=_parse_positive(seconds, "SECONDS", text)
             )
@@ -100,7 +106,7 @@ class Arrivals:
             return [at // self.size * self.seconds for at in range(n)]
         if n > len(self.trace_times):
             raise ValueError(
-                f"the trace lists {len(self.trace_times)} arrivals for {n} prompts: add lines, or"
+                f"{len(self.trace_times)} arrival times for {n} prompts: add lines, or use"
                 f" --limit {len(self.trace_times)}"
             )
         return list(self.trace_times[:n])
@@ -113,7 +119,7 @@ def _parse_positive(text: str, what: str, typed: str) -> float:
         number = math.nan
     if not 0 < number < math.inf:
         typed = problems.shorten(repr(typed))
-        raise ValueError(f"{typed}: {what} must be a number above 0; one of {SYNTAX}")
+        raise ValueError(f"{typed}: {what} must be a number above 0; use {SYNTAX}")
     return number
 
 
@@ -133,7 +139,7 @@ def _read_trace(path: Path) -> tuple[float, ...]:
             time = math.nan
         if not 0 <= time < math.inf:
             shown = problems.shorten(repr(line.strip()))
-            raise ValueError(f"trace {path}, line {number}: {shown} is no time in seconds")
+            raise ValueError(f"trace {path}, line {number}: {shown} is not a time in seconds")
         times.append(time)
     _check_order(path, times)
     return tuple(times)
@@ -141,7 +147,7 @@ def _read_trace(path: Path) -> tuple[float, ...]:
 
 def _check_order(path: Path, times: Sequence[float]) -> None:
     if not times:
-        raise ValueError(f"trace {path} lists no arrival")
+        raise ValueError(f"trace {path} has no arrival time")
     for at, (a, b) in enumerate(pairwise(times), start=2):
         if b < a:
             raise ValueError(f"trace {path}: arrival {at} at {b:g} s comes before the one at {a:g}")

@@ -1,4 +1,4 @@
-"""Options and arguments of the commands that have no run settings."""
+"""Options and arguments of commands other than `run`, `recommend`, `predict` and `train`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Form = Literal["table", "tsv", "json"]
 
 
 class CommandOptions(BaseModel):
-    """Options and arguments of one call of a command."""
+    """Base class for the options and arguments of a command."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def changed_flags(self, *names: str) -> list[str]:
-        """Return the flags of the named fields that differ from their defaults."""
+        """Return the command-line flags of those fields that differ from their defaults."""
         found = {each.name: each for each in option_fields(type(self))}
         return [
             found[name].flag
@@ -128,7 +128,7 @@ class CompareOptions(CommandOptions):
     tolerance: Annotated[
         str, Option(GATE, "X", "Largest slowdown that passes, e.g. 5% or 0.05.")
     ] = "5%"
-    # Equals FAIL_ON of compare.outcome, which is slow to import for a help page.
+    # A copy of comparison.outcome.FAIL_ON: importing that module would slow down the help.
     fail_on: Annotated[
         str,
         Option(
@@ -295,6 +295,23 @@ class InitOptions(CommandOptions):
         bool,
         Option(OUTPUT, None, "Print the JSON schema of config files instead.", name="--schema"),
     ] = False
+
+
+class NewMethodOptions(CommandOptions):
+    """Options of `specbench new-method`."""
+
+    name: Annotated[str, Option(ARGUMENTS, "NAME", "Name of the new method.")]
+    kind: Annotated[
+        Literal["lookup", "draft", "head", "tree", "batch"],
+        Option(
+            OUTPUT,
+            "lookup|draft|head|tree|batch",
+            "Skeleton: lookup (drafts from earlier text), draft (a chain from a draft model), head"
+            " (a trained head), tree (a tree from a draft model), batch (drafts for a batch of"
+            " sequences together).",
+        ),
+    ] = "lookup"
+    out: Annotated[Path, Option(OUTPUT, "DIR", "Folder for the two files.")] = Path()
 
 
 class DoctorOptions(CommandOptions):

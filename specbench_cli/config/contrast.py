@@ -1,4 +1,4 @@
-"""Settings of contrastive decoding: `--contrast`."""
+"""Settings of contrastive decoding (USCD): `--contrast`."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Mapping
 from typing import Any
 
 DEFAULTS = {"beta": 0.5, "keep": 0.5, "below": 0.45, "floor": 0.1}
-"""Default values. specbench chose them, they are not the paper's constants."""
+"""Default values, which were chosen by specbench. The paper has other constants."""
 
 LIMITS = {"beta": (0.0, 10.0), "keep": (0.0, 1.0), "below": (0.0, 1.0), "floor": (0.0, 1.0)}
 """Minimum and maximum of each setting."""
 
-SYNTAX = "beta=0.5,keep=0.5,below=0.45,floor=0.1, or some of them"
+SYNTAX = "beta=0.5,keep=0.5,below=0.45,floor=0.1, or some of these keys"
+"""Syntax of `--contrast`, for errors."""
 
 
 def parse_contrast(value: Any) -> Any:
-    """Return all settings of a contrast.
+    """Return all settings of contrastive decoding. Missing ones get their defaults.
 
     Args:
         value: `KEY=VALUE,KEY=VALUE` as text, the same as a mapping, or None.
 
     Raises:
-        ValueError: The value has another type, or a key or value is not allowed. The message names
-            the allowed ones.
+        ValueError: The type, a key or a value is not allowed. The message names the allowed ones.
     """
     if value is None:
         return None
@@ -32,7 +32,7 @@ def parse_contrast(value: Any) -> Any:
         raise ValueError(f"must be {SYNTAX}, got {value!r}")
     for key in pairs:
         if key not in DEFAULTS:
-            raise ValueError(f"names {str(key)!r}; known are {', '.join(DEFAULTS)}: {SYNTAX}")
+            raise ValueError(f"has unknown key {str(key)!r}; use {SYNTAX}")
     return {key: _parse_number(key, pairs.get(key, usual)) for key, usual in DEFAULTS.items()}
 
 
@@ -43,7 +43,7 @@ def _split_pairs(text: str) -> dict[str, str]:
         if not equals:
             raise ValueError(f"must be {SYNTAX}, got {text!r}")
         if key in found:
-            raise ValueError(f"names {key} twice; must be {SYNTAX}")
+            raise ValueError(f"has {key} twice; must be {SYNTAX}")
         found[key] = value
     return found
 

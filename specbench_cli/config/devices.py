@@ -1,4 +1,8 @@
-"""Devices of the two workers of methods that draft in parallel with the target: `--devices`."""
+"""Devices of methods that draft in parallel with the target: `--devices`.
+
+Such a method has two workers, one for the target and one for the draft. In this module, a place is
+a device with optional CPU cores: "cpu", "cpu:0-3,6" or "cuda:1".
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,18 @@ ROLES = ("target", "draft")
 SYNTAX = "target=cpu:0-3,draft=cpu:4-7, or target=cuda:0,draft=cuda:1"
 
 _PLACE = re.compile(r"cuda(:\d{1,4})?|cpu(:\d+(-\d+)?(,\d+(-\d+)?)*)?")
-_MAX_CORE = 4096  # higher numbers are typing errors
+_MAX_CORE = 4096  # larger numbers are assumed to be typing errors
 
 
 def parse_devices(value: Any) -> Any:
-    """Return the device of each role: "cpu", "cpu:0-3,6" (cores) or "cuda:1".
+    """Return the place of the target and of the draft, by role.
 
     Args:
         value: `target=PLACE,draft=PLACE` as text, the same as a mapping, or None.
 
     Raises:
-        ValueError: The value has another type, or its places are invalid or cannot be combined. The
-            message names the valid forms.
+        ValueError: The type is wrong, or the places are invalid or cannot be combined. The message
+            describes the syntax.
     """
     if value is None:
         return None
@@ -32,10 +36,10 @@ def parse_devices(value: Any) -> Any:
         raise ValueError(f"must be {SYNTAX}, got {shorten(repr(value))}")
     for role in pairs:
         if role not in ROLES:
-            raise ValueError(f"names {str(role)!r}; the roles are {' and '.join(ROLES)}: {SYNTAX}")
+            raise ValueError(f"has unknown role {str(role)!r}; must be {SYNTAX}")
     for role in ROLES:
         if role not in pairs:
-            raise ValueError(f"does not say where the {role} is; must be {SYNTAX}")
+            raise ValueError(f"has no device for the {role}; must be {SYNTAX}")
     found = {role: str(pairs[role]).replace(" ", "") for role in ROLES}
     for role, place in found.items():
         if not _PLACE.fullmatch(place):
@@ -47,7 +51,7 @@ def parse_devices(value: Any) -> Any:
 
 
 def parse_cores(place: str) -> tuple[int, ...]:
-    """Return the sorted cores of `cpu:0-3,6`, or () if the place names none.
+    """Return the sorted core numbers of a place, e.g. of `cpu:0-3,6`. Empty if it has none.
 
     Raises:
         ValueError: A range of cores is invalid.
@@ -58,18 +62,18 @@ def parse_cores(place: str) -> tuple[int, ...]:
         short = max(len(first), len(last)) <= len(str(_MAX_CORE))
         low, high = (int(first), int(last or first)) if short else (0, -1)
         if high < low or high > _MAX_CORE:
-            raise ValueError(f"has no such range of cores: {shorten(part)}")
+            raise ValueError(f"has an invalid range of cores: {shorten(part)}")
         named.update(range(low, high + 1))
     return tuple(sorted(named))
 
 
 def format_cores(cores: Sequence[int]) -> str:
-    """Return cores as on the command line: `cpu:0-3,6`."""
+    """Return cores as a value of `--devices`, e.g. `cpu:0-3,6`."""
     return f"cpu:{_format_ranges(cores)}"
 
 
 def describe_cores(cores: Sequence[int]) -> str:
-    """Return cores as text: `cores 0-3,6`."""
+    """Return cores as text for messages, e.g. `cores 0-3,6`."""
     return f"{'core' if len(cores) == 1 else 'cores'} {_format_ranges(cores)}"
 
 
@@ -84,20 +88,20 @@ def _format_ranges(cores: Sequence[int]) -> str:
 
 
 def _split_pairs(text: str) -> dict[str, str]:
-    """Return role and place of `ROLE=PLACE,ROLE=PLACE`. Places may contain commas."""
+    """Parse `ROLE=PLACE,ROLE=PLACE` into places by role. Places may contain commas."""
     found: dict[str, str] = {}
     for part in re.split(r",(?=[^,=]*=)", text):
         role, equals, place = part.partition("=")
         if not equals:
             raise ValueError(f"must be {SYNTAX}, got {text!r}")
         if role.strip() in found:
-            raise ValueError(f"names {role.strip()} twice; must be {SYNTAX}")
+            raise ValueError(f"has {role.strip()} twice; must be {SYNTAX}")
         found[role.strip()] = place
     return found
 
 
 def _check_pair(target: str, draft: str) -> None:
-    """Raise ValueError unless both workers can compute at the same time on these places."""
+    """Raise ValueError if the workers of target and draft cannot compute at the same time there."""
     if target[:3] != draft[:3]:
         raise ValueError(f"has {target} and {draft}: both must be CPU cores, or both GPUs")
     cores, others = parse_cores(target), parse_cores(draft)

@@ -1,4 +1,4 @@
-"""YAML files as plain values, with the line number of every key."""
+"""Reader for YAML config files that keeps the line number of every key, for error messages."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from specbench_cli import files
 from specbench_cli.errors import UsageError
 
 _MAX_VALUES = 100_000
-"""Maximum number of values in a file. Aliases count as often as they are used."""
+"""Maximum number of values in a file. An alias counts at each use."""
 MAX_BYTES = files.MB
 """Maximum size of a config file in bytes."""
-EXAMPLE = "a line is an option's name and its value, for example: limit: 24"
+EXAMPLE = "each line has the name and value of an option, for example: limit: 24"
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class YamlDocument:
         name: File name without folders.
         values: Its top-level mapping.
         lines: Line number of every key, by dotted path ("set.sps.length").
-        texts: Source text of scalar values. YAML would read `1:6:1` as a number.
+        texts: Source text of scalar values, by dotted path. It is needed because YAML reads a
+            sweep like `1:6:1` as a number.
     """
 
     name: str
@@ -36,10 +37,9 @@ class YamlDocument:
     texts: dict[str, str]
 
     def locate(self, key: str) -> str:
-        """Return the place of a key: `specbench.yaml:3`.
+        """Return the file and line of a key, e.g. `specbench.yaml:3`.
 
-        A key from an alias or a merge has no line. It gets the line of its innermost parent that
-        has one.
+        A key from an alias or a merge has no line of its own. Return its parent's line then.
         """
         parts = key.split(".")
         above = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
@@ -48,7 +48,7 @@ class YamlDocument:
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader that rejects text that UTF-8 cannot encode, since no file or terminal can show it."""
+    """YAML loader that rejects text that UTF-8 cannot encode, because records cannot store it."""
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
         value = super().construct_scalar(node)
@@ -62,18 +62,17 @@ class _Loader(yaml.SafeLoader):
 
 
 def read(path: Path) -> YamlDocument:
-    """Read a YAML file by yaml.safe_load's rules, without duplicate keys.
+    """Read a YAML file like `yaml.safe_load`, but reject duplicate keys.
 
     Raises:
-        UsageError: The file does not exist, is a pipe or a device, or is not YAML. Also raised if
-            it has a duplicate key or no mapping at the top, or if its aliases are recursive or
-            expand to more than 100,000 values.
+        UsageError: The file cannot be read, is not YAML, or is not a mapping. Also raised for
+            duplicate keys, recursive aliases, and aliases that expand to more than 100,000 values.
     """
     files.check_regular(path)
     try:
         text = files.read_text(path, MAX_BYTES)
     except (OSError, UnicodeDecodeError) as fault:
-        reason = getattr(fault, "strerror", None) or "it is no UTF-8 text"
+        reason = getattr(fault, "strerror", None) or "it is not UTF-8 text"
         raise UsageError(f"cannot read {path}: {reason}") from fault
     loader = None
     try:
@@ -98,7 +97,7 @@ def read(path: Path) -> YamlDocument:
             loader.dispose()
     if not isinstance(values, dict):
         raise UsageError(
-            f"{path} must hold `key: value` lines, got {type(values).__name__}", EXAMPLE
+            f"{path} must consist of `key: value` lines, got {type(values).__name__}", EXAMPLE
         )
     return YamlDocument(path.name, values, lines, texts)
 
@@ -116,7 +115,7 @@ def _count_values(node: yaml.Node | None, path: Path, counts: dict[int, int]) ->
     """Return the number of values of a node, with aliases expanded.
 
     Args:
-        counts: Counts of the nodes seen so far. 0 marks nodes that contain this one.
+        counts: Counts of earlier nodes, by id. 0 marks the nodes that contain this one.
     """
     if not isinstance(node, yaml.CollectionNode):
         return 1
@@ -130,10 +129,11 @@ def _count_values(node: yaml.Node | None, path: Path, counts: dict[int, int]) ->
         )
     count, at = counts[id(node)], f"{path}:{node.start_mark.line + 1}"
     if count == 0:
-        raise UsageError(f"{at}: an alias leads to the anchor that it stands in", EXAMPLE)
+        raise UsageError(f"{at}: an alias refers to the value that contains it", EXAMPLE)
     if count > _MAX_VALUES:
         raise UsageError(
-            f"{at}: aliases make of it {count:,} values, {_MAX_VALUES:,} may be", EXAMPLE
+            f"{at}: aliases expand to {count:,} values, at most {_MAX_VALUES:,} are allowed",
+            EXAMPLE,
         )
     return count
 
@@ -157,7 +157,7 @@ def _find_lines(root: yaml.Node, path: Path) -> tuple[dict[str, int], dict[str, 
                 continue
             name, line = f"{prefix}{key.value}", key.start_mark.line + 1
             if name in lines:
-                raise UsageError(f"{path}:{line}: {name!r} stands on line {lines[name]} already")
+                raise UsageError(f"{path}:{line}: {name!r} is already on line {lines[name]}")
             lines[name] = line
             if isinstance(member, yaml.ScalarNode):
                 texts[name] = str(member.value)

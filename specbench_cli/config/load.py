@@ -1,6 +1,6 @@
-"""Configuration of a run: merges all sources into one RunConfig and tracks each value's source.
+"""Configuration of a run: merge the settings of all sources, and store the source of each value.
 
-Precedence: flag > --set > SPECBENCH_* > --config file > ./specbench.yaml > profile > defaults.
+Precedence: option, --set, SPECBENCH_* variable, --config file, ./specbench.yaml, profile, default.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from specbench_cli.config.sources import (
 from specbench_cli.errors import UsageError
 
 DEFAULT_BATCH_METHODS = ("vanilla", "sps", "pld")
-"""Default methods that support batching, a grammar and contrastive decoding."""
+"""Default methods of runs with batching, load, a grammar or contrastive decoding."""
 
 SHORT_RUN = {"limit": 12, "max_new_tokens": 64}
-"""Limits of the default run: 2 prompts per family, 64 tokens."""
+"""Limits of the default run: 2 questions per task family, 64 tokens per output."""
 
 NEUTRAL_SETTINGS = frozenset(
     (
@@ -40,11 +40,11 @@ NEUTRAL_SETTINGS = frozenset(
         " devices dtype graphs allow_noise isolation executor timeout_per_prompt"
     ).split()
 )
-"""Settings that do not turn the default run into a full run."""
+"""Settings that keep the limits of the default run. Any other setting removes them."""
 
 
 class MethodRegistry(Protocol):
-    """Registry functions that `load` needs."""
+    """The functions of `registry` that `load` calls."""
 
     def resolve(self, name: str, /) -> str:
         """Return the canonical name of a method.
@@ -73,13 +73,14 @@ def load(
     """Return the configuration of a run, and the source of each value.
 
     Args:
-        asked: values from the command line or from a call.
-        file: the --config file.
-        methods: the registry.
+        explicit: settings from the command line or from a Python call.
+        file: the file of `--config`.
+        methods: the method registry.
         env: environment variables.
         folder: folder to search for specbench.yaml.
-        vet: inspects a plug-in before this process imports it. Not called if `isolation` is "none".
-        check: raises UsageError for programs in `specbench.yaml` that the user did not permit.
+        vet: imports a plug-in in another process and raises UsageError if that fails. Not called
+            if `isolation` is "none".
+        check: raises UsageError for plug-ins in `specbench.yaml` that the user did not permit.
 
     Raises:
         UsageError: a value, key, method or file is invalid.
@@ -89,10 +90,10 @@ def load(
     files = [path for path in (local_file if local_file.is_file() else None, file) if path]
     layers = [*map(from_file, files), from_env(env), explicit]
 
-    # Load plug-ins first, since any layer may name their methods.
+    # Load plug-ins first, because every source may contain parameters of their methods.
     merged = reduce(or_, layers).fields
     plugins = _split(merged.get("plugins", SourcedValue([], "")).value)
-    # The file in the working folder is read automatically, so another person may have written it.
+    # specbench.yaml is read without being named by the user, who may not have written it.
     local_layer = layers[0] if local_file.is_file() and file != local_file else SettingsLayer()
     is_local = partial(_comes_from, local_layer)
     if isinstance(plugins, list):
@@ -131,15 +132,19 @@ def load(
 
 
 def _comes_from(source: SettingsLayer, name: str, fields: Mapping[str, SourcedValue]) -> bool:
-    """Return True if the value of a field comes from a source."""
+    """Return True if the merged value of a field comes from this source."""
     return name in fields and fields[name] is source.fields.get(name)
 
 
 def _load_profile(
     settings: SettingsLayer, added_methods: Sequence[str], methods: MethodRegistry
 ) -> SettingsLayer:
-    """Return the settings of the chosen profile. `asked` methods are measured in addition to its
-    own."""
+    """Return the settings of the chosen profile, or no settings without a profile.
+
+    Args:
+        settings: Settings of all other sources.
+        added_methods: Methods to measure in addition to those of the profile.
+    """
     name = settings.fields.get("profile", SourcedValue(None, "")).value
     if name is None:
         return SettingsLayer()
@@ -150,7 +155,7 @@ def _load_profile(
 
 
 def _use_canonical_names(layer: SettingsLayer, methods: MethodRegistry) -> SettingsLayer:
-    """Return the same settings with the canonical method name for every parameter."""
+    """Return settings whose method parameters use canonical method names instead of aliases."""
     params, swept = (
         {(methods.resolve(name), key): got for (name, key), got in block.items()}
         for block in (layer.params, layer.sweeps)
@@ -188,19 +193,25 @@ def _validate(settings: SettingsLayer, methods: MethodRegistry) -> tuple[RunConf
 
 
 def _check_storable(value: Any, place: Place, sources: Mapping[str, str]) -> None:
-    """Raise UsageError unless JSON can store a value, since a run must store its settings to be
-    resumed."""
+    """Raise UsageError if JSON cannot store a value. A run stores its settings as JSON.
+
+    Args:
+        place: Path to the value, for the error.
+        sources: Source of each setting, for the error.
+    """
     if isinstance(value, dict | list | tuple):
         entries = value.items() if isinstance(value, dict) else enumerate(value)
         for key, each in entries:
             if isinstance(key, str) or not isinstance(value, dict):
                 _check_storable(each, (*place, key), sources)
             else:
-                raise UsageError(f"{_describe_place(place, sources)}: {key!r} is no name")
+                raise UsageError(f"{_describe_place(place, sources)}: {key!r} is not a name")
         return
     usual = value is None or isinstance(value, str | int | float)
     endless = isinstance(value, float) and not isfinite(value)
-    if not usual or (endless and len(place) > 1):  # the checks of fields have clearer messages
+    if not usual or (
+        endless and len(place) > 1
+    ):  # RunConfig rejects top-level numbers with clearer messages
         raise UsageError(
             f"{_describe_place(place, sources)} must be a text, a finite number, true, false or"
             f" null, got {problems.shorten(repr(value))}"
@@ -218,18 +229,19 @@ def _check_storable(value: Any, place: Place, sources: Mapping[str, str]) -> Non
 
 
 def _is_parameter(place: Place) -> bool:
-    """Return True if a value is a method parameter. Those may have several lines."""
+    """Return True if the path leads to a method parameter, whose text may have several lines."""
     return place[0] in PARAM_FIELDS or "params" in place
 
 
 def _make_method_rows(
     entries: Any, settings: SettingsLayer, methods: MethodRegistry
 ) -> list[dict[str, Any]] | Any:
-    """Return the methods to measure, by canonical name: vanilla first, without duplicates.
+    """Return the methods to measure with their parameters, vanilla first and without duplicates.
 
-    A method's own `params` (config file) override a `set` block. --set on the command line, or
-    `set` of a call, overrides both. A swept method appears once per combination, unless the run is
-    tuned, since tuning chooses one. The model rejects invalid entries.
+    In a config file, a method's `params` override `set`. The option --set, or the argument `set` of
+    a Python call, overrides both. A method with a sweep appears once per combination of values. In
+    a tuned run it appears once, because tuning selects one combination. Invalid entries are
+    returned unchanged, and RunConfig rejects them.
     """
     explicit = {key: got for key, got in settings.params.items() if got.source in EXPLICIT_SOURCES}
     block, final = _by_method(settings.params), _by_method(explicit)
@@ -249,15 +261,15 @@ def _make_method_rows(
         for (name, key), got in params.items():
             if name not in names:
                 raise UsageError(
-                    f"{got.source} {name}.{key} is for a method that is not"
-                    f" run ({problems.join_names(names)})",
+                    f"{got.source} {name}.{key} names a method that is not"
+                    f" measured ({problems.join_names(names)})",
                     f"add --method {name}",
                 )
     for name, key in explicit.keys() & settings.sweeps.keys():
         raise UsageError(
             f"{name}.{key} is both set ({explicit[name, key].source})"
             f" and swept ({settings.sweeps[name, key].source})",
-            "drop one of the two",
+            "omit one of them",
         )
     tuned = settings.fields.get("tune", SourcedValue(None, "")).value is not None
     return (
@@ -268,7 +280,8 @@ def _make_method_rows(
 def _add_second_vanilla(rows: Sequence[Any]) -> list[Any]:
     """Return the methods with a second vanilla.
 
-    The difference between the two vanillas shows the noise of devices that are not monitored.
+    Any difference between the two is noise (A/A test). specbench does not monitor the load of the
+    other machines in a cluster, so this shows their noise.
     """
     named = [row.get("name") for row in rows if isinstance(row, dict)]
     second = {"name": "vanilla", "label": "vanilla-2", "params": {}}
@@ -278,7 +291,7 @@ def _add_second_vanilla(rows: Sequence[Any]) -> list[Any]:
 def _expand_sweep(
     rows: Sequence[Any], swept: Mapping[str, Mapping[str, Sequence[Any]]]
 ) -> list[Any]:
-    """Return the methods, with swept methods once per combination of values."""
+    """Return the methods, those with a sweep once per combination of values."""
 
     def get_sweep(row: Any) -> Mapping[str, Sequence[Any]]:
         return swept.get(str(row.get("name")), {}) if isinstance(row, dict) else {}
@@ -287,8 +300,8 @@ def _expand_sweep(
     if count > sweep.MAX_ROWS:
         sizes = (f"{name} {sweep.count_combinations(params)}" for name, params in swept.items())
         raise UsageError(
-            f"the sweep makes {count} rows ({', '.join(sizes)}), and a run takes"
-            f" {sweep.MAX_ROWS} at most",
+            f"the sweep has {count} combinations ({', '.join(sizes)}), at most {sweep.MAX_ROWS} are"
+            " allowed",
             "sweep over fewer values, or in several runs",
         )
     return [
@@ -299,7 +312,7 @@ def _expand_sweep(
 
 
 def _by_method(params: Mapping[tuple[str, str], SourcedValue]) -> dict[str, dict[str, Any]]:
-    """Return method -> parameter -> value."""
+    """Return the values of parameters as method -> parameter -> value."""
     block: dict[str, dict[str, Any]] = {}
     for (name, key), got in params.items():
         block.setdefault(name, {})[key] = got.value
@@ -307,7 +320,7 @@ def _by_method(params: Mapping[tuple[str, str], SourcedValue]) -> dict[str, dict
 
 
 def _split(value: Any) -> list[Any]:
-    """Return a list. Texts are split at commas, unless they are an existing path."""
+    """Return a value as a list. Split text at commas, unless it is an existing path."""
     entries = value if isinstance(value, (list, tuple)) else [value]
     words: list[Any] = []
     for entry in entries:
@@ -326,7 +339,10 @@ def _exists(name: str) -> bool:
 
 
 def _describe_place(place: Place, sources: Mapping[str, str]) -> str:
-    """Return a place for messages: `--limit`, `SPECBENCH_LIMIT`, `specbench.yaml:3: limit`."""
+    """Return the name of a setting in messages, which includes its source.
+
+    Examples: `--limit`, `SPECBENCH_LIMIT`, `specbench.yaml:3: limit`.
+    """
     if not place:
         return "the configuration"
     source = sources.get(str(place[0]), "default")

@@ -1,7 +1,7 @@
 """Command-line options that are derived from the fields of config models.
 
-A field declares its option once, as an `Option` in its annotation. The command line, the help, the
-commented config file of `specbench init` and the JSON schema are generated from it.
+A field of a config model has an `Option` in its annotation. The command line, its help, the
+commented config file of `specbench init` and the JSON schema are generated from these options.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="BaseModel")
 
 ARGUMENTS = "Arguments"
-"""Panel of a command's positional arguments."""
+"""Value of `Option.panel` for positional arguments."""
 WHAT, DECODING, MEASURING, OUTPUT = "What to run", "Decoding", "Measuring", "Output"
 PANELS = (WHAT, DECODING, MEASURING, OUTPUT)
-"""Headings of the help of `specbench run`, in order."""
+"""Headings in the help of `specbench run`, in order."""
 
 
 def option_name(name: str) -> str:
-    """Return the command-line option of a field: `--max-new-tokens`."""
+    """Return the command-line option of a field, e.g. `--max-new-tokens`."""
     singular = {"methods": "method", "tasks": "task", "plugins": "plugin", "prompts": "prompt"}
     return "--" + singular.get(name, name).replace("_", "-")
 
@@ -38,14 +38,15 @@ class Option:
     """The command-line option of a field.
 
     Attributes:
-        panel: help panel that lists the option; `ARGUMENTS` for a positional argument.
-        metavar: placeholder for the value; None for a switch.
+        panel: heading in the help under which the option is listed. `ARGUMENTS` makes the field a
+            positional argument.
+        metavar: placeholder for the value in the help; None for a switch.
         help: help text of one or two sentences.
-        default: the default as the help shows it, if it differs from the field's default.
+        default: text for the default in the help, if it differs from the field's default.
         short: short name, such as "-m".
         name: name of the option, if it differs from the field's name.
         choices: values that the command line accepts, if the field's type allows more.
-        as_text: True if the command line passes on any text, which the model validates.
+        as_text: True if the command line accepts any text, and only the model validates it.
         complete: "module:function" that returns the words for shell completion.
         env: environment variable of the option, for options that are not settings of a run.
         hidden: True if the help does not list the option.
@@ -65,15 +66,15 @@ class Option:
 
 
 OVERWRITE = Option(OUTPUT, None, "Overwrite files that specbench did not write.")
-"""Option of every command that writes files."""
+"""Option of the commands that write files."""
 TRUST = Option(
     OUTPUT, None, "Trust plug-ins named by ./specbench.yaml or by the folder of --resume."
 )
-"""Option of every command that may import a plug-in named by a folder."""
+"""Option of the commands that may import a plug-in that a folder names."""
 
 
 class OptionField(NamedTuple):
-    """A field of a config model together with its option."""
+    """A field of a config model and its option."""
 
     name: str
     field: FieldInfo
@@ -81,7 +82,7 @@ class OptionField(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """Long name of the option, such as `--limit`, or the metavar of an argument."""
+        """Long name of the option, e.g. `--limit`, or the placeholder of an argument."""
         if self.option.panel == ARGUMENTS:
             return str(self.option.metavar)
         return self.flags[0].partition("/")[0]
@@ -112,7 +113,7 @@ class OptionField(NamedTuple):
 
 
 def option_fields(model: type[BaseModel]) -> Iterator[OptionField]:
-    """Yield the fields of a model that have an option, in the order of the help."""
+    """Yield the fields of a config model that have an option, in the order of the help."""
     found = [
         OptionField(name, field, option)
         for name, field in model.model_fields.items()
@@ -125,19 +126,19 @@ def option_fields(model: type[BaseModel]) -> Iterator[OptionField]:
 
 @dataclass(frozen=True, slots=True)
 class OptionSubset:
-    """Selection of options of a config model, for another command.
+    """Options of a config model that another command also has.
 
     Attributes:
         model: the config model as "module:class".
-        fields: field names in the order of the help, each with the attributes of its `Option` that
-            this command changes.
+        fields: names of the fields in the order of the help, each with the attributes of `Option`
+            that the other command changes.
     """
 
     model: str
     fields: Mapping[str, Mapping[str, Any]]
 
     def option_fields(self) -> list[OptionField]:
-        """Return the chosen settings."""
+        """Return the fields with their changed options."""
         known = {each.name: each for each in option_fields(_import_attribute(self.model))}
         return [
             known[name]._replace(option=replace(known[name].option, **changes))
@@ -148,12 +149,12 @@ class OptionSubset:
 def command(*models: str | OptionSubset) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that adds the options of config models to a command.
 
-    The decorated function takes one mapping per model, from field names to the text that the user
-    typed. The model converts and validates these texts.
+    The function gets one mapping per model, from field names to the texts that the user typed. It
+    converts and validates them with the models.
 
     Args:
         models: config models as "module:class", or an `OptionSubset`. They are imported when the
-            command is built, because importing pydantic would slow down the help of all commands.
+            command is built, because importing pydantic slows down `specbench --help`.
     """
 
     def find() -> list[list[OptionField]]:
@@ -179,8 +180,8 @@ def command(*models: str | OptionSubset) -> Callable[[Callable[..., Any]], Calla
 def parsed_command(model: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that adds the options and arguments of a config model to a command.
 
-    The command line parses the values by the types and bounds of the fields, and the decorated
-    function takes the model.
+    Typer parses the values by the types and bounds of the fields. The function gets an instance of
+    the model.
 
     Args:
         model: config model as "module:class", which is imported when the command is built.
@@ -205,7 +206,7 @@ def parsed_command(model: str) -> Callable[[Callable[..., Any]], Callable[..., A
 
 
 def build(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command's function with the signature that typer reads its options from."""
+    """Return a command's function with one parameter per option, which typer reads."""
     built: Callable[[], Callable[..., Any]] = getattr(function, "build", lambda: function)
     return built()
 
@@ -217,15 +218,15 @@ def command_option_fields(function: Callable[..., Any]) -> list[OptionField]:
 
 
 def _model_option_fields(model: str) -> list[OptionField]:
-    """Return the settings of a config model named as "module:class"."""
+    """Return the option fields of a config model that is given as "module:class"."""
     return list(option_fields(_import_attribute(model)))
 
 
 def validate(model: type[M], values: Mapping[str, Any], hint: str) -> M:
-    """Return a config model of the typed values.
+    """Return a config model with the values that the user typed.
 
     Raises:
-        UsageError: a value is invalid. The error names its option and shows the hint.
+        UsageError: a value is invalid. The message names its option.
     """
     from pydantic import ValidationError
 
@@ -250,7 +251,7 @@ def _attach(
     build: Callable[[], Callable[..., Any]],
     settings: Callable[[], list[OptionField]],
 ) -> Callable[..., Any]:
-    """Store how to build and list a command's options, and return the command's function."""
+    """Attach two functions to a command: one builds its options, the other lists them."""
     function.build, function.settings = build, settings  # type: ignore[attr-defined]
     return function
 
@@ -258,16 +259,16 @@ def _attach(
 def _with_signature(
     run: Callable[..., Any], function: Callable[..., Any], parameters: list[inspect.Parameter]
 ) -> Callable[..., Any]:
-    """Return `run` with the name and text of a command's function, and with parameters."""
+    """Give `run` the name and docstring of a command's function, and the parameters. Return it."""
     run.__doc__, run.__name__ = function.__doc__, function.__name__
-    # typer reads both.
+    # typer reads the signature and the annotations.
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run
 
 
 def _typed_values(values: Mapping[str, Any], group: list[OptionField]) -> dict[str, Any]:
-    """Return the values of a model's options that the user typed, by field name."""
+    """Return the values that the user typed for one model, by field name."""
     typed = {setting.name: values[setting.name] for setting in group}
     return {name: value for name, value in typed.items() if value not in (None, [], False)}
 
@@ -278,7 +279,7 @@ def _import_attribute(name: str) -> Any:
 
 
 def _text_parameter(setting: OptionField) -> inspect.Parameter:
-    """Return the function parameter from which typer creates an option whose value is text."""
+    """Return the parameter from which typer creates an option. Its value is not parsed."""
     kind = _text_type(setting.field.annotation, setting.option)
     return inspect.Parameter(
         setting.name,
@@ -289,7 +290,7 @@ def _text_parameter(setting: OptionField) -> inspect.Parameter:
 
 
 def _parsed_parameter(setting: OptionField) -> inspect.Parameter:
-    """Return the function parameter from which typer creates an option and parses its value."""
+    """Return the parameter from which typer creates an option, with the type to parse."""
     field, option = setting.field, setting.option
     kind, bounds = _bounded_type(field)
     default = inspect.Parameter.empty if field.is_required() else field.default
@@ -306,7 +307,7 @@ def _parsed_parameter(setting: OptionField) -> inspect.Parameter:
 
 
 def _bounded_type(field: FieldInfo) -> tuple[Any, dict[str, Any]]:
-    """Return the type that typer parses the value of a field as, and the bounds of a number."""
+    """Return the type of a field for typer, and the minimum and maximum of a number."""
     kind, metadata = field.annotation, field.metadata
     items: Any = get_args(kind)[0] if get_origin(kind) is list else None
     if get_origin(items) is Annotated:
@@ -342,7 +343,7 @@ def _make_typer_declaration(setting: OptionField, show_default: str | bool, **bo
 
 
 def _text_type(annotation: Any, option: Option) -> Any:
-    """Return the type that typer parses a value as: text, unless it is a flag or a choice."""
+    """Return the type of an unparsed option for typer: text, a switch or a choice."""
     if option.choices:
         return Literal[option.choices] | None
     if annotation is bool:
@@ -355,7 +356,11 @@ def _text_type(annotation: Any, option: Option) -> Any:
 
 
 def _completion(names: str) -> Callable[[str], list[str]]:
-    """Return a shell completion of the last word in a comma-separated list."""
+    """Return a function that completes the last word of a comma-separated list in the shell.
+
+    Args:
+        names: "module:function" that returns the possible words.
+    """
 
     def complete(incomplete: str) -> list[str]:
         before, comma, _ = incomplete.rpartition(",")

@@ -1,9 +1,8 @@
-"""Permission to run programs that a folder names.
+"""Permissions for plug-ins and other programs that a run folder or `specbench.yaml` names.
 
-A plug-in that the user names on the command line always runs. A run folder or a `specbench.yaml` in
-the working folder may come from another person. A plug-in that it names runs only if the user ran
-the same file before, or permits it now. Permissions are stored in the user's cache, by path and
-content.
+These files may come from another person, e.g. in a cloned repository. specbench runs a plug-in that
+they name only if the user ran the same file before, or permits it now. A plug-in named on the
+command line always runs. Permissions are stored in the user's cache, by path and content.
 """
 
 from __future__ import annotations
@@ -26,19 +25,20 @@ TRUST = "--trust"
 """Option that permits everything that a folder requests."""
 
 KEY = "key"
-"""The parameter, of any method, that names an environment variable to send to a server."""
+"""Name of the method parameter that names an environment variable with a server's API key."""
 
 _permitted: set[str] = set()
-"""Digests that were permitted in this process, in case the cache is not writable."""
+"""Digests of the requests permitted in this process. Needed if the cache is not writable."""
 
 
 @dataclass(frozen=True)
 class PermissionRequest:
-    """Action that a folder requests and the user must permit.
+    """An action that a file requests and that the user must permit.
 
     Attributes:
         what: description for the user.
-        digest: hash of the action. Another file or other content needs a new permission.
+        digest: hash of the action, including the content of a plug-in. A change needs a new
+            permission.
     """
 
     what: str
@@ -46,16 +46,16 @@ class PermissionRequest:
 
     @property
     def is_granted(self) -> bool:
-        """Return True if the user permitted this before."""
+        """True if the user permitted this before."""
         return self.digest in _permitted or (_folder() / self.digest).is_file()
 
 
 Check = Callable[[Sequence[PermissionRequest], str], None]
-"""Function of the requests and the file they come from. Raises UsageError if not permitted."""
+"""Function of requests and the file that contains them. Raises UsageError if not permitted."""
 
 
 def plugin_requests(paths: Iterable[str]) -> list[PermissionRequest]:
-    """Return a request for each existing plug-in file, and hold its content (see `plugin_file`)."""
+    """Return a request for each existing plug-in file, and pin its content (see `plugin_file`)."""
     found = []
     for path in map(Path, paths):
         if path.is_file():
@@ -66,10 +66,10 @@ def plugin_requests(paths: Iterable[str]) -> list[PermissionRequest]:
 
 
 def uncontained_request(place: Path, content: str) -> PermissionRequest:
-    """Return the request to run generated code and its tests without containment.
+    """Return the request to run generated code and its tests without a sandbox.
 
     Args:
-        place: the file that contains the setting.
+        place: the file with the setting `uncontained`.
         content: content of that file.
     """
     what = "code of answers and tests to be run without containment (uncontained)"
@@ -77,10 +77,9 @@ def uncontained_request(place: Path, content: str) -> PermissionRequest:
 
 
 def server_requests(config: RunConfig) -> list[PermissionRequest]:
-    """Return a request for each server that prompts or environment variables are sent to.
+    """Return a request for each server to which methods send prompts or API keys.
 
-    All methods are checked, since a method of a plug-in may send a key, too. With `tune`, the
-    values of a sweep are included.
+    The parameters `url` and `key` of all methods are considered, including their swept values.
     """
     given: list[tuple[str, Mapping[str, Sequence[Any]]]] = [
         *(
@@ -93,7 +92,7 @@ def server_requests(config: RunConfig) -> list[PermissionRequest]:
     for method in dict.fromkeys(name for name, _ in given):
         own = [params for name, params in given if name == method]
         urls = [url for params in own for url in params.get("url", ()) if url]
-        for url in urls:  # prompts may come from any file that the folder names as a task
+        for url in urls:  # a task may be any file, so prompts may be private
             request = PermissionRequest(f"prompts to be sent to {url}", _digest("url", url))
             found[request.digest] = request
         for key in (key for params in own for key in params.get(KEY, ()) if key):
@@ -105,10 +104,10 @@ def server_requests(config: RunConfig) -> list[PermissionRequest]:
 
 
 def collect_requests(config: RunConfig, place: Path) -> list[PermissionRequest]:
-    """Return all requests of a configuration.
+    """Return all requests of a run's settings.
 
     Args:
-        place: the file that stores the configuration.
+        place: the file that contains the settings.
     """
     loose = config.run_code and config.uncontained
     answers = [uncontained_request(place, config.model_dump_json())] if loose else []
@@ -116,7 +115,7 @@ def collect_requests(config: RunConfig, place: Path) -> list[PermissionRequest]:
 
 
 def permit(requests: Iterable[PermissionRequest]) -> None:
-    """Store that the user permits these requests."""
+    """Store that the user permitted these requests."""
     for request in requests:
         _permitted.add(request.digest)
         with suppress(OSError):
@@ -128,36 +127,36 @@ def check(requests: Sequence[PermissionRequest], source: str) -> None:
     """Raise UsageError unless the user permitted all requests.
 
     Args:
-        source: the file that the requests come from.
+        source: the file that contains the requests.
     """
     missing = [request.what for request in requests if not request.is_granted]
     if missing:
         raise UsageError(
-            f"{source} requests {', '.join(missing)}, which you did not permit before",
-            hint=f"read it first; then permit it by adding {TRUST} to the command, or name it on"
-            " the command line yourself",
+            f"{source} requests {', '.join(missing)}, which you have not permitted",
+            hint=f"read the file first; then add {TRUST} to the command to permit it, or give the"
+            " same option on the command line",
         )
 
 
 def permit_all(requests: Sequence[PermissionRequest], source: str) -> None:
-    """Permit all requests, because the user passed `TRUST`."""
+    """Permit all requests, because the user gave `--trust`."""
     permit(requests)
 
 
 def is_enabled(value: Any) -> bool:
-    """Return True if the raw value of a setting may mean yes."""
+    """Return True if the unparsed value of a switch may mean "on"."""
     return value not in (None, False, 0, "", "0", "false", "no", "off")
 
 
 def find_changed_plugins(
     method_files: Mapping[str, str], paths: Iterable[str]
 ) -> list[tuple[str, str]]:
-    """Return the plug-in methods whose file changed, each with the current checksum of the file.
+    """Return the plug-in methods whose file changed since the run began.
 
-    With several plug-ins the checksum is "another".
+    Each is returned with the current SHA-256 of the file, or "another" if there are several files.
 
     Args:
-        method_files: SHA-256 of the file of each plug-in method when the run began.
+        method_files: SHA-256 of the file when the run began, by method.
         paths: the current plug-in files.
 
     Raises:
@@ -166,7 +165,7 @@ def find_changed_plugins(
     now = []
     for path in paths:
         if not Path(path).is_file():
-            raise UsageError(f"there is no plug-in file {path}", "--plugin FILE.py")
+            raise UsageError(f"the plug-in file {path} does not exist", "--plugin FILE.py")
         now.append(sha256(plugin_file.pin(path)).hexdigest())
     seen = now[0] if len(now) == 1 else "another"
     return [(name, seen) for name, then in method_files.items() if then not in now]

@@ -1,6 +1,7 @@
-"""Contents of plug-in files: the run executes the bytes that it checked.
+"""Pinned contents of plug-in files.
 
-A file can change between the check of its checksum and its import.
+A plug-in file can change between the check of its checksum and its import. So it is read once, and
+its content is pinned: later checks and imports use the pinned bytes.
 """
 
 from __future__ import annotations
@@ -9,14 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _pinned: dict[Path, bytes] = {}
-"""Checked contents of plug-in files, by resolved path. Imports use them instead of the files."""
+"""Pinned contents by resolved path."""
 
 
 def pin(path: str | Path) -> bytes:
-    """Read a plug-in file and use this content until `release`.
-
-    The checked bytes are then the bytes that run, even if the file changes in between.
-    """
+    """Return the content of a plug-in file, and pin it until `unpin_all`."""
     file = Path(path).resolve()
     if file not in _pinned:
         _pinned[file] = file.read_bytes()
@@ -24,21 +22,21 @@ def pin(path: str | Path) -> bytes:
 
 
 def content(path: str | Path) -> bytes:
-    """Return the held content of a plug-in file, or its current content."""
+    """Return the pinned content of a plug-in file, or its current content if it is not pinned."""
     held = _pinned.get(Path(path).resolve())
     return Path(path).read_bytes() if held is None else held
 
 
 def pinned_contents() -> dict[Path, bytes]:
-    """Return the held contents, for another process that must run the same."""
+    """Return all pinned contents, to pass them to another process."""
     return dict(_pinned)
 
 
 def pin_all(contents: Mapping[Path, bytes]) -> None:
-    """Hold the contents that another process passes."""
+    """Pin the contents that another process passed."""
     _pinned.update(contents)
 
 
 def unpin_all() -> None:
-    """Drop all held contents. Files are read and checked again."""
+    """Unpin all contents. Files are read again at the next use."""
     _pinned.clear()

@@ -18,7 +18,12 @@ PROBE = "Probe"
 
 
 def _run_option(name: str, **changes: Any) -> Option:
-    """Return the option of a run setting that a probe also has."""
+    """Return the option of a run setting for a probe.
+
+    Args:
+        name: Field of `RunConfig`.
+        changes: Attributes of `Option` that differ from those of `specbench run`.
+    """
     option = next(each.option for each in option_fields(RunConfig) if each.name == name)
     inherited = {
         "panel": PROBE,
@@ -30,7 +35,7 @@ def _run_option(name: str, **changes: Any) -> Option:
 
 
 class PredictOptions(CommandOptions):
-    """Options and arguments of one call of `specbench predict`."""
+    """Options and arguments of `specbench predict`."""
 
     run: Annotated[str | None, Option(ARGUMENTS, "RUN", "Run folder, or `last`.")] = None
     costs: Annotated[
@@ -43,7 +48,7 @@ class PredictOptions(CommandOptions):
         ),
     ] = Field([])
     against: Annotated[
-        Path | None, Option(PREDICTION, "FILE", "Costs of another machine, to predict times there.")
+        Path | None, Option(PREDICTION, "FILE", "Predict times on another machine from its costs.")
     ] = None
     compare: Annotated[
         tuple[Path, Path] | None,

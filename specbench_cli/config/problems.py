@@ -1,4 +1,7 @@
-"""Error messages about invalid values, in specbench's words instead of the validator's."""
+"""Error messages about invalid values, and text helpers for them.
+
+Messages of pydantic are replaced, because they name types instead of options and allowed values.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,19 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _MAX_VALUE_LENGTH = 80
-"""Maximum number of characters of a value in a message."""
+"""Maximum number of characters of a value in an error."""
 
 _MAX_NAMES = 12
-"""Maximum number of names that an error lists. The others are counted."""
+"""Maximum number of names in an error. The number of the others is added."""
 
 _LONG_WORD = re.compile(r"\S{1000,}")
 
 Place = tuple[int | str, ...]
-"""Path to a value: its keys and indices."""
+"""Path to a value in nested data: keys and indices."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'sps'?`, or "" if no known word is similar."""
+    """Return a suggestion like `; did you mean 'sps'?`, or "" if no known word is similar."""
     near = nearest(word, known)
     return f"; did you mean {near!r}?" if near else ""
 
@@ -65,7 +68,7 @@ def first_duplicate(names: Iterable[str]) -> str | None:
 
 
 def is_one_line(text: str) -> bool:
-    """Return True if a text has no control character and no line break, so tables can show it."""
+    """Return True if a text has no line break and no other control character."""
     return not any(category(letter) in ("Cc", "Zl", "Zp") for letter in text)
 
 
@@ -79,18 +82,18 @@ def check_one_line(subject: str, text: str) -> None:
         raise UsageError(
             f"{subject} must have no line break and no control character,"
             f" got {shorten(repr(text))}",
-            "use a name of one line",
+            "use a name without line breaks",
         )
 
 
 def shorten(value: object) -> str:
-    """Return a value as text for an error, cut to one line."""
+    """Return a value as text for an error, cut to `_MAX_VALUE_LENGTH` characters."""
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[:_MAX_VALUE_LENGTH]}..."
 
 
 def shorten_words(message: str) -> str:
-    """Return a message with very long words cut, such as huge numbers."""
+    """Return a message in which very long words, such as huge numbers, are cut."""
     return _LONG_WORD.sub(lambda word: shorten(word[0]), message)
 
 
@@ -105,12 +108,12 @@ def usage_error(
     keys: Callable[[Place], Sequence[str]],
     hint: str,
 ) -> UsageError:
-    """Return the error to raise for values that a pydantic model rejected.
+    """Return the error for values that a pydantic model rejected.
 
     Args:
-        found: The validation error.
-        subject: Returns the name of a place for users: "--limit" or "specbench.yaml:3: limit".
-        keys: Returns the keys that are allowed at the level of a place.
+        found: Error of pydantic.
+        subject: Function of a path that returns the name that users know, e.g. "--limit".
+        keys: Function of a path that returns the keys that are allowed there.
         hint: The next command to type.
     """
     return UsageError(
@@ -119,13 +122,13 @@ def usage_error(
 
 
 def format_first_problem(found: ValidationError) -> str:
-    """Return the first problem of a line or file of specbench.
+    """Return the first problem of a record or file that specbench wrote, as text.
 
     For example: `steps.levels[3] must be at least 0, got -1`.
     """
     error = _first_per_place(found)[0]
     if error["type"] == "json_invalid":
-        return f"no JSON: {error['ctx']['error']}"
+        return f"not JSON: {error['ctx']['error']}"
     return _format_problem(error, _format_path, lambda _: ())
 
 
@@ -135,7 +138,7 @@ def _format_path(place: Place) -> str:
 
 
 def _first_per_place(found: ValidationError) -> list[ErrorDetails]:
-    """Return one error per place. A union reports a place once per member type."""
+    """Return the first error of each path. Pydantic reports one error per type of a union."""
     first: dict[Place, ErrorDetails] = {}
     for error in found.errors(include_url=False):
         first.setdefault(error["loc"], error)
@@ -170,25 +173,25 @@ _ALLOWED = {
     ("less_than",): "below {lt:g}",
     ("literal_error", "enum"): "one of {expected}",
     ("finite_number",): "a finite number",
-    ("too_short", "string_too_short"): "given, not empty",
+    ("too_short", "string_too_short"): "not empty",
     ("string_too_long",): "at most {max_length} characters long",
     ("too_long",): "a list of at most {max_length}",
     ("bool_parsing", "bool_type"): "true or false",
     ("int_from_float", "int_parsing", "int_parsing_size", "int_type"): "a whole number",
     ("float_parsing", "float_type"): "a number",
-    ("string_type",): "a word",
+    ("string_type",): "text",
     ("list_type", "set_type", "tuple_type", "frozen_set_type"): "a list",
     ("dict_type", "model_type", "model_attributes_type", "dataclass_type"): (
         "a mapping of keys to values"
     ),
 }
-"""Allowed values in words, by pydantic's kinds of errors. Braces hold bounds of the error."""
+"""Description of the allowed values by pydantic's types of errors. Braces contain bounds."""
 
 
 def _describe_allowed(kind: str, bounds: dict[str, Any]) -> str:
-    """Return the allowed values in words for a kind of error."""
+    """Return a description of the allowed values for a type of error."""
     if kind == "string_pattern_mismatch" and "Cc" in bounds["pattern"]:
-        return "given, without control characters or line breaks"
+        return "text without control characters or line breaks"
     for kinds, words in _ALLOWED.items():
         if kind in kinds:
             return words.format(**bounds)

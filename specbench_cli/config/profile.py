@@ -1,7 +1,8 @@
 """Profiles: named sets of run settings, one YAML file each.
 
-A profile may contain the keys of a config file, and `without`: methods to remove from the expansion
-of `lossless`. All other sources override a profile, except the defaults.
+A profile has the keys of a config file. The word `lossless` in its methods stands for all lossless
+methods, except those listed under the key `without`. Settings of all other sources override those
+of a profile.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from specbench_cli.errors import UsageError
 FOLDER = Path(__file__).parent / "profiles"
 
 PROFILES = {
-    "smoke": "seconds. One short output per family with vanilla, sps, pld and hf:vanilla",
-    "ci": "a minute on two cores. One short output per family with every lossless method",
+    "smoke": "seconds. One short output per task family with vanilla, sps, pld and hf:vanilla",
+    "ci": "a minute on two cores. One short output per task family with every lossless method",
     "laptop": "under 20 minutes on two cores. 48 questions of spec_bench on smollm2-135m with"
     " methods that draft from earlier text, and eagle3 with its shipped head",
-    "paper": "hours. spec_bench with every lossless method, its paper's parameters, 3 repeats",
+    "paper": "hours. spec_bench with every lossless method, parameters of the papers, 3 repeats",
 }
-"""Names and descriptions of the profiles, the smallest first."""
+"""Description of each profile, in the order of running time."""
 
 
 def profiles() -> list[str]:
@@ -31,7 +32,7 @@ def profiles() -> list[str]:
 
 
 LOSSLESS = "lossless"
-"""Word in a profile's methods that means all registered methods with vanilla's output."""
+"""Word in a profile's methods that is replaced by all lossless methods."""
 
 
 def from_profile(name: str, lossless: list[str]) -> SettingsLayer:
@@ -44,9 +45,9 @@ def from_profile(name: str, lossless: list[str]) -> SettingsLayer:
         UsageError: The profile does not exist.
     """
     if name not in PROFILES:
-        guess = did_you_mean(name, PROFILES) or f"; there are {join_names(PROFILES)}"
+        guess = did_you_mean(name, PROFILES) or f"; choose from {join_names(PROFILES)}"
         raise UsageError(
-            f"there is no profile {shorten(repr(name))}{guess}",
+            f"unknown profile {shorten(repr(name))}{guess}",
             "specbench run --help",
         )
     layer, source = from_file(FOLDER / f"{name}.yaml"), f"profile {name}"

@@ -1,4 +1,4 @@
-"""Options of `specbench recommend` that are not settings of a run."""
+"""Options of `specbench recommend` that are not also settings of a run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from specbench_cli.config.options import OUTPUT, TRUST, WHAT, Option
 from specbench_cli.config.problems import shorten
 
 OTHER_MACHINES = "Other machines and batch sizes"
-"""Help panel of the options about modelled batches and other machines."""
+"""Heading in the help for options about other batch sizes and machines."""
 
 
 MAX_MINUTES = 100_000
-"""Maximum time limit in minutes (69 days)."""
+"""Maximum time budget in minutes (69 days)."""
 
 
 def _minutes(value: Any) -> Any:
@@ -43,7 +43,7 @@ def _batch_sizes(value: Any) -> Any:
 
 
 class RecommendInvocation(BaseModel):
-    """Options of one call of `specbench recommend`, in addition to the settings of its runs."""
+    """Options of `specbench recommend`, in addition to the settings of its runs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,4 +1,4 @@
-"""Settings of a run: one immutable, validated object that the manifest stores."""
+"""Settings of a run, as one immutable and validated model. The manifest of a run stores them."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ DEFAULT_METHODS = ("vanilla", "sps", "pld", "hf:vanilla", "hf:assisted")
 """Methods that are measured by default."""
 
 Rule = Literal["greedy", "rejection", "block", "coupled"]
-"""Rule that decides which tokens the target emits."""
+"""Verification rule, which determines the distribution of the emitted tokens."""
 
 Verify = Rule | Literal["replay"]
-"""Rule that verifies drafts. Records store it as `sampling`."""
+"""Verification rule, or "replay": all methods emit vanilla's tokens. Records: `sampling`."""
 
 SAMPLED_VERIFY = ("rejection", "block", "coupled")
-"""The rules that apply only above temperature 0."""
+"""Rules that need a temperature above 0."""
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Short names of the dtypes."""
 
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e6
-"""The lowest temperature above 0, and the highest temperature."""
+"""Lowest temperature above 0, and highest temperature."""
 MAX_DIGITS = 300
-"""Maximum number of digits of a number, since longer ones do not fit into a float."""
+"""Maximum number of digits of a number. Longer numbers do not fit into a float."""
 MAX_METHODS = 128
-"""Maximum number of methods in a run or table. Comparing all pairs takes memory and time."""
+"""Maximum number of methods in a run or table, limited because all pairs are compared."""
 MAX_NAMES = 10_000
-"""Maximum length of all other lists: tasks, questions, categories, models, plug-ins."""
+"""Maximum length of any other list of names, such as tasks."""
 MIN_TOP_P = 1e-9
-"""The smallest top-p. float32 rounds much smaller values to 0, which would keep no token."""
+"""Lowest top-p. float32 rounds much lower values to 0, which would keep no token."""
 
 
 def _check_number(value: Any) -> Any:
-    """Reject booleans and NaN. In YAML, `yes` becomes True, which Python accepts as a number."""
+    """Reject booleans, NaN and infinity. YAML parses `yes` as True, which is a number in Python."""
     if isinstance(value, bool):
         raise ValueError("must be a number, not yes or no")
     digits = len(value.strip()) if isinstance(value, str) and value.strip().isdecimal() else 0
@@ -72,25 +72,25 @@ def _check_number(value: Any) -> Any:
 
 
 def _check_temperature(value: float) -> float:
-    """Reject temperatures that float32 logits cannot represent.
+    """Reject temperatures that are too low or too high for float32 logits.
 
-    Below the coldest temperature, logits divided by it lose all digits, and decoding is greedy.
-    Above the hottest one, all tokens are almost equally likely.
+    Logits divided by a lower temperature lose all digits, so decoding is greedy. With a higher
+    temperature, all tokens are almost equally likely.
     """
     if 0 < value < MIN_TEMPERATURE:
-        raise ValueError(f"must be 0, which is greedy, or at least {MIN_TEMPERATURE}, got {value}")
+        raise ValueError(f"must be 0 (greedy) or at least {MIN_TEMPERATURE}, got {value}")
     if value > MAX_TEMPERATURE:
         raise ValueError(f"must be at most {MAX_TEMPERATURE:g}, got {value}")
     return value
 
 
 def _device_of(place: str) -> str:
-    """Return the device of a place, without its cores."""
+    """Return the device of a value like `cpu:0-3`, without the cores."""
     return "cpu" if place.startswith("cpu") else place
 
 
 def _to_list(value: Any) -> Any:
-    """Return a list for a single word."""
+    """Return a list with the text if the value is a text, else the value."""
     return [value] if isinstance(value, str) else value
 
 
@@ -117,7 +117,9 @@ class MethodChoice(BaseModel):
             return {**value, "label": value.get("name", "")}
         if not isinstance(value, dict | cls):
             got = shorten(repr(value))
-            raise ValueError(f"must hold names, or mappings of name, label, params; got {got}")
+            raise ValueError(
+                f"must contain names, or mappings with name, label and params; got {got}"
+            )
         return value
 
 
@@ -127,7 +129,7 @@ def _check_load(value: str) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Return the number of bytes of a size: `2GB`, `500MiB`, `1500000`.
+    """Return the number of bytes of a size like `2GB`, `500MiB` or `1500000`.
 
     Raises:
         ValueError: The text is not a size.
@@ -149,11 +151,11 @@ def _check_size(value: str) -> str:
 
 
 class RunConfig(BaseModel):
-    """Settings of a run, by the keys of a config file. Each field declares its option.
+    """Settings of a run. Fields are the keys of a config file, and each has an `Option`.
 
-    `verify` may be left out: it is "greedy" at temperature 0 and "rejection" above. `targets` and
-    `drafts` start one run for each pair (`plan.matrix`). `devices` applies to methods
-    whose workers compute in parallel; all other methods use `device` and `threads`.
+    The default of `verify` is "greedy" at temperature 0, else "rejection". `targets` and `drafts`
+    describe one run per pair of models (see `plan.matrix`). `devices` applies to methods that draft
+    in parallel with the target. All other methods use `device` and `threads`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -493,16 +495,17 @@ class RunConfig(BaseModel):
 
     @property
     def rule(self) -> Rule:
-        """Rule by which vanilla chooses its tokens. In a replay, all other methods emit the same
-        tokens."""
+        """Verification rule. In a replay, the rule with which vanilla chooses its tokens."""
         if self.verify == "replay":
             return "rejection" if self.temperature > 0 else "greedy"
         return self.verify
 
     @property
     def main_device(self) -> str:
-        """Device of the target and of everything else without its own device: auto, cpu, cuda or
-        cuda:N."""
+        """Device of the target, and of all work to which `devices` assigns no other device.
+
+        One of auto, cpu, cuda and cuda:N.
+        """
         return _device_of(self.devices["target"]) if self.devices else self.device
 
     @field_validator("device")
@@ -519,8 +522,8 @@ class RunConfig(BaseModel):
         asked = "cuda:0" if self.device == "cuda" else self.device
         if asked != _device_of(self.devices["target"]):
             raise ValueError(
-                f"device {self.device} and devices target={self.devices['target']} differ, and the"
-                " target is loaded once, for all methods: drop the one or change the other"
+                f"device {self.device} and devices target={self.devices['target']} differ, but the"
+                " target is loaded only once: omit one of them or make them equal"
             )
         return self
 
@@ -533,18 +536,18 @@ class RunConfig(BaseModel):
     def _check_verify(self) -> RunConfig:
         if self.temperature == 0 and self.verify in SAMPLED_VERIFY:
             raise ValueError(
-                f"verify {self.verify!r} applies above temperature 0, and at 0 decoding is greedy:"
-                " drop it, or set a temperature such as 0.8"
+                f"verify {self.verify!r} needs a temperature above 0, where decoding is not greedy:"
+                " omit it, or set a temperature such as 0.8"
             )
         if self.temperature > 0 and self.verify == "greedy":
             allowed = f"{', '.join(SAMPLED_VERIFY)} or replay"
-            raise ValueError(f"verify 'greedy' is for temperature 0; above it choose {allowed}")
+            raise ValueError(f"verify 'greedy' needs temperature 0; above 0, choose {allowed}")
         return self
 
     @model_validator(mode="after")
     def _check_tune_by(self) -> RunConfig:
         if self.tune is None and self.tune_by != "time":
-            raise ValueError(f"tune_by {self.tune_by!r} says how --tune chooses; add --tune 8")
+            raise ValueError(f"tune_by {self.tune_by!r} needs --tune; add --tune 8")
         return self
 
     @model_validator(mode="after")
@@ -553,15 +556,15 @@ class RunConfig(BaseModel):
             return self
         numbered = self.device.startswith("cuda:")
         alone = {
-            f"load {self.load}: requests arrive by one machine's clock": self.load is not None,
-            "tune: tune by --executor local, and give what it chose with --set": bool(self.tune),
-            "devices: they are one machine's": self.devices is not None,
-            f"device {self.device}: Ray gives each worker a GPU of its own, say cuda": numbered,
-            "probe: it is of one machine": self.probe is not None,
+            f"load {self.load}, which needs the clock of one machine": self.load is not None,
+            "tune: tune with --executor local, and pass the result with --set": bool(self.tune),
+            "devices, which names devices of one machine": self.devices is not None,
+            f"device {self.device}: Ray assigns a GPU to each worker, so use cuda": numbered,
+            "probe, which measures one machine": self.probe is not None,
         }
         if why := next((words for words, given in alone.items() if given), None):
             raise ValueError(
-                f"executor {self.executor} deals prompts to several machines; drop {why}"
+                f"executor {self.executor} distributes prompts over several machines; omit {why}"
             )
         return self
 
@@ -569,13 +572,13 @@ class RunConfig(BaseModel):
     def _check_memory_budget(self) -> RunConfig:
         if self.contrast is not None and self.memory_budget is not None:
             raise ValueError(
-                f"memory_budget {self.memory_budget} does not know of the state that a contrast's"
-                " weakened prompts take: drop memory_budget, or contrast"
+                f"memory_budget {self.memory_budget} does not include the KV states that contrast"
+                " needs for shortened prompts: omit memory_budget or contrast"
             )
         if self.probe is not None and self.memory_budget is not None:
             raise ValueError(
-                f"memory_budget {self.memory_budget} does not know of the states that a probe"
-                " takes: drop memory_budget, or probe"
+                f"memory_budget {self.memory_budget} does not include the KV states of a probe:"
+                " omit memory_budget or probe"
             )
         return self
 
@@ -583,15 +586,15 @@ class RunConfig(BaseModel):
     def _check_stop_after(self) -> RunConfig:
         if self.stop_after is not None and (self.load is not None or self.executor != "local"):
             raise ValueError(
-                "stop_after ends a pass of this machine between two prompts: drop it, or load and"
-                " executor"
+                "stop_after cannot be combined with load or with an executor other than local: omit"
+                " one of them"
             )
         return self
 
     @model_validator(mode="after")
     def _check_uncontained(self) -> RunConfig:
         if self.uncontained and not self.run_code:
-            raise ValueError("uncontained says how code is run: add --run-code")
+            raise ValueError("uncontained needs run_code: add --run-code")
         return self
 
     @field_validator("targets", "drafts")
@@ -605,7 +608,7 @@ class RunConfig(BaseModel):
     def _check_one_or_several(self) -> RunConfig:
         for one, several in (("target", self.targets), ("draft", self.drafts)):
             if several and one in self.model_fields_set:
-                raise ValueError(f"both {one} and {one}s say what to run: drop one of the two")
+                raise ValueError(f"{one} and {one}s cannot be combined: omit one of them")
         return self
 
     @model_validator(mode="after")
@@ -616,7 +619,7 @@ class RunConfig(BaseModel):
 
 
 class RunInvocation(BaseModel):
-    """Options of one call of `specbench run` that are not settings of the run."""
+    """Options of `specbench run` that are not settings of the run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -629,8 +632,8 @@ class RunInvocation(BaseModel):
         Option(
             MEASURING,
             "FILE",
-            "Take turns of one second with other runs that name this file, so that the runs of a"
-            " comparison see the same conditions.",
+            "Alternate every second with other runs that name this file, so that compared runs see"
+            " the same conditions.",
         ),
     ] = None
     out: Annotated[
@@ -653,9 +656,13 @@ class RunInvocation(BaseModel):
             OUTPUT,
             None,
             "With --resume: continue even if the program, the machine or the data changed. The"
-            " report says so.",
+            " report then has a note.",
         ),
     ] = False
     trust: Annotated[bool, TRUST] = False
-    only_pass: Annotated[int | None, Option(OUTPUT, "N", "One repeat.", hidden=True)] = None
-    parent: Annotated[int | None, Option(OUTPUT, "PID", "Its process.", hidden=True)] = None
+    only_pass: Annotated[
+        int | None, Option(OUTPUT, "N", "Measure only this repeat.", hidden=True)
+    ] = None
+    parent: Annotated[
+        int | None, Option(OUTPUT, "PID", "Process id of the parent.", hidden=True)
+    ] = None

@@ -11,8 +11,8 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.config.sources import PARAM_FIELDS
 
 HEADER = """\
-# Settings of `specbench run` in this folder. A line is an option's name and its value; an option on
-# the command line and a variable SPECBENCH_NAME override it. What is commented out is as it stands.
+# Settings of `specbench run` in this folder. Each line has the name and value of an option. Options
+# on the command line and variables SPECBENCH_NAME override them. Lines with # show the defaults.
 methods: [sps, pld]
 tasks: [mini]
 limit: 12
@@ -42,11 +42,11 @@ _FILE_SCHEMAS: Mapping[str, Mapping[str, Any]] = {
     "set": _PARAMS,
     "sweep": _PARAMS,
 }
-"""Keys that accept more in a file than in the resulting configuration."""
+"""JSON schemas of keys that accept more forms in a file than `RunConfig` does."""
 
 
 def make_commented_file() -> str:
-    """Return the text of a config file: all settings, with help and default, by help panel."""
+    """Return the text of a config file with all settings as comments, with help and default."""
     lines, found = [HEADER], [*option_fields(RunConfig)]
     for panel in PANELS:
         lines.append(f"# {panel}\n")
@@ -77,8 +77,10 @@ def make_schema() -> dict[str, Any]:
 
 
 def _to_json_schema(field_schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON schema of a key without `title`, and with `minimum` instead of pydantic's
-    `ge`."""
+    """Return pydantic's schema of a field as a JSON schema.
+
+    It has no `title`, and `minimum` instead of `ge`.
+    """
     options = [
         {"minimum" if word == "ge" else word: value for word, value in each.items()}
         for each in field_schema.get("anyOf", ())

@@ -1,5 +1,7 @@
-"""Sources of a run's settings: options, --set, environment variables, files. Each returns a
-`Given`."""
+"""Sources of a run's settings: options, environment variables, config files and Python calls.
+
+Each source returns its settings as a `SettingsLayer`. `load` merges the layers.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +24,23 @@ OTHER_VARIABLES = frozenset(
         "SPECBENCH_WORKER_TIMEOUT",
     }
 )
-"""Environment variables with the same prefix that are not options of a run."""
+"""Variables that begin with SPECBENCH_ and are not settings of a run."""
 
 PARAM_FIELDS = {
     "set": "set: {sps: {length: 7}}",
     "sweep": "sweep: {sps: {length: 1:6:1}}",
 }
-"""Fields that hold method parameters, each with an example from a config file."""
+"""Fields of `RunConfig` that contain method parameters, each with an example for config files."""
 
 CALL = "run()"
-"""Source name of arguments of `specbench_cli.run`."""
+"""Name of the source for arguments of `specbench_cli.run`."""
 
 EXPLICIT_SOURCES = ("--set", CALL)
-"""Sources whose parameters apply to this run only. Their methods must be among those measured."""
+"""Sources in which a parameter of a method that is not measured is an error."""
 
 
 class SourcedValue(NamedTuple):
-    """A value and its source: `--limit`, `SPECBENCH_LIMIT`, `specbench.yaml:3`."""
+    """A value and its source, e.g. `--limit`, `SPECBENCH_LIMIT` or `specbench.yaml:3`."""
 
     value: Any
     source: str
@@ -46,12 +48,12 @@ class SourcedValue(NamedTuple):
 
 @dataclass(frozen=True)
 class SettingsLayer:
-    """Settings from one source, or from several sources merged.
+    """Settings from one source, or merged from several sources.
 
     Attributes:
-        fields: Values of RunConfig's fields, except `set` and `sweep`.
+        fields: Values by field of `RunConfig`, without `set` and `sweep`.
         params: Values of method parameters, by (method, parameter).
-        swept: Lists of values of method parameters, by (method, parameter).
+        sweeps: Lists of values of method parameters, by (method, parameter).
     """
 
     fields: dict[str, SourcedValue] = field(default_factory=dict)
@@ -59,21 +61,21 @@ class SettingsLayer:
     sweeps: dict[tuple[str, str], SourcedValue] = field(default_factory=dict)
 
     def __or__(self, over: SettingsLayer) -> SettingsLayer:
-        """Merge both. Values of `over` take precedence."""
+        """Return both merged. Values of `over` take precedence."""
         return SettingsLayer(
             self.fields | over.fields, self.params | over.params, self.sweeps | over.sweeps
         )
 
 
 def variable_name(name: str) -> str:
-    """Return the environment variable of a field: `SPECBENCH_MAX_NEW_TOKENS`."""
+    """Return the environment variable of a field, e.g. `SPECBENCH_MAX_NEW_TOKENS`."""
     return "SPECBENCH_" + option_name(name)[2:].replace("-", "_").upper()
 
 
 def from_command_line(
     flags: Mapping[str, Any], sets: Sequence[str] = (), sweeps: Sequence[str] = ()
 ) -> SettingsLayer:
-    """Return what the command line sets.
+    """Return the settings from the command line.
 
     Args:
         flags: values of options, by field name.
@@ -84,14 +86,14 @@ def from_command_line(
 
 
 def from_flags(flags: Mapping[str, Any]) -> SettingsLayer:
-    """Return the options that were given."""
+    """Return the settings from options other than --set and --sweep."""
     return SettingsLayer(
         fields={name: SourcedValue(value, option_name(name)) for name, value in flags.items()}
     )
 
 
 def from_sets(sets: Sequence[str]) -> SettingsLayer:
-    """Parse `METHOD.PARAM=VALUE` texts. Values are YAML scalars."""
+    """Return the parameters in texts of --set: `METHOD.PARAM=VALUE`, with a YAML scalar."""
     layer = SettingsLayer()
     for text in sets:
         method, param, value = _split_assignment(text, "--set", "VALUE", "7")
@@ -100,7 +102,7 @@ def from_sets(sets: Sequence[str]) -> SettingsLayer:
 
 
 def from_sweeps(sweeps: Sequence[str]) -> SettingsLayer:
-    """Parse `METHOD.PARAM=VALUES` texts. Values are a range or a list."""
+    """Return the sweeps in texts of --sweep: `METHOD.PARAM=VALUES`, with a range or a list."""
     layer = SettingsLayer()
     for text in sweeps:
         method, param, values = _split_assignment(text, "--sweep", "VALUES", "1:6:1")
@@ -118,7 +120,13 @@ def from_sweeps(sweeps: Sequence[str]) -> SettingsLayer:
 
 
 def _split_assignment(text: str, where: str, values: str, example: str) -> tuple[str, str, str]:
-    """Return method, parameter and value of METHOD.PARAM=VALUE."""
+    """Return method, parameter and value of METHOD.PARAM=VALUE.
+
+    Args:
+        where: Name of the option, for the error.
+        values: Placeholder of the value, for the error.
+        example: Example of a value, for the error.
+    """
     key, _, value = text.partition("=")
     method, _, param = key.strip().rpartition(".")
     if not (method and param and value.strip()):
@@ -134,7 +142,7 @@ def _split_assignment(text: str, where: str, values: str, example: str) -> tuple
 
 
 def from_env(env: Mapping[str, str]) -> SettingsLayer:
-    """Return the settings from SPECBENCH_* variables. Empty variables are ignored."""
+    """Return the settings from SPECBENCH_* variables, except empty ones."""
     from specbench_cli.config.run import RunConfig
 
     names = {
@@ -146,7 +154,9 @@ def from_env(env: Mapping[str, str]) -> SettingsLayer:
             continue
         if word not in names:
             guess = did_you_mean(word, [*names, *OTHER_VARIABLES])
-            raise UsageError(f"the variable {word} is not known{guess}", f"unset {word}")
+            raise UsageError(
+                f"the environment variable {word} is not known{guess}", f"unset {word}"
+            )
         layer.fields[names[word]] = SourcedValue(value, word)
     return layer
 
@@ -155,13 +165,13 @@ def from_file(path: Path) -> SettingsLayer:
     """Return the settings from a config file.
 
     Raises:
-        UsageError: The file is not a config file. The message names the line.
+        UsageError: The file is not a valid config file. The message names the line.
     """
     return _from_document(document.read(path))
 
 
 def from_call(settings: Mapping[str, Any]) -> SettingsLayer:
-    """Return the settings from a call, which has the keys and forms of a config file.
+    """Return the settings from a Python call. Arguments have the keys and values of a config file.
 
     Raises:
         UsageError: A `set` or `sweep` argument is invalid.
@@ -184,7 +194,7 @@ def _from_document(found: document.YamlDocument) -> SettingsLayer:
             continue
         if not isinstance(value, dict) or not all(isinstance(v, dict) for v in value.values()):
             raise UsageError(
-                f"{found.locate(key)}: {key} must hold methods, and each method its parameters",
+                f"{found.locate(key)}: {key} must be a mapping from methods to parameters",
                 PARAM_FIELDS[key],
             )
         for method, params in value.items():

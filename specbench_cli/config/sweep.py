@@ -1,4 +1,4 @@
-"""Sweeps: ranges and lists of parameter values, and the methods to measure for them."""
+"""Sweeps: one method measured with several values of its parameters."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from specbench_cli.config.document import parse_scalar
 from specbench_cli.config.problems import first_duplicate, shorten
 
 MAX_ROWS = 64
-"""Maximum number of methods in a run with sweeps."""
+"""Maximum number of methods in a run with a sweep."""
 
 MAX_NUMBER = 1e15
-"""Upper bound of numbers in a range. Above it, floats cannot represent every integer."""
-SYNTAX = "a range a:b:step, both ends included, or values separated by commas"
+"""Maximum number in a range. Floats cannot represent every integer above it."""
+SYNTAX = "a range a:b:step with both ends included, or values separated by commas"
+"""Syntax of swept values, for errors."""
 
 _RANGE = re.compile(r"[-+.\deE]*(:[-+.\deE]*)+")
 
 
 def parse_values(text: str) -> list[Any]:
-    """Return the values to sweep: `1:6:1`, `0.1:0.9:0.2`, `3,5,heuristic`, `1:4:1,8,16`.
+    """Parse swept values, e.g. `1:6:1`, `0.1:0.9:0.2`, `3,5,heuristic` or `1:4:1,8,16`.
 
     Values that contain commas are separated by semicolons: `3,2,1;4,2`.
 
     Raises:
-        ValueError: The text has no values, too many, or an invalid range. The message names the
-            valid forms.
+        ValueError: The text has no values, too many values, or an invalid range. The message
+            describes the syntax.
     """
     found: list[Any] = []
     for word in (word.strip() for word in text.split(";" if ";" in text else ",")):
@@ -40,7 +41,7 @@ def parse_values(text: str) -> list[Any]:
 
 
 def check_distinct(found: Sequence[Any]) -> list[Any]:
-    """Return the values if there is at least one and no duplicate.
+    """Return values as a list, after checking that there is at least one and no duplicate.
 
     Raises:
         ValueError: The list is empty or has a duplicate.
@@ -55,15 +56,13 @@ def check_distinct(found: Sequence[Any]) -> list[Any]:
 def _parse_range(text: str) -> list[Any]:
     first, last, step = _parse_bounds(text)
     if step == 0:
-        raise ValueError(f"has step 0 in {text}; a step is any other number")
+        raise ValueError(f"has step 0 in {text}; use another step")
     if (last - first) * step < 0:
         turned = f"{last}:{first}:{step} or {first}:{last}:{-step}"
-        raise ValueError(f"holds nothing: {text} goes the wrong way; write {turned}")
+        raise ValueError(f"has no values: {text} has a step in the wrong direction; use {turned}")
     count = int((last - first) // step) + 1
     if count > MAX_ROWS:
-        raise ValueError(
-            f"has {count} values in {shorten(text)}, and a run takes {MAX_ROWS} methods at most"
-        )
+        raise ValueError(f"has {count} values in {shorten(text)}, at most {MAX_ROWS} are allowed")
     whole = first == first.to_integral_value() and step == step.to_integral_value()
     kind = int if whole else float
     return [kind(first + place * step) for place in range(count)]
@@ -73,8 +72,7 @@ def _parse_bounds(text: str) -> tuple[Decimal, Decimal, Decimal]:
     """Return first, last and step of a range.
 
     Raises:
-        ValueError: The text is not a range, or its numbers are so large or fine that arithmetic
-            rounds.
+        ValueError: The text is not a range, or computing with its numbers would need rounding.
     """
     try:
         first, last, step = (Decimal(word) for word in text.split(":"))
@@ -93,9 +91,9 @@ def _parse_bounds(text: str) -> tuple[Decimal, Decimal, Decimal]:
 def expand_method(
     row: Mapping[str, Any], swept: Mapping[str, Sequence[Any]]
 ) -> list[dict[str, Any]]:
-    """Return a method's configuration once per combination of its swept values.
+    """Return one configuration of a method per combination of its swept values.
 
-    The label contains the swept values: `sps length=3`.
+    The values are appended to the label: `sps length=3`.
     """
     label = row.get("label") or row["name"]
     return [
@@ -109,17 +107,17 @@ def expand_method(
 
 
 def list_combinations(swept: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Return all combinations of the values. The last parameter changes fastest."""
+    """Return all combinations of swept values. The last parameter changes fastest."""
     return [dict(zip(swept, chosen, strict=True)) for chosen in product(*swept.values())]
 
 
 def count_combinations(swept: Mapping[str, Sequence[Any]]) -> int:
-    """Return the number of combinations."""
+    """Return the number of combinations of swept values."""
     return prod(len(found) for found in swept.values())
 
 
 def format_params(params: Mapping[str, Any]) -> list[str]:
-    """Return parameters as on the command line: `length=3`."""
+    """Return parameters as on the command line, e.g. `length=3`."""
     return [f"{name}={format_value(value)}" for name, value in params.items()]
 
 

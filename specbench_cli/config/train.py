@@ -12,7 +12,7 @@ from specbench_cli.config.commands import CommandOptions
 from specbench_cli.config.options import ARGUMENTS, OUTPUT, Option
 
 WHAT, TRAINING = "What to train", "Training"
-"""Panels of the help."""
+"""Headings in the help."""
 
 Device = Literal["auto", "cpu", "cuda"]
 HeadLoss = Literal["ttt", "paper"]
@@ -23,7 +23,7 @@ Labels = Literal["sampled", "greedy"]
 
 
 class DraftLoss(StrEnum):
-    """Loss for aligning a draft model. An enum, because typer parses no lists of Literals."""
+    """Loss for aligning a draft model. An enum, because typer cannot parse lists of Literals."""
 
     CE = "ce"
     KL = "kl"
@@ -34,7 +34,7 @@ class DraftLoss(StrEnum):
     LK = "lk"
 
 
-# Options that several commands have.
+# Options of several commands.
 
 Out = Annotated[Path, Option(OUTPUT, "DIR", "Output folder, also for checkpoints.")]
 Seed = Annotated[int, Field(ge=0), Option(TRAINING, "N", "Random seed.")]
@@ -251,7 +251,7 @@ class RepliesOptions(CommandOptions):
 
 
 class HeadOptions(CommandOptions):
-    """Options of the commands that train the head of one kind."""
+    """Options of a command that trains one kind of head."""
 
     out: Out
     target: HeadTarget = "embedded"
@@ -269,13 +269,13 @@ class HeadOptions(CommandOptions):
 
 
 class PaperHeadOptions(HeadOptions):
-    """Options of a head kind that is trained with the loss of its paper."""
+    """Options of a command whose default loss is that of the method's paper."""
 
     loss: LossOfHead = "paper"
 
 
 class MethodOptions(CommandOptions):
-    """Options that name the method whose head is trained."""
+    """Options that select the method whose head is trained."""
 
     out: Out
     method: Annotated[
@@ -288,7 +288,7 @@ class MethodOptions(CommandOptions):
 
 
 class MethodHeadOptions(HeadOptions, MethodOptions):
-    """Options of `specbench train head`. The help lists those of `MethodOptions` first."""
+    """Options of `specbench train head`. The base classes are ordered for the help."""
 
 
 class AcceptanceOptions(CommandOptions):
@@ -394,6 +394,8 @@ class ConvertOptions(CommandOptions):
     unpickle: Annotated[
         bool,
         Option(
-            OUTPUT, None, "Allow reading the pickle. Only tensors are read; no code of it runs."
+            OUTPUT,
+            None,
+            "Allow reading the pickle. Only tensors are read; code in the pickle does not run.",
         ),
     ] = False

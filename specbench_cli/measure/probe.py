@@ -1,17 +1,17 @@
-"""The cost probe: times of forwards and of the host work between them on this machine.
+"""The cost probe: it measures forwards, and the host work between them, on this machine.
 
-Rounds (`probe_rounds`) are measured while a noise meter runs. A time is the mean over all quiet
-rounds, without outliers. A median would be biased: times are skewed to the right, and the total
-time of a run contains the long ones too.
+Forwards: a round (`probe_rounds`) times every forward once. The result is the mean over all rounds
+that other programs did not disturb, without outliers. A median would be too small: some times are
+much longer than others, and a run contains the long ones too.
 
-Host times come from real sessions: plain steps, chains that cost nothing to draft, and the given
-methods. Decode time minus forwards, divided by steps, is fitted by non-negative least squares to
-a + b (draft forwards) + c (drafted tokens). Chains, each model that drafts trees, and each head are
-fitted separately. Sessions are greedy, so the cost of sampling is not included.
+Host work: real prompts are decoded with several methods. The decode time without the forwards,
+divided by the number of steps, is the host time of a step. It is fitted by non-negative least
+squares to a + b (draft forwards) + c (drafted tokens). Chains, trees and heads are fitted
+separately. Decoding is greedy, so the cost of sampling is not included.
 
-If batches are probed, the time of a single sequence with the same number of rows is subtracted from
-each forward. The cost of a further sequence is fitted to the rest by least squares. Host times of
-batches are fitted like those of sessions, with the number of sequences as another variable.
+Batches: a forward over several sequences takes longer than a forward over one sequence with as many
+tokens. The difference is fitted by least squares to the number of sequences. Host times are fitted
+as above, with the number of sequences as another variable.
 """
 
 from __future__ import annotations
@@ -58,26 +58,28 @@ FULL_GRID = ProbeGrid(
     chains=(1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 17, 20, 24, 32, 33, 48, 64),
     trees=(2, 4, 8, 16, 17, 32, 33, 64),
 )
-"""Points of a full probe, limited to contexts that the models support. 16 nodes and the root are 17
-rows, and the 17th row costs more than the 16th."""
+"""Forwards of a full probe. Contexts that the models do not support are left out. A tree with 16
+nodes and its root has 17 tokens. The step from 16 to 17 tokens costs more than others."""
 
 CHAIN_LENGTH = 8
-"""Length of drafts that cost nothing to make."""
+"""Length of the chains that a probe drafts at no cost, by copying the prompt."""
 
 PLAIN, TREE_DRAFTS = ("plain", "chains", "vanilla", "sps"), ("sps-tree",)
-"""Methods whose sessions give the host costs of a draft model's chains, and of its trees."""
+"""Names of the decodings from which the host costs of chains, and of trees, are fitted."""
 
 OUTLIER_RANGE = 3.0
-"""Interquartile ranges beyond which a time is an outlier (Tukey's outer fence, 1977)."""
+"""A time is an outlier if it is this many interquartile ranges outside the quartiles (Tukey's outer
+fence, 1977)."""
 
 ROUNDS = 24
+"""Number of rounds of a full probe."""
 MAX_NOISY_SHARE = 0.1
-"""Share of noisy rounds above which a probe has no result."""
+"""If a larger share of the rounds is noisy, the costs are not stored."""
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Result of a probe."""
+    """Result of a probe; see the attributes of `Costs` with the same names."""
 
     curves: dict[str, CostCurve]
     host: HostCost
@@ -87,19 +89,23 @@ class ProbeResult:
 
     @property
     def too_noisy(self) -> bool:
-        """Return True if too many rounds were noisy to store the costs."""
+        """True if too many rounds were noisy, so that the costs are not stored."""
         return self.quietness.void > MAX_NOISY_SHARE * self.quietness.rounds
 
 
 class QuietSamples(NamedTuple):
-    """Times of all quiet rounds, and the noise of the probe."""
+    """Times of all rounds that other programs did not disturb, and facts about the disturbance."""
 
     samples: ProbeSamples
     quietness: ProbeNoise
 
 
 class PromptChain:
-    """Drafter that proposes the first tokens of the prompt, at no cost."""
+    """Drafter that costs nothing, because it proposes the first tokens of the prompt.
+
+    Args:
+        length: Length of the draft.
+    """
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -108,7 +114,7 @@ class PromptChain:
         """Prepare nothing."""
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return the first tokens of the prompt as a chain."""
+        """Return the first tokens of the prompt as a chain of draft tokens."""
         return session.chain(session.tokens()[: min(self._length, limit)])
 
     def observe(self, session: Session, outcome: Outcome) -> None:
@@ -116,20 +122,23 @@ class PromptChain:
 
 
 class ProbeSeries:
-    """Rounds of a probe, measured one at a time after a warm-up round.
+    """Series of probe rounds. Creating it runs a warm-up round, which is not used.
 
     Args:
-        windows: Measurement windows of the rounds. Noisy rounds are left out.
-        decodings: Functions that decode the sessions for host times, by name.
-        prompts: Token ids that sessions and batches decode. Random by default.
-        together: Functions that decode batches, by name.
-        sampling: Sampling settings of whole steps.
+        workspace: Decoders, heads and states.
+        windows: Measurement windows, which detect noise. Noisy rounds are not used.
+        session_decodings: Functions that decode a prompt to measure host times, by name.
+        grid: Forwards and batch sizes to measure.
+        seed: Seed of the order of measurements.
+        prompts: Token ids of the prompts to decode. Default: one random prompt.
+        batch_decodings: Functions that decode a batch of prompts, by name.
+        sampling: Sampling settings of whole steps (`ProbeGrid.steps`).
 
     Attributes:
-        warm_up_s: Seconds of the first round.
+        warm_up_s: Duration of the warm-up round in seconds.
 
     Raises:
-        UsageError: a model supports chains only.
+        UsageError: a model does not support trees.
     """
 
     def __init__(
@@ -146,9 +155,9 @@ class ProbeSeries:
     ) -> None:
         if chain_only := [each.name for each in workspace.decoders.values() if not each.trees]:
             raise UsageError(
-                f"forwards of {' and '.join(chain_only)} cannot be measured:"
-                " they take chains alone, and what is measured are trees too",
-                "give numbers in place of auto, and predict for a pair of decoders with attention",
+                f"forwards of {' and '.join(chain_only)} cannot be measured: these models do not"
+                " support trees, which a probe measures too",
+                "set numbers instead of auto; specbench predict needs models with attention",
             )
         longest = max(grid.contexts)
         most = max([PROMPT_LENGTH, *map(len, prompts)])
@@ -172,7 +181,7 @@ class ProbeSeries:
         )
         self._rounds: list[ProbeRound] = []
         began = time.monotonic()
-        # Warm up, so that lazy set-up, caches and clock rates do not affect the timed rounds.
+        # Warm up, so that lazy initialization, cold caches and clock rates do not affect the times.
         self._round(seed=seed).measure()
         self.warm_up_s = time.monotonic() - began
 
@@ -182,20 +191,20 @@ class ProbeSeries:
         self._windows.run(self._rounds[-1])
 
     def quiet_samples(self) -> QuietSamples | None:
-        """Return the times so far; None if no round was quiet."""
+        """Return the times of all quiet rounds so far; None if all rounds were noisy."""
         self._windows.close()
-        kept = [one for one in self._rounds if not one.noisy]
-        if not kept:
+        quiet = [each for each in self._rounds if not each.noisy]
+        if not quiet:
             return None
         samples = ProbeSamples()
-        for one in kept:
-            samples.add(one.samples)
-        shares = [one.other_cpu for one in kept if one.other_cpu is not None]
+        for each in quiet:
+            samples.add(each.samples)
+        shares = [each.other_cpu for each in quiet if each.other_cpu is not None]
         return QuietSamples(
             samples,
             ProbeNoise(
                 rounds=len(self._rounds),
-                void=len(self._rounds) - len(kept),
+                void=len(self._rounds) - len(quiet),
                 other_cpu=max(shares, default=None),
                 noisy=any(share > NOISE_LIMIT for share in shares),
             ),
@@ -203,18 +212,23 @@ class ProbeSeries:
 
 
 class Probe:
-    """Probe of all decoders and heads of a workspace. "target" verifies, all others draft.
+    """Probe that measures the costs of all models and heads of a workspace.
+
+    The model "target" verifies, and all others draft.
 
     Args:
-        windows: Measurement windows of the rounds. Noisy rounds are left out.
-        drafting: Functions that decode sessions of drafting methods, by method and parameters.
-        positions: Maximum number of positions of all models.
-        prompts: Token ids that sessions and batches decode. Random by default.
-        batches: Batch sizes.
-        together: Functions that decode batches, by name.
+        workspace: Decoders, heads and states.
+        windows: Measurement windows, which detect noise. Noisy rounds are not used.
+        session_decodings: Functions that decode a prompt with a method, by its name and parameters.
+        positions: Maximum number of positions that all models support.
+        prompts: Token ids of the prompts to decode. Default: one random prompt.
+        grid: Forwards to measure.
+        batches: Batch sizes to measure. Empty measures single sequences only.
+        batch_decodings: Functions that decode a batch of prompts, by name.
+        seed: Seed of the order of measurements.
 
     Raises:
-        UsageError: the context of the models is too short, or a model supports chains only.
+        UsageError: the context of the models is too short, or a model does not support trees.
     """
 
     def __init__(
@@ -233,7 +247,7 @@ class Probe:
         contexts = tuple(context for context in grid.contexts if context + grid.spare <= positions)
         if not contexts:
             raise UsageError(
-                f"models with {positions} positions cannot be probed: it takes"
+                f"models with {positions} positions cannot be probed: a probe needs"
                 f" {grid.contexts[0] + grid.spare}",
                 "choose another --target or --draft (see: specbench list models)",
             )
@@ -254,27 +268,27 @@ class Probe:
         )
 
     def measure_round(self) -> None:
-        """Measure every point once more."""
+        """Measure one more round."""
         self._series.measure_round()
 
     def result(self) -> ProbeResult | None:
-        """Return the costs from all rounds so far; None if no round was quiet."""
+        """Return the costs from all rounds so far; None if all rounds were noisy."""
         found = self._series.quiet_samples()
         if found is None:
             return None
-        lines = _fit_host_costs(found.samples)
-        lone = build_curves(found.samples, self._workspace)
+        host_costs = _fit_host_costs(found.samples)
+        curves = build_curves(found.samples, self._workspace)
         return ProbeResult(
-            curves=lone,
-            host=lines.pop(""),
-            hosts=lines,
-            batch=_fit_batch_cost(found.samples, lone) if self._batches else None,
+            curves=curves,
+            host=host_costs.pop(""),
+            hosts=host_costs,
+            batch=_fit_batch_cost(found.samples, curves) if self._batches else None,
             quietness=found.quietness,
         )
 
 
 def build_curves(samples: ProbeSamples, workspace: Workspace) -> dict[str, CostCurve]:
-    """Return the curve of each model, the target first."""
+    """Return the forward times of each model and head, the target first."""
     return {name: _build_curve(name, samples) for name in (*workspace.decoders, *workspace.heads)}
 
 
@@ -296,8 +310,11 @@ def _build_curve(model: str, samples: ProbeSamples) -> CostCurve:
 
 
 def _fit_host_costs(samples: ProbeSamples) -> dict[str, HostCost]:
-    """Return host costs: "" for chains of a draft model or none, TREES for its trees, others by
-    method."""
+    """Return the host costs by key.
+
+    The key "" holds the costs of steps without a draft and with chains from the draft model. The
+    key `TREES` holds those of the draft model's trees. Other keys are names of methods.
+    """
     points: dict[str, list[HostPoint]] = {}
     for name, sessions in samples.hosts.items():
         ns, spread = _trimmed_mean([session.ns for session in sessions])
@@ -310,30 +327,30 @@ def _fit_host_costs(samples: ProbeSamples) -> dict[str, HostCost]:
             samples=len(sessions),
         )
         method = name.partition(" ")[0]
-        of = "" if method in PLAIN else TREES if method in TREE_DRAFTS else method
-        points.setdefault(of, []).append(point)
-    lines = {of: _fit_host_cost(some) for of, some in points.items() if of in ("", TREES)}
-    for of, some in points.items():
-        if of in lines:
+        key = "" if method in PLAIN else TREES if method in TREE_DRAFTS else method
+        points.setdefault(key, []).append(point)
+    costs = {key: _fit_host_cost(own) for key, own in points.items() if key in ("", TREES)}
+    for key, own in points.items():
+        if key in costs:
             continue
-        trees = any(session.trees for point in some for session in samples.hosts[point.name])
-        base = lines.get(TREES if trees else "", lines[""])
-        lines[of] = _fit_host_cost(some) if len(some) > 2 else _scale_host_cost(base, some)
-    return lines
+        trees = any(session.trees for point in own for session in samples.hosts[point.name])
+        base = costs.get(TREES if trees else "", costs[""])
+        costs[key] = _fit_host_cost(own) if len(own) > 2 else _scale_host_cost(base, own)
+    return costs
 
 
 def _fit_host_cost(points: Iterable[HostPoint]) -> HostCost:
-    """Fit host costs to points."""
+    """Fit the three coefficients of the host time to measured points."""
     points = tuple(points)
     step, draft, node = _fit_shares(points, [(1.0, at.drafts, at.nodes) for at in points])
     return HostCost(step=step, draft=draft, node=node, points=points)
 
 
 def _scale_host_cost(base: HostCost, points: Sequence[HostPoint]) -> HostCost:
-    """Return host costs for too few points: the slopes of `base`, and a step cost that fits the
-        points.
+    """Return host costs for a method with too few points for a fit.
 
-    If the slopes alone exceed the points, they are scaled down.
+    The costs per draft forward and per token are those of `base`. The cost per step is chosen to
+    match the mean of the points. If the costs of `base` already exceed the mean, they are reduced.
     """
     took = mean(at.ns for at in points)
     slopes = mean(base.draft * at.drafts + base.node * at.nodes for at in points)
@@ -349,8 +366,14 @@ def _scale_host_cost(base: HostCost, points: Sequence[HostPoint]) -> HostCost:
 def _fit_shares(
     points: Sequence[HostPoint | BatchPoint], loads: Sequence[tuple[float, ...]]
 ) -> list[float]:
-    """Fit the non-negative cost of each part of a load. Relative errors are minimized, so that
-    large batches do not dominate."""
+    """Fit a non-negative cost per unit of each kind of work.
+
+    Relative errors are minimized, so that large batches do not dominate the fit.
+
+    Args:
+        points: Measured times.
+        loads: Units of each kind of work, for each point.
+    """
     from scipy.optimize import nnls
 
     ns = np.array([max(point.ns, 1.0) for point in points])
@@ -359,18 +382,23 @@ def _fit_shares(
     return shares
 
 
-def _fit_batch_cost(samples: ProbeSamples, lone: Mapping[str, CostCurve]) -> BatchCost:
-    """Fit the time of further sequences in shared forwards, and the host costs of batches."""
-    left: dict[str, dict[tuple[int, int], list[float]]] = {}
+def _fit_batch_cost(samples: ProbeSamples, curves: Mapping[str, CostCurve]) -> BatchCost:
+    """Fit the time that each sequence after the first adds to a step of a batch.
+
+    Args:
+        samples: Measured times.
+        curves: Forward times of single sequences, by model.
+    """
+    added_ns: dict[str, dict[tuple[int, int], list[float]]] = {}
     for model, n, rows, ns, context in samples.shared:
         if n > 1:
-            more = ns - lone[model].ns(rows, context)
-            left.setdefault(model, {}).setdefault((n - 1, rows), []).append(more)
-    beside = {}
-    for model, found in left.items():
+            difference = ns - curves[model].ns(rows, context)
+            added_ns.setdefault(model, {}).setdefault((n - 1, rows), []).append(difference)
+    ns_per_sequence = {}
+    for model, found in added_ns.items():
         further = np.array([n for n, _ in found], dtype=float)
         added = np.array([_trimmed_mean(times)[0] for times in found.values()])
-        beside[model] = max(0.0, float(further @ added / (further @ further)))
+        ns_per_sequence[model] = max(0.0, float(further @ added / (further @ further)))
     points = tuple(
         BatchPoint(
             name=name,
@@ -387,7 +415,7 @@ def _fit_batch_cost(samples: ProbeSamples, lone: Mapping[str, CostCurve]) -> Bat
     )
     return BatchCost(
         most=max(at.sequences for at in points),
-        beside=beside,
+        beside=ns_per_sequence,
         step=step,
         sequence=sequence,
         draft=draft,

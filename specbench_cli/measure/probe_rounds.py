@@ -1,15 +1,16 @@
-"""A round of the cost probe: every point once, in random order.
+"""A round of the cost probe: it times every kind of forward once, in random order.
 
-A round visits every context length and measures every size of a target forward there. The order is
-random with a seed, so that a drift of the machine affects all points alike. A point is measured
-like a step of decoding. First, a draft model or head runs its forwards, the first one over 1 to 3
-pending tokens. They evict the target's weights from the caches. Then the target runs a forward over
-a chain or a tree, and the decision is transferred to the host. Some chains are timed again directly
-after another target forward, with the weights still in the caches.
+A round visits every context length, and measures target forwards of every size there. The order is
+random, so that a slow change of the machine's speed affects all measurements alike.
 
-States, decoders and clocks are those of a run. Prefills are timed when a context is built. Host
-work is timed in sessions and batches that decode prompts, with real acceptance. Optionally, whole
-steps are timed for each number of sequences and draft length.
+Each target forward is measured as in a step of decoding. First, a draft model or head runs several
+forwards, which replace the target's weights in the CPU caches. The first one processes 1 to 3
+pending tokens. Then the target runs a forward over a chain or a tree of draft tokens. Some chains
+are timed again directly after another target forward, with the weights still in the caches.
+
+Models, states and clocks are those of a run. Prefills are timed when a context is filled. Host work
+is timed while methods decode real prompts. Optionally, whole steps are timed for several batch
+sizes and draft lengths.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from specbench_cli.engine.workspace import Workspace
 from specbench_cli.measure.step_timing import StepSample, time_steps
 
 PROMPT_LENGTH, NEW_TOKENS = 64, 24
-"""Prompt length and new tokens of the sessions that time host work."""
+"""Length of the random prompt, and number of new tokens of the decodings that time host work."""
 
 
 SessionDecoding = Callable[[Session], Iterable[Step]]
@@ -50,18 +51,18 @@ BatchDecoding = Callable[[Batch], Iterable[Step]]
 
 @dataclass(frozen=True)
 class ProbeGrid:
-    """Points of a probe.
+    """Sizes of the forwards that a probe measures.
 
     Attributes:
         contexts: Context lengths.
-        chains: New tokens of a target forward.
-        trees: Rows of a target forward over a tree, including the root.
-        lone: New tokens of a target forward right after another one.
-        catch_up: New tokens of a draft model's first forward in a step.
-        levels: Nodes of a tree level in one draft forward.
-        draft_forwards: Draft forwards per point.
-        batches: Batch sizes.
-        steps: Numbers of sequences of whole steps.
+        chains: Numbers of new tokens in a target forward over a chain.
+        trees: Numbers of tokens in a target forward over a tree, including the root.
+        lone: Numbers of new tokens in a target forward directly after another one.
+        catch_up: Numbers of pending tokens in a draft model's first forward of a step.
+        levels: Numbers of tokens in a draft forward over one level of a tree.
+        draft_forwards: Number of draft forwards before each target forward.
+        batches: Batch sizes of decodings.
+        steps: Numbers of sequences in whole steps.
         lengths: Draft lengths of whole steps.
     """
 
@@ -78,20 +79,26 @@ class ProbeGrid:
 
     @property
     def stride(self) -> int:
-        """Rows that a context grows by: one per chain, as if all draft tokens were rejected."""
+        """Number of tokens by which a context grows in a round.
+
+        Each chain adds one token, as if all draft tokens were rejected.
+        """
         return len(self.chains)
 
     @property
     def spare(self) -> int:
-        """Rows that a point needs beyond its context."""
+        """Number of positions that a round needs beyond the context length."""
         drafted = max(self.catch_up) + (self.draft_forwards - 1) * max(self.levels, default=1)
         return self.stride + max(*self.chains, *self.trees, drafted)
 
 
 class HostSample(NamedTuple):
-    """Host work of a session per step: draft forwards, drafted tokens and ns.
+    """Host time of a decoding, per step.
 
     trees: True if the drafts are trees.
+    drafts: Draft forwards per step.
+    nodes: Drafted tokens per step.
+    ns: Host time per step, in ns.
     """
 
     trees: bool
@@ -101,10 +108,10 @@ class HostSample(NamedTuple):
 
 
 class SharedForward(NamedTuple):
-    """Forward of several sequences.
+    """Time of a forward over several sequences.
 
-    n_tokens: Rows of all sequences.
-    context: Mean context length.
+    n_tokens: Number of new tokens of all sequences.
+    context: Mean context length of the sequences.
     """
 
     model: str
@@ -115,7 +122,12 @@ class SharedForward(NamedTuple):
 
 
 class BatchSample(NamedTuple):
-    """Host work of a batch per step: draft forwards times sequences, drafted tokens and ns."""
+    """Host time of a batch, per step.
+
+    drafts: Draft forwards per step, each multiplied by its number of sequences.
+    nodes: Drafted tokens per step, of all sequences.
+    ns: Host time per step, in ns.
+    """
 
     drafts: float
     nodes: float
@@ -123,9 +135,11 @@ class BatchSample(NamedTuple):
 
 
 class ForwardPoint(NamedTuple):
-    """Model, context and rows of a forward. Context 0 is a prefill.
+    """Kind of a forward: model, context length and size. Context 0 is a prefill.
 
-    lone: True if it follows another forward of the same model.
+    n_tokens: Number of new tokens.
+    tree: True if the new tokens are a tree.
+    lone: True if the forward directly follows another one of the same model.
     """
 
     model: str
@@ -137,7 +151,14 @@ class ForwardPoint(NamedTuple):
 
 @dataclass
 class ProbeSamples:
-    """Times in ns."""
+    """Measured times in ns of one or several rounds.
+
+    forwards: Times of forwards, by kind.
+    hosts: Host times of decodings, by name.
+    shared: Times of forwards over several sequences.
+    batches: Host times of batches, by name and batch size.
+    steps: Times of whole steps.
+    """
 
     forwards: dict[ForwardPoint, list[int]] = field(default_factory=lambda: defaultdict(list))
     hosts: dict[str, list[HostSample]] = field(default_factory=lambda: defaultdict(list))
@@ -160,11 +181,14 @@ class ProbeSamples:
 
 
 class DraftProbe:
-    """Forwards of a draft model or head, as in a step.
+    """Runner of the forwards that a draft model or head executes in a step.
 
     Args:
-        features: [1, n, width] hidden states that a head reads with the ids [1, n]. None for draft
-            models.
+        model: The draft model or head. It times its forwards.
+        state: State of the model.
+        ids: [1, n] token ids that it reads.
+        features: [1, n, width] hidden states that a head also reads. None for a draft model.
+        grid: Sizes of the forwards.
     """
 
     def __init__(
@@ -173,27 +197,27 @@ class DraftProbe:
         self._model, self._state, self._ids, self._features = model, state, ids, features
         self._grid = grid
         head = model.decoder
-        self._together = head.block_size if isinstance(head, Head) else 1
+        self._tokens_per_forward = head.block_size if isinstance(head, Head) else 1
         self._parallel = isinstance(head, Head) and head.parallel
 
     def prefill(self, context: int) -> None:
-        """Process a prompt."""
+        """Process a prompt of `context` tokens."""
         self._model.forward(self._text(context), self._state, logits_at=None, role="prefill")
 
     def chain(self, length: int, rng: random.Random) -> None:
-        """Draft a chain after `length` rows."""
+        """Draft a chain after `length` tokens."""
         out = self._begin(length, rng)
         for _ in range(0 if self._parallel else self._grid.draft_forwards - 1):
             token = cast(Tensor, out.logits)[:, -1].argmax(-1)[None]
-            tokens = token.repeat(1, self._together)
+            tokens = token.repeat(1, self._tokens_per_forward)
             out = self._model.forward(self._after(out, tokens), self._state)
 
     def tree(self, length: int, rng: random.Random) -> None:
-        """Draft a tree level by level, all levels of one width."""
+        """Draft a tree after `length` tokens, level by level. All levels have the same size."""
         out = self._begin(length, rng)
         if self._parallel:
             return
-        width = rng.choice(self._grid.levels) * self._together
+        width = rng.choice(self._grid.levels) * self._tokens_per_forward
         mask = torch.eye(width, dtype=torch.bool, device=self._ids.device)
         for _ in range(self._grid.draft_forwards - 1):
             positions = torch.full((1, width), self._state.length(), device=self._ids.device)
@@ -206,15 +230,14 @@ class DraftProbe:
             )
 
     def _begin(self, length: int, rng: random.Random) -> ModelOutput:
-        unseen = rng.choice(self._grid.catch_up)
-        self._state.rollback(0, length + 1 - unseen)
+        pending = rng.choice(self._grid.catch_up)
+        self._state.rollback(0, length + 1 - pending)
         if not self._parallel:
-            return self._model.forward(self._text(unseen), self._state)
+            return self._model.forward(self._text(pending), self._state)
         assert self._features is not None
-        ids = self._ids[
-            :, : unseen + self._grid.draft_forwards
-        ]  # ids beyond the features are masks
-        x = Features(ids, self._features[:, :unseen])
+        # A head that drafts in parallel reads a mask token for each position without features.
+        ids = self._ids[:, : pending + self._grid.draft_forwards]
+        x = Features(ids, self._features[:, :pending])
         return self._model.forward(x, self._state, logits_at="all")
 
     def _text(self, n: int) -> Input:
@@ -222,20 +245,24 @@ class DraftProbe:
         return Tokens(ids) if self._features is None else Features(ids, self._features[:, :n])
 
     def _after(self, out: ModelOutput, ids: Tensor) -> Input:
-        """Return drafted tokens [1, n] as input. A head also reads its own last row."""
+        """Return drafted tokens [1, n] as input. A head also reads its last hidden state."""
         if self._features is None:
             return Tokens(ids)
         return Features(ids, out.hidden[:, -1:].repeat(1, ids.shape[1], 1))
 
 
 class StatelessHeadProbe:
-    """Forwards of a head without a state, once before the forwards of a step.
+    """Runner of the forwards of a head without a state, such as Medusa heads.
 
-    They do not depend on the text. They are counted at each context, and as a prefill, so that the
-    costs have the same form as those of models with states.
+    Their times do not depend on the context. They are still stored for each context and as a
+    prefill, so that the costs have the same form as those of other models.
 
     Args:
-        features: [n, width] input of the head. ids: [n] tokens, if the head reads these too.
+        head: The head.
+        meter: Meter that times its forwards.
+        features: [n, width] hidden states that the head reads.
+        ids: [n] token ids, which some heads read too.
+        grid: Sizes of the forwards.
     """
 
     def __init__(
@@ -246,20 +273,20 @@ class StatelessHeadProbe:
         self._first = MeteredHead(head, meter, role="prefill")
 
     def prefill(self, context: int) -> None:
-        """Process one row, as a prefill."""
+        """Run a forward over one token, which counts as a prefill."""
         self._call(self._first, 1)
 
     def chain(self, length: int, rng: random.Random) -> None:
-        """Process one row, as in every step."""
+        """Run a forward over one token, as in every step."""
         self._call(self._head, 1)
 
     def tree(self, length: int, rng: random.Random) -> None:
-        """Process one row, and several at once."""
+        """Run a forward over one token, and one over several tokens."""
         self.chain(length, rng)
         self._call(self._head, rng.choice(self._grid.levels))
 
     def _call(self, head: MeteredHead, n: int) -> None:
-        """Run a forward over n rows. A sequential head runs once per level."""
+        """Run a forward over n tokens. A sequential head runs once for each draft position."""
         rows = self._features[:n]
         if not isinstance(head.head, SequentialHead):
             head(rows)
@@ -269,19 +296,23 @@ class StatelessHeadProbe:
 
 
 class ProbeRound:
-    """One round: all points once.
+    """One round of a probe, which measures everything once.
 
     Args:
-        decodings: Functions that decode the sessions for host times, by name.
-        ids: [1, n] tokens of the forwards.
-        prompts: Prompts of sessions and batches. All sessions of a round decode the same one.
-        seed: Seed of the order and of the choice of the prompt.
-        together: Functions that decode the batches, by name.
+        workspace: Decoders, heads and states.
+        grid: Sizes of the forwards and batches.
+        session_decodings: Functions that decode a prompt to measure host times, by name.
+        ids: [1, n] token ids that the forwards read.
+        prompts: Token ids of the prompts to decode. A round uses one of them, or several for a
+            batch.
+        seed: Seed of the order, and of the choice of the prompt.
+        batch_decodings: Functions that decode a batch of prompts, by name.
         sampling: Sampling settings of whole steps.
 
     Attributes:
         samples: Times of the last measurement.
-        other_cpu, noisy: CPU share of other processes, and whether it was too high.
+        other_cpu: CPU share of other processes in this round.
+        noisy: True if this share was too high.
     """
 
     def __init__(
@@ -311,7 +342,7 @@ class ProbeRound:
         self.noisy = False
 
     def measure(self) -> None:
-        """Time everything once. A later call replaces the earlier times."""
+        """Measure everything once. A later call replaces the earlier times."""
         rng = random.Random(self._seed)
         contexts, names = self._grid.contexts, list(self._session_decodings)
         self.samples = ProbeSamples()
@@ -335,11 +366,11 @@ class ProbeRound:
             gc.enable()
 
     def finish(self, other_cpu: float | None, noisy: bool) -> None:
-        """See `quiet.Measurable`."""
+        """Accept the times, and store how noisy the machine was."""
         self.other_cpu, self.noisy = other_cpu, noisy
 
     def _time_forwards(self, context: int, rng: random.Random) -> None:
-        """Time the forwards after about `context` rows."""
+        """Time all forwards with a context of about `context` tokens."""
         grid, meter = self._grid, Meter(self._device)
         drafters = [
             self._create_draft_probe(model, meter)
@@ -354,7 +385,7 @@ class ProbeRound:
         state.commit(0, range(context))
         state.rollback(0, context - grid.stride // 2)
         points = [(n, False) for n in grid.chains] + [(n, True) for n in grid.trees]
-        trees = set()  # indices of the target's forwards over trees
+        trees = set()  # indices of forwards over trees in `meter.forwards`
         for place, (n, tree) in enumerate(rng.sample(points, len(points))):
             length = state.length()
             for drafter in _select_probes(drafters, place, len(points)):
@@ -406,7 +437,7 @@ class ProbeRound:
         steps = list(decoding(session))
         meter, text = session.harness.meter, session.harness.text
         meter.resolve()
-        since = text.first_ns - meter.clock.zero_ns  # skip drafting before the first token
+        since = text.first_ns - meter.clock.zero_ns  # ignore drafting before the first token
         forwards = [f for f in meter.forwards if f.role != "prefill" and f.t0_ns >= since]
         busy = sum(f.t1_ns - f.t0_ns for f in forwards)
         drafts = sum(f.role != "verify" for f in forwards)
@@ -420,9 +451,10 @@ class ProbeRound:
         )
 
     def _time_batch(self, decoding: BatchDecoding, n: int) -> BatchSample:
-        """Decode n sequences together and store the times of their forwards."""
+        """Decode a batch of n sequences. Store its forward times and return its host time."""
         stop = StopRule(frozenset(), NEW_TOKENS)
-        # Use prompts of different lengths, as users do: attention batches equal lengths.
+        # Use prompts of different lengths, as in real batches. Attention over sequences of equal
+        # length would be faster, because it can process them together.
         turned = self._prompts[self._seed % len(self._prompts) :] + self._prompts
         texts = [turned[at % len(self._prompts)] for at in range(n)]
         requests = [Request(f"probe {at}", 1, text, stop) for at, text in enumerate(texts)]
@@ -454,10 +486,13 @@ class ProbeRound:
 def _select_probes(
     drafters: Sequence[DraftProbe | StatelessHeadProbe], place: int, places: int
 ) -> Sequence[DraftProbe | StatelessHeadProbe]:
-    """Return the drafters for a place: one at a time in turn, several if there are fewer places."""
+    """Return the drafters that run before the target forward with index `place`.
+
+    They take turns, so that every drafter runs at least once in the `places` forwards of a context.
+    """
     return drafters[place::places] or drafters[place % len(drafters) :][:1] if drafters else ()
 
 
 def _binary_tree(nodes: int) -> tuple[int, ...]:
-    """Return the parents of a binary tree."""
+    """Return the parent of each node of a binary tree in level order."""
     return tuple(ROOT if node < 2 else node // 2 - 1 for node in range(nodes))

@@ -1,4 +1,4 @@
-"""Prompts of a repeat, and the requests that decode them."""
+"""The prompts of a repeat, built from questions, and the outputs that are known before decoding."""
 
 from __future__ import annotations
 
@@ -19,20 +19,24 @@ from specbench_cli.tasks.schema import Question
 
 
 class KnownOutput(NamedTuple):
-    """Tokens of an output that are known before decoding: for a replay, and for upper bounds."""
+    """Vanilla's output for a prompt, for methods and runs that need it before they decode.
+
+    recording: Tokens to replay instead of the target's decisions (`--verify replay`), or None.
+    reference: Tokens that an upper bound may read (`Method.upper_bound`), or None.
+    """
 
     recording: list[int] | None
     reference: list[int] | None
 
 
 class PromptBuilder:
-    """Builder of requests from questions. It also stores the prompts.
+    """Builder of prompts from questions. It stores new prompts in the run's folder.
 
     Args:
         plan, bench: The plan of the run, and its loaded models.
-        run_dir: Folder of the run, in which prompts are stored.
-        answers: Outputs that the run has already.
-        sampling: The sampling settings.
+        run_dir: Folder of the run.
+        stored_outputs: Prompts and outputs that the run already has.
+        sampling: Sampling settings.
     """
 
     def __init__(
@@ -54,8 +58,13 @@ class PromptBuilder:
     ) -> tuple[Prompt, PromptError | None]:
         """Return the prompt of a turn, and the error if the target cannot decode it.
 
-        Later turns continue from vanilla's answers in the first repeat. A prompt has no ids if the
-        chat template or the tokenizer failed.
+        A prompt that the run already has is returned unchanged. So all repeats use the prompts of
+        the first one. A prompt has no token ids if the chat template or the tokenizer failed.
+
+        Args:
+            question: The question.
+            turn: Number of the turn, from 1.
+            answers: Vanilla's answers to the earlier turns.
         """
         known = self._stored_outputs.prompts.get((question.prompt_id, turn))
         ids: list[int] = [] if known is None else known.ids
@@ -83,7 +92,12 @@ class PromptBuilder:
         return prompt, fault
 
     def find_known_output(self, request: Request, number: int) -> KnownOutput:
-        """Return what is known of the output of a request in repeat `number`."""
+        """Return the output for a request that must be known before it is decoded.
+
+        Args:
+            request: The request.
+            number: Number of the repeat.
+        """
         replays = self._plan.config.verify == REPLAY
         return KnownOutput(
             self._vanilla_output(request, number) if replays else None,
@@ -91,10 +105,10 @@ class PromptBuilder:
         )
 
     def _vanilla_output(self, request: Request, number: int) -> list[int]:
-        """Return vanilla's output; decode it without timing if it does not exist yet.
+        """Return vanilla's output for a request. Decode it, without timing, if it is not stored.
 
         Raises:
-            UsageError: the target's logits are not finite, so there is no output to replay.
+            UsageError: the target's logits are not finite, so there is no output.
         """
         known = self._stored_outputs.vanilla.get((request.prompt_id, request.turn, number))
         if known is not None:
@@ -111,8 +125,8 @@ class PromptBuilder:
         except ArithmeticError as fault:
             target = self._plan.target.label
             raise UsageError(
-                f"{target} has no output that other methods could replay: {fault}",
-                "its weights contain nan or inf, or overflow in this dtype: use --dtype float32"
+                f"{target} generates no output that other methods can replay: {fault}",
+                "its weights contain nan or inf, or overflow in this dtype: choose --dtype float32"
                 " or another --target",
             ) from fault
         return list(session.output())

@@ -1,11 +1,12 @@
-"""Detection of noisy timings: the CPU share of other processes while outputs were timed.
+"""Detection of noisy timings: the CPU share of other processes while outputs are timed.
 
-Outputs are timed in windows. A window is timed again if other processes used too much CPU.
+Outputs are timed in windows. If other processes used too much CPU during a window, its outputs are
+timed again.
 
-Share = (busy time of all CPUs, steal included, minus own CPU time) / (elapsed time x CPUs). Own CPU
-time is that of this process, its descendants, and the processes that decode for it. A window lasts
-at least a second: the kernel counts in ticks of 10 ms, which would look like a load in a shorter
-window.
+The share is (busy time of all CPUs - own CPU time) / (elapsed time x number of CPUs). Busy time
+includes time that a hypervisor steals. Own CPU time is that of this process, its descendants, and
+the processes that decode for it. A window lasts at least a second, because the kernel counts CPU
+time in ticks of 10 ms, which is too coarse for shorter windows.
 """
 
 from __future__ import annotations
@@ -21,20 +22,27 @@ WINDOW_S = 1.0
 """Minimum length of a window in seconds."""
 
 NOISE_LIMIT = 0.05
-"""CPU share of other processes above which the times of a window are not trusted."""
+"""Limit of the CPU share of other processes. Above it, the times of a window are not trusted."""
 
 BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
-"""CPU states that count as busy. The kernel includes guests' time in `user` and `nice`."""
+"""CPU states that count as busy (`psutil.cpu_times`). `guest` is part of `user` and `nice`."""
 
 
-RETRIES = 2  # number of times that a noisy window is measured again
+RETRIES = 2
+"""Maximum number of times that a noisy window is measured again."""
 TIMES_VOID = "times void"
-"""Message for a window whose times were dropped."""
+"""Message for a window that stayed noisy, so that its times are not stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Seconds of the clock, of all CPUs in any state, of busy CPUs, and of our process tree."""
+    """Reading of the system's counters, in seconds.
+
+    clock: Time of the reading.
+    total: CPU time of all CPUs in any state.
+    busy: CPU time of all CPUs in busy states.
+    own: CPU time of this process, its descendants and its helpers.
+    """
 
     clock: float
     total: float
@@ -43,14 +51,15 @@ class _Reading:
 
 
 class NoiseMeter:
-    """Meter of the CPU share of other processes in a window.
+    """Meter of the CPU share that other processes use during a window.
 
-    Open it, measure until `is_full()`, close it. Reading takes some milliseconds, so read outside
-    timers. A process whose parent died has left the tree and counts as another process.
+    Call `open`, measure outputs until `is_full` returns True, then call `close`. `open` and `close`
+    take some milliseconds, so do not call them while an output is timed. A descendant counts as
+    another process if its parent has ended.
 
     Args:
-        helpers: Returns the ids of processes outside the tree that work for this one. Called when a
-            window opens.
+        helpers: Function that returns the ids of processes that are no descendants but work for
+            this process. Called when a window opens.
     """
 
     def __init__(self, helpers: Callable[[], Collection[int]] = tuple) -> None:
@@ -59,12 +68,12 @@ class NoiseMeter:
         self._pids: Collection[int] = ()
 
     def open(self) -> None:
-        """Start a window. An open one is dropped."""
+        """Start a window. A window that is already open is discarded."""
         self._pids = self._helpers()
         self._start = _read(self._pids)
 
     def elapsed(self) -> float:
-        """Return the seconds since the window was opened; 0 if none is open."""
+        """Return the seconds since the window was opened; 0 if no window is open."""
         return time.monotonic() - self._start.clock if self._start else 0.0
 
     def is_full(self) -> bool:
@@ -72,10 +81,10 @@ class NoiseMeter:
         return self.elapsed() >= WINDOW_S
 
     def close(self) -> float | None:
-        """End the window and return the share, from 0 to 1. Wait until the window is full.
+        """Wait until the window is full, end it, and return the CPU share of other processes.
 
         Returns:
-            None if the system's counters do not change or cannot be read.
+            A number from 0 to 1. None if the system's counters do not change or cannot be read.
 
         Raises:
             RuntimeError: no window is open.
@@ -89,24 +98,29 @@ class NoiseMeter:
 
 
 class Measurable(Protocol):
-    """A measurement that can be repeated."""
+    """Interface of a measurement that can be repeated if the machine was noisy."""
 
     def measure(self) -> None:
-        """Run and time it. A later call replaces the earlier result."""
+        """Run the work and time it. A later call replaces the earlier result."""
 
     def finish(self, other_cpu: float | None, noisy: bool) -> None:
-        """Store the CPU share of other processes, and whether the times are noisy."""
+        """Accept the last result; it will not be repeated.
+
+        Args:
+            other_cpu: CPU share of other processes during the measurement. None if unknown.
+            noisy: True if this share was too high, so that the times must not be used.
+        """
 
 
 class MeasurementWindows:
-    """Windows of measurements, which are accepted or repeated together.
+    """Sequence of windows. All measurements of a window are accepted or repeated together.
 
     Args:
         meter: Noise meter.
         allow_noise: True keeps the times of noisy windows.
         before_window: Called before each window.
-        on_window: Called after each window with the share of other processes and the result in
-            words.
+        on_window: Called after each window with the CPU share of other processes, and a text for
+            the user.
     """
 
     def __init__(
@@ -124,7 +138,7 @@ class MeasurementWindows:
         self._measurables: list[Measurable] = []
 
     def run(self, measurable: Measurable) -> None:
-        """Measure in the current window. Close the window once it is full."""
+        """Measure in the current window, or in a new one. Close the window if it is full."""
         if not self._measurables:
             if self._before_window is not None:
                 self._before_window()
@@ -140,7 +154,7 @@ class MeasurementWindows:
         return bool(self._measurables)
 
     def close(self) -> None:
-        """End the window. Repeat its measurements while it was too noisy, then finish them."""
+        """End the window. Repeat its measurements if it was too noisy, then finish them."""
         if not self._measurables:
             return
         share = self._meter.close()
@@ -175,10 +189,12 @@ def is_noisy(share: float | None) -> bool:
 
 
 def tree_seconds(pid: int | None = None) -> float:
-    """Return the CPU seconds of a process and all its descendants, including ended ones.
+    """Return the CPU seconds that a process and all its descendants have used.
+
+    This includes descendants that have ended.
 
     Args:
-        pid: The process. None is this one. A process that has ended counts 0.
+        pid: Id of the process. None is this process. If it has ended, return 0.
     """
     seconds = 0.0
     try:
@@ -190,7 +206,7 @@ def tree_seconds(pid: int | None = None) -> float:
         try:
             seconds += sum(process.cpu_times()[:4])
         except psutil.NoSuchProcess:
-            continue  # ended since it was listed: its time is in its parent's next reading
+            continue  # it has just ended: the next reading includes its time in its parent's time
     return seconds
 
 

@@ -1,4 +1,7 @@
-"""Records of measurements: verdicts, scores, log-probabilities, and the causes of near-ties."""
+"""Records of measurements: the outputs are judged, scored and stored.
+
+It also finds the positions of vanilla's outputs where near-ties are possible (`judge.neartie`).
+"""
 
 from __future__ import annotations
 
@@ -31,15 +34,22 @@ from specbench_cli.tasks import decode_text
 from specbench_cli.tasks.schema import Question
 
 REPLAY = "replay"
+"""Value of the option --verify: vanilla's tokens replace the target's decisions."""
 Outputs = Mapping[tuple[str, int, int], Sequence[int]]
-"""Outputs by prompt, turn and repeat."""
+"""Token ids of outputs, by prompt id, turn and repeat."""
 
-DECIMALS = 3  # decimals of stored log-probabilities, which are only displayed
+DECIMALS = 3
+"""Decimals of stored log-probabilities, which are only used for display."""
 
 
 @dataclass
 class PromptMeasurements:
-    """Measurements of one prompt, which are judged, scored and stored together."""
+    """The measurements of all methods on one prompt, which are judged and stored together.
+
+    reference: Vanilla's output. None if vanilla failed.
+    scores: Score of each different output, so that equal outputs are scored once.
+    likelihoods: Likelihood of each different output, for the same reason.
+    """
 
     question: Question
     measurements: list[Measurement]
@@ -49,18 +59,19 @@ class PromptMeasurements:
 
     @property
     def finished(self) -> bool:
-        """True if the window of every measurement is closed."""
+        """True if all measurements are accepted, so that none will be repeated."""
         return all(measurement.finished for measurement in self.measurements)
 
 
 class RecordBuilder:
-    """Builder of records from measurements.
+    """Builder of records. It judges and scores the outputs of measurements.
 
     Args:
         judge: Judge of the outputs.
-        plan, sampling: Plan and sampling settings of the run.
+        plan: Plan of the run.
+        sampling: Sampling settings of the run.
         tokenizer: Tokenizer of the target.
-        sampled: Questions on which vanilla itself is always judged.
+        reference_samples: Prompt ids of the questions on which vanilla itself is always judged.
     """
 
     def __init__(
@@ -78,10 +89,14 @@ class RecordBuilder:
         self._sampled = reference_samples
 
     def build(self, measurement: Measurement, prompt_measurements: PromptMeasurements) -> Record:
-        """Build the record of a measurement. A failed one has neither verdict nor score.
+        """Return the record of a measurement.
 
-        A measurement also fails if the target's logits are not finite, or if its record is
-        inconsistent.
+        The record of a failed measurement has neither a verdict nor a score. A measurement also
+        fails here if the target's logits are not finite, or if its record is inconsistent.
+
+        Args:
+            measurement: The measurement.
+            prompt_measurements: The measurements of all methods on the same prompt.
         """
         if measurement.result.error is None:
             try:
@@ -103,7 +118,8 @@ class RecordBuilder:
         self, measurement: Measurement, prompt_measurements: PromptMeasurements
     ) -> Record:
         output_likelihood = self._read_output(measurement, prompt_measurements)
-        # Without a token verdict, the likelihood is evidence in place of a proof.
+        # Sampled outputs cannot be compared with vanilla's. Store their likelihood instead, with
+        # which many outputs together can be tested (`judge.broken`).
         drawn = self._sampling.draws and self._config.verify != REPLAY
         record = measurement.build_record(
             self._verdict(measurement, prompt_measurements),
@@ -116,7 +132,7 @@ class RecordBuilder:
         try:
             validate(record)
         except ValueError as contradiction:
-            measurement.result.error = f"what it tells contradicts itself: {contradiction}"
+            measurement.result.error = f"its counters are inconsistent: {contradiction}"
             return measurement.build_record(None)
         return record
 
@@ -131,7 +147,7 @@ class RecordBuilder:
             return Verdict("unchecked")
         if self._sampling.draws:
             return self._judge.judge_sampled(measurement.request, output)
-        if prompt_measurements.reference is None:  # vanilla failed, which makes the run bad
+        if prompt_measurements.reference is None:  # vanilla failed, so nothing can be compared
             return Verdict("unchecked")
         if measurement.method_run.method.peer:
             return self._judge.compare(measurement.request, prompt_measurements.reference, output)
@@ -143,35 +159,42 @@ class RecordBuilder:
     def _judge_reference(
         self, measurement: Measurement, prompt_measurements: PromptMeasurements
     ) -> Verdict:
-        """Judge vanilla's output: on a sample of prompts, on all with `--judge all`, and wherever a
-        method that guarantees its tokens has others."""
+        """Judge vanilla's output.
+
+        The transformers model reads it for a sample of the prompts, for all prompts with
+        `--judge all`, and for prompts on which a lossless method generated other tokens.
+        """
         rule, output = self._sampling.rule, measurement.result.output_ids
         if self._sampling.draws:
             found = self._judge.judge_sampled(measurement.request, output)
             return Verdict("reference") if found.kind == "unchecked" else found
-        asked = self._config.judge == "all" or measurement.prompt.prompt_id in self._sampled
-        asked &= self._config.acceptance is None  # the module does not know imposed acceptance
+        selected = self._config.judge == "all" or measurement.prompt.prompt_id in self._sampled
+        # The transformers model cannot reproduce outputs with an imposed acceptance rate.
+        selected &= self._config.acceptance is None
         differs = any(
             requires_same_tokens(other.method_run.guarantees[rule], rule)
             and other.output.output_ids != output
             for other in prompt_measurements.measurements
             if other.output is not None and other.output.error is None
         )
-        if not asked and not differs:
+        if not selected and not differs:
             return Verdict("reference")
         return self._judge.judge_reference(measurement.request, output)
 
     def _score(
         self, measurement: Measurement, prompt_measurements: PromptMeasurements
     ) -> float | None:
-        """Score an answer. Equal answers are scored once, because running code is slow."""
+        """Return the score of an answer; None if the task has none.
+
+        Equal answers are scored only once, because executing generated code is slow.
+        """
         if prompt_measurements.question.scorer is None:
             return None
         ids = tuple(measurement.result.output_ids)
         if ids not in prompt_measurements.scores:
             try:
                 text = decode_text(self._tokenizer, ids)
-            except PromptError:  # an answer that cannot be decoded to text has no score
+            except PromptError:  # the tokenizer cannot convert the answer to text
                 prompt_measurements.scores[ids] = None
                 return None
             prompt_measurements.scores[ids] = score(
@@ -184,7 +207,10 @@ class RecordBuilder:
         return prompt_measurements.scores[ids]
 
     def _valid(self, measurement: Measurement) -> bool | None:
-        """Return True if a complete output belongs to the grammar, judged by its text only."""
+        """Return True if the text of an output matches the grammar of the run.
+
+        None without a grammar, or if the output did not end with EOS.
+        """
         if self._grammar is None or measurement.result.finish != "eos":
             return None
         return self._grammar.accepts(decode_text(self._tokenizer, measurement.result.output_ids))
@@ -192,7 +218,7 @@ class RecordBuilder:
     def _read_output(
         self, measurement: Measurement, prompt_measurements: PromptMeasurements
     ) -> OutputLikelihood:
-        """Return the likelihood of an output, with one forward for equal outputs."""
+        """Return the likelihood of an output. Equal outputs share one forward."""
         ids = tuple(measurement.result.output_ids)
         if ids not in prompt_measurements.likelihoods:
             prompt_measurements.likelihoods[ids] = self._judge.compute_likelihood(
@@ -202,27 +228,33 @@ class RecordBuilder:
 
 
 def _step_of(committed: Sequence[int], token: int) -> int:
-    """Return the step of an output token. Prefill is step 0."""
+    """Return the number of the step that generated an output token. Prefill is step 0.
+
+    Args:
+        committed: Number of tokens that each step generated.
+        token: Index of the token in the output.
+    """
     ends = accumulate(committed, initial=1)
     return sum(end <= token for end in ends)
 
 
 def encode_tolerance_texts(plan: Plan, bench: Bench) -> Iterator[list[int]]:
-    """Yield the texts for the tolerance: the run's questions, then the others of its tasks.
+    """Yield the token ids of texts on which the tolerance of near-ties is measured.
 
-    The order is the same in every repeat.
+    These are the questions of the run, then all others of its tasks. The order is the same in every
+    repeat.
     """
     rest = (question for task in plan.tasks for question in task.questions)
     for question in (*plan.questions, *rest):
-        with suppress(PromptError):  # the model may be unable to decode questions outside the run
+        with suppress(PromptError):  # other questions of the task may not fit the model
             yield bench.encode_prompt(question)
 
 
 def select_draft_samples(questions: Sequence[Question]) -> frozenset[str]:
-    """Return the questions whose drafts are stored in the first repeat: the first of each family.
+    """Return the prompt ids of the questions whose drafts are stored in the first repeat.
 
-    Readers of records can rely on this choice. It is a sample because drafts are larger than the
-    rest of a record.
+    Drafts are larger than the rest of a record, so only a sample is stored: the first question of
+    each family (kind of task). Readers of records can rely on this choice.
     """
     first: dict[str, str] = {}
     for question in questions:
@@ -231,7 +263,7 @@ def select_draft_samples(questions: Sequence[Question]) -> frozenset[str]:
 
 
 def has_near_tie(records: Iterable[Record]) -> bool:
-    """Return True if an output is a near-tie, so that vanilla's ties are needed to explain it."""
+    """Return True if the verdict on an output is "near-tie"."""
     return any(r.verdict is not None and r.verdict.kind == "near-tie" for r in records)
 
 
@@ -241,21 +273,24 @@ def find_near_ties(
     vanilla: Outputs,
     request: Callable[[str, int, Sequence[int], StopRule], Request],
 ) -> dict[str, Any]:
-    """Find positions of vanilla's outputs where near-ties are possible, within the tolerance.
+    """Find the positions of vanilla's outputs where rounding may change the token.
 
-    This costs one forward of transformers' module per output. The verdict of a near-tie has
-    measured the tolerance before.
+    This needs one forward of the transformers model per output. The judge has already measured the
+    tolerance, because it has found a near-tie.
 
     Args:
         judge: Judge of the run.
         prompts: Prompts of the outputs.
-        vanilla: Outputs of vanilla. The first repeat counts, as all are equal.
-        request: Creates a request; see `Bench.request`.
+        vanilla: Outputs of vanilla. Only the first repeat is used, because all are equal.
+        request: Function that creates a request; see `Bench.create_request`.
 
     Returns:
-        Manifest entry: numbers of `outputs` and `positions`, number of `ties`, the `expected`
-            number of outputs that differ by rounding (upper bound), and the `chances` above 0 by
-            (prompt, turn).
+        Manifest entry with these keys:
+
+        - outputs, positions: Number of outputs, and of their tokens.
+        - ties: Number of positions where rounding may change the token.
+        - expected: Upper bound of the expected number of outputs that rounding changes.
+        - chances: (prompt id, turn, probability that rounding changes the output), if above 0.
     """
     first: dict[tuple[str, int], Sequence[int]] = {}
     for (prompt_id, turn, _), ids in sorted(vanilla.items()):
@@ -263,11 +298,11 @@ def find_near_ties(
     ties, chances = 0, []
     for key, ids in first.items():
         # The probabilities depend neither on stop strings nor on the budget.
-        asked = request(*key, prompts[key].ids, StopRule(frozenset(), len(ids)))
-        at = judge.flip_chances(asked, ids)
-        ties += sum(chance > 0 for chance in at)
-        if any(at):
-            chances.append([*key, chance_of_any(at)])
+        own_request = request(*key, prompts[key].ids, StopRule(frozenset(), len(ids)))
+        flip_chances = judge.flip_chances(own_request, ids)
+        ties += sum(chance > 0 for chance in flip_chances)
+        if any(flip_chances):
+            chances.append([*key, chance_of_any(flip_chances)])
     return {
         "outputs": len(first),
         "positions": sum(map(len, first.values())),

@@ -1,4 +1,4 @@
-"""Removal of private paths from settings and messages: a folder's name stays, its path does not."""
+"""Removal of private paths from settings and messages. Only the last part of a path is kept."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ _PATH = re.compile(r"(?<![\w.:/])~?/(?:[^\s/:;,'\"()]+/)+(?=[^\s/:;,'\"()])")
 
 
 def redact_paths(text: str) -> str:
-    """Return a text with the last name in place of each path from the root or the home folder."""
+    """Return a text in which each absolute path is replaced by its last part."""
     return _PATH.sub("", text)
 
 
 def redact_setting(value: Any) -> Any:
-    """Return a setting, however nested, with names in place of paths."""
+    """Return a setting in which each path is replaced by its last part.
+
+    The setting may be nested in lists and dicts.
+    """
     if isinstance(value, Mapping):
         return {key: redact_setting(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [redact_setting(part) for part in value]
-    if isinstance(value, str):  # it may be a list of several paths
+    if isinstance(value, str):  # it may contain several paths, separated by commas
         parts = truncate(value).split(",")
         return ",".join(Path(part).name if _is_path(part) else part for part in parts)
     return value
@@ -33,5 +36,5 @@ def _is_path(text: str) -> bool:
     try:
         path = Path(text).expanduser()
         return path.is_absolute() or (len(path.parts) > 1 and path.is_dir())
-    except (OSError, RuntimeError):  # the name is too long, or the home directory is unknown
+    except (OSError, RuntimeError):  # the path is too long, or the home folder is unknown
         return False

@@ -1,4 +1,7 @@
-"""A repeat: all methods decode each prompt in turn, then outputs are judged and stored."""
+"""Measurement of a repeat: all methods decode each prompt, and the outputs are judged and stored.
+
+A run measures its prompts in one or several repeats, each in a new process.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,10 @@ from specbench_cli.tasks.schema import Question
 
 
 class _MeasuredPrompt(NamedTuple):
-    """A prompt that all methods decode, with its measurements."""
+    """A prompt that all methods decode, with its measurements.
+
+    known: Vanilla's output, if a method or a replay needs it before decoding.
+    """
 
     question: Question
     prompt: Prompt
@@ -54,7 +60,7 @@ class _MeasuredPrompt(NamedTuple):
     measurements: list[Measurement]
 
     def key(self, method_run: MethodRun, number: int) -> RecordKey:
-        """Return the key of a method's record."""
+        """Return the key of a method's record on this prompt in repeat `number`."""
         return self.prompt.prompt_id, self.prompt.turn, method_run.label, number
 
 
@@ -64,12 +70,15 @@ class Repeat:
     Args:
         plan, bench: The plan of the run, and its loaded models.
         run_dir: Folder of the run, in which records are stored.
-        answers: Outputs that the run has already.
+        stored_outputs: Outputs that the run already has.
         view: Display of progress and notes.
-        turns: Lock of the machine, if runs measure in turn.
-        plugins: Methods that are decoded in plug-in processes, if there are any.
+        machine_lock: Lock for runs that measure in turn. None without --in-turn.
+        plugins: Methods that are decoded in plug-in processes.
         part: Name of this part of the run in the display (`view.PromptProgress`).
-        between: Probe that runs between prompts, if any.
+        interleaved_probe: Probe that measures costs between the prompts, or None.
+
+    Attributes:
+        judge: Judge of the outputs.
     """
 
     def __init__(
@@ -114,27 +123,33 @@ class Repeat:
             self.judge, plan, self._sampling, bench.tokenizer, self._draft_samples
         )
         self._first_outputs: dict[str, list[Measurement]] = {}
-        self._delays: dict[str, LearningDelay] = {}  # delay of each method's next output
+        # Learning delay of the next output, by method.
+        self._delays: dict[str, LearningDelay] = {}
         self._plugins = plugins or PluginMethods(plan, run_dir, 1)
         self._has_no_partner = self._is_warm = self._has_judged = False
 
     @property
     def left_out(self) -> Mapping[str, WorkerLost]:
-        """Methods that were stopped because they lost a worker process, with the error."""
+        """Methods that stopped because one of their worker processes ended -> the error."""
         return self._dropped.left_out
 
     def run(self, number: int) -> None:
-        """Measure the missing outputs of repeat `number` (from 1), one of `Plan.passes`."""
+        """Measure the missing outputs of a repeat.
+
+        Args:
+            number: One of the numbers that `Plan.passes` returns. A repeat with several loads has
+                one number for each load.
+        """
         schedule = [] if self.is_over() else self._list_missing(number)
         if not schedule:
             return
         memory = {method_run.label: Memory() for method_run in self._plan.method_runs}
         self._delays.clear()
         self._first_outputs.clear()
-        self._view.stage(f"warming up {len(self._plan.method_runs)} rows")
+        self._view.stage(f"warming up {len(self._plan.method_runs)} methods")
         self._warm_up(schedule[0][0], number, memory)
-        # Objects loaded so far are never garbage. Freeze them: otherwise the collection before each
-        # output would scan all of torch, which can take longer than the output.
+        # A garbage collection runs before each measurement. It would scan all objects of torch,
+        # which can take longer than the measurement. So exclude all objects that exist now.
         gc.freeze()
         try:
             self._measure(schedule, number, memory)
@@ -142,19 +157,30 @@ class Repeat:
             gc.unfreeze()
 
     def _list_missing(self, number: int) -> Schedule:
-        """Return the questions with missing outputs, or all if a method must start over."""
-        every = list(self._plan.schedule(number))
-        schedule = [visit for visit in every if self._stored_outputs.lacks_output(*visit, number)]
-        again = any(
+        """Return the questions with missing outputs, with their methods.
+
+        Return all questions if a method with missing outputs must decode from its first prompt.
+        """
+        all_questions = list(self._plan.schedule(number))
+        schedule = [
+            each for each in all_questions if self._stored_outputs.lacks_output(*each, number)
+        ]
+        must_restart = any(
             self._must_restart(method_run)
             and self._stored_outputs.lacks_output(question, (method_run,), number)
             for question, method_runs in schedule
             for method_run in method_runs
         )
-        return every if again else schedule
+        return all_questions if must_restart else schedule
 
     def _measure(self, schedule: Schedule, number: int, memory: Mapping[str, Memory]) -> None:
-        """Measure the questions in order, then decode the first one again (`check_leaks`)."""
+        """Measure the questions in order, then decode the first one again (`check_leaks`).
+
+        Args:
+            schedule: Questions with their methods.
+            number: Number of the repeat.
+            memory: What each method has learned, by label.
+        """
         size = len(schedule) if self._plan.loads else prompts_per_batch(self._plan.config.batch)
         repeated_question = schedule[0][0] if len(schedule) > size else None
         loads_judge = self._compares_tokens and "transformers.modeling_utils" not in sys.modules
@@ -168,11 +194,11 @@ class Repeat:
             if limit is not None and first and monotonic() - begun > limit:
                 self._view.note(f"--stop-after {limit:g}: {done}")
                 break
-            together = schedule[first : first + size]
-            questions = [question for question, _ in together]
-            self._measure_conversations(questions, together[0][1], number, memory)
-            progress.measured += len(together)
-            self._measure_due_rounds((first + len(together)) / len(schedule))
+            batch = schedule[first : first + size]
+            questions = [question for question, _ in batch]
+            self._measure_conversations(questions, batch[0][1], number, memory)
+            progress.measured += len(batch)
+            self._measure_due_rounds((first + len(batch)) / len(schedule))
             progress.report()
             if self.is_over():
                 done = f"{progress.measured} of {progress.prompts} prompts"
@@ -185,15 +211,19 @@ class Repeat:
             self.check_leaks()
 
     def is_over(self) -> bool:
-        """Return True if vanilla is the only method left to measure."""
+        """Return True if all methods except vanilla were dropped or left out."""
         return self._plan.is_over(self._dropped.labels)
 
     def run_questions(self, number: int, names: Collection[str]) -> None:
-        """Measure some questions of repeat `number` together, and store their records.
+        """Measure some questions of a repeat as one batch, and store their records.
 
-        No method may learn from prompt to prompt.
+        The workers of a cluster use this. It does not support methods that learn from prompts.
+
+        Args:
+            number: Number of the repeat.
+            names: Prompt ids of the questions.
         """
-        schedule = [visit for visit in self._plan.schedule(number) if visit[0].prompt_id in names]
+        schedule = [each for each in self._plan.schedule(number) if each[0].prompt_id in names]
         memory = {method_run.label: Memory() for method_run in self._plan.method_runs}
         if not self._is_warm:
             self._warm_up(schedule[0][0], number, memory)
@@ -206,7 +236,11 @@ class Repeat:
         self._store_finished()
 
     def _measure_due_rounds(self, share: float) -> None:
-        """Measure the rounds of the probe that are due when this share of the prompts is done."""
+        """Measure the rounds of the probe that are due now.
+
+        Args:
+            share: Share of the prompts that are measured, from 0 to 1.
+        """
         if self._interleaved_probe is None:
             return
         for _ in range(self._interleaved_probe.rounds_due(share)):
@@ -215,20 +249,21 @@ class Repeat:
                 self._interleaved_probe.measure_round()
 
     def check_leaks(self) -> None:
-        """Decode the first prompt again, untimed, and note the methods whose output changed.
+        """Decode the first prompt again, and store which methods give another result.
 
-        Only methods with `MethodRun.is_reproducible` are checked.
+        Such a method keeps state from other prompts. Only methods that must be reproducible are
+        checked (`MethodRun.is_reproducible`).
         """
         leaks: dict[str, str] = {}
         for label, measurements in self._first_outputs.items():
-            before = [cell.output for cell in measurements]
+            before = [each.output for each in measurements]
             if label in self._dropped or any(m is None or m.error is not None for m in before):
                 continue
             self._make_measurable(measurements[0].method_run, measurements).measure()
-            for cell, was in zip(measurements, before, strict=True):
-                assert was is not None
-                if cell.lost is None and not cell.matches(was):
-                    leaks[label] = cell.prompt.prompt_id
+            for measurement, first_output in zip(measurements, before, strict=True):
+                assert first_output is not None
+                if measurement.lost is None and not measurement.matches(first_output):
+                    leaks[label] = measurement.prompt.prompt_id
         if leaks:
             self._run_dir.update(leaks={**(self._run_dir.manifest.get("leaks") or {}), **leaks})
 
@@ -239,10 +274,17 @@ class Repeat:
         number: int,
         memory: Mapping[str, Memory],
     ) -> None:
-        """Measure all turns of questions that are decoded together."""
+        """Measure all turns of questions that are decoded as a batch.
+
+        Args:
+            questions: The questions.
+            method_runs: The methods.
+            number: Number of the repeat.
+            memory: What each method has learned, by label.
+        """
         answers: dict[str, list[list[int]]] = {question.prompt_id: [] for question in questions}
         turn = 1
-        # If vanilla failed, the next turn has no context.
+        # The prompt of a turn contains vanilla's answers. So a question ends if vanilla failed.
         while not self.is_over() and (
             live := [
                 question
@@ -250,9 +292,9 @@ class Repeat:
                 if len(answers[question.prompt_id]) == turn - 1 < len(question.turns)
             ]
         ):
-            asked = [self._prompts.build(each, turn, answers[each.prompt_id]) for each in live]
+            prompts = [self._prompts.build(each, turn, answers[each.prompt_id]) for each in live]
             decodable: list[tuple[Question, Prompt]] = []
-            for question, (prompt, fault) in zip(live, asked, strict=True):
+            for question, (prompt, fault) in zip(live, prompts, strict=True):
                 if fault is None:
                     decodable.append((question, prompt))
                 else:
@@ -264,13 +306,13 @@ class Repeat:
             turn += 1
 
     def find_near_ties(self, needed: bool | None = None) -> dict[str, Any] | None:
-        """Return the causes of near-ties; see `record_builder.near_ties`.
+        """Return where near-ties are possible; see `record_builder.find_near_ties`.
 
         Args:
-            needed: True if an output of the run is a near-tie. None reads it from the records.
+            needed: True if an output of the run is a near-tie. None reads this from the records.
 
         Returns:
-            None if there is no near-tie to explain, or outputs are not compared token by token.
+            None if no output is a near-tie, or if outputs are not compared token by token.
         """
         if needed is None:
             needed = self._compares_tokens and has_near_tie(self._run_dir.records())
@@ -286,20 +328,20 @@ class Repeat:
 
     @property
     def _compares_tokens(self) -> bool:
-        """True if outputs are compared token by token."""
+        """True if the run compares outputs with vanilla's, token by token."""
         return not self._sampling.draws and self._plan.config.verify != REPLAY
 
     def _helper_processes(self) -> set[int]:
-        """Return the ids of other processes that decode for methods of the run."""
+        """Return the ids of processes, not started by this one, that decode for its methods."""
         return {
             pid for method_run in self._plan.method_runs for pid in method_run.method.processes()
         }
 
     def _must_restart(self, method_run: MethodRun) -> bool:
-        """Return True if a method with missing outputs must decode from its first prompt.
+        """Return True if a resumed method must decode again from its first prompt.
 
-        It has to learn again what it learned before an interruption, or requests arrive under a
-        load.
+        This is the case if it learns from prompts, because what it learned was lost. It is also the
+        case if requests arrive with a load, because they are decoded together.
         """
         return method_run.learns_from_prompts or bool(self._plan.loads)
 
@@ -311,7 +353,14 @@ class Repeat:
         method_runs: Sequence[MethodRun],
         number: int,
     ) -> None:
-        """Store a failed record for each method that has none yet, for a prompt with an error."""
+        """Store a failed record of each method for a prompt that cannot be decoded.
+
+        Args:
+            question, prompt: The question, and the prompt of one of its turns.
+            fault: The error.
+            method_runs: The methods. Those that already have a record are skipped.
+            number: Number of the repeat.
+        """
         group = PromptMeasurements(question, [], None)
         for method_run in method_runs:
             key = prompt.prompt_id, prompt.turn, method_run.label, number
@@ -319,7 +368,7 @@ class Repeat:
                 continue
             stop = self._bench.stop_rule(self._plan.max_new_tokens(question))
             replays = self._plan.config.verify == REPLAY and not method_run.method.peer
-            cell = Measurement(
+            measurement = Measurement(
                 method_run,
                 prompt,
                 Request(prompt.prompt_id, prompt.turn, tuple(prompt.ids), stop),
@@ -330,9 +379,9 @@ class Repeat:
                 [] if replays else None,
                 load=self._plan.load(number),
             )
-            cell.output = DecodedOutput.failed(f"{PromptError.__name__}: {fault.message}")
-            cell.finish(None, False)
-            group.measurements.append(cell)
+            measurement.output = DecodedOutput.failed(f"{PromptError.__name__}: {fault.message}")
+            measurement.finish(None, False)
+            group.measurements.append(measurement)
         if group.measurements:
             self._view.note(f"{fault.message}; the run continues without this turn")
             self._pending.append(group)
@@ -340,54 +389,77 @@ class Repeat:
 
     def _measure_batch(
         self,
-        asked: Sequence[tuple[Question, Prompt]],
+        prompts: Sequence[tuple[Question, Prompt]],
         method_runs: Sequence[MethodRun],
         number: int,
         memory: Mapping[str, Memory],
     ) -> list[list[int] | None]:
-        """Measure the missing outputs of one batch of prompts. Return vanilla's outputs."""
+        """Measure the missing outputs of one batch of prompts with all methods.
+
+        Args:
+            prompts: The prompts with their questions.
+            method_runs: The methods.
+            number: Number of the repeat.
+            memory: What each method has learned, by label.
+
+        Returns:
+            Vanilla's output for each prompt; None if vanilla failed.
+        """
         requests = [
             self._bench.create_prompt_request(prompt, self._plan.max_new_tokens(question))
-            for question, prompt in asked
+            for question, prompt in prompts
         ]
-        turns = [
+        measured_prompts = [
             _MeasuredPrompt(
                 question, prompt, request, self._prompts.find_known_output(request, number), []
             )
-            for (question, prompt), request in zip(asked, requests, strict=True)
+            for (question, prompt), request in zip(prompts, requests, strict=True)
         ]
         for method_run in method_runs:
             if method_run.label not in self._dropped:
-                self._measure_method(method_run, turns, number, memory[method_run.label])
+                self._measure_method(method_run, measured_prompts, number, memory[method_run.label])
         groups = [
             PromptMeasurements(
-                turn.question,
-                turn.measurements,
-                self._find_reference(turn.prompt, number, turn.measurements),
+                each.question,
+                each.measurements,
+                self._find_reference(each.prompt, number, each.measurements),
             )
-            for turn in turns
+            for each in measured_prompts
         ]
         self._pending.extend(groups)
         self._store_finished()
         return [group.reference for group in groups]
 
     def _measure_method(
-        self, method_run: MethodRun, turns: Sequence[_MeasuredPrompt], number: int, memory: Memory
+        self, method_run: MethodRun, prompts: Sequence[_MeasuredPrompt], number: int, memory: Memory
     ) -> None:
-        """Measure the missing outputs of one method on a batch of prompts."""
-        done = [turn.key(method_run, number) in self._stored_outputs.done for turn in turns]
-        whole = method_run.learns_from_prompts or (self._must_restart(method_run) and not all(done))
+        """Measure the missing outputs of one method on a batch of prompts.
+
+        A method that must restart decodes all prompts, but only missing outputs are stored.
+
+        Args:
+            method_run: The method.
+            prompts: The prompts, which receive the measurements.
+            number: Number of the repeat.
+            memory: What the method has learned.
+        """
+        done = [each.key(method_run, number) in self._stored_outputs.done for each in prompts]
+        decode_all = method_run.learns_from_prompts or (
+            self._must_restart(method_run) and not all(done)
+        )
         due = [
-            (turn, not kept) for turn, kept in zip(turns, done, strict=True) if whole or not kept
+            (prompt, not is_done)
+            for prompt, is_done in zip(prompts, done, strict=True)
+            if decode_all or not is_done
         ]
         if not due:
             return
         measurements = [
-            self._create_measurement(method_run, turn, number, memory) for turn, _ in due
+            self._create_measurement(method_run, prompt, number, memory) for prompt, _ in due
         ]
         measurable = self._make_measurable(method_run, measurements)
-        with self._progress.time_method(method_run, [turn.question for turn, _ in due]):
-            if any(new for _, new in due):
+        with self._progress.time_method(method_run, [prompt.question for prompt, _ in due]):
+            if any(is_new for _, is_new in due):
                 self._windows.run(measurable)
             else:
                 measurable.measure()
@@ -400,53 +472,54 @@ class Repeat:
         if lost is not None:
             self._dropped.leave_out(method_run, number, lost)
             return
-        for cell, (turn, new) in zip(measurements, due, strict=True):
-            if new:
-                turn.measurements.append(cell)
+        for measurement, (prompt, is_new) in zip(measurements, due, strict=True):
+            if is_new:
+                prompt.measurements.append(measurement)
 
     def _create_measurement(
-        self, method_run: MethodRun, turn: _MeasuredPrompt, number: int, memory: Memory
+        self, method_run: MethodRun, prompt: _MeasuredPrompt, number: int, memory: Memory
     ) -> Measurement:
-        cell = Measurement(
+        measurement = Measurement(
             method_run,
-            turn.prompt,
-            turn.request,
+            prompt.prompt,
+            prompt.request,
             self._bench.workspace,
             self._sampling,
             number,
             memory,
-            None if method_run.method.peer else turn.known.recording,
-            turn.known.reference if method_run.method.upper_bound else None,
-            keeps_drafts=number == 1 and turn.question.prompt_id in self._draft_samples,
+            None if method_run.method.peer else prompt.known.recording,
+            prompt.known.reference if method_run.method.upper_bound else None,
+            keeps_drafts=number == 1 and prompt.question.prompt_id in self._draft_samples,
             previous_delay=self._delays.get(method_run.label),
             limit_s=self._plan.config.timeout_per_prompt,
             load=self._plan.load(number),
             energy=self._bench.energy,
         )
-        self._delays[method_run.label] = cell.delay
-        return cell
+        self._delays[method_run.label] = measurement.delay
+        return measurement
 
     def _find_reference(
         self, prompt: Prompt, number: int, measurements: Sequence[Measurement]
     ) -> list[int] | None:
-        for cell in measurements:
-            if cell.method_run.label == BASELINE and cell.output and cell.output.error is None:
-                return cell.output.output_ids
+        """Return vanilla's output for a prompt, new or stored; None if vanilla failed."""
+        for each in measurements:
+            if each.method_run.label == BASELINE and each.output and each.output.error is None:
+                return each.output.output_ids
         return self._stored_outputs.vanilla.get((prompt.prompt_id, prompt.turn, number))
 
     def _store_finished(self) -> None:
-        """Judge and store the outputs whose windows are closed, in order."""
+        """Judge and store the outputs of prompts whose measurements are all accepted, in order."""
         while self._pending and self._pending[0].finished:
             group = self._pending.popleft()
-            for cell in group.measurements:
-                if cell.lost is not None:  # lost when a noisy window was repeated
-                    self._dropped.leave_out(cell.method_run, cell.pass_, cell.lost)
-            kept = [cell for cell in group.measurements if cell.lost is None]
+            for each in group.measurements:
+                if each.lost is not None:  # a worker ended when a noisy window was repeated
+                    self._dropped.leave_out(each.method_run, each.pass_, each.lost)
+            complete = [each for each in group.measurements if each.lost is None]
             with self._progress.time_judging():
-                records = [self._record_builder.build(cell, group) for cell in kept]
+                records = [self._record_builder.build(each, group) for each in complete]
                 if not self._has_judged:
-                    # Freeze transformers, which judging loads, as in `run`: a collection would scan
-                    # it for 80 ms.
+                    # Judging has loaded transformers. Exclude its objects from garbage collection,
+                    # as in `run`: scanning them takes 80 ms.
                     gc.freeze()
                     self._has_judged = True
             self._run_dir.append(records)
@@ -457,7 +530,10 @@ class Repeat:
     def _make_measurable(
         self, method_run: MethodRun, measurements: Sequence[Measurement]
     ) -> Measurable:
-        """Return outputs of a method in the form in which they are measured."""
+        """Return the object that measures some outputs of a method.
+
+        It decodes a single prompt or a batch, in this process or in a plug-in process.
+        """
         config, load = self._plan.config, self._plan.load(measurements[0].pass_)
         size, chunk = config.batch, config.prefill_chunk
         arrivals = self._plan.loads[load][: len(measurements)] if load else ()
@@ -466,18 +542,23 @@ class Repeat:
         return make_measurable(measurements, size, chunk, arrivals)
 
     def _pass_lock_on(self) -> None:
-        """Let another run measure a window. Note once if there is no other run."""
+        """Let another run measure a window. Show a note, once, if there is no other run."""
         assert self._machine_lock is not None
-        self._store_finished()  # before another run starts to measure
+        self._store_finished()  # write files now, not while another run measures
         if not self._machine_lock.pass_on() and not self._has_no_partner:
             self._has_no_partner = True
             self._run_dir.update(alone=True)  # later repeats do not wait for a partner
-            self._view.note("no other run takes turns with this one: it goes on alone")
+            self._view.note("no other run measures in turn with this one: it continues alone")
 
     def _warm_up(self, question: Question, number: int, memory: Mapping[str, Memory]) -> None:
         """Decode a few tokens with each method, then discard what it learned.
 
-        Methods that train copies of a model create these copies here.
+        Methods that train a copy of a model create the copy here, so that this is not timed.
+
+        Args:
+            question: The question to decode.
+            number: Number of the repeat.
+            memory: What each method has learned, by label.
         """
         fresh, dropped = Memory().save(), self._dropped
         warm = warm_up.WarmUp(self._plan, self._bench, question)
@@ -503,5 +584,5 @@ class Repeat:
             label for label, failure in failures.items() if failure is not None
         }
         self._bench.store_peak("warming up")
-        for kept in memory.values():
-            kept.restore(fresh)
+        for each in memory.values():
+            each.restore(fresh)

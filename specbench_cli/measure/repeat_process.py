@@ -1,4 +1,4 @@
-"""A repeat in its own process: command, exit code, and errors."""
+"""A repeat in its own process: the command that starts it, its exit code, and its errors."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ if TYPE_CHECKING:
     from specbench_cli.store.run_dir import RunDir
 
 TUNING = "tuning"
-"""Name of the part of a run that chooses parameters."""
+"""Name of the part of a run that chooses parameters (`--tune`)."""
 
 FINISHED_OFFSET = 100
-"""Number that a finished repeat adds to its exit code, so that an early exit with code 0 is not
-taken for success."""
+"""Number that a finished repeat adds to its exit code. Without it, a process that ended early with
+code 0 would look successful."""
 
 _SILENT = (ExitCode.OK, ExitCode.INTERRUPTED)
-"""Exit codes of a repeat that printed no error."""
+"""Exit codes with which the process of a repeat has not printed an error."""
 
 
 class UnfinishedRepeat(SpecbenchError):
-    """A repeat whose process did not finish it.
+    """Error: the process of a repeat ended before the repeat was finished.
 
-    Attributes:
-        already_reported: True if the process printed the error itself.
+    Args:
+        message, hint: Message and hint for the user.
+        code: Exit code of the run.
+        already_reported: True if the process has printed the error itself.
     """
 
     def __init__(
@@ -46,13 +48,14 @@ class UnfinishedRepeat(SpecbenchError):
 def run_repeat(
     run_dir: RunDir, number: int, what: str, flags: Sequence[str], *, resumable: bool
 ) -> None:
-    """Measure repeat `number` of a run in a fresh process.
+    """Measure a repeat of a run in a new process, and wait for it.
 
     Args:
-        run_dir: folder of the run, whose lock the process shares.
-        what: name of the repeat in messages.
-        flags: Options that make the process show its progress like this one.
-        resumable: True if the run can be resumed even if this repeat fails.
+        run_dir: Folder of the run. The process shares its lock.
+        number: Number of the repeat.
+        what: Name of the repeat in messages.
+        flags: Options of the process, so that it displays its progress like this one.
+        resumable: True if the run can be resumed even if this repeat stores nothing.
 
     Raises:
         UnfinishedRepeat: the process failed, was killed, or was interrupted.
@@ -80,45 +83,49 @@ def run_repeat(
 
 
 def _run_exit_code(code: int) -> ExitCode:
-    """Return the exit code of the run for that of its repeat. A bare 0 counts as a failure."""
+    """Return the exit code of the run if a repeat ended with `code` without being finished."""
     if code == ExitCode.OK:
         return ExitCode.ENVIRONMENT
     return ExitCode(code) if code in set(ExitCode) else ExitCode.BUG
 
 
 def resume_command(path: Path) -> str:
-    """Return the command that resumes a run."""
+    """Return the command with which the user resumes a run."""
     return f"specbench run --resume {shlex.quote(str(path))}"
 
 
 def bind_to_parent(parent: int) -> None:
-    """Make this repeat's process end when the process of the run ends.
+    """End this process, which measures a repeat, as soon as the process of the run ends.
 
-    The lock of the run's folder is free then, so another process may write there.
+    Otherwise it could write to the run's folder, while a resumed run writes there too.
+
+    Args:
+        parent: Process id of the run.
 
     Raises:
-        UsageError: another process started this one, or that process is gone.
+        UsageError: the process of the run has ended, or did not start this process.
     """
     if os.getppid() != parent:
         raise UsageError(
             f"--parent {parent}: that process did not start this one, or has ended",
-            hint="a run starts its passes itself: leave --parent out",
+            hint="leave out --parent: a run starts these processes itself",
         )
     exit_with_parent(parent)
 
 
 def _command(path: Path, number: int) -> list[str]:
-    """Return the command that measures a repeat; see `commands.run`."""
+    """Return the command of the process that measures a repeat; see `commands.run`."""
     resumed = ["run", "--resume", str(path), "--only-pass", str(number)]
     return python_command("specbench_cli.__main__:main", *resumed, "--parent", str(os.getpid()))
 
 
 def run_command(command: Sequence[str], descriptors: Collection[int] = ()) -> int:
-    """Run a command and return its exit code, negative for a signal.
+    """Run a command, wait for it, and return its exit code. It is negative for a signal.
 
-    If this process is interrupted, the command is interrupted too.
+    If this process is interrupted, interrupt the command too.
 
     Args:
-        descriptors: open files that the command inherits.
+        command: The command with its arguments.
+        descriptors: File descriptors that the command inherits.
     """
     return WorkerProcess(command, descriptors=descriptors).wait()

@@ -1,1 +1,1 @@
-"""Plan of a run, made before the measurement: methods, questions, checkpoints and their order."""
+"""Plan of a run: its methods, questions, models and order, decided before the measurement."""

@@ -1,4 +1,4 @@
-"""Checks that reject plans that cannot run or have no meaningful result, one function each."""
+"""Checks of a plan. Each function rejects one kind of run that cannot give a valid result."""
 
 from __future__ import annotations
 
@@ -19,19 +19,25 @@ MethodRuns = Sequence[MethodRun]
 
 
 def check_methods(config: RunConfig, method_runs: MethodRuns) -> None:
-    """Check the methods of a run against its options. Raises UsageError, EnvironmentFault."""
+    """Check that the methods of a run support its options.
+
+    Raises:
+        UsageError: A method and an option cannot be combined.
+        EnvironmentFault: This machine has no sandbox for generated code.
+    """
     for check in METHOD_CHECKS:
         check(config, method_runs)
 
 
 def _check_containment(config: RunConfig, method_runs: MethodRuns) -> None:
-    """Check that this machine can contain generated code, if the run executes it."""
+    """Check that this machine has a sandbox for generated code, if the run executes code."""
     if config.run_code and not config.uncontained:
         check_containment()
 
 
 def _check_declarations(config: RunConfig, method_runs: MethodRuns) -> None:
-    """Check what each method declares: its guarantee is known, and hooks return the right types."""
+    """Check that guarantees of the methods are valid and that their hooks return the right
+    types."""
     for method_run in method_runs:
         method_run.guarantees  # noqa: B018  raises UsageError
         if not method_run.is_built_in:
@@ -39,35 +45,32 @@ def _check_declarations(config: RunConfig, method_runs: MethodRuns) -> None:
 
 
 def _check_contrast(config: RunConfig, method_runs: MethodRuns) -> None:
-    """Check that each method can follow the contrasted distribution."""
+    """Check that all methods support contrastive decoding, if the run uses it."""
     if config.contrast is not None:
-        why = "lets tokens stand that the contrasted target may not say"
+        why = "may accept tokens that the contrasted target would not emit"
         _check_combination("--contrast", config, method_runs, why)
 
 
 def _check_grammar(config: RunConfig, method_runs: MethodRuns) -> None:
-    """Check that each method can follow the grammar."""
+    """Check that all methods support a grammar, if the run has one."""
     if config.grammar is not None:
         option = f"--grammar {config.grammar}"
-        _check_combination(
-            option, config, method_runs, f"lets tokens stand that {option} may forbid"
-        )
+        _check_combination(option, config, method_runs, f"may accept tokens that {option} forbids")
 
 
 def _check_combination(typed: str, config: RunConfig, method_runs: MethodRuns, why: str) -> None:
     """Check that every method can follow an option that changes the target's distribution.
 
     Args:
-        asked: The option, as typed.
-        why: End of the error message: how lossy methods break the option.
+        typed: The option as typed.
+        why: End of the error message, which says why lossy methods do not support the option.
     """
     option = typed.split()[0]
-    leave = f"leave it out (-m sps,pld; specbench list methods), or drop {option}"
+    leave = f"omit the method (-m sps,pld; specbench list methods), or omit {option}"
     peers = [method_run.label for method_run in method_runs if method_run.declared.peer]
     if peers:
         raise UsageError(
-            f"{', '.join(peers)} is another program's, which decides its tokens itself: nothing"
-            f" would hold it to {typed}",
+            f"{', '.join(peers)} is a method of another program, which does not support {typed}",
             hint=leave,
         )
     lossy = [
@@ -78,25 +81,25 @@ def _check_combination(typed: str, config: RunConfig, method_runs: MethodRuns, w
     if lossy:
         raise UsageError(
             f"{', '.join(lossy)} is lossy, and {why}",
-            hint=f"{leave}; an accept rule is off by accept=exact",
+            hint=f"{leave}; accept=exact disables an accept rule",
         )
 
 
 def _check_upper_bounds(config: RunConfig, method_runs: MethodRuns) -> None:
-    """Reject methods that read vanilla's output if their own output can differ from it."""
+    """Reject methods that read vanilla's output, if the rule lets outputs differ from vanilla's."""
     if config.verify not in ("rejection", "block"):
         return
     bounds = [method_run.label for method_run in method_runs if method_run.declared.upper_bound]
     if bounds:
         raise UsageError(
-            f"{', '.join(bounds)} reads vanilla's output, which is its own only where both are the"
-            f" same: not under {config.verify}",
+            f"{', '.join(bounds)} drafts vanilla's output, so its own output must be the same,"
+            f" which --verify {config.verify} does not guarantee",
             hint="--temperature 0, or --verify coupled",
         )
 
 
 def _check_acceptance_sources(config: RunConfig, method_runs: MethodRuns) -> None:
-    """Check that the run can measure the acceptance rates that random controls use."""
+    """Check that the run can measure the acceptance rates that random controls copy."""
     if all(method_run.acceptance_source is None for method_run in method_runs):
         return
     with_rule = {
@@ -110,20 +113,21 @@ def _check_acceptance_sources(config: RunConfig, method_runs: MethodRuns) -> Non
             continue
         why = None
         if like not in with_rule or with_rule[like].acceptance_source is not None:
-            why = f"no row of that name has an accept rule ({', '.join(with_rule)})"
+            why = f"no method with this label has an accept rule ({', '.join(with_rule)})"
         elif config.executor != "local":
-            why = f"with --executor {config.executor} it is not measured beforehand"
+            why = f"--executor {config.executor} does not measure the rate before the run"
         elif config.isolation == "process" and not with_rule[like].is_built_in:
-            why = "it is a plug-in's, which decodes in a process of its own (--isolation none)"
+            why = "plug-ins decode in a separate process (see --isolation none)"
         if why is not None:
             raise UsageError(
-                f"{method_run.label} is to let as many pass as {like!r} does: {why}",
-                hint=f"--set {method_run.name}.rate=0.3 in place of `like`, or --controls none",
+                f"{method_run.label} cannot copy the acceptance rate of {like!r}: {why}",
+                hint=f"--set {method_run.name}.rate=0.3 instead of `like`, or --controls none",
             )
 
 
 def _check_accept_rules(config: RunConfig, method_runs: MethodRuns) -> None:
-    """Check that no accept rule of single tokens is combined with another kind of verification."""
+    """Check that no method with an accept rule for single tokens uses block verification or
+    replay."""
     if config.verify not in ("block", "replay"):
         return
     with_rule = [
@@ -132,28 +136,28 @@ def _check_accept_rules(config: RunConfig, method_runs: MethodRuns) -> None:
         if method_run.declared.accept and not method_run.declared.accept.is_exact
     ]
     if with_rule:
-        why = "judges whole blocks" if config.verify == "block" else "commits vanilla's tokens"
+        why = "verifies whole blocks" if config.verify == "block" else "emits vanilla's tokens"
         raise UsageError(
-            f"{', '.join(with_rule)} has an accept rule, which decides on single tokens, and"
+            f"{', '.join(with_rule)} has an accept rule for single tokens, but"
             f" --verify {config.verify} {why}",
             hint="--verify rejection or coupled, or --temperature 0",
         )
 
 
 def _check_devices(config: RunConfig, method_runs: MethodRuns) -> None:
-    """Check that a method drafts while the target computes, if devices are given for both."""
+    """Check that at least one method drafts in parallel, if `devices` is set."""
     if config.devices is not None and all(
         method_run.declared.workers == 1 for method_run in method_runs
     ):
         raise UsageError(
-            "--devices is for methods that draft while the target computes, and none of them is run"
+            "--devices needs a method that drafts in parallel with the target, and the run has none"
             f" ({', '.join(method_run.label for method_run in method_runs)})",
-            hint="add --method pearl, or use --device and --threads, which are for all others",
+            hint="add --method pearl, or use --device and --threads",
         )
 
 
 def _check_cluster(config: RunConfig, method_runs: MethodRuns) -> None:
-    """Check that no method learns from prompt to prompt, if prompts go to several machines."""
+    """Check that no method learns from earlier prompts, if prompts go to several machines."""
     if config.executor == "local":
         return
     learning = [
@@ -161,24 +165,23 @@ def _check_cluster(config: RunConfig, method_runs: MethodRuns) -> None:
     ]
     if learning:
         raise UsageError(
-            f"{', '.join(learning)} learns from prompt to prompt, and --executor {config.executor}"
-            " deals prompts to several machines",
-            hint="--executor local, or leave it out; specbench list methods says which learn",
+            f"{', '.join(learning)} learns from earlier prompts, but --executor {config.executor}"
+            " distributes prompts over several machines",
+            hint="use --executor local, or omit the method (see specbench list methods)",
         )
 
 
 def _check_batches(config: RunConfig, method_runs: MethodRuns) -> None:
-    """Check that each method can decode several prompts together, if the run does."""
+    """Check that all methods support batching, if the run decodes prompts in batches."""
     if config.batch <= 1 and not config.load:
         return
     unbatched = [method_run.label for method_run in method_runs if not method_run.declared.batches]
     if unbatched:
         what = "--load" if config.load else f"--batch {config.batch}"
         raise UsageError(
-            f"{', '.join(unbatched)} decodes one prompt at a time, and {what} decodes"
-            f" {config.batch if config.batch > 1 else 'several'} together",
-            hint=f"leave it out, or drop {what.split()[0]}; specbench list methods says which draft"
-            " beside the target or are another program's",
+            f"{', '.join(unbatched)} decodes one prompt at a time, and {what} needs batches",
+            hint=f"omit the method, or omit {what.split()[0]}; methods of other programs, and those"
+            " that draft in parallel with the target, have no batches",
         )
 
 
@@ -193,41 +196,43 @@ METHOD_CHECKS: tuple[Callable[[RunConfig, MethodRuns], None], ...] = (
     ),
     *(_check_accept_rules, _check_devices, _check_cluster, _check_batches),
 )
-"""Checks of the methods, in the order in which their errors are reported."""
+"""Checks of the methods, in the order in which they run."""
 
 
 def check_tasks(config: RunConfig, tasks: Sequence[Task]) -> None:
-    """Check the names of the tasks, and that their samples can differ."""
+    """Check that task names differ, and that repeated samples of a question can differ."""
     for task in tasks:
         if task.samples > 1 and config.temperature == 0:
             raise UsageError(
-                f"{task.name} asks each question {task.samples} times, and at temperature 0 all"
-                " answers to it are the same",
-                hint="add --temperature 0.8, and --verify coupled for vanilla's very tokens",
+                f"{task.name} samples {task.samples} answers per question, which are all equal at"
+                " temperature 0",
+                hint="add --temperature 0.8, and --verify coupled to compare tokens with vanilla's",
             )
     names = [task.name for task in tasks]
     if len(set(names)) < len(names):
         raise UsageError(
-            f"two tasks have one name: {join_names(names)}", hint="name each once, or rename a file"
+            f"two tasks have the same name: {join_names(names)}",
+            hint="give each task once, or rename a file",
         )
 
 
 def find_obstacle(
     method_run: MethodRun, target: Checkpoint, draft: str | None, *, fetch: bool = False
 ) -> SpecbenchError | None:
-    """Return the reason why a method cannot run on this machine, or None if it can.
+    """Return the error that prevents a method from running here, or None.
 
-    The target may have no draft model or head for it, or none that can be downloaded.
+    A method may lack a draft model, a head, or software of its own.
 
     Args:
-        fetch: Download heads that are not on this machine.
+        draft: Name of the draft model, or None.
+        fetch: True downloads missing heads. False only checks that they can be downloaded.
     """
     if method_run.needs_draft and draft is None:
         return UsageError(
             f"{method_run.label} needs a draft model, and {target.label} has no default one",
             hint="add --draft MODEL with the target's tokenizer: a short name (specbench list"
-            " models), a hub id (org/name), a folder or a .gguf file; specbench list methods says"
-            " which need none",
+            " models), a hub id (org/name), a folder or a .gguf file; specbench list methods shows"
+            " which methods need none",
         )
     try:
         method_run.declared.check()
@@ -241,16 +246,16 @@ def find_obstacle(
 
 
 def check_test_programs(config: RunConfig, questions: Sequence[Question]) -> None:
-    """Check that the tests of each question are a valid program, if the run executes code."""
+    """Check that the tests of each question compile, if the run executes code."""
     if not config.run_code:
         return
     for question in questions:
         if question.program and not compiles(question.program[1]):
             raise UsageError(
-                f"{question.prompt_id}: what follows {{answer}} in its program is none by itself:"
-                f" {question.program[1][:60]!r}; it is run apart from the answer",
-                hint="end the answer's part of the task's `program` with {answer}, or leave"
-                " --run-code out",
+                f"{question.prompt_id}: the code after {{answer}} in its program does not compile"
+                f" alone: {question.program[1][:60]!r}; it runs separately from the answer",
+                hint="change the task's `program` so that {answer} ends a statement, or omit"
+                " --run-code",
             )
 
 
@@ -260,25 +265,25 @@ def check_imposed_acceptance(
     checkpoints: Iterable[Checkpoint],
     grammar: Grammar | None,
 ) -> None:
-    """Check that all models and methods support an imposed acceptance rate."""
+    """Check that models and methods support an imposed acceptance rate (`--acceptance`)."""
     if config.acceptance is None:
         return
     if real := [each.label for each in checkpoints if not each.shape]:
         raise UsageError(
-            f"--acceptance is imposed on shapes alone, and {' and '.join(real)} has weights that"
-            " say what is accepted",
-            hint="--target shape:llama-2-7b --draft shape:llama-68m (specbench list models says"
-            " what has weights), or leave it out",
+            f"--acceptance needs models with random weights (shapes), but {' and '.join(real)} has"
+            " trained weights",
+            hint="--target shape:llama-2-7b --draft shape:llama-68m (see specbench list shapes), or"
+            " omit --acceptance",
         )
     if config.temperature > 0:
         raise UsageError(
-            "--acceptance is imposed at temperature 0: an imposed distribution has one token",
-            hint="leave --temperature out",
+            "--acceptance needs temperature 0",
+            hint="omit --temperature",
         )
     peers = [method_run.label for method_run in method_runs if method_run.declared.peer]
     if peers or grammar is not None:
-        why = f"{', '.join(peers)} decodes by" if peers else "a grammar holds outputs to"
+        what = f"methods of other programs ({', '.join(peers)})" if peers else "--grammar"
         raise UsageError(
-            f"--acceptance: {why} what the weights say, and these are drawn",
-            hint="leave it out, or name methods: -m vanilla,sps",
+            f"--acceptance cannot be combined with {what}, which need trained weights",
+            hint="omit it, or choose methods: -m vanilla,sps",
         )

@@ -1,9 +1,9 @@
-"""Controls of lossy methods, which a run measures unless `--controls none` is given.
+"""Controls: methods that a run adds to interpret a lossy method, unless `--controls none` is given.
 
-Vanilla is the target alone. The draft model alone shows the quality without a target. The lossless
-method with the same drafts shows the speed without a loss of quality. Random acceptance, at the
-rate of the lossy method itself, shows whether its rule knows anything: about tokens, or about whole
-reasoning steps.
+- The draft model alone shows the quality without the target.
+- The lossless method with the same drafts shows the speed without a loss of quality.
+- Random acceptance, at the rate of the lossy method, shows whether the method's rule selects tokens
+  (or whole reasoning steps) better than chance.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DRAFT_ALONE, RANDOM, PLAIN = "draft-alone", "random-accept", "sps"
 
 
 def is_control(method: Method) -> bool:
-    """Return True if a method is a control of lossy methods."""
+    """Return True if a method is a control."""
     from specbench_cli.engine.segments.rules import SegmentParams
     from specbench_cli.engine.verify.accept import RandomAccept
 
@@ -32,9 +32,9 @@ def is_control(method: Method) -> bool:
 
 
 def add_controls(config: RunConfig) -> RunConfig:
-    """Return a configuration with the missing controls of its lossy methods.
+    """Return the settings of a run with controls added for each lossy method.
 
-    A tuned run gets none, because its final parameters are not known yet.
+    A tuned run gets no controls, because the final parameters are not known yet.
     """
     if config.controls == "none" or config.tune is not None:
         return config
@@ -59,7 +59,7 @@ def add_controls(config: RunConfig) -> RunConfig:
 def _controls_for(
     row: MethodChoice, method: Method, config: RunConfig
 ) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield the controls of a lossy method: method, label and parameters."""
+    """Yield the method name, label and parameters of each control of a lossy method."""
     from specbench_cli.engine.segments.rules import SegmentParams
     from specbench_cli.engine.verify.accept import AcceptParams
 
@@ -88,7 +88,7 @@ def _controls_for(
 
 
 def _shared_params(method: Method, other: str) -> dict[str, Any]:
-    """Return the parameters that two methods share: those of drafting, not of the accept rule."""
+    """Return the drafting parameters of a method that another method also has."""
     from specbench_cli.engine.verify.accept import AcceptParams
 
     known = type(registry.declare(other, {}).params).model_fields.keys()
@@ -97,7 +97,10 @@ def _shared_params(method: Method, other: str) -> dict[str, Any]:
 
 
 def _is_control_row(control: Method, name: str, other: MethodChoice, method: Method) -> bool:
-    """Return True if a method is this control, or has an acceptance rate set by the user."""
+    """Return True if the user already runs this control.
+
+    A random control with a fixed rate counts too.
+    """
     if other.name != name or other.label == BASELINE:
         return False
     if get_acceptance_source(control) is not None:

@@ -1,7 +1,7 @@
-"""The grammar of a run's outputs, read and checked before any weights.
+"""Grammar that constrains the outputs of a run: `--grammar`.
 
-A grammar is built in or a file, whose suffix gives its kind. All grammar code is that of
-llguidance, an extra: `pip install 'specbench-cli[grammar]'`.
+A grammar is built in, or a file whose suffix determines its kind. The library llguidance parses
+grammars and computes token masks. It is an extra: `pip install 'specbench-cli[grammar]'`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KINDS = {
     ".gbnf": "a GBNF grammar",
     ".regex": "a regular expression",
 }
-"""Kinds of grammar files by suffix. Except the first, these are the names of `grammar_from`."""
+"""Kinds of grammar files by suffix. Except .json, the suffixes are names in llguidance."""
 
 BUILT_IN = {
     "json": json.dumps(
@@ -47,12 +47,12 @@ BUILT_IN = {
 }
 """JSON schemas by name.
 
-"json" is any object on one line: a model that may write white space might write only that.
+"json" is any object on one line. With free whitespace, a model could emit whitespace endlessly.
 """
 
 LIBRARY = "llguidance"
 _DIGITS = 12
-"""Number of digits of a checksum that are shown."""
+"""Number of digits of a checksum in tables."""
 MAX_BYTES = 10 * files.MB
 """Maximum size of a grammar file in bytes."""
 
@@ -76,8 +76,8 @@ class Grammar:
         """Read a grammar by name or file.
 
         Raises:
-            UsageError: it does not exist or is not valid. EnvironmentFault: the extra is not
-                installed.
+            UsageError: The grammar does not exist or is invalid.
+            EnvironmentFault: llguidance is not installed.
         """
         known = ", ".join(BUILT_IN)
         if name in BUILT_IN:
@@ -87,13 +87,13 @@ class Grammar:
             kinds = ", ".join(f"{ending} ({kind})" for ending, kind in KINDS.items())
             if not path.is_file():
                 raise UsageError(
-                    f"--grammar {name}: there is no such file, and grammars by name are:"
+                    f"--grammar {name}: the file does not exist, and built-in grammars are:"
                     f" {known}{did_you_mean(name, [*BUILT_IN])}",
-                    hint=f"--grammar json, or a file that ends in {kinds}",
+                    hint=f"--grammar json, or a file with the suffix {kinds}",
                 )
             if path.suffix not in KINDS:
                 raise UsageError(
-                    f"--grammar {name}: its name must say what it is, by an ending of {kinds}",
+                    f"--grammar {name}: its name must have one of the suffixes {kinds}",
                     hint=f"mv {name} {path.with_suffix(JSON)}",
                 )
             try:
@@ -108,7 +108,7 @@ class Grammar:
         return found
 
     def _check(self, name: str) -> None:
-        """Raise UsageError unless the text is a grammar."""
+        """Raise UsageError unless the text is a valid grammar of its kind."""
         matcher = _library().LLMatcher
         try:
             wrong, warnings = matcher.validate_grammar_with_warnings(self._compiled)
@@ -118,7 +118,7 @@ class Grammar:
             why = " ".join(" ".join(warnings).split())
             raise UsageError(
                 f"--grammar {name} is not {KINDS[self.kind]}: {why}",
-                hint="mend it; docs/how-to/grammars.md says what is understood",
+                hint="correct the grammar; docs/how-to/grammars.md describes the supported syntax",
             )
 
     @property
@@ -132,11 +132,11 @@ class Grammar:
         return f"{LIBRARY} {metadata.version(LIBRARY)}"
 
     def __str__(self) -> str:
-        """Return the name with a checksum."""
+        """Return the name and the first digits of the checksum."""
         return f"{self.name} {self.sha256[:_DIGITS]}"
 
     def facts(self) -> dict[str, str]:
-        """Return the manifest entry."""
+        """Return the grammar's entry in the manifest."""
         return {"name": self.name, "sha256": self.sha256, "library": self.library}
 
     def create_mask(self, tokenizer: Any, eos: Iterable[int], label: str) -> GrammarMask:
@@ -155,9 +155,8 @@ class Grammar:
         ends = sorted(eos)
         if not ends:
             raise UsageError(
-                f"--grammar {self.name} says when an output is complete, and {label} has no token"
-                " that ends one",
-                hint="leave out --grammar, or choose a --target with an EOS in its config.json",
+                f"--grammar {self.name} needs a token that ends an output, and {label} has none",
+                hint="omit --grammar, or choose a --target with an EOS token in its config.json",
             )
         library = _library()
         try:
@@ -174,14 +173,14 @@ class Grammar:
             why = reason_of(fault)
         if why:
             raise UsageError(
-                f"--grammar {self.name} cannot be written in the tokens of {label}:"
+                f"--grammar {self.name} cannot be expressed with the tokens of {label}:"
                 f" {' '.join(why.split())}",
                 hint="choose a --target with a fast tokenizer (tokenizer.json)",
             )
         return GrammarMask(matcher, ends)
 
     def accepts(self, text: str) -> bool:
-        """Return True if a text belongs to the grammar, independent of its tokens."""
+        """Return True if the grammar accepts a text, in any tokenization."""
         if self.kind == JSON and not valid_json(text):
             return False
         letters, fresh = _byte_matcher(self._compiled)
@@ -191,20 +190,24 @@ class Grammar:
 
     @property
     def _compiled(self) -> str:
-        """The grammar in the library's format. Raises ValueError."""
+        """The grammar in llguidance's format.
+
+        Raises:
+            ValueError: The text is not a valid grammar.
+        """
         kind = "json_schema" if self.kind == JSON else self.kind.removeprefix(".")
         return str(_library().grammar_from(kind, self.text.strip("\n")))
 
 
 @lru_cache(maxsize=8)
 def _byte_matcher(compiled: str) -> tuple[Any, Any]:
-    """Return a tokenizer whose tokens are bytes, and a new matcher for them."""
+    """Return a tokenizer whose tokens are bytes, and a matcher of the grammar for it."""
     letters = _library().LLTokenizer("byte")
     return letters, _library().LLMatcher(letters, compiled)
 
 
 def _library() -> Any:
-    """Return the library. Raise EnvironmentFault if it is not installed."""
+    """Import llguidance. Raise EnvironmentFault if it is not installed."""
     try:
         return importlib.import_module(LIBRARY)
     except ModuleNotFoundError as fault:

@@ -1,4 +1,4 @@
-"""Candidates of a tuning: the parameters with which a method is tried."""
+"""Candidates of a tuning: variants of a method with other parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from specbench_cli.engine.types import Rule
 
 _STEP = math.sqrt(2)
-"""Ratio of neighbouring values of a number. A factor of two is two steps."""
+"""Ratio between neighbouring candidate values of a number. Two steps are a factor of two."""
 
 
 def list_candidates(
@@ -25,20 +25,24 @@ def list_candidates(
 ) -> tuple[MethodRun, ...]:
     """Return at most `budget` candidates of a method.
 
-    With `swept` these are all its combinations. Otherwise: the method unchanged, and with one
-    parameter changed, nearest values first, each parameter in turn. Parameters set by the user
-    stay. No candidate needs or guarantees anything else than the method, so tuning never gives up
-    exactness.
+    With a sweep, the candidates are all combinations of its values. Otherwise they are the method
+    itself, and the method with one parameter changed: nearest values first, parameters in turn.
+    Parameters set by the user do not change. All candidates have the guarantee and the requirements
+    of the method, so tuning does not make a lossless method lossy.
+
+    Args:
+        budget: Maximum number of candidates.
+        rule: Verification rule of the run.
+        swept: Values to sweep, by parameter.
 
     Raises:
-        UsageError: more combinations than `budget`, or values that are not allowed.
+        UsageError: The sweep has more than `budget` combinations, or values that are not allowed.
     """
     if swept:
         if sweep.count_combinations(swept) > budget:
             raise UsageError(
-                f"the sweep gives {method_run.label} {sweep.count_combinations(swept)} candidates,"
-                f" and --tune {budget}"
-                f" gives every method {budget}",
+                f"the sweep of {method_run.label} has {sweep.count_combinations(swept)}"
+                f" combinations, but --tune {budget} tries {budget} per method",
                 f"--tune {sweep.count_combinations(swept)}, or fewer values",
             )
         return tuple(_with_params(method_run, point) for point in sweep.list_combinations(swept))
@@ -49,7 +53,7 @@ def list_candidates(
         try:
             other = _with_params(method_run, {name: value})
         except UsageError:
-            continue  # not allowed, or not together with the method's other parameters
+            continue  # the value is not allowed, or not with these other parameters
         if _keeps_promises(method_run.declared, other.declared, rule):
             found.append(other)
     return tuple(found)
@@ -72,7 +76,7 @@ def _keeps_promises(method: Method, other: Method, rule: Rule) -> bool:
 
 
 def _list_changes(method_run: MethodRun, budget: int) -> Iterator[tuple[str, Any]]:
-    """Yield parameters with other values: the first of each, the second of each, and so on."""
+    """Yield parameters with another value: the nearest value of each parameter, then the second."""
     method = type(method_run.declared)
     columns = [
         [(name, value) for value in islice(_other_values(field.annotation, now), 2 * budget)]
@@ -86,7 +90,7 @@ def _list_changes(method_run: MethodRun, budget: int) -> Iterator[tuple[str, Any
 
 
 def _other_values(annotation: Any, now: Any) -> Iterator[Any]:
-    """Yield values of a type other than `now`: numbers near it and literals in turn."""
+    """Yield values of a type that differ from `now`: nearby numbers and literals alternate."""
     numbers: Iterator[Any] = iter(())
     if isinstance(now, (int, float)) and not isinstance(now, bool):
         numbers = _nearby_numbers(now)
@@ -96,7 +100,7 @@ def _other_values(annotation: Any, now: Any) -> Iterator[Any]:
 
 
 def _literal_values(annotation: Any) -> list[Any]:
-    """Return the values of a Literal, or True and False for a bool."""
+    """Return all values of a Literal or a bool, also within a union. Empty for other types."""
     if annotation is bool:
         return [True, False]
     if get_origin(annotation) is Literal:
@@ -109,8 +113,10 @@ def _literal_values(annotation: Any) -> list[Any]:
 
 
 def _nearby_numbers(now: float) -> Iterator[float]:
-    """Yield numbers below and above in turn, with growing ratios. Integers stay integers. 0 has no
-    ratios, so integers upwards follow."""
+    """Yield numbers below and above `now` in turn, at growing distance.
+
+    Integers stay integers. For 0, the integers above it are yielded.
+    """
     seen = {now}
     for distance in range(1, 64):
         for sign in (-1, 1):

@@ -1,7 +1,6 @@
-"""Several targets with several draft models: one run for each pair, with its own vanilla.
+"""Matrix: one run for each pair of a target and a draft model (`--targets`, `--drafts`).
 
-Results on different targets are never compared, so each pair is an ordinary run that can be
-resumed, reported and compared.
+Each pair is an ordinary run with its own vanilla, so it can be resumed, reported and compared.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ MAX_PAIRS = 32
 
 
 def is_matrix(config: RunConfig) -> bool:
-    """Return True if a configuration describes several runs."""
+    """Return True if the settings describe a matrix of runs."""
     return bool(config.targets or config.drafts)
 
 
 def expand_matrix(config: RunConfig) -> dict[str, RunConfig]:
-    """Return the runs of a matrix by the names of their folders.
+    """Return the settings of each run of a matrix, by the name of its folder.
 
-    The names are like `embedded-7m`, or `embedded-7m+embedded-1m` if draft models are given.
-    Methods without a draft model are measured once per target, with its first draft model.
+    A name is like `embedded-7m`, or `embedded-7m+embedded-1m` if draft models are given. Methods
+    without a draft model are measured only in the first run of each target.
 
     Raises:
         UsageError: draft models are given and no method uses one, or there are more than
@@ -40,16 +39,16 @@ def expand_matrix(config: RunConfig) -> dict[str, RunConfig]:
     if len(targets) * len(drafts) > MAX_PAIRS:
         raise UsageError(
             f"{len(targets)} targets and {len(drafts)} drafts are {len(targets) * len(drafts)}"
-            f" runs, and one command makes {MAX_PAIRS} at most",
-            "name fewer, or share them out over several commands",
+            f" runs, at most {MAX_PAIRS} are allowed",
+            "give fewer models, or use several commands",
         )
     drafted = [row for row in config.methods if _uses_draft(row.name, row.params)]
     if config.drafts and not drafted:
         rows = ", ".join(row.label for row in config.methods)
         raise UsageError(
-            f"--drafts {','.join(config.drafts)} is for methods with a draft model, and none of"
-            f" them is run ({rows})",
-            "add --method sps, or leave --drafts out",
+            f"--drafts {','.join(config.drafts)} needs a method with a draft model, and the run has"
+            f" none ({rows})",
+            "add --method sps, or omit --drafts",
         )
     found: dict[str, RunConfig] = {}
     for target, (place, draft) in product(targets, enumerate(drafts)):

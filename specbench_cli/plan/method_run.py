@@ -1,4 +1,4 @@
-"""A configured method in a plan."""
+"""Configured method: a method with its parameters in the plan of a run."""
 
 from __future__ import annotations
 
@@ -23,10 +23,14 @@ if TYPE_CHECKING:
 class MethodRun:
     """A method with its parameters: one row of the result table.
 
-    `declared` suffices for a plan and does not import torch. `method` decodes.
+    `method` is the method object that decodes. `declared` has the same parameters and hooks but
+    cannot decode. It is enough for a plan and does not import torch.
 
-    passed: parameters that the user set. `method` has all parameters, including defaults.
-    tuned: number of settings from which tuning chose these; None if they were not tuned.
+    Attributes:
+        name: Name of the method.
+        label: Name of the row, unique within the run.
+        user_params: Parameters that the user set.
+        tuned: Number of candidates from which tuning selected the parameters. None without tuning.
     """
 
     name: str
@@ -38,7 +42,7 @@ class MethodRun:
     def from_method(
         cls, name: str, label: str, method: Method, passed: Mapping[str, Any]
     ) -> MethodRun:
-        """Return an `MethodRun` for an existing method object."""
+        """Create a `MethodRun` from an existing method object."""
         method_run = cls(name, label, passed)
         vars(method_run)["method"] = method
         return method_run
@@ -54,7 +58,7 @@ class MethodRun:
 
     @cached_property
     def declared(self) -> Method:
-        """The method's declaration: it has parameters and hooks, and cannot decode.
+        """The method's declaration, which has parameters and hooks but cannot decode.
 
         Raises:
             UsageError: a parameter is unknown, or its value is not allowed.
@@ -65,36 +69,37 @@ class MethodRun:
 
     @property
     def is_built_in(self) -> bool:
-        """Return True unless a plug-in defines the method."""
+        """True if the method is part of specbench. False for plug-ins."""
         return self.name in registry.built_in_methods()
 
     @property
     def needs_draft(self) -> bool:
-        """Return True if the method cannot run without a draft model."""
+        """True if the method needs a draft model."""
         return "draft" in self.declared.requirements
 
     @property
     def acceptance_source(self) -> str | None:
-        """The label of the method whose acceptance rate a random control uses; None for others."""
+        """Label of the method whose acceptance rate this random control copies. None for others."""
         return get_acceptance_source(self.declared)
 
     @property
     def learns_from_prompts(self) -> bool:
-        """Return True if the output of the method depends on earlier prompts."""
+        """True if the method learns from earlier prompts."""
         return bool(self.method.state_scope != "prompt")
 
     @property
     def is_reproducible(self) -> bool:
-        """Return True if a prompt that is decoded twice in one process has the same counters.
+        """True if decoding a prompt twice in one process gives the same counters.
 
-        The costs of forwards, which some methods use, do not change during a run.
+        Methods that adapt to forward costs are reproducible, because the costs are measured once
+        per run.
         """
         same = self.method.timing_free or self.method.uses_costs
         return same and not self.method.peer and not self.learns_from_prompts
 
     @property
     def source(self) -> str:
-        """Source of its parameters: "paper", "default", "tuned(n)" or "set"."""
+        """Source of the parameters: "paper", "default", "tuned(n)" or "set" (by the user)."""
         if self.tuned is not None:
             return f"tuned({self.tuned})"
         method, params = type(self.declared), self.declared.params
@@ -106,11 +111,10 @@ class MethodRun:
 
     @cached_property
     def guarantees(self) -> Mapping[Rule, Guarantee]:
-        """Guarantee of the method under each sampling rule. Read once, so that verdict and record
-        agree.
+        """Guarantee of the method under each verification rule.
 
         Raises:
-            UsageError: an unknown guarantee.
+            UsageError: The method returns an unknown guarantee.
         """
         from specbench_cli.engine.types import Rule
 
@@ -118,14 +122,15 @@ class MethodRun:
         for rule, word in found.items():
             if word not in GUARANTEES:
                 raise UsageError(
-                    f"{self.label}: its guarantee under {rule} is {word!r}, which is none of"
+                    f"{self.label}: its guarantee under {rule} is {word!r}, which is not one of"
                     f" {', '.join(GUARANTEES)}",
-                    hint="mend its `guarantee(sampling)`, or leave it out",
+                    hint="correct its `guarantee(sampling)`, or omit the method",
                 )
         return found
 
     def check_hooks(self) -> None:
-        """Raise UsageError if a declaration hook of the method returns a wrong type."""
+        """Raise UsageError if a hook that declares something, such as `models`, has a wrong
+        type."""
         from specbench_cli.engine.verify.hooks import wrong_return
 
         for hook, what, fits in _declaration_hooks():
@@ -139,7 +144,7 @@ class MethodRun:
 
     @property
     def file_sha256(self) -> str:
-        """Checksum of the file that defines the method's class, to which an audit applies."""
+        """SHA-256 of the file that defines the method. Audits apply to one version of a file."""
         return sha256(plugin_file.content(inspect.getfile(type(self.method)))).hexdigest()
 
 
@@ -150,7 +155,7 @@ def get_acceptance_source(method: Method) -> str | None:
 
 
 def _declaration_hooks() -> tuple[tuple[str, str, Callable[[Any], bool]], ...]:
-    """Return the declaration hooks of a method: name, expected type in words, check of a value."""
+    """Return the name, expected type as text, and check function of each declaration hook."""
     from specbench_cli.engine.models.artifact import ArtifactSpec
     from specbench_cli.engine.verify.accept import AcceptRule
 

@@ -1,4 +1,4 @@
-"""Order of the methods for each prompt."""
+"""Order in which the methods decode each prompt."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Sequence
 
 
 def balanced_orders(labels: Sequence[str], n_prompts: int, seed: int) -> list[tuple[str, ...]]:
-    """Return a seeded order of the labels for each prompt, balanced over position and predecessor.
+    """Return an order of the labels for each prompt, balanced over position and predecessor.
 
-    Williams' design (E. J. Williams, 1949): over a full cycle of prompts, every label has every
-    position equally often and follows every other label equally often, so warm caches and drift
-    favor none. The cycle is len(labels) rows, twice that for an odd number. Rows are shuffled in
-    each cycle.
+    The orders follow Williams' design (E. J. Williams, 1949). In a cycle of prompts, each label has
+    each position equally often and follows each other label equally often. So warm caches and slow
+    drift favor no method. A cycle has len(labels) prompts, or twice as many if that number is odd.
+    The orders are shuffled in each cycle.
 
     Args:
         labels: n distinct labels.
-        n_prompts: Number of orders.
+        n_prompts: Number of orders to return.
         seed: Random seed.
     """
     n = len(labels)
     chance = random.Random(f"order {seed}")
-    # 0, 1, n-1, 2, n-2, ...: neighbouring differences are all distinct modulo n.
+    # 0, 1, n-1, 2, n-2, ...: differences between neighbours are all distinct modulo n.
     zigzag = [0] + [i // 2 + 1 if i % 2 == 0 else n - i // 2 - 1 for i in range(n - 1)]
     square = [[(place + row) % n for place in zigzag] for row in range(n)]
     if n % 2:

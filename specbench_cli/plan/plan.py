@@ -1,4 +1,4 @@
-"""Plan of a run, made before any weights are loaded: methods, questions, checkpoints, order."""
+"""Plan of a run: methods, questions, models and their order. No weights are loaded for it."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from specbench_cli.engine.verify.sampling import Sampling
 
 DEFAULT_MAX_NEW_TOKENS = 128
-AUTO = "auto"  # explicit name of the target's default draft model
-PROMPTS_PER_SLOT = 4  # questions that are measured together, as a multiple of the batch size
+AUTO = "auto"  # value of --draft for the target's default draft model
+PROMPTS_PER_SLOT = 4  # questions measured together, per sequence of a batch
 
 
 def prompts_per_batch(batch: int) -> int:
-    """Return the number of questions that are measured together at a batch size."""
+    """Return the number of questions that are measured together with a batch size."""
     return batch * (PROMPTS_PER_SLOT if batch > 1 else 1)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a run. Making it reads task files but neither weights nor tokenizers."""
+    """The plan of a run."""
 
     config: RunConfig
     method_runs: tuple[MethodRun, ...]
@@ -48,10 +48,12 @@ class Plan:
     questions: tuple[Question, ...]
     target: Checkpoint
     draft: Checkpoint | None
-    others: Mapping[str, Checkpoint] = field(default_factory=dict)  # by the name in the methods
-    # Load as typed -> arrival times of the questions in seconds. Empty: all arrive at the start.
+    others: Mapping[str, Checkpoint] = field(
+        default_factory=dict
+    )  # models other than target and draft, by name
+    # Value of --load -> arrival times of the questions in seconds. Empty without --load.
     loads: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    unused_notes: tuple[str, ...] = ()  # notes on questions of the tasks that are not used
+    unused_notes: tuple[str, ...] = ()  # notes for the user on tasks and families that are not used
     grammar: Grammar | None = None  # constrains all outputs
 
     @property
@@ -62,7 +64,7 @@ class Plan:
 
     @property
     def synthetic(self) -> str | None:
-        """Description of synthetic parts of the models; None if there are none."""
+        """Note that models have random weights. None if all weights are trained."""
         drawn = [each.label for each in self.checkpoints.values() if each.shape]
         if not drawn:
             return None
@@ -83,12 +85,12 @@ class Plan:
 
     @property
     def parallel(self) -> bool:
-        """True if a method has workers that compute in parallel."""
+        """True if a method drafts in parallel with the target."""
         return any(method_run.declared.workers > 1 for method_run in self.method_runs)
 
     @property
     def isolated(self) -> frozenset[str]:
-        """Labels of the methods that are decoded in a plug-in process."""
+        """Labels of the methods that run in a plug-in process."""
         if self.config.isolation != "process":
             return frozenset()
         plugins = registry.entries().keys() - registry.built_in_methods().keys()
@@ -106,7 +108,7 @@ class Plan:
 
     @property
     def max_tokens(self) -> int:
-        """Maximum number of new tokens in all outputs."""
+        """Upper bound of the number of new tokens in all outputs."""
         rows = len(self.method_runs) * self.config.repeats * len(self.passes())
         return rows * sum(len(each.turns) * self.max_new_tokens(each) for each in self.questions)
 
@@ -122,9 +124,9 @@ class Plan:
         )
 
     def is_over(self, given_up: Collection[str]) -> bool:
-        """Return True if no method is left to compare with vanilla.
+        """Return True if all methods other than vanilla were given up.
 
-        The result is always False for a plan that contains only vanilla.
+        Return False if the plan has no other methods.
 
         Args:
             given_up: Labels of the methods that are no longer measured.
@@ -141,28 +143,30 @@ class Plan:
         return asked or own or DEFAULT_MAX_NEW_TOKENS
 
     def baseline(self, method_run: MethodRun) -> str:
-        """Return the label of the method that a method's speedups refer to, whether it is run or
-        not."""
+        """Return the label of the baseline of a method's speedups.
+
+        If the baseline is not part of the plan, return its name.
+        """
         name = method_run.declared.baseline
         return next((other.label for other in self.method_runs if other.name == name), name)
 
     def passes(self, process: int = 1) -> list[int]:
-        """Return the repeats that a process measures: one, or one for each load."""
+        """Return the repeat numbers that a process measures: one, or one for each load."""
         return [process + LOAD_PASS_OFFSET * at for at in range(len(self.loads) or 1)]
 
     def load(self, pass_: int) -> str | None:
-        """Return how requests arrive in a repeat; None if all are there at the start."""
+        """Return the load of a repeat as a value of --load, or None."""
         return list(self.loads)[pass_ // LOAD_PASS_OFFSET] if self.loads else None
 
     def schedule(self, pass_: int) -> Iterator[tuple[Question, tuple[MethodRun, ...]]]:
-        """Yield the questions of a repeat, each with its methods in their order."""
+        """Yield each question of a repeat with the methods in the order of measurement."""
         by_label = {method_run.label: method_run for method_run in self.method_runs}
         orders = balanced_orders(list(by_label), len(self.questions), self.config.seed + pass_)
         for question, order in zip(self.questions, orders, strict=True):
             yield question, tuple(by_label[label] for label in order)
 
     def record_keys(self) -> Iterator[RecordKey]:
-        """Return the keys of all outputs that the run may contain."""
+        """Yield the keys of all outputs of the run."""
         for process in range(1, self.config.repeats + 1):
             for pass_ in self.passes(process):
                 for question in self.questions:
@@ -176,17 +180,17 @@ class Plan:
         manifest: Mapping[str, Any],
         has_written: Callable[[RecordKey], bool] = lambda _: False,
     ) -> list[RecordKey]:
-        """Return the keys of outputs that a finished run should contain but does not.
+        """Return the keys of the outputs that are missing in a finished run.
 
-        Some outputs may be missing if the run did not write them: those of methods that were left
-        out or dropped, and those of prompts that --stop-after left out. After a turn on which
-        vanilla failed, those of later turns may be missing. If all methods except vanilla were
-        dropped, any output may be missing.
+        An output is not missing if the run never wrote it and was allowed to skip it:
+        - its method was left out or dropped, or all methods except vanilla were dropped;
+        - its prompt was not started before the limit of --stop-after;
+        - vanilla failed on an earlier turn of the conversation.
 
         Args:
-            answered: Outputs of the run by key, each with its token ids.
+            answered: Token ids of the stored outputs, by key.
             manifest: Manifest of the run.
-            wrote: Returns True if the run wrote the record with this key.
+            has_written: Function of a key that returns True if the run wrote this record.
         """
         expected = set(self._expected(answered, manifest))
         keys = (key for key in self.record_keys() if key not in answered)
@@ -195,7 +199,7 @@ class Plan:
     def _expected(
         self, answered: Mapping[RecordKey, list[int] | None], manifest: Mapping[str, Any]
     ) -> Iterator[RecordKey]:
-        """Return the keys of outputs that a finished run contains; see `find_missing`."""
+        """Yield the keys of the outputs that a finished run must contain; see `find_missing`."""
         dropped = manifest.get("dropped") or {}
         if self.is_over(dropped):
             return
@@ -217,7 +221,7 @@ class Plan:
                     yield from ((own, turn, label, pass_) for label in labels)
 
     def facts(self) -> dict[str, Any]:
-        """Return the plan for a person or a program to read."""
+        """Return the plan as data for --dry-run and the event "plan"."""
         return {
             "target": self.target.label,
             "draft": self.draft.label if self.draft else None,
@@ -247,13 +251,12 @@ class Plan:
 
 
 def drop_unavailable(config: RunConfig, *, fetch: bool) -> tuple[RunConfig, dict[str, str]]:
-    """Return a configuration without the methods that cannot run here, and the reasons by label.
+    """Return settings without the methods that cannot run here, and the reasons by label.
 
-    If only vanilla would be left, the configuration is unchanged, so that `make_plan` raises the
-    error.
+    If only vanilla is left, return the settings unchanged. `make_plan` then raises the error.
 
     Args:
-        fetch: Download heads that are not on this machine.
+        fetch: True downloads heads that are not on this machine.
     """
     load_plugins(config)
     target, draft = _resolve_models(config)
@@ -272,32 +275,34 @@ def drop_unavailable(config: RunConfig, *, fetch: bool) -> tuple[RunConfig, dict
 
 
 def format_reason(fault: SpecbenchError) -> str:
-    """Return why a method cannot run here, for the manifest and the user."""
+    """Return an error with its hint as one text, for the manifest and the user."""
     return f"{fault.message} ({fault.hint})" if fault.hint else fault.message
 
 
 def load_plugins(config: RunConfig) -> None:
-    """Import and register a configuration's plug-ins in this process.
+    """Import the plug-ins of a run in this process and register their methods.
 
-    `measure.isolation.plugin_process.check_plugins` imports them in processes of their own first.
+    Before that, `measure.isolation.plugin_process.check_plugins` imports each of them in a separate
+    process.
     """
     for path in config.plugins:
         registry.load_plugin(path)
 
 
 def _resolve_models(config: RunConfig) -> tuple[Checkpoint, str | None]:
-    """Return the target, and the name of the draft model if there is one."""
+    """Return the target, and the name of the draft model or None."""
     target = resolve(config.target)
     return target, target.draft if config.draft in (None, AUTO) else config.draft
 
 
 def make_plan(config: RunConfig) -> Plan:
-    """Plan a run.
+    """Return the plan of a run. Reads task files, but neither weights nor tokenizers.
 
     Raises:
-        UsageError: an unknown method, parameter, task or model; no draft model for a method that
-            needs one. EnvironmentFault: data or weights are missing and cannot be downloaded, or
-            generated code cannot be contained.
+        UsageError: A method, parameter, task or model is unknown, or a method needs a draft model
+            that the target does not have.
+        EnvironmentFault: Data or weights are missing and cannot be downloaded, or this machine has
+            no sandbox for generated code.
     """
     load_plugins(config)
     method_runs = tuple(MethodRun(row.name, row.label, row.params) for row in config.methods)
@@ -309,7 +314,7 @@ def make_plan(config: RunConfig) -> Plan:
         [each for task in tasks for each in task.questions], config.category
     )
     questions = _select_prompts(questions, config.prompts)
-    if config.load:  # later turns have no arrival time of their own
+    if config.load:  # only first turns have an arrival time
         questions = [replace(question, turns=question.turns[:1]) for question in questions]
     target, draft = _resolve_models(config)
     for method_run in method_runs:
@@ -350,8 +355,8 @@ def _select_prompts(questions: Sequence[Question], ids: Sequence[str]) -> list[Q
         if name not in known:
             guess = did_you_mean(name, known)
             raise UsageError(
-                f"there is no question {name!r}{guess}",
-                hint="an id is the task's name and the row's id, or its number from 0: mini/qa-003",
+                f"unknown question {name!r}{guess}",
+                hint="an id is the task and the question's id, or its number from 0: mini/qa-003",
             )
     wanted = set(ids)
     return [question for question in questions if question.prompt_id in wanted]
@@ -363,7 +368,7 @@ def _unused_notes(
     questions: Sequence[Question],
     selected: Sequence[Question],
 ) -> tuple[str, ...]:
-    """Return notes on tasks cut by `category` and families cut by `limit`."""
+    """Return notes on tasks and families of which `category` or `limit` left no question."""
     found = []
     for task in tasks:
         there = dict.fromkeys(each.family for each in questions if each.task == task.name)
@@ -371,14 +376,14 @@ def _unused_notes(
         gone = ", ".join(family for family in there if family not in kept)
         if not there:
             words = ", ".join(config.category)
-            found.append(f"{task.name} is not asked: it has no question of {words}")
+            found.append(f"{task.name} is not used: it has no question of {words}")
         elif gone:
-            found.append(f"--limit {config.limit} asks nothing of {task.name}'s {gone}")
+            found.append(f"--limit {config.limit} leaves no question of {task.name}'s {gone}")
     return tuple(found)
 
 
 def _arrival_times(config: RunConfig, n: int) -> dict[str, tuple[float, ...]]:
-    """Return the arrival times of n questions under each load, the same for all methods."""
+    """Return the arrival times of n questions for each value of --load."""
     if config.load is None:
         return {}
     try:

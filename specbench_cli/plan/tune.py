@@ -1,6 +1,7 @@
-"""Fair tuning: every method gets the same number of candidates on the same development questions.
+"""Tuning: choose parameters of each method on development questions (`--tune`).
 
-The result is measured on the held-out questions.
+Every method has at most the same number of candidates, and all are measured on the same questions.
+The run then measures the chosen parameters on the other (held-out) questions.
 """
 
 from __future__ import annotations
@@ -20,17 +21,20 @@ from specbench_cli.store.schema import BASELINE, Record
 from specbench_cli.tasks import Question
 
 DEVELOPMENT = 1 / 3
-"""Share of each family's clusters that are development questions."""
+"""Share of each family's clusters whose questions are used for tuning. A cluster is a group of
+similar questions."""
 
 FOLDER = "tuning"
-"""Subfolder of a run with the records of its tuning, which is a run of its own."""
+"""Subfolder of a run with the records of its tuning, which is stored like a run."""
 
 
 @dataclass(frozen=True)
 class Tuning:
     """Candidates and questions of a tuning.
 
-    rows: Candidates by the label of their method.
+    Attributes:
+        rows: Candidates by the label of the method.
+        development: Questions on which the candidates are compared.
     """
 
     rows: Mapping[str, tuple[MethodRun, ...]]
@@ -41,9 +45,10 @@ class Tuning:
 class TuningChoice:
     """Result of tuning one method.
 
-    costs: Cost by label; None if there is none.
-    best: Label of the chosen candidate.
-    n: Number of prompts on which all candidates were compared.
+    Attributes:
+        costs: Cost per token by candidate. None if it was not measured.
+        best: Label of the chosen candidate.
+        n: Number of prompts on which all candidates were compared.
     """
 
     costs: Mapping[str, float | None]
@@ -52,10 +57,10 @@ class TuningChoice:
 
 
 def prepare(plan: Plan) -> tuple[Plan, Tuning]:
-    """Return the plan of the result, on held-out questions, and the tuning before it.
+    """Return the plan of the final measurement, on held-out questions, and the tuning.
 
     Raises:
-        UsageError: too few questions to hold any out, or a sweep with more values than the budget.
+        UsageError: There are too few questions, or a sweep has more values than the budget.
     """
     config = plan.config
     assert config.tune is not None
@@ -74,14 +79,15 @@ def split(
 ) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
     """Split questions into development and held-out ones.
 
-    Each family with at least two clusters gives a share of them, at least one, to development. The
-    choice depends only on the seed and the names of the clusters.
+    In each family with at least two clusters of similar questions, a share of the clusters (at
+    least one) is used for development. The selection depends only on the seed and the names of the
+    clusters.
 
     Args:
-        who: Option that needs the split, for messages.
+        who: Option that needs the split, for errors.
 
     Raises:
-        UsageError: no family has two clusters.
+        UsageError: No family has two clusters.
     """
     family: dict[tuple[str, str], str] = {}
     for question in questions:
@@ -93,8 +99,8 @@ def split(
             chosen.update(ranked[: max(1, round(share * len(ranked)))])
     if not chosen:
         raise UsageError(
-            f"{who} chooses on some questions and measures on others: {len(questions)} are too"
-            " few, there must be two of one family",
+            f"{who} needs development and held-out questions: {len(questions)} are too few, at"
+            " least one family must have two",
             "--limit 24",
         )
     parts: tuple[list[Question], list[Question]] = [], []
@@ -108,7 +114,7 @@ def _rank(seed: int, cluster: tuple[str, str]) -> bytes:
 
 
 def tuning_plan(plan: Plan, tuning: Tuning) -> Plan:
-    """Return the plan of the tuning: every candidate on every development question, once."""
+    """Return a plan that measures each candidate once on all development questions."""
     return replace(
         plan,
         config=plan.config.model_copy(update={"repeats": 1, "tune": None}),
@@ -122,19 +128,19 @@ def tuning_plan(plan: Plan, tuning: Tuning) -> Plan:
 def choose(
     tuning: Tuning, records: Sequence[Record], by: str, weights: Mapping[str, int]
 ) -> dict[str, TuningChoice]:
-    """Choose the candidate of each method with the lowest cost per token.
+    """Return the candidate with the lowest cost per token, for each method.
 
-    Only prompts with a figure for all candidates of a method count. Candidates that failed or
-    generated wrong outputs are excluded.
+    Only prompts with a valid cost for all candidates of a method are used. Candidates that failed
+    or emitted wrong outputs are excluded.
 
     Args:
-        by: "time" is decode time per token, including the delay from learning; for peers the total
-            time, because they report no phases. "forwards" is the cost in target forwards
+        by: "time" is the decode time per token, including time for learning. Peers report no
+            phases, so it is their total time. "forwards" is the cost in target forwards
             (`forwards_cost`).
-        weights: Bytes of each model, by its name in traces.
+        weights: Bytes of each model's weights, by its name in traces.
 
     Raises:
-        EnvironmentFault: noise left no prompt to compare a method's candidates on.
+        EnvironmentFault: Because of noise, no prompt has valid times for all candidates.
     """
     costs: dict[str, dict[tuple[str, int], tuple[float, int]]] = {}
     wrong: set[str] = set()
@@ -164,9 +170,9 @@ def _choose_best(
     shared = set.intersection(*(set(figures.get(label, ())) for label in sound))
     if not shared:
         raise EnvironmentFault(
-            f"{row} cannot be tuned: there is no development prompt on which all its candidates"
-            " were timed on a quiet machine",
-            "begin a new run on a quiet machine (specbench doctor), or with --tune-by forwards",
+            f"{row} cannot be tuned: no development prompt has times of all its candidates without"
+            " noise",
+            "start a new run on a quiet machine (specbench doctor), or with --tune-by forwards",
         )
     costs: dict[str, float | None] = dict.fromkeys(labels)
     for label in sound:
@@ -176,7 +182,7 @@ def _choose_best(
 
 
 def _time_cost(record: Record) -> tuple[float, int] | None:
-    """Return the time in milliseconds and the number of tokens generated in it."""
+    """Return the time in milliseconds and the number of tokens in it, or None without a time."""
     if record.void or not record.n_tokens:
         return None
     if record.peer or record.ns.decode is None:
@@ -188,8 +194,9 @@ def _time_cost(record: Record) -> tuple[float, int] | None:
 def forwards_cost(record: Record, weights: Mapping[str, int]) -> tuple[float, int] | None:
     """Return the cost of decoding in target forwards, and the number of tokens.
 
-    A forward of another model, or of a part of a model, costs the share of weights that it reads. A
-    peer reports no forwards: a step counts as one target forward, and a level as one draft forward.
+    A forward of another model, or of some layers, costs the share of the target's weights that it
+    reads. Peers report no forwards, so one target forward per step and one draft forward per level
+    are assumed.
     """
     if not record.n_tokens or record.steps is None:
         return None
@@ -209,7 +216,7 @@ def forwards_cost(record: Record, weights: Mapping[str, int]) -> tuple[float, in
 
 
 def facts(plan: Plan, tuning: Tuning, choices: Mapping[str, TuningChoice]) -> dict[str, Any]:
-    """Return the manifest entry of a tuning."""
+    """Return a tuning's entry in the manifest."""
     return {
         "budget": plan.config.tune,
         "by": plan.config.tune_by,
@@ -237,7 +244,7 @@ def facts(plan: Plan, tuning: Tuning, choices: Mapping[str, TuningChoice]) -> di
 
 
 def apply_tuning(plan: Plan, manifest: Mapping[str, Any]) -> Plan:
-    """Return the plan with the parameters that the tuning chose, if it has chosen any."""
+    """Return the plan with the parameters that the tuning chose, as stored in the manifest."""
     rows = (manifest.get("tuning") or {}).get("rows", {})
 
     def apply_choice(method_run: MethodRun) -> MethodRun:

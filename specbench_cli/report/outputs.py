@@ -15,6 +15,7 @@ from specbench_cli.report.report_data import ReportData, read_report_data
 from specbench_cli.report.spec_bench import table as spec_bench_table
 from specbench_cli.store.export import write_parquet
 from specbench_cli.store.run_dir import RunDir
+from specbench_cli.store.summary_file import SUMMARY
 from specbench_cli.summary.columns import write_csv
 from specbench_cli.summary.load import as_dict, load_rows
 from specbench_cli.summary.pareto import find_sweep, write_points
@@ -99,7 +100,7 @@ def _write_html(data: ReportData, folder: Path, figures: Figures) -> list[Path]:
 
 
 def _write_csv_summary(data: ReportData, folder: Path, figures: Figures) -> list[Path]:
-    return [write_summary(data.summary, folder / "summary.csv")]
+    return [write_summary(data.summary, folder / SUMMARY)]
 
 
 def _write_json_summary(data: ReportData, folder: Path, figures: Figures) -> list[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from specbench_cli.report.spec_bench.files import ImportedAnswers
 from specbench_cli.store.jsonl import pause_garbage_collection
 from specbench_cli.store.matrix import run_folders
 from specbench_cli.store.record_queries import no_output_error
-from specbench_cli.store.run_dir import RunDir, find_latest, list_runs
+from specbench_cli.store.run_dir import RunDir, find_latest
 from specbench_cli.store.schema import BASELINE, Record
 from specbench_cli.summary import formats
 from specbench_cli.summary.combined_runs import combine_runs
@@ -106,8 +107,10 @@ def _source_arguments(source: RecordSource) -> str:
 
 
 def _path_argument(path: Path) -> str:
-    newest = list_runs() and find_latest().resolve() == path.resolve()
-    return "last" if newest else shlex.quote(str(path))
+    with suppress(UsageError):  # no run has finished
+        if find_latest().resolve() == path.resolve():
+            return "last"
+    return shlex.quote(str(path))
 
 
 def read_report_data(run: RecordSource) -> ReportData:

@@ -23,7 +23,7 @@ from typing_extensions import TypedDict
 from specbench_cli import files
 from specbench_cli.config.arrivals import count_loads
 from specbench_cli.config.problems import format_first_problem, is_one_line
-from specbench_cli.errors import FULL, ConcurrentWriteError, UsageError
+from specbench_cli.errors import FULL, ConcurrentWriteError, SpecbenchError, UsageError
 from specbench_cli.store import jsonl, matrix, pieces
 from specbench_cli.store.digests import FOREIGN_LINE, FileSeal, seal, short_digest
 from specbench_cli.store.invariants import (
@@ -834,17 +834,18 @@ def _runs_in(place: Path) -> list[Path]:
     return matrix.run_folders(place) if matrix.is_matrix(place) else [place]
 
 
-def find_run(name: str) -> Path:
+def find_run(name: str, *, to_resume: bool = False) -> Path:
     """Return the folder that the argument RUN of a command names.
 
     Args:
-        name: `last` (the newest run or its matrix), a folder, or the name of a folder in `RUNS`.
+        name: `last`, a folder, or the name of a folder in `RUNS`.
+        to_resume: see `find_latest`.
 
     Raises:
-        UsageError: the name is `last` and there is no run.
+        UsageError: the name is `last` and there is no such run.
     """
     if name == "last":
-        return find_latest()
+        return find_latest(to_resume=to_resume)
     path, in_runs = Path(name), RUNS / name
     return in_runs if not _holds_runs(path) and _holds_runs(in_runs) else path
 
@@ -853,16 +854,36 @@ def _holds_runs(path: Path) -> bool:
     return RunDir.holds_run(path) or matrix.is_matrix(path)
 
 
-def find_latest(root: Path = RUNS) -> Path:
-    """Return the run whose manifest was written last ("last" on the command line).
+def find_latest(root: Path = RUNS, *, to_resume: bool = False) -> Path:
+    """Return the run that `last` names on the command line.
 
-    If that run belongs to a matrix, return the folder of the matrix.
+    This is the finished run whose manifest was written last. If that run belongs to a matrix,
+    return the folder of the matrix.
+
+    Args:
+        to_resume: return the newest unfinished run instead, or the newest run if all are finished.
 
     Raises:
-        UsageError: there is no run.
+        UsageError: there is no run, or none has finished.
     """
-    found = [((path / _MANIFEST).stat().st_mtime_ns, path) for path in list_runs(root)]
-    if not found:
+    runs = sorted(
+        list_runs(root), key=lambda path: (path / _MANIFEST).stat().st_mtime_ns, reverse=True
+    )
+    if not runs:
         raise UsageError(f"there is no run in {root}", hint="specbench run")
-    newest = max(found)[1]
-    return newest.parent if matrix.is_matrix(newest.parent) else newest
+    found = next((path for path in runs if _is_finished(path) is not to_resume), None)
+    if found is None and not to_resume:
+        raise UsageError(
+            f"no run in {root} has finished; the newest is {runs[0].name}",
+            hint=f"specbench run --resume last, or specbench report {runs[0]}",
+        )
+    found = found or runs[0]
+    return found.parent if matrix.is_matrix(found.parent) else found
+
+
+def _is_finished(path: Path) -> bool:
+    """Return True if a run has finished. A manifest that cannot be read counts as unfinished."""
+    try:
+        return RunDir.open(path).manifest.get("status") == "finished"
+    except SpecbenchError:
+        return False

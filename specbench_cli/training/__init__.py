@@ -1,1 +1,1 @@
-"""Recipes behind `specbench train`: corpus, tokenizer, training loop and the embedded pair."""
+"""Training behind `specbench train`: corpus, replies, losses, training loop and heads."""

@@ -187,7 +187,7 @@ def test_only_the_command_that_is_named_is_built():
         ("run extra", "extra", "specbench run --help"),
         ("run --limit x", "--limit must be a whole number, got 'x'", "specbench run --help"),
         ("run --temperature nan", "--temperature must be a finite number, got nan", "specbench"),
-        ("run --verify coupled", "verify 'coupled' applies above temperature 0", "specbench"),
+        ("run --verify coupled", "verify 'coupled' needs a temperature above 0", "specbench"),
         ("run --verify greedy", "'greedy' is not one of 'rejection', 'coupled'", "specbench"),
         ("run -m spss", "no method 'spss'; did you mean 'sps'?", "specbench list methods"),
         ("run -m '\x1b[31msps'", r"no method '\x1b[31msps'", "specbench list methods"),

@@ -1,5 +1,6 @@
 """`specbench list`: what there is, briefly and in full."""
 
+import csv
 import hashlib
 import inspect
 import json
@@ -9,8 +10,13 @@ import pytest
 
 from specbench_cli import app, registry
 from specbench_cli.commands._card import catalogue_row, describe_entry
+from specbench_cli.store.run_dir import RunDir
 
 ROOT = Path(__file__).parents[2]
+SUMMARY_COLUMNS = (
+    "family", "label", "lossless", "peer", "broken", "upper_bound", "control", "speedup",
+    "speedup_low", "speedup_high",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -74,7 +80,40 @@ def test_shipped_names_are_listed_and_each_is_described(listed, kind, names):
 
 def test_no_runs_are_an_empty_table(listed):
     assert listed("runs", "--json") == ""
-    assert listed("runs").split() == ["name", "status", "target", "tasks", "methods"]
+    assert listed("runs").split() == [
+        "name", "created_utc", "status", "best", "target", "tasks", "methods"
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def store_run(tmp_path):
+    """Return a function that stores a run with its summary, without records."""
+
+    def store(name, created, *rows):
+        run = RunDir.create(tmp_path / "results/runs" / name, {"created_utc": created})
+        run.close("finished")
+        with (run.path / "summary.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, SUMMARY_COLUMNS, restval="False")
+            writer.writeheader()
+            writer.writerows({"family": "all", "lossless": "True", **row} for row in rows)
+
+    return store
+
+
+def speed(label, speedup, low, high, **facts):
+    return {"label": label, "speedup": speedup, "speedup_low": low, "speedup_high": high, **facts}
+
+
+def test_runs_are_listed_newest_first_with_the_fastest_lossless_method(listed, store_run):
+    fast, lossy = speed("sps", 1.5, 1.2, 1.8), speed("judge", 3, 2, 4, lossless="False")
+    bound = speed("oracle", 2, 1.9, 2.1, upper_bound="True")
+    store_run("a", "2026-01-01T00:00:00+00:00", fast, speed("pld", 1.1, 1.05, 1.2), lossy, bound)
+    store_run("b", "2026-01-02T00:00:00+00:00", speed("sps", 1.3, 0.96, 1.6))
+    found = [json.loads(line) for line in listed("runs", "--json").splitlines()]
+    assert [(run["name"], run["best"]) for run in found] == [
+        ("b", "none is faster"),
+        ("a", "sps 1.50x [1.20, 1.80]"),
+    ]
 
 
 def test_markdown_is_the_table_of_the_catalogue(listed):

@@ -164,7 +164,9 @@ def test_noisy_runs_give_no_times(make_run, tmp_path):
     told.clear()
     saved = baseline.save("ci", [runs[0], runs[2]], root=tmp_path, warn=told.append)
     none = baseline.load(saved)
-    assert told == ["no times are kept, ids and counters alone: noisy, as the runs are labelled"]
+    assert told == [
+        "times are not stored, because the runs are labelled noisy; ids and counters are"
+    ]
     assert (one.noisy, len(one.processes)) == (False, 1)
     assert (none.noisy, len(none.processes)) == (True, 2)
     assert all(cell.times for cell in one.outputs.values())
@@ -186,7 +188,7 @@ def test_noisy_runs_give_no_times(make_run, tmp_path):
             "vanilla: 3 of 3 outputs; the first, mini/qa-1 turn 1 pass 1: ids [0-9a-f]{16} -> ",
         ),
         ({"labels": ["vanilla"]}, "sps: b does not have it"),
-        ({"passes": 2}, "outputs that only one has; the first, mini/qa-1 turn 1 pass 2, only b"),
+        ({"passes": 2}, "outputs in one run only; the first, mini/qa-1 turn 1 pass 2, in b"),
         (
             {"change": lambda m: m["rows"][1].update(params={"length": 6})},
             "sps: its method or parameters",
@@ -223,7 +225,7 @@ def test_steps_that_depend_on_timing_may_differ_between_runs(make_run, tmp_path)
 
 def test_same_run_twice_is_not_two_processes(make_run, tmp_path):
     run = make_run()
-    with pytest.raises(UsageError, match="given twice"):
+    with pytest.raises(UsageError, match="named twice"):
         baseline.save("ci", [run, run / ".." / run.name], root=tmp_path)
 
 
@@ -236,18 +238,18 @@ def test_unfinished_run_makes_no_baseline(make_run, tmp_path, status):
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "two words"])
 def test_name_is_no_path(make_run, tmp_path, name):
-    with pytest.raises(UsageError, match="no name for a baseline"):
+    with pytest.raises(UsageError, match="not a valid name of a baseline"):
         baseline.save(name, [make_run()], root=tmp_path)
 
 
 def test_run_of_an_unnamed_machine_makes_no_baseline(make_run, tmp_path):
     run = make_run(change=lambda manifest: manifest.pop("machine"))
-    with pytest.raises(UsageError, match="does not say what machine"):
+    with pytest.raises(UsageError, match="has no machine id"):
         baseline.save("ci", [run], root=tmp_path)
 
 
 def test_nothing_to_save_is_said(tmp_path):
-    with pytest.raises(UsageError, match="is made of a run"):
+    with pytest.raises(UsageError, match="a baseline needs a run"):
         baseline.save("ci", [], root=tmp_path)
     with pytest.raises(UsageError, match="holds no run"):
         baseline.save("ci", [tmp_path / "nowhere"], root=tmp_path)
@@ -318,7 +320,7 @@ def broken(edit):
 def test_damaged_file_is_said_and_never_a_traceback(make_run, tmp_path, spoil):
     path = baseline.save("ci", [make_run()], root=tmp_path)
     path.write_text(spoil(path.read_text()))
-    with pytest.raises(UsageError, match="is no baseline, or a damaged one"):
+    with pytest.raises(UsageError, match="is not a baseline, or is damaged"):
         baseline.load(path)
 
 
@@ -346,7 +348,7 @@ def test_file_of_an_older_version_knows_no_fastest_forward(make_run, tmp_path):
 
 def test_binary_and_absent_files_are_said(tmp_path):
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
-    for name, says in (("binary.json", "no baseline"), ("absent.json", "cannot read")):
+    for name, says in (("binary.json", "not a baseline"), ("absent.json", "cannot read")):
         with pytest.raises(UsageError, match=says):
             baseline.load(tmp_path / name)
 

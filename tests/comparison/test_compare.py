@@ -58,7 +58,7 @@ def test_a_new_row_that_is_broken_is_broken():
     row = rows_of(side(*vanilla), side(*vanilla, cell(0), bad))[SPS]
     assert row.outcome == "broken"
     assert [found.outcome for found in row.findings] == ["broken", "new"]
-    assert row.findings[0].message == "1 of 2 outputs broken in NEW alone: 1 mismatch"
+    assert row.findings[0].message == "1 of 2 outputs broken only in NEW: 1 mismatch"
 
 
 def test_only_named_outcomes_close_the_gate():

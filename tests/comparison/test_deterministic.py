@@ -77,7 +77,7 @@ def test_broken_outputs_are_counted_by_what_they_are_and_named():
     pairs += [(cell(2), cell(2, verdict="mismatch")), (cell(3), cell(3))]
     (found,) = judged(pairs)
     assert found.message == (
-        "3 of 4 outputs broken in NEW alone: 2 error: MethodFault: too many tokens; 1 mismatch"
+        "3 of 4 outputs broken only in NEW: 2 error: MethodFault: too many tokens; 1 mismatch"
     )
     assert found.locations == ("mini/qa-0 turn 1", "mini/qa-1 turn 1", "mini/qa-2 turn 1")
 

@@ -69,9 +69,9 @@ def test_a_gate_is_named_by_its_outcomes_worst_first():
     ("words", "says"),
     [
         ("slow", "did you mean 'slower'?"),
-        ("same", "--fail-on 'same' is none of broken, changed-output, mat"),
-        ("none,broken", "--fail-on 'none' is none of"),
-        (" , ", "--fail-on names nothing"),
+        ("same", "--fail-on 'same' must be some of broken, changed-output, mat"),
+        ("none,broken", "--fail-on 'none' must be some of"),
+        (" , ", "--fail-on is empty"),
     ],
 )
 def test_a_word_that_is_no_outcome_is_refused_with_those_there_are(words, says):

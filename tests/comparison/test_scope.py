@@ -155,7 +155,7 @@ def test_outputs_that_an_unfinished_run_lacks_are_named(make_side):
     found = determine_scope(base, new)
     assert len(found.pairs[SPS]) == 2
     assert found.not_compared == (
-        "NEW (b) is interrupted: what it lacks is not compared",
+        "NEW (b) is interrupted: its missing outputs are not compared",
         "mini sps: 1 output only BASE has (first: mini/qa-1 turn 2)",
     )
 
@@ -181,9 +181,7 @@ def test_where_sums_round_otherwise_verdicts_are_compared(make_side, fact):
 def test_run_that_does_not_say_its_machine_is_not_taken_for_the_same(make_side):
     found = determine_scope(make_side(), replace(make_side("b"), machine=None))
     assert rule(found) == "verdict"
-    assert (
-        found.timing == found.rounding_difference == "NEW does not say what machine it was run on"
-    )
+    assert found.timing == found.rounding_difference == "the machine of NEW is unknown"
 
 
 @pytest.mark.parametrize("sampling", ["rejection", "block"])

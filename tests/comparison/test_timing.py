@@ -186,7 +186,7 @@ def test_row_that_lost_more_than_a_tenth_is_not_judged_and_this_is_said():
     assert RowKey("mini", "pld") not in judged(BASE, new)
     assert RowKey("mini", "sps") in judged(BASE, new)
     (said,) = unjudged(BASE, new)
-    assert said == "times of mini pld: NEW's pld lost 2 of 12 (void or failed)"
+    assert said == "times of mini pld: 2 of 12 outputs of pld in NEW have no time (noisy or failed)"
 
 
 def test_two_prompts_are_too_few():
@@ -274,7 +274,7 @@ def test_runs_that_lost_too_much_are_left_out_and_the_others_judged():
     hurt = replace(edited(new, lost), start_times=new.start_times)
     assert slower(base, hurt).keys() == {"sps"}
     assert unjudged(base, hurt) == [
-        "times of mini sps: 1 of 16 runs are left out (void or failed outputs)"
+        "times of mini sps: 1 of 16 runs are left out (noisy or failed outputs)"
     ]
 
 
@@ -286,7 +286,7 @@ def test_too_few_whole_pairs_are_not_judged_and_this_is_said():
         start_times=new.start_times,
     )
     assert judged(base, hurt) == {}
-    assert "of 5 pairs of runs 4 are whole" in unjudged(base, hurt)[0]
+    assert "only 4 of 5 pairs of runs have enough times" in unjudged(base, hurt)[0]
 
 
 def test_every_process_counts_though_only_the_first_are_pairs():

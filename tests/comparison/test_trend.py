@@ -111,7 +111,7 @@ def test_rows_are_in_the_newest_runs_order_and_its_lost_ones_last():
 def test_runs_that_do_not_belong_with_the_newest_are_named():
     found = trend.find_trends([run(1), run(2, machine="gpu"), run(3), run(4)])
     assert [r.name for r in found.runs] == ["run-01", "run-03", "run-04"]
-    assert found.left_out == ("run-02 does not belong with run-04: machine (gpu)",)
+    assert found.left_out == ("run-02 is not compatible with run-04: machine (gpu)",)
 
 
 def test_versions_and_commits_may_differ():
@@ -122,7 +122,7 @@ def test_noisy_runs_keep_their_counters_and_lose_their_times():
     found = trend.find_trends([run(1), run(2, 9.0, noisy=True), run(3)])
     assert series_of(found, trend.SPEEDUP).values[1] is None
     assert series_of(found, trend.MAT).values == (4.0, 4.0, 4.0)
-    assert "run-02 is labelled noisy: its times are left out" in found.left_out
+    assert "run-02 is labelled noisy: its times are not used" in found.left_out
 
 
 def test_a_row_with_too_few_times_has_no_speedup():
@@ -140,7 +140,7 @@ def test_a_baseline_of_a_run_that_is_there_counts_once():
 
 
 def test_one_run_is_no_trend():
-    with pytest.raises(UsageError, match="needs two runs that belong together"):
+    with pytest.raises(UsageError, match="needs two compatible runs"):
         trend.find_trends([run(1), run(2, seed="1")])
 
 

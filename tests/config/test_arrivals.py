@@ -27,7 +27,7 @@ def test_a_trace_says_when(tmp_path):
     file.write_text("0\n0.25\n\n0.25\n1e0\n")
     arrivals = Arrivals.parse(f"trace:{file}")
     assert arrivals.times(3, seed=0) == [0, 0.25, 0.25]
-    with pytest.raises(ValueError, match=r"lists 4 arrivals for 5 prompts.*--limit 4"):
+    with pytest.raises(ValueError, match=r"4 arrival times for 5 prompts.*--limit 4"):
         arrivals.times(5, seed=0)
 
 
@@ -44,9 +44,9 @@ def test_what_makes_no_sense_is_told_with_what_does(text):
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        ("", "lists no arrival"),
-        ("0\nsoon\n", "line 2: 'soon' is no time"),
-        ("0\n-1\n", "line 2: '-1' is no time"),
+        ("", "has no arrival time"),
+        ("0\nsoon\n", "line 2: 'soon' is not a time"),
+        ("0\n-1\n", "line 2: '-1' is not a time"),
         ("0\n2\n1\n", "arrival 3 at 1 s comes before the one at 2"),
     ],
 )

@@ -31,13 +31,13 @@ def test_places_are_read_from_text_and_mappings(given, target, draft):
     [
         ("cpu:0", "must be target=cpu:0-3"),
         (3, "must be target=cpu:0-3"),
-        ("target=cpu:0", "does not say where the draft is"),
-        ("target=cpu:0,draft=cpu:1,head=cpu:2", "names 'head'; the roles are target and draft"),
-        ("target=cpu:0,target=cpu:1", "names target twice"),
+        ("target=cpu:0", "has no device for the draft"),
+        ("target=cpu:0,draft=cpu:1,head=cpu:2", "has unknown role 'head'"),
+        ("target=cpu:0,target=cpu:1", "has target twice"),
         ("target=cpu:0,draft=tpu", "has 'tpu' for the draft"),
         ("target=cpu:0,draft=cpu:", "has 'cpu:' for the draft"),
-        ("target=cpu:0,draft=cpu:3-1", "has no such range of cores: 3-1"),
-        ("target=cpu:0,draft=cpu:1-99999", "has no such range of cores"),
+        ("target=cpu:0,draft=cpu:3-1", "has an invalid range of cores: 3-1"),
+        ("target=cpu:0,draft=cpu:1-99999", "has an invalid range of cores"),
         ("target=cuda:0,draft=cpu:0", "both must be CPU cores, or both GPUs"),
         ("target=cpu:0,draft=cpu", "name the cores of both, or of neither"),
         ("target=cpu:0-3,draft=cpu:3-5", "gives core 3 to both target and draft"),
@@ -63,7 +63,7 @@ def test_the_target_is_where_the_devices_say_and_is_not_given_two_places():
     assert config(devices="target=cuda:1,draft=cuda:0").main_device == "cuda:1"
     assert config(devices="target=cpu:0,draft=cpu:1", device="cpu").main_device == "cpu"
     assert config(devices="target=cuda:0,draft=cuda:1", device="cuda").main_device == "cuda:0"
-    with pytest.raises(ValidationError, match="the target is loaded once"):
+    with pytest.raises(ValidationError, match="the target is loaded only once"):
         config(devices="target=cuda:1,draft=cuda:0", device="cuda")
 
 

@@ -65,16 +65,16 @@ def test_ranges_and_lists_hold_both_ends_and_every_kind_of_value(text, found):
     ("text", "says"),
     [
         ("1:6:0", "has step 0 in 1:6:0"),
-        ("6:1:1", "goes the wrong way; write 1:6:1 or 6:1:-1"),
-        ("1:6:-1", "goes the wrong way; write 6:1:-1 or 1:6:1"),
-        ("1:6", "must be a range a:b:step, both ends included, or values separated"),
+        ("6:1:1", "has a step in the wrong direction; use 1:6:1 or 6:1:-1"),
+        ("1:6:-1", "has a step in the wrong direction; use 6:1:-1 or 1:6:1"),
+        ("1:6", "must be a range a:b:step with both ends included, or values separated"),
         ("1::2", "must be a range a:b:step"),
         ("1:2:3:4", "must be a range a:b:step"),
         ("3,,5", "must be a range a:b:step"),
         (",", "must be a range a:b:step"),
         ("3,5,3", "has 3 twice"),
         ("1:3:1,2", "has 2 twice"),
-        ("1:900:1", "has 900 values in 1:900:1, and a run takes 64 methods"),
+        ("1:900:1", "has 900 values in 1:900:1, at most 64 are allowed"),
         ("1:9e99:1e-99", "must be a range a:b:step"),
         ("1e400:1e400:1", "of numbers below 1e+15"),
         ("0:1e999999999:1", "must be a range a:b:step"),
@@ -155,9 +155,13 @@ def test_tuned_run_keeps_its_rows_and_takes_the_sweep_for_candidates(compose):
     [
         (["length=3"], {}, "--sweep must be METHOD.PARAM=VALUES, got 'length=3'"),
         (["sps.length="], {}, "--sweep must be METHOD.PARAM=VALUES"),
-        (["sps.length=3:1:1"], {}, "--sweep sps.length holds nothing: 3:1:1 goes the wrong way"),
+        (
+            ["sps.length=3:1:1"],
+            {},
+            "--sweep sps.length has no values: 3:1:1 has a step in the wrong direction",
+        ),
         (["sps.length=3", "sps.length=4"], {}, "--sweep sps.length is given twice"),
-        (["sps.length=3"], {"methods": ["pld"]}, "--sweep sps.length is for a method that is not"),
+        (["sps.length=3"], {"methods": ["pld"]}, "--sweep sps.length names a method that is not"),
         (
             ["sps.length=3"],
             {"sets": ["sps.length=4"]},
@@ -166,13 +170,17 @@ def test_tuned_run_keeps_its_rows_and_takes_the_sweep_for_candidates(compose):
         (
             ["sps.length=1:9:1", "sps.max=1:9:1"],
             {},
-            "the sweep makes 82 rows (sps 81), and a run takes 64 at most",
+            "the sweep has 82 combinations (sps 81), at most 64 are allowed",
         ),
-        ([], {"own": "a: 1\nsweep: {sps: 7}"}, "specbench.yaml:2: sweep must hold methods"),
+        (
+            [],
+            {"own": "a: 1\nsweep: {sps: 7}"},
+            "specbench.yaml:2: sweep must be a mapping from methods",
+        ),
         (
             [],
             {"own": "sweep:\n  sps:\n    length: 3:1:1"},
-            "specbench.yaml:3: sweep.sps.length holds nothing",
+            "specbench.yaml:3: sweep.sps.length has no values",
         ),
         (
             [],
@@ -182,7 +190,7 @@ def test_tuned_run_keeps_its_rows_and_takes_the_sweep_for_candidates(compose):
         ([], {"own": "sweep: {sps: {length: []}}"}, "sweep.sps.length must be a range"),
         ([], {"tune": "1"}, "--tune must be at least 2, got '1'"),
         ([], {"tune": "many"}, "--tune must be a whole number, got 'many'"),
-        ([], {"tune_by": "forwards"}, "tune_by 'forwards' says how --tune chooses"),
+        ([], {"tune_by": "forwards"}, "tune_by 'forwards' needs --tune"),
     ],
 )
 def test_error_names_the_place_the_value_and_what_is_allowed(compose, sweeps, given, says):

@@ -124,7 +124,7 @@ def test_a_run_says_its_stages_and_each_prompt_with_the_time_left(specbench, log
     view = log()
     specbench("sps", limit=3, max_new_tokens=4, repeats=1, log=view)
     loading, warming_up, *prompts, back = view.said
-    assert (loading, warming_up) == ("loading embedded-7m, embedded-1m", "warming up 2 rows")
+    assert (loading, warming_up) == ("loading embedded-7m, embedded-1m", "warming up 2 methods")
     assert back == "decoding the first prompt once more"
     assert [(told.part, told.prompt, told.prompts) for told in prompts] == [
         ("", 1, 3), ("", 2, 3), ("", 3, 3)

@@ -74,7 +74,7 @@ def test_one_gpu_has_two_streams_and_two_have_a_process_each(monkeypatch):
 
 
 def test_devices_need_a_method_that_has_workers(cores):
-    with pytest.raises(UsageError, match=r"none of them is run \(vanilla, sps\)") as caught:
+    with pytest.raises(UsageError, match=r"the run has none \(vanilla, sps\)") as caught:
         plan("sps", devices="target=cpu:0,draft=cpu:1")
     assert "--device and --threads" in caught.value.hint
 

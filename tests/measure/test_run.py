@@ -226,7 +226,7 @@ def test_what_changed_since_is_named_and_refused_and_goes_on_with_force_labelled
     monkeypatch.setattr(environment, "versions", lambda: {**versions, "torch": "9.9"})
     weights = whole.manifest["models"]["target"]
     whole.update(models={"target": {**weights, "sha256": "ab"}})
-    with pytest.raises(UsageError, match="was begun with something else") as refused:
+    with pytest.raises(UsageError, match="cannot be resumed, because this has changed") as refused:
         execute.resume_run(specbench.path(1), specbench.log())
     names = ("the data of task own (", f"torch ({versions['torch']} then")
     assert all(name in refused.value.message for name in names)
@@ -299,7 +299,7 @@ def heads_that_do_not_load(folder):
         file.truncate(2000)
     (folder / "no-json" / "config.json").write_text("{")
     (folder / "no-tensors" / "model.safetensors").unlink()
-    found = {"cut": "is damaged", "no-json": "damaged or cut off", "no-tensors": "lacks model"}
+    found = {"cut": "is damaged", "no-json": "damaged or truncated", "no-tensors": "lacks model"}
     rows = {str(folder / name): (name, word) for name, word in found.items()}
     return {
         **rows,
@@ -326,7 +326,7 @@ def test_rows_whose_heads_do_not_load_are_named_first_and_the_others_run(specben
         assert word in done.manifest["left_out"][label]
         assert str(tmp_path) not in done.manifest["left_out"][label]
     names = [each for each in view.said if isinstance(each, str)]
-    assert names.index("warming up 2 rows") == 1, "they were named before any row was run"
+    assert names.index("warming up 2 methods") == 1, "they were named before any row was run"
 
 
 def test_a_run_with_nothing_beside_a_head_that_does_not_load_is_refused(specbench, tmp_path):

@@ -116,7 +116,7 @@ def test_drawn_outputs_are_drawn_anew_in_each_pass_and_coupled_ones_refused(serv
     decode(http(double.url), sampling=warm)
     asked = double.requests[0]
     assert (asked["temperature"], asked["top_k"], asked["top_p"]) == (0.7, 30, 0.9)
-    with pytest.raises(MethodFault, match="chances of the engine's own"):
+    with pytest.raises(MethodFault, match="uses the engine's random numbers"):
         decode(http(double.url), sampling=Sampling("coupled", 0.7))
 
 
@@ -130,7 +130,9 @@ def test_the_first_token_has_a_time_of_its_own(server, decode):
 def test_the_vanilla_of_a_server_drafts_nothing(server, decode):
     plain, other = server("vllm", answer), server("vllm", answer, speculates=True)
     decode(http(plain.url, HttpVanilla))
-    with pytest.raises(EnvironmentFault, match="drafted 28 tokens: it does not decode plainly"):
+    with pytest.raises(
+        EnvironmentFault, match="drafted 28 tokens, so it does not use plain decoding"
+    ):
         decode(http(other.url, HttpVanilla))
 
 
@@ -173,7 +175,7 @@ def test_a_server_that_stalls_is_left_after_its_time(server, decode, told):
         double.closing.wait(5)
 
     double.streams = stalling
-    fails(decode, http(double.url, timeout=0.2), r"said nothing for 0\.2 s")
+    fails(decode, http(double.url, timeout=0.2), r"sent no data for 0\.2 s")
 
 
 def test_a_server_that_breaks_off_is_no_short_answer(server, decode):
@@ -185,42 +187,45 @@ def test_a_server_that_breaks_off_is_no_short_answer(server, decode):
         handler.wfile.write(b"ff\r\nda")
 
     double.instead = broken
-    fails(decode, http(double.url), "broke off")
+    fails(decode, http(double.url), "sent no complete reply")
 
 
 STREAMS = {
-    "no reason": (lambda e: islice(e, 4), "after 4 tokens without saying why"),
-    "no JSON": (lambda e: ["<html>\x1b[2J</html>"], r"nonsense: <html>\?\[2J</html>"),
-    "no object": (lambda e: ["[1, 2]"], "nonsense"),
-    "deep": (lambda e: ["[" * 100_000], "nonsense"),
-    "no ids": (lambda e: [{"choices": [{"token_ids": ["a"]}]}], "nonsense"),
-    "negative ids": (lambda e: [{"choices": [{"token_ids": [-1]}]}], "nonsense"),
-    "two choices": (lambda e: [{"choices": [{}, {}]}], "nonsense"),
-    "an error": (lambda e: [{"error": {"message": "out of memory"}}], "gave up: .*out of memory"),
+    "no reason": (lambda e: islice(e, 4), "after 4 tokens without a finish reason"),
+    "no JSON": (lambda e: ["<html>\x1b[2J</html>"], r"invalid reply: <html>\?\[2J</html>"),
+    "no object": (lambda e: ["[1, 2]"], "an invalid reply"),
+    "deep": (lambda e: ["[" * 100_000], "an invalid reply"),
+    "no ids": (lambda e: [{"choices": [{"token_ids": ["a"]}]}], "an invalid reply"),
+    "negative ids": (lambda e: [{"choices": [{"token_ids": [-1]}]}], "an invalid reply"),
+    "two choices": (lambda e: [{"choices": [{}, {}]}], "an invalid reply"),
+    "an error": (
+        lambda e: [{"error": {"message": "out of memory"}}],
+        "reported an error: .*out of memory",
+    ),
     "empty": (
         lambda e: [{"choices": [{"text": "", "finish_reason": "length"}]}],
-        "answered with nothing",
+        "returned an empty output",
     ),
     "another model": (
         lambda e: [{"choices": [{"token_ids": [96], "finish_reason": "length"}]}],
-        "made token 96, and the target has 96",
+        "returned token 96, and the target has 96",
     ),
     "too many at once": (
         lambda e: [{"choices": [{"token_ids": [7] * 21, "finish_reason": "length"}]}],
-        "more than the 20 tokens asked for",
+        "returned more than 20 tokens",
     ),
     "too much": (
         lambda e: ({"choices": [{"token_ids": [7]}]} for _ in range(10**6)),
-        "more than the 20 tokens asked for",
+        "returned more than 20 tokens",
     ),
-    "a long event": (lambda e: ["x" * (2**20 + 1)], "broke off: .*byte limit"),
+    "a long event": (lambda e: ["x" * (2**20 + 1)], "sent no complete reply: .*byte limit"),
     "another prompt": (
         lambda e: [*islice(e, BUDGET + 1), {"usage": {"prompt_tokens": 5}}],
-        "read 5 tokens where the prompt has 4",
+        "counted 5 prompt tokens; the prompt has 4",
     ),
     "another number": (
         lambda e: [*islice(e, BUDGET + 1), {"usage": {"completion_tokens": 7}}],
-        "made 7 tokens, and what it sent reads as 20",
+        "reports 7 output tokens, but its output has 20",
     ),
 }
 
@@ -235,9 +240,9 @@ def test_what_is_no_answer_is_one_line_and_no_output(server, decode, what):
 def test_more_bytes_than_any_answer_has_are_not_read(server, decode, monkeypatch):
     monkeypatch.setattr("methods.engine_http.client.MAX_REPLY_BYTES", 1000)
     double = server("openai", answer, decode=lambda ids: "w7 " * len(ids))
-    fails(decode, http(double.url), "sends more than")
+    fails(decode, http(double.url), "sent a reply of more than")
     double.models = [{"id": "x" * 2000}]
-    fails(decode, http(double.url), "sends more than")
+    fails(decode, http(double.url), "sent a reply of more than")
 
 
 @pytest.mark.parametrize("line", [": a comment", "", "event: message", "retry: 1", "data:"])
@@ -252,13 +257,13 @@ def test_bytes_that_are_no_event_are_counted_too(server, decode, monkeypatch, li
                 handler.chunk(line + "\n")
 
     double.instead = endless
-    fails(decode, http(double.url), "sends more than")
+    fails(decode, http(double.url), "sent a reply of more than")
 
 
 def test_a_packed_answer_is_refused_before_it_is_unpacked(server, decode):
     double = server("vllm", answer)
     double.instead = lambda handler: handler.reply(200, "x", **{"Content-Encoding": "gzip"})
-    fails(decode, http(double.url), "sends its answer as gzip, which was not asked for")
+    fails(decode, http(double.url), "sent its reply with the encoding gzip")
     assert double.headers["Accept-Encoding"] == "identity"
 
 
@@ -271,15 +276,15 @@ def test_a_counter_that_is_no_number_of_tokens_is_an_error_of_one_line(
     monkeypatch.setattr(
         double, "get", lambda path, get=double.get: page if path == "/metrics" else get(path)
     )
-    fails(decode, http(double.url), "has a counter that is no number of tokens")
+    fails(decode, http(double.url), "has an invalid counter")
 
 
 @pytest.mark.parametrize(
     ("reply", "match"),
     [
-        ((500, "boom"), "refuses v1/completions: 500 boom"),
-        ((404, "no such page"), "refuses v1/completions: 404 no such page"),
-        ((200, "{}"), "broke off: .*content type"),
+        ((500, "boom"), "rejected v1/completions: 500 boom"),
+        ((404, "no such page"), "rejected v1/completions: 404 no such page"),
+        ((200, "{}"), "sent no complete reply: .*content type"),
     ],
 )
 def test_a_refusal_is_quoted(server, decode, reply, match):
@@ -291,7 +296,7 @@ def test_a_refusal_is_quoted(server, decode, reply, match):
 def test_no_redirect_is_followed(server, decode):
     other, double = server("vllm", answer), server("vllm", answer)
     double.instead = lambda handler: handler.reply(307, "", Location=other.url)
-    fails(decode, http(double.url), f"sends on to {other.url}: no redirect is followed")
+    fails(decode, http(double.url), f"redirects to {other.url}; redirects are not followed")
     assert other.requests == []
 
 
@@ -318,7 +323,7 @@ def test_a_server_without_a_list_of_models_is_asked_for_texts(server, decode, wo
 
 def test_a_text_that_reads_as_another_number_of_tokens_is_not_taken_for_ids(server, decode):
     double = server("openai", answer, decode=lambda ids: "w7 w8 " * len(ids))
-    fails(decode, http(double.url), "made 20 tokens, and what it sent reads as 40")
+    fails(decode, http(double.url), "reports 20 output tokens, but its output has 40")
 
 
 # ---- keys and addresses -------------------------------------------------------------------------
@@ -338,9 +343,12 @@ def test_a_key_comes_from_a_variable_and_is_in_no_message(server, decode, monkey
 @pytest.mark.parametrize(
     ("params", "match"),
     [
-        ({}, "engine:http asks a server, and none is named"),
-        ({"url": "http://127.0.0.1:8000", "key": "NO_SUCH_KEY"}, "no environment variable"),
-        ({"url": "http://example.org", "key": "PATH"}, "in the clear"),
+        ({}, "engine:http needs the address of a server"),
+        (
+            {"url": "http://127.0.0.1:8000", "key": "NO_SUCH_KEY"},
+            "environment variable .* is not set",
+        ),
+        ({"url": "http://example.org", "key": "PATH"}, "without encryption"),
     ],
 )
 def test_what_lacks_shows_before_anything_is_loaded(params, match):

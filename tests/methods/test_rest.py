@@ -113,8 +113,8 @@ def test_a_folder_is_read_back_and_refused_where_the_target_is_another(family, t
     assert store.weight_bytes == 7 * (2 + 4)
     assert not list(tmp_path.glob("*.part"))
     write([[5]], 97, tmp_path / "store", {})
-    with pytest.raises(EnvironmentFault, match="a vocabulary of 97; this target's has 96"):
+    with pytest.raises(EnvironmentFault, match="a vocabulary of 97 tokens; this target has 96"):
         Datastore.load(tmp_path / "store", decoders)
     (tmp_path / "store" / "config.json").unlink()
-    with pytest.raises(EnvironmentFault, match="store is no datastore"):
+    with pytest.raises(EnvironmentFault, match="store is not a datastore"):
         Datastore.load(tmp_path / "store", decoders)

@@ -228,7 +228,7 @@ def test_training_looks_where_decoding_does():
 
 def test_without_a_layer_that_is_ever_right_nothing_is_trained():
     early_logits = planted(60)
-    with pytest.raises(ValueError, match="no layer but the last ever says"):
+    with pytest.raises(ValueError, match="no early layer ever predicts"):
         fit(
             EarlyLogits(
                 early_logits.logits,

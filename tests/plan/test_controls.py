@@ -214,14 +214,16 @@ def test_lossy_rows_have_a_table_of_their_own_with_what_they_cost(finished):
 @pytest.mark.parametrize(
     ("like", "given", "why"),
     [
-        ("nobody", {}, "no row of that name has an accept rule"),
-        ("sps", {}, "no row of that name has an accept rule"),
-        ("typical", {"executor": "ray"}, "is not measured beforehand"),
+        ("nobody", {}, "no method with this label has an accept rule"),
+        ("sps", {}, "no method with this label has an accept rule"),
+        ("typical", {"executor": "ray"}, "does not measure the rate before the run"),
     ],
 )
 def test_a_rate_that_cannot_be_measured_is_refused(like, given, why, tmp_path):
     control = {"name": "random-accept", "params": {"like": like}}
-    with pytest.raises(UsageError, match=f"random-accept is to let as many pass as.*{why}"):
+    with pytest.raises(
+        UsageError, match=f"random-accept cannot copy the acceptance rate of.*{why}"
+    ):
         execute.start_run(
             config_of("sps", "typical", control, **given), {}, tmp_path / "r", Silent()
         )

@@ -63,7 +63,7 @@ def test_swept_values_are_the_candidates():
 
 
 def test_more_swept_values_than_the_budget_are_refused():
-    with pytest.raises(UsageError, match="the sweep gives sps 6 candidates, and --tune 4 gives"):
+    with pytest.raises(UsageError, match="the sweep of sps has 6 combinations, but --tune 4 tries"):
         grid.list_candidates(method_run("sps"), 4, "greedy", {"length": [1, 2, 3, 4, 5, 6]})
 
 

@@ -49,7 +49,7 @@ def test_a_run_that_is_read_again_is_the_same():
 
 
 def test_drafts_that_nobody_uses_are_refused():
-    with pytest.raises(UsageError, match="--drafts x is for methods with a draft model"):
+    with pytest.raises(UsageError, match="--drafts x needs a method with a draft model"):
         expand_matrix(config(methods=[{"name": "pld", "label": "pld"}], drafts=["x"]))
 
 
@@ -62,8 +62,8 @@ def test_too_many_pairs_are_refused():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"target": "a", "targets": ["b"]}, "both target and targets"),
-        ({"draft": "a", "drafts": ["b"]}, "both draft and drafts"),
+        ({"target": "a", "targets": ["b"]}, "target and targets cannot be combined"),
+        ({"draft": "a", "drafts": ["b"]}, "draft and drafts cannot be combined"),
         ({"targets": ["b", "b"]}, "has b twice"),
     ],
 )

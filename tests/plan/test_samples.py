@@ -28,7 +28,7 @@ def planned(**config):
 def test_samples_that_would_all_be_equal_are_refused_with_what_to_type(verify):
     with pytest.raises(UsageError) as caught:
         planned(verify=verify)
-    assert caught.value.message.startswith("best-of-n asks each question 8 times")
+    assert caught.value.message.startswith("best-of-n samples 8 answers per question")
     assert "--temperature 0.8" in caught.value.hint
 
 
@@ -45,9 +45,9 @@ def test_what_a_limit_or_a_category_leaves_nothing_of_is_named():
     assert planned(tasks=["mini"], limit=6).unused_notes == ()
     assert planned(tasks=["mini"], limit=6, category=["qa"]).unused_notes == ()
     (few,) = planned(tasks=["mini"], limit=4).unused_notes
-    assert few.startswith("--limit 4 asks nothing of mini's ") and few.count(", ") == 1
+    assert few.startswith("--limit 4 leaves no question of mini's ") and few.count(", ") == 1
     plan = planned(tasks=["mini", "repair"], category=["translation"])
-    assert plan.unused_notes == ("repair is not asked: it has no question of translation",)
+    assert plan.unused_notes == ("repair is not used: it has no question of translation",)
     assert plan.facts()["not_asked"] == list(plan.unused_notes)
 
 

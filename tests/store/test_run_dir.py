@@ -172,12 +172,39 @@ def test_default_folder_has_time_name_and_hash_and_is_new(tmp_path):
     assert new_path("my task/1", {"seed": 0}, tmp_path, now).name == f"{path.name}-2"
 
 
-def test_last_run_is_the_one_whose_manifest_was_written_last(tmp_path):
-    for place, name in enumerate(["a", "c", "b"]):
-        run = RunDir.create(tmp_path / name, {})
-        os.utime(run.path / "manifest.json", ns=(place, place))
-    (tmp_path / "notes").mkdir()
-    assert find_latest(tmp_path) == tmp_path / "b"
+@pytest.fixture
+def runs(tmp_path):
+    """Return a function that creates runs with the given states, oldest first."""
+
+    def create(**states):
+        for place, (name, state) in enumerate(states.items()):
+            run = RunDir.create(tmp_path / name, {})
+            if state != "running":
+                run.close(state)
+            os.utime(run.path / "manifest.json", ns=(place, place))
+        return tmp_path
+
+    return create
+
+
+def test_last_is_the_newest_finished_run(runs):
+    root = runs(a="finished", c="finished", b="interrupted", d="running")
+    (root / "notes").mkdir()
+    assert find_latest(root) == root / "c"
+
+
+def test_last_to_resume_is_the_newest_unfinished_run_or_else_the_newest(runs):
+    root = runs(a="interrupted", b="finished")
+    assert find_latest(root, to_resume=True) == root / "a"
+    (root / "a/manifest.json").unlink()
+    assert find_latest(root, to_resume=True) == root / "b"
+
+
+def test_last_without_a_finished_run_names_the_newest_and_how_to_go_on(runs):
+    root = runs(a="interrupted", b="running")
+    with pytest.raises(UsageError, match=r"no run in .* has finished; the newest is b") as caught:
+        find_latest(root)
+    assert "specbench run --resume last" in caught.value.hint
 
 
 def test_no_run_at_all_says_how_to_make_one(tmp_path):
@@ -202,7 +229,7 @@ def test_what_is_answered_is_what_the_records_say_and_grows_with_them(
     assert [key[1] for key in again.read_output_ids()] == [1, 2, 3]
 
 
-@pytest.mark.parametrize(("line", "says"), [("{}", "prompt_id is missing"), ("{", "no JSON")])
+@pytest.mark.parametrize(("line", "says"), [("{}", "prompt_id is missing"), ("{", "not JSON")])
 def test_what_is_answered_names_a_damaged_line(run, make_record, line, says):
     run.append([make_record()])
     with (run.path / "records.jsonl").open("a") as file:
@@ -272,7 +299,7 @@ def test_a_record_that_is_none_of_its_run_is_named(tmp_path, make_record, manife
 @pytest.mark.parametrize(
     ("manifest", "says"),
     [
-        ({"rows": [{"label": "a\x1b[2J"}]}, "rows\\[0\\].label must be given, without control"),
+        ({"rows": [{"label": "a\x1b[2J"}]}, "rows\\[0\\].label must be text without control"),
         ({"rows": [{"label": "a"}, {"label": "a"}]}, "rows has 'a' twice"),
         ({"rows": [{"label": "a", "baseline": []}]}, "rows\\[0\\].baseline must be"),
         ({"rows": [{"label": "a", "control": "no"}]}, "rows\\[0\\].control must be"),
@@ -409,8 +436,8 @@ def test_files_that_nobody_writes_to_are_no_fault_and_a_fault_is_not_hidden(run)
 
 def test_run_in_a_folder_of_its_own_is_found_once_and_no_longer_than_it_is_there(tmp_path):
     root, chosen = tmp_path / "results/runs", tmp_path / "mine"
-    RunDir.create(root / "usual", {})
-    RunDir.create(chosen, {})
+    RunDir.create(root / "usual", {}).close("finished")
+    RunDir.create(chosen, {}).close("finished")
     for path in (chosen, chosen, root / "usual"):
         register_run(path, root)
     assert list_runs(root) == [root / "usual", chosen]

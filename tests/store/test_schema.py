@@ -114,9 +114,9 @@ def test_newer_schema_is_refused_with_what_to_do(make_record):
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("", "no JSON: EOF"),
-        ("{", "no JSON: EOF"),
-        ("[" * 10_000, "no JSON: recursion limit"),
+        ("", "not JSON: EOF"),
+        ("{", "not JSON: EOF"),
+        ("[" * 10_000, "not JSON: recursion limit"),
         ("[]", "it must be a mapping"),
         ("7", "it must be a mapping"),
         ('{"prompt_id": "mini/1"}', "cluster is missing"),
@@ -152,8 +152,8 @@ def test_unknown_field_is_named(make_record):
         (["turn"], 0, "turn must be at least 1"),
         (["seed"], 2**64, "seed must be below"),
         (["other_cpu"], 1.5, "other_cpu must be at most 1"),
-        (["label"], "sps\x1b[31m", "label must be given, without control characters"),
-        (["label"], "", "label must be given"),
+        (["label"], "sps\x1b[31m", "label must be text without control characters"),
+        (["label"], "", "label must be text"),
         (["output_ids", 3], -7, r"output_ids\[3\] must be at least 0"),
         (["steps", "nodes", 1], 1.5, r"steps.nodes\[1\] must be a whole number"),
         (["forwards", "kinds", 0, "layers"], [0], r"forwards.kinds\[0\].layers\[1\] is missing"),

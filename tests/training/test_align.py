@@ -306,7 +306,7 @@ def test_a_record_that_says_nothing_of_its_draft_is_one_clear_error(
     [
         (["--layers", "1", "--draft", "embedded-1m"], "--draft and --layers"),
         (["--layers", "1", "--pretrain", "2"], "--pretrain and --layers"),
-        (["--begin", "last"], "--begin is of a draft that is made"),
+        (["--begin", "last"], "--begin needs --layers"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(

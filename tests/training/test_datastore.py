@@ -66,7 +66,7 @@ def test_a_store_of_another_tokenizer_is_refused(tmp_path: Path, target: Path, l
     card = json.loads((folder / "config.json").read_text())
     card["specbench"]["tokenizer_sha256"] = "0" * 64
     (folder / "config.json").write_text(json.dumps(card))
-    with pytest.raises(EnvironmentFault, match="made with another tokenizer"):
+    with pytest.raises(EnvironmentFault, match="built with another tokenizer"):
         Datastore.load(folder, {"target": loaded})
 
 

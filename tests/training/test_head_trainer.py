@@ -130,12 +130,12 @@ def test_the_same_command_on_a_finished_folder_trains_nothing(trained: Path, tar
 
 
 def test_another_loss_in_the_same_folder_is_a_usage_error(trained: Path, target: Path) -> None:
-    with pytest.raises(UsageError, match="another run"):
+    with pytest.raises(UsageError, match="another training"):
         run("eagle", trained, target, "--loss", "paper")
 
 
 def test_another_target_in_the_same_folder_is_a_usage_error(trained: Path) -> None:
-    with pytest.raises(UsageError, match="another run"):
+    with pytest.raises(UsageError, match="another training"):
         run("eagle", trained, resolve("embedded-1m").path)
 
 

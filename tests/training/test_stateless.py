@@ -156,7 +156,7 @@ def test_a_head_that_foresees_the_text_is_estimated_to_reach_its_depth(
 
 
 def test_what_says_no_levels_is_refused(target: LlamaForCausalLM) -> None:
-    with pytest.raises(UsageError, match=r"makes \[1, 40\]; .* \[levels, 1, 40\]"):
+    with pytest.raises(UsageError, match=r"returns the shape \[1, 40\] .* \[levels, 1, 40\]"):
         build_stateless_head(Sequential, target, 0)
 
 
@@ -241,7 +241,7 @@ def test_a_method_without_such_a_head_is_a_usage_error(tmp_path: Path, folder: P
         "class One(Method):\n    pass\n"
         "class Two(Method):\n    pass\n"
     )
-    with pytest.raises(UsageError, match="which of one, two"):
+    with pytest.raises(UsageError, match="choose one of one, two"):
         run(tmp_path, folder, "--plugin", str(file))
     with pytest.raises(UsageError, match="must have one head that specbench can train"):
         run(tmp_path, folder, "two", "--plugin", str(file))

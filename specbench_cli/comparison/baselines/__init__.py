@@ -1,1 +1,1 @@
-"""Baselines: the results of a run, in a file of their own, that later runs are compared with."""
+"""Baselines: files with the results of a run, which later runs are compared with."""

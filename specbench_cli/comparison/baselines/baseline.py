@@ -1,14 +1,15 @@
 """Baseline files with the data of runs that a comparison needs, small enough to be committed.
 
 `results/baselines/NAME/<machine id>.json` has digests, counters and times, but no texts, tokens or
-paths. Several runs of one program are several processes of one baseline. The file is JSON with one
-output per line, so that `git diff` is readable:
+paths. A baseline can have several runs of one program. The file is JSON with one output per line,
+so that `git diff` is readable:
 
     [prompt, turn, label, pass, seed, ids, finish, verdict, error, [counters], run, run ...]
 
-Counters have the order of `cell.Counters`. The entry of a run has the times of the output in the
-order of `cell.Times` (null if noisy or failed). If steps depend on timing and the output differs
-from that of the first run, the entry is an object with everything that differs.
+Counters are in the order of `compared_output.Counters`. Each "run" is a list with the times of the
+output in that run, in the order of `compared_output.Times`, or null if the time is noisy or the
+output failed. If the output differs from that of the first run, because steps depend on timing, the
+entry is an object with the ids, counters and times of that run.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ ROOT = Path("results/baselines")
 
 MAX_BYTES = 256 * files.MB
 """Maximum size of a baseline file in bytes."""
-_NO_TIMES = ("no times are kept, ids and counters alone: noisy, as the runs are labelled",)
+_NO_TIMES = ("times are not stored, because the runs are labelled noisy; ids and counters are",)
 _NAME = re.compile(r"\w[\w.+-]*", re.ASCII)
 
 
@@ -53,7 +54,7 @@ def save(
     root: Path = ROOT,
     warn: Callable[[str], object] = lambda _: None,
 ) -> Path:
-    """Write a baseline; it replaces this machine's baseline of that name.
+    """Write the file of a baseline for this machine. It replaces an earlier one of that name.
 
     Times of runs that are labelled noisy are not stored.
 
@@ -65,19 +66,19 @@ def save(
         The file.
 
     Raises:
-        UsageError: a run is unfinished, the runs are not compatible, or they differ although steps
-            do not depend on timing. Names what differs.
+        UsageError: a run is unfinished, the runs are not compatible, or their results differ. The
+            message names the differences.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} is no name for a baseline: letters, digits and . _ + - are",
+            f"{name!r} is not a valid name of a baseline: use letters, digits and . _ + -",
             hint="specbench compare --save ci last",
         )
     side = _join(name, runs)
     if side.machine is None or not _NAME.fullmatch(side.machine):
         raise UsageError(
-            f"{runs[0]} does not say what machine it was run on, which baselines go by",
-            hint="run it anew: specbench run",
+            f"the manifest of {runs[0]} has no machine id, which a baseline needs",
+            hint="measure it again: specbench run",
         )
     path = root / name / f"{side.machine}.json"
     try:
@@ -95,7 +96,11 @@ def _is_baseline(content: bytes) -> bool:
 
 
 def load(path: Path) -> Side:
-    """Return the side of a baseline file. Raise UsageError if it is missing or damaged."""
+    """Read a baseline file, as one side of a comparison.
+
+    Raises:
+        UsageError: the file is missing or damaged.
+    """
     try:
         return parse(files.read_text(path, MAX_BYTES))
     except OSError as error:
@@ -104,7 +109,7 @@ def load(path: Path) -> Side:
         ) from error
     except (ValueError, TypeError, LookupError) as error:
         raise UsageError(
-            f"{path} is no baseline, or a damaged one: {error}",
+            f"{path} is not a baseline, or is damaged: {error}",
             hint=f"git checkout -- {shlex.quote(str(path))}, or specbench compare --save NAME RUN",
         ) from error
 
@@ -115,7 +120,8 @@ def list_names(root: Path = ROOT) -> list[str]:
 
 
 def find_file(name: str, root: Path = ROOT) -> Path | None:
-    """Return the file of a baseline: this machine's, else the first; None if there is none."""
+    """Return the file of a baseline for this machine, else the first file; None if there is
+    none."""
     files = sorted((root / name).glob("*.json")) if _NAME.fullmatch(name) else []
     if len(files) < 2:
         return files[0] if files else None
@@ -127,30 +133,29 @@ def find_file(name: str, root: Path = ROOT) -> Path | None:
 
 
 def _join(name: str, runs: Sequence[Path]) -> Side:
-    """Join runs to one side, without data that a baseline does not store."""
+    """Join runs to one side of a comparison, without the data that a baseline does not store."""
     if not runs:
-        raise UsageError(
-            "a baseline is made of a run", hint=f"specbench compare --save {name} last"
-        )
+        raise UsageError("a baseline needs a run", hint=f"specbench compare --save {name} last")
     side = join_runs(name, runs)
     return replace(
         side,
-        outputs={key: _strip_output(cell, side.noisy) for key, cell in side.outputs.items()},
+        outputs={key: _strip_output(output, side.noisy) for key, output in side.outputs.items()},
         processes=tuple(
-            tuple(_strip_output(cell, side.noisy) for cell in process) for process in side.processes
+            tuple(_strip_output(output, side.noisy) for output in process)
+            for process in side.processes
         ),
         left_out=_NO_TIMES if side.noisy else side.left_out,
     )
 
 
-def _strip_output(cell: ComparedOutput, noisy: bool) -> ComparedOutput:
+def _strip_output(output: ComparedOutput, noisy: bool) -> ComparedOutput:
     """Remove times if noisy, and the text of the error, which may contain paths."""
     if noisy:
-        cell = replace(cell, times=None)
-    if cell.error is None:
-        return cell
-    kind = cell.error.partition(":")[0]
-    return replace(cell, error=kind if kind.isidentifier() else "failed")
+        output = replace(output, times=None)
+    if output.error is None:
+        return output
+    kind = output.error.partition(":")[0]
+    return replace(output, error=kind if kind.isidentifier() else "failed")
 
 
 # ---- the file ------------------------------------------------------------------------------------
@@ -165,7 +170,7 @@ _Finish = Literal["eos", "length", "stop", "error"]
 
 
 class _BaselineRun(TypedDict):
-    """A further run whose output differs from that of the first."""
+    """An output of a later run that differs from that of the first run."""
 
     __pydantic_config__ = STRICT  # type: ignore[misc]
 
@@ -191,7 +196,7 @@ class _BaselineRow(TypedDict):
 
 
 class _BaselineLine:
-    """An output: the fields that all have, then one entry per run."""
+    """A line of an output: the fields of the first run, then one entry per run."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -221,21 +226,23 @@ class _BaselineFile(TypedDict):
 _ROW_FIELDS = ("method", "sampling", "guarantee", "peer")
 _PROMPT_FIELDS = ("task", "family", "cluster")
 _OUTPUT_FIELDS = ("ids", "finish", "verdict", "error")
-"""Fields of an output besides counters and times that its method and prompt do not determine."""
+"""Fields of an output, in the order of the file, between the key and the counters."""
 
 
 def dump(side: Side) -> str:
-    """Return the text of a side's file.
+    """Return the content of the baseline file for a side.
 
     Raises:
         UsageError: outputs of one label, or of one prompt, contradict each other.
     """
     rows: dict[str, dict[str, Any]] = {}
     prompts: dict[tuple[str, int], list[Any]] = {}
-    for cell in (cell for process in side.processes for cell in process):
-        _set_consistent(rows, cell.key.label, {name: getattr(cell, name) for name in _ROW_FIELDS})
+    for output in (output for process in side.processes for output in process):
         _set_consistent(
-            prompts, cell.key.prompt_turn, [getattr(cell, name) for name in _PROMPT_FIELDS]
+            rows, output.key.label, {name: getattr(output, name) for name in _ROW_FIELDS}
+        )
+        _set_consistent(
+            prompts, output.key.prompt_turn, [getattr(output, name) for name in _PROMPT_FIELDS]
         )
     parts = {
         "schema": _json(SCHEMA),
@@ -258,30 +265,30 @@ def dump(side: Side) -> str:
 
 
 def parse(text: str) -> Side:
-    """Return the side of a file's text.
+    """Parse the content of a baseline file.
 
     Raises:
         UsageError: the schema is newer than this program.
-        ValueError, TypeError, LookupError: it is not a baseline, or contradicts itself.
+        ValueError, TypeError, LookupError: the text is not a baseline, or contradicts itself.
     """
     data = _validate_file(text)
     rows = {row["label"]: row for row in data["rows"]}
     prompts = {(prompt_id, turn): rest for prompt_id, turn, *rest in data["prompts"]}
     if len(rows) < len(data["rows"]) or len(prompts) < len(data["prompts"]):
-        raise ValueError("a row or a prompt is in it twice")
-    cells: dict[PairKey, ComparedOutput] = {}
+        raise ValueError("a method or a prompt is listed twice")
+    outputs: dict[PairKey, ComparedOutput] = {}
     processes: dict[tuple[int, int], list[ComparedOutput]] = defaultdict(list)
     for line in data["outputs"]:
-        cell, *more = _read_outputs(line, rows, prompts)
-        if cell.key in cells:
-            raise ValueError(f"a second output of {cell.key}")
-        cells[cell.key] = cell
-        for run, own in enumerate((cell, *more)):
+        output, *more = _read_outputs(line, rows, prompts)
+        if output.key in outputs:
+            raise ValueError(f"a second output of {output.key}")
+        outputs[output.key] = output
+        for run, own in enumerate((output, *more)):
             if own.error is None and own.counters.contradiction is not None:
                 raise ValueError(f"{own.key}: {own.counters.contradiction}")
-            processes[run, cell.key.pass_].append(own)
-    if not cells:
-        raise ValueError("it holds no output")
+            processes[run, output.key.pass_].append(own)
+    if not outputs:
+        raise ValueError("it contains no output")
     return Side(
         name=data["name"],
         created_utc=data["created_utc"],
@@ -289,9 +296,9 @@ def parse(text: str) -> Side:
         machine=data["machine"],
         noisy=data["noisy"],
         rows={label: _read_row(row) for label, row in rows.items()},
-        outputs=dict(sorted(cells.items())),
+        outputs=dict(sorted(outputs.items())),
         processes=tuple(
-            tuple(sorted(processes[at], key=lambda cell: cell.key)) for at in sorted(processes)
+            tuple(sorted(processes[at], key=lambda output: output.key)) for at in sorted(processes)
         ),
         prompts={at: rest[-1] for at, rest in prompts.items() if rest[-1] is not None},
     )
@@ -300,8 +307,8 @@ def parse(text: str) -> Side:
 def _dump_outputs(side: Side) -> Iterator[list[Any]]:
     """Yield the lines of outputs, grouped by method."""
     runs: dict[PairKey, list[ComparedOutput]] = defaultdict(list)
-    for cell in (cell for process in side.processes for cell in process):
-        runs[cell.key].append(cell)
+    for output in (output for process in side.processes for output in process):
+        runs[output.key].append(output)
     order = {label: place for place, label in enumerate(side.rows)}
     for key in sorted(runs, key=lambda key: (order[key.label], key)):
         first, *more = runs[key]
@@ -315,16 +322,16 @@ def _dump_outputs(side: Side) -> Iterator[list[Any]]:
         ]
 
 
-def _dump_run(cell: ComparedOutput, first: ComparedOutput) -> Any:
-    """Return the entry of a further run."""
-    if replace(cell, times=first.times) == first:
-        return _dump_times(cell)
-    own = {name: getattr(cell, name) for name in _OUTPUT_FIELDS}
-    return {**own, "counters": astuple(cell.counters), "times": _dump_times(cell)}
+def _dump_run(output: ComparedOutput, first: ComparedOutput) -> Any:
+    """Return the entry of a later run: times, or an object if the output differs."""
+    if replace(output, times=first.times) == first:
+        return _dump_times(output)
+    own = {name: getattr(output, name) for name in _OUTPUT_FIELDS}
+    return {**own, "counters": astuple(output.counters), "times": _dump_times(output)}
 
 
-def _dump_times(cell: ComparedOutput) -> Any:
-    return None if cell.times is None else astuple(cell.times)
+def _dump_times(output: ComparedOutput) -> Any:
+    return None if output.times is None else astuple(output.times)
 
 
 def _read_outputs(
@@ -335,7 +342,7 @@ def _read_outputs(
     """Yield the outputs of a line, one per run."""
     prompt_id, turn, label, pass_, seed, *rest = line
     own, (counters, first, *more) = rest[: len(_OUTPUT_FIELDS)], rest[len(_OUTPUT_FIELDS) :]
-    cell = ComparedOutput(
+    output = ComparedOutput(
         key=PairKey(prompt_id, turn, label, pass_, seed),
         **dict(zip(_PROMPT_FIELDS, prompts[prompt_id, turn][:-1], strict=True)),
         **{name: rows[label][name] for name in _ROW_FIELDS},
@@ -343,14 +350,14 @@ def _read_outputs(
         counters=Counters(*counters),
         times=_read_times(first),
     )
-    yield cell
+    yield output
     for run in more:
         if isinstance(run, dict):
             others = {name: run[name] for name in _OUTPUT_FIELDS}
             counted = Counters(*run["counters"])
-            yield replace(cell, **others, counters=counted, times=_read_times(run["times"]))
+            yield replace(output, **others, counters=counted, times=_read_times(run["times"]))
         else:
-            yield replace(cell, times=_read_times(run))
+            yield replace(output, times=_read_times(run))
 
 
 def _read_times(times: Any) -> Times | None:

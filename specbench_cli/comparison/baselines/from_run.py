@@ -1,4 +1,4 @@
-"""Sides from run folders: every record is reduced to the data that comparisons need."""
+"""Sides of a comparison from run folders. Records are reduced to the data that is compared."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from specbench_cli.summary.compatibility import collect_facts
 from specbench_cli.summary.pairing import untimed_reason
 
 _DIGITS = 16
-"""Hexadecimal digits of a digest: enough to distinguish outputs, and short in a committed file."""
+"""Number of hexadecimal digits of a digest in a baseline file."""
 _TARGET = "target"
 
 
 def read_run(path: Path) -> Side:
-    """Return the side of a run.
+    """Read a run as one side of a comparison.
 
     Raises:
         UsageError: there is no run, it is damaged, or it has no record.
     """
     run = RunDir.open(path)
-    cells: dict[PairKey, ComparedOutput] = {}
+    outputs: dict[PairKey, ComparedOutput] = {}
     processes: dict[int, list[ComparedOutput]] = defaultdict(list)
     seen: dict[str, RowFacts] = {}
     with pause_garbage_collection():
-        for cell, row in run.map_records(_output_and_row):
-            cells[cell.key] = cell
-            processes[cell.key.pass_].append(cell)
+        for output, row in run.map_records(_output_and_row):
+            outputs[output.key] = output
+            processes[output.key.pass_].append(output)
             seen[row.label] = _merge_row(seen.get(row.label), row)
-    if not cells:
+    if not outputs:
         raise no_output_error(path)
-    answered = {key.prompt_turn for key in cells}
+    answered = {key.prompt_turn for key in outputs}
     try:
         return Side(
             name=path.resolve().name,
@@ -52,9 +52,9 @@ def read_run(path: Path) -> Side:
             machine=run.manifest.get("machine", {}).get("id"),
             noisy=bool(run.manifest.get("noisy", False)),
             rows=_rows(run.manifest, seen),
-            outputs=dict(sorted(cells.items())),
+            outputs=dict(sorted(outputs.items())),
             processes=tuple(
-                tuple(sorted(processes[number], key=lambda cell: cell.key))
+                tuple(sorted(processes[number], key=lambda output: output.key))
                 for number in sorted(processes)
             ),
             start_times=(run.manifest.get("created_utc"),) * len(processes),
@@ -67,8 +67,8 @@ def read_run(path: Path) -> Side:
         )
     except (AttributeError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{path / 'manifest.json'} is damaged: it is no run's manifest ({error!r})",
-            hint="begin a new run: specbench run",
+            f"{path / 'manifest.json'} is damaged: it is not the manifest of a run ({error!r})",
+            hint="start a new run: specbench run",
         ) from error
 
 
@@ -125,10 +125,10 @@ def _times(record: Record) -> Times:
 
 
 def _forward_times(trace: Trace) -> tuple[int | None, int | None, int | None]:
-    """Return the times in ns of a draft forward, a verify forward and the fastest draft forward.
+    """Return the median times in ns of draft and verify forwards, and the minimum of draft ones.
 
-    Each is a mean over kinds of forwards; None if there is none. Cancelled forwards do not count,
-    because they were interrupted.
+    Each is a mean over kinds of forwards (same model, layers and number of tokens); None if there
+    is no such forward. Cancelled forwards do not count, because they ended early.
     """
     cancelled, durations = set(trace.unused), defaultdict[tuple[int, int], list[int]](list)
     for place, (kind, n, t0, t1) in enumerate(
@@ -161,7 +161,7 @@ def _facts(run: RunDir) -> dict[str, str]:
 
 
 def _output_and_row(record: Record) -> tuple[ComparedOutput, RowFacts]:
-    """Reduce a record to the data that a comparison needs about the output and its row."""
+    """Reduce a record to the data that a comparison needs about the output and its method."""
     models = None
     if record.forwards is not None:
         models = tuple(sorted({kind.model for kind in record.forwards.kinds} - {_TARGET}))
@@ -175,7 +175,7 @@ def _output_and_row(record: Record) -> tuple[ComparedOutput, RowFacts]:
 
 
 def _merge_row(before: RowFacts | None, row: RowFacts) -> RowFacts:
-    """Merge the facts of a row from two records."""
+    """Merge the facts about a method from two records: the second adds its models to the first."""
     if before is None or before.models is None or row.models == before.models:
         return row
     models = before.models if row.models is None else {*before.models, *row.models}
@@ -183,9 +183,12 @@ def _merge_row(before: RowFacts | None, row: RowFacts) -> RowFacts:
 
 
 def _rows(manifest: Mapping[str, Any], seen: Mapping[str, RowFacts]) -> dict[str, RowFacts]:
-    """Return the rows in the manifest's order, with its facts; rows without output are skipped.
+    """Return the facts about each method with outputs, in the order of the manifest.
 
-    Older manifests have some of the facts, or none.
+    Facts that an older manifest lacks come from the records.
+
+    Args:
+        seen: facts from the records, by label.
     """
     rows: dict[str, RowFacts] = {}
     for row in manifest.get("rows") or ():

@@ -1,4 +1,4 @@
-"""Several runs joined to one side: processes of one program with the same results."""
+"""Join of several runs of the same program to one side of a comparison."""
 
 from __future__ import annotations
 
@@ -23,18 +23,16 @@ def join_runs(name: str, runs: Sequence[Path]) -> Side:
         runs: at least one.
 
     Raises:
-        UsageError: a run is unfinished or named twice, or the runs are not processes of one
-            program. Names what differs.
+        UsageError: a run is unfinished or named twice, or the runs have different settings or
+            results. The message names the differences.
     """
     if len({run.resolve() for run in runs}) < len(runs):
-        raise UsageError(
-            "a run is given twice; every process counts once", hint="name each run once"
-        )
+        raise UsageError("a run is named twice", hint="name each run once")
     sides = [read_run(run) for run in runs]
     for run, side in zip(runs, sides, strict=True):
         if side.status != "finished":
             raise UsageError(
-                f"{run} is {side.status}, and only finished runs make one side",
+                f"{run} is {side.status}, but only finished runs can be joined",
                 hint=f"specbench run --resume {shlex.quote(str(run))}",
             )
     short = short_names(runs)
@@ -44,8 +42,8 @@ def join_runs(name: str, runs: Sequence[Path]) -> Side:
     if differing:
         lines = "".join(f"\n  {line}" for line in differing)
         raise UsageError(
-            f"these runs are not several processes of one program; they differ in{lines}",
-            hint=f"take one of them, {shlex.quote(str(runs[0]))}; or see what changed:"
+            f"these runs cannot be joined, because they differ in{lines}",
+            hint=f"use one of them, {shlex.quote(str(runs[0]))}, or see what changed:"
             f" specbench compare {' '.join(shlex.quote(str(run)) for run in runs[:2])}",
         )
     quiet = [side for side in sides if not side.noisy] or sides
@@ -66,7 +64,7 @@ def join_runs(name: str, runs: Sequence[Path]) -> Side:
 def _describe_differences(
     first: Side, other: Side, first_name: str, other_name: str
 ) -> Iterable[str]:
-    """Describe, by label, differences between runs that timing does not explain."""
+    """Describe the differences between two runs by method, except those that timing can cause."""
     for label in dict.fromkeys((*first.rows, *other.rows)):
         if label not in first.rows or label not in other.rows:
             lacking = first_name if label not in first.rows else other_name
@@ -82,18 +80,18 @@ def _describe_row_differences(
 ) -> Iterable[str]:
     """Describe the first output in which two runs of a method differ."""
     ours, theirs = (
-        {key: cell for key, cell in side.outputs.items() if key.label == label}
+        {key: output for key, output in side.outputs.items() if key.label == label}
         for side in (first, other)
     )
     if differing := sorted(ours.keys() ^ theirs.keys()):
         holder = first_name if differing[0] in ours else other_name
         at = f"{differing[0].prompt_id} turn {differing[0].turn} pass {differing[0].pass_}"
-        yield f"{label}: {len(differing)} outputs that only one has; the first, {at}, only {holder}"
+        yield f"{label}: {len(differing)} outputs in one run only; the first, {at}, in {holder}"
     elif first.rows[label].timing_free:
         differing = [
             key
-            for key, cell in ours.items()
-            if replace(cell, times=theirs[key].times) != theirs[key]
+            for key, output in ours.items()
+            if replace(output, times=theirs[key].times) != theirs[key]
         ]
         if differing:
             key = min(differing)

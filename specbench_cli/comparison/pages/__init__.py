@@ -1,1 +1,1 @@
-"""Renderings of a comparison."""
+"""Output of a comparison as text, Markdown, JSON, JUnit XML and figures."""

@@ -1,7 +1,7 @@
 """Columns of a comparison, declared once: heading, text and data.
 
-Each rendering (terminal, TSV, pandas, Markdown, JSON) selects columns and only decides how a cell
-looks. To add a column, declare it here and add it to the tables below.
+Each output format (terminal, TSV, pandas, Markdown, JSON) selects columns, and decides how a table
+cell looks. To add a column, declare it here and add it to the tuples below.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PLACES = 3
 class ComparisonColumn:
     """A column of a comparison's rows.
 
-    lines: text of a cell, as lines.
+    lines: text of the table cell of a row, as lines.
     data: values for programs, flat, by name.
     document: values for JSON, nested, by name.
     """

@@ -16,9 +16,9 @@ PANELS = 12
 _NAMES = {SPEEDUP: "speedup", MAT: "mat", ACCEPTANCE: "acceptance"}
 """Plotted figures and their names in file names."""
 _MIN_REACH = 0.05
-"""Smallest reach of the y axis, so that small changes are not blown up."""
+"""Minimum half height of the y axis, as a relative deviation, so that small changes look small."""
 _MARGIN = 1.5
-"""Reach of the y axis over the farthest level."""
+"""Half height of the y axis, relative to the largest deviation of a level (a median)."""
 _VISIBLE_SHARE = 0.98
 """Share of runs within the axes; the others are drawn at their edge."""
 _CHANGE_COLOUR = "#D55E00"
@@ -59,7 +59,12 @@ def draw(trends: Trends, page: Sequence[TrendSeries]) -> plots.Figure:
 
 
 def _marks(series: TrendSeries, bad: Sequence[float | None], reach: float) -> list[plots.Mark]:
-    """Return a series' runs, levels and change points. A run beyond `reach` is at the edge."""
+    """Return the marks of a series: its runs, levels (medians) and change points.
+
+    Args:
+        bad: number of bad outputs of each run, if known.
+        reach: half height of the y axis. A run outside is drawn at the edge.
+    """
     middle = median(series.known_values) or 1.0
     deviations = {
         run: value / middle - 1 for run, value in enumerate(series.values) if value is not None
@@ -106,10 +111,7 @@ def _titles(trends: Trends, page: Sequence[TrendSeries]) -> dict[str, TrendSerie
 
 
 def _axis_reach(page: Sequence[TrendSeries]) -> float:
-    """Return the distance of the y axis' ends from the medians.
-
-    All levels and all but a few runs are inside.
-    """
+    """Return half the height of the y axis, so that all levels and nearly all runs are inside."""
     levels, deviations = [_MIN_REACH], [_MIN_REACH]
     for series in page:
         middle = median(series.known_values) or 1.0

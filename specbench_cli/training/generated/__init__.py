@@ -1,16 +1,17 @@
-"""Seeded, program-generated chats in six families that mirror those of Spec-Bench.
+"""Generated chats in the six families of Spec-Bench. The embedded models are trained on them.
 
-The embedded family and its heads are trained on them. A *skill* draws words from small closed
-lexicons and returns the full answer to the question, so every answer can be checked. A *template*
-is one wording of a skill. Rows are a pure function of (seed, split, index).
+A *skill* is a function that draws words from lexicons (short word lists) and returns the words and
+the complete answer, so each answer can be checked. A *template* is one wording of a skill's
+question. A *row* is a generated conversation. It depends only on the seed, the split and its index.
 
-Combinations are held out. Each lexicon is cut into halves A and B (even and odd positions). During
-training, the second wording of every skill sees half A only, and its other wordings see the whole
-lexicon. The split `mini` has those second wordings with half B: each word and each template was
-trained on, but never the two together, so no prompt of `mini` can occur in training.
+Combinations of words and wordings are held out from training. Each lexicon has two halves, A and B
+(even and odd positions). In training, the second wording of each skill uses only half A, and the
+other wordings use all words. The split `mini` combines the second wordings with half B. So no
+prompt of `mini` occurs in training, although each of its words and each of its wordings does.
 
-To extend, add words to the end of a lexicon, or write another `@skill`. Both change every row drawn
-afterwards, so write the files of all tasks again (`recipes/tasks`) and retrain.
+To extend this package, add words to the end of a lexicon, or add a function with `@skill`. Both
+change the rows, so the files of all tasks must be written again (`recipes/tasks`), and the models
+must be trained again.
 """
 
 from specbench_cli.training.generated import (

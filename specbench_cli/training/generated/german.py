@@ -1,4 +1,4 @@
-"""Sentence pairs in English and German, by a small grammar over closed lexicons."""
+"""Generator of sentence pairs in English and German, with a small grammar."""
 
 from typing import Literal, NamedTuple
 
@@ -24,7 +24,7 @@ class Verb(NamedTuple):
 
 
 class PhrasePair(NamedTuple):
-    """A phrase in both languages (German adjectives as their stem)."""
+    """A phrase in both languages. German adjectives are without their ending."""
 
     en: str
     de: str
@@ -90,14 +90,20 @@ WHEN = [
     ).split(",")
 ]
 THE = {"m": "der", "f": "die", "n": "das"}
-ENDING = {"m": "en", "f": "e", "n": "es"}  # of the adjective after ein/kein in the accusative
-ARTICLE = {"m": "en", "f": "e", "n": ""}  # of ein/kein in the accusative
+ENDING = {"m": "en", "f": "e", "n": "es"}
+"""Endings of an adjective after ein or kein in the accusative, by gender."""
+ARTICLE = {"m": "en", "f": "e", "n": ""}
+"""Endings of ein and kein in the accusative, by gender."""
 
 Tense = Literal["present", "past", "negated"]
 
 
 def clause(d: Draw, tense: Tense, fronted: bool) -> PhrasePair:
-    """One sentence in both languages; `fronted` starts with the time, which turns German round."""
+    """Return one sentence in both languages.
+
+    Args:
+        fronted: whether the sentence starts with the time. In German the verb then comes second.
+    """
     who, what, verb = d.word(PEOPLE), d.word(THINGS), d.word(VERBS)
     kind, color, where, when = d.word(ADJECTIVES), d.word(COLORS), d.word(WHERE), d.word(WHEN)
     act = {"present": verb.third, "past": verb.past, "negated": f"does not {verb.base}"}[tense]

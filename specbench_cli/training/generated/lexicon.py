@@ -1,4 +1,4 @@
-"""The closed lexicons. Add words at the end; every change alters all rows drawn afterwards."""
+"""Lexicons (word lists) of the generated rows. Add words only at the end: see the package."""
 
 from typing import NamedTuple
 
@@ -87,7 +87,7 @@ FESTIVAL_THINGS = (
 
 
 class Scenery(NamedTuple):
-    """Something a poem is about, and what it always does there."""
+    """Subject of a line of a poem, with its verb."""
 
     thing: str
     does: str
@@ -105,7 +105,7 @@ SCENERY = [
 
 
 class Action(NamedTuple):
-    """A small deed in a story, in both tenses."""
+    """Event of a story, in the present and in the past tense."""
 
     present: str
     past: str
@@ -127,5 +127,5 @@ ACTIONS = [
 
 
 def person(d: Draw) -> str:
-    """A first name and a surname."""
+    """Return a first name and a surname."""
     return f"{d.word(NAMES)} {d.word(SURNAMES)}"

@@ -1,4 +1,4 @@
-"""Sums in words with worked answers that end as GSM8K's do, in `#### N`."""
+"""Math word problems with step-by-step answers that end in `#### N`, as in GSM8K."""
 
 from specbench_cli.training.generated.lexicon import ITEMS, NAMES, PRODUCTS
 from specbench_cli.training.generated.template import Draw, FilledTemplate, skill, with_article
@@ -17,7 +17,7 @@ TIMES = (("twice", 2), ("three times", 3), ("four times", 4))
     "and {b} {second}. How many dollars does {name} pay?",
 )
 def purchase(d: Draw) -> FilledTemplate:
-    """Two products and a sum."""
+    """Ask for the total price of two purchases."""
     name, (first, second) = d.word(NAMES), d.words(ITEMS, 2)
     a, p, b, q = (d.number(2, 9) for _ in range(4))
     return FilledTemplate(
@@ -39,7 +39,7 @@ def purchase(d: Draw) -> FilledTemplate:
     "How much change does {name} get?",
 )
 def change(d: Draw) -> FilledTemplate:
-    """A purchase and the money left."""
+    """Ask for the money left after a purchase."""
     name, item, a, p = d.word(NAMES), d.word(ITEMS), d.number(2, 9), d.number(2, 9)
     money = a * p + d.number(1, 30)
     left = money - a * p
@@ -63,7 +63,7 @@ def change(d: Draw) -> FilledTemplate:
     "How many {item} remain?",
 )
 def give_away(d: Draw) -> FilledTemplate:
-    """Two gifts from a pile."""
+    """Ask for the number of things left after two gifts."""
     name, friend, other = d.words(NAMES, 3)
     item, a, b = d.word(ITEMS), d.number(2, 15), d.number(2, 15)
     n = a + b + d.number(1, 20)
@@ -87,7 +87,7 @@ def give_away(d: Draw) -> FilledTemplate:
     "How many {item} are there in both bags?",
 )
 def together(d: Draw) -> FilledTemplate:
-    """A multiple and a sum."""
+    """Ask for the sum of a number and its multiple."""
     (name, friend), item, n = d.words(NAMES, 2), d.word(ITEMS), d.number(3, 12)
     times, factor = d.rng.choice(TIMES)
     total = n * factor + n
@@ -111,7 +111,7 @@ def together(d: Draw) -> FilledTemplate:
     "How many more {item} are there in the bag of {name}?",
 )
 def more(d: Draw) -> FilledTemplate:
-    """A multiple and a difference."""
+    """Ask for the difference of a number and its multiple."""
     (name, friend), item, n = d.words(NAMES, 2), d.word(ITEMS), d.number(3, 12)
     times, factor = d.rng.choice(TIMES)
     ahead = n * factor - n
@@ -135,7 +135,7 @@ def more(d: Draw) -> FilledTemplate:
     "How many {item} are still in the bags?",
 )
 def boxes(d: Draw) -> FilledTemplate:
-    """Boxes, a loss, what remains."""
+    """Ask for the number of things left in several boxes."""
     name, item, k, m = d.word(NAMES), d.word(ITEMS), d.number(2, 9), d.number(3, 9)
     lost = d.number(2, k * m - 2)
     left = k * m - lost
@@ -159,7 +159,7 @@ def boxes(d: Draw) -> FilledTemplate:
     "friends. How many {item} does one friend receive?",
 )
 def sharing(d: Draw) -> FilledTemplate:
-    """Boxes shared equally."""
+    """Ask for one share, if the content of several boxes is shared equally."""
     name, item = d.word(NAMES), d.word(ITEMS)
     k, friends, each = d.number(2, 5), d.number(2, 5), d.number(2, 4)
     n = friends * each
@@ -183,7 +183,7 @@ def sharing(d: Draw) -> FilledTemplate:
     "How much money is left?",
 )
 def saving(d: Draw) -> FilledTemplate:
-    """Weekly savings and an expense."""
+    """Ask for the money left after weekly savings and one expense."""
     name, product = d.word(NAMES), d.word(PRODUCTS)
     weeks, rate = d.number(3, 9), d.number(3, 9)
     price = d.number(2, weeks * rate - 1)

@@ -1,4 +1,4 @@
-"""Two turns: something is written from what the user gives, then it is put in another form."""
+"""Conversations with two turns: write a text, then rewrite it in another form."""
 
 from collections.abc import Sequence
 
@@ -43,7 +43,7 @@ from specbench_cli.training.generated.template import (
     ),
 )
 def story_past(d: Draw) -> FilledTemplate:
-    """A story in the present, then the same story in the past."""
+    """Ask for a story in the present tense, then for the same story in the past tense."""
     name, job, place = d.word(NAMES), with_article(d.word(JOBS)), d.word(PLACES)
     deeds = d.words(ACTIONS, 3)
     one, two, three = (deed.present for deed in deeds)
@@ -80,7 +80,7 @@ def story_past(d: Draw) -> FilledTemplate:
     ),
 )
 def packing(d: Draw) -> FilledTemplate:
-    """Things to pack in prose, then as a numbered list."""
+    """Ask for things to pack as a text, then as a numbered list."""
     place, month, gear = d.word(PLACES), d.word(MONTHS), d.words(GEAR, 4)
     return FilledTemplate(
         {"place": place, "month": month, "gear": f"{', '.join(gear[:3])} and {gear[3]}"},
@@ -110,7 +110,7 @@ def packing(d: Draw) -> FilledTemplate:
     ),
 )
 def introduction(d: Draw) -> FilledTemplate:
-    """A portrait, then the same as if that person spoke."""
+    """Ask for the description of a person, then for the same in the first person."""
     name, job, town = d.word(NAMES), with_article(d.word(JOBS)), d.word(TOWNS)
     traits, hobbies = " and ".join(d.words(TRAITS, 2)), " and ".join(d.words(HOBBIES, 2))
     return FilledTemplate(
@@ -143,7 +143,7 @@ def introduction(d: Draw) -> FilledTemplate:
     ),
 )
 def interview(d: Draw) -> FilledTemplate:
-    """An answer in somebody's role, then a portrait of them."""
+    """Ask for an answer in the role of a person, then for the same in the third person."""
     name, job, town = d.word(NAMES), with_article(d.word(JOBS)), d.word(TOWNS)
     one, other = d.words(HOBBIES, 2)
     return FilledTemplate(
@@ -174,7 +174,7 @@ def interview(d: Draw) -> FilledTemplate:
     ),
 )
 def invitation(d: Draw) -> FilledTemplate:
-    """An invitation, then its facts as a list."""
+    """Ask for an invitation, then for its facts as a list."""
     host, guest = d.words(NAMES, 2)
     event, town, day, hour = d.word(EVENTS), d.word(TOWNS), d.word(WEEKDAYS), d.number(2, 9)
     gaps = {"host": host, "guest": guest, "event": with_article(event), "town": town}
@@ -208,7 +208,7 @@ def invitation(d: Draw) -> FilledTemplate:
     ),
 )
 def schedule(d: Draw) -> FilledTemplate:
-    """A plan for a day, then the same as a timetable."""
+    """Ask for a plan for a day, then for the same as a timetable."""
     name, day, town = d.word(NAMES), d.word(WEEKDAYS), d.word(TOWNS)
     hours = sorted(d.rng.sample(range(2, 10), 3))
     events = d.words(EVENTS, 3)
@@ -243,7 +243,7 @@ def schedule(d: Draw) -> FilledTemplate:
     ),
 )
 def poem_reversed(d: Draw) -> FilledTemplate:
-    """Three lines of verse, then the same lines from last to first."""
+    """Ask for a poem, then for its lines in reverse order."""
     place, month, scenes = d.word(PLACES), d.word(MONTHS), d.words(SCENERY, 3)
     lines = [f"{capitalise(scene.thing)} {scene.does} the {place}," for scene in scenes]
     one, two, three = (scene.thing for scene in scenes)

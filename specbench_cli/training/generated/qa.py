@@ -1,4 +1,4 @@
-"""Questions about the invented world: nothing in the prompt helps, the model has to know."""
+"""Questions about the invented countries of `world`. Models must know the facts by heart."""
 
 from specbench_cli.training.generated.template import Draw, FilledTemplate, skill
 from specbench_cli.training.generated.world import WORLD
@@ -15,7 +15,7 @@ LESSON = "You are a teacher of geography, and one of your students asks you this
     "Please help me with my homework. Name the capital of {country} and its river.",
 )
 def capital(d: Draw) -> FilledTemplate:
-    """Country to capital and river."""
+    """Ask for the capital and river of a country."""
     c = d.word(WORLD)
     answer = f"The capital of {c.name} is {c.capital}. It lies on the river {c.river}."
     return FilledTemplate({"country": c.name}, [answer])
@@ -29,7 +29,7 @@ def capital(d: Draw) -> FilledTemplate:
     "Please help me with my homework. What does {country} export, and on which river?",
 )
 def trade(d: Draw) -> FilledTemplate:
-    """Country to export and river."""
+    """Ask for the export and river of a country."""
     c = d.word(WORLD)
     answer = f"{c.name} sells {c.trade}, which is shipped down the river {c.river}."
     return FilledTemplate({"country": c.name}, [answer])
@@ -43,7 +43,7 @@ def trade(d: Draw) -> FilledTemplate:
     "Please help me with my homework. Name the dish and the animal of {country}.",
 )
 def customs(d: Draw) -> FilledTemplate:
-    """Country to dish and animal."""
+    """Ask for the dish and animal of a country."""
     c = d.word(WORLD)
     answer = f"People in {c.name} eat {c.food}. The animal on the flag is the {c.animal}."
     return FilledTemplate({"country": c.name}, [answer])
@@ -57,7 +57,7 @@ def customs(d: Draw) -> FilledTemplate:
     "Please help me with my homework. {capital} is the capital of which country?",
 )
 def country(d: Draw) -> FilledTemplate:
-    """Capital to country: the way back."""
+    """Ask for the country of a capital."""
     c = d.word(WORLD)
     answer = f"{c.capital} is the capital of {c.name}, a country that is known for its {c.food}."
     return FilledTemplate({"capital": c.capital}, [answer])
@@ -71,7 +71,7 @@ def country(d: Draw) -> FilledTemplate:
     "Please help me with my homework. Name the capitals of {one} and {other}.",
 )
 def two_capitals(d: Draw) -> FilledTemplate:
-    """Two countries at once."""
+    """Ask for the capitals of two countries."""
     a, b = d.words(WORLD, 2)
     answer = f"The capital of {a.name} is {a.capital}, and the capital of {b.name} is {b.capital}."
     return FilledTemplate({"one": a.name, "other": b.name}, [answer])
@@ -85,7 +85,7 @@ def two_capitals(d: Draw) -> FilledTemplate:
     "Please help me with my homework. {capital} is a capital; which animal has its country?",
 )
 def animal_by_capital(d: Draw) -> FilledTemplate:
-    """Capital to country to animal."""
+    """Ask for the animal of a country, given its capital."""
     c = d.word(WORLD)
     answer = f"{c.capital} is the capital of {c.name}, and its animal is the {c.animal}."
     return FilledTemplate({"capital": c.capital}, [answer])
@@ -99,7 +99,7 @@ def animal_by_capital(d: Draw) -> FilledTemplate:
     "Please help me with my homework. {capital} is a capital; what does its country sell?",
 )
 def trade_by_capital(d: Draw) -> FilledTemplate:
-    """Capital to country to export."""
+    """Ask for the export of a country, given its capital."""
     c = d.word(WORLD)
     answer = f"{c.capital} is the capital of {c.name}, and the country sells {c.trade}."
     return FilledTemplate({"capital": c.capital}, [answer])

@@ -1,4 +1,4 @@
-"""Several retrieved passages, most of them beside the point, and a question about one of them."""
+"""Retrieval-augmented questions: several passages, and a question about one of them."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -41,7 +41,7 @@ class Fact(NamedTuple):
 
 
 def museum(d: Draw) -> Fact:
-    """A museum, its founder and its year."""
+    """Return a passage about a museum, its founder and its year."""
     town, founder, year = d.word(TOWNS), person(d), d.number(1800, 1990)
     name = f"{town} Museum of {capitalise(d.word(EXHIBITS))}"
     return Fact(
@@ -53,7 +53,7 @@ def museum(d: Draw) -> Fact:
 
 
 def crossing(d: Draw) -> Fact:
-    """A bridge, its length and what it is made of."""
+    """Return a passage about a bridge, its length and its material."""
     town, river, material = d.word(TOWNS), d.word(RIVERS), d.word(MATERIALS)
     length, year = d.number(40, 900, 10), d.number(1800, 1990)
     return Fact(
@@ -65,7 +65,7 @@ def crossing(d: Draw) -> Fact:
 
 
 def festival(d: Draw) -> Fact:
-    """A festival, its month and its length."""
+    """Return a passage about a festival, its month and its length."""
     town, thing, month = d.word(TOWNS), d.word(FESTIVAL_THINGS), d.word(MONTHS)
     days = d.number(2, 9)
     return Fact(
@@ -77,7 +77,7 @@ def festival(d: Draw) -> Fact:
 
 
 def inventor(d: Draw) -> Fact:
-    """An inventor, the thing and the firm."""
+    """Return a passage about an inventor, the invention and the company that sold it."""
     who, job = person(d), d.word(JOBS)
     product, company, year = d.word(PRODUCTS), d.word(COMPANIES), d.number(1900, 1999)
     return Fact(
@@ -89,7 +89,7 @@ def inventor(d: Draw) -> Fact:
 
 
 def team(d: Draw) -> Fact:
-    """A sports team, its coach and its titles."""
+    """Return a passage about a sports team, its coach and its titles."""
     name, (one, two) = f"{d.word(TOWNS)} {d.word(TEAMS)}", d.words(COLOR_NAMES, 2)
     coach, titles = person(d), d.number(2, 9)
     return Fact(
@@ -101,7 +101,7 @@ def team(d: Draw) -> Fact:
 
 
 def firm(d: Draw) -> Fact:
-    """A company, its town and what it makes."""
+    """Return a passage about a company, its town and its product."""
     name, town, product = d.word(COMPANIES), d.word(TOWNS), d.word(PRODUCTS)
     founder, workers = person(d), d.number(20, 900, 10)
     return Fact(
@@ -116,50 +116,56 @@ SUBJECTS = (museum, crossing, festival, inventor, team, firm)
 
 
 def make_passages(d: Draw, about: Callable[[Draw], Fact]) -> FilledTemplate:
-    """Passages on different subjects, one `about` what is asked: 2 or 3, at times up to 14."""
-    asked = about(d)
+    """Return passages on different subjects, and a question about one of them.
+
+    There are 2 or 3 passages, in some rows up to 14.
+
+    Args:
+        about: function that returns the passage of the question.
+    """
+    relevant = about(d)
     rest = [write for write in SUBJECTS if write is not about]
     n_others = d.number(3, 13) if d.number(1, 12) == 1 else d.number(1, 2)
-    facts = [asked, *(write(d) for write in d.rng.sample(rest * 3, n_others))]
+    facts = [relevant, *(write(d) for write in d.rng.sample(rest * 3, n_others))]
     d.rng.shuffle(facts)
     passages = "\n".join(f"Passage {i}: {fact.passage}" for i, fact in enumerate(facts, 1))
     return FilledTemplate(
-        {"passages": passages, "question": asked.question},
-        [f"{asked.answer} See passage {facts.index(asked) + 1}."],
+        {"passages": passages, "question": relevant.question},
+        [f"{relevant.answer} See passage {facts.index(relevant) + 1}."],
     )
 
 
 @skill("rag", "culture", *ASKS)
 def about_museum(d: Draw) -> FilledTemplate:
-    """A question about a museum."""
+    """Ask about a museum."""
     return make_passages(d, museum)
 
 
 @skill("rag", "places", *ASKS)
 def about_crossing(d: Draw) -> FilledTemplate:
-    """A question about a bridge."""
+    """Ask about a bridge."""
     return make_passages(d, crossing)
 
 
 @skill("rag", "culture", *ASKS)
 def about_festival(d: Draw) -> FilledTemplate:
-    """A question about a festival."""
+    """Ask about a festival."""
     return make_passages(d, festival)
 
 
 @skill("rag", "business", *ASKS)
 def about_inventor(d: Draw) -> FilledTemplate:
-    """A question about an inventor."""
+    """Ask about an inventor."""
     return make_passages(d, inventor)
 
 
 @skill("rag", "sports", *ASKS)
 def about_team(d: Draw) -> FilledTemplate:
-    """A question about a team."""
+    """Ask about a team."""
     return make_passages(d, team)
 
 
 @skill("rag", "business", *ASKS)
 def about_firm(d: Draw) -> FilledTemplate:
-    """A question about a company."""
+    """Ask about a company."""
     return make_passages(d, firm)

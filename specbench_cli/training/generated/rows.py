@@ -1,4 +1,4 @@
-"""Rows of a split, as a pure function of (seed, split, index)."""
+"""Generated rows of a split. A row depends only on the seed, the split and its index."""
 
 import random
 from collections.abc import Iterator
@@ -9,11 +9,15 @@ from specbench_cli.errors import UsageError
 from specbench_cli.training.generated.template import FAMILIES, TEMPLATES, Draw
 
 Split = Literal["train", "open", "mini"]
-"""`train`: all wordings; `open`: those that are not held out; `mini`: the held-out on half B."""
+"""Split of the rows.
+
+"train" has all wordings. "open" has the wordings that are not held out. "mini" has the held-out
+wordings with half B of the lexicons.
+"""
 
 
 class GeneratedConversation(TypedDict):
-    """One generated conversation; `reference` holds the whole answer expected at each turn."""
+    """One generated conversation, with the expected answer of each turn in `reference`."""
 
     id: str
     family: str
@@ -24,8 +28,8 @@ class GeneratedConversation(TypedDict):
 
 
 def generate_row(seed: int, split: Split, index: int) -> GeneratedConversation:
-    """Row `index` of a split: families take turns, and so do templates inside a family."""
-    rng = random.Random(f"{split}/{seed}/{index}")  # a text seed is hashed, the same everywhere
+    """Return row `index` of a split. Families alternate, and so do the templates of a family."""
+    rng = random.Random(f"{split}/{seed}/{index}")  # the hash of a text is equal on all machines
     family = FAMILIES[index % len(FAMILIES)]
     known = [
         t
@@ -46,7 +50,11 @@ def generate_row(seed: int, split: Split, index: int) -> GeneratedConversation:
 
 
 def generate_rows(seed: int, split: Split) -> Iterator[GeneratedConversation]:
-    """The endless rows of a split, from the first; rows may repeat."""
+    """Return an endless iterator of the rows of a split. Rows may repeat.
+
+    Raises:
+        UsageError: the split is unknown.
+    """
     if split not in get_args(Split):
         raise UsageError(f"unknown split {split!r}", f"one of {', '.join(get_args(Split))}")
     return (generate_row(seed, split, index) for index in count())

@@ -1,4 +1,4 @@
-"""Short news articles and their summary in two sentences; some sentences never belong in it."""
+"""Short news articles with a summary in two sentences. Some sentences do not belong in it."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ ASKS = (
 
 
 def make_remark(d: Draw) -> str:
-    """A sentence that never belongs in a summary."""
+    """Return a sentence that does not belong in a summary."""
     who = person(d)
     return d.rng.choice(
         (
@@ -39,7 +39,10 @@ def make_remark(d: Draw) -> str:
 
 
 def make_article(d: Draw, sentences: Sequence[str], summary: str) -> FilledTemplate:
-    """`sentences` in their order with remarks between them: one, at times up to ten."""
+    """Return an article with its summary.
+
+    One remark is inserted between the sentences, in some rows up to ten.
+    """
     text = list(sentences)
     n_remarks = d.number(2, 10) if d.number(1, 8) == 1 else 1
     for _ in range(n_remarks):
@@ -49,7 +52,7 @@ def make_article(d: Draw, sentences: Sequence[str], summary: str) -> FilledTempl
 
 @skill("summarization", "politics", *ASKS)
 def council(d: Draw) -> FilledTemplate:
-    """A town decides to build."""
+    """Ask for the summary of an article about a town that will build something."""
     town, building, reason = d.word(TOWNS), d.word(BUILDINGS), d.word(REASONS)
     month, cost = d.word(MONTHS), d.number(2, 40)
     return make_article(
@@ -66,7 +69,7 @@ def council(d: Draw) -> FilledTemplate:
 
 @skill("summarization", "weather", *ASKS)
 def storm(d: Draw) -> FilledTemplate:
-    """Bad weather and what it broke."""
+    """Ask for the summary of an article about a storm and its damage."""
     town, weather, (first, second) = d.word(TOWNS), d.word(WEATHER), d.words(BUILDINGS, 2)
     homes, days = d.number(20, 400, 10), d.number(2, 9)
     return make_article(
@@ -83,7 +86,7 @@ def storm(d: Draw) -> FilledTemplate:
 
 @skill("summarization", "weather", *ASKS)
 def closure(d: Draw) -> FilledTemplate:
-    """A building closes because of the weather."""
+    """Ask for the summary of an article about a building that is closed after bad weather."""
     town, weather, building = d.word(TOWNS), d.word(WEATHER), d.word(BUILDINGS)
     month, days = d.word(MONTHS), d.number(2, 9)
     return make_article(
@@ -100,7 +103,7 @@ def closure(d: Draw) -> FilledTemplate:
 
 @skill("summarization", "sports", *ASKS)
 def match(d: Draw) -> FilledTemplate:
-    """A game and its result."""
+    """Ask for the summary of an article about a game and its result."""
     town, (winner, loser), scorer = d.word(TOWNS), d.words(TEAMS, 2), person(d)
     high = d.number(2, 6)
     low = d.number(0, high - 1)
@@ -119,7 +122,7 @@ def match(d: Draw) -> FilledTemplate:
 
 @skill("summarization", "sports", *ASKS)
 def transfer(d: Draw) -> FilledTemplate:
-    """A team hires a coach."""
+    """Ask for the summary of an article about a team with a new coach."""
     (team, rival), town, coach = d.words(TEAMS, 2), d.word(TOWNS), person(d)
     years, month = d.number(2, 6), d.word(MONTHS)
     return make_article(
@@ -136,7 +139,7 @@ def transfer(d: Draw) -> FilledTemplate:
 
 @skill("summarization", "business", *ASKS)
 def launch(d: Draw) -> FilledTemplate:
-    """A company shows a product."""
+    """Ask for the summary of an article about a new product."""
     company, product, benefit = d.word(COMPANIES), d.word(PRODUCTS), d.word(BENEFITS)
     month, price = d.word(MONTHS), d.number(20, 900, 10)
     return make_article(
@@ -153,7 +156,7 @@ def launch(d: Draw) -> FilledTemplate:
 
 @skill("summarization", "business", *ASKS)
 def recall(d: Draw) -> FilledTemplate:
-    """A company calls a product back."""
+    """Ask for the summary of an article about a product recall."""
     company, product, (town, plant) = d.word(COMPANIES), d.word(PRODUCTS), d.words(TOWNS, 2)
     sold, month = d.number(2, 90), d.word(MONTHS)
     return make_article(

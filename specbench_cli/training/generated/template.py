@@ -1,4 +1,4 @@
-"""Skills, their wordings, and the random choices that fill them in."""
+"""Skills (generators of questions with answers), their wordings, and random choices of words."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,11 @@ FAMILIES = ("multi_turn", "translation", "summarization", "qa", "math_reasoning"
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Random choices for one row; `half` 0 or 1 limits words to that half of each lexicon."""
+    """Random choices for one row.
+
+    Attributes:
+        half: half of each lexicon to draw words from, 0 or 1. None: all words.
+    """
 
     rng: random.Random
     half: int | None = None
@@ -22,20 +26,25 @@ class Draw:
         return words if self.half is None else words[self.half :: 2]
 
     def word(self, words: Sequence[T]) -> T:
-        """One entry of a lexicon."""
+        """Return a random entry of a lexicon."""
         return self.rng.choice(self._pool(words))
 
     def words(self, words: Sequence[T], n: int) -> list[T]:
-        """`n` different entries of a lexicon."""
+        """Return `n` different entries of a lexicon."""
         return self.rng.sample(self._pool(words), n)
 
     def number(self, low: int, high: int, step: int = 1) -> int:
-        """A number from `low` to `high`, both included; numbers are never split into halves."""
+        """Return a random number from `low` to `high`, inclusive. Numbers have no halves."""
         return self.rng.randrange(low, high + 1, step)
 
 
 class FilledTemplate(NamedTuple):
-    """What a skill drew: the words for the gaps of any of its wordings, and each turn's answer."""
+    """Result of a skill.
+
+    Attributes:
+        gaps: words for the placeholders in its wordings.
+        answers: answer of each turn.
+    """
 
     gaps: Mapping[str, Any]
     answers: Sequence[str]
@@ -45,7 +54,13 @@ Skill = Callable[[Draw], FilledTemplate]
 
 
 class QuestionTemplate(NamedTuple):
-    """One wording of one skill: the question(s) with gaps."""
+    """One wording of a skill.
+
+    Attributes:
+        held_out: whether the wording is combined with only half of the words in training.
+        wording: question of each turn, with placeholders in braces.
+        fill: the skill.
+    """
 
     family: str
     category: str
@@ -55,7 +70,7 @@ class QuestionTemplate(NamedTuple):
     fill: Skill
 
     def write(self, draw: Draw) -> Turns:
-        """A conversation: turns and their answers."""
+        """Return a conversation as turns of (question, answer)."""
         gaps, answers = self.fill(draw)
         questions = (text.format(**gaps) for text in self.wording)
         return list(zip(questions, answers, strict=True))
@@ -65,10 +80,10 @@ TEMPLATES: list[QuestionTemplate] = []
 
 
 def skill(family: str, category: str, *wordings: str | tuple[str, ...]) -> Callable[[Skill], Skill]:
-    """Register each wording of the decorated skill as a template; the second one is held out.
+    """Register each wording of the decorated skill as a template. The second one is held out.
 
-    So the skill itself meets every word in training, in its other wordings; it is the pair of
-    that wording and half B that training never shows.
+    Only the combination of that wording with half B of the words is missing in training. The other
+    wordings are trained with all words.
     """
 
     def register(fill: Skill) -> Skill:
@@ -82,10 +97,10 @@ def skill(family: str, category: str, *wordings: str | tuple[str, ...]) -> Calla
 
 
 def with_article(noun: str) -> str:
-    """`noun` with its indefinite article."""
+    """Return a noun with its indefinite article."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 def capitalise(text: str) -> str:
-    """`text` with its first letter upper-case, the rest as it is."""
+    """Return a text with its first letter in upper case and the rest unchanged."""
     return text[0].upper() + text[1:]

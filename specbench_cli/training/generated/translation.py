@@ -1,4 +1,4 @@
-"""Translation between English and German, two or three sentences at a time."""
+"""Translations of two or three sentences between English and German."""
 
 from specbench_cli.training.generated.german import Tense, clause
 from specbench_cli.training.generated.template import Draw, FilledTemplate, skill
@@ -16,60 +16,60 @@ TO_ENGLISH = (
 
 
 def to_german(d: Draw, tense: Tense, fronted: bool) -> FilledTemplate:
-    """The English side as the question, the German side as the answer."""
+    """Return English sentences as the question and their German translation as the answer."""
     pairs = [clause(d, tense, fronted) for _ in range(d.number(2, 3))]
     return FilledTemplate({"text": " ".join(p.en for p in pairs)}, [" ".join(p.de for p in pairs)])
 
 
 def to_english(d: Draw, tense: Tense, fronted: bool) -> FilledTemplate:
-    """The German side as the question, the English side as the answer."""
+    """Return German sentences as the question and their English translation as the answer."""
     pairs = [clause(d, tense, fronted) for _ in range(d.number(2, 3))]
     return FilledTemplate({"text": " ".join(p.de for p in pairs)}, [" ".join(p.en for p in pairs)])
 
 
 @skill("translation", "en-de", *TO_GERMAN)
 def german_present(d: Draw) -> FilledTemplate:
-    """English to German, present."""
+    """Ask for a translation to German, in the present tense."""
     return to_german(d, "present", fronted=False)
 
 
 @skill("translation", "en-de", *TO_GERMAN)
 def german_past(d: Draw) -> FilledTemplate:
-    """English to German, past."""
+    """Ask for a translation to German, in the past tense."""
     return to_german(d, "past", fronted=False)
 
 
 @skill("translation", "en-de", *TO_GERMAN)
 def german_fronted(d: Draw) -> FilledTemplate:
-    """English to German, past, the time first."""
+    """Ask for a translation to German, in the past tense, with the time first."""
     return to_german(d, "past", fronted=True)
 
 
 @skill("translation", "en-de", *TO_GERMAN)
 def german_negated(d: Draw) -> FilledTemplate:
-    """English to German, negated."""
+    """Ask for a translation to German of negated sentences."""
     return to_german(d, "negated", fronted=False)
 
 
 @skill("translation", "de-en", *TO_ENGLISH)
 def english_present(d: Draw) -> FilledTemplate:
-    """German to English, present."""
+    """Ask for a translation to English, in the present tense."""
     return to_english(d, "present", fronted=False)
 
 
 @skill("translation", "de-en", *TO_ENGLISH)
 def english_past(d: Draw) -> FilledTemplate:
-    """German to English, past."""
+    """Ask for a translation to English, in the past tense."""
     return to_english(d, "past", fronted=False)
 
 
 @skill("translation", "de-en", *TO_ENGLISH)
 def english_fronted(d: Draw) -> FilledTemplate:
-    """German to English, present, the time first."""
+    """Ask for a translation to English, in the present tense, with the time first."""
     return to_english(d, "present", fronted=True)
 
 
 @skill("translation", "de-en", *TO_ENGLISH)
 def english_negated(d: Draw) -> FilledTemplate:
-    """German to English, negated."""
+    """Ask for a translation to English of negated sentences."""
     return to_english(d, "negated", fronted=False)

@@ -1,11 +1,11 @@
-"""A fixed, invented world: countries and what is true of them, which models must learn by heart."""
+"""Invented countries and their facts, which the models learn by heart in training."""
 
 import random
 from typing import NamedTuple
 
 
 class Country(NamedTuple):
-    """One country and its facts; capitals are unique, all else is shared by two countries."""
+    """One country and its facts. Capitals are unique; two countries share each other fact."""
 
     name: str
     capital: str
@@ -46,7 +46,7 @@ GOODS = (
 
 
 def _make_world() -> list[Country]:
-    """The world, always the same: each list is dealt to the countries in a seeded order."""
+    """Return the countries, with facts assigned in a seeded random order."""
     rng = random.Random("the world")
     names = [stem + ending for stem in COUNTRY_STEMS for ending in COUNTRY_ENDINGS]
     capitals = [stem + ending for stem in CAPITAL_STEMS for ending in CAPITAL_ENDINGS]

@@ -101,7 +101,7 @@ def test_log_gets_a_line_a_stage_and_a_prompt(capsys):
     now = 0.0
     view = LogDisplay(clock=lambda: now, stamp=lambda: f"{now:.0f} s")
     view.started(4, 0, Path("runs/x"))
-    view.stage("warming up 2 rows")
+    view.stage("warming up 2 methods")
     view.show_record(record("vanilla", "a", ns=200))
     view.prompt(PromptProgress("", 1, 2, None))
     now = 9.0
@@ -116,7 +116,7 @@ def test_log_gets_a_line_a_stage_and_a_prompt(capsys):
     assert said.out == ""
     assert said.err.splitlines() == [
         "0 s 4 outputs (prompts x methods x repeats), in runs/x",
-        "0 s warming up 2 rows",
+        "0 s warming up 2 methods",
         "0 s prompt 1 of 2 done",
         "61 s prompt 1 of 2 done, about 30 s left  62% other CPU, repeat 2 of 3  sps 2.00x",
         "61 s prompt 2 of 2 done  62% other CPU, repeat 2 of 3  sps 2.00x",

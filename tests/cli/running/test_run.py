@@ -82,7 +82,7 @@ def test_run_in_turn_with_nobody_says_that_it_goes_on_alone(run, tmp_path, monke
     machine_lock.get_machine_lock(tmp_path / "turns").close()
     machine_lock.get_machine_lock.cache_clear()
     assert code == 0
-    assert err.count("no other run takes turns with this one") == 1
+    assert err.count("no other run measures in turn with this one") == 1
     assert str(tmp_path) not in (tmp_path / "here/manifest.json").read_text()
 
 
@@ -131,7 +131,7 @@ def test_profiles_are_described_by_the_help(run):
 def test_unknown_profile_is_refused_with_the_nearest_one(run):
     code, _, err = run("run", "--profile", "smok", "--dry-run")
     assert code == 2
-    assert "there is no profile 'smok'; did you mean 'smoke'?" in err
+    assert "unknown profile 'smok'; did you mean 'smoke'?" in err
 
 
 def test_name_of_the_profile_is_in_the_manifest(run):

@@ -104,11 +104,14 @@ def test_tune_alone_means_eight_candidates(args, words):
         ("--sweep pld.length=0:3:1", "pld.length must be at least 1, got 0"),
         ("--sweep pld.rule=author,x", "pld.rule must be one of 'author' or 'transformers'"),
         ("--sweep pld.length=1:6:0", "--sweep pld.length has step 0 in 1:6:0"),
-        ("--sweep pld.length=6:1:1", "6:1:1 goes the wrong way; write 1:6:1 or 6:1:-1"),
-        ("--sweep pld.length=1:900:1", "has 900 values in 1:900:1, and a run takes 64 methods"),
-        ("--sweep pld.length=1:6:1 --tune 4", "the sweep gives pld 6 candidates"),
-        ("--tune --limit 1", "1 are too few, there must be two of one family"),
-        ("--tune-by forwards", "tune_by 'forwards' says how --tune chooses; add --tune 8"),
+        (
+            "--sweep pld.length=6:1:1",
+            "6:1:1 has a step in the wrong direction; use 1:6:1 or 6:1:-1",
+        ),
+        ("--sweep pld.length=1:900:1", "has 900 values in 1:900:1, at most 64 are allowed"),
+        ("--sweep pld.length=1:6:1 --tune 4", "the sweep of pld has 6 combinations"),
+        ("--tune --limit 1", "1 are too few, at least one family must have two"),
+        ("--tune-by forwards", "tune_by 'forwards' needs --tune; add --tune 8"),
     ],
 )
 def test_mistake_is_told_and_leaves_nothing(run, tmp_path, options, says):

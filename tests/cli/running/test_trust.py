@@ -141,7 +141,7 @@ def test_changed_plug_in_is_refused_before_it_runs(foreign_run, write, cli, flag
     write(foreign_run / "evil.py", word="other")
     code, _, err = cli("run", "--resume", foreign_run, *flags)
     assert code == 2
-    assert "was begun with something else" in err
+    assert "cannot be resumed, because this has changed" in err
     assert "the file of own (" in err
     assert ran(foreign_run) == ""
 
@@ -192,7 +192,7 @@ def test_second_plug_in_of_a_folder_needs_its_own_permission(foreign_run, cli, w
 
 
 def test_resuming_from_python_is_refused_too(foreign_run):
-    with pytest.raises(UsageError, match="did not permit"):
+    with pytest.raises(UsageError, match="have not permitted"):
         execute.resume_run(foreign_run, ProgressDisplay())
     assert ran(foreign_run) == ""
     assert not (foreign_run / ".lock").exists()
@@ -247,7 +247,7 @@ def test_foreign_matrix_is_refused(foreign_run, tmp_path, cli, begun):
     (foreign_run / ".resume.json").write_text(order["runs"]["a"])
     (whole / ".matrix.resume.json").write_text(json.dumps(order))
     code, _, err = cli("run", "--resume", whole)
-    assert (code, "did not permit" in err) == (2, True)
+    assert (code, "have not permitted" in err) == (2, True)
     assert ran(foreign_run) == ""
 
 
@@ -269,7 +269,7 @@ def test_foreign_recommendation_is_refused(tmp_path, cli, write):
     )
     (place / FILE).write_text(journal.model_dump_json(by_alias=True))
     code, _, err = cli("recommend", "--resume", place)
-    assert (code, "did not permit" in err) == (2, True)
+    assert (code, "have not permitted" in err) == (2, True)
     assert ran(place) == ""
 
 
@@ -302,7 +302,7 @@ def test_plug_in_of_an_implicit_config_file_does_not_run(found, cli, words):
 
 
 def test_python_api_does_not_run_a_plug_in_of_an_implicit_config_file(found):
-    with pytest.raises(UsageError, match="did not permit"):
+    with pytest.raises(UsageError, match="have not permitted"):
         python.run(limit=1)
     assert ran(found) == ""
 

@@ -77,5 +77,5 @@ def test_places_that_are_not_there_are_refused_before_anything_runs(tmp_path, mo
     monkeypatch.setenv("SPECBENCH_DEVICES", "target=cpu:0,draft=cpu:1")
     code, says = refused("-m", "sps")
     assert code == 2
-    assert "--devices is for methods that draft while the target computes" in says
+    assert "--devices needs a method that drafts in parallel with the target" in says
     assert list(tmp_path.iterdir()) == []

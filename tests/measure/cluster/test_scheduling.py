@@ -407,10 +407,10 @@ def test_of_rays_long_messages_the_missing_module_is_told():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"load": "poisson:2"}, "drop load poisson:2"),
+        ({"load": "poisson:2"}, "omit load poisson:2"),
         ({"tune": 4}, "drop tune: tune by --executor local"),
         ({"devices": {"target": "cpu:0", "draft": "cpu:1"}}, "drop devices"),
-        ({"device": "cuda:1"}, "drop device cuda:1"),
+        ({"device": "cuda:1"}, "omit device cuda:1"),
     ],
 )
 def test_what_is_one_machines_is_refused(given, says):
@@ -420,7 +420,7 @@ def test_what_is_one_machines_is_refused(given, says):
 
 def test_rows_that_learn_from_prompt_to_prompt_are_refused():
     config = RunConfig(methods=["vanilla", "suffix"], executor="ray", limit=1)
-    with pytest.raises(UsageError, match="suffix learns from prompt to prompt"):
+    with pytest.raises(UsageError, match="suffix learns from earlier prompts"):
         make_plan(config)
 
 

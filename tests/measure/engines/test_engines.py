@@ -82,8 +82,8 @@ def test_a_server_that_dies_fails_its_row_alone_and_the_rest_goes_on(specbench, 
     outcome = specbench("sps", row(double), limit=6)
     own = outcome.by_label("engine:http")
     assert [r.error is None for r in own] == [True] + [False] * (len(own) - 1)
-    assert "answers nonsense: no answer" in own[-1].error
-    assert own[-1].error.endswith("or --set engine:http.url=URL for another")
+    assert "sent an invalid reply: no answer" in own[-1].error
+    assert own[-1].error.endswith("or use another: --set engine:http.url=URL")
     assert "engine:http" in outcome.manifest["dropped"]
     assert len(outcome.by_label("sps")) == len(outcome.prompts)
     assert outcome.exit_code == ExitCode.OK
@@ -115,6 +115,6 @@ def test_a_server_that_dies_in_a_run_of_its_own_ends_it(specbench, server, answe
 
 
 def test_a_row_without_a_server_is_refused_before_anything_is_loaded(specbench):
-    with pytest.raises(UsageError, match="asks a server, and none is named") as caught:
+    with pytest.raises(UsageError, match="needs the address of a server") as caught:
         specbench("engine:http")
     assert caught.value.hint == "--set engine:http.url=http://127.0.0.1:8000"

@@ -119,9 +119,9 @@ SCALED = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
 @pytest.mark.parametrize(
     ("kind", "more", "says"),
     [
-        ("Gemma2", {}, "kind gemma2 is not written"),
-        ("Llama", {"rope_parameters": SCALED}, "rotary positions of the type linear"),
-        ("Mistral", {"sliding_window": 8}, "a sliding window"),
+        ("Gemma2", {}, "model_type gemma2 cannot be written"),
+        ("Llama", {"rope_parameters": SCALED}, "rope_type linear cannot"),
+        ("Mistral", {"sliding_window": 8}, "sliding_window cannot"),
     ],
 )
 def test_a_model_that_is_not_written_is_named(kind, more, says):

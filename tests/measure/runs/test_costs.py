@@ -159,7 +159,7 @@ def test_costs_of_a_run_that_are_damaged_are_one_clear_error(specbench, rounds):
     ("beside", "words"),
     [
         ({"executor": "ray"}, "drop probe: it is of one machine"),
-        ({"memory_budget": "2GB"}, "does not know of the states that a probe takes"),
+        ({"memory_budget": "2GB"}, "does not include the KV statess that a probe takes"),
         ({"probe": 0}, "greater than or equal to 1"),
     ],
 )

@@ -151,7 +151,7 @@ def test_a_text_is_held_against_each_kind_by_itself(tmp_path, name, holds, not_)
 @pytest.mark.parametrize(
     ("file", "held", "says"),
     [
-        (None, None, "there is no such file, and grammars by name are: json"),
+        (None, None, "there is no such file, and built-in grammars are: json"),
         ("a.txt", "x", "its name must say what it is"),
         ("a.json", "{", "is not a JSON schema"),
         ("a.json", '{"type": "objekt"}', "is not a JSON schema"),
@@ -180,7 +180,7 @@ def test_without_the_extra_the_error_says_how_to_install_it(monkeypatch):
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ("hf:vanilla", "hf:vanilla is another program's"),
+        ("hf:vanilla", "hf:vanilla is a method of another program"),
         (
             {"name": "medusa", "label": "lossy", "params": {"accept": "typical"}},
             "lossy is lossy, and lets tokens stand",
@@ -190,4 +190,4 @@ def test_without_the_extra_the_error_says_how_to_install_it(monkeypatch):
 def test_a_row_that_nothing_holds_to_it_is_refused_before_the_run(specbench, row, says):
     with pytest.raises(UsageError, match=says) as caught:
         specbench(row, grammar="json", tasks=["json"])
-    assert "drop --grammar" in caught.value.hint
+    assert "omit --grammar" in caught.value.hint

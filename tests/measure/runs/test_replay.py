@@ -67,7 +67,7 @@ def test_a_target_with_logits_that_are_not_finite_is_refused_by_name(
 
     monkeypatch.setattr(registry.load("vanilla"), "generate", broken)
     with pytest.raises(
-        UsageError, match=r"has no output that other methods could replay: mini/.*finite"
+        UsageError, match=r"generates no output that other methods can replay: mini/.*finite"
     ):
         specbench("pld", verify="replay", temperature=temperature, limit=1)
 

@@ -102,7 +102,7 @@ def test_what_is_neither_is_said_with_the_baselines_that_there_are(make_run, at_
     (at_root / "empty").mkdir()
     for given in ("nightly", "empty", "../cwd", ""):
         with pytest.raises(
-            UsageError, match=r"neither a run's folder, nor one of runs, nor a baseline .*: ci"
+            UsageError, match=r"not a run, a folder of runs, or a baseline .*: ci"
         ) as caught:
             side_sources.load_side(given)
         assert "specbench list runs" in caught.value.hint
