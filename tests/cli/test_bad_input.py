@@ -494,7 +494,7 @@ def test_template_that_refuses_the_conversation_is_told(run, pair):
     code, _, err = run(f"run --target ./strict {SMALL}")
     assert code == 2
     assert told(err) == (
-        "prompt mini/qa-079: the chat template of strict refuses the conversation: a system message"
+        "prompt mini/qa-079: the chat template of strict rejects the conversation: a system message"
         " comes first (and 1 more failed: mini/rag-018)",
         "use --raw, which applies no chat template",
     )
