@@ -140,8 +140,7 @@ class HfPromptLookupParams(MethodParams):
 
 
 class HfPromptLookup(HfVanilla):
-    """transformers' prompt lookup. It may draft past the budget, without a bonus token at the
-    end."""
+    """transformers' prompt lookup. The last step may have no bonus token."""
 
     name: ClassVar[str] = "hf:prompt-lookup"
     Params: ClassVar[type[MethodParams]] = HfPromptLookupParams

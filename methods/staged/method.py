@@ -91,9 +91,9 @@ class Staged(Method):
     most likely ones, not drawn at random. With `draw_mode=without_replacement` they are drawn from
     its distribution.
     Differs from the paper: n-grams are counted during decoding, not before on 120 million tokens of
-    the draft. The paper leaves the shape of the tree open. Here it is the generated chain, up to a
-    token that is unlikely to be reached, with the next-best children where they are most likely to
-    be used. Katz's discount is absolute.
+    the draft model. The paper leaves the shape of the tree open. Here it is the generated chain, up
+    to a token that is unlikely to be reached, with the next-best children where they are most
+    likely to be used. The discount of the n-gram model is absolute (see `ngram`).
 
     With `scope=run` the counts persist across prompts. The speed of a prompt then depends on
     earlier prompts, but its output does not. With scope `prompt` each prompt starts without counts.
@@ -215,11 +215,10 @@ class ModelStage:
     chooses are accepted, so its output is the text that it would generate alone.
 
     Args:
-        nodes: Maximum size of the trees that it proposes.
-        width: Maximum number of children of a node.
-        least: The model stops after a token that it reaches with less probability than this. The
-            token itself is kept: dropping it because of its value would change the distribution.
-        draws: Whether the model draws from its distribution or takes the best token.
+        nodes: Maximum size of the trees that it proposes. width: Maximum number of children of a
+        node. least: The model stops after a token whose path is less likely than this. The token
+        itself is kept, because dropping it for its value would change the distribution. draws:
+        Whether the model draws from its distribution or takes the best token.
     """
 
     def __init__(
