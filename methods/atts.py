@@ -75,8 +75,8 @@ class AttsParams(SegmentParams):
 class Atts(Method):
     """ATTS: the draft model writes chunks of text, and the target rewrites the least likely ones.
 
-    Lossy: a chunk that is not unusual for the target is accepted unchanged. At alpha 1 no chunk is
-    accepted, and the output is the target's. The calibration chunks are the first chunks of the
+    Lossy: a chunk that is likely enough under the target is accepted unchanged. At alpha 1 no chunk
+    is accepted, and the output is the target's. The calibration chunks are the first chunks of the
     run's first prompts. For chunks that are exchangeable with them, alpha is the rejection rate.
     Later chunks and other tasks are not exchangeable.
     Differs from the authors' code: the target replaces a rejected chunk, and keeps the tokens at
@@ -103,7 +103,7 @@ class Atts(Method):
 
     @property
     def accept(self) -> SegmentRule:
-        """Return the rule that accepts a whole chunk."""
+        """The rule that decides whether a whole chunk is accepted."""
         return self.params.choose_rule(ConformalRule(alpha=self.params.alpha))
 
     @torch.inference_mode()
@@ -112,7 +112,7 @@ class Atts(Method):
         segments = Segments(session, self.params.delimiter, self.params.cap)
         session.prefill()
         while session.finish is None:
-            # 1. The draft writes a chunk. After a rejection, the target writes the rest of the
+            # Step 1: The draft writes a chunk. After a rejection, the target writes the rest of the
             # chunk.
             draft = segments.draft(self.params.length if segments.is_replacing else None)
             yield self.settle(session, segments, draft, session.score(draft))

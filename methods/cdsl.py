@@ -91,7 +91,7 @@ class Cdsl(Method):
 
     @torch.inference_mode()
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the session's request."""
+        """Decode the request, and yield each step."""
         params, model = self.params, session.draft()
         prompt = session.vocabulary.decode(session.tokens()).decode(errors="replace")
         self.wanted = params.words or tuple(re.findall('"([^"]+)"', prompt))
@@ -103,13 +103,16 @@ class Cdsl(Method):
             lacks = params.weight > 0 and reward_before < 1
             alone = lacks and params.mode == "cdlh"
             chains = [] if alone else draft_chains(model, [(session, state)], length)
-            rows = session.score(draft := chains[0] if chains else session.chain(()))  # 1.
+            rows = session.score(draft := chains[0] if chains else session.chain(()))  # step 1
             outcome = session.verify(draft, rows)
             gained = self.reward(session, outcome.committed) - reward_before
-            ahead = lacks and (not outcome.path or gained < params.margin)  # 2.
+            ahead = lacks and (not outcome.path or gained < params.margin)  # step 2
             if ahead:
                 args = (session.partial(), session.state) if alone else (model, state)
-                token, rejected = self.look_ahead(session, rows[:1], *args), draft.nodes > 0  # 3.
+                token, rejected = (
+                    self.look_ahead(session, rows[:1], *args),
+                    draft.nodes > 0,
+                )  # step 3
                 outcome = Outcome(
                     (), (token,), ("recovered" if rejected else "plain",), int(rejected)
                 )

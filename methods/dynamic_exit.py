@@ -61,7 +61,7 @@ def best_exit(alpha: Sequence[float], cost: Sequence[float], most: int) -> tuple
     """
     place, length, best = 0, 0, 1.0
     for at, (chance, share) in enumerate(zip(alpha, cost, strict=True)):
-        tokens = 1.0  # the target's own
+        tokens = 1.0  # the target's own token
         for d in range(1, most + 1):
             tokens += chance**d
             if tokens / (1.0 + d * share) > best:
@@ -86,7 +86,7 @@ class Del(Method):
     2. Draft up to d tokens with layers 1 to E, on the target's own KV cache. Stop before a token if
        the exit's confidence is below a threshold: the midpoint between the mean confidence at
        accepted tokens and that at rejected tokens.
-    3. (engine) Run the layers after E on the hidden states that left it; verify; commit.
+    3. (engine) Run the layers after E on the hidden states that layer E returned; verify; commit.
     4. Shadow tokens: apply the final norm and the output matrix to the hidden states of every exit
        at the root and at accepted tokens. Update how often each exit's token would have been
        accepted, and its confidence in both cases. Earlier steps decay by `keep`.
@@ -105,45 +105,56 @@ class Del(Method):
             session.capture_layers([end - 1 for end in exits])
         self.parts = [session.partial(layers=(0, end), keep=True) for end in exits]
         self.n = 2.0  # weighted number of tokens; initially one accepted and one rejected
-        self.stood, self.sure, self.unsure = ([x] * len(exits) for x in (1.0, 0.0, 0.0))
+        # Sums over tokens, per exit. Earlier steps weigh less.
+        self.accepted_weight = [1.0] * len(exits)
+        self.accepted_confidence = [0.0] * len(exits)
+        self.rejected_confidence = [0.0] * len(exits)
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Carry out steps 1 and 2; see the class."""
         picks = list[Pick]()
-        alpha = [stood / self.n for stood in self.stood]
+        alpha = [weight / self.n for weight in self.accepted_weight]
         at, length = best_exit(alpha, [part.portion for part in self.parts], self.params.length)
         x = session.pending_tokens(session.state.length())
         while len(picks) < min(length, limit):
             out = self.parts[at].forward(x, session.state)
-            if self.params.stop and host.number(out.rows.softmax(-1).max()) < self._stop_threshold(
-                at
-            ):
+            confidence = host.number(out.rows.softmax(-1).max()) if self.params.stop else 1.0
+            if self.params.stop and confidence < self._stop_threshold(at):
                 break
             picks.append(session.pick(out, len(picks)))
             x = Tokens(picks[-1][0][None])
         return session.chain_of_picks(picks)
 
     def _stop_threshold(self, at: int) -> float:
-        stood, fell = self.stood[at], self.n - self.stood[at]
-        return (self.sure[at] / max(stood, 1e-9) + self.unsure[at] / max(fell, 1e-9)) / 2
+        accepted, rejected = self.accepted_weight[at], self.n - self.accepted_weight[at]
+        mean_accepted = self.accepted_confidence[at] / max(accepted, 1e-9)
+        mean_rejected = self.rejected_confidence[at] / max(rejected, 1e-9)
+        return (mean_accepted + mean_rejected) / 2
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Carry out step 4; see the class."""
         if not self.parts:
             return
         n, k, w = len(outcome.committed), len(self.parts), self.params.keep
-        early = session.target.exit_logits(
+        early_logits = session.target.exit_logits(
             session.features(n).unflatten(1, (k, -1)).transpose(0, 1)
         )
         rows, first = session.verified_logits()[:n], len(session.output()) - n
         if session.sampling.draws:
-            stand = torch.minimum(session.warp(rows), session.warp(early)).sum(-1)
+            accepted = torch.minimum(session.warp(rows), session.warp(early_logits)).sum(-1)
         else:
-            own = session.scores(rows, first).argmax(-1)
-            said = torch.stack([session.scores(each, first).argmax(-1) for each in early])
-            stand = (said == own).to(early.dtype)
-        sure = early.softmax(-1).amax(-1)
-        found = host.numbers(torch.stack((stand, stand * sure, sure - stand * sure)).sum(-1))
+            target_tokens = session.scores(rows, first).argmax(-1)
+            early_tokens = torch.stack(
+                [session.scores(each, first).argmax(-1) for each in early_logits]
+            )
+            accepted = (early_tokens == target_tokens).to(early_logits.dtype)
+        confidence = early_logits.softmax(-1).amax(-1)
+        sums = host.numbers(
+            torch.stack((accepted, accepted * confidence, confidence - accepted * confidence)).sum(
+                -1
+            )
+        )
         self.n = w * self.n + n
-        for kept, new in zip((self.stood, self.sure, self.unsure), found, strict=True):
-            kept[:] = [w * old + more for old, more in zip(kept, new, strict=True)]
+        statistics = (self.accepted_weight, self.accepted_confidence, self.rejected_confidence)
+        for values, new in zip(statistics, sums, strict=True):
+            values[:] = [w * old + more for old, more in zip(values, new, strict=True)]

@@ -108,8 +108,11 @@ class DySpec(Method):
         n, by_level = params.nodes, params.growth == "threshold"
         least, best = by_level * params.threshold, min(n, session.target.vocab_size)
         tokens, parents, depths = list[int](), list[int](), {ROOT: 0}
-        children, self.place = dict[int, ChildSampler](), dict[int, int]()  # the root's row is -1
-        slots = [((0.0, 0), ROOT, 1.0)] if depth else []  # in order, each with its value
+        children, self.place = (
+            dict[int, ChildSampler](),
+            dict[int, int](),
+        )  # `place`: number of nodes fed before
+        slots = [((0.0, 0), ROOT, 1.0)] if depth else []  # heap of (order, node, value)
         while slots and len(tokens) < n:
             _, node, v = heappop(slots)
             if node not in children:

@@ -61,7 +61,7 @@ class Eagle2(Method):
 
     @property
     def uses_costs(self) -> bool:
-        """Return True if the tree's size is chosen by measured costs."""
+        """True if the size of the tree is chosen from measured times of forwards."""
         return self.params.nodes == AUTO
 
     def start(self, session: Session) -> None:
@@ -78,17 +78,18 @@ class Eagle2(Method):
         depth = min(params.depth, limit)
         if depth < 1:
             return session.chain(())
-        # 1. True features of committed tokens. The output at the last one gives the root's
+        # Step 1: True features of committed tokens. The output at the last one gives the root's
         # children.
         out = levels.begin(session.pending_features(levels.state.length()))
-        # 2. The head's probability of a path approximates its acceptance rate. The tree therefore
-        # grows where the head is confident, without a target forward.
+        # Step 2: The head's probability of a path approximates its acceptance rate. The tree
+        # therefore grows where the head is confident, without a target forward.
         growth = Growth.create(session, params.width)
         growth.add(out)
         for _ in range(1, depth):
             growth.add(levels.feed(*growth.best()))
         levels.drop()
-        # 3. No child scores higher than its parent, so the best nodes of all levels form a tree.
+        # Step 3: No child scores higher than its parent, so the best nodes of all levels form a
+        # tree.
         size = create_size_rule(
             session, levels.model, params.nodes, width=params.width, depth=depth
         )

@@ -30,7 +30,7 @@ class EqSpec(DraftModelMethod):
 
     Exact because every sequence has the same tokens, positions, attention and KV cache as when it
     is decoded alone. Each is verified by speculative sampling.
-    Differs from the paper: there, a batch is one rectangle padded on the left, and every step
+    Differs from the paper: there, a batch is one tensor padded on the left, and every step
     strips the padding, appends the accepted tokens and pads again (unpad, append, repad). Here
     sequences have different lengths in the batch, without padding, and no KV entry moves. The
     counter `realigned_rows` is the number of the target's KV entries that padding would have moved.
@@ -55,7 +55,7 @@ class EqSpec(DraftModelMethod):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def artifacts(self) -> tuple[ArtifactSpec, ...]:
-        """Return the trained head if the length rule uses one."""
+        """Return the acceptance head, if the length rule needs it."""
         return (ArtifactSpec(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
 
     def start(self, session: Session) -> None:
@@ -63,7 +63,7 @@ class EqSpec(DraftModelMethod):
         super().start(session)
         heads = map(session.artifact, self.artifacts())
         self.length = create_length_rule(self.params, session, *heads, model=self.model)
-        self.pad: int | None = None  # padding left of the text, once it is in a padded batch
+        self.pad: int | None = None  # padding before the text in the paper's batch
         self.realigned = 0
 
     def propose(self, session: Session, limit: int) -> Draft:
@@ -72,13 +72,13 @@ class EqSpec(DraftModelMethod):
 
     def propose_batch(self, members: Sequence[tuple[Self, Session]]) -> list[Draft]:
         """Carry out steps 1 and 2; see the class."""
-        # 1. Unpad, append, repad: a text of n tokens starts P - n columns from the left.
+        # Step 1: Unpad, append, repad: a text of n tokens starts P - n columns from the left.
         width = max(len(session.tokens()) for _, session in members)
         for method, session in members:
             pad = width - len(session.tokens())
             method.realigned = session.state.length() if method.pad not in (None, pad) else 0
             method.pad = pad
-        # 2. x ~ q, K times for each sequence, after its draft's pending tokens.
+        # Step 2: x ~ q, K times for each sequence, after its draft's pending tokens.
         sequences = [(session, method.state) for method, session in members]
         return draft_chains(self.model, sequences, [method.length for method, _ in members])
 

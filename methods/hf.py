@@ -95,7 +95,7 @@ class HfVanilla(Method):
         return module
 
     def assistant(self, session: PeerSession) -> dict[str, Any]:
-        """Return the argument of `generate` for the draft model, if there is one."""
+        """Return the arguments of `generate` for a draft model. This method has none."""
         return {}
 
 
@@ -117,7 +117,7 @@ class HfAssisted(HfVanilla):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
 
     def assistant(self, session: PeerSession) -> dict[str, Any]:
-        """Return the draft, with the settings that transformers reads from its module."""
+        """Return the draft model, with the draft length in its generation settings."""
         draft = _copy_without_settings(session.module("draft"))
         return {
             "assistant_model": _set_constant_length(
@@ -140,8 +140,7 @@ class HfPromptLookupParams(MethodParams):
 
 
 class HfPromptLookup(HfVanilla):
-    """transformers' prompt lookup. It drafts past the budget: the last step may lack a bonus
-    token."""
+    """transformers' prompt lookup. The last step may have no bonus token."""
 
     name: ClassVar[str] = "hf:prompt-lookup"
     Params: ClassVar[type[MethodParams]] = HfPromptLookupParams
@@ -202,7 +201,7 @@ class HfDFlash(HfVanilla):
     Head: ClassVar[type[Artifact]] = DFlash
 
     def options(self, session: PeerSession) -> dict[str, Any]:
-        """Return the kind of candidates."""
+        """Return the setting that selects DFlash."""
         return {"speculation_type": "dflash"}
 
     def assistant(self, session: PeerSession) -> dict[str, Any]:
@@ -234,8 +233,8 @@ def dflash_module(head: DFlash) -> Any:
     )
     with torch.device("meta"):
         module: Any = MuseGlimmerAssistantModel(config)
-    theirs = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": ENCODER_NORM}
-    tensors = {theirs.get(name, name): tensor for name, tensor in head.state_dict().items()}
+    renames = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": ENCODER_NORM}
+    tensors = {renames.get(name, name): tensor for name, tensor in head.state_dict().items()}
     module.load_state_dict(tensors, assign=True)
     module.rotary_emb = make_rotary(head.shape, head.rope)
     return module.requires_grad_(False).eval()
@@ -257,7 +256,7 @@ class CoupledScores(LogitsProcessor):
         self._start = start
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return scores [1, V] for the output position after `input_ids` [1, n]."""
+        """Return the scores [1, vocab] with the noise for the position after `input_ids` [1, n]."""
         return self._session.scores(scores, input_ids.shape[1] - self._start)
 
 
@@ -271,7 +270,7 @@ class RunStopCriteria(StoppingCriteria):
         self._done = False
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        """Return whether the only sequence [1, n] has ended, as [1] bool."""
+        """Return True, as a tensor [1], if the sequence `input_ids` [1, n] has ended."""
         output = input_ids[0, self._start :].tolist()
         if not self._done:
             _, finish = self._stop.truncate(output[: self._seen], output[self._seen :])
@@ -291,7 +290,7 @@ def _copy_without_settings(module: Any) -> Any:
 
 
 def _set_constant_length(module: Any, length: int) -> Any:
-    """Set a constant draft length, whatever the confidence, and return the module."""
+    """Set a constant draft length in the generation settings of a module, and return the module."""
     module.generation_config.update(
         num_assistant_tokens=length,
         num_assistant_tokens_schedule="constant",
@@ -301,7 +300,7 @@ def _set_constant_length(module: Any, length: int) -> Any:
 
 
 def _record_proposals(module: Any, start: int, proposals: list[Proposal]) -> Any:
-    """Return a copy of the module that records the proposals of its candidate generator."""
+    """Return a copy of the module that adds each proposal of its candidate generator to a list."""
     module = _copy_without_settings(module)
     create = module._get_candidate_generator
 
@@ -353,7 +352,7 @@ def _distribution(sampling: Sampling) -> dict[str, Any]:
 
 
 def _extensions(session: Session, start: int) -> dict[str, Any]:
-    """Return the noise processor and the stop-string criteria that the run needs."""
+    """Return arguments of `generate`: the logits processor and the stopping criteria of the run."""
     extensions: dict[str, Any] = {}
     if session.sampling.rule == "coupled":
         extensions["logits_processor"] = [CoupledScores(session, start)]

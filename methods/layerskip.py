@@ -33,7 +33,7 @@ class LayerSkip(Method):
     distribution that it was drawn from. Training for early exit changes the acceptance rate only.
     Keys, values and hidden states of the first layers are the target's own.
     Differs from the authors' code: drafting does not stop at an EOS, because that check would add
-    one sync per token. Tokens after an EOS are not committed.
+    one GPU synchronisation per token. Tokens after an EOS are not committed.
 
     One step:
     1. x is the last committed token, which is in no layer's KV cache yet.
@@ -51,17 +51,17 @@ class LayerSkip(Method):
     params: LayerSkipParams
 
     def start(self, session: Session) -> None:
-        """Take the first layers. The target continues from their output (`keep`)."""
+        """Select the first layers. `keep` stores their output, from which the target continues."""
         end = self.params.exit or max(1, session.target.n_layers // 4)
         self.part = session.partial(layers=(0, end), keep=True)
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Carry out steps 1 and 2; see the class."""
         picks = list[Pick]()
-        # 1. One token; in the first step also the tokens that the target has not processed yet.
+        # Step 1: one token, or more tokens that the target has not processed yet.
         x = session.pending_tokens(session.state.length())
         while len(picks) < min(self.params.length, limit):
-            # 2. x_i ~ q_i, the distribution at the exit.
+            # Step 2: x_i ~ q_i, the distribution at the exit.
             out = self.part.forward(x, session.state)
             picks.append(session.pick(out, len(picks)))
             x = Tokens(picks[-1][0][None])

@@ -1,4 +1,4 @@
-"""Lookahead decoding.
+"""Lookahead decoding: drafts n-grams that the target generated in earlier steps.
 
 Yichao Fu, Peter Bailis, Ion Stoica, Hao Zhang: Break the Sequential Dependency of LLM Inference
 Using Lookahead Decoding, ICML 2024, arXiv:2402.02057.
@@ -74,7 +74,7 @@ class Lookahead(Method):
 
     @torch.inference_mode()
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the session's request, one step at a time."""
+        """Decode the request, and yield each step."""
         n, w, g = self.params.ngram - 1, self.params.window, self.params.guesses
         session.reserve(g * n + max((row + 1) * (w + n - 2 - row) for row in range(n)))
         prompt = session.tokens()
@@ -82,16 +82,16 @@ class Lookahead(Method):
         rows, pool = [first], dict[int, list[tuple[int, ...]]]()
         session.prefill()
         while session.finish is None:
-            # 1. Use only the part of the window within the budget: column i reaches this depth.
+            # Step 1: drop columns of the window that lie beyond the token budget.
             root, width = session.tokens()[-1], max(0, session.max_draft_length() - len(rows) + 2)
             rows = [rows[0][: max(0, width - 1)], *(row[:width] for row in rows[1:])]
             known = [gram[: session.max_draft_length()] for gram in pool.get(root, ())]
             draft, newest = self._tree(session, known, rows if width else [])
             logits = session.score(self.scored, proposed=draft.nodes)
-            # 2.
+            # Step 2: verify the n-grams, and commit.
             committed = session.commit(session.verify(draft, logits[: draft.nodes + 1]))
             if newest and session.finish is None:
-                # 3.
+                # Step 3: add a row to the window, and n-grams to the pool.
                 behind = host.ids([node + 1 for node in newest], session.device)
                 new = host.numbers(ranking.argmax(logits.index_select(0, behind)))
                 full = len(rows) == n
@@ -101,7 +101,7 @@ class Lookahead(Method):
                         kept.remove(gram)
                     kept.append(gram)
                     del kept[:-g]
-                # 4.
+                # Step 4: drop what lies before the new root.
                 rows = [*rows[1:], new] if full else [*rows, new]
                 rows = [row[1:] if not (full and at) else row for at, row in enumerate(rows)]
             yield session.step(draft, committed)

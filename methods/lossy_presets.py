@@ -41,7 +41,7 @@ class _Preset(DraftModelMethod):
 
     @property
     def accept(self) -> AcceptRule | None:
-        """Return the rule of step 2 with the preset's parameters."""
+        """The accept rule, with the parameters of the preset."""
         numbers = self.params.model_dump(exclude={"length"})
         return AcceptParams(accept=self.sets, **numbers).rule
 

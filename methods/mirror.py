@@ -58,16 +58,17 @@ class MirrorDrafter(Preparer):
 class Mirror(Method):
     """Mirror-SD: an early exit of the target predicts outcomes; the draft model prepares for each.
 
-    Target and draft run at the same time, in separate workers. While the target runs its remaining
-    layers, the draft prepares a window for each likely outcome of the current one, so that the next
-    window is often ready when verification ends. An outcome is the number of accepted tokens and
-    the token after them. Exact because only the output of the whole target verifies; the early exit
-    only chooses the outcomes to prepare. A prepared window is drawn from the draft's distribution
-    after its outcome, independently of other windows and of the verification, and is used for that
-    outcome only. For verification it is a draft like any other.
-    Differs from the paper: the draft is an ordinary model that generates one token per forward;
-    theirs is trained for speculative streaming. Workers are processes or CUDA streams of one
-    machine; theirs are GPUs and NPUs.
+    Target and draft model run at the same time, in separate workers. An outcome is the number of
+    accepted tokens and the token after them. While the target runs its remaining layers, the draft
+    model prepares a window for each likely outcome of the current one. The next window is therefore
+    often ready when verification ends.
+    Exact because only the output of the whole target verifies; the early exit only chooses the
+    outcomes to prepare. A prepared window is drawn from the draft's distribution after its outcome,
+    independently of other windows and of the verification, and is used for that outcome only. For
+    verification it is a draft like any other.
+    Differs from the paper: the draft is an ordinary model that generates one token per forward; the
+    paper's is trained for speculative streaming. Workers are processes or CUDA streams of one
+    machine; in the paper they are GPUs and NPUs.
 
     One step:
     1. Take the draft's window after the last outcome: the prepared one, or draft it now.
@@ -87,30 +88,30 @@ class Mirror(Method):
     workers: ClassVar[int] = 2
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the session's request, one step at a time."""
+        """Decode the request, and yield each step."""
         width, target = self.params.candidates, session.target
         exit_layer = self.params.layer or max(1, target.n_layers // 2)
         windows = DraftWindows(session, MirrorDrafter, self.params)
         session.prefill()
         windows.settle(session.output())
         while session.finish is None:
-            # 1. `counts` records whether the window was prepared.
+            # Step 1: `counts` records whether the window was prepared.
             draft, counts = windows.next()
             if not width or session.max_draft_length() < 2:  # there is nothing to prepare
                 rows = session.score(draft)
             else:
-                # 2. The first half of the target predicts what may follow each token.
+                # Step 2: The first half of the target predicts what may follow each token.
                 windows.complete()
                 half = session.begin_score(draft, exit_layer)
                 wide = min(width + 1, target.vocab_size)
                 best, _ = session.candidates(half.early_logits, wide, ahead=range(draft.nodes + 1))
-                # 3. During the second half the drafter prepares for each outcome: the number of
-                # accepted tokens and the token after them.
+                # Step 3: During the second half the drafter prepares for each outcome: the number
+                # of accepted tokens and the token after them.
                 windows.prepare(
                     guess_outcomes(best, windows.ids, width, session.max_draft_length())
                 )
                 rows = half.end().rows
-            # 4. Only the output of the whole target is verified.
+            # Step 4: Only the output of the whole target is verified.
             outcome = session.commit(session.verify(draft, rows))
             windows.settle(outcome.committed)
             yield session.step(draft, outcome, **counts)

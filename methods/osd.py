@@ -50,8 +50,8 @@ class Osd(DraftModelMethod):
     Differs from the paper's code: the loss is taken at the position of the wrong prediction, not
     one later, and only at rejected tokens, not at the last token of every step. The target's
     distribution comes from verification and is not recomputed. With `route` each topic has its own
-    draft, as there. Their code uses the known topic of each question. Here a classifier predicts
-    the topic of a prompt (its task category) from the prompts decoded before.
+    draft model, as in their code. Their code uses the known topic of each question. Here a
+    classifier predicts the topic of a prompt (its task category) from the prompts decoded before.
 
     One step:
     1. Feed the draft of the prompt's most likely topic its pending tokens; draw `length` tokens.
@@ -89,7 +89,7 @@ class Osd(DraftModelMethod):
         """Carry out steps 3 and 4; see the class."""
         text = session.tokens()
         if outcome.origin[-1] == "recovered":
-            self.places.append(len(text) - 1)  # position of the rejected token's replacement
+            self.places.append(len(text) - 1)  # position of the replacement of the rejected token
             self.distributions.append(session.verified_logits()[len(outcome.path)].clone())
         super().observe(session, outcome)
 
@@ -109,13 +109,15 @@ class Osd(DraftModelMethod):
         buffer.append((list(session.tokens()), self.places, self.distributions))
         if len(buffer) < self.params.every:
             return
-        # 6. The logits that predict a token are at the position before it.
+        # Step 6: The logits that predict a token are at the position before it.
         num_rejected = sum(len(places) for _, places, _ in buffer)
         for ids, places, distributions in buffer:
             if places:
                 input_ids = model.decoder.clamp_ids(torch.tensor([ids], device=session.device))
                 rows, target_logits = model.module(input_ids).logits[0], torch.stack(distributions)
-                shared = min(rows.shape[-1], target_logits.shape[-1])  # ids that both models have
+                shared = min(
+                    rows.shape[-1], target_logits.shape[-1]
+                )  # number of ids in both vocabularies
                 q = rows[[at - 1 for at in places], :shared].float().log_softmax(-1)
                 p = target_logits[:, :shared].float().log_softmax(-1)
                 finite = q[0].isfinite()  # a pruned draft vocabulary has -inf logits

@@ -62,13 +62,13 @@ class PearlDrafter(Drafter):
         self.session.model.forward(self.session.pending_tokens(0), self.state, logits_at=None)
 
     def handle(self, message: Message) -> Message:
-        """Handle one message."""
+        """Handle one message (steps A to C), and return the window."""
         session, state = self.session, self.state
         length, window, *new_tokens = message.ints
-        # A.
+        # Step A: cut the text, and append the new tokens.
         session.text[length:] = new_tokens
         state.rollback(0, length)
-        # B and C.
+        # Steps B and C: draw a window of tokens.
         x, picks = session.pending_tokens(state.length()), []
         for at in range(session.position, session.position + window):
             out = session.model.forward(x, state)
@@ -85,9 +85,10 @@ class Pearl(Method):
 
     Exact because every draft token is verified as in speculative sampling, with its own random
     number. Draft tokens after a rejected one are dropped.
-    Differs from the authors' code: theirs verifies the first two tokens of a window with the same
-    random number. Unverified tokens are never returned. Windows end at the token budget, and
-    outputs at their first EOS. q is the distribution that each token was drawn from.
+    Differs from the authors' code, which verifies the first two tokens of a window with the same
+    random number. Here each has its own. Unverified tokens are never returned. Windows end at the
+    token budget, and outputs at their first EOS. q is the distribution that each token was drawn
+    from.
 
     Draft tokens that the target has not verified yet are pending. Without pending tokens
     (pre-verify) a target forward tests the first token of the window that is drafted meanwhile.
@@ -112,11 +113,11 @@ class Pearl(Method):
 
     @property
     def uses_costs(self) -> bool:
-        """Return True if the window is chosen by measured costs (`auto`)."""
+        """True if the window is chosen from measured times of forwards (`auto`)."""
         return self.params.window == AUTO
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the session's request."""
+        """Decode the request, and yield each step."""
         drafter, max_window = (
             session.start_worker(PearlDrafter, self.params),
             self._choose_window(session),
@@ -126,14 +127,13 @@ class Pearl(Method):
         distributions: Tensor | None = None  # q of the pending tokens and of the next one
         new_tokens = session.tokens()[-1:]
         while session.finish is None:
-            # 1. At most the tokens that can be committed after the pending ones and the first of
-            # the window.
+            # Step 1: draft no more tokens than can be committed after the pending ones.
             kept_length = len(session.tokens()) - len(new_tokens) + len(pending)
             window = max(1, min(max_window, session.max_draft_length() - len(pending)))
             drafter.send(Message((kept_length, window, *new_tokens)))
-            # 2.
+            # Step 2: the target processes the pending tokens.
             rows = session.score(session.chain(pending, distributions))
-            # 3.
+            # Step 3: verify the pending tokens and the first token of the window.
             drafted = drafter.receive()
             if drafted.rows is not None:
                 distributions = torch.cat(
@@ -141,9 +141,9 @@ class Pearl(Method):
                 )
             draft = session.chain((*pending, drafted.ints[0]), distributions)
             outcome = session.verify(draft, rows)
-            # 4.
+            # Step 4: commit the accepted tokens and the replacement.
             committed = session.commit(outcome)
-            # 5.
+            # Step 5: keep the rest of the window if everything was accepted.
             if len(outcome.path) == draft.nodes:
                 pending, new_tokens = drafted.ints[1:], ()
                 distributions = None if drafted.rows is None else drafted.rows[1:]

@@ -84,14 +84,17 @@ class RsdC(Method):
         """Carry out steps 1 to 3; see the class."""
         widths, levels = self.widths[:limit], self.levels
         tokens, parents, distributions = list[Tensor](), list[int](), list[Tensor]()
-        level, above = [ROOT], list[int]()  # the newest nodes, and the rows of their parents
+        level, above = (
+            [ROOT],
+            list[int](),
+        )  # nodes of the newest level; indices of their parents in the level above
         for ahead, width in enumerate(widths):
-            # 1. and 3.
+            # Steps 1 and 3: get the distributions of the newest nodes.
             if ahead:
                 out = levels.feed(tokens[-1], above)
             else:
                 out = levels.begin(session.pending_tokens(levels.state.length()))
-            # 2. x_1 ~ q, x_2 ~ q without x_1, ... for all nodes of the level at once.
+            # Step 2: x_1 ~ q, x_2 ~ q without x_1, ... for all nodes of the level at once.
             children, q = session.branch(out.rows, width, how="without_replacement", ahead=ahead)
             tokens.append(children.flatten())
             if q is not None:

@@ -55,7 +55,8 @@ class RsdS(Method):
     paths drawn one after another without replacement (Kool et al.), which is what happens here.
 
     One step, from the root as the only beam, for each of L levels:
-    1. Feed the draft the beams (at first its pending tokens): this gives their distributions q.
+    1. Feed the beams to the draft model (at first its pending tokens). This gives their
+       distributions q.
     2. Draw W paths that are one token longer: the next level and its beams. The first beam without
        a child represents all probability mass not reached so far. A beam with children represents
        the rest of its own mass.
@@ -86,8 +87,8 @@ class RsdS(Method):
         for ahead in range(min(self.params.depth, limit)):
             above, last, phi = zip(*kept, strict=True)
             new = session.pending_tokens(levels.state.length())
-            out = levels.feed(last, above) if ahead else levels.begin(new)  # 1.
-            if session.sampling.draws:  # 2.
+            out = levels.feed(last, above) if ahead else levels.begin(new)  # step 1
+            if session.sampling.draws:  # step 2
                 q = session.warp(out.rows)
                 kept = self._draw_paths(session, q, phi)
                 distributions.append(
@@ -105,9 +106,9 @@ class RsdS(Method):
         2)."""
         distribution, mass = q.double(), [math.exp(value) for value in phi]
         pool = torch.zeros_like(distribution)  # weights from which each path is drawn
-        kept, reached = list[Node](), 0  # number of beams that have a child, always the first ones
+        kept, reached = list[Node](), 0  # the first `reached` beams have a child
         for _ in range(min(self.params.width, host.number((distribution > 0).sum()))):
-            if reached < len(mass):  # at least the mass of later beams, despite rounding
+            if reached < len(mass):  # rounding must not make it less than the mass of later beams
                 rest = max(1.0 - sum(mass[:reached]), sum(mass[reached:]))
                 pool[reached] = distribution[reached] * rest
             flat = session.random.categorical((pool / pool.sum()).flatten())

@@ -54,7 +54,7 @@ class BestTrees:
     def __init__(self, a: Sequence[float]) -> None:
         @cache
         def best(m: int, depth: int, k: int = 0) -> tuple[float, int]:
-            found = [(0.0, 0)]  # without a k-th child, or with y nodes for it, including itself
+            found = [(0.0, 0)]  # options: no child of rank k, or one whose subtree has y nodes
             for y in range(1, m + 1 if depth and k < len(a) else 0):
                 value = a[k] * (1.0 + best(y - 1, depth - 1)[0]) + best(m - y, depth, k + 1)[0]
                 found.append((value, y))
@@ -77,12 +77,13 @@ class Sequoia(Method):
     replacement and tested in that order by recursive rejection. In greedy decoding and coupled
     sampling a child is accepted if and only if the target chooses it.
     Differs from the authors' code: acceptance is measured in the first steps of a run. Every step
-    draws new random numbers; theirs reuses a prompt's numbers.
+    draws new random numbers; their code reuses a prompt's numbers.
 
     1. In the first `profile` steps the tree is a root with `width` children. Count which rank is
        accepted.
-    2. Then choose the best tree of `nodes` nodes, once. With auto, choose the size and depth with
-       the most tokens per time of one draft forward per level and one target forward.
+    2. Then choose the best tree of `nodes` nodes, once. With `nodes=auto`, choose the size and
+       depth with the most expected tokens per time. The time of a step is that of one draft forward
+       per level and one target forward.
     3. Every step: draw each node's children without replacement, level by level; (engine) verify by
        recursive rejection; commit; keep the draft's KV entries of accepted nodes.
     """
@@ -100,7 +101,9 @@ class Sequoia(Method):
         """Reserve space for the tree and prefill the draft model."""
         largest = max(max_nodes(self.params.nodes), self.params.width)
         self.levels = Levels.of_draft(session, nodes=largest)
-        self.stood = session.memory.setdefault("stood", [])  # accepted ranks; `width` if none
+        self.accepted_ranks = session.memory.setdefault(
+            "stood", []
+        )  # rank of the accepted child per step, `width` if none
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Carry out step 3; see the class."""
@@ -116,13 +119,15 @@ class Sequoia(Method):
         """Carry out steps 1 and 2, and the end of step 3; see the class."""
         self.levels.keep(self.grown.rows(outcome.path))
         if "tree" not in session.memory and self.grown.draft.nodes:
-            self.stood.append(outcome.path[0] if outcome.path else self.params.width)
-            if len(self.stood) == self.params.profile:
+            self.accepted_ranks.append(outcome.path[0] if outcome.path else self.params.width)
+            if len(self.accepted_ranks) == self.params.profile:
                 session.memory["tree"] = tree_of_choices(self._plan(session))
 
     def _plan(self, session: Session) -> Iterator[tuple[int, ...]]:
         m, depth, width = max_nodes(self.params.nodes), self.params.depth, self.params.width
-        trees = BestTrees([self.stood.count(k) / len(self.stood) for k in range(width)])
+        trees = BestTrees(
+            [self.accepted_ranks.count(k) / len(self.accepted_ranks) for k in range(width)]
+        )
 
         def rate(size: tuple[int, int]) -> float:
             drafting = size[1] * session.draft_cost(self.levels.model)

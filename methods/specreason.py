@@ -77,9 +77,9 @@ class SpecReasonParams(SegmentParams):
 class SpecReason(Method):
     """SpecReason: the draft model writes a reasoning step, and the target grades it or rewrites it.
 
-    Lossy: a step with a good grade is accepted unchanged. At threshold 10 no step is, and the
-    output is the target's. At threshold 0 the output is the draft model's, except the first token
-    and the end of the token budget.
+    Lossy: a step with a good grade is accepted unchanged. At threshold 10 no step is accepted, and
+    the output is the target's. At threshold 0 the output is the draft model's, except the first
+    token and the end of the token budget.
     Differs from the paper: of a rejected step the target keeps the tokens at its start that it
     would have generated itself. Outputs follow the run's stop rule. By default the grade is
     computed from the likelihood of the step, because small targets cannot answer a question about
@@ -106,7 +106,7 @@ class SpecReason(Method):
 
     @property
     def accept(self) -> SegmentRule:
-        """Return the rule that accepts a whole step."""
+        """The rule that decides whether a whole reasoning step is accepted."""
         return self.params.choose_rule(GradeRule(threshold=self.params.threshold))
 
     @torch.inference_mode()
@@ -119,18 +119,18 @@ class SpecReason(Method):
             session.reserve(len(self.question))
         session.prefill()
         while session.finish is None:
-            # 1. The draft writes a step, up to a delimiter.
+            # Step 1: The draft writes a step, up to a delimiter.
             if segments.num_segments > params.first and (step := segments.draft()).nodes:
-                # 2. One target forward reads the step, and the target grades it.
+                # Step 2: One target forward reads the step, and the target grades it.
                 rows = session.score(step)
                 grade = self.grade(session, segments, step, rows)
-                # 3. Commit the step if the grade is high enough, else only the prefix that the
+                # Step 3: Commit the step if the grade is high enough, else only the prefix that the
                 # target also generates.
                 rule = self.accept.judge(grade)
                 yield segments.verify_and_commit(
                     step, rows, rule, spans=1, stood=rule.accepted, grade=grade
                 )
-            # 4. The target writes the rest of the step.
+            # Step 4: The target writes the rest of the step.
             yield from segments.write_with_target(params.length)
             segments.begin()
 

@@ -113,7 +113,7 @@ class SpeculativeThinking(Method):
 
     @property
     def accept(self) -> SegmentRule | None:
-        """Return the rule that accepts a whole paragraph, or None if the draft never writes."""
+        """The rule that accepts a whole paragraph, or None if the draft never writes."""
         return AssistedRule() if self.params.writer == "draft" else None
 
     @torch.inference_mode()
@@ -132,13 +132,14 @@ class SpeculativeThinking(Method):
                 yield from segments.write_with_target(params.length)
                 segments.begin()
                 continue
-            # 1. The draft writes a paragraph.
+            # Step 1: The draft writes a paragraph.
             draft = segments.draft()
             yield segments.verify_and_commit(draft, session.score(draft), accept_all, grade=1.0)
             if not segments.ends_with_delimiter:
                 continue
             if doubts >= limit:
-                # 2. After too many doubts the target sums up. The limit is higher the next time.
+                # Step 2: After too many doubts the target sums up. The limit is higher the next
+                # time.
                 yield segments.insert_tokens(
                     segments.vocabulary.encode(params.recap.encode()), accept_all, grade=1.0
                 )
@@ -146,7 +147,7 @@ class SpeculativeThinking(Method):
                 yield from segments.write_with_target(params.length, excess)
                 doubts, limit, excess = 0, min(limit + 5, 30), min(excess + 25, 200)
                 continue
-            # 3. The draft writes a probe, which is dropped if it neither affirms nor doubts.
+            # Step 3: The draft writes a probe, which is dropped if it neither affirms nor doubts.
             probe = segments.draft(params.probe)
             text = segments.vocabulary.decode(host.numbers(probe.tokens)).decode(errors="replace")
             is_calm = not params.polarity(text) and not params.always
@@ -155,7 +156,7 @@ class SpeculativeThinking(Method):
             if is_calm:
                 segments.discard(probe, spans=1, stood=1)
                 continue
-            # 4. Otherwise the target writes in its place, and more if it verifies.
+            # Step 4: Otherwise the target writes in its place, and more if it verifies.
             yield segments.verify_and_commit(probe, session.score(probe), takeovers=1, spans=1)
             yield from segments.write_with_target(
                 params.length, params.probe - len(segments.open_ids)

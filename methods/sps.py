@@ -37,12 +37,12 @@ class Sps(DraftModelMethod):
     Differs from the papers: nothing. q is the draft's distribution under the target's temperature,
     top-k and top-p.
 
-    `length` may also be a rule. A rule reads only the draft, and only after a token is kept, so the
-    output stays exact. "heuristic" and "confidence" are those of transformers' assisted generation.
-    "acceptance-head" is that of `specdec++`. "synergy" and "smartspec" use the measured times of
-    forwards and the number of sequences in the batch (--batch). "oracle" reads the output of
-    vanilla, and gives an upper bound for all rules. With `accept` the method is lossy: see
-    `specbench_cli.engine.verify.accept`.
+    `length` may also be a rule. A rule depends only on the draft model, and is applied after a
+    token is kept, so the output stays exact. "heuristic" and "confidence" are those of
+    transformers' assisted generation. "acceptance-head" is that of `specdec++`. "synergy" and
+    "smartspec" use the measured times of forwards and the number of sequences in the batch
+    (--batch). "oracle" reads the output of vanilla, and gives an upper bound for all rules. With
+    `accept` the method is lossy: see `specbench_cli.engine.verify.accept`.
 
     One step:
     1. Feed the draft model its pending tokens, which it has not processed yet: one, or two after
@@ -62,7 +62,7 @@ class Sps(DraftModelMethod):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def artifacts(self) -> tuple[ArtifactSpec, ...]:
-        """Return the trained head if the length rule uses one."""
+        """Return the acceptance head, if the length rule needs it."""
         return (ArtifactSpec(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
 
     def start(self, session: Session) -> None:
@@ -77,19 +77,19 @@ class Sps(DraftModelMethod):
         picks: list[Pick] = []  # each a token x and, if it was drawn, its distribution q
         self.length.begin()
         limit = min(limit, self.length.most)
-        # 1. The last committed token has no KV entry yet, nor has the last token of a fully
+        # Step 1: The last committed token has no KV entry yet, nor has the last token of a fully
         # accepted draft.
         x = session.pending_tokens(self.state.length())
         while len(picks) < limit:
-            # 2. x ~ q, the draft's distribution after all tokens so far. The rule decides only
+            # Step 2: x ~ q, the draft's distribution after all tokens so far. The rule decides only
             # after x is kept: if it could drop x because of its value, x would no longer follow q.
             out = self.model.forward(x, self.state)
             picks.append(session.pick(out, len(picks)))
             if not self.length.should_continue(out, picks[-1]):
                 break
             x = Tokens(picks[-1][0][None])
-        # 3. The engine accepts x with probability min(1, p(x) / q(x)). The next token is drawn from
-        # norm(max(p - q, 0)) after a rejection, otherwise from p.
+        # Step 3: The engine accepts x with probability min(1, p(x) / q(x)). The next token is drawn
+        # from norm(max(p - q, 0)) after a rejection, otherwise from p.
         return session.chain_of_picks(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:

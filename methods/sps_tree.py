@@ -64,15 +64,14 @@ class SpsTreeParams(MethodParams):
 
 
 class SpsTree(Method):
-    """Tree speculative sampling: a draft model drafts a tree, the target verifies it in one
-    forward.
+    """Tree speculative sampling: a draft model drafts a token tree for one target forward.
 
     Exact because children are tested in the order of their draws (SpecInfer's multi-step
     speculative sampling). Each is tested against the residual of the target's distribution after
     the earlier ones, and the token after the last rejection is drawn from the final residual.
-    Children that are not drawn (the most likely ones) are accepted with the target's own
-    probability. In greedy decoding and coupled sampling a child is accepted if and only if the
-    target chooses it.
+    Children that are not drawn (the most likely ones) are accepted with the target's probability of
+    them. In greedy decoding and coupled sampling a child is accepted if and only if the target
+    chooses it.
     Differs from SpecInfer: there is one draft model, and siblings are drawn from its distribution.
 
     One step:
@@ -94,7 +93,7 @@ class SpsTree(Method):
 
     @property
     def uses_costs(self) -> bool:
-        """Return True if the tree's size is chosen by measured costs."""
+        """True if the size of the tree is chosen from measured times of forwards."""
         return self.params.shape == "dynamic" and self.params.nodes == AUTO
 
     def start(self, session: Session) -> None:
@@ -114,9 +113,9 @@ class SpsTree(Method):
         if limit < 1:
             self.grown = GrownTree(session.chain(()), ())
             return self.grown.draft
-        # 1. The children of the root come from the logits at the last committed token.
+        # Step 1: The children of the root come from the logits at the last committed token.
         root = levels.begin(session.pending_tokens(levels.state.length()))
-        # 2. Either the most likely children of the most likely paths, ...
+        # Step 2: Either the most likely children of the most likely paths, ...
         if params.shape == "dynamic":
             nodes, k, depth = params.nodes, params.width, min(params.depth, limit)
             size = create_size_rule(session, levels.model, nodes, width=k, depth=depth)

@@ -43,8 +43,10 @@ class SsdDrafter(Preparer):
     def prepare(self, told: Sequence[Guess]) -> None:
         """Carry out the draft's part of step 2. The target predicts nothing, so the draft guesses
         the outcomes."""
-        self.rollouts.complete()  # KV entries that branches start from
-        outcomes = self.rollouts.guess(self.params.guesses)  # (number accepted, next token)
+        self.rollouts.complete()  # compute the KV entries of the current window
+        outcomes = self.rollouts.guess(
+            self.params.guesses
+        )  # (number of accepted tokens, next token)
         self.rollouts.prepare(outcomes)
 
 
@@ -75,19 +77,19 @@ class Ssd(Method):
     workers: ClassVar[int] = 2
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the session's request, one step at a time."""
+        """Decode the request, and yield each step."""
         windows = DraftWindows(session, SsdDrafter, self.params)
         session.prefill()
         windows.settle(session.output())
         while session.finish is None:
-            # 1. `counts` records whether the window was prepared.
+            # Step 1: `counts` records whether the window was prepared.
             draft, counts = windows.next()
-            # 2. The message returns at once, so drafter and target run at the same time. It is
+            # Step 2: The message returns at once, so drafter and target run at the same time. It is
             # skipped if the budget ends with this window.
             if self.params.guesses and session.max_draft_length() > 1:
                 windows.prepare()
             rows = session.score(draft)
-            # 3. Only now the outcome, and therefore the next window, is known.
+            # Step 3: Only now the outcome, and therefore the next window, is known.
             outcome = session.commit(session.verify(draft, rows))
             windows.settle(outcome.committed)
             yield session.step(draft, outcome, **counts)

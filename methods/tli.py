@@ -58,7 +58,7 @@ class Tli(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def start(self, session: Session) -> None:
-        """Prefill the draft with the prompt in its own vocabulary."""
+        """Prefill the draft model with the prompt, tokenized in its own vocabulary."""
         self.model = session.draft()
         self.text = Transcript(session, self.model)
         if self.text.remaining > 0:
@@ -66,14 +66,14 @@ class Tli(Method):
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Carry out steps 1 to 3; see the class."""
-        # 1.
+        # Step 1: translate the committed tokens into the draft's vocabulary.
         self.text.follow(session.tokens())
         translation, picks = self.text.translation, list[Pick]()
         x = self.text.pending_tokens()
         while len(picks) < min(self.params.length, limit, self.text.remaining):
-            # 2. q is the draft's distribution, conditioned on shared tokens.
+            # Step 2: q is the draft's distribution, conditioned on shared tokens.
             logits = self.model.forward(x, self.text.state)
-            # 3.
+            # Step 3: draw a token and feed it back.
             picks.append(session.pick(translation.to_target_logits(logits), len(picks)))
             x = Tokens(translation.to_draft_ids(picks[-1][0])[None])
         return session.chain_of_picks(picks)

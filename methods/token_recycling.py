@@ -1,4 +1,4 @@
-"""Token Recycling.
+"""Token Recycling: drafts from the target's earlier candidates for the next token.
 
 Xianzhen Luo, Yixuan Wang, Qingfu Zhu, Zhiming Zhang, Xuanyu Zhang, Qing Yang, Dongliang Xu: Turning
 Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling, ACL 2025,
@@ -46,10 +46,10 @@ class TokenRecycling(Method):
 
     Exact because the tree depends only on earlier tokens. Its tokens are not drawn at random. Each
     is accepted with the target's probability of it.
-    Differs from the authors' code, which is greedy: the tree has their size, depth and width, with
-    Medusa's construction. If several nodes of a step have the same token, the candidates at the
-    last of them are stored; their code stores those of any. Candidates of the last step are stored
-    too.
+    Differs from the authors' code, which supports only greedy decoding: the tree has the same size,
+    depth and width, and is built as in Medusa. If several nodes of a step have the same token, the
+    candidates at the last of them are stored; their code stores those of any. Candidates of the
+    last step are stored too.
 
     With `scope=run` the speed of a prompt depends on earlier prompts, but its output does not. The
     matrix takes 8 * `width` bytes per token of the vocabulary.
@@ -83,7 +83,9 @@ class TokenRecycling(Method):
     def propose(self, session: Session, limit: int) -> Draft:
         """Carry out step 1; see the class."""
         shape = self.shape.truncate(limit, self.width)
-        above = host.ids(session.tokens()[-1:], session.device)  # the nodes that have children
+        above = host.ids(
+            session.tokens()[-1:], session.device
+        )  # tokens of the nodes that have children
         self.known = [above]  # the tokens of the root and all nodes
         for level in shape.levels():
             tokens = level.select_tokens(self.next.index_select(0, above))
@@ -98,7 +100,9 @@ class TokenRecycling(Method):
             ranking.top_indices(session.verified_logits(), self.width),
         )
         places = torch.arange(len(known), device=known.device)
-        last = torch.where(known[:, None] == known, places, -1).amax(1)  # last row of each token
+        last = torch.where(known[:, None] == known, places, -1).amax(
+            1
+        )  # last node with the same token
         self.next.index_copy_(0, known, best.index_select(0, last))
 
 

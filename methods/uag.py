@@ -67,7 +67,7 @@ class Uag(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def start(self, session: Session) -> None:
-        """Prefill the draft with the prompt in its own vocabulary."""
+        """Prefill the draft model with the prompt, tokenized in its own vocabulary."""
         self.model = session.draft()
         self.text = Transcript(session, self.model)
         self.written: list[int] = []
@@ -76,15 +76,15 @@ class Uag(Method):
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Carry out steps 1 to 3; see the class."""
-        # 1.
+        # Step 1: translate the committed text into the draft's vocabulary.
         self.text.follow(session.tokens())
-        # 2.
+        # Step 2: the draft model generates tokens.
         x, tokens = self.text.pending_tokens(), list[Tensor]()
         while limit and len(tokens) < min(self.params.length, self.text.remaining):
             tokens.append(self.model.forward(x, self.text.state).rows[-1:].argmax(-1))
             x = Tokens(tokens[-1][None])
         self.written = host.numbers(torch.cat(tokens)) if tokens else []
-        # 3.
+        # Step 3: tokenize their text for the target.
         before = session.tokens()[-self.params.behind :] if self.params.behind else ()
         return session.chain(self.text.translation.to_target_ids(before, self.written)[:limit])
 

@@ -53,7 +53,7 @@ class Chimera(Method):
     Each is accepted with the target's probability of it; in greedy decoding and coupled sampling it
     is accepted if and only if the target chooses it.
     Differs from the authors' code: verification uses the target's own distribution at every
-    temperature. The tree is Medusa's construction, and each node has its own trigram; theirs
+    temperature. The tree is built as in Medusa, and each node has its own trigram; their code
     follows only the most likely token. No draft exceeds the remaining token budget.
 
     One step:
@@ -87,9 +87,9 @@ class Chimera(Method):
         if not tree.nodes:
             return session.chain(())
         levels = self.levels
-        # 1 and 2. Compute keys and values of new tokens, and the first ranking.
+        # Steps 1 and 2: Compute keys and values of new tokens, and the first ranking.
         first = levels.begin(session.pending_features(levels.state.length()))
-        # 3. Trigrams of drafted tokens are dropped after the step.
+        # Step 3: fill the tree. Keys and values of drafted tokens are dropped afterwards.
         draft = fill(tree, levels, first, session).draft
         levels.drop()
         return draft

@@ -81,10 +81,10 @@ class DFlash(Method):
         n = min(self.params.length, self.head.block - 1, limit)
         if n < 1:
             return session.chain(())
-        # 1. and 2. The block follows the tokens with known hidden states. It starts with the last
-        # committed token, whose hidden state is not known yet.
+        # Steps 1 and 2: The block follows the tokens with known hidden states. It starts with the
+        # last committed token, whose hidden state is not known yet.
         pending = session.pending_features(self.state.length())
         x = Features(torch.cat((pending.ids, self.masks), 1), pending.rows)
         logits = self.head.forward(x, self.state, logits_at="all").rows
-        # 3. Row 0 belongs to the last committed token, which is already known.
+        # Step 3: Row 0 belongs to the last committed token, which needs no prediction.
         return draw_chain(session, logits[1 : n + 1])

@@ -106,17 +106,17 @@ class Eagle(Method):
         if limit < 1:
             return session.chain(())
         levels = self.levels
-        # 1. True features of committed tokens. The output at the last one gives the root's
+        # Step 1: True features of committed tokens. The output at the last one gives the root's
         # children.
         out = levels.begin(session.pending_features(levels.state.length()))
-        # 2. A node is named by the ranks of the children on its path: (0, 2) is the third child of
-        # the root's first. Parents are indices into the nodes that were fed last.
+        # Step 2: A node is named by the ranks of the children on its path: (0, 2) is the third
+        # child of the root's first. Parents are indices into the nodes that were fed last.
         tree = self.tree.truncate(limit, session.target.vocab_size)
         tokens: list[host.Ids] = []
         for ahead, level in enumerate(tree.levels()):
             children, _ = session.branch(out.rows, level.width, how="deterministic", ahead=ahead)
             tokens.append(level.select_tokens(children))
-            if level.fed:  # with the feature that the head predicted at their parents
+            if level.fed:  # the nodes that have children
                 out = levels.feed(level.select_fed(tokens[-1]), level.fed_parents)
         levels.drop()
         if self.params.shape == "chain":

@@ -62,7 +62,7 @@ class Eagle3(Method):
 
     @property
     def uses_costs(self) -> bool:
-        """Return True if the tree's size is chosen by measured costs."""
+        """True if the size of the tree is chosen from measured times of forwards."""
         return self.params.nodes == AUTO
 
     def start(self, session: Session) -> None:
@@ -81,15 +81,15 @@ class Eagle3(Method):
         depth = min(params.depth, limit)
         if depth < 1:
             return session.chain(())
-        # 1. The head joins the hidden states of three layers into one feature g.
+        # Step 1: The head joins the hidden states of three layers into one feature g.
         first = levels.begin(session.pending_features(levels.state.length()))
-        # 2. Grow as EAGLE-2 does. Drafted nodes have no g, so the head reads its own hidden state
-        # at the parent. It was not trained to predict g there, but to draft well over several
+        # Step 2: Grow as EAGLE-2 does. Drafted nodes have no g, so the head reads its own hidden
+        # state at the parent. It was not trained to predict g there, but to draft well over several
         # levels from its own output (training-time test).
         found = expand(levels, first, session, k=params.width, depth=depth)
         levels.drop()
-        # 3. The best of all levels. Tokens outside the draft vocabulary have log-probability -inf
-        # and are left out.
+        # Step 3: The best of all levels. Tokens outside the draft vocabulary have log-probability
+        # -inf and are left out.
         size = create_size_rule(
             session, levels.model, params.nodes, width=params.width, depth=depth
         )

@@ -83,12 +83,12 @@ class HttpClient:
         self._url, self._name, self._timeout = url, name, timeout
         self._secret = secret
         self._client = httpx2.Client(
-            verify=url.startswith("https:"),  # avoids loading certificates that are not needed
+            verify=url.startswith("https:"),  # loading certificates for http takes time
             timeout=timeout,
             trust_env=False,
             follow_redirects=False,
             headers={
-                "Accept-Encoding": "identity",  # no compression: received bytes are counted
+                "Accept-Encoding": "identity",  # the size limit counts bytes before decompression
                 **({"Authorization": f"Bearer {secret}"} if secret else {}),
             },
         )
@@ -120,7 +120,7 @@ class HttpClient:
             if reply.status_code != 200:
                 raise self.make_fault(f"rejected {path}: {reply.status_code} {self._text(reply)}")
             for event in httpx2.EventSource(reply, max_event_size=MAX_EVENT_BYTES):
-                if event.data.strip() != "[DONE]":  # reading to the end keeps the connection usable
+                if event.data.strip() != "[DONE]":  # read on, so that the connection can be reused
                     yield self.parse(event.data, kind)
 
     def parse(self, text: str, kind: type[_Event]) -> _Event:

@@ -166,7 +166,7 @@ def _write(module: Any, path: Path) -> None:
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     tensors = module.state_dict()
     ids = read_output_ids(tensors, config.vocab_size, "a module")
-    for name in ("d2t", "t2d"):  # already applied
+    for name in ("d2t", "t2d"):  # `ids` contains this information
         tensors.pop(name, None)
     if ids is not None:
         tensors["lm_head.weight"] = _expand_output_matrix(

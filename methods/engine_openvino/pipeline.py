@@ -122,7 +122,9 @@ class _TracedModel(nn.Module):
         super().__init__()
         self.module = module
         accepted = inspect.signature(module.forward).parameters
-        self.keeps = "cache" if "cache" in accepted else "past_key_values"  # older than 5.24
+        self.keeps = (
+            "cache" if "cache" in accepted else "past_key_values"
+        )  # before transformers 5.24
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, *past: Tensor
@@ -155,7 +157,7 @@ def _convert_stateful(module: Any) -> Any:
     ids = torch.ones(1, n, dtype=torch.int64)
     example = (ids, torch.ones(1, before + n, dtype=torch.int64), before + ids.cumsum(1) - 1, *past)
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # branches on shapes are the same for all texts
+        warnings.simplefilter("ignore")  # tracing warns about branches that depend on shapes
         model = core.convert_model(_TracedModel(module), example_input=example)
     state = {f"past.{at}": f"present.{at}" for at in range(len(past))}
     inputs = ["input_ids", "attention_mask", "position_ids", *state]

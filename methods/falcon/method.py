@@ -76,8 +76,9 @@ class Falcon(Method):
     noise of each position). Nodes are the head's most likely tokens, not drawn at random. Each is
     accepted with the target's probability of it; in greedy decoding and coupled sampling it is
     accepted if and only if the target chooses it.
-    Differs from the authors' code: verification uses the target's own distribution; theirs draws
-    the token after full acceptance at temperature 1. No draft exceeds the remaining token budget.
+    Differs from the authors' code: verification uses the target's own distribution; their code
+    draws the token after full acceptance at temperature 1. No draft exceeds the remaining token
+    budget.
 
     One step:
     1. Feed the head the new committed tokens, each with the target's feature of the previous token.
@@ -123,7 +124,7 @@ class Falcon(Method):
         path: list[host.Ids] = []  # tokens of those nodes in their own block, by level
         tokens: list[host.Ids] = []
         for ahead, level in enumerate(tree.levels()):
-            # 2. All nodes of a block share the ranking of their level.
+            # Step 2: All nodes of a block share the ranking of their level.
             ranked, _ = session.branch(
                 out.rows[ahead % k :: k], level.width, how="deterministic", ahead=ahead
             )
@@ -133,8 +134,8 @@ class Falcon(Method):
             path = [host.take(above, level.fed_parents) for above in path]
             path.append(level.select_fed(tokens[-1]))
             block = tuple(block[above] for above in level.fed_parents)
-            # 3. Each token is a row, path after path. The output of a block belongs to its last
-            # row.
+            # Step 3: Each token is a row, path after path. The output of a block belongs to its
+            # last row.
             if len(path) == k:
                 rows = tuple(k * above + k - 1 if ahead >= k else 0 for above in block)
                 parents = tuple(row for row in rows for _ in range(k))

@@ -52,7 +52,8 @@ class JudgeVerifier(AcceptRule):
     pure: ClassVar[bool] = False
 
     def relaxed_mask(self, places: DraftContext, random: Random) -> Tensor:
-        """Return sigmoid(w h + b) > threshold, h being the hidden state at the token itself."""
+        """Return sigmoid(w h + b) > threshold for each token, where h is the hidden state at the
+        token."""
         if self.head is None or places.features is None:
             raise MethodFault(
                 "a judge needs its head and the target's rows (`session.capture_layers`)"
@@ -61,12 +62,12 @@ class JudgeVerifier(AcceptRule):
 
     @property
     def is_exact(self) -> bool:
-        """Return True at threshold 1."""
+        """True at threshold 1, where the rule accepts no further tokens."""
         return self.threshold >= 1
 
     @property
     def stricter(self) -> JudgeVerifier:
-        """Rule with a threshold half way to 1."""
+        """The rule with a threshold half way between this one and 1."""
         return replace(self, threshold=(1 + self.threshold) / 2)
 
 
@@ -84,7 +85,8 @@ class Judge(DraftModelMethod):
     One step:
     1. (base) Feed the draft model its pending tokens, and draw `length` tokens x from it.
     2. (engine) One target forward over the last committed token and the draft. x is accepted if the
-       lossless rule accepts it, or if sigmoid(w h + b) > threshold, h being the hidden state at x.
+       lossless rule accepts it, or if sigmoid(w h + b) > threshold, where h is the hidden state at
+       x.
     3. (engine) Replace the first rejected token by the lossless rule's token.
     4. (base) Drop the draft's KV entries of rejected tokens.
     """

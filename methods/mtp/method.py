@@ -50,10 +50,10 @@ class MtpParams(LengthParams):
 class Mtp(Method):
     """Multi-token prediction (MTP): a layer trained with the target drafts a chain of tokens.
 
-    Exact because each token is drawn from the layer's distribution q, or chosen without drawing,
-    and verified like a draft model's token: accepted with probability min(1, p(x)/q(x)), replaced
-    after rejection by a draw from norm(max(p - q, 0)). In greedy decoding and coupled sampling it
-    is accepted if and only if the target chooses it.
+    Exact because each token is drawn from the layer's distribution q, and verified like a draft
+    model's token: it is accepted with probability min(1, p(x)/q(x)), and a rejected one is replaced
+    by a draw from norm(max(p - q, 0)). In greedy decoding and coupled sampling it is accepted if
+    and only if the target chooses it.
     Differs from the report: one layer drafts all tokens, as in engines that serve such checkpoints,
     although it may have been trained for the first token only.
 
@@ -89,10 +89,11 @@ class Mtp(Method):
         if limit < 1:
             return session.chain(())
         levels = self.levels
-        # 1. The target's hidden states of committed tokens.
+        # Step 1: The target's hidden states of committed tokens.
         out = levels.begin(session.pending_features(levels.state.length()))
         picks = [session.pick(out)]
-        # 2. From here on the layer reads its own output in place of the target's hidden states.
+        # Step 2: From here on the layer reads its own output in place of the target's hidden
+        # states.
         while self.length.should_continue(out, picks[-1]) and len(picks) < limit:
             out = levels.feed(picks[-1][0], (0,))
             picks.append(session.pick(out, len(picks)))

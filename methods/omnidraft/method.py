@@ -68,7 +68,7 @@ class OmniDraft(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def start(self, session: Session) -> None:
-        """Prefill the draft with the prompt in its own vocabulary."""
+        """Prefill the draft model with the prompt, tokenized in its own vocabulary."""
         self.model, self.text = session.draft(), Transcript(session, session.draft())
         self.words, self.drafted = self.text.translation, list[int]()
         self.runs: NgramCache = session.memory.setdefault("runs", NgramCache(self.params.memory))
@@ -78,7 +78,7 @@ class OmniDraft(Method):
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Carry out steps 1 to 4; see the class."""
-        # 1.
+        # Step 1: translate the committed tokens.
         self.text.follow(session.tokens())
         picks, x, state, room = (
             list[Pick](),
@@ -88,7 +88,7 @@ class OmniDraft(Method):
         )
         self.drafted, outs, fed = [], list[ModelOutput](), 0
         while len(picks) < min(self.params.length, limit) and len(self.drafted) < room:
-            # 2. The draft's distributions before the walk and after each of its tokens.
+            # Step 2: The draft's distributions before the walk and after each of its tokens.
             outs = [self.model.forward(x, state) if x.ids.numel() else outs[fed]]
             begin, walk, node = state.length(), list[int](), self.runs.trie
             while node and len(self.drafted) + len(walk) < room:
@@ -98,7 +98,7 @@ class OmniDraft(Method):
                     break
                 walk.append(w)
                 outs.append(self.model.forward(self._ids([w]), state))
-            # 3. and 4.
+            # Steps 3 and 4: draw a token from q, and drop what was fed after it.
             picks.append(session.pick(self._distribution(walk, outs), len(picks)))
             run = self.runs.find_ngram(host.number(picks[-1][0]), self.words.spell_in_draft)
             fed = next((at for at, w in enumerate(walk) if run[at : at + 1] != [w]), len(walk))

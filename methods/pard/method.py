@@ -44,9 +44,9 @@ class Pard(Method):
     the committed text and on no other draft token. It is accepted with probability
     min(1, p(x)/q(x)); a rejected one is replaced by a draw from norm(max(p - q, 0)). In greedy
     decoding and coupled sampling a draft token is accepted if and only if the target chooses it.
-    Differs from the authors' code: theirs compares most likely tokens only, which is greedy
-    decoding. No draft exceeds the remaining token budget. The draft is an artifact of the target
-    (`pard.head`), independent of the run's draft model.
+    Differs from the authors' code, which supports only greedy decoding. No draft exceeds the
+    remaining token budget. The draft is an artifact of the target (`pard.head`), independent of the
+    run's draft model.
 
     One step:
     1. Feed the draft model its pending tokens followed by `length` - 1 mask tokens.
@@ -78,12 +78,13 @@ class Pard(Method):
         n = min(self.params.length, limit)
         if n < 1:
             return session.chain(())
-        # 1. x_1 ... x_t m_1 ... m_{n-1}: one causal forward for any n.
+        # Step 1: x_1 ... x_t m_1 ... m_{n-1}: one causal forward for any n.
         pending, text = session.pending_tokens(self.state.length()).ids, len(session.tokens())
         x = Tokens(torch.cat((pending, self.masks[:, : n - 1]), 1))
         logits = self.model.forward(x, self.state, logits_at="all").rows[-n:]
-        # 2. Each token from its own position: x_{t+2} does not depend on which x_{t+1} was drawn.
+        # Step 2: Each token from its own position: x_{t+2} does not depend on which x_{t+1} was
+        # drawn.
         draft = draw_chain(session, logits)
-        # 3. Accepted tokens are fed as tokens in the next step.
+        # Step 3: Accepted tokens are fed as tokens in the next step.
         self.state.rollback(0, text)
         return draft

@@ -1,4 +1,4 @@
-"""REST.
+"""REST: retrieval-based speculative decoding, which drafts from a datastore of texts.
 
 Zhenyu He, Zexuan Zhong, Tianle Cai, Jason D. Lee, Di He: REST: Retrieval-Based Speculative
 Decoding, NAACL 2024, arXiv:2311.08252.
@@ -52,11 +52,11 @@ class Rest(Method):
 
     Exact because the tree depends only on the text and on a datastore that does not change. Its
     tokens are not drawn at random. Each is accepted with the target's probability of it.
-    Differs from the authors' code: theirs draws again for every path that shares a node, so that
-    its sampled outputs do not follow the target's distribution. Equally frequent prefixes are
-    ordered by length, then by token, not by a hash map. If there are more than `matches`
-    occurrences, they are sampled at even distances; theirs takes the first. Without a match the
-    step is plain decoding.
+    Differs from the authors' code, which draws again for every path that shares a node, so that its
+    sampled outputs do not follow the target's distribution. Equally frequent prefixes are ordered
+    by length, then by token, not by a hash map. If there are more than `matches` occurrences, they
+    are sampled at even distances; their code takes the first. Without a match the step is plain
+    decoding.
 
     The datastore is read-only (`specbench train rest` builds one).
 
@@ -91,9 +91,9 @@ class Rest(Method):
         depth = min(params.depth, limit)
         if n < params.shortest or not depth:
             return session.chain(())
-        found = self.store.find(text[-n:])
-        ways = self.store.continuations(found, n, depth, params.matches)
-        return session.tree(*select_heaviest(ways, self.store.end, params.nodes))
+        matches = self.store.find(text[-n:])
+        continuations = self.store.continuations(matches, n, depth, params.matches)
+        return session.tree(*select_heaviest(continuations, self.store.end, params.nodes))
 
     def _find_longest_suffix(self, text: Sequence[int]) -> int:
         """Return the length of the longest suffix that occurs in the datastore (step 1). All
@@ -104,23 +104,24 @@ class Rest(Method):
         return shortest + known - 1
 
 
-def select_heaviest(ways: Ints, end: int, nodes: int) -> tuple[list[int], tuple[int, ...]]:
+def select_heaviest(continuations: Ints, end: int, nodes: int) -> tuple[list[int], tuple[int, ...]]:
     """Return the tokens and the parents of the most frequent prefixes (step 3).
 
     A parent is an index into the tokens, or -1 for the root.
 
     Args:
-        ways: Continuations, [continuations, levels]. Those with equal prefixes are adjacent.
+        continuations: Continuations, [continuations, levels]. Those with equal prefixes are
+            adjacent.
         end: Token that fills the rest of a continuation after the end of its text.
         nodes: Maximum number of nodes.
     """
     # On each level, a new node begins at a row whose prefix differs from that of the previous row.
-    begins = np.ones(ways.shape, dtype=bool)
-    begins[1:] = np.logical_or.accumulate(ways[1:] != ways[:-1], axis=1)
+    begins = np.ones(continuations.shape, dtype=bool)
+    begins[1:] = np.logical_or.accumulate(continuations[1:] != continuations[:-1], axis=1)
     node = begins.T.ravel().cumsum() - 1  # node of each row on each level
     first = begins.T.ravel().nonzero()[0]
-    tokens, counts = ways.T.ravel()[first], np.bincount(node)
-    above = np.where(first < len(ways), -1, node[first - len(ways)])
+    tokens, counts = continuations.T.ravel()[first], np.bincount(node)
+    above = np.where(first < len(continuations), -1, node[first - len(continuations)])
     order = np.argsort(np.where(tokens == end, 1, -counts), kind="stable")[:nodes]
     chosen = order[tokens[order] != end].tolist()
     place = {number: at for at, number in enumerate(chosen)}

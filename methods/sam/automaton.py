@@ -80,15 +80,15 @@ class SuffixAutomaton:
             length = self._length[state]
         return self._next[state][token], length + 1
 
-    def get_continuation(self, match: Match, n: int, least: int = 0) -> Sequence[int]:
+    def get_continuation(self, match: Match, n: int, min_tokens: int = 0) -> Sequence[int]:
         """Return up to n tokens after the first occurrence of a match, until the end of that text.
 
         Args:
-            least: Minimum number of tokens. If fewer follow the match, its longest suffix with
+            min_tokens: Minimum number of tokens. If fewer follow the match, its longest suffix with
                 enough tokens after it is used, or its shortest suffix if there is none.
         """
         state, _ = self._resolve(match)
-        while len(self.text) - 1 - self._end[state] < least and self._link[state] > 0:
+        while len(self.text) - 1 - self._end[state] < min_tokens and self._link[state] > 0:
             state = self._link[state]
         first = self._end[state] + 1
         found = self.text[first : first + n] if state else []

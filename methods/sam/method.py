@@ -1,4 +1,4 @@
-"""SAM-Decoding.
+"""SAM-Decoding: drafts from earlier text, found with a suffix automaton.
 
 Yuxuan Hu, Ke Wang, Xiaokang Zhang, Fanjin Zhang, Cuiping Li, Hong Chen, Jing Zhang: SAM Decoding:
 Speculative Decoding via Suffix Automaton, ACL 2025, arXiv:2411.10666.
@@ -112,23 +112,26 @@ class Sam(Method):
 
     @property
     def requirements(self) -> frozenset[str]:
-        """Return the draft model or the head, if one drafts."""
+        """What the method needs: a draft model, a head, or nothing."""
         words = {"nothing": (), "draft": ("draft",), "eagle": ("head",)}
         return frozenset(words[self.params.beside])
 
     def artifacts(self) -> tuple[ArtifactSpec, ...]:
-        """Return the head, if it drafts."""
+        """Return EAGLE's head, if it drafts."""
         head = ArtifactSpec(EagleHead, self.params.head)
         return (head,) if self.params.beside == "eagle" else ()
 
     def start(self, session: Session) -> None:
         """Create the automaton of this text, take the other one from the run's memory, and prefill
         the model that drafts."""
-        self.own, self.read = Automaton(), 0
-        self.kept = session.memory if self.params.scope == "run" else {}
-        self.outputs: Automaton = self.kept.setdefault("outputs", Automaton())
-        self.here = self.there = (0, 0)  # the matches: state and length
-        self._read(session)
+        self.text_automaton, self.num_read = Automaton(), 0
+        self.memory = session.memory if self.params.scope == "run" else {}
+        self.output_automaton: Automaton = self.memory.setdefault("outputs", Automaton())
+        self.text_match = self.output_match = (
+            0,
+            0,
+        )  # longest matches in the text and in earlier outputs
+        self._extend_matches(session)
         if self.params.beside == "eagle":
             self.levels = Levels.of_head(session, *self.artifacts(), nodes=self.params.drafted)
         elif self.requirements:
@@ -138,21 +141,31 @@ class Sam(Method):
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Carry out steps 1 to 3; see the class."""
-        self._read(session)
-        params, (_, here), (_, there) = self.params, self.here, self.there
+        self._extend_matches(session)
+        params, (_, text_length), (_, output_length) = (
+            self.params,
+            self.text_match,
+            self.output_match,
+        )
         if self.requirements:
-            most, there = params.length, there - params.bias
-            if max(here, there) < params.threshold:
-                drafted = (
+            max_tokens, output_length = params.length, output_length - params.bias
+            if max(text_length, output_length) < params.threshold:
+                draft_chain = (
                     self._draft_with_eagle if params.beside == "eagle" else self._draft_with_model
                 )
-                return drafted(session, min(params.drafted, limit))
+                return draft_chain(session, min(params.drafted, limit))
         else:
-            most = min(params.length, int(params.factor * max(here, there)))
-        if here >= there:
-            least = most if self.requirements else 0
-            return session.chain(self.own.get_continuation(self.here, most, least=least)[:limit])
-        return session.chain(self.outputs.get_continuation(self.there, most)[:limit])
+            max_tokens = min(params.length, int(params.factor * max(text_length, output_length)))
+        if text_length >= output_length:
+            min_tokens = max_tokens if self.requirements else 0
+            return session.chain(
+                self.text_automaton.get_continuation(
+                    self.text_match, max_tokens, min_tokens=min_tokens
+                )[:limit]
+            )
+        return session.chain(
+            self.output_automaton.get_continuation(self.output_match, max_tokens)[:limit]
+        )
 
     def _draft_with_model(self, session: Session, n: int) -> Draft:
         """Draft a chain with the draft model, as in speculative sampling (step 2)."""
@@ -181,16 +194,18 @@ class Sam(Method):
         if self.params.beside == "draft":
             self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))
         if session.finish is not None:
-            if len(self.outputs.text) + len(session.output()) >= self.params.memory:
-                self.outputs = self.kept["outputs"] = Automaton()
-            self.outputs.add(session.output()[: self.params.memory])
+            if len(self.output_automaton.text) + len(session.output()) >= self.params.memory:
+                self.output_automaton = self.memory["outputs"] = Automaton()
+            self.output_automaton.add(session.output()[: self.params.memory])
 
-    def _read(self, session: Session) -> None:
+    def _extend_matches(self, session: Session) -> None:
         """Carry out step 1; see the class."""
-        if self.outputs is not self.kept["outputs"]:  # another sequence of the batch replaced it
-            self.outputs, self.there = self.kept["outputs"], (0, 0)
-        for token in session.tokens()[self.read :]:
-            self.here = self.own.follow(self.here, token)
-            self.there = self.outputs.follow(self.there, token)
-            self.own.append(token)
-        self.read = len(session.tokens())
+        if (
+            self.output_automaton is not self.memory["outputs"]
+        ):  # another request of the batch replaced it
+            self.output_automaton, self.output_match = self.memory["outputs"], (0, 0)
+        for token in session.tokens()[self.num_read :]:
+            self.text_match = self.text_automaton.follow(self.text_match, token)
+            self.output_match = self.output_automaton.follow(self.output_match, token)
+            self.text_automaton.append(token)
+        self.num_read = len(session.tokens())

@@ -83,15 +83,15 @@ class SpecDecPP(DraftModelMethod):
         params, picks, s = self.params, list[Pick](), 1.0
         x = session.pending_tokens(self.state.length())
         while len(picks) < limit:
-            # 1. x_i ~ q_i.
+            # Step 1: x_i ~ q_i.
             out = self.model.forward(x, self.state)
             picks.append(session.pick(out, len(picks)))
-            # 2. The forward for x_i read x_{i-1}, so its last hidden state predicts whether x_{i-1}
-            # is accepted. The head is launched before waiting for x_i.
+            # Step 2: The forward for x_i read x_{i-1}, so its last hidden state predicts whether
+            # x_{i-1} is accepted. On a GPU, the head starts before the CPU waits for x_i.
             predicted = [self.head(out.hidden[0, -1:])] if len(picks) > 1 else []
             token, *probabilities = host.to_numbers(picks[-1][0], *predicted)
             s *= math.prod(probabilities)
-            # 3. P(at least one token is rejected) = 1 - s. x_i itself is always kept.
+            # Step 3: P(at least one token is rejected) = 1 - s. x_i itself is always kept.
             rejection_likely = len(picks) >= params.min and 1 - s > params.threshold
             if rejection_likely or len(picks) >= params.max or token in self.eos:
                 break

@@ -69,8 +69,9 @@ class SpecEE(Method):
     position, or they process a copy of the exit's hidden state (`fill`; authors' code: none). At
     threshold 1 it generates vanilla's tokens.
     Differs from the paper: a draft model proposes the candidates, not an EAGLE head, which would
-    need features of layers that did not run. The paper is greedy. In sampling, the exit's most
-    likely token must be a candidate, and the token is drawn from the exit's distribution.
+    need features of layers that did not run. The paper covers only greedy decoding. In sampling,
+    the exit's most likely token must be a candidate, and the token is drawn from the exit's
+    distribution.
 
     One step, which commits one token:
     1. The draft reads the text; its most likely tokens are the candidates S.
@@ -109,10 +110,10 @@ class SpecEE(Method):
         exits = deque[int](maxlen=self.params.recent)
         while session.finish is None:
             out = model.forward(session.pending_tokens(state.length()), state)
-            ids = session.candidates(out.rows, self.predictors.top)[0][0]  # 1.
-            layers = choose_layers(self.predictors.layers, exits, session.target.n_layers)  # 2.
+            ids = session.candidates(out.rows, self.predictors.top)[0][0]  # step 1
+            layers = choose_layers(self.predictors.layers, exits, session.target.n_layers)  # step 2
             draft = session.chain(())
-            rows, left = self._score_until_exit(session, draft, layers, ids)  # 3. to 5.
+            rows, left = self._score_until_exit(session, draft, layers, ids)  # steps 3 to 5
             committed = session.commit(session.verify(draft, rows))
             exits.extend([left] if left else ())
             yield session.step(draft, committed, exits=int(left > 0), exit_layers=left)

@@ -28,7 +28,7 @@ from specbench_cli.api import (
     host,
 )
 
-SIBLINGS = (  # (confidence, number of siblings): for chosen and for drawn tokens
+SIBLINGS = (  # (minimum confidence, number of siblings), for greedy decoding and for sampling
     ((0.95, 3), (0.8, 5), (0.5, 8), (0.0, 10)),
     ((0.95, 1), (0.8, 3), (0.5, 5), (0.0, 10)),
 )
@@ -91,7 +91,7 @@ class Swift(Method):
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
     def start(self, session: Session) -> None:
-        """Use the best set so far. The first set skips every second layer."""
+        """Draft with the best set so far. The first set skips every second layer."""
         params = self.params
         inner = list(product(range(1, session.target.n_layers - 1), SUBLAYERS))
         first = sorted(inner, key=lambda sublayer: sublayer[0] % 2 == 0)
@@ -124,7 +124,7 @@ class Swift(Method):
         search = self.search
         if search.is_finished or len(session.output()) <= self.params.window:
             return
-        if self.score < 0:  # score of the best set on this text
+        if self.score < 0:  # not scored on this text yet
             self.score = self._score_set(session, self.part)
         if self.score < self.params.enough:
             chosen = search.propose(hash_key("swift", session.sampling.seed, len(search.tried)))
@@ -134,8 +134,8 @@ class Swift(Method):
                 self.part, self.score = part, score
 
     def _score_set(self, session: Session, part: Partial) -> float:
-        """Return the share of next tokens that the partial target predicts correctly, over W tokens
-        in one forward."""
+        """Return the share of W output tokens that the target predicts correctly without the set's
+        sublayers."""
         output = session.output()[: self.params.window + 1]
         rows = part.rescore(output[:-1], len(session.tokens()) - len(session.output()))
         rows = rows if session.sampling.draws else session.scores(rows, 1)

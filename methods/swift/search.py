@@ -69,7 +69,7 @@ class SetSearch(Generic[T]):
 
     @property
     def is_finished(self) -> bool:
-        """Return True if enough sets were tried."""
+        """True if enough sets were tried."""
         lately = [better for *_, better in self.tried[-self.params.patience :]]
         worse = len(lately) == self.params.patience and not any(lately)
         return not self.best or len(self.tried) >= self.params.tries or worse

@@ -1,8 +1,8 @@
-"""Several requests decoded together, with a session for each and one target forward per step.
+"""Continuous batching: several requests decoded together, with one target forward per step.
 
-This is continuous batching: a waiting sequence joins when another one ends and frees its slot,
-which holds its states. What a sequence commits does not depend on the other sequences: its random
-numbers, noise and states are its own.
+Each request has a session. A slot is the memory for the states of one sequence. When a sequence
+ends, its slot becomes free and a waiting sequence joins. The output of a sequence does not depend
+on the others, because each has its own states, random numbers and noise.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ class Batch:
         size: Maximum number of sequences in a step. Default: all requests.
         slots: Number of sequences that have states at the same time, at least `size`. Default:
             `size`. Further requests wait in their order.
-        chunk: Maximum number of prompt tokens that a forward reads in addition to drafts. None
-            means no limit. If no sequence is decoded, prompts are read whole.
-        arrivals: Arrival time of each request in seconds after the first `join`, ascending. Empty
-            means that all requests are there.
+        chunk: Maximum number of prompt tokens that a forward processes in addition to drafts. None
+            means no limit. There is no limit either while no sequence is decoded.
+        arrivals: Arrival time of each request, in seconds after the first `join`, ascending. Empty
+            means that all requests arrive at the beginning.
         memory: Data that the method keeps between prompts, the same for all sequences.
-        recordings, references: By place, see `Session`.
+        recordings, references: See `Session`, by index of the request.
         session_class: Class of the sessions.
         clock: Clock for times and waits. Default: the device's.
 
     Attributes:
         sessions: One session for each request, in their order.
-        size: As given, but at most the number of requests.
+        size: Maximum number of sequences in a step, at most the number of requests.
         meter: Trace of all forwards. `Forward.rows` has the rows of each sequence.
-        prefill_ns: Nanoseconds that joining took: prefills of the drafts, and prefills of the
-            target in separate forwards. Prompts in shared forwards are in `Forward.prompt_places`.
-        idle_ns: Nanoseconds in which all arrived requests were finished.
+        prefill_ns: Time in ns for prefills of the draft model, and for prefills of the target
+            that are not part of a step. `Forward.prompt_places` marks the others.
+        idle_ns: Time in ns during which no arrived request was unfinished.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Batch:
 
     @property
     def active(self) -> list[Session]:
-        """Sequences with a first token that have not ended, in the order in which they joined."""
+        """Sequences that have their first token and have not ended, in the order of joining."""
         return [each for each in self._slot_of if each.finish is None and _has_first_token(each)]
 
     def has_slot(self, session: Session) -> bool:
@@ -127,7 +127,7 @@ class Batch:
         n = min(len(self._free_slots), self._count_arrived())
         began = self.meter.clock.now_ns()
         joined = [self._waiting.popleft() for _ in range(n)]
-        # Neighbouring slots get sequences of similar length, which share an attention call.
+        # Sequences of similar length get neighbouring slots, so that they share attention calls.
         slots = sorted(self._free_slots)[:n]
         by_length = sorted(joined, key=lambda session: len(session.tokens()))
         slot_by_session = dict(zip(by_length, slots, strict=True))
@@ -151,7 +151,7 @@ class Batch:
     def _count_arrived(self) -> int:
         """Return the number of waiting sequences that have arrived.
 
-        If no sequence is decoded, wait for the next one.
+        If no sequence is being decoded, wait for the next arrival.
         """
         clock = self.meter.clock
         now_ns = clock.now_ns()
@@ -168,8 +168,7 @@ class Batch:
         return bisect_right(arrival_times, now_ns - self._first_ns)
 
     def prefill(self) -> None:
-        """Run the prompts of new sequences through the target in one forward. Commit their first
-        tokens."""
+        """Prefill new sequences in one target forward, and commit their first tokens."""
         began = self.meter.clock.now_ns()
         if prompts := self._select_prompts(None):
             self._run_forward((), prompts)
@@ -197,8 +196,9 @@ class Batch:
         return self.meter.forwards[first:]
 
     def _select_prompts(self, max_tokens: int | None) -> list[tuple[Session, int]]:
-        """Return the prompt tokens that the next forward reads, by session, first come first
-        served.
+        """Return how many prompt tokens of each new sequence the next forward processes.
+
+        Sequences that joined first come first.
 
         Args:
             max_tokens: Maximum number of tokens. None means no limit.

@@ -19,16 +19,17 @@ from specbench_cli.errors import MethodFault
 class DraftValidator:
     """Validation of a session's drafts before the target scores them.
 
-    The session's own drafts are trusted. The ids and distributions of other drafts are inspected,
-    which waits for the device.
+    Drafts that the session built itself are trusted. The ids and distributions of all other drafts
+    are checked, which waits for the device.
 
     Args:
         text: The text that the draft continues.
         chooser: The decoding rule and the target's vocabulary.
 
     Attributes:
-        slack: Capacity of the target's state beyond the longest text, in nodes.
-        picks: Draft tokens that were picked since the last check.
+        slack: Number of nodes that a draft may have beyond the remaining token budget. The target's
+            state has space for them (`Session.reserve`).
+        picks: Draft tokens of `Session.pick` since the last check.
     """
 
     def __init__(self, text: Text, chooser: Chooser) -> None:
@@ -36,7 +37,8 @@ class DraftValidator:
         self.picks: list[Pick] = []
         self._text, self._chooser = text, chooser
         self._trusted: Draft | None = None
-        self._line: tuple[int, Tensor, Tensor] | None = None  # text length, draft tokens, line
+        # See `set_chain`: text length, draft tokens, and the root with the draft tokens.
+        self._line: tuple[int, Tensor, Tensor] | None = None
 
     def trust(self, draft: Draft) -> Draft:
         """Mark the ids and distributions of a draft as valid, and return the draft."""
@@ -44,16 +46,19 @@ class DraftValidator:
         return draft
 
     def set_chain(self, line: Tensor) -> Tensor:
-        """Return the draft tokens [m] of a line [m + 1] that begins with the last committed token.
+        """Return the draft tokens [m] of a tensor [m + 1] that begins with the root.
 
-        `rooted` uses the line without a copy.
+        `input_with_root` then uses the tensor as the input of the target, without a copy.
         """
         tokens = line[1:]
         self._line = len(self._text.tokens), tokens, line
         return tokens
 
     def check(self, draft: Draft) -> None:
-        """Raise MethodFault if a draft is malformed: the step, the field and what is allowed."""
+        """Raise MethodFault if a draft is malformed.
+
+        The message names the step, the field and what is allowed.
+        """
         self.run(check_draft, draft)
         if not self._is_trusted(draft):
             self.inspect(draft)
@@ -62,7 +67,7 @@ class DraftValidator:
         self.picks.clear()
 
     def input_with_root(self, draft: Draft, state_length: int) -> Tokens:
-        """Return the tokens [1, n] after the first `length`, with the draft's at the end."""
+        """Return the pending tokens of a state with `state_length` rows, then the draft, [1, n]."""
         text_length, tokens, line = self._line or (0, None, draft.tokens)
         if tokens is draft.tokens and text_length == len(self._text.tokens) == state_length + 1:
             return Tokens(line[None])
@@ -94,13 +99,20 @@ class DraftValidator:
 # ---- the checks ---------------------------------------------------------------------------------
 
 TOLERANCE = 1e-4
-"""Maximum difference between 1 and the sum of a distribution. The float32 rounding error of 100,000
-tokens is far smaller."""
+"""Maximum difference of a distribution's sum from 1.
+
+The rounding error of a float32 sum over 100,000 tokens is far smaller."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftBounds:
-    """Limits of a draft: vocabulary size, useful levels, and nodes that the state has space for."""
+    """Limits of a draft.
+
+    vocab: Vocabulary size of the target.
+    levels: Maximum number of levels, from the remaining token budget.
+    nodes: Maximum number of nodes, from the capacity of the target's state.
+    device: Device of the draft.
+    """
 
     vocab: int
     levels: int
@@ -111,7 +123,7 @@ class DraftBounds:
 def inspect_values(draft: Draft, bounds: DraftBounds, rule: Rule) -> None:
     """Raise MethodFault unless a draft can be scored and verified under a rule.
 
-    Waits for the device. Distributions matter only where tokens are drawn.
+    Waits for the device. Distributions are checked only under rules that draw tokens.
     """
     tokens = draft.tokens
     if (
@@ -173,11 +185,11 @@ def check_ids(ids: Sequence[int], vocab: int) -> None:
 
 
 def check_levels(levels: int, allowed: int) -> None:
-    """Raise MethodFault if a draft is deeper than the rest of the budget can use."""
+    """Raise MethodFault if a draft has more levels than the remaining token budget."""
     if levels > allowed:
         raise draft_fault(
             "tokens",
-            f"{levels} levels proposed where at most {allowed} may be: `limit`",
+            f"{levels} levels proposed, but at most {allowed} are allowed (`limit`)",
             "propose at most `session.max_draft_length()` levels, an empty draft if it is 0",
         )
 
@@ -191,7 +203,9 @@ def check_shape(q: Tensor, shape: tuple[int, int]) -> None:
 def check_rows(draft: Draft, rows: int) -> None:
     """Raise MethodFault unless each node has a row. A chain may lack its last node's row."""
     if rows != draft.nodes or draft.parents is not None or not rows:
-        raise draft_fault("tokens", f"{draft.nodes} nodes verified by {rows} rows of the target")
+        raise draft_fault(
+            "tokens", f"{draft.nodes} nodes cannot be verified by {rows} rows of logits"
+        )
 
 
 def draft_fault(field: str, what: str, hint: str | None = None) -> MethodFault:
@@ -256,7 +270,7 @@ def _check_q(q: Tensor, draft: Draft, bounds: DraftBounds) -> None:
             ~q.isfinite().all(-1),
             (q < 0).any(-1),
             (q.sum(-1) - 1).abs() > TOLERANCE,
-            # Without replacement, children beyond q's support are allowed: see `siblings`.
+            # Draws without replacement may include tokens with q = 0: see `siblings`.
             (own_probs <= 0) & (draft.draw_mode == "independent"),
         )
     )

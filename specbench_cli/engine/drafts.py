@@ -1,4 +1,4 @@
-"""Construction of drafts from chosen or drawn tokens."""
+"""Construction of drafts: chains and trees of tokens that a method chose or drew."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specbench_cli.former_names import renamed_members
 
 @renamed_members(drawn="chain_of_picks", ranked="candidate_lists")
 class DraftBuilder(SessionView):
-    """Part of a session that builds drafts."""
+    """Base class of `Session` with the methods that build drafts."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -32,12 +32,12 @@ class DraftBuilder(SessionView):
     # ---- drafts ---------------------------------------------------------------------------------
 
     def chain(self, ids: Sequence[int] | Tensor, q: Tensor | None = None) -> Draft:
-        """Return a chain of given tokens.
+        """Return a chain of tokens.
 
         Args:
             ids: As for `tree`.
-            q: [m, V], the distributions that the tokens were drawn from. None if they were chosen
-                without a draw.
+            q: [m, V], the distributions that the tokens were drawn from. None if they were not
+                drawn.
 
         Raises:
             MethodFault: an id is outside the target's vocabulary, or q has another shape.
@@ -58,12 +58,12 @@ class DraftBuilder(SessionView):
         """Return a tree of tokens. `parents` is as in `Draft`.
 
         Args:
-            ids: Ids of the m nodes. A tensor [m] int64 on a GPU must come from `branch` or
-                `candidates`: it is not checked, because that needs a sync.
-            distributions: Distributions that the nodes were drawn from, [V] or [r, V] each: for
-                every node that of the first draw among its siblings. Empty if the nodes were
-                chosen without a draw.
-            how: How they were drawn.
+            ids: Ids of the m nodes. A tensor [m] int64 on a GPU is not checked, because that needs
+                a sync. It must come from `branch` or `candidates`.
+            distributions: Tensors [V] or [r, V] that are concatenated to [m, V]: for each node, the
+                distribution of the first draw among its siblings. Empty if the nodes were not
+                drawn.
+            how: How the nodes were drawn.
 
         Raises:
             MethodFault: an id is outside the target's vocabulary.
@@ -76,7 +76,7 @@ class DraftBuilder(SessionView):
         )
 
     def chain_of_picks(self, picks: Sequence[Pick]) -> Draft:
-        """Return the chain of consecutive `pick`s."""
+        """Return the chain of tokens from consecutive calls of `pick`."""
         if not picks:
             return self.chain(())
         checks = self._validator
@@ -104,7 +104,8 @@ class DraftBuilder(SessionView):
             ahead: Number of draft tokens between the last committed token and this one.
 
         Returns:
-            (token [1] int64, q [1, V] or None): q if verification needs the draft distribution.
+            (token, q): [1] int64, and [1, V] if verification needs the draft distribution, else
+                None.
         """
         rows = self._process(cast(Tensor, out.logits)[:, -1], ahead)
         pick = self._chooser.pick(rows, self._text.position + ahead)
@@ -126,15 +127,15 @@ class DraftBuilder(SessionView):
             ahead: Number of draft tokens between the last committed token and the children.
 
         Returns:
-            (tokens [r, width] int64, q [r, V] or None): q if verification needs the draft
-                distribution.
+            (tokens, q): [r, width] int64, and [r, V] if verification needs the draft distribution,
+                else None.
         """
         return self._chooser.branch(rows, width, self._text.position + ahead, how)
 
     def candidates(
         self, rows: Tensor, width: int, *, ahead: int | Sequence[int] = 0
     ) -> tuple[Tensor, Tensor]:
-        """Return the best children of draft nodes, without a draw, and their scores.
+        """Return the most likely children of draft nodes, and their log-probabilities.
 
         Args:
             rows: [r, V'] logits of a draft model at the r nodes.
@@ -143,8 +144,8 @@ class DraftBuilder(SessionView):
                 each node or the same for all.
 
         Returns:
-            (tokens, values), [r, width] each: int64, and the log-softmax of the session's decision
-            scores.
+            (tokens, values), [r, width] each: int64 ids, and the log-softmax of the decision scores
+            (`scores`).
         """
         depths = [ahead] * rows.shape[0] if isinstance(ahead, int) else ahead
         return self._chooser.candidates(rows, width, self._text.position, depths)
@@ -159,7 +160,7 @@ class DraftBuilder(SessionView):
     # ---- helpers --------------------------------------------------------------------------------
 
     def _process(self, rows: Tensor, ahead: int) -> Tensor:
-        """Return the processed logits [1, V] after the last `ahead` picks."""
+        """Apply the run's logits processor to logits [1, V] that follow the last `ahead` picks."""
         picks = self._validator.picks
         if self._processing is None or ahead > len(picks):
             return rows

@@ -1,6 +1,7 @@
-"""Imposed acceptance: a loaded decoder computes, but its logits follow a given acceptance rate.
+"""Imposed acceptance: forwards run as usual, then their logits are replaced.
 
-For models with random weights, whose drafts would never be accepted.
+The new logits make verification accept draft tokens at a rate that the user sets (`--acceptance`).
+It is for benchmarks of models with random weights, whose draft tokens would never be accepted.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from specbench_cli.engine.types import ModelOutput, Tokens
 from specbench_cli.errors import MethodFault
 
 NUM_CHOICES = 8
-"""Number of draft choices with imposed logits. Other tokens are not drafted."""
+"""Number of ids per row that get new logits. A draft model can draft only these."""
 TOP_LOGIT, LOGIT_STEP = 1e4, 1e2
-"""Logit of the best imposed choice, and the gap between successive choices.
+"""Logit of the best id, and the gap to each next one.
 
-The gap is so large that a distribution has one token at any temperature."""
+The gap is so large that the distribution is one-hot at any temperature."""
 
 
 class _ImposedAcceptance(Decoder):
-    """Mixin for a decoder's class that replaces logits according to `impose_acceptance`."""
+    """Mixin for decoder classes. It replaces the logits of each forward; see
+    `impose_acceptance`."""
 
     imposed: tuple[float, int]
 
@@ -65,7 +67,7 @@ class _ImposedAcceptance(Decoder):
         return outs
 
     def exit_logits(self, rows: Tensor) -> Tensor:
-        """Raise MethodFault: the tokens of the rows are not known here."""
+        """Raise MethodFault: new logits depend on token ids, which are not known here."""
         raise _unsupported_input(self.name)
 
     def _set_logits(
@@ -80,7 +82,7 @@ class _ImposedAcceptance(Decoder):
         if self.name == "target" and runs_all_layers:
             logits.scatter_(-1, right[..., None], TOP_LOGIT)
             return
-        if chance < 1:  # rank of the correct token, geometrically distributed
+        if chance < 1:  # rank of the right token in the draft's order, geometrically distributed
             drawn = (_hash_ids(ids, at, 2).double() + 0.5) / (1 << 31)
             rank = (drawn.log() / log1p(-chance)).long() if chance else right * 0 + NUM_CHOICES
         else:
@@ -93,20 +95,24 @@ class _ImposedAcceptance(Decoder):
 
 
 def impose_acceptance(decoder: Decoder, chance: float, vocabulary: int) -> Decoder:
-    """Impose an acceptance rate on a decoder, and return it.
+    """Impose an acceptance rate on a decoder. Change its class in place, and return it.
 
-    The target predicts one token for each token and position, a hash of both. In a draft's ranking
-    this token has rank r with probability `chance` (1 - chance)^r, drawn with the same hash. So the
-    first choice is accepted with probability `chance`, and each further sibling of a tree with that
-    share of the rest. Parts of the target behave like a draft model.
+    A hash of the last token and its position determines the next token, the right one. The target
+    always predicts it. A draft model ranks it r-th, counted from 0, with probability
+    chance * (1 - chance)^r. A hash of the same token and position draws this rank. So the draft
+    model's first choice is accepted with probability `chance`, and each further sibling in a tree
+    with the same share of the rest. A part of the target behaves like a draft model.
 
     Args:
-        decoder: Gets a class of its own. "target" verifies, all others draft.
+        decoder: If its name is "target", it verifies. All other decoders draft.
         chance: Acceptance probability of a first choice.
-        vocabulary: Number of ids that all models of the run have.
+        vocabulary: Smallest vocabulary size of the run's models.
     """
     if vocabulary <= NUM_CHOICES:
-        raise ValueError(f"{vocabulary} ids are too few to impose {NUM_CHOICES} choices on")
+        raise ValueError(
+            f"a vocabulary of {vocabulary} ids is too small: imposed acceptance needs more than"
+            f" {NUM_CHOICES}"
+        )
     kind = type(decoder)
     made: Any = type(kind.__name__, (_ImposedAcceptance, kind), {})
     decoder.__class__ = made
@@ -116,9 +122,9 @@ def impose_acceptance(decoder: Decoder, chance: float, vocabulary: int) -> Decod
 
 def _unsupported_input(name: str) -> MethodFault:
     return MethodFault(
-        f"acceptance is imposed by the tokens that a model reads, and {name} was to say what rows"
-        " without tokens stand for",
-        "leave --acceptance out for methods that go on from hidden rows",
+        f"--acceptance sets logits by the tokens that a model reads, but {name} was run on hidden"
+        " states",
+        "leave out --acceptance for methods that continue from hidden states",
     )
 
 

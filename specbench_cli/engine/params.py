@@ -12,13 +12,13 @@ from specbench_cli.former_names import current_params
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Speedup that a method's source reports, with its setup, as read in the source itself.
+    """Speedup that the paper or project of a method reports, with its setup.
 
     Attributes:
-        speedup: Speedup over plain decoding as printed there: "2.90x", "up to 6.5x".
-        models, task, hardware: Empty if the source does not name them.
-        temperature: None if the source does not name it.
-        source: Location of the claim, such as "abstract of arXiv:2503.01840".
+        speedup: Speedup over plain decoding, as printed there: "2.90x", "up to 6.5x".
+        models, task, hardware: Empty if the source does not state them.
+        temperature: None if the source does not state it.
+        source: Where the claim is printed, such as "abstract of arXiv:2503.01840".
     """
 
     speedup: str
@@ -74,4 +74,4 @@ def _split_words(value: Any) -> Any:
 
 
 WordList = Annotated[tuple[str, ...], BeforeValidator(_split_words)]
-"""Type of a parameter: words that are searched in a text."""
+"""Type of a parameter: a list of words."""

@@ -1,4 +1,4 @@
-"""Session for an implementation with its own decoding loop."""
+"""Session for peers: implementations of other projects with their own decoding loop."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from specbench_cli.former_names import renamed_members
 
 @renamed_members(counted="counts", sees_first="knows_first_token_time", now="now_ns")
 class PeerSession(Session):
-    """Request that another project's implementation decodes with its own loop.
+    """Session of a request that a peer decodes.
 
-    The implementation gets transformers' own objects, and passes its tokens to `adopt`.
+    The peer gets transformers' model and tokenizer, and passes the decoded tokens to `adopt`.
 
     Attributes:
-        counts: Counts that the implementation reports instead of steps (`count`).
-        knows_first_token_time: True if it reported the time of the first token.
+        counts: Counts that the peer reports instead of steps (`count`).
+        knows_first_token_time: True if the peer reported the time of the first token.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -29,7 +29,7 @@ class PeerSession(Session):
 
     @property
     def pass_(self) -> int:
-        """Number of the repeat, from 1. Under rejection sampling each repeat draws new numbers."""
+        """Number of the repeat, from 1. Under rejection sampling each repeat uses another seed."""
         return self._pass
 
     @property
@@ -38,22 +38,22 @@ class PeerSession(Session):
         return self._workspace.tokenizer
 
     def module(self, name: str) -> Any:
-        """Return transformers' own module of a decoder of the run, "target" or "draft"."""
+        """Return the transformers module of the "target" or the "draft"."""
         if self._workspace.modules is None:
-            raise MethodFault(f"this run holds no transformers module of {name!r}")
+            raise MethodFault(f"this run has no transformers module of {name!r}")
         return self._workspace.modules(name)
 
     def now_ns(self) -> int:
-        """Return the request's clock in nanoseconds."""
+        """Return the time in ns, by the clock of the request."""
         return self.harness.meter.clock.now_ns()
 
     def adopt(self, outcome: Outcome, at: int | None = None) -> Outcome:
-        """Append decoded tokens as far as the stop rule allows. No state changes.
+        """Append decoded tokens up to the end of the output. No state changes.
 
-        A peer reports its steps after it has decoded all of them.
+        A peer calls this after it has decoded all tokens.
 
         Args:
-            at: Time of the tokens, by `now`, if the peer knows it.
+            at: Time of the tokens, as from `now_ns`, if the peer knows it.
         """
         first = self._text.position == 0
         arrived = self._text.last_ns
@@ -67,11 +67,11 @@ class PeerSession(Session):
         return kept
 
     def adopt_tokens(self, ids: Sequence[int], first: int, last: int) -> None:
-        """Append the tokens of an implementation that does not report its steps.
+        """Append the tokens of a peer that does not report steps.
 
         Args:
             ids: The whole output.
-            first, last: Times of the first and the last token, by `now`.
+            first, last: Times of the first and the last token, as from `now_ns`.
         """
         self.adopt(Outcome((), tuple(ids[:1]), ("prefill",), 0), first)
         if self.finish is None and len(ids) > 1:
@@ -80,5 +80,5 @@ class PeerSession(Session):
             self.adopt(Outcome((), rest, tuple(plain), 0), last)
 
     def count(self, **counted: float) -> None:
-        """Store counts that the implementation reports, such as "drafted" and "accepted" tokens."""
+        """Store counts that the peer reports, such as "drafted" and "accepted" tokens."""
         self.counts |= counted

@@ -1,4 +1,4 @@
-"""Forwards of the target over the prompt, and over the last committed token and a draft."""
+"""Forwards of the target over the prompt, and over drafts. `Session` uses this module."""
 
 from __future__ import annotations
 
@@ -25,10 +25,14 @@ from specbench_cli.errors import MethodFault
 
 @dataclass
 class PendingScore:
-    """Rows of a chain that a part of the target has computed, from which the target can continue.
+    """Output of a part of the target for a draft chain, from which the target can continue.
 
-    ids: Token ids of each forward, [1, n].
-    outputs: Output of each forward, with the hidden states after layer `end_layer` - 1.
+    A self-drafting method runs the first layers of the target to draft. To score the draft, the
+    target needs to run only the other layers.
+
+    end_layer: Number of layers that the part has run.
+    ids: Token ids of each of its forwards, [1, n].
+    outputs: Output of each of its forwards.
     """
 
     end_layer: int
@@ -41,25 +45,25 @@ class PendingScore:
         return sum(ids.shape[1] for ids in self.ids)
 
     def matches(self, x: Tokens) -> bool:
-        """Return True if the rows belong to the first tokens of x. Waits for the device."""
+        """Return True if these are the rows of the first tokens of x. Waits for the device."""
         if not 0 < self.num_rows <= x.ids.shape[1]:
             return False
         return bool(host.number((torch.cat(self.ids, 1) == x.ids[:, : self.num_rows]).all()))
 
 
 class Scoring:
-    """Target model and its state.
+    """The target's forwards for one session, and the target's state.
 
-    Only `forward`, the two halves of a forward, and `keep` change the state. `ready` discards rows
-    that parts of the target wrote in between.
+    Parts of the target (`Partial`) may write rows to the same state while they draft.
+    `discard_partial_rows` removes them before the target's next forward.
 
     Args:
-        target: the metered target.
-        state: the target's state.
-        text: the text that drafts continue.
-        place: index of the sequence in its batch.
-        checks: Checks of the drafts. None if only `forward` is called.
-        seen: Record of what was scored.
+        target: The metered target.
+        state: The target's state.
+        text: Text that the drafts continue.
+        place: Index of the sequence in its batch.
+        validator: Checks of the drafts. None if only `forward` is called.
+        step_log: Record of the scored drafts.
     """
 
     def __init__(
@@ -77,7 +81,9 @@ class Scoring:
         self._feature_cache: FeatureCache | None = None
         self.look_ahead_rows: LookAheadRows | None = None
         self._paused: PausedForward | None = None  # the forward in progress
-        self._num_reread = 0  # committed tokens before the root that the last forward read again
+        self._num_reread = (
+            0  # committed tokens before the root that the last forward processed again
+        )
         self._root_output: ModelOutput | None = (
             None  # output at the root if a separate forward computed it
         )
@@ -92,9 +98,9 @@ class Scoring:
         return self.forward(x, draft, "all")
 
     def score_input(self, draft: Draft) -> ModelInput:
-        """Check a draft and return the input to score it in a shared batch forward.
+        """Check a draft and return the input to score it in a forward over a batch.
 
-        The result of the forward goes to `take`.
+        Pass the output of the forward to `store_output`.
         """
         return self.batch_input(self._check_input(draft, self.discard_partial_rows()), draft, "all")
 
@@ -103,8 +109,8 @@ class Scoring:
         x = self._check_input(draft, self.discard_partial_rows())
         if not self.state.by_row:
             raise ChainsOnly(
-                f"{self.target.name} cannot be halted: its state only knows the ends of forwards",
-                "choose a method that runs whole forwards of the target",
+                f"{self.target.name} cannot be paused in a forward: its state is recurrent",
+                "choose a method that runs only full forwards of the target",
             )
         self._paused = PausedForward(
             self.target, self.state, self.captured_layers, self._end_paused_forward
@@ -126,14 +132,17 @@ class Scoring:
         return self._text.prompt_length - self.discard_partial_rows()
 
     def prompt_input(self, n: int) -> ModelInput:
-        """Return the input of a shared batch forward over the next n prompt tokens."""
+        """Return the input of the next n prompt tokens, for a forward over a batch."""
         x = Tokens(self._text.pending_tokens(self.discard_partial_rows()).ids[:, :n])
         return self.batch_input(
             x, None, "last" if n == self.pending_prompt_length else None
         )._replace(prompt=True)
 
     def store_prompt_output(self, out: ModelOutput, n: int) -> Tensor | None:
-        """Keep the result of `prompt_part`. Return logits [1, V] at the prompt's end, else None."""
+        """Store the output of a forward over `prompt_input`.
+
+        Return the logits [1, V] if the prompt is complete, else None.
+        """
         if out.logits is None:
             self.store_prompt_chunk(out)
             return None
@@ -142,7 +151,11 @@ class Scoring:
         return logits
 
     def _check_input(self, draft: Draft, state_length: int, proposed: int | None = None) -> Tokens:
-        """Return the pending tokens followed by a draft. Raise MethodFault if it is malformed."""
+        """Check and log a draft. Return the pending tokens followed by the draft.
+
+        Raises:
+            MethodFault: The draft is malformed.
+        """
         assert self._validator is not None
         assert self._step_log is not None
         self._validator.check(draft)
@@ -150,10 +163,11 @@ class Scoring:
         return self._validator.input_with_root(draft, state_length)
 
     def begin_partial(self, pending: PendingScore | None) -> PendingScore | None:
-        """Let a part of the target write to the state.
+        """Allow a part of the target to write to the state.
 
         Returns:
-            Where the part stores its rows if the target can continue from them, else None.
+            Object in which the part stores its output, so that the target can continue from it.
+            None if the target cannot.
 
         Raises:
             MethodFault: a forward of the target is paused.
@@ -171,18 +185,19 @@ class Scoring:
                 pending.ids.clear()
                 pending.outputs.clear()
         elif pending is not self._pending:
-            self._pending = None  # another part's rows are among its own
+            self._pending = None  # two parts wrote to the state, so their rows are mixed
         return self._pending
 
     def discard_partial_rows(self, *, keep_pending: bool = False) -> int:
-        """Discard rows that parts of the target wrote. Return the number of processed tokens of the
-        text.
+        """Discard rows that parts of the target wrote to the state.
+
+        Return the number of tokens of the text in the state.
 
         Args:
-            keep_pending: True if `forward` follows and may continue from these rows.
+            keep_pending: True if `forward` follows, which may continue from these rows.
 
         Raises:
-            MethodFault: rows of the text are missing too.
+            MethodFault: The part also removed rows of the text.
         """
         if self._length_before_partial is None:
             return self.state.position()
@@ -191,7 +206,7 @@ class Scoring:
         if min(extra_rows) < 0:
             raise MethodFault(
                 "the target's state has lost rows of the committed text",
-                "roll a part of the target back to the length it began at, and no further",
+                "roll a part of the target back only to the length at which it began",
             )
         pending = self._pending if keep_pending else None
         expected = [
@@ -211,14 +226,14 @@ class Scoring:
         """See `Session.reserve`."""
         if not self.state.by_row:
             raise ChainsOnly(
-                f"{self.target.name} cannot look ahead: its state only knows the ends of forwards",
-                "choose a method that runs whole forwards of the target",
+                f"{self.target.name} does not support `LookAhead` heads: its state is recurrent",
+                "choose a method that runs only full forwards of the target",
             )
         self.look_ahead_rows = LookAheadRows(self.target, head)
         return self.look_ahead_rows
 
     def features(self, tokens: Tokens) -> Features:
-        """Return tokens with the captured features; see `Session.pending_features`."""
+        """Return pending tokens with captured features; see `Session.pending_features`."""
         return Features(tokens.ids, self._required_feature_cache.read()[None])
 
     def last_features(self, n: int) -> Tensor:
@@ -233,13 +248,16 @@ class Scoring:
     @property
     def _required_feature_cache(self) -> FeatureCache:
         if self._feature_cache is None:
-            raise MethodFault(
-                "no features are kept: `session.capture_layers` in `start` says of which layers"
-            )
+            raise MethodFault("no features are captured: call `session.capture_layers` in `start`")
         return self._feature_cache
 
     def forward(self, x: Tokens, draft: Draft | None, logits_at: LogitsAt) -> Tensor:
-        """Run a forward over the root and a draft, or over the prompt. Return the logits [n, V]."""
+        """Run a forward over the root and a draft, or over the prompt. Return the logits [n, V].
+
+        Args:
+            x: Pending tokens, the last of which is the root, then the draft's tokens.
+            draft: None for the prompt.
+        """
         if draft is not None and not self.state.by_row:
             return self.store_output(
                 self.target.execute(
@@ -262,7 +280,7 @@ class Scoring:
         return self.store_output(execute(model_input))
 
     def _resume(self, pending: PendingScore, x: Tokens) -> Tensor:
-        """Continue from a part's rows. Return the logits [n, V] of all rows of x."""
+        """Run the layers that a part has not run. Return the logits [n, V] of all rows of x."""
         outputs, pending_ids = pending.outputs, x.ids[:, pending.num_rows :]
         captured_layers = [at for at in self.captured_layers if at < pending.end_layer]
         if pending_ids.shape[1]:
@@ -291,23 +309,21 @@ class Scoring:
         )
 
     def batch_input(self, x: Tokens, draft: Draft | None, logits_at: LogitsAt) -> ModelInput:
-        """Return the input that `forward` would run, for a forward over a batch.
+        """Return the input of `forward`, for a forward over a batch.
 
         Pass the result to `store_output`.
         """
         if self.look_ahead_rows is not None:
-            raise MethodFault(
-                "rows that look ahead are of one request's forward: no batch shares it"
-            )
+            raise MethodFault("`LookAhead` heads are not supported in batches")
         if draft is not None and not self.state.by_row:
             return self._input_after_root(x, draft)
         return self._input(x, draft, logits_at)
 
     def _input_after_root(self, x: Tokens, draft: Draft) -> ModelInput:
-        """Return the input of the draft's rows, after a forward over the pending tokens and the
-        root.
+        """Run a forward over the pending tokens and the root. Return the input of the draft.
 
-        For states that can only return to the ends of forwards.
+        This is for recurrent states, which can return only to the end of a forward: if the draft is
+        rejected, the state returns to the root.
         """
         if draft.parents not in (None, tuple(range(-1, draft.nodes - 1))):
             raise trees_fault(self.target.decoder)
@@ -329,7 +345,7 @@ class Scoring:
         return () if self._feature_cache is None else self._feature_cache.layers
 
     def store_prompt_chunk(self, out: ModelOutput) -> None:
-        """Keep rows and features of a part of the prompt that is not the last."""
+        """Keep the rows and features of a chunk of the prompt that is not the last one."""
         if self._feature_cache is not None:
             self._feature_cache.write(out)
         self.keep(range(out.hidden.shape[1]))
@@ -349,13 +365,13 @@ class Scoring:
             return
         if out is None:
             raise MethodFault(
-                "features are kept of whole forwards, and this one ends before its last layer",
+                "features cannot be captured if a forward exits early",
                 "leave out `session.capture_layers`",
             )
         self._feature_cache.write(out)
 
     def keep(self, path: Sequence[int]) -> None:
-        """Keep the rows at `path` of the last forward, counted from the root's row."""
+        """Keep the rows `path` of the last forward in the state. Row 0 is the root."""
         self._length_before_partial = self._pending = None  # `commit` drops partial rows too
         if self._num_reread:
             num_reread, self._num_reread = self._num_reread, 0
@@ -389,11 +405,12 @@ class Scoring:
 
 
 def _rows_from_root(root: ModelOutput | None, out: ModelOutput) -> ModelOutput:
-    """Return the rows from the root on.
+    """Return the output of the root and the draft, without tokens before the root.
 
-    Joins the output of a separate forward over the root, and drops rows of tokens before the root.
+    Args:
+        root: Output of a separate forward over the root, or None.
     """
-    if root is None:  # nothing was drafted
+    if root is None:  # the draft was empty
         return ModelOutput(
             out.logits,
             out.hidden[:, -1:],

@@ -1,4 +1,5 @@
-"""Text of one request: prompt, committed tokens, their times, and the reason for its end."""
+"""Text of one request: prompt, committed tokens and their times. Stop rule, and recorded
+outputs."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ Finish = Literal["eos", "stop", "length"]
 @renamed_members(cut="truncate")
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """Rule for the end of an output.
+    """Rule that ends an output.
 
     eos: Ids that end it. The id is kept.
-    max_new_tokens: The budget, which is reached exactly.
-    strings: Texts that end it. The token that completes a text is kept. They are searched in
-    `decode` of the output's ids.
+    max_new_tokens: Maximum number of output tokens.
+    strings: Stop strings. The token that completes one of them is kept.
+    decode: Function that returns the text of the output's ids, in which stop strings are searched.
     """
 
     eos: frozenset[int]
@@ -40,7 +41,10 @@ class StopRule:
             raise ValueError(f"max_new_tokens is {self.max_new_tokens}; prefill alone gives 1")
 
     def truncate(self, output: Sequence[int], new: Sequence[int]) -> tuple[int, Finish | None]:
-        """Return how many `new` tokens to keep after `output`, and why it ends, or None."""
+        """Return how many of the `new` tokens to keep, and why the output ends.
+
+        The reason is None if the output does not end.
+        """
         for kept, token in enumerate(new, start=1):
             if token in self.eos:
                 return kept, "eos"
@@ -59,15 +63,15 @@ class StopRule:
 # ---- replay -------------------------------------------------------------------------------------
 
 PAST_END = -1
-"""Recorded choice after the last token. No draft token equals it, and it is never committed,
-because the stop rule ends the output before it."""
+"""Choice after the end of a recorded output. It equals no draft token, so such tokens are rejected.
+It is never committed, because the stop rule ends the output first."""
 
 
 class RecordedOutput:
-    """Output to be replayed.
+    """Recorded output that decides instead of the target in a replay.
 
     Args:
-        ids: Its tokens, from output index 0.
+        ids: Tokens of the output.
         device: Device of the choices.
     """
 
@@ -75,8 +79,7 @@ class RecordedOutput:
         self._ids = host.ids([*ids, PAST_END], device)
 
     def choices(self, first: int, depths: Sequence[int]) -> Tensor:
-        """Return the recorded tokens [n] at output indices first + depth; `PAST_END` after the
-        last."""
+        """Return the tokens [n] at the output indices first + depth, `PAST_END` after the end."""
         end = self._ids.shape[0] - 1
         at = host.ids([min(first + depth, end) for depth in depths], self._ids.device)
         return self._ids[at]
@@ -86,21 +89,21 @@ class RecordedOutput:
 
 
 class Text:
-    """Text of a request. It grows only by `append`, which applies the stop rule.
+    """Text of a request. Only `append` extends it, and applies the stop rule.
 
     Args:
         ids: Ids of the prompt.
         stop: The stop rule.
-        now: Clock in nanoseconds.
+        now_ns: Function that returns the time in ns.
 
     Attributes:
-        tokens: All ids, of the prompt and committed. Read only.
+        tokens: Ids of the prompt and committed ids. Read only.
         prompt_length: Number of prompt tokens.
         origin: Origin of each committed token.
         finish: Reason why the output ended. None while it has not.
-        last_choice: Last token that verification chose, on the host and on the device, [1]. If the
-            text ends with it, the id need not be copied to the device again.
-        started_ns, first_ns, last_ns: Start of the timer, and times of the first and latest tokens.
+        last_choice: Last token that verification chose, as a number and as a tensor [1] on the
+            device. It saves a copy to the device if the text ends with this token.
+        started_ns, first_ns, last_ns: Start of the timer, and times of the first and last token.
     """
 
     def __init__(
@@ -136,20 +139,20 @@ class Text:
 
     @property
     def last_token(self) -> Tensor:
-        """Last token [1] on the device. Before the first commit it is the prompt's last token."""
+        """Last token of the text as a tensor [1] on the device."""
         if self._last_token is None:
             self._last_token = host.ids(self.tokens[-1:], self.device)
         return self._last_token
 
     @property
     def max_draft_length(self) -> int:
-        """Maximum useful number of draft levels: the remaining budget without the token that
-        verification adds."""
+        """Maximum useful draft length: the remaining budget, less the token that verification
+        adds."""
         return self.stop.max_new_tokens - self.position - 1
 
     @property
     def steps(self) -> int:
-        """Number of steps including prefill. Each ended with a token that was not drafted."""
+        """Number of steps including prefill: each one commits one token that was not drafted."""
         return sum(origin not in ("accepted", "relaxed") for origin in self.origin)
 
     def pending_tokens(self, length: int) -> Tokens:
@@ -161,7 +164,7 @@ class Text:
         return Tokens(host.ids(self.tokens[length:], self.device)[None])
 
     def append(self, outcome: Outcome) -> Outcome:
-        """Append an outcome as far as the stop rule allows. Sets `finish` if the output ends."""
+        """Append the tokens of an outcome up to the end of the output. Set `finish` if it ends."""
         kept, self.finish = self.stop.truncate(self.output, outcome.committed)
         self.tokens.extend(outcome.committed[:kept])
         self.origin.extend(outcome.origin[:kept])

@@ -1,8 +1,8 @@
-"""Session: the engine's interface for a method that decodes one request.
+"""Session: the interface through which a method decodes one request.
 
-The method builds a draft (`drafts`), the target scores it (`scoring`), and the verifier decides it
-(`verify.verifier`). Then `Session.commit` appends the outcome to the text. The measuring program
-uses `Harness`.
+In each step the method builds a draft (`drafts`), the target scores it (`scoring`), the verifier
+decides it (`verify.verifier`), and `Session.commit` appends the outcome to the text. The measuring
+code uses `Harness`, which methods must not touch.
 """
 
 from __future__ import annotations
@@ -37,19 +37,15 @@ from specbench_cli.former_names import renamed_members
 
 
 class Harness:
-    """Interface of a session for the measuring program: timer, trace, workers, shared batch
-    forwards.
-
-    Methods must not use it.
+    """Interface of a session for the code that measures methods. Methods must not use it.
 
     Attributes:
         text: The text with the origins and times of its tokens.
         meter: Trace of all forwards.
         workers: Drafters that run in parallel with the target.
-        reference: Vanilla's output, for methods with `upper_bound`. None for all others.
-        batch_sessions: Sessions that take part in the current step, including this one.
-        policy: Rule that sets the draft lengths of all sequences of a step. None without such a
-            rule.
+        reference: Output of plain decoding, for methods with `upper_bound`. None for all others.
+        batch_sessions: Sessions of the current step, including this one.
+        policy: Rule that sets the draft lengths of all sequences of a step, or None.
     """
 
     def __init__(self, session: Session, reference: Sequence[int] | None) -> None:
@@ -61,16 +57,16 @@ class Harness:
         self._num_reported, self._timer_started = 0, False
 
     def begin(self) -> None:
-        """Start the timer. The ids are on the device, and the states are allocated and cleared.
+        """Start the timer. Before, the prompt was copied to the device and the states were
+        allocated.
 
         Raises:
-            MethodFault: the timer runs already. The measuring program starts it before the method
-                runs.
+            MethodFault: The timer runs already. A method must not start it.
         """
         if self._timer_started:
             raise MethodFault(
-                "the clock of a request runs already: it is started once, before the method",
-                "leave `session.harness` alone; all that a method does is in its time",
+                "the timer of a request was started twice",
+                "do not use `session.harness` in a method: the timer starts before the method",
             )
         self._timer_started = True
         if self.text.device.type == "cuda":
@@ -79,10 +75,10 @@ class Harness:
         self.text.start()
 
     def set_states(self, allocate_state: Callable[[Decoder, int], State]) -> None:
-        """Set the session's states. In a batch, this happens when the sequence joins.
+        """Allocate the session's states. In a batch, this happens when the sequence joins.
 
         Args:
-            allocate_state: Function that returns an empty state of a decoder with extra rows.
+            allocate_state: Function from a decoder and a number of extra rows to an empty state.
         """
         session = self._session
         session._allocate_state = allocate_state
@@ -102,7 +98,7 @@ class Harness:
             )
 
     def release(self) -> None:
-        """Release the last step's logits and the noise, for a sequence that has left its batch."""
+        """Free the last logits and the cached noise, after the sequence has left its batch."""
         self._session._verifier.rows = None
         self._session._noise.clear()
 
@@ -113,31 +109,30 @@ class Harness:
 
     @property
     def scoring(self) -> Scoring:
-        """Forwards of the target, for a batch that runs them together."""
+        """The target's forwards, which a batch runs for all its sessions together."""
         return self._session._scoring
 
     def step_cost(self, sequences: int, rows: int, even: bool = True) -> float:
-        """Return the time of a step without its drafting, in the unit of `verify_cost`.
+        """Return the time of a step without drafting, in the unit of `verify_cost`.
 
         Args:
             sequences: Number of sequences in the step.
             rows: Number of rows in the target's forward.
-            even: True if all sequences have the same number of rows. If not, the cost includes the
-                drafting of the sequences that draft.
+            even: True if all sequences have the same number of rows.
         """
         return self._session._workspace.cost("target", rows, sequences, even)
 
     def drafting_cost(self, model: Metered | MeteredHead, sequences: int) -> float:
-        """Return the time to draft one more token for each sequence, including the host's work."""
+        """Return the time to draft one more token for each sequence, including work on the host."""
         return model.portion * self._session._workspace.cost(model.name, sequences, sequences)
 
     @property
     def step_records(self) -> Sequence[StepRecord]:
-        """Scored, verified and committed tokens of each step. Prefill is not a step."""
+        """What the session scored, verified and committed in each step. Prefill is not a step."""
         return self._session._step_log.steps
 
     def commit_first(self, logits: Tensor) -> None:
-        """Commit the first token, decided from the prompt's last logits [1, V]."""
+        """Choose the first token from the logits [1, V] after the prompt, and commit it."""
         session = self._session
         first = session._verifier.decide(session.chain(()), logits)
         self.text.append(replace(first, origin=("prefill",)))
@@ -150,12 +145,16 @@ class Harness:
     tap="capture_layers", unread="pending_features", verified="verified_logits", part="batch_input"
 )
 class Session(DraftBuilder):
-    """Decoding of one request by one method: its view of the text, its drafts and its steps.
+    """Interface through which a method decodes one request.
+
+    The base classes have the text and the models (`SessionView`) and the drafts (`DraftBuilder`).
+
+    Args:
+        recording: Tokens of a recorded output, which decide instead of the target (replay).
+        reference: See `Harness`.
 
     Attributes:
-        harness: Interface for the measuring program.
-
-    With a `recording`, the recorded tokens decide instead of the target (`replay`).
+        harness: Interface for the measuring code. Methods must not use it.
     """
 
     _scoring: Scoring
@@ -196,7 +195,7 @@ class Session(DraftBuilder):
 
     @property
     def state(self) -> State:
-        """State of the target. `score` writes rows, `commit` keeps some of them."""
+        """State of the target. `score` appends rows, and `commit` keeps some of them."""
         return self._scoring.state
 
     def partial(
@@ -208,16 +207,16 @@ class Session(DraftBuilder):
     ) -> Partial:
         """Return a part of the target that serves as a draft model.
 
-        Its forwards count as drafting, by their share of the weights. On `session.state` it needs
-        no prefill, because it reads the target's own rows. The engine discards its rows before the
-        target scores. It can also have a state of its own.
+        Its forwards count as drafting, with their share of the weights. On `session.state` it needs
+        no prefill, because it reads the target's own rows. The engine discards the rows that it
+        writes there before the target scores. It can also have a state of its own.
 
         Args:
             layers: Half-open range of the layers that run. None means all. (0, E) is an early exit,
                 and (E, F) continues from the `Hidden` rows that layer E - 1 returned.
             skip: Layers to skip, or sublayers as (layer, "attention") and (layer, "mlp").
-            keep: True if the target's next `score` continues from the rows that the layers (0, E)
-                have computed for the draft. This costs one device sync per step.
+            keep: True if the target's next `score` runs only the layers that this part, (0, E), has
+                not run for the draft. This costs one device sync per step.
 
         Raises:
             MethodFault: the target has no such layers.
@@ -237,15 +236,15 @@ class Session(DraftBuilder):
         prefill.
 
         Args:
-            ahead: A `LookAhead` head. The target's forwards then also include its rows after the
+            ahead: A `LookAhead` head. The target's forwards then include its extra rows after the
                 last committed token and after all nodes.
 
         Returns:
-            With `ahead`, the object that holds the logits of its rows
+            With `ahead`, an object that returns the logits of the extra rows
                 (`LookAheadRows.latest_logits`).
 
         Raises:
-            MethodFault: a target that only runs whole forwards cannot look ahead.
+            MethodFault: The target is recurrent and does not support `LookAhead` heads.
         """
         look_ahead_rows = None if ahead is None else self._scoring.look_ahead(ahead)
         self._validator.slack = nodes
@@ -256,16 +255,19 @@ class Session(DraftBuilder):
         return look_ahead_rows
 
     def capture_layers(self, captured_layers: Sequence[int]) -> None:
-        """Let the target's forwards store the features of a head (`Head.captured_layers`). Call it
-        before prefill."""
+        """Capture hidden states in the target's forwards, for a head. Call it before prefill.
+
+        Args:
+            captured_layers: See `Head.captured_layers`.
+        """
         self._scoring.capture_layers(captured_layers)
 
     def pending_features(self, length: int) -> Features:
-        """Return the head's pending input: committed tokens with the target's features.
+        """Return the tokens that a head has not processed, with the target's features.
 
-        These are the tokens from index `length` + 1 on, each with the features of the token before
-        it. After prefill they are the prompt without its first token, and the first committed
-        token.
+        These are the committed tokens from index `length` + 1 on. Each one comes with the features
+        of the token before it. After prefill they are the prompt without its first token, and the
+        first committed token.
 
         Args:
             length: Number of rows in the head's state.
@@ -278,14 +280,13 @@ class Session(DraftBuilder):
     def features(self, n: int = 1) -> Tensor:
         """Return features [n, width] for a head without a state.
 
-        They belong to the tokens before the last n committed ones: the target chose these from
-        them.
+        The target chose the last n committed tokens from these hidden states.
 
         Args:
             n: At most the number of tokens that the last step committed.
 
         Raises:
-            MethodFault: `capture_layers` was not called, there was no prefill, or n is too large.
+            MethodFault: `capture_layers` or `prefill` was not called, or n is too large.
         """
         return self._scoring.last_features(n)
 
@@ -299,8 +300,8 @@ class Session(DraftBuilder):
         """Run the target over the last committed token and a draft. Return the logits [m + 1, V].
 
         Args:
-            proposed: Number of nodes to verify, the first ones. Further nodes are only computed.
-                None means all nodes. Set it before reading the logits.
+            proposed: Number of nodes that the method proposes, the first ones. Further nodes are
+                only computed, and must not be verified. None means all nodes.
 
         Raises:
             MethodFault: the draft is malformed. The message names the step, the field and what is
@@ -311,41 +312,40 @@ class Session(DraftBuilder):
     def begin_score(self, draft: Draft, layer: int, *, early: bool = True) -> PausedForward:
         """Start a `score` that pauses after the first `layer` layers.
 
-        It continues with `run_to`. `early_logits` [m + 1, V], `early_logits_of` and `exit_logits`
-        return what an exit at this layer predicts. `end().rows` returns the logits of `score`. A
-        lossy method may end the forward early (`exit_early`) and pass the exit's logits to
-        `verify`.
+        The result continues with `run_to` and ends with `end()`, whose `rows` are the logits of
+        `score`. `early_logits` [m + 1, V], `early_logits_of` and `exit_logits` are the logits of an
+        early exit at the layer. A lossy method may end the forward there (`exit_early`) and pass
+        the exit's logits to `verify`.
 
         Args:
-            early: True to compute early logits after the first layers. They may guide the
-                preparation of the next draft, but decide nothing.
+            early: True to compute early logits after the first layers. A method may use them to
+                prepare the next draft.
 
         Raises:
-            MethodFault: as for `score`, or the target has no such layer.
+            MethodFault: As for `score`, or the target has no such layer.
         """
         return self._scoring.begin_score(draft, layer, early=early)
 
     def verify(self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
         """Decide a draft from the target's logits [m + 1, V] at its root and nodes.
 
-        A chain may lack the last node's row, [m, V]. All m tokens are then verified, but no bonus
-        token follows. The run's contrast and logits processor (`Sampling`) are applied here.
+        For a chain, rows [m, V] without the last node's are enough. Then no bonus token follows.
+        The run's contrast and logits processor (`Sampling`) are applied here.
 
         Args:
             accept: Accept rule, which may keep tokens that the lossless rule rejects. None means no
                 rule.
 
         Raises:
-            MethodFault: the number of rows is wrong, or an accept rule cannot be used: with block
-                verification, replays and logits processors.
+            MethodFault: The number of rows is wrong, or the run does not allow an accept rule: with
+                block verification, in a replay, or with a logits processor.
         """
         return self._verifier.verify(draft, rows, accept)
 
     def verified_logits(self) -> Tensor:
-        """Return the target's logits [m + 1, V] at the root and all nodes of the last verified
-        draft.
+        """Return the target's logits [m + 1, V] for the last verified draft, for `Method.observe`.
 
-        They are valid until the next forward. Use them in `Method.observe`.
+        They are valid until the next forward.
 
         Raises:
             MethodFault: nothing was verified yet.
@@ -355,18 +355,17 @@ class Session(DraftBuilder):
         return self._verifier.rows
 
     def commit(self, outcome: Outcome) -> Outcome:
-        """Commit an outcome: apply the stop rule, append the tokens, keep their rows in the
-        target's state.
+        """Append the tokens of an outcome to the text, and keep their rows in the target's state.
 
-        Only this method extends the text.
+        The stop rule may cut the outcome. Only this method extends the text.
 
         Returns:
             The outcome as far as it was committed. `finish` is set if the output ends here.
         """
         committed = self._text.append(outcome)
         self._step_log.record_committed(committed)
-        # Keep the rows of the root and of accepted tokens, except that of the last committed token,
-        # which is the next root.
+        # Keep the rows of the root and of accepted tokens. The last committed token is the next
+        # root, and the next forward processes it.
         nodes = committed.path[: len(committed.committed) - 1]
         self._scoring.keep((0, *(node + 1 for node in nodes)))
         if (weakened := self._verifier.weakened) is not None:
@@ -374,7 +373,7 @@ class Session(DraftBuilder):
         return committed
 
     def step(self, draft: Draft, committed: Outcome, **extra: float) -> Step:
-        """Return the step to yield: draft, committed outcome, and the forwards since the last step.
+        """Return the step that the method yields, with the forwards since the last step.
 
         Args:
             extra: Counts of the method's own. Records store their sums.
@@ -390,7 +389,7 @@ class Session(DraftBuilder):
         mask: Tensor | None = None,
         logits_at: LogitsAt = "last",
     ) -> ModelInput:
-        """Return this sequence's part of a draft model's forward over the whole batch.
+        """Return the input of this sequence for a draft model's forward over a batch.
 
         The arguments are those of `Decoder.forward`. Pass the result to `Metered.forward_batch`.
         """

@@ -33,24 +33,24 @@ from specbench_cli.former_names import renamed_members
     since="pending_tokens", room="max_draft_length", hire="start_worker", words="vocabulary"
 )
 class SessionView:
-    """Request with its text and the run's models, states and random numbers.
+    """Base class of `Session`: the text, models, states and random numbers of a request.
 
-    Nothing here changes the text. `Session`, which methods get, adds the drafts and the steps.
+    Nothing here changes the text.
 
     Args:
         pass_: Number of the repeat, from 1.
-        random: Random numbers. None means those of seed, prompt and repeat.
-        shared: Its batch. None means that it is decoded alone.
+        random: Source of random numbers. None derives them from seed, prompt and repeat.
+        shared: The batch of the request. None means that it is decoded alone.
 
     Attributes:
-        requests: The requests to decode (always one).
+        requests: The request, as a tuple of one.
         target: The metered target. Its forwards count as verification.
         device: The target's device.
         sampling: The decoding rule.
-        memory: Data that the method keeps between prompts if its state scope is "run".
+        memory: Data that the method keeps between prompts, if its `state_scope` is not "prompt".
     """
 
-    _allocate_state: Callable[[Decoder, int], State]  # makes a cleared state with rows to spare
+    _allocate_state: Callable[[Decoder, int], State]  # (decoder, extra rows) -> empty state
 
     def __init__(
         self,
@@ -85,11 +85,10 @@ class SessionView:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """Text of the target's token ids, as bytes (`decode`), and the target's tokenization of a
-        text.
+        """Vocabulary of the target: the bytes of each token id, and the tokenization of a text.
 
         Raises:
-            MethodFault: the format of the target's tokenizer is not supported.
+            MethodFault: The format of the target's tokenizer is not supported.
         """
         return self._workspace.vocabulary()
 
@@ -107,14 +106,14 @@ class SessionView:
         return self._text.finish
 
     def max_draft_length(self) -> int:
-        """Return the maximum useful number of draft levels.
+        """Return the maximum useful draft length, or number of tree levels.
 
-        This is the remaining budget without the token that verification adds.
+        It is the remaining token budget, less the token that verification adds.
         """
         return self._text.max_draft_length
 
     def pending_tokens(self, length: int) -> Tokens:
-        """Return the committed tokens that a state of `length` rows has not processed."""
+        """Return the tokens of the text that a state with `length` rows has not processed."""
         return self._text.pending_tokens(length)
 
     # ---- models and states ----------------------------------------------------------------------
@@ -124,22 +123,22 @@ class SessionView:
         return Metered(self._decoder(name), self._meter, role="draft", place=self._place)
 
     def new_state(self, decoder: Metered, slack: int = 0) -> State:
-        """Return a cleared state for the longest sequence of the run plus `slack` rows."""
+        """Return an empty state for the longest sequence of the run plus `slack` rows."""
         state = self._allocate_state(decoder.decoder, slack)
         source = self.requests[0].source
         if source is not None:
             read = decoder.decoder.attach(state, source)
             if not read and decoder.decoder is self._decoder("target"):
                 raise MethodFault(
-                    f"{decoder.name} reads text alone, and the request holds more beside it"
+                    f"{decoder.name} reads only text, but the request has other input"
                 )
         return state
 
     def start_worker(self, kind: type[Drafter], params: MethodParams) -> Worker:
-        """Start a drafter that runs in parallel with the target. It begins with its prefill.
+        """Start a drafter that runs in parallel with the target, beginning with its prefill.
 
         Args:
-            kind: Class of the drafter, at the top level of a module.
+            kind: Class of the drafter. It must be defined at the top level of a module.
             params: Parameters of the method, passed to the drafter.
 
         Raises:
@@ -174,7 +173,7 @@ class SessionView:
         return worker
 
     def artifact(self, wanted: ArtifactSpec) -> Any:
-        """Return a trained module of the run. A head is metered, and counts as drafting."""
+        """Return a trained module of the run. The forwards of a head count as drafting."""
         made = self._workspace.artifact(wanted)
         if isinstance(made, FeatureHead):
             return MeteredHead(made, self._meter, place=self._place)
@@ -183,13 +182,14 @@ class SessionView:
         return Metered(made, self._meter, role="draft", place=self._place)
 
     def trainable(self, wanted: str | ArtifactSpec = "draft", topic: str = "") -> Any:
-        """Return the method's own copy of a decoder or trained module, metered as a draft.
+        """Return the method's own trainable copy of a decoder or trained module.
 
-        It is created at first use and kept, so `start` should request it. Needs a `state_scope`.
+        The copy is created at first use, so `Method.start` should request it. The method needs a
+        `state_scope`. The forwards of the copy count as drafting.
 
-        Its weights are the parameters of its `module`, which is called like a transformers model,
-        `module(ids).logits`. They may change in `Method.learn` only. A request is decoded with the
-        weights that it started with.
+        The weights are the parameters of `module`, which is called like a transformers model:
+        `module(ids).logits`. They may change only in `Method.learn`, so one request is decoded with
+        one version of the weights.
 
         Args:
             topic: Topic of the copy, for a method with one copy per topic.
@@ -204,7 +204,7 @@ class SessionView:
         make = partial(make_trainable, source, self._workspace.decoders.values())
         made = self.memory.get_copy((wanted, topic), make)
         if wanted == "target":
-            made.name = "target's copy"  # its forwards must not count as the target's
+            made.name = "target's copy"  # forwards of the copy must not count as the target's
         if not isinstance(made, Decoder):
             return made
         return Metered(made, self._meter, role="draft", place=self._place)
@@ -212,15 +212,14 @@ class SessionView:
     def verify_cost(self, rows: int) -> float:
         """Return the time of a target forward over a number of rows, relative to one row.
 
-        The rows include the root. The run measures the costs once. Needs `Method.uses_costs`.
+        The rows include the root. The run measures the costs if `Method.uses_costs` is true.
         """
         return self._workspace.cost("target", rows)
 
     def draft_cost(self, model: Metered | MeteredHead, rows: int = 1) -> float:
-        """Return the time of a draft model's or head's forward, relative to a target forward over
-        one row.
+        """Return the time of a draft model's forward, relative to a target forward over one row.
 
-        A part of the target costs its share of a whole forward.
+        A part of the target costs its share of a full forward.
         """
         return model.portion * self._workspace.cost(model.name, rows)
 
@@ -228,25 +227,25 @@ class SessionView:
 
     @property
     def random(self) -> Random:
-        """Random primitives `categorical` and `bernoulli`."""
+        """Source of random numbers, with `categorical` and `bernoulli`."""
         return self._chooser.random
 
     def warp(self, rows: Tensor) -> Tensor:
-        """Return the distributions [..., V] of logits under this session's temperature, top-k and
-        top-p."""
+        """Return the distributions [..., V] of logits, after temperature, top-k and top-p."""
         return self._chooser.warp(rows)
 
     def noise(self, first: int, n: int = 1) -> Tensor:
-        """Return the Gumbel noise [n, V] of the output positions first to first + n - 1.
+        """Return the Gumbel noise [n, V] of n output positions from `first` on.
 
-        It is the same for every method.
+        It depends only on seed, prompt and position, so all methods have the same noise (coupled
+        sampling).
         """
         return self._chooser.noise(first, n)
 
     def scores(self, rows: Tensor, first: int, depths: Sequence[int] | None = None) -> Tensor:
         """Return decision scores of logits [n, V] at the output positions from `first` on.
 
-        The argmax of a row of scores is its choice.
+        The argmax of a row is the chosen token.
 
         Args:
             depths: Offset of each row's position from `first`. Default: 0, 1, 2, ...

@@ -1,9 +1,12 @@
-"""Simulation of batches without models: scripts provide the tokens, a cost function the times.
+"""Simulation of a method under load, without running models.
 
-This is a discrete-event simulation with the engine's own batches, sessions, methods and policies.
-Only two parts are replaced: `ScriptedDecoder`s know the outputs and which draft tokens are correct.
-A `SimulatedClock` advances by the cost of each forward, and to the next arrival when nothing is
-decoded.
+`specbench predict` uses it. The simulation runs the engine's own batches, sessions, methods and
+length policies, and replaces two parts:
+
+* The models are `ScriptedDecoder`s. They return tokens that are known in advance from a recorded
+  run: the output of each request, and which of its tokens the draft model predicted correctly.
+* The clock is a `SimulatedClock`. It advances by the cost of each forward, which a cost function
+  returns, and by the time until the next request arrives if nothing is decoded.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from specbench_cli.errors import MethodFault
 
 
 class SimulatedClock(HostClock):
-    """Clock that advances only when time is spent.
+    """Clock that advances only by `sleep`.
 
     Attributes:
         model: Model of the last forward.
@@ -41,16 +44,20 @@ class SimulatedClock(HostClock):
         super().__init__()
 
     def now_ns(self) -> int:
-        """Return the nanoseconds spent so far."""
+        """Return the simulated time in ns."""
         return self._at
 
     def sleep(self, ns: int) -> None:
-        """Spend `ns` nanoseconds."""
+        """Advance the clock by `ns` nanoseconds."""
         self._at += ns
 
 
 class SimulatedTimeDecoder(Decoder):
-    """Decoder whose forwards take the time that a cost function returns, host work included."""
+    """Wrapper of a decoder that advances the simulated clock by the cost of each forward.
+
+    Args:
+        cost: Function that returns the time of a forward, including host work.
+    """
 
     def __init__(self, decoder: Decoder, clock: SimulatedClock, cost: CostFunction) -> None:
         self._decoder, self._clock, self._cost = decoder, clock, cost
@@ -88,13 +95,13 @@ class SimulatedTimeDecoder(Decoder):
 
 @dataclass(frozen=True, slots=True)
 class ScriptedRequest:
-    """A request with its known output.
+    """A request whose output is known in advance, for the simulation.
 
     Attributes:
         prompt, output: Token ids.
-        draft_correct: Whether the draft model predicts each output token.
-        budget: Maximum number of tokens.
-        eos: Whether the last token ended the output.
+        draft_correct: For each output token, whether the draft model predicts it.
+        budget: Maximum number of new tokens.
+        eos: Whether the output ended with an end-of-text token, not at the budget.
     """
 
     prompt: tuple[int, ...]
@@ -104,14 +111,21 @@ class ScriptedRequest:
     eos: bool = False
 
     def request(self, place: int) -> Request:
-        """Return the request."""
+        """Return the request for the engine. `place` is its index in the batch."""
         stop = StopRule(frozenset(self.output[-1:] if self.eos else ()), self.budget)
         return Request(f"simulated/{place}", 1, self.prompt, stop)
 
 
 class ScriptedState:
-    """State of a scripted decoder: number of rows, text and script. `row_bytes` is the size of a
-    row."""
+    """State of a `ScriptedDecoder`, which has no tensors.
+
+    Args:
+        row_bytes: Bytes per token that `nbytes` reports.
+
+    Attributes:
+        text: Prompt tokens so far.
+        script: The scripted request whose prompt is `text`. None before the prompt is complete.
+    """
 
     by_row = True
 
@@ -144,7 +158,7 @@ class ScriptedState:
         self._kept = min(self._kept, n)
 
     def leave_out(self, seq: int, layers: Iterable[int], n: int) -> None:
-        """See `State`. Scripts have no layers."""
+        """See `State`. A scripted decoder has no layers to skip."""
 
     def clear(self) -> None:
         """See `State`."""
@@ -158,10 +172,11 @@ class ScriptedState:
 
 
 class ScriptedDecoder(Decoder):
-    """Decoder that predicts the tokens of scripts.
+    """Decoder that returns the known tokens of scripted requests.
 
-    The target predicts all tokens. The draft model predicts the correct ones, and another token in
-    place of the others.
+    Args:
+        perfect: Whether it always predicts the right token, as the target does. If not, it predicts
+            a wrong token where `ScriptedRequest.draft_correct` is False.
 
     Raises:
         ValueError: two requests have the same prompt and different outputs.
@@ -186,7 +201,7 @@ class ScriptedDecoder(Decoder):
         return ScriptedState(capacity, self._row_bytes)
 
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """See `Decoder`. Supports only chains through the whole model.
+        """See `Decoder`. It supports only chains, and only forwards through all layers.
 
         Raises:
             MethodFault: the input is not supported.
@@ -194,13 +209,13 @@ class ScriptedDecoder(Decoder):
         x, state, at = model_input.x, model_input.state, model_input.logits_at
         if not isinstance(x, Tokens) or model_input.options.keys() - {"logits_at"}:
             raise MethodFault(
-                "a simulation knows chains of a draft model and of lookups: no trees, no heads, no"
-                " parts of the target"
+                "a simulation supports only chains from a draft model or a lookup: no trees, no"
+                " draft heads, no partial forwards of the target"
             )
         assert isinstance(state, ScriptedState)
         self.ran += 1
         ids, first = x.ids[0].tolist(), state.length()
-        if first == len(state.text):  # a prompt may come in parts
+        if first == len(state.text):  # a prompt may be prefilled in chunks
             state.text += tuple(ids)
             state.script = self._script_of.get(state.text, state.script)
         state.write(len(ids))
@@ -215,7 +230,7 @@ class ScriptedDecoder(Decoder):
         return ModelOutput(logits, hidden)
 
     def _next_token(self, script: ScriptedRequest, position: int) -> int:
-        """Return the token at a position of the text; 0 after its end."""
+        """Return the predicted token at a position of the text. After its end, return 0."""
         at = position - len(script.prompt)
         if at >= len(script.output):
             return 0
@@ -233,15 +248,15 @@ def simulate(
     arrivals: Sequence[float] = (),
     costs: Callable[..., float] | None = None,
 ) -> Batch:
-    """Decode scripted requests as a batch. All times are on the simulated clock, from 0.
+    """Decode scripted requests as a batch, on a simulated clock that begins at 0.
 
     Args:
-        cost: Time of a forward.
+        cost: Function that returns the time of a forward.
         size, chunk, arrivals: See `Batch`.
-        costs: Forward costs that policies read; see `Workspace.costs`.
+        costs: Forward costs that length policies read; see `Workspace.costs`.
 
     Raises:
-        MethodFault: the method needs something that scripts cannot provide.
+        MethodFault: the method needs trees, heads or partial forwards.
     """
     clock = SimulatedClock()
     decoders: Mapping[str, Decoder] = {
@@ -266,7 +281,7 @@ def run_batch(
     chunk: int | None = None,
     arrivals: Sequence[float] = (),
 ) -> Batch:
-    """Decode requests as a batch on a simulated clock, which `SimulatedTimeDecoder`s advance."""
+    """Decode requests as a batch. The models of the workspace must be `SimulatedTimeDecoder`s."""
     batch = Batch(
         workspace,
         requests,

@@ -1,4 +1,7 @@
-"""Record of each step as the session saw it, independent of the method's own report."""
+"""Log of what a session scored, verified and committed in each step.
+
+`watch` compares it with the steps that the method reports.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from specbench_cli.engine.types import Draft, Outcome
 
 @dataclass(frozen=True, slots=True)
 class DraftShape:
-    """Draft without its distributions, which are large.
+    """Tokens and structure of a draft, without its distributions, which are large.
 
     tokens: [m] on the device. parents: As in `Draft`.
     """
@@ -30,11 +33,11 @@ class DraftShape:
 
 @dataclass(slots=True)
 class StepRecord:
-    """Actions of a session in one step, independent of the method's report.
+    """What a session did in one step.
 
     Attributes:
-        scored: Drafts that the target scored, without nodes that were not proposed.
-        verified: Drafts that `verify` decided.
+        scored: Drafts that the target scored, without nodes that the method did not propose.
+        verified: Drafts that were passed to `verify`.
         committed: The committed outcome. None before the commit.
     """
 
@@ -44,7 +47,7 @@ class StepRecord:
 
 
 class StepLog:
-    """Record of everything that a session scored, verified and committed.
+    """Log of everything that a session scored, verified and committed.
 
     Attributes:
         steps: One entry per step, without the prefill.
@@ -66,7 +69,7 @@ class StepLog:
         self._open_step().committed = outcome
 
     def _open_step(self) -> StepRecord:
-        """Return the step without a committed outcome."""
+        """Return the current step, which has no committed outcome yet."""
         if not self.steps or self.steps[-1].committed is not None:
             self.steps.append(StepRecord())
         return self.steps[-1]

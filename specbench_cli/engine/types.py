@@ -1,6 +1,7 @@
 """Data types of the engine: model inputs and outputs, drafts, verification results, steps.
 
-docs/reference/glossary.md defines the terms.
+In shapes, b is the number of sequences, n the number of rows (tokens) of a forward, m the number of
+draft tokens, and V the vocabulary size. docs/reference/glossary.md defines the terms.
 """
 
 from __future__ import annotations
@@ -15,32 +16,40 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DrawMode = Literal["deterministic", "independent", "without_replacement"]
-"""Choice of draft tokens: without a draw, independently from q, or without replacement."""
+"""How draft tokens were chosen: without a draw, by independent draws from q, or by draws without
+replacement."""
 
 Origin = Literal["prefill", "accepted", "recovered", "bonus", "plain", "relaxed"]
-"""Source of a committed token. accepted: a draft token that the lossless rule keeps. relaxed: a
-draft token that only a lossy accept rule keeps."""
+"""Origin of a committed token.
+
+prefill: the first token, after the prompt. accepted: a draft token that the lossless rule keeps.
+relaxed: a draft token that only a lossy accept rule keeps. recovered: the token after a rejected
+    draft
+token. bonus: the token after a fully accepted draft. plain: a token of a step without a draft."""
 
 Guarantee = Literal["exact_tokens", "exact_law", "bounded", "quality_only", "workflow"]
-"""Guarantees of a method about its output, strongest first. The first two are lossless."""
+"""What a method guarantees about its output, strongest first. The first two are lossless."""
 
 Rule = Literal["greedy", "rejection", "block", "coupled"]
-"""Verification rule: argmax, rejection sampling of tokens or of blocks, or coupled sampling (argmax
-of log-probability plus keyed Gumbel noise)."""
+"""Verification rule.
+
+greedy: argmax. rejection, block: rejection sampling, token by token or of whole blocks. coupled:
+argmax of log-probability plus Gumbel noise that is keyed by seed and position, so that all methods
+emit the same text."""
 
 Role = Literal["prefill", "draft", "verify", "aux"]
-"""Purpose of a forward."""
+"""Purpose of a forward. "aux" is an auxiliary forward, such as an early exit."""
 
 SublayerKind = Literal["attention", "mlp"]
 SUBLAYERS: tuple[SublayerKind, ...] = get_args(SublayerKind)
-"""Sublayers of a layer: attention mixes positions, the MLP processes each position separately."""
+"""Sublayers of a transformer layer."""
 
 Sublayer = tuple[int, SublayerKind]
 """Layer number and sublayer."""
 
 Skip = frozenset[int | Sublayer]
-"""Layers and sublayers that a forward skips. The residual stream passes them unchanged. A layer
-without attention writes no keys and values."""
+"""Layers and sublayers that a forward skips. Hidden states pass them unchanged. A layer without
+attention writes no keys and values."""
 
 
 def expand_skip(skip: Skip) -> frozenset[Sublayer]:
@@ -87,7 +96,7 @@ Input = Tokens | Hidden | Features
 
 @dataclass(frozen=True, slots=True)
 class ExtraInput:
-    """Input of a model in addition to the text; see `Decoder.attach`.
+    """Input of a model besides the text, for encoders and image-text models (`Decoder.attach`).
 
     ids: Input ids of an encoder.
     images: Output of the image processor ("pixel_values"), passed to the module's forward. The text
@@ -122,7 +131,7 @@ class ModelOutput:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Proposed continuations of one sequence: a chain or a tree of tokens.
+    """Draft for one sequence: a chain or a tree of proposed tokens.
 
     tokens: [m] int64, target ids on the target's device. A chain's tokens are in order.
     parents: Index of each node's parent in `tokens`, -1 for the root (the last committed token).
@@ -131,8 +140,8 @@ class Draft:
     q: [m, V] float32, the distribution over target ids that each token was drawn from. Siblings
         drawn without replacement all have the distribution of the first draw: verification removes
         the earlier siblings.
-    order: All nodes, in the order in which siblings are verified. This is the order of their draws.
-        None means the order of `tokens`.
+    order: All nodes, in the order in which siblings are verified. It must be the order of their
+        draws. None means the order of `tokens`.
     """
 
     tokens: Tensor
@@ -167,7 +176,7 @@ class Draft:
 class Outcome:
     """Result of verifying a draft.
 
-    path: Accepted and relaxed nodes, as indices into `Draft.tokens`, from the root.
+    path: Kept nodes from the root down, as indices into `Draft.tokens`.
     committed: Their ids, then the recovered, bonus or plain token.
     origin: Origin of each committed token.
     tested: Number of levels that were verified, including the rejected one.
@@ -181,14 +190,14 @@ class Outcome:
 
 @dataclass(slots=True)
 class Forward:
-    """One metered forward. Times are in ns since the timer's start.
+    """One recorded forward. Times are in ns since the start of the timer.
 
-    used: False for cancelled work.
+    used: False if its result was discarded.
     share: Share of the model's weights that the forward read; 1 for a whole forward
         (`Decoder.share`).
-    rows: Number of rows of each sequence of a batch, by its place. None for a sequence that is
-        decoded alone.
-    prompt_places: Places of the sequences whose rows belong to their prompts.
+    rows: Number of rows of each sequence of a batch, by the sequence's index in the batch. None for
+        a sequence that is decoded alone.
+    prompt_places: Indices of the sequences whose rows belong to their prompts.
     """
 
     model: str
@@ -207,8 +216,10 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class SentMessage:
-    """Message between workers. t0_ns: time of sending, t1_ns: time of reading, in ns since the
-    timer's start."""
+    """Message between workers.
+
+    t0_ns, t1_ns: Times of sending and of reading, in ns since the start of the timer.
+    """
 
     sender: int
     receiver: int
@@ -219,10 +230,10 @@ class SentMessage:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One verification and what was committed.
+    """One step of a method: a draft, its verification, and the committed tokens.
 
     draft: None if the method does not know its drafts (peers).
-    outcome: What was committed, after the stop rule.
+    outcome: What was committed, after the stop rule was applied.
     """
 
     seq: int

@@ -1,9 +1,9 @@
-"""Monitor of a decoding, independent of the method: clock, forwards, helpers and steps.
+"""Checks that a method did not bypass the measurement, by accident or on purpose.
 
-A method can reach all objects through which a session records time and work. The monitor therefore
-uses sources that it cannot change: its own clock, the count of forwards in each model, and the
-threads and processes of the program. It compares the reported steps with what was scored and
-verified.
+A method can reach the objects through which a session records time and work, and could change them.
+So `Watch` uses other sources: its own clock, the count of forwards in each model, and the threads
+and processes of this program. `find_misreported_step` compares the steps that a method reports with
+what the session scored and verified.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Watch:
     """Monitor of the decoding of one request or batch.
 
     Args:
-        workspace: Its models may run.
-        memory: The method's memory, whose trained copies may run.
+        workspace: Workspace with all models that may run.
+        memory: Memory of the method. Its trainable copies may run too.
 
     Attributes:
-        began_ns, ended_ns: Times of the decoding, in nanoseconds of the monotonic clock.
+        began_ns, ended_ns: Begin and end of the decoding, in ns of the monotonic clock.
     """
 
     def __init__(self, workspace: Workspace, memory: Memory) -> None:
@@ -48,7 +48,7 @@ class Watch:
         self.began_ns = self.ended_ns = 0
 
     def begin(self, *sessions: Session) -> None:
-        """Start the clocks of requests that are decoded together. Call the method next."""
+        """Start the timers of requests that are decoded together. Call the method next."""
         for session in sessions:
             session.harness.begin()
         self._sessions = sessions
@@ -56,13 +56,14 @@ class Watch:
         self.began_ns = min(start for start, _ in self._start_times)
 
     def end(self) -> None:
-        """Stop the clock. The method has returned."""
+        """Stop the timer, when the method has returned."""
         self.ended_ns = time.perf_counter_ns()
 
     def find_fault(self, meter: Meter) -> str | None:
-        """Return the first contradiction between the sessions and the monitor, or None.
+        """Return a message about a contradiction between the trace and this monitor, or None.
 
-        Call it when `meter` holds the whole trace, in nanoseconds.
+        Args:
+            meter: The complete trace, with times in ns.
         """
         found = self._find_clock_fault() or self.find_helpers()
         return found or self._find_unmetered(meter) or _find_overlap(meter.forwards)
@@ -72,10 +73,10 @@ class Watch:
         transport = self._workspace.transport
         threads = len(_list_threads() - self._threads - transport.threads)
         if threads:
-            return f"{threads} threads of its own are at work, unseen by the clock"
+            return f"the method started {threads} threads, whose work is not measured"
         processes = len(_list_processes() - self._processes - {transport.pid})
         if processes:
-            return f"{processes} processes of its own are at work, unseen by the clock"
+            return f"the method started {processes} processes, whose work is not measured"
         return None
 
     def _find_clock_fault(self) -> str | None:
@@ -83,9 +84,9 @@ class Watch:
             text = session.harness.text
             if _get_start_times(session) != start:
                 late = (_get_start_times(session)[0] - start[0]) / 1e6
-                return f"its clock was started again, {late:.3g} ms after the beginning"
+                return f"the timer was restarted {late:.3g} ms after the beginning"
             if not start[0] <= text.first_ns <= text.last_ns <= self.ended_ns:
-                return "its clock was moved: tokens came before it began, or after it ended"
+                return "the timer was changed: token times are outside of the decoding time"
         return None
 
     def _find_unmetered(self, meter: Meter) -> str | None:
@@ -100,20 +101,21 @@ class Watch:
             if not isinstance(made, Decoder):
                 continue  # not metered
             called = count_calls(made) - self._initial_calls.get(id(made), 0)
-            # A copy with `publish` does not compute with its module. Others call it once a forward.
+            # The forwards of a copy with `publish` do not call its module. Those of others call it
+            # once.
             own = 0 if hasattr(made, "publish") else made.ran - self._initial_count(made)
             if called > own:
-                return f"the module of {made.name}, its own copy, was called past the meter"
+                return f"the module of {made.name} was called without being recorded"
         for name in {*counted, *traced}:
             if counted[name] != traced[name]:
                 return (
-                    f"the {name} counts {counted[name]} forwards where the trace has"
-                    f" {traced[name]}: some went past the meter"
+                    f"the {name} ran {counted[name]} forwards, but the trace has {traced[name]}:"
+                    " some were not recorded"
                 )
         return None
 
     def _initial_count(self, model: Decoder | FeatureHead) -> int:
-        """Return the count of a model at the beginning; 0 for a newer model."""
+        """Return the number of forwards of a model at the beginning. 0 if it was created later."""
         return self._initial_counts.get(id(model), (model, 0))[1]
 
 
@@ -145,7 +147,7 @@ def _find_overlap(forwards: Sequence[Forward]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ReportedStep:
-    """A step as its method reports it, without the distributions."""
+    """A step as the method reports it, without the distributions."""
 
     draft: DraftShape | None
     outcome: Outcome
@@ -159,7 +161,7 @@ class ReportedStep:
 def find_misreported_step(
     records: Sequence[StepRecord], reported: Sequence[ReportedStep], *, bonus: bool
 ) -> str | None:
-    """Return a message about the first step that is reported wrongly, or None.
+    """Return a message about the first step that the method reports wrongly, or None.
 
     Args:
         bonus: True if a bonus token follows a fully accepted draft (`Method.bonus`).
@@ -169,20 +171,20 @@ def find_misreported_step(
         if wrong is not None:
             return f"step {number}: {wrong}"
     if len(records) != len(reported):
-        return f"{len(reported)} steps are told where drafts were scored for {len(records)}"
+        return f"{len(reported)} steps are reported, but drafts were scored for {len(records)}"
     return None
 
 
 def find_misreport(
     record: StepRecord, reported: ReportedStep, *, bonus: bool, last: bool
 ) -> str | None:
-    """Return how a step's report differs from the session's record, or None.
+    """Return how a step's report differs from what the session recorded, or None.
 
-    Compares the draft, which was fixed before the target's forward, the tokens, and the number of
+    It compares the draft, as it was before the target's forward, with the tokens and the number of
     verified levels.
 
     Args:
-        last: True if the output ends with this step, perhaps within its draft.
+        last: True if the output ends in this step. The stop rule may have cut the draft.
     """
     if len(record.scored) != 1 or len(record.verified) > 1:
         return (
@@ -192,16 +194,18 @@ def find_misreport(
     (scored,), draft, outcome = record.scored, reported.draft, reported.outcome
     verified = record.verified[0] if record.verified else scored
     if not _continues(scored, verified, last_too=not bonus):
-        return f"{_describe(scored)} was scored and {_describe(verified)} verified"
+        return f"{_describe(scored)} was scored, but {_describe(verified)} was verified"
     if draft is None or not _are_equal(draft, verified):
-        return f"{_describe(draft)} is told where {_describe(verified)} was verified"
+        return f"{_describe(draft)} is reported, but {_describe(verified)} was verified"
     if outcome != record.committed:
-        return f"{outcome} is told where {record.committed} was committed"
+        return f"{outcome} is reported, but {record.committed} was committed"
     path, parents, ids = outcome.path, _parents_of_nodes(draft), draft.tokens.tolist()
     accepted, committed = len(path), outcome.committed
     drafted = [word in ("accepted", "relaxed") for word in outcome.origin]
     if drafted != [at < accepted for at in range(len(committed))]:
-        return f"origin {outcome.origin} for {accepted} accepted of {len(committed)} committed"
+        return (
+            f"origin {outcome.origin} does not fit {accepted} accepted of {len(committed)} tokens"
+        )
     if not all(0 <= node < len(ids) for node in path) or (
         [parents[node] for node in path] != [ROOT, *path[:-1]][:accepted]
         or [ids[node] for node in path] != list(committed[:accepted])
@@ -210,11 +214,9 @@ def find_misreport(
     rejected = (path[-1] if path else ROOT) in parents
     cut = last and len(committed) == accepted
     if outcome.tested != accepted + (rejected and not cut):
-        return f"{outcome.tested} levels tested of {_describe(draft)}, of which {accepted} stood"
+        return f"{outcome.tested} levels tested of {_describe(draft)}, but {accepted} accepted"
     if not cut and not rejected and len(committed) > accepted and ids and not bonus:
-        return (
-            f"a token follows {_describe(draft)}, all of which stood, and the method has no bonus"
-        )
+        return f"a token follows {_describe(draft)}, but the method has no bonus token"
     return None
 
 
@@ -231,8 +233,8 @@ def _are_equal(a: DraftShape, b: DraftShape) -> bool:
 def _continues(scored: DraftShape, verified: DraftShape, *, last_too: bool) -> bool:
     """Return True if the verified draft is the scored one.
 
-    With `last_too`, a chain may have one more token, which the last row decides in place of a bonus
-    token.
+    With `last_too`, a verified chain may have one more token: the last row of logits then verifies
+    it, and no bonus token follows.
     """
     n = scored.tokens.shape[0]
     if last_too and verified.parents is None and verified.tokens.shape[0] == n + 1:

@@ -1,4 +1,4 @@
-"""Objects that outlive a session: decoders, trained modules, preallocated states."""
+"""Workspace: decoders, trained modules and preallocated states, shared by the sessions of a run."""
 
 from __future__ import annotations
 
@@ -20,26 +20,25 @@ from specbench_cli.errors import MethodFault
 
 @dataclass
 class Workspace:
-    """Objects that outlive a session: decoders, trained modules, preallocated states.
+    """Decoders, trained modules and preallocated states, which outlive a session.
 
     Attributes:
         decoders: Decoders of the run by role, "target" and e.g. "draft".
         capacity: Number of rows of each state: the longest prompt plus its budget.
-        modules: Function that loads the transformers module of a role, for peers.
+        modules: Function that loads the transformers module of a role ("target"), for peers.
         tokenizer: The transformers tokenizer.
         load_artifact: Function that loads a trained module for a method.
-        costs: Function from a model and a number of rows to the time of a forward, relative to a
-            target forward over one row. A third argument is the number of sequences in a step, and
-            a fourth whether they have the same number of rows.
+        costs: Function that returns the time of a forward, relative to a target forward over one
+            row. Its arguments are the model's name and the number of rows. For the target there may
+            be two more: the number of sequences, and whether all have the same number of rows.
         decoder_factories: Picklable function of each role that loads the decoder in another
             process.
         transport: Transport that runs drafters in parallel with the target.
-        role: Role of the target's forwards after prefill.
-        synthetic: Description of the synthetic parts of its models. None means that none are.
-        token_vocabulary: Text of the target's ids. None uses the tokenizer, if there is one.
-        output_vocab_size: Number of ids that an output may contain. A draft model that decodes
-            alone is limited to the ids of the run's target, which judges its output. None means
-            all ids.
+        role: Role of the target's forwards after prefill in the trace.
+        synthetic: What is not real in the models, such as random weights. None means nothing.
+        token_vocabulary: Bytes of the target's ids. None means that the tokenizer determines them.
+        output_vocab_size: Number of ids that an output may contain. None means all. A draft model
+            that decodes alone is limited to the target's ids, because the target judges its output.
     """
 
     decoders: Mapping[str, Decoder]
@@ -54,7 +53,7 @@ class Workspace:
     synthetic: str | None = None
     token_vocabulary: Vocabulary | None = None
     output_vocab_size: int | None = None
-    # Weak keys: the states of a method's trained copy go with the copy.
+    # Weak keys: when a method's trainable copy is freed, its states are freed too.
     _states: WeakKeyDictionary[Decoder, dict[tuple[int, int, int], list[State]]] = field(
         default_factory=WeakKeyDictionary
     )
@@ -70,14 +69,14 @@ class Workspace:
         """Return a trained module, loaded at first use and kept."""
         if wanted not in self._artifacts:
             if self.load_artifact is None:
-                raise MethodFault(f"this run holds no trained module of kind {wanted.kind.kind!r}")
+                raise MethodFault(f"this run has no trained module of kind {wanted.kind.kind!r}")
             self._artifacts[wanted] = self.load_artifact(wanted)
         return self._artifacts[wanted]
 
     def decode_alone(self, model: str) -> Workspace:
-        """Return a workspace in which `model` decodes alone, in place of the target.
+        """Return a workspace in which `model` is the target, so that it decodes alone.
 
-        For "target" this is the workspace itself. The states are shared.
+        For "target", return this workspace. Both workspaces share their states.
         """
         if model == "target":
             return self
@@ -87,10 +86,12 @@ class Workspace:
         )
 
     def vocabulary(self) -> Vocabulary:
-        """Return the vocabulary of the target. Without a tokenizer, each id has its own piece.
+        """Return the vocabulary of the target.
+
+        Without a tokenizer, each id gets a unique string of bytes.
 
         Raises:
-            MethodFault: the format of the tokenizer is not supported.
+            MethodFault: The format of the tokenizer is not supported.
         """
         if self.token_vocabulary is None and self.tokenizer is None:
             self.token_vocabulary = Vocabulary.from_size(self.decoders["target"].vocab_size)
@@ -100,17 +101,19 @@ class Workspace:
                 self.token_vocabulary = Vocabulary.from_tokenizer(self.tokenizer).with_size(size)
             except ValueError as unknown:
                 raise MethodFault(
-                    f"the method reads what tokens say, and of the target's tokenizer {unknown}",
+                    f"the method needs the text of tokens, but the target's tokenizer is not"
+                    f" supported: {unknown}",
                     "choose a --target with a byte-level or SentencePiece tokenizer",
                 ) from None
         return self.token_vocabulary
 
     def create_allocator(self, slots: int = 1, slot: int = 0) -> StateAllocator:
-        """Return the state allocator of a request; see `StateAllocator`."""
+        """Return the state allocator of one request; see `StateAllocator`."""
         return StateAllocator(self, slots, slot)
 
     def models(self, memory: Memory | None = None) -> list[Decoder | FeatureHead]:
-        """Return all models that run forwards: decoders, heads, and a method's trained copies."""
+        """Return all models that run forwards: decoders, heads, and the trainable copies in
+        `memory`."""
         copies = () if memory is None else memory.copies
         made = (*self._artifacts.values(), *copies)
         heads = (each for each in made if isinstance(each, Decoder | FeatureHead))
@@ -130,13 +133,13 @@ class Workspace:
         """
         if self.costs is None:
             raise MethodFault(
-                "this run knows no costs of forwards",
-                "a method that asks for them says so (`Method.uses_costs`)",
+                "this run has not measured the costs of forwards",
+                "set `Method.uses_costs` in a method that reads costs",
             )
         return self.costs(model, rows, *step)
 
     def reserve(self, capacity: int) -> None:
-        """Increase the capacity, and drop the states that are too small."""
+        """Increase the capacity, and free the states that are too small."""
         if capacity > self.capacity:
             self.capacity = capacity
             self._states.clear()
@@ -144,12 +147,13 @@ class Workspace:
     def state(
         self, decoder: Decoder, slack: int, index: int, slots: int = 1, slot: int = 0
     ) -> State:
-        """Return the index-th cleared state of a decoder, created at first use and kept.
+        """Return an empty state of a decoder. States are created at first use and then reused.
 
         Args:
-            slots: Number of sequences that have states at the same time. Their rows are contiguous
-                if the decoder's states allow it.
-            slot: This sequence's slot.
+            index: Number of the state among those of the same decoder, `slack` and sequence.
+            slots: Number of sequences that have states at the same time. If possible, their states
+                are views of one state.
+            slot: Index of this sequence.
         """
         states, key = self._states.setdefault(decoder, {}), (slack, index, slots)
         if key not in states:
@@ -171,31 +175,32 @@ class Workspace:
 
     @property
     def recorded(self) -> int:
-        """Number of CUDA graphs that the models have recorded."""
+        """Number of CUDA graphs that the models have captured."""
         parts = [*self.decoders.values(), *self._artifacts.values()]
         return sum(part.recorded for part in parts if isinstance(part, Decoder))
 
     @property
     def weight_bytes(self) -> int:
-        """Size of all weights in bytes."""
+        """Bytes of all weights."""
         parts = [*self.decoders.values(), *self._artifacts.values()]
         return sum(part.weight_bytes for part in parts)
 
     @property
     def state_bytes(self) -> int:
-        """Size of all states allocated so far, in bytes."""
+        """Bytes of all states allocated so far."""
         held = (states for own in self._states.values() for states in own.values())
         return sum(state.nbytes for states in held for state in states)
 
 
 class StateAllocator:
-    """Allocator of the states of one request. No state is returned twice.
+    """Allocator of the states of one request.
 
-    Call it with a decoder, and the number of extra rows beyond the longest sequence.
+    A call takes a decoder and the number of extra rows beyond the longest sequence. Each call
+    returns another empty state.
 
     Args:
         slots: Number of sequences that have states at the same time.
-        slot: This request's slot.
+        slot: Index of this request among them.
     """
 
     def __init__(self, workspace: Workspace, slots: int = 1, slot: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Progress of a repeat and its ETA, reported to the view."""
+"""Progress of a repeat and its estimated time left, for the display (`view.RunView`)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from specbench_cli.store.schema import LOAD_PASS_OFFSET
 from specbench_cli.tasks.schema import Question
 
 Schedule = Sequence[tuple[Question, tuple[MethodRun, ...]]]
-"""Questions in order, each with its methods in their order."""
+"""Questions in their order, each with its methods in their order."""
 
 REPORT_EVERY_S = 2.0
-"""Interval in seconds at which the time left is reported between two methods of a prompt."""
+"""Minimum interval in seconds between two reports while the methods decode one prompt."""
 
 PROBE = "a round of the probe"
-"""Key of the probe in the times of the methods."""
+"""Key of the probe's rounds, which are timed like a method."""
 
 
 class RepeatProgress:
@@ -31,11 +31,12 @@ class RepeatProgress:
     Args:
         plan: The plan of the run.
         view: Display of the progress.
-        between: Probe that runs between prompts, if any.
+        interleaved_probe: Probe that measures costs between the prompts, or None.
         part: Name of this part of the run in the display (`view.PromptProgress`).
 
     Attributes:
-        measured, prompts: Number of prompts that are measured, and of all prompts.
+        measured: Number of prompts that are measured.
+        prompts: Number of all prompts.
     """
 
     def __init__(
@@ -56,13 +57,14 @@ class RepeatProgress:
         *,
         loads_judge: bool,
     ) -> None:
-        """Begin repeat `number`.
+        """Begin a repeat.
 
         Args:
+            number: Number of the repeat, and of its load.
             schedule: Questions and methods that it measures.
-            answers: Outputs that the run has already.
-            repeated_question: The question that is decoded again at the end; None if there is none.
-            loads_judge: True if the first verdict loads transformers.
+            stored_outputs: Outputs that the run already has.
+            repeated_question: Question that is decoded again at the end, or None.
+            loads_judge: True if the first verdict will load the transformers model.
         """
         plan, process = self._plan, number % LOAD_PASS_OFFSET
         starts, own = plan.config.repeats - process, plan.passes(process)
@@ -94,15 +96,15 @@ class RepeatProgress:
     def time_method(
         self, method_run: MethodRun, questions: Sequence[Question]
     ) -> AbstractContextManager[None]:
-        """Add the time of the `with` block to the method that decodes in it."""
+        """Time the `with` block, in which a method decodes questions, for the estimate."""
         return self._eta.time_work(method_run.label, sum(map(self._plan.max_new_tokens, questions)))
 
     def time_probe(self) -> AbstractContextManager[None]:
-        """Add the time of the `with` block to a round of the probe."""
+        """Time the `with` block, in which a round of the probe is measured, for the estimate."""
         return self._eta.time_work(PROBE, 1)
 
     def time_judging(self) -> AbstractContextManager[None]:
-        """See `EtaEstimator.judging`."""
+        """Time the `with` block, in which outputs are judged, for the estimate."""
         return self._eta.time_judging()
 
     def drop(self, label: str) -> None:
@@ -110,20 +112,20 @@ class RepeatProgress:
         self._eta.drop(label)
 
     def report(self) -> None:
-        """Show the number of measured prompts and the time left."""
+        """Display the number of measured prompts and the time left."""
         over = self.measured == self.prompts and self._is_last
         left = None if over else self._eta.seconds_left()
         self._reported = monotonic()
         self._view.prompt(PromptProgress(self._part, self.measured, self.prompts, left))
 
     def report_if_due(self) -> None:
-        """Show the progress if the last report is older than `REPORT_EVERY_S`."""
+        """Display the progress if the last report is older than `REPORT_EVERY_S`."""
         if monotonic() - self._reported > REPORT_EVERY_S:
             self.report()
 
     @property
     def _max_tokens(self) -> int:
-        """Maximum number of new tokens of a method in a repeat."""
+        """Maximum number of new tokens that a method generates in a repeat."""
         budget = self._plan.max_new_tokens
         return sum(budget(each) * len(each.turns) for each in self._plan.questions)
 
@@ -135,7 +137,7 @@ class RepeatProgress:
         stored_outputs: StoredOutputs,
         repeated_question: Question | None,
     ) -> int:
-        """Return the maximum number of tokens that a method still has to generate here."""
+        """Return the maximum number of tokens that a method still has to generate in a repeat."""
         budget, due = self._plan.max_new_tokens, 0
         for question, _ in schedule:
             keys = output_keys(question, method_run, number)

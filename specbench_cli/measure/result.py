@@ -1,4 +1,4 @@
-"""The result of a run: its folder, its exit code, and whether times are missing."""
+"""The result of a run: its folder, its exit code, and whether noise made times unusable."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ from specbench_cli.judge.broken import find_broken_methods
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import BASELINE, Record
 
-MAX_NOISY_SHARE = 0.1  # with a larger share of noisy outputs, a method has no speedup
+MAX_NOISY_SHARE = 0.1
+"""If a larger share of a method's outputs is noisy, the method has no speedup."""
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """Result of a run: folder, exit code, and whether times are missing because of noise."""
+    """Result of a run.
+
+    run_dir: Folder of the run.
+    exit_code: Exit code of the command.
+    noisy: True if a method has no speedup, because too many of its times were noisy.
+    """
 
     run_dir: Path
     exit_code: ExitCode
@@ -33,9 +39,10 @@ def read_result(run_dir: RunDir) -> RunResult:
 def exit_code(records: Sequence[Record], manifest: Mapping[str, Any]) -> ExitCode:
     """Return the exit code of a run.
 
-    BAD_ANSWER if a method is broken or an output failed. ENVIRONMENT if too many times are noisy,
-    methods could not run, or only vanilla has outputs. Otherwise OK. Peers cannot make an answer
-    bad.
+    - BAD_ANSWER: a method is broken, or an output failed. Peers (external engines) do not count.
+    - ENVIRONMENT: a method has too many noisy times, a method could not run, or only vanilla has
+      outputs.
+    - OK: otherwise.
     """
     ours = [record for record in records if not record.peer]
     if any(record.error is not None for record in ours) or find_broken_methods(ours, manifest):
@@ -45,15 +52,15 @@ def exit_code(records: Sequence[Record], manifest: Mapping[str, Any]) -> ExitCod
 
 
 def lacks_comparison(records: Sequence[Record], manifest: Mapping[str, Any]) -> bool:
-    """Return True if every method except vanilla was dropped or failed on all prompts."""
+    """Return True if all methods except vanilla were dropped, or failed on all prompts."""
     others = {record.label for record in records if record.method != BASELINE}
     measured = {record.label for record in records if record.error is None}
     return bool(others) and not others & measured - {*(manifest.get("dropped") or {})}
 
 
 def has_noisy_method(records: Sequence[Record]) -> bool:
-    """Return True if a method lost so many times to noise that it has no speedup."""
-    rows: dict[str, list[bool]] = {}
+    """Return True if a method has no speedup, because too many of its times were noisy."""
+    noisy: dict[str, list[bool]] = {}
     for record in records:
-        rows.setdefault(record.label, []).append(record.void)
-    return any(sum(row) > MAX_NOISY_SHARE * len(row) for row in rows.values())
+        noisy.setdefault(record.label, []).append(record.void)
+    return any(sum(own) > MAX_NOISY_SHARE * len(own) for own in noisy.values())

@@ -1,4 +1,4 @@
-"""A run: plan, repeats, resumption, manifest."""
+"""A run from start to end: plan it or resume it, measure its repeats, and finish its manifest."""
 
 from __future__ import annotations
 
@@ -50,7 +50,14 @@ _TUNING = 0
 def start_run(
     config: RunConfig, sources: Mapping[str, str], out: Path | None, view: RunView
 ) -> tuple[Plan, RunDir]:
-    """Plan a new run and create its folder. If this fails, nothing is left behind."""
+    """Plan a new run and create its folder. If this fails, no folder is left behind.
+
+    Args:
+        config: Configuration of the run.
+        sources: Setting -> where its value comes from, such as "command line" or a file.
+        out: The folder. None chooses a new folder.
+        view: Display of progress and notes.
+    """
     from specbench_cli.measure.placement import check_placement
 
     prepared = prepare_run(config, fetch=True)
@@ -75,7 +82,7 @@ def start_run(
 
 
 def _memory_notes(memory: Mapping[str, Any] | None) -> list[str]:
-    """Return a note on what the memory budget changed, if there is one."""
+    """Return a note on the settings that the memory budget chose, if there is a budget."""
     if memory is None:
         return []
     from specbench_cli.measure.memory_budget import describe_choice
@@ -86,15 +93,18 @@ def _memory_notes(memory: Mapping[str, Any] | None) -> list[str]:
 def resume_run(
     path: Path, view: RunView, *, part: bool = False, force: bool = False
 ) -> tuple[Plan | None, RunDir]:
-    """Plan the rest of a run; None if it is finished.
+    """Plan the missing part of a run that was started before. Return no plan if it is finished.
 
     Args:
-        part: True if the parent process has the lock of the folder.
-        force: Continue even if the program changed since, and label the run.
+        path: Folder of the run.
+        view: Display of progress and notes.
+        part: True if this process measures one repeat for its parent, which has locked the folder.
+        force: True continues even if the software or data has changed since the start. The manifest
+            then labels the run as mixed.
 
     Raises:
-        UsageError: there is no run, it cannot be resumed, another process uses it, or the program
-            or the data changed.
+        UsageError: there is no run in the folder, it cannot be resumed, another process uses it, or
+            the software or data has changed.
     """
     run_dir = RunDir.open(path)
     if run_dir.manifest.get("status") == "finished":
@@ -123,7 +133,11 @@ def resume_run(
 
 
 def _plan_again(run_dir: RunDir, view: RunView, force: bool, *, part: bool) -> Plan:
-    """Return the plan of a run that was started before. Mark it as running."""
+    """Return the plan of a run that was started before, and mark the run as running.
+
+    Args:
+        run_dir, view, force, part: See `resume_run`.
+    """
     path = run_dir.path
     if "spoiled" in run_dir.manifest:
         raise run_dir.tampering_error(f"{run_dir.manifest['spoiled']} changed its files")
@@ -148,10 +162,17 @@ def _plan_again(run_dir: RunDir, view: RunView, force: bool, *, part: bool) -> P
 
 
 def permissions_to_resume(path: Path, force: bool) -> list[permission.PermissionRequest]:
-    """Return the permission requests of resuming a run or the runs of a matrix.
+    """Return the permissions that the user must give before a run or a matrix is resumed.
+
+    A matrix is a folder of several runs. Plug-ins, for example, need a permission, because resuming
+    executes their code.
+
+    Args:
+        path: Folder of the run or the matrix.
+        force: See `resume_run`.
 
     Raises:
-        UsageError: a plug-in changed since the run began, or the run cannot be resumed.
+        UsageError: a plug-in has changed since the run was started, or the run cannot be resumed.
     """
     if not matrix.is_matrix(path):
         run_dir = RunDir.open(path)
@@ -180,19 +201,23 @@ def measure_run(
     force: bool = False,
     in_turn: Path | None = None,
 ) -> RunResult:
-    """Measure the missing outputs of a run. Without a plan, the run is finished already.
+    """Measure the missing outputs of a run, and return its result.
 
-    If the run fails or is interrupted, the manifest states it, and the stored records are kept.
+    If the run fails or is interrupted, the stored records are kept and the manifest says so.
 
     Args:
-        only_pass: Number of the repeat that this process measures for the process of the run.
+        plan: Plan of the run. None if the run is already finished.
+        run_dir: Folder of the run.
+        view: Display of progress and notes.
+        only_pass: Number of the repeat that this process measures for its parent. None measures all
+            repeats.
         fresh: True if this is a new run. If it fails before its first record, its folder is
             removed, because a resumption would fail in the same way.
         force: See `resume_run`.
-        in_turn: Lock file. Runs with the same file measure one after another.
+        in_turn: Lock file (`machine_lock`). Runs with the same file measure in turn.
     """
     if plan is None:
-        run_dir.remove_resume_config()  # a previous process was killed during its last steps
+        run_dir.remove_resume_config()  # left behind if a process was killed at the end
         view.note(f"{run_dir.path} is finished: nothing is missing")
         return read_result(run_dir)
     try:
@@ -214,10 +239,10 @@ def measure_run(
 
 
 def _in_one_process(plan: Plan) -> bool:
-    """Return True if the process of the run measures it itself.
+    """Return True if this process measures the run itself, without a process for each repeat.
 
-    If there are several repeats, each is measured in a fresh process. A single repeat also gets its
-    own process if a method uses parallel workers, so that a crash of these cannot end the run.
+    Several repeats are each measured in a new process. A single repeat also gets its own process if
+    a method has parallel workers, so that a crash of a worker cannot end the run.
     """
     return plan.config.repeats == 1 and not plan.parallel
 
@@ -230,7 +255,10 @@ def _measure(
     in_turn: Path | None,
     force: bool,
 ) -> Plan:
-    """Measure the missing outputs of a run. Return the plan with the tuned parameters."""
+    """Measure the missing outputs of a run. Return the plan, with tuned parameters if it is tuned.
+
+    The arguments are those of `measure_run`.
+    """
     untuned = plan.config.tune is not None and run_dir.manifest.get("tuning") is None
     here = only_pass is None and _in_one_process(plan)
     if untuned and (here or only_pass == _TUNING):
@@ -254,7 +282,12 @@ def _measure(
 def _measure_in_processes(
     plan: Plan, run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool, *, untuned: bool
 ) -> None:
-    """Measure each repeat, and the tuning before them, in a fresh process."""
+    """Measure each repeat in a new process.
+
+    Args:
+        untuned: True if a process must choose parameters first.
+        plan, run_dir, view, in_turn, force: See `measure_run`.
+    """
     end_plugin_processes()
     flags = [*view.flags(), *([] if in_turn is None else ["--in-turn", str(in_turn)])]
     flags += ["--force"] if force else []
@@ -270,10 +303,10 @@ def _measure_in_processes(
 def _finish(plan: Plan, run_dir: RunDir) -> None:
     """Mark a run as finished. Raise the errors of `check_complete`."""
     check_complete(plan, run_dir)
-    # Read every record, so that a wrong one is found before the run is marked as finished.
-    loud = [record.other_cpu for record in run_dir.records() if is_noisy(record.other_cpu)]
-    noisy_kept = plan.config.allow_noise and bool(loud)
-    run_dir.close("finished", finished_utc=utc_now(), noisy=noisy_kept)
+    # Reading every record raises an error if one is damaged, before the run is marked as finished.
+    noisy_records = [record for record in run_dir.records() if is_noisy(record.other_cpu)]
+    noisy = plan.config.allow_noise and bool(noisy_records)
+    run_dir.close("finished", finished_utc=utc_now(), noisy=noisy)
     run_dir.remove_resume_config()
 
 
@@ -283,6 +316,9 @@ def _mark_interrupted(
     """Mark a run as interrupted, or remove its folder if the run is new and has no records.
 
     Args:
+        run_dir: Folder of the run.
+        fault: The exception that ended the run.
+        fresh: True if this is a new run.
         in_processes: True if other processes wrote the records.
     """
     empty = fresh and isinstance(fault, SpecbenchError) and "spoiled" not in run_dir.manifest
@@ -290,10 +326,10 @@ def _mark_interrupted(
     if empty and not _has_results(run_dir):
         run_dir.discard()
         return
-    # The disk is full, another process uses the folder, or a file is damaged: keep the status
-    # "running", with which a resumption accepts lines without a digest.
+    # If the disk is full, another process uses the folder, or a file is damaged, the manifest
+    # cannot be written. Its status stays "running", and the run can still be resumed.
     with suppress(OSError, ConcurrentWriteError, UsageError):
-        with suppress(ConcurrentWriteError, UsageError):  # if unreadable, write ours
+        with suppress(ConcurrentWriteError, UsageError):  # if it is damaged, overwrite it
             run_dir.read()
         if in_processes:
             run_dir.store_line_digests()
@@ -301,49 +337,56 @@ def _mark_interrupted(
 
 
 def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> Plan:
-    """Measure the missing outputs of a tuning in its folder. Return the plan with its choices."""
+    """Choose the parameters of a run, by measuring candidates on development questions.
+
+    The tuning is a run of its own, in a folder inside the folder of the run. The manifest of the
+    run stores the choices.
+
+    Returns:
+        The plan of the run with the chosen parameters.
+    """
     plan, tuning = plan_run(load_resume_config(run_dir.path))
     assert tuning is not None
     tuning_plan = tune.tuning_plan(plan, tuning)
     path = run_dir.path / tune.FOLDER
     check_no_link(path)
     if RunDir.holds_run(path):
-        trial = RunDir.open(path)
-        trial.share_lock_of(run_dir)
-        check_planned(tuning_plan, trial, trial.read_output_ids())
-        trial.mark_running()
+        tuning_dir = RunDir.open(path)
+        tuning_dir.share_lock_of(run_dir)
+        check_planned(tuning_plan, tuning_dir, tuning_dir.read_output_ids())
+        tuning_dir.mark_running()
     else:
-        trial = RunDir.create(path, build_manifest(tuning_plan, {}))
-        trial.share_lock_of(run_dir)
+        tuning_dir = RunDir.create(path, build_manifest(tuning_plan, {}))
+        tuning_dir.share_lock_of(run_dir)
     view.note(
-        f"tuning: {len(tuning_plan.method_runs)} candidates of {len(plan.method_runs)} rows on"
+        f"tuning: {len(tuning_plan.method_runs)} candidates of {len(plan.method_runs)} methods on"
         f" {len(tuning.development)} development questions"
     )
-    view.started(tuning_plan.n_outputs, len(trial.read_output_ids()), path)
+    view.started(tuning_plan.n_outputs, len(tuning_dir.read_output_ids()), path)
     try:
-        measure_repeat(tuning_plan, trial, view, 1, in_turn, force, part=TUNING)
+        measure_repeat(tuning_plan, tuning_dir, view, 1, in_turn, force, part=TUNING)
     except BaseException:
         with suppress(OSError, ConcurrentWriteError):
-            trial.close("interrupted")
-            if not trial.read_output_ids():
-                trial.discard()
+            tuning_dir.close("interrupted")
+            if not tuning_dir.read_output_ids():
+                tuning_dir.discard()
         raise
     free_memory()
-    check_complete(tuning_plan, trial, resumed=run_dir.path)
-    trial.close("finished", finished_utc=utc_now())
-    models = {**trial.manifest["models"], **trial.manifest["heads"]}
+    check_complete(tuning_plan, tuning_dir, resumed=run_dir.path)
+    tuning_dir.close("finished", finished_utc=utc_now())
+    models = {**tuning_dir.manifest["models"], **tuning_dir.manifest["heads"]}
     weights = {name.partition(" ")[0]: held["weight_bytes"] for name, held in models.items()}
-    choices = tune.choose(tuning, list(trial.records()), plan.config.tune_by, weights)
+    choices = tune.choose(tuning, list(tuning_dir.records()), plan.config.tune_by, weights)
     found = tune.facts(plan, tuning, choices)
     chosen = tune.apply_tuning(plan, {"tuning": found})
     run_dir.update(
         tuning=found,
         rows=method_entries(chosen),
-        step_costs=trial.manifest.get("step_costs"),  # the run uses the costs of its tuning
+        step_costs=tuning_dir.manifest.get("step_costs"),  # the run uses the costs of its tuning
     )
     return chosen
 
 
 def _has_results(run_dir: RunDir) -> bool:
-    """Return True if the folder contains measurements."""
+    """Return True if the folder of a run contains records or a tuning."""
     return run_dir.has_records or (run_dir.path / tune.FOLDER).exists()

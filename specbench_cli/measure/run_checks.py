@@ -1,4 +1,4 @@
-"""Checks that a resumed run is unchanged, and that its records match its plan."""
+"""Checks that nothing has changed when a run is resumed, and that its records match its plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ NEW_RUN = "begin a new run: specbench run"
 
 
 def load_resume_config(path: Path) -> RunConfig:
-    """Return the configuration that a run was started with. Raises UsageError."""
+    """Return the configuration with which a run was started.
+
+    Raises:
+        UsageError: the file of the configuration is missing or damaged.
+    """
     try:
         return RunConfig.model_validate_json(files.read_text(path / RESUME_FILE, MOST_BYTES))
     except (OSError, ValueError) as error:
@@ -32,9 +36,14 @@ def load_resume_config(path: Path) -> RunConfig:
 
 
 def check_plugin_permission(run_dir: RunDir, config: RunConfig, force: bool) -> None:
-    """Raise UsageError if a plug-in changed or the user did not permit it.
+    """Raise UsageError if a plug-in has changed, or if the user has not permitted it.
 
-    This check runs before any code of the plug-in.
+    This runs before any code of a plug-in is executed.
+
+    Args:
+        run_dir: Folder of the run.
+        config: Configuration of the run.
+        force: True accepts changed plug-ins.
     """
     plugin_file.unpin_all()
     check_plugin_files(run_dir, config, force)
@@ -43,7 +52,13 @@ def check_plugin_permission(run_dir: RunDir, config: RunConfig, force: bool) -> 
 
 
 def check_plugin_files(run_dir: RunDir, config: RunConfig, force: bool) -> None:
-    """Raise UsageError if a plug-in file changed since the run began."""
+    """Raise UsageError if a plug-in file has changed since the run was started.
+
+    Args:
+        run_dir: Folder of the run.
+        config: Configuration of the run.
+        force: True accepts changed files.
+    """
     held = run_dir.manifest.get("method_files") or {}
     theirs = {
         name: each for name, each in held.items() if name not in registry.entries_without_plugins()
@@ -57,7 +72,12 @@ def check_plugin_files(run_dir: RunDir, config: RunConfig, force: bool) -> None:
 
 
 def list_differences(ours: Mapping[str, str], theirs: Mapping[str, str], form: str) -> list[str]:
-    """Return the names whose values differ, formatted with both values."""
+    """Return a text for each name whose value differs between two mappings.
+
+    Args:
+        ours, theirs: The mappings: name -> value.
+        form: Format string with three fields: the name and both values.
+    """
     return [
         form.format(name, ours.get(name, "none"), theirs.get(name, "none"))
         for name in dict.fromkeys([*ours, *theirs])
@@ -68,21 +88,34 @@ def list_differences(ours: Mapping[str, str], theirs: Mapping[str, str], form: s
 def check_unchanged(
     run_dir: RunDir, then: Mapping[str, str], now: Mapping[str, str], force: bool
 ) -> None:
-    """Raise UsageError if facts of a run changed since its start. With `force`, add them to the
-    manifest."""
+    """Raise UsageError if facts about a run have changed since it was started.
+
+    Args:
+        run_dir: Folder of the run.
+        then: The facts at the start: name -> value.
+        now: The facts now.
+        force: True accepts changes, and adds them to the entry `mixed` of the manifest.
+    """
     differing = list_differences(then, now, "{} ({} then, {} since)")
     if differing and not force:
         raise UsageError(
-            f"{run_dir.path} was begun with something else, and a run measures one thing; changed"
-            f" since: {', '.join(differing)}",
-            hint=f"{NEW_RUN}; or go on and label the run: {resume_command(run_dir.path)} --force",
+            f"{run_dir.path} cannot be resumed, because this has changed since it was started:"
+            f" {', '.join(differing)}",
+            hint=f"{NEW_RUN}; or continue and label the run as mixed:"
+            f" {resume_command(run_dir.path)} --force",
         )
     if differing:
         run_dir.update(mixed=[*run_dir.manifest.get("mixed", []), *differing])
 
 
 def check_weights(run_dir: RunDir, held: Mapping[str, Mapping[str, Any]], force: bool) -> None:
-    """Raise UsageError if models or heads differ from those at the start of the run."""
+    """Raise UsageError if the weights of models or heads have changed since the run was started.
+
+    Args:
+        run_dir: Folder of the run.
+        held: Manifest entries of the loaded models and heads.
+        force: True accepts changed weights.
+    """
     before = {**run_dir.manifest.get("models", {}), **run_dir.manifest.get("heads", {})}
     if before:
         check_unchanged(run_dir, _weights(before), _weights(held), force)
@@ -96,7 +129,11 @@ def check_planned(plan: Plan, run_dir: RunDir, answered: Iterable[RecordKey]) ->
     """Raise UsageError if the run contains a record or a prompt that is not in its plan.
 
     A run that was resumed with --force is not checked, because it may have had another plan before.
-    The run is labelled.
+
+    Args:
+        plan: Plan of the run.
+        run_dir: Folder of the run.
+        answered: Keys of the stored records.
     """
     if run_dir.manifest.get("mixed"):
         return
@@ -107,14 +144,17 @@ def check_planned(plan: Plan, run_dir: RunDir, answered: Iterable[RecordKey]) ->
 
 
 def check_complete(plan: Plan, run_dir: RunDir, resumed: Path | None = None) -> None:
-    """Compare a run's records with its plan before the run is marked as finished.
+    """Check that the records of a run match its plan, before it is marked as finished.
 
     Args:
-        resumed: folder of the run to resume to measure missing outputs; None: this run.
+        plan: Plan of the run.
+        run_dir: Folder of the run.
+        resumed: Folder of the run that the user must resume if outputs are missing. None is this
+            run. (For a tuning, it is the run that contains it.)
 
     Raises:
-        ConcurrentWriteError: records are missing that the run measured, or another program changed
-            or added some.
+        ConcurrentWriteError: records that the run measured are missing, or another program has
+            changed or added records.
         UsageError: a record or a prompt is not in the plan.
     """
     if plan.config.tune is not None:
@@ -123,16 +163,16 @@ def check_complete(plan: Plan, run_dir: RunDir, resumed: Path | None = None) -> 
     asked = {(prompt.prompt_id, prompt.turn) for prompt in run_dir.prompts()}
     if lost := [key for key in answered if key[:2] not in asked]:
         raise ConcurrentWriteError(
-            f"{run_dir.path / 'prompts.jsonl'} lacks {lost[0][0]}, turn {lost[0][1]}, which this"
-            " run decoded: it was removed or overwritten during the run",
+            f"{run_dir.path / 'prompts.jsonl'} lacks {lost[0][0]}, turn {lost[0][1]},"
+            " which this run decoded: another program removed or overwrote it during the run",
             hint=NEW_RUN,
         )
     if missing := plan.find_missing(answered, run_dir.manifest, run_dir.has_written):
         prompt, turn, label, pass_ = missing[0]
         raise ConcurrentWriteError(
-            f"{run_dir.path / 'records.jsonl'} lacks {len(missing)} records that this run measured,"
-            f" the first that of {label} on {prompt} (turn {turn}, pass {pass_}): they were removed"
-            " or overwritten during the run",
+            f"{run_dir.path / 'records.jsonl'} lacks {len(missing)} records that this run measured:"
+            f" the first is {label} on {prompt} (turn {turn}, pass {pass_}). Another program"
+            " removed or overwrote them during the run",
             hint=f"{resume_command(resumed or run_dir.path)} measures them again",
         )
     check_planned(plan, run_dir, answered)

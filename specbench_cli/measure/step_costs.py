@@ -1,10 +1,11 @@
-"""Relative costs of forwards, for methods that choose a draft's size by them.
+"""Relative costs of forwards, for methods that choose the size of a draft by its cost.
 
-The unit is a target forward over one row. Forward times are those at a medium context. Policies
-that use the cost of a whole step need timed steps of several sequences: two rows of each of four
-sequences do not cost the same as eight rows of one. A forward also does not include the host's
-work, which grows with vocabulary and drafted tokens. A run that needs costs stores them in its
-manifest and uses the same ones after a resumption.
+The unit is the time of a target forward over one token. Forward times are measured with one medium
+context length. A run stores the costs in its manifest, so a resumed run uses the same ones.
+
+Methods that adapt to the number of sequences need the times of whole steps too. A forward over two
+tokens of each of four sequences takes longer than one over eight tokens of one sequence. A step
+also contains host work, which grows with the vocabulary and the number of drafted tokens.
 """
 
 from __future__ import annotations
@@ -30,28 +31,30 @@ PROBE_CONTEXT = 256
 """Context length of the forwards, if the models support it."""
 
 ROUNDS, SECONDS = 32, 2.0
-"""Maximum rounds of a quick probe, and its approximate time in seconds."""
+"""Maximum number of rounds of a quick probe, and its approximate duration in seconds."""
 
 MIN_ROUNDS = 3
-"""Minimum number of rounds."""
+"""Minimum number of rounds of a quick probe."""
 
 STEP_MIN_ROUNDS, STEPS_SECONDS = 6, 6.0
-"""Minimum rounds and time in seconds if whole steps are timed. The time of a step varies by a
-tenth, more than one draft length gains over another."""
+"""Minimum number of rounds, and approximate duration in seconds, if whole steps are timed. The time
+of a step varies by 10%, which is more than the difference between two draft lengths."""
 
 
 class StepCosts(BaseModel):
-    """Relative times of forwards, by model and rows.
+    """Relative times of forwards, and of whole steps with several sequences.
+
+    The unit is the time of a target forward over one token.
 
     Attributes:
-        source: Origin of the costs.
+        source: Where the costs come from, for display.
         context: Context length of the forwards.
         target_ns: The unit in ns.
-        noisy: True if other programs were running.
-        relative: Model -> rows of a forward -> time, which never decreases.
-        steps: Sequences of a step -> draft tokens of each -> time without drafting.
-        drafting: Sequences of a step -> time per draft token of each.
-        uneven: Sequences of a step -> additional time if draft lengths differ.
+        noisy: True if other programs disturbed the measurement.
+        relative: Model -> number of tokens in a forward -> time. It never decreases.
+        steps: Number of sequences -> draft tokens of each -> time of a step without drafting.
+        drafting: Number of sequences -> drafting time per draft token of each sequence.
+        uneven: Number of sequences -> additional time of a step if draft lengths differ.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -66,12 +69,15 @@ class StepCosts(BaseModel):
     uneven: dict[int, float] = {}
 
     def __call__(self, model: str, rows: int, sequences: int = 0, even: bool = True) -> float:
-        """Return the time of a forward, linear between measured sizes and beyond the last one.
+        """Return the interpolated time of a forward, or of a step's work with a model.
 
         Args:
-            sequences: Number of sequences, whose step's other work is included. 0 for the forward
-                alone. The forward alone is the fallback if steps were not timed.
-            even: True if all sequences have the same number of rows.
+            model: "target", "draft", or the kind of a head.
+            rows: Number of tokens in the forward.
+            sequences: Number of sequences in the step. The result then includes the other work of
+                the step. 0 returns the time of the forward only, and so does any number if steps
+                were not timed.
+            even: True if all sequences have the same number of tokens.
 
         Raises:
             KeyError: the model was not measured.
@@ -108,8 +114,15 @@ class StepCosts(BaseModel):
         noisy: bool = False,
         steps: Sequence[StepSample] = (),
     ) -> Self:
-        """Create costs from the times of models and of whole steps. The target's times are those of
-        trees."""
+        """Create costs from measured times.
+
+        Args:
+            found: Forward times by model. For the target, the times of trees are used.
+            context: Context length for which the times are interpolated.
+            source: Where the costs come from, for display.
+            noisy: True if other programs disturbed the measurement.
+            steps: Times of whole steps.
+        """
         times = {}
         for model, curve in found.items():
             tree = model == "target"
@@ -132,14 +145,19 @@ class StepCosts(BaseModel):
 
 
 def _relative_steps(found: Sequence[StepSample], unit: float) -> dict[str, dict[int, Any]]:
-    """Return the median times of steps in the form of `StepCosts`."""
+    """Return the median times of steps as the fields `steps`, `drafting` and `uneven`.
+
+    Args:
+        found: Times of steps.
+        unit: Unit of the result in ns.
+    """
     rest: dict[int, dict[int, list[int]]] = {}
     drafting: dict[int, list[float]] = {}
-    unlike: dict[int, list[StepSample]] = {}
+    uneven_samples: dict[int, list[StepSample]] = {}
     for sample in sorted(found):
         n, length, drafted, others, even = sample
         if not even:
-            unlike.setdefault(n, []).append(sample)
+            uneven_samples.setdefault(n, []).append(sample)
             continue
         rest.setdefault(n, {}).setdefault(int(length), []).append(others)
         if length and drafted:
@@ -147,7 +165,7 @@ def _relative_steps(found: Sequence[StepSample], unit: float) -> dict[str, dict[
     steps = {n: {k: median(times) for k, times in line.items()} for n, line in rest.items()}
     tokens = {n: median(times) for n, times in drafting.items()}
     uneven = {}
-    for n, samples in unlike.items():
+    for n, samples in uneven_samples.items():
         taken = median(each.drafting + each.rest for each in samples)
         length = samples[0].length
         due = interpolate(sorted(steps[n].items()), length) + length * tokens.get(n, 0.0)
@@ -164,10 +182,10 @@ def _relative_steps(found: Sequence[StepSample], unit: float) -> dict[str, dict[
 
 
 def _smooth_increasing(times: Sequence[float]) -> list[float]:
-    """Return non-decreasing times: the mean of the running maximum and the running minimum from the
-    end.
+    """Return times that never decrease, close to the given ones.
 
-    A single outlier then changes its neighbours little.
+    Each one is the mean of the largest time up to it and the smallest time from it on. So a single
+    outlier has little effect on the times next to it.
     """
     largest = accumulate(times, max)
     least = reversed(list(accumulate(reversed(times), min)))
@@ -193,15 +211,17 @@ def measure_step_costs(
     most: int = 0,
     sampling: Sampling | None = None,
 ) -> StepCosts:
-    """Measure all decoders and heads of a workspace.
+    """Measure the costs of all models and heads of a workspace with a quick probe.
 
-    It takes about two seconds, six with whole steps, and a few rounds if forwards are slow.
+    This takes about two seconds, or six with whole steps. It takes longer if forwards are slow,
+    because a minimum number of rounds is measured.
 
     Args:
+        workspace: Decoders, heads and states.
         windows: Measurement windows. They must keep noisy times.
-        positions: Maximum number of positions of all models.
-        most: Maximum number of sequences in a timed step. 0 times no steps.
-        sampling: Sampling settings of these steps.
+        positions: Maximum number of positions that all models support.
+        most: Maximum number of sequences in timed steps. 0 does not time steps.
+        sampling: Sampling settings of the timed steps.
 
     Raises:
         UsageError: the context of the models is too short.
@@ -210,9 +230,9 @@ def measure_step_costs(
     context = min(PROBE_CONTEXT, positions - grid.spare)
     if context < 1:
         raise UsageError(
-            f"what forwards cost cannot be measured on models with {positions} positions: it takes"
-            f" {grid.spare + 1}",
-            "give a number in place of auto",
+            f"the costs of forwards cannot be measured for models with {positions} positions:"
+            f" {grid.spare + 1} are needed",
+            "set a number instead of auto",
         )
     sizes = {min(1 << power, most) for power in range(most.bit_length() + 1)} if most else ()
     grid = ProbeGrid(contexts=(context,), chains=(1,), lone=(), steps=tuple(sorted(sizes)))
@@ -225,7 +245,7 @@ def measure_step_costs(
     return StepCosts.from_curves(
         build_curves(found.samples, workspace),
         context,
-        source="measured as the run began",
+        source="measured at the start of the run",
         noisy=found.quietness.noisy,
         steps=found.samples.steps,
     )

@@ -1,7 +1,9 @@
-"""Timing of whole steps with several sequences, which single forwards cannot predict.
+"""Timing of whole steps with several sequences.
 
-Each sequence of a batch drafts a chain of a given length, and the target verifies all of them in
-one forward. Lengths change from step to step. A step ends when the next one begins.
+The times of single forwards are not enough to predict the time of such a step. So a batch is
+decoded: each sequence drafts a chain of a chosen length, and the target verifies all chains in one
+forward. The length changes from step to step. The time of a step includes all work until the next
+step begins.
 """
 
 from __future__ import annotations
@@ -23,19 +25,20 @@ from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 
 MIN_PROMPT = 16
-"""Length of the shortest prompt in the timed steps. Its prefill is not timed."""
+"""Length of the shortest prompt in the timed batch."""
 
 UNEVEN_LENGTHS = (1, 3)
-"""Draft lengths of the sequences in turn, for steps with different lengths."""
+"""Draft lengths of the sequences, alternating, in a step with different lengths."""
 
 
 class StepSample(NamedTuple):
-    """Times of a step.
+    """Measured times of a step.
 
-    length: Draft tokens per sequence, the mean if they differ.
+    sequences: Number of sequences in the step.
+    length: Draft tokens per sequence, or the mean if lengths differ.
     drafting: Time of drafting in ns.
-    rest: Time of everything else until the next step, in ns.
-    even: True if all lengths are equal.
+    rest: Time of all other work until the next step, in ns.
+    even: True if all sequences have the same draft length.
     """
 
     sequences: int
@@ -46,12 +49,13 @@ class StepSample(NamedTuple):
 
 
 class TimedChains:
-    """Drafter of chains with given lengths that records the times of its steps.
+    """Drafter that drafts chains of chosen lengths and records when its steps begin.
 
     Args:
-        drafts: True drafts with the draft model. False takes the first tokens of the prompt.
-        lengths: Draft lengths of the timed steps, one per sequence.
-        marks: Shared by the sequences of a batch: start of each step and end of its drafting.
+        drafts: True drafts with the draft model. False copies the first tokens of the prompt.
+        lengths: Draft lengths of each step, one for each sequence.
+        marks: List to which each step adds its start and the end of its drafting, in ns. All
+            sequences of a batch share it.
     """
 
     def __init__(
@@ -69,22 +73,25 @@ class TimedChains:
     def schedule(
         self, members: Sequence[tuple[TimedChains, Session]], size: int
     ) -> Sequence[tuple[TimedChains, Session]]:
-        """Return all sequences."""
+        """Return all sequences, so that all of them take part in each step."""
         return members
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Draft for a single sequence."""
+        """Draft a chain for a single sequence."""
         return self.propose_batch([(self, session)])[0]
 
     def propose_batch(self, members: Sequence[tuple[TimedChains, Session]]) -> list[Draft]:
-        """Draft chains of the next lengths; no draft tokens after the last ones."""
+        """Draft a chain for each sequence, with the lengths of the next step.
+
+        After the last step with a length, propose no draft tokens.
+        """
         clock, at = members[0][1].harness.meter.clock, len(self._marks)
         lengths = self._lengths[at] if at < len(self._lengths) else (0,) * len(members)
         began = clock.now_ns()
         if self._drafts and any(lengths):
             sequences = [(session, method._state) for method, session in members]
             drafts = draft_chains(self._model, sequences, [*map(FixedLength, lengths)])
-            host.numbers(drafts[-1].tokens)  # wait until they are computed
+            host.numbers(drafts[-1].tokens)  # wait until the GPU has computed the drafts
         else:
             texts = (session.tokens() for _, session in members)
             drafts = [
@@ -109,12 +116,15 @@ def time_steps(
     sampling: Sampling,
     rng: random.Random,
 ) -> list[StepSample]:
-    """Time a step of n sequences for each draft length, and one with different lengths, after a
-    warm-up.
+    """Time a step of n sequences for each draft length, and one step with different lengths.
 
     Args:
-        prompt: At least `MIN_PROMPT` ids. The sequences' prompts are parts of it.
-        rng: Random generator of the order.
+        workspace: Decoders and states.
+        n: Number of sequences.
+        lengths: Draft lengths.
+        prompt: At least `MIN_PROMPT` token ids. The prompts of the sequences are parts of it.
+        sampling: Sampling settings.
+        rng: Random generator for the order of the steps.
     """
     shared = [(length,) * n for length in lengths]
     unlike = [tuple(UNEVEN_LENGTHS[at % len(UNEVEN_LENGTHS)] for at in range(n))] if n > 1 else []
@@ -122,7 +132,8 @@ def time_steps(
     draft = workspace.decoders.get("draft")
     drafts = draft is not None and draft.vocab_size == workspace.decoders["target"].vocab_size
     stop = StopRule(frozenset(), 2 + sum(max(each) + 1 for each in order))
-    # Use texts of different lengths, because attention batches equal lengths.
+    # Use prompts of different lengths, as in real batches. Attention over sequences of equal
+    # length would be faster, because it can process them together.
     requests = [
         Request(f"probe {at}", 1, prompt[at % MIN_PROMPT :][: MIN_PROMPT + at], stop)
         for at in range(n)

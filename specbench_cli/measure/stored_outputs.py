@@ -1,4 +1,4 @@
-"""Outputs that a run already has, for use by a repeat."""
+"""The outputs that a run already has, so that a repeat measures only the missing ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from specbench_cli.tasks.schema import Question
 
 @dataclass
 class StoredOutputs:
-    """Outputs of a run: their keys, vanilla's token ids, and the prompts."""
+    """The stored outputs of a run.
+
+    done: Keys of all records.
+    vanilla: Token ids of vanilla's outputs, by prompt id, turn and repeat.
+    prompts: Prompts, by prompt id and turn.
+    """
 
     done: set[RecordKey] = field(default_factory=set)
     vanilla: dict[tuple[str, int, int], list[int]] = field(default_factory=dict)
@@ -21,14 +26,14 @@ class StoredOutputs:
 
     @classmethod
     def read(cls, run_dir: RunDir) -> StoredOutputs:
-        """Read a run's folder."""
+        """Return the outputs in the folder of a run."""
         outputs = cls(prompts={(p.prompt_id, p.turn): p for p in run_dir.prompts()})
         for key, ids in run_dir.read_output_ids().items():
             outputs.add(key, ids)
         return outputs
 
     def add(self, key: RecordKey, output_ids: list[int] | None) -> None:
-        """Add a record."""
+        """Add the output of a record."""
         self.done.add(key)
         prompt_id, turn, label, pass_ = key
         if label == BASELINE and output_ids is not None:
@@ -37,7 +42,13 @@ class StoredOutputs:
     def lacks_output(
         self, question: Question, method_runs: Sequence[MethodRun], number: int
     ) -> bool:
-        """Return True if a repeat lacks an output of one of the methods on a question."""
+        """Return True if an output of some methods on a question is missing in a repeat.
+
+        Args:
+            question: The question.
+            method_runs: The methods.
+            number: Number of the repeat.
+        """
         return any(
             key not in self.done
             for method_run in method_runs
@@ -45,7 +56,7 @@ class StoredOutputs:
         )
 
     def select(self, names: Collection[str]) -> StoredOutputs:
-        """Return the outputs of some questions."""
+        """Return the outputs of some questions, given their prompt ids."""
         return StoredOutputs(
             {key for key in self.done if key[0] in names},
             {key: ids for key, ids in self.vanilla.items() if key[0] in names},
@@ -53,13 +64,13 @@ class StoredOutputs:
         )
 
     def update(self, other: StoredOutputs) -> None:
-        """Add outputs that another process knows."""
+        """Add the outputs that another process has sent."""
         self.done |= other.done
         self.vanilla |= other.vanilla
         self.prompts |= other.prompts
 
 
 def output_keys(question: Question, method_run: MethodRun, number: int) -> list[RecordKey]:
-    """Return the keys of a method's outputs for a question, one per turn."""
+    """Return the record keys of a method's outputs for a question in a repeat, one per turn."""
     turns = range(1, len(question.turns) + 1)
     return [(question.prompt_id, turn, method_run.label, number) for turn in turns]

@@ -1,4 +1,7 @@
-"""Interface of the views that show a run. They are never called while a timer runs."""
+"""Interface of the displays that show the progress of a run to the user.
+
+The measurement never calls them while an output is timed.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,14 @@ from specbench_cli.store.schema import Record
 
 
 class PromptProgress(NamedTuple):
-    """Progress of a run.
+    """Progress of a run, in prompts.
 
     Attributes:
-        part: Part of the run, like "tuning" or "pass 2 of 3". Empty if there is only one.
-        prompt, prompts: Number of finished prompts, and of all prompts.
-        left_s: Seconds left, including later repeats. None if unknown, or if nothing is left.
+        part: Part of the run, such as "tuning" or "pass 2 of 3". Empty if there is only one.
+        prompt: Number of measured prompts.
+        prompts: Number of all prompts.
+        left_s: Estimated seconds left, including later repeats. None if unknown or if none are
+            left.
     """
 
     part: str
@@ -24,31 +29,42 @@ class PromptProgress(NamedTuple):
 
 
 class RunView(Protocol):
-    """A progress display, a log, or a stream of JSON events."""
+    """Interface of a display: a progress bar, a log, or a stream of JSON events."""
 
     def planned(self, facts: dict[str, Any]) -> None:
-        """Show the plan, before anything is loaded."""
+        """Show the plan of the run, before models are loaded."""
 
     def started(self, cells: int, done: int, run_dir: Path) -> None:
-        """Show that the folder exists, with `done` of its `cells` outputs already in it."""
+        """Show the folder of the run after it was created.
+
+        Args:
+            cells: Number of outputs that the run will have.
+            done: Number of outputs that it already has.
+            run_dir: The folder.
+        """
 
     def stage(self, text: str) -> None:
-        """Show the current work other than prompts, such as loading or the warm-up."""
+        """Show current work other than decoding prompts, such as loading models."""
 
     def prompt(self, progress: PromptProgress) -> None:
-        """Show the progress. The records of the prompts may follow when their window is closed."""
+        """Show the number of measured prompts. Their records may be shown later."""
 
     def window(self, other_cpu: float | None, text: str) -> None:
-        """Show the result of a window: CPU share of other processes, and what follows."""
+        """Show how noisy the machine was during a window of measurements.
+
+        Args:
+            other_cpu: CPU share of other processes, from 0 to 1. None if unknown.
+            text: Text that says this and what follows from it.
+        """
 
     def show_record(self, record: Record) -> None:
         """Show a record that was stored."""
 
     def hand_over(self) -> None:
-        """Stop showing, because another process continues the run and shows it."""
+        """Stop the display, because another process continues the run and shows its progress."""
 
     def flags(self) -> list[str]:
-        """Return the options that make another process of this run show it in the same way."""
+        """Return the command-line options that select the same display in another process."""
 
     def note(self, text: str) -> None:
         """Show a note to the user."""

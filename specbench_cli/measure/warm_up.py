@@ -1,4 +1,4 @@
-"""Warm-up before a measurement, so that lazy initialization and cold caches are not timed."""
+"""Warm-up of a method before it is measured, so that lazy initialization is not timed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ WARM_UP_ROUNDS = 2
 
 
 class WarmUp:
-    """Requests that each method of a run decodes before it is measured.
+    """The requests that each method of a run decodes before it is measured.
 
     Args:
         plan, bench: The plan of the run, and its loaded models.
-        question: The first question of the measurement.
+        question: The question to decode, the first of the measurement.
 
     Attributes:
-        ids: Token ids of the prompt that is decoded.
+        ids: Token ids of its prompt.
     """
 
     def __init__(self, plan: Plan, bench: Bench, question: Question) -> None:
@@ -38,7 +38,8 @@ class WarmUp:
         bench.workspace.reserve(len(self.ids) + max(WARM_UP_TOKENS, plan.max_new_tokens(question)))
         stop = bench.stop_rule(WARM_UP_TOKENS)
         self._request = bench.create_request("warm-up", 1, self.ids, stop)
-        # The first forward with a prompt length is slower, which would count against one method.
+        # The first forward with a new prompt length is slower. Without a warm-up of all lengths,
+        # this would make the first method look slower than the others.
         lengths = {
             len(prompt): prompt
             for each in (plan.questions if self._size > 1 else ())
@@ -52,7 +53,7 @@ class WarmUp:
         self._limit = limit and limit * (1 + len(self._together))
 
     def run(self, method_run: MethodRun, sampling: Sampling, memory: Memory) -> None:
-        """Decode the requests with a method. Errors of the method are not caught."""
+        """Decode the requests with a method. Errors of the method are raised."""
         with enforce_time_limit(self._limit):
             how = self._together, self._size
             warm_up(method_run, self._bench.workspace, self._request, sampling, memory, *how)
@@ -67,10 +68,16 @@ def warm_up(
     batch_requests: Sequence[Request] = (),
     size: int = 1,
 ) -> None:
-    """Decode a little with a method, so that lazy setup and cold caches are not timed.
+    """Decode a request with a method, so that lazy initialization and cold caches are not timed.
 
     Args:
-        together: Requests that are also decoded as a batch, `size` of them per step.
+        method_run: The method.
+        workspace: Decoders and states.
+        request: The request.
+        sampling: Sampling settings.
+        memory: What the method has learned. It also learns from this request.
+        batch_requests: Requests that the method also decodes as a batch, if it supports batches.
+        size: Number of sequences in a step of this batch.
     """
     kind = PeerSession if method_run.method.peer else Session
     own = memory if method_run.method.learns else None

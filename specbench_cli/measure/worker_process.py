@@ -1,8 +1,7 @@
-"""Child processes of a run: repeats and plug-in processes.
+"""Child processes of a run: those that measure a repeat, and plug-in processes.
 
-This module starts them, sends orders, receives answers, and interrupts or ends them. A child has
-the module path of this process, which never includes the working folder. `exit_with_parent` ends a
-child together with this process.
+This module starts them, sends them orders, receives their answers, and ends them. A child process
+has the same module path (`sys.path`) as this process.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from typing import Any, NoReturn
 from specbench_cli.engine.workers.process_lifetime import block_interrupts
 
 GRACE_S = (1.5, 10.0)
-"""Seconds that an interrupted process has to end, first by itself, then after SIGTERM. It receives
-Ctrl-C too."""
+"""Seconds to wait for an interrupted process to end: first by itself, because it also receives
+Ctrl-C, and then after SIGTERM. After that, it is killed."""
 
 _POLL_S = 0.2
-"""Seconds between checks that the process is alive, while waiting for its answer."""
+"""Seconds between two checks whether the process is alive, while waiting for its answer."""
 
 
 class ProcessEnded(Exception):
-    """The process ended before it answered.
+    """Error: a child process ended before it answered.
 
     Attributes:
-        code: exit code, negative for a signal; None if the process only closed its connection.
+        code: Exit code, negative for a signal. None if the process runs but closed its connection.
     """
 
     def __init__(self, code: int | None) -> None:
@@ -41,14 +40,14 @@ class ProcessEnded(Exception):
 
 
 class WorkerProcess:
-    """A child process that was started by a command.
+    """Child process. Creating the object starts it.
 
     Args:
-        command: see `interpreter.python_command`.
-        descriptors: open files that the process inherits.
-        takes_orders: True if the process is controlled by orders only. It then gets a connection,
-            whose file descriptor is its last argument, and its own session. Ctrl-C does not reach
-            it, and its children are suspended and ended with it.
+        command: Command of the process; see `interpreter.python_command`.
+        descriptors: File descriptors that the process inherits.
+        takes_orders: True if this process sends orders to the child. The child then gets a
+            connection, and its file descriptor is its last argument. It also gets its own session:
+            Ctrl-C does not reach it, and its own children are suspended and ended with it.
     """
 
     def __init__(
@@ -74,10 +73,14 @@ class WorkerProcess:
             )
 
     def send(self, order: str, *arguments: Any) -> None:
-        """Send an order to the process; see `serve`.
+        """Send an order to the process, which executes it in `serve`.
+
+        Args:
+            order: Name of a method of the object that the process serves.
+            arguments: Arguments of the method.
 
         Raises:
-            ProcessEnded: the process is gone.
+            ProcessEnded: the process has ended.
         """
         self._signal("SIGCONT")
         try:
@@ -93,7 +96,7 @@ class WorkerProcess:
 
         Raises:
             TimeoutError: there was no answer in time.
-            ProcessEnded: the process is gone.
+            ProcessEnded: the process has ended.
         """
         deadline = time.monotonic() + timeout_s
         while not self._connection.poll(min(_POLL_S, max(0.0, deadline - time.monotonic()))):
@@ -111,9 +114,9 @@ class WorkerProcess:
         self._signal("SIGSTOP")
 
     def wait(self) -> int:
-        """Wait for the process to end and return its exit code, negative for a signal.
+        """Wait for the process to end, and return its exit code. It is negative for a signal.
 
-        If this process is interrupted meanwhile, the other one is interrupted too.
+        If this process is interrupted while it waits, end the child too.
         """
         try:
             return self._process.wait()
@@ -122,7 +125,7 @@ class WorkerProcess:
             raise
 
     def interrupt(self) -> None:
-        """Wait for the process to end by itself, then terminate it, then kill it."""
+        """End the process: give it time to end by itself, then send SIGTERM, then kill it."""
         for grace, stop in zip(GRACE_S, (self._process.terminate, self._process.kill), strict=True):
             try:
                 self._process.wait(grace)
@@ -132,7 +135,10 @@ class WorkerProcess:
         self._process.wait()
 
     def end(self) -> int | None:
-        """Kill the process and its children. Return its exit code if it had ended, else None."""
+        """Kill the process and its children.
+
+        Return its exit code if it had ended before, else None.
+        """
         code = self._process.poll()
         self._signal("SIGKILL")
         self._process.kill()
@@ -153,11 +159,12 @@ class WorkerProcess:
 
 
 def serve(worker: object, execute: Callable[[Callable[[], Any]], bytes]) -> NoReturn:
-    """Execute the orders that this process receives, until the parent ends.
+    """Execute the orders that this process receives, until its parent ends.
 
     Args:
         worker: Object with a method for each order.
-        carry_out: Calls the method of an order and returns its answer, even if the method fails.
+        execute: Function that calls the method of an order, and returns the answer as bytes. It
+            must not raise an exception.
     """
     connection, own = Connection(int(sys.argv[-1])), os.getpid()
     while True:

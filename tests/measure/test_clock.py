@@ -50,14 +50,14 @@ def test_an_output_in_which_forwards_were_recorded_is_decoded_once_more(monkeypa
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        (clock.RestartsTheHarness, "the clock of a request runs already"),
-        (clock.RestartsTheClock, "its clock was started again"),
-        (clock.SetsTheClockBack, "its clock was moved"),
-        (clock.KnowsTheOutput, "the target counts"),
-        (clock.DraftsPastTheMeter, "the draft counts"),
-        (clock.HidesForwards, "some went past the meter"),
-        (clock.WorksInTheBackground, "1 threads of its own"),
-        (clock.WorksInAProcess, "1 processes of its own"),
+        (clock.RestartsTheHarness, "the timer of a request was started twice"),
+        (clock.RestartsTheClock, "the timer was restarted"),
+        (clock.SetsTheClockBack, "the timer was changed"),
+        (clock.KnowsTheOutput, "the target ran"),
+        (clock.DraftsPastTheMeter, "the draft ran"),
+        (clock.HidesForwards, "some were not recorded"),
+        (clock.WorksInTheBackground, "the method started 1 threads"),
+        (clock.WorksInAProcess, "the method started 1 processes"),
     ],
 )
 def test_what_goes_past_the_clock_fails_its_cell(kind, says):

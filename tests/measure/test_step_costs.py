@@ -169,4 +169,4 @@ def test_steps_of_all_sizes_up_to_the_batch_are_timed(tiny_checkpoint, monkeypat
 def test_models_too_short_to_be_measured_are_refused():
     with pytest.raises(UsageError, match="models with 64 positions") as caught:
         measure_step_costs(Workspace({}, 0), MeasurementWindows(Meter(), allow_noise=True), 64)
-    assert caught.value.hint == "give a number in place of auto"
+    assert caught.value.hint == "set a number instead of auto"

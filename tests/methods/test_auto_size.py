@@ -47,7 +47,7 @@ def test_output_is_that_of_plain_decoding_and_trees_are_small_where_rows_cost_mu
 def test_run_without_costs_says_what_the_method_must_say(open_session, make):
     session = open_session(0)
     session._workspace.costs = None
-    with pytest.raises(MethodFault, match="knows no costs") as caught:
+    with pytest.raises(MethodFault, match="has not measured the costs") as caught:
         list(make().generate(session))
     assert "uses_costs" in caught.value.hint
     assert open_session(0)._workspace.costs is not None  # of that session alone

@@ -106,7 +106,7 @@ def test_shorter_suffixes_are_taken_while_too_little_comes_behind(text, least):
         return
     behind = {n: len(text) - first_end(text, text[len(text) - n :]) for n in range(1, match[1] + 1)}
     enough = [n for n in behind if behind[n] >= least]
-    found = automaton.get_continuation(match, least, least=least)
+    found = automaton.get_continuation(match, least, min_tokens=least)
     assert len(found) == (least if enough else max(behind.values()))
 
 

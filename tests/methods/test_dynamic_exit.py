@@ -99,10 +99,12 @@ def test_statistics_are_those_of_exits_read_from_scratch_over_the_text(target, r
             said, own = (session.scores(each, 1).argmax(-1) for each in (early, all_rows))
             stand = (said == own).float()
         sure = early.softmax(-1).amax(-1)
-        assert method.stood[end - 1] == pytest.approx(1 + float(stand.sum()), abs=1e-3)
-        assert method.sure[end - 1] == pytest.approx(float((stand * sure).sum()), abs=1e-3)
+        assert method.accepted_weight[end - 1] == pytest.approx(1 + float(stand.sum()), abs=1e-3)
+        assert method.accepted_confidence[end - 1] == pytest.approx(
+            float((stand * sure).sum()), abs=1e-3
+        )
         unsure = float((sure - stand * sure).sum())
-        assert method.unsure[end - 1] == pytest.approx(unsure, abs=1e-3)
+        assert method.rejected_confidence[end - 1] == pytest.approx(unsure, abs=1e-3)
 
 
 def test_the_exit_that_says_what_the_target_says_comes_to_draft():
@@ -112,7 +114,7 @@ def test_the_exit_that_says_what_the_target_says_comes_to_draft():
     session = opened(TableDecoder("target", table, table), n=60, prompt=(1, 2, 3))
     steps = list(method.generate(session))
     assert [len(step.outcome.path) for step in steps[-4:-1]] == [6] * 3
-    assert method.stood[0] / method.n > 0.95
+    assert method.accepted_weight[0] / method.n > 0.95
 
 
 def test_an_exit_that_is_never_right_stops_drafting():

@@ -148,5 +148,5 @@ def test_a_batch_and_a_target_of_whole_forwards_are_refused(family, head):
     with pytest.raises(MethodFault, match="decodes one request at a time"):
         list(HiddenTransfer().generate_batch(Batch(space, requests, Sampling())))
     case = Case("near", make_table_pair("near"), Sampling(), recurrent=frozenset({"target"}))
-    with pytest.raises(MethodFault, match="cannot look ahead"):
+    with pytest.raises(MethodFault, match="does not support `LookAhead` heads"):
         HiddenTransfer().start(case.open())

@@ -1,5 +1,5 @@
-"""Texts that a draft model and the target write segment by segment.
+"""Decoding segment by segment, for methods such as SpecReason and Speculative Thinking.
 
-A segment is a reasoning step or a chunk of text that one model writes and another judges as a
-whole.
+A segment is a reasoning step, a line or another chunk of text. One model writes it, and the method
+accepts or rejects it as a whole.
 """

@@ -1,8 +1,9 @@
-"""Accept rules for segments. An accepted segment is kept as a whole.
+"""Accept rules for segments, and the parameters of methods that draft segments.
 
-Of a rejected segment, only the tokens that the lossless rule accepts are kept.
+A rule accepts or rejects a drafted segment as a whole. Of a rejected segment, only the tokens that
+the lossless rule accepts are kept.
 
-Planning code imports the rules and parameters, so this module does not import torch.
+Planning code imports this module, so it does not import torch at the top.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 @renamed_members(stands="accepted", enough="accepts", toss="random_grade")
 @dataclass(frozen=True, kw_only=True)
 class SegmentRule(AcceptRule, ABC):
-    """Base of accept rules for segments: the method computes a grade, the rule decides by it.
+    """Base class of accept rules for segments.
+
+    The method grades a segment, for example by asking the target. The rule decides by the grade.
 
     Attributes:
         accepted: True if the last judged segment was accepted.
@@ -40,8 +43,7 @@ class SegmentRule(AcceptRule, ABC):
         """Return True if a segment with this grade is accepted."""
 
     def random_grade(self, random: Random, like: Tensor) -> float | None:
-        """Return a random grade if the rule decides at random. None means that the method computes
-        one.
+        """Return a random grade. Return None if the method must grade the segment itself.
 
         Args:
             like: Tensor with the dtype and device to use.
@@ -49,11 +51,11 @@ class SegmentRule(AcceptRule, ABC):
         return None
 
     def judge(self, grade: float) -> Self:
-        """Return the rule with its decision on the current segment."""
+        """Return a copy of the rule with its decision on a segment of this grade."""
         return replace(self, accepted=self.accepts(grade))
 
     def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
-        """Return True for all tokens of an accepted segment, and False for all others."""
+        """Return True for each token if the segment was accepted, else False."""
         import torch
 
         return torch.full_like(tokens, self.accepted, dtype=torch.bool)
@@ -65,7 +67,7 @@ class SegmentRule(AcceptRule, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomSegment(SegmentRule):
-    """Control of segment rules: accepts at random with a fixed rate."""
+    """Control for segment rules: it accepts segments at random, at a fixed rate."""
 
     rate: float
     name: ClassVar[str] = "random"
@@ -87,35 +89,37 @@ class RandomSegment(SegmentRule):
 
 
 DelimiterText = Annotated[str, BeforeValidator(lambda said: str(said).replace("\\n", "\n"))]
-r"""Type of a delimiter parameter. `\n` from the command line means a newline."""
+r"""Type of a delimiter parameter. The characters `\n` on the command line become a newline."""
 
 
 @renamed_members(coin="random_rule", ruled="choose_rule")
 class SegmentParams(MethodParams):
-    """Parameters of a method that writes segment by segment. List it first among the base classes.
+    """Parameters of a method that drafts segments. List this class first among the base classes.
 
-    With `rate` or `like`, segments are accepted at random: a control.
+    With `rate` or `like`, the method accepts segments at random and serves as a control.
     """
 
     delimiter: DelimiterText = Field(
-        "\n", description="text that ends a span; empty: the cap alone does"
+        "\n", description="text that ends a segment; if empty, only `cap` ends it"
     )
-    cap: int = Field(64, ge=1, description="tokens of a span at most")
+    cap: int = Field(64, ge=1, description="maximum number of tokens of a segment")
     rate: float | None = Field(
-        None, ge=0, le=1, description="share of what is judged that stands, by a coin: a control"
+        None, ge=0, le=1, description="accept segments at random at this rate, as a control"
     )
     like: str | None = Field(
-        None, description="the row whose rate, as measured, takes the place of `rate`"
+        None, description="method in the run whose measured acceptance rate replaces `rate`"
     )
 
     @property
     def random_rule(self) -> RandomSegment | None:
-        """The random rule that replaces the method's rule. None without `rate` and `like`."""
+        """Random rule that replaces the method's rule. None if neither `rate` nor `like` is set."""
         if self.rate is None and self.like is None:
             return None
         return RandomSegment(rate=self.rate or 0.0)
 
     def choose_rule(self, own: SegmentRule) -> SegmentRule:
-        """Return the random rule if there is one and the method's own rule is not exact, else
-        `own`."""
+        """Return the random rule if there is one, else the method's own rule.
+
+        An exact rule is never replaced.
+        """
         return own if own.is_exact else self.random_rule or own

@@ -1,4 +1,4 @@
-"""Text that a draft model and the target write together, segment by segment."""
+"""Text that a draft model and the target write segment by segment; see `Segments`."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from specbench_cli.former_names import renamed_members
 
 
 class Delimiter:
-    r"""End of a segment, searched in its text and not in its ids.
+    r"""Text that ends a segment. It is searched in the bytes of the tokens, not in their ids.
 
     A delimiter may be one token, several, or part of one: "\n\n" is one token in some tokenizers,
     two in others, and part of ".\n\n" in most. The segment ends with the token that completes the
-    delimiter, whatever follows in that token.
+    delimiter, even if more text follows in that token.
 
     Args:
         text: The delimiter. Empty means that no text ends a segment.
-        words: The vocabulary, which maps ids to bytes.
+        words: Vocabulary, which maps ids to bytes.
     """
 
     def __init__(self, text: str, words: Vocabulary) -> None:
         self._data, self._pieces = text.encode(), words.pieces
 
     def ends(self, ids: Sequence[int]) -> bool:
-        """Return True if the last token completes a delimiter that lies within the segment."""
+        """Return True if the last token of a segment completes the delimiter."""
         if not self._data or not ids:
             return False
         last = self._piece(ids[-1])
@@ -46,7 +46,7 @@ class Delimiter:
         return self._data in tail[max(0, len(tail) - len(last) - len(self._data) + 1) :]
 
     def split(self, ids: Sequence[int]) -> list[list[int]]:
-        """Return the segments of a text. The last one may lack its delimiter."""
+        """Split a text into segments. The last one may have no delimiter."""
         segments: list[list[int]] = [[]]
         for token in ids:
             if self.ends(segments[-1]):
@@ -74,10 +74,10 @@ class Delimiter:
     settle="verify_and_commit",
 )
 class Segments:
-    """Open segment of a session's text, and the two models that can continue it.
+    """The segments of a session's text, which the draft model or the target writes.
 
-    Create it before the session's prefill. The draft then reads the prompt. No bonus token follows
-    a draft that is accepted completely.
+    The last segment is open: it can be continued. Create the object before the session's prefill;
+    it prefills the draft model. No bonus token follows a draft that is accepted completely.
 
     Args:
         delimiter: Text that ends a segment; see `Delimiter`.
@@ -85,9 +85,9 @@ class Segments:
 
     Attributes:
         vocabulary: Text of the target's ids, as bytes, and the tokenization of a text.
-        token_accounting: Number of tokens that each model wrote, and how many were kept.
+        token_accounting: Numbers of tokens that each model wrote, and of those that were kept.
         num_segments: Number of segments so far, including the open one.
-        num_judged: Number of drafts that a rule has judged.
+        num_judged: Number of drafts that an accept rule has judged.
     """
 
     def __init__(self, session: Session, delimiter: str, cap: int) -> None:
@@ -102,7 +102,7 @@ class Segments:
         self._unreported = Counter[str]()
         self.token_accounting.record_generated(
             "target", 1
-        )  # prefill's token, with which the first span begins
+        )  # the token of the prefill is the first of the first segment
         self.token_accounting.record_settled("target", 1, 0)
         self.begin()
 
@@ -115,7 +115,7 @@ class Segments:
 
     @property
     def open_ids(self) -> Sequence[int]:
-        """Ids of the open segment so far."""
+        """Token ids of the open segment so far."""
         return self._session.tokens()[self._first :]
 
     @property
@@ -134,13 +134,13 @@ class Segments:
 
     @property
     def is_replacing(self) -> bool:
-        """True if the open segment was judged and the target writes the rest of it."""
+        """True if a draft for the open segment was judged and the target writes the rest."""
         return self._judged and not self.segment_ended
 
     # ---- writing --------------------------------------------------------------------------------
 
     def draft(self, most: int | None = None) -> Draft:
-        """Let the draft model write the open segment, or the next one if that has ended.
+        """Draft the rest of the open segment with the draft model, or the next segment.
 
         Args:
             most: Maximum number of tokens. None means up to the end of the segment.
@@ -161,9 +161,10 @@ class Segments:
         return session.chain_of_picks(picks)
 
     def score_question(self, question: Sequence[int]) -> Tensor:
-        """Return the target's logits [V] after a question that follows the last scored tokens.
+        """Let the target read a question after the last scored tokens. Return the logits [V] after
+        it.
 
-        The question's rows are discarded at once. `session.reserve` must have space for them.
+        The target's state forgets the question at once. Reserve rows for it with `session.reserve`.
         """
         session, state = self._session, self._session.state
         length = state.position()
@@ -177,7 +178,7 @@ class Segments:
         """Let the target write the rest of the open segment, losslessly.
 
         Args:
-            length: Draft length; 0 means no drafts.
+            length: Number of draft tokens per step. 0 means plain decoding.
             most: Maximum number of tokens. None means up to the end of the segment.
         """
         end = len(self.open_ids) + (self._cap if most is None else most)
@@ -186,7 +187,11 @@ class Segments:
             yield self.verify_and_commit(draft, self._session.score(draft))
 
     def insert_tokens(self, ids: Sequence[int], accept: AcceptRule, **counts: float) -> Step:
-        """Insert tokens of the method's own, as far as `accept` and the remaining budget allow."""
+        """Append tokens that the method chose itself, such as a fixed phrase.
+
+        They are scored like a draft, and only those that `accept` keeps are committed. The
+        remaining token budget limits their number.
+        """
         draft = self._session.chain(ids[: self._session.max_draft_length()])
         self.token_accounting.record_generated("method", draft.nodes)
         return self.verify_and_commit(
@@ -196,7 +201,11 @@ class Segments:
     # ---- decisions ------------------------------------------------------------------------------
 
     def discard(self, draft: Draft, **counts: int) -> None:
-        """Discard a draft that was not scored. `counts` are added to the next step."""
+        """Discard a draft without scoring it.
+
+        Args:
+            counts: Counts of the method, added to those of the next step.
+        """
         self._unreported.update(counts)
         self._state.rollback(0, min(self._state.length(), len(self._session.tokens()) - 1))
         self.token_accounting.record_settled("draft", 0, draft.nodes)
@@ -209,14 +218,13 @@ class Segments:
         author: Author = "draft",
         **counts: float,
     ) -> Step:
-        """Verify a draft, commit the accepted tokens, roll both states back, and update the
-        accounting.
+        """Verify a draft and commit the accepted tokens. Update the states and the accounting.
 
         Args:
             rows: The target's logits [m + 1, V] at the root and the draft's tokens.
             accept: Rule that may accept the draft as a whole.
             author: Author of the draft.
-            counts: Counts of the method's own, for the step.
+            counts: Counts of the method for this step.
         """
         session = self._session
         outcome = session.verify(draft, rows[: max(1, draft.nodes)], accept)
@@ -239,10 +247,10 @@ class Segments:
 def mean_log_prob(rows: Tensor, draft: Draft) -> float:
     """Return the mean log-probability of a segment's tokens under the target, at temperature 1.
 
-    Minus infinity if the target cannot generate one of them.
+    The result is -inf if a token has probability 0.
 
     Args:
-        rows: [m, V] or more, the target's logits in each token's place.
+        rows: [m, V] or more rows, the target's logits from which each token would be chosen.
     """
     log_probs = rows[: draft.nodes].double().log_softmax(-1).gather(1, draft.tokens[:, None])
     mean = float(host.number(log_probs.mean()))

@@ -10,11 +10,12 @@ Author = Literal["draft", "target", "method"]
 
 
 class TokenAccounting:
-    """Numbers of tokens of each author: generated, kept and discarded; and scored tokens.
+    """Numbers of generated, kept and discarded tokens by author, and of scored tokens.
 
-    At the end of every step kept + discarded = generated for each author: a method that omitted its
-    discarded tokens would look cheaper than it is. Scored tokens are those that the target read to
-    judge them, including questions. They are counted separately.
+    At the end of each step, kept + discarded = generated for each author. Audits check this,
+    because a method that did not count its discarded tokens would look cheaper than it is. Scored
+    tokens are those that the target read to judge them, including questions. They are counted
+    separately.
     """
 
     def __init__(self) -> None:
@@ -35,23 +36,23 @@ class TokenAccounting:
         self._counts["scored"] += n
 
     def __getitem__(self, name: str) -> int:
-        """Return a count: "draft_kept", "target_generated", "scored"."""
+        """Return a count by name, such as "draft_kept", "target_generated" or "scored"."""
         return self._counts[name]
 
     @property
     def balanced(self) -> bool:
-        """True if all generated tokens were kept or discarded."""
+        """True if each generated token was kept or discarded."""
         return not any(unsettled_tokens(self._counts).values())
 
     def take_new_counts(self) -> dict[str, int]:
-        """Return the counts since the last call, for the next step."""
+        """Return the increase of each count since the last call, for the next step."""
         found = {name: n - self._reported[name] for name, n in self._counts.items()}
         self._reported = Counter(self._counts)
         return {name: n for name, n in found.items() if n}
 
 
 def unsettled_tokens(counts: Counter[str]) -> dict[Author, int]:
-    """Return the number of tokens of each author that were neither kept nor discarded."""
+    """Return, for each author, the number of tokens that were neither kept nor discarded."""
     return {
         author: counts[f"{author}_generated"]
         - counts[f"{author}_kept"]

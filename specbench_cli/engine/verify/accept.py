@@ -1,14 +1,15 @@
-"""Lossy accept rules: draft tokens that are kept although the lossless rule rejects them.
+"""Lossy accept rules, which keep draft tokens that the lossless rule rejects.
 
-The lossless rule of the decoding mode (`chain`, `siblings`) decides first, and its tokens are
-"accepted". A token that it rejects and an accept rule lets pass is "relaxed", and verification
-continues after it. The first token that both reject is replaced by the lossless rule's token.
-Without an accept rule, or with one at its off position, tokens and draws are unchanged.
+The lossless rule of the decoding mode (`chain`, `siblings`) decides first. A draft token that it
+keeps is "accepted". If it rejects a token and the accept rule keeps it, the token is "relaxed", and
+verification continues after it. At the first token that both reject, the lossless rule's token is
+committed instead. Without an accept rule, or with an exact one (`AcceptRule.is_exact`), outputs do
+not change.
 
-Most accept rules are a pure function of the target's distributions and the draft's tokens. Under
-rejection and coupled sampling these are the warped ones; under greedy decoding, which has no
-temperature, softmax of the logits. A rule that needs more overrides `relaxed_mask`
-(`DraftContext`).
+Most accept rules depend only on the target's distributions and the draft tokens. Under rejection
+and coupled sampling, the distributions include temperature, top-k and top-p. Under greedy decoding,
+they are the softmax of the logits. A rule that needs more overrides `relaxed_mask`, which gets a
+`DraftContext`.
 
 Compare a rule with its control, `RandomAccept`, which lets tokens pass at random.
 
@@ -35,22 +36,22 @@ if TYPE_CHECKING:
     from specbench_cli.engine.verify.random import Random
 
 NEVER = 1e9
-"""Number above any vocabulary size, so its product with exp(-entropy) is more than 1."""
+"""Value of `delta` with which no token passes: its product with exp(-entropy) is always above 1."""
 
 # ---- the rules ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class DraftContext:
-    """Draft tokens with everything that an accept rule may use, m tokens.
+    """The m draft tokens of a step, with everything that an accept rule may use.
 
     Attributes:
         tokens: [m] int64.
         parents: Index of each token's parent, `ROOT` for the root.
-        p: [m, V], the target's distribution in each token's place, at its parent.
-        q: [m, V], the distribution that each token was drawn from. None if tokens were chosen.
-        scores: [m, V], the scores whose argmax is the target's choice, in each token's place. None
-            if it is drawn.
+        p: [m, V], the target's distribution for the position of each token.
+        q: [m, V], the distribution that each token was drawn from. None if tokens were not drawn.
+        scores: [m, V], scores for the position of each token. Their argmax is the target's choice.
+            None if the target draws its tokens.
         features: [m, width], captured features of the target's row for each token
             (`session.capture_layers`). None if none are captured.
     """
@@ -66,13 +67,13 @@ class DraftContext:
 @renamed_members(off="is_exact", passing="relaxed_mask")
 @dataclass(frozen=True)
 class AcceptRule:
-    """Base of accept rules: a frozen dataclass with its parameters.
+    """Base class of accept rules. A rule is a frozen dataclass with its parameters.
 
     Override `lets_pass`, or `relaxed_mask` if the rule needs more than the target's distribution.
 
     Class attributes:
         name: Name in tables and records.
-        guarantee: Remaining guarantee of the output.
+        guarantee: What is still guaranteed about the output.
         pure: True if the result depends only on `lets_pass` and `chance`.
     """
 
@@ -81,20 +82,22 @@ class AcceptRule:
     pure: ClassVar[bool] = True
 
     def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
-        """Return the draft tokens that are kept although the lossless rule rejects them.
+        """Return which draft tokens are kept if the lossless rule rejects them.
 
         Args:
-            p: [m, V], the target's distribution in each token's place, at its parent.
+            p: [m, V], the target's distribution for the position of each token.
             tokens: [m] int64.
 
         Returns:
             [m] bool.
         """
-        raise MethodFault(f"the rule {self.name} does not decide by p and tokens: see `passing`")
+        raise MethodFault(f"the rule {self.name} needs more than p and tokens: see `relaxed_mask`")
 
     def relaxed_mask(self, context: DraftContext, random: Random) -> Tensor:
-        """Return the draft tokens to keep, [m] bool: those that `lets_pass`, each with probability
-        `chance`."""
+        """Return which draft tokens to keep, [m] bool.
+
+        By default these are the tokens that `lets_pass`, each with probability `chance`.
+        """
         passes = self.lets_pass(context.p, context.tokens)
         if self.chance == 1:
             return passes
@@ -104,29 +107,29 @@ class AcceptRule:
 
     @property
     def chance(self) -> float:
-        """Probability that a token which may pass does. Drawn once for all children of a node."""
+        """Probability that a token of `lets_pass` is kept. All children of a node share one
+        draw."""
         return 1.0
 
     @property
     def stricter(self) -> AcceptRule | None:
-        """The same rule with parameters closer to their exact values, or None if the rule does not
-        define one.
+        """The same rule with stricter parameters, or None if the rule does not define them.
 
-        It keeps no token that this rule rejects.
+        The stricter rule must not keep a token that this rule rejects. Audits check that.
         """
         return None
 
     @property
     def is_exact(self) -> bool:
-        """True if no token can pass, so that the method is exact."""
+        """True if the rule keeps no token, so that the method is lossless."""
         return False
 
     def control(self, rate: float) -> RandomAccept:
         """Return the control rule, which keeps the same share of tokens at random.
 
         Args:
-            rate: Share of the levels rejected by the lossless rule that this rule kept, as measured
-                (`rule rate` in reports).
+            rate: Share of the levels that the lossless rule rejected and this rule kept, as
+                measured (`rule rate` in reports).
         """
         return RandomAccept(rate)
 
@@ -147,7 +150,7 @@ class Threshold(AcceptRule):
     name: ClassVar[str] = "threshold"
 
     def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
-        """p(x) >= epsilon."""
+        """Keep x if p(x) >= epsilon."""
         return _gather_tokens(p, tokens) >= self.epsilon
 
     @property
@@ -175,7 +178,7 @@ class Typical(AcceptRule):
     name: ClassVar[str] = "typical"
 
     def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
-        """p(x) > min(epsilon, delta exp(-H(p)))."""
+        """Keep x if p(x) > min(epsilon, delta exp(-H(p))), with the entropy H."""
         import torch
 
         entropy: Tensor = torch.special.entr(p).sum(-1)
@@ -183,7 +186,7 @@ class Typical(AcceptRule):
 
     @property
     def is_exact(self) -> bool:
-        """True if even a token with probability 1 cannot pass.
+        """True if even a token with probability 1 is not kept.
 
         The entropy is at most the logarithm of the vocabulary size.
         """
@@ -210,16 +213,15 @@ class Lenient(AcceptRule):
     pure: ClassVar[bool] = False
 
     def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
-        """p(x) >= factor max p."""
+        """Keep x if p(x) >= factor max p."""
         return _gather_tokens(p, tokens) >= self.factor * p.amax(-1)
 
     def relaxed_mask(self, context: DraftContext, random: Random) -> Tensor:
         """Return the draft tokens to keep, [m] bool.
 
-        Drawn tokens: a token that the lossless rule rejects (with probability 1 - min(1, p/q)) is
-        kept so often that its total acceptance probability is min(1, p / (factor q)). Chosen
-        tokens: a token is kept if its score would be the greatest with p(x) / factor in place of
-        p(x).
+        A drawn token that the lossless rule rejects is kept with such a probability that its total
+        acceptance probability is min(1, p / (factor q)) instead of min(1, p / q). A token that was
+        not drawn is kept if its score would be the greatest with p(x) / factor in place of p(x).
         """
         if context.scores is not None:
             lead = context.scores.amax(-1) - _gather_tokens(context.scores, context.tokens)
@@ -230,7 +232,7 @@ class Lenient(AcceptRule):
         )
         strict = (p / q).clamp_max(1.0)
         lenient = (p / (self.factor * q)).clamp_max(1.0) if self.factor > 0 else (p > 0).to(p)
-        # Avoid 0 / 0 where the lossless rule accepts with probability 1.
+        # The clamp avoids 0 / 0 if the lossless rule accepts with probability 1.
         return random.bernoulli((lenient - strict) / (1 - strict).clamp_min(1e-12)).bool()
 
     @property
@@ -284,26 +286,30 @@ class AcceptParams(MethodParams):
 
     accept: Literal["exact", "threshold", "typical", "lenient", "random"] = Field(
         "exact",
-        description="what stands: what the lossless rule takes (exact), and beside it what the"
-        " target finds likely enough (threshold, typical, lenient) or any token at a rate (random:"
-        " their control)",
+        description="rule that may keep draft tokens that the lossless rule rejects: none (exact),"
+        " those that the target finds likely enough (threshold, typical, lenient), or any at a"
+        " fixed rate (random, a control)",
     )
     epsilon: float = Field(
         0.09,
         ge=0,
-        description="threshold, typical: least probability of what passes; threshold above 1: none",
+        description="threshold, typical: minimum target probability of a kept token; threshold"
+        " above 1 keeps none",
     )
     delta: float = Field(
-        0.3, ge=0, description="typical: least probability, as a part of exp(-entropy)"
+        0.3, ge=0, description="typical: minimum target probability divided by exp(-entropy)"
     )
     factor: float = Field(
-        0.5, ge=0, le=1, description="lenient: so much of q, or of the best token's p, is enough"
+        0.5,
+        ge=0,
+        le=1,
+        description="lenient: factor of q, or of the best token's p, in the acceptance test",
     )
     rate: float = Field(
-        0.1, ge=0, le=1, description="random: share of the rejected levels that pass"
+        0.1, ge=0, le=1, description="random: share of rejected levels whose token is kept"
     )
     like: str | None = Field(
-        None, description="random: the row whose rate, as measured, takes the place of `rate`"
+        None, description="random: method in the run whose measured rate replaces `rate`"
     )
 
     @property
@@ -322,7 +328,7 @@ class AcceptParams(MethodParams):
 
     @model_serializer(mode="wrap")
     def _serialize_used(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Serialize the parameters without those of other rules."""
+        """Serialize only the parameters that the chosen rule uses."""
         rule = self.rule
         used = set() if rule is None else {"accept", *(f.name for f in fields(rule))}
         if self.accept == "random" and self.like is not None:

@@ -1,12 +1,15 @@
-"""Verification of chains: number of accepted draft tokens, and the next token. Pure functions.
+"""Lossless verification of chains, as pure functions.
 
-Two rules serve all decoding modes. `accept` has the rules that are not exact.
+Each function returns the number of accepted draft tokens, and some also the next token.
 
-* `match`: the target has chosen its token at every position (argmax of its logits, or of log p +
-  noise). Draft tokens are accepted while they equal these choices. Then the next choice is
-  committed.
-* `rejection`: Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2. A draft token
-  that was not drawn is treated as a draw from a one-hot distribution.
+* `match` is for greedy decoding and coupled sampling. The target has chosen a token at each
+  position (the argmax of its logits, or of log p + noise). Draft tokens are accepted as long as
+  they equal the target's choices.
+* `rejection` is speculative sampling (Leviathan et al. 2023, algorithm 1; Chen et al. 2023,
+  algorithm 2). A draft token that was not drawn counts as drawn from a one-hot distribution.
+* `block` is block verification.
+
+The module `accept` has the lossy rules.
 """
 
 from __future__ import annotations
@@ -23,8 +26,9 @@ from specbench_cli.engine.verify.random import Random
 def match(
     draft: Sequence[int], choices: Sequence[int], passes: Sequence[bool] | None = None
 ) -> int:
-    """Return the number of leading draft tokens that equal the target's choices or pass the accept
-    rule.
+    """Return the number of leading draft tokens that are kept.
+
+    A token is kept if it equals the target's choice, or if an accept rule keeps it.
 
     Args:
         draft: m ids.
@@ -38,17 +42,16 @@ def match(
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """Return norm(max(p - q, 0)), the distribution that replaces a rejected token.
+    """Return norm(max(p - q, 0)), the distribution of the token that replaces a rejected one.
 
-    Where it is empty, return p.
+    Return p if max(p - q, 0) is zero everywhere.
 
     Args:
         p, q: [..., V] distributions. A row of zeros in q returns p.
     """
     excess = (p - q).clamp_min(0)
     mass = excess.sum(-1, keepdim=True)
-    # p == q up to rounding: a rejection has probability 0 there, and p is the right distribution in
-    # the limit.
+    # In this case p equals q up to rounding, and a rejection has probability 0. p is the limit.
     empty = mass <= 1e-12
     return torch.where(empty, p, excess / mass.masked_fill(empty, 1.0))
 
@@ -84,8 +87,8 @@ def relaxed_rejection(
         `rejection`.
     """
     q, chances = _acceptance_probs(tokens, q, p)
-    # One trial per token, since trials continue after a token that the accept rule keeps. Finding
-    # the failed one would need a sync.
+    # Call `bernoulli` for each token: one call for all would stop at the first rejected token, but
+    # verification continues if the accept rule keeps it.
     taken = torch.cat([random.bernoulli(chance) for chance in chances.split(1)])
     accepted = (taken | passes).cumprod(0).sum()
     return taken, accepted, _draw_next(accepted, q, p, random)
@@ -108,7 +111,7 @@ def _acceptance_probs(tokens: Tensor, q: Tensor | None, p: Tensor) -> tuple[Tens
 
 def _draw_next(accepted: Tensor, q: Tensor, p: Tensor, random: Random) -> Tensor:
     """Return the token after the accepted ones: a replacement or the bonus token."""
-    # With a row of zeros after q, the bonus token is a residual like the others.
+    # With a row of zeros after q, `residual` also returns the distribution of the bonus token.
     row = accepted[None]
     distribution = residual(p.index_select(0, row), F.pad(q, (0, 0, 0, 1)).index_select(0, row))
     return random.categorical(distribution)[0]
@@ -120,10 +123,11 @@ def _draw_next(accepted: Tensor, q: Tensor, p: Tensor, random: Random) -> Tensor
 def block(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tuple[Tensor, Tensor]:
     """Verify a chain by block verification, without waiting for the device.
 
-    With c_0 = 1 and c_i = min(1, c_{i-1} p_i(x_i) / q_i(x_i)), at least i tokens are accepted with
-    probability c_i. The longest prefix that passes its own test is accepted: the whole block passes
-    with probability c_m, the first i < m tokens with s_i / (s_i + 1 - c_i). Here s_i is the mass of
-    max(c_i p_{i+1} - q_{i+1}, 0), the unnormalized distribution of the next token.
+    Let c_0 = 1 and c_i = min(1, c_{i-1} p_i(x_i) / q_i(x_i)). At least i tokens are accepted with
+    probability c_i. To achieve this, the prefixes of the chain are tested from the longest to the
+    shortest, and the first one that passes is accepted. The whole chain passes with probability
+    c_m, and the prefix of i < m tokens with s_i / (s_i + 1 - c_i). Here s_i is the sum of
+    max(c_i p_{i+1} - q_{i+1}, 0), which is the unnormalized distribution of the next token.
 
     Args:
         tokens: [m] int64, the draft.
@@ -135,7 +139,7 @@ def block(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tuple[
         (accepted, next): two int64 scalars, as of `rejection`.
     """
     m = tokens.shape[0]
-    p = p.double()  # products of many ratios
+    p = p.double()  # float32 is too imprecise for products of many ratios
     q = one_hot(tokens, p) if q is None else q.double()
     at = tokens[:, None]
     ratios = p[:m].gather(1, at)[:, 0] / q.gather(1, at)[:, 0]
@@ -145,11 +149,12 @@ def block(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tuple[
     c = torch.stack(chances)
     left = (c[:m, None] * p[:m] - q).clamp_min(0).sum(-1)
     lost = 1.0 - c[:m]
-    # 0 / 0: the distributions agree so far, so a longer prefix is accepted with certainty.
+    # If `lost` is 0, a longer prefix is accepted with certainty. Use 1 in place of 0 / 0.
     passes = torch.cat((torch.where(lost > 0, left / (left + lost), 1.0), c[m:]))
-    # Test from the longest prefix down. The empty one is accepted if no other is.
+    # Trials from the longest prefix to the shortest: `bernoulli` stops at the first one that
+    # passes. If none passes, no token is accepted.
     accepted = m - random.bernoulli(1.0 - passes[1:].flip(0)).sum()
     row = accepted[None]
-    # norm(max(c p - q, 0)); whatever is reached has c > 0.
+    # The next token has the distribution norm(max(c p - q, 0)). An accepted prefix has c > 0.
     distribution = residual(p[row], F.pad(q, (0, 0, 0, 1))[row] / c[row, None])
     return accepted, random.categorical(distribution)[0]

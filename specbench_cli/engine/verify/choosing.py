@@ -1,6 +1,6 @@
-"""Choice of draft tokens from a draft model's logits, under the decoding rule.
+"""Choice of draft tokens from a draft model's logits, under the run's decoding rule.
 
-The session and each worker that drafts in parallel have a `Chooser`.
+A session has a `Chooser`, and so has each worker that drafts in parallel.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from specbench_cli.engine.verify.sampling import Noise, Sampling
 from specbench_cli.engine.verify.siblings import remaining_distribution
 
 Pick = tuple[Tensor, Tensor | None]
-"""Draft tokens [n] int64, and the distributions [n, V] that they were drawn from, or None."""
+"""Draft tokens [n] int64, and the distributions [n, V] that they were drawn from.
+
+The distributions are None if the tokens were not drawn."""
 
 
 class Chooser:
-    """Chooses draft tokens under a decoding rule. `at` and `first` are positions in the output.
+    """Chooser of draft tokens. The arguments `at` and `first` are positions in the output.
 
     Attributes:
         sampling: The decoding rule.
@@ -50,7 +52,10 @@ class Chooser:
         return self._noise.rows(first, n)
 
     def scores(self, rows: Tensor, first: int, depths: Sequence[int] | None = None) -> Tensor:
-        """Return decision scores of logits [n, V]. The argmax of a row is its choice.
+        """Return decision scores of logits [n, V]. The argmax of a row is the chosen token.
+
+        Under greedy decoding they are the logits. Under coupled sampling they are the log
+        probabilities plus noise.
 
         Args:
             depths: Offset of each row's position from `first`. Default: 0, 1, 2, ...
@@ -67,7 +72,7 @@ class Chooser:
     def pick(self, rows: Tensor, at: int, depths: Sequence[int] | None = None) -> Pick:
         """Choose or draw a draft token from each row of logits [n, V'].
 
-        Returns the distributions too if the tokens were drawn.
+        The result has the distributions if the tokens were drawn.
 
         Args:
             at: Position of the first row's token. By default the others follow it.
@@ -116,9 +121,9 @@ class Chooser:
         return rows.log_softmax(-1)
 
     def align(self, rows: Tensor) -> Tensor:
-        """Cut or pad rows to the target's vocabulary size.
+        """Truncate or pad logits [..., V'] to the target's vocabulary size.
 
-        Checkpoints with the same tokenizer may have different padding.
+        Checkpoints with the same tokenizer may pad their vocabulary differently.
         """
         width = self.vocab_size - rows.shape[-1]
         if width == 0:

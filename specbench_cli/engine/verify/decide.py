@@ -1,10 +1,12 @@
-"""Decisions on drafts: `decide_by_choice` for greedy and coupled, `decide_by_draw` for rejection.
+"""Decisions on drafts: which tokens a step commits.
 
-A chain, and a tree with chosen tokens, need one transfer to the host: the only wait for the device
-in a step. A tree with drawn tokens is walked from its root, with a wait for each draw.
+`decide_by_choice` is for greedy decoding and coupled sampling, `decide_by_draw` for rejection
+sampling. Deciding a chain, or a tree whose tokens were not drawn, needs one transfer to the host.
+It is the only device sync of a step. A tree with drawn tokens is walked from its root, with a sync
+for each draw.
 
-`passes`, [m] bool, are the draft tokens that an accept rule keeps (`relaxed_mask`). None means that
-only the lossless rule decides.
+The argument `passes`, [m] bool, says which draft tokens an accept rule keeps (`relaxed_mask`). None
+means that only the lossless rule decides.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from specbench_cli.engine.verify.tree import ROOT, Tree
 from specbench_cli.errors import MethodFault
 
 Decision = tuple[Outcome, Tensor]
-"""The outcome, and its last token again, [1] int64 on the device."""
+"""The outcome, and its last token as a tensor [1] int64 on the device."""
 
 NOT_FINITE = "the target's logits are not finite"
 NONE: Mapping[str, Tensor] = MappingProxyType({})
@@ -45,12 +47,13 @@ def decide_by_choice(
     For a chain, m tokens are enough. Then no bonus token follows.
 
     Args:
-        scores: [m + 1, V], the scores whose argmax are the choices. None if nothing was computed.
-        drafters: Greatest logit [1] of each model that drafted.
+        scores: [m + 1, V], the scores whose argmax are the choices. None if a recorded output
+            determined the choices.
+        drafters: Largest logit [1] of each model that drafted, by name, to check that it is finite.
 
     Raises:
-        ArithmeticError: a choice's score is not finite, which happens if its row contains NaN or
-            +inf; or a drafter's greatest logit is not finite.
+        ArithmeticError: the score of a choice is not finite, because its row contains NaN or +inf;
+            or the largest logit of a draft model is not finite.
     """
     last = choices.shape[0] == draft.nodes
     tensors = [choices, draft.tokens] if passes is None else [choices, draft.tokens, passes]
@@ -96,14 +99,13 @@ def decide_by_draw(
     For a chain, m rows are enough. Then no bonus token follows.
 
     Raises:
-        ArithmeticError: p is not finite; or a chain's q, which is a fault of the method's model; or
-            a drafter's greatest logit (see `decide_by_choice`).
+        ArithmeticError: p, the q of a chain, or the largest logit of a draft model is not finite.
     """
     tokens, q = draft.tokens, draft.q
     if tree is not None:
         return _decide_drawn_tree(draft, tree, p, random, passes, drafters)
     last, p_is_finite = p.shape[0] == draft.nodes, p.sum().isfinite()[None]
-    if last:  # in place of a bonus draw, take the last token, without using a random number
+    if last:  # no bonus token: a one-hot row returns the last draft token and draws nothing
         p = torch.cat((p, chain.one_hot(tokens[-1:], p)))
     if passes is None:
         verify = chain.block if rule == "block" else chain.rejection
@@ -168,7 +170,7 @@ def _chain_outcome(
 ) -> Outcome:
     """Return the outcome of a chain with n accepted tokens.
 
-    Without a bonus, `following` is used only after a rejected token.
+    Without a bonus token, `following` is committed only after a rejected token.
     """
     m, path = len(ids), tuple(range(n))
     if n == m and not bonus:
@@ -223,9 +225,9 @@ def relaxed_mask(
 
     Args:
         p: [m, V] or more rows, the target's distributions at the root and the nodes.
-        tree: The draft's structure. None for a chain.
-        scores: Rows as of p; see `DraftContext`.
-        features: [m + 1, width], of the rows that have read the root and each node.
+        tree: Structure of the draft. None for a chain.
+        scores: Scores at the root and the nodes; see `DraftContext`.
+        features: [m + 1, width], captured features of the root and of each node.
 
     Returns:
         [m] bool. None without a rule.
@@ -239,7 +241,7 @@ def relaxed_mask(
     parents: Sequence[int] = range(ROOT, m - 1) if tree is None else tree.parents
 
     def rows_at_parents(rows: Tensor) -> Tensor:
-        """Return the rows at each token's parent."""
+        """Return, for each token, the row of its parent."""
         return rows[:m] if tree is None else rows[host.ids([at + 1 for at in parents], p.device)]
 
     token_scores = None if scores is None else rows_at_parents(scores)

@@ -1,8 +1,8 @@
-"""Structured output: a grammar masks the tokens that it forbids.
+"""Structured output: a logits processor that masks the tokens that a grammar forbids.
 
-A library computes the masks. This module finds the matcher's state for each row: it moves the
-matcher through the nodes of a draft in depth-first order, rolls it back at each branch, and returns
-it to the root at the end.
+The library llguidance computes the masks, with a matcher whose state is the text so far. For a
+draft, this module moves the matcher through the nodes in depth-first order. It rolls the matcher
+back at each branch, and to the root at the end.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ class GrammarMatcher(Protocol):
 
 
 class GrammarMask(LogitsProcessor):
-    """Mask of the tokens that a grammar forbids. When the grammar is complete, only the output's
-    end is allowed.
+    """Logits processor that masks forbidden tokens.
+
+    When the output is complete, only the end-of-text ids are allowed.
 
     Args:
-        matcher: Matcher before the first token. It signals the end of the output by the first of
-            `eos`.
-        eos: Ids that end an output. If one is allowed, all are.
+        matcher: Matcher before the first token. To end the output, it allows the first id of `eos`.
+        eos: End-of-text ids. All of them are allowed if the first one is.
     """
 
     def __init__(self, matcher: GrammarMatcher, eos: Sequence[int]) -> None:
         self._matcher, self._eos = matcher, eos
 
     def begin(self) -> RequestProcessor:
-        """See `Processor`."""
+        """See `LogitsProcessor`."""
         return RequestGrammarMask(self._matcher.deep_copy(), self._eos)
 
 
@@ -76,10 +76,10 @@ class RequestGrammarMask(RequestProcessor):
         tokens: Sequence[int],
         parents: tuple[int, ...] | None = None,
     ) -> Tensor:
-        """See `Processing`."""
+        """See `RequestProcessor`."""
         self._follow(output)
         tree = build_tree(tuple(range(ROOT, len(tokens) - 1)) if parents is None else parents)
-        # Unreachable rows stay unmasked: a row without any allowed token has no distribution.
+        # Rows after a forbidden token stay unmasked: a fully masked row would have no distribution.
         allowed = np.ones(rows.shape, dtype=np.bool_)
         allowed[0] = self._allowed_ids(rows.shape[1])
         ahead = 0  # number of nodes that the matcher has consumed
@@ -99,14 +99,14 @@ class RequestGrammarMask(RequestProcessor):
         return rows.masked_fill(forbidden, -math.inf)
 
     def process_draft(self, rows: Tensor, output: Sequence[int], path: Sequence[int]) -> Tensor:
-        """See `Processing`."""
+        """See `RequestProcessor`."""
         self._follow(output)
         read = sum(1 for _ in takewhile(self._consume, path))
         if read == len(path):
             allowed = self._allowed_ids(rows.shape[1])
             forbidden = host.send(torch.from_numpy(~allowed), rows.device)
             masked = rows.masked_fill(forbidden, -math.inf)
-            # A draft model with a restricted output matrix may have no allowed token.
+            # If the draft model has no logit for any allowed token, leave its row unmasked.
             rows = torch.where(masked.isfinite().any(-1, keepdim=True), masked, rows)
         self._matcher.rollback(read)
         return rows
@@ -116,22 +116,21 @@ class RequestGrammarMask(RequestProcessor):
         for at in range(self._read, len(output)):
             if not self._consume(output[at]):
                 raise MethodFault(
-                    f"token {output[at]} at place {at} of the output is none that the grammar"
-                    " allows there",
-                    "commit what `session.verify` decides, and nothing else",
+                    f"the grammar does not allow token {output[at]} at position {at} of the output",
+                    "commit only outcomes of `session.verify`",
                 )
         self._read = len(output)
 
     def _consume(self, token: int) -> bool:
-        """Consume a token, and return True, unless it is forbidden or ends the output."""
+        """Consume a token. Return False, without consuming it, if it is forbidden or an EOS id."""
         return token not in self._eos and self._matcher.try_consume_tokens([token]) == 1
 
     def _allowed_ids(self, vocab: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Return which target ids are allowed next, [vocab] bool. Padding is not allowed."""
+        """Return which target ids are allowed next, [vocab] bool. Padding ids are not."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         allowed = np.unpackbits(bits, count=vocab, bitorder="little").astype(np.bool_)
         allowed[[*self._eos]] = allowed[self._eos[0]]
         if self._matcher.is_error() or not allowed.any():
-            why = self._matcher.get_error() or "no token of the target's can go on from here"
-            raise ArithmeticError(f"the grammar has come to an end that is none: {why}")
+            why = self._matcher.get_error() or "no token of the target can continue the output"
+            raise ArithmeticError(f"the grammar cannot continue: {why}")
         return allowed

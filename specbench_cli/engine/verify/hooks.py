@@ -1,4 +1,7 @@
-"""Checks of the return values of a method's hooks. A wrong type is an error of the method."""
+"""Checks of what a method's hooks (`propose`, `observe`, ...) return.
+
+A wrong type is reported as an error of the method.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Logits processors: changes of the target's logits that depend on the output before them.
+"""Base classes of logits processors, which change the target's logits depending on the output.
 
-A processor runs before temperature and cuts (`sampling`). It is part of the target's definition:
-vanilla and the verdicts on outputs use it too. The engine applies it when it decides a draft, so
-methods need not know it: a node's row is processed with the text that leads to the node. Drafts are
-exact without it: a token that the processed target forbids has probability 0 and is rejected.
-Chains that are chosen token by token (`Session.pick`) skip forbidden tokens if that is cheap. Then
-q is the distribution without them.
+A processor, such as a grammar, runs before temperature, top-k and top-p. It is part of the target:
+plain decoding uses it too, and outputs are judged with it. The engine applies it when it verifies a
+draft, so methods need not know about it. A draft may contain a token that the processor forbids:
+the token then has probability 0 and is rejected.
+
+When `Session.pick` chooses a draft token, it may leave out forbidden tokens (`process_draft`). The
+draft distribution q is then the one without them.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from torch import Tensor
 
 
 class LogitsProcessor(ABC):
-    """Change of logits that depends only on the output before them. The same for a whole run."""
+    """Logits processor of a run. A change of logits may depend only on the output before them."""
 
     @abstractmethod
     def begin(self) -> RequestProcessor:
-        """Return the processor of one request, before its first token."""
+        """Return a processor for a new request."""
 
     def process_output(self, rows: Tensor, ids: Sequence[int]) -> Tensor:
-        """Return the processed logits [n, V] that each of an output's n tokens was chosen from."""
+        """Return the processed logits [n, V] for the positions of an output's n tokens."""
         return self.begin()(rows, (), ids[:-1])
 
 
 class RequestProcessor(ABC):
-    """Logits processor of one request. It keeps the state of the output so far."""
+    """Logits processor of one request, with a state for the output so far."""
 
     @abstractmethod
     def __call__(
@@ -43,21 +44,21 @@ class RequestProcessor(ABC):
 
         Args:
             rows: [r, V], of the root and the first r - 1 nodes. They are not changed.
-            output: Committed ids. It begins with the output of the last call.
+            output: Committed ids. They extend the output of the last call.
             tokens: Ids of the draft's nodes.
             parents: Parents of the nodes, as in `Draft`. None for a chain.
 
         Returns:
-            [r, V]. Rows of nodes that the output cannot reach are undefined.
+            [r, V]. Rows after a forbidden token are undefined.
 
         Raises:
             MethodFault: the processed target cannot generate the output.
         """
 
     def process_draft(self, rows: Tensor, output: Sequence[int], path: Sequence[int]) -> Tensor:
-        """Return a draft model's logits without tokens that the target would reject.
+        """Return a draft model's logits, with -inf for tokens that the target would reject.
 
-        This is optional: the default returns the rows unchanged.
+        This is optional. The default returns the rows unchanged.
 
         Args:
             rows: [1, V].

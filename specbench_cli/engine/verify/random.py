@@ -19,13 +19,24 @@ class Random(Protocol):
     """Source of all random numbers in decoding."""
 
     def categorical(self, p: Tensor) -> Tensor:
-        """Draw one index for each row: p [..., V], non-negative with sum 1 -> [...] int64."""
+        """Draw one index from each distribution.
+
+        Args:
+            p: [..., V], non-negative with sum 1.
+
+        Returns:
+            [...] int64.
+        """
 
     def bernoulli(self, a: Tensor) -> Tensor:
-        """Run trials in order until the first failure: a [n] in [0, 1] -> [n] bool.
+        """Run trials in order until the first failure.
 
-        Entries after the first failure are False, so the sum of the result is the number of leading
-        successes.
+        Args:
+            a: [n], success probability of each trial.
+
+        Returns:
+            [n] bool. Entries after the first failure are False, so the sum is the number of
+            successes before it.
         """
 
 
@@ -53,7 +64,7 @@ class SeededRandom:
         )
 
     def categorical(self, p: Tensor) -> Tensor:
-        """See `Random`. Takes argmax p / E with exponential E, which needs no sync."""
+        """See `Random`. It is argmax p / E with exponential noise E, which needs no device sync."""
         race = torch.empty_like(p).exponential_(generator=self._generator)
         return (p / race).argmax(-1)
 
@@ -64,7 +75,11 @@ class SeededRandom:
 
 
 def draw_per_parent(chance: float, parents: Sequence[int], p: Tensor, random: Random) -> Tensor:
-    """Draw a Bernoulli variable per parent. Return it for each of its children, [m] bool."""
+    """Return a random bool for each node, [m]. It is the same for all children of a parent.
+
+    Args:
+        chance: Probability of True.
+    """
     places = {parent: place for place, parent in enumerate(dict.fromkeys(parents))}
     distribution = host.send(torch.tensor((1 - chance, chance), dtype=p.dtype), p.device)
     own = host.ids([places[parent] for parent in parents], p.device)

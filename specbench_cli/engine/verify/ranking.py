@@ -1,7 +1,7 @@
-"""Argmax and top-k of score rows, with the same results as torch, but faster on a CPU.
+"""Argmax and top-k of rows of scores, with the same results as torch but faster on a CPU.
 
-On a CPU torch's `argmax` and `topk` read one number at a time, so the choices of a tree's rows
-would cost as much as some of the target's layers.
+On a CPU torch's `argmax` and `topk` do not use vector instructions. For the rows of a tree they
+would take as long as some of the target's layers.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from torch import Tensor
 from specbench_cli.engine import host
 
 CHUNK = 64
+"""Length of the chunks that long rows are split into."""
 LONG = 1 << 14
 """Minimum length of rows that are searched in chunks."""
 FEW = 16
-"""Maximum k for which the entries of shorter rows are found one after another."""
+"""Maximum k for which the top k of shorter rows are found by k calls of argmax."""
 
 
 def argmax(rows: Tensor) -> Tensor:
@@ -57,7 +58,7 @@ def _search_rows(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if rows.device.type != "cpu" or rows.shape[1] < LONG:
         best = rows.topk(k)
         return best.values, best.indices
-    # The k greatest lie in the k chunks with the greatest entries.
+    # The k greatest entries are in the k chunks with the greatest maxima.
     short = -rows.shape[1] % CHUNK
     if short:
         rows = torch.nn.functional.pad(rows, (0, short), value=-torch.inf)
@@ -70,15 +71,15 @@ def _search_rows(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _search_short_rows(rows: Tensor, k: int) -> tuple[list[list[float]], list[list[int]]] | None:
-    """Return the k greatest entries of short rows on a CPU, found by k searches for the greatest
-    one.
+    """Return the k greatest entries of short rows on a CPU, by k calls of argmax.
 
-    Returns None if another way is faster, or if a row has fewer than k finite entries.
+    Return None if another way is faster, or if a row has fewer than k finite entries.
     """
     is_short = k <= FEW and rows.shape[1] < LONG and rows.dtype in (torch.float32, torch.float64)
     if not is_short or rows.device.type != "cpu":
         return None
-    # Found entries are overwritten and restored at the end, so rows that share memory need a copy.
+    # Each entry that was found is overwritten, and restored at the end. Rows that share memory
+    # (`expand`) need a copy for that.
     numbers = rows.numpy() if rows.is_contiguous() else rows.numpy().copy()
     lines = [*numbers]
     at: list[list[int]] = [[] for _ in lines]
@@ -92,5 +93,5 @@ def _search_short_rows(rows: Tensor, k: int) -> tuple[list[list[float]], list[li
             line[best] = -np.inf
     for line, ids, worth in zip(lines, at, values, strict=True):
         for best, value in zip(reversed(ids), reversed(worth), strict=True):
-            line[best] = value  # in reverse order
+            line[best] = value
     return None if any(worth[-1] == -np.inf for worth in values) else (values, at)

@@ -1,8 +1,12 @@
-"""Distribution that a token is drawn from, and the keyed Gumbel noise of coupled decoding.
+"""Sampling parameters, the distribution that a token is drawn from, and the noise of coupled
+sampling.
 
-The order is that of transformers' generation: contrast and logits processor (`contrast`,
-`processor`), temperature, top-k, top-p, softmax. The greedy rule never divides by a temperature: it
-takes the argmax of the logits.
+The logits are changed in the order of transformers' generation: contrast and logits processor,
+temperature, top-k, top-p, softmax. The result is called the warped distribution. Greedy decoding
+takes the argmax of the logits and has no temperature.
+
+In coupled sampling, the target's token is argmax(log p + Gumbel noise). The noise depends only on
+seed, prompt and position, so all methods emit the same text.
 """
 
 from __future__ import annotations
@@ -44,8 +48,10 @@ class Sampling:
 
     @property
     def draws(self) -> bool:
-        """True if tokens are drawn, so that only the output's distribution is reproduced, not its
-        tokens."""
+        """True under rejection sampling, where a method reproduces only the output's distribution.
+
+        Under the other rules it reproduces the same tokens.
+        """
         return self.rule in ("rejection", "block")
 
 
@@ -67,7 +73,7 @@ def warp_logits(logits: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_p < 1.0:
         ordered, index = scores.sort(dim=-1, descending=True, stable=True)
         mass = ordered.softmax(-1)
-        # Keep tokens while the mass before them is below top_p. The first one is always kept.
+        # Keep the tokens for which the total probability of more likely ones is below top_p.
         outside = (mass.cumsum(-1) - mass) >= sampling.top_p
         scores = scores.masked_fill(outside.scatter(-1, index, outside), -math.inf)
     return scores
@@ -105,12 +111,12 @@ def philox(counter: Tensor, key: int) -> Tensor:
         [4, ...] int64, each word uniform in [0, 2**32).
     """
     near = counter.device.type == "cpu"
-    # NumPy's int64 wraps like torch's, in a third of the time.
+    # On a CPU NumPy takes a third of torch's time. Its int64 arithmetic wraps in the same way.
     words: Any = counter.numpy().reshape(4, -1) if near else counter.unbind(0)
     c0, c1, c2, c3 = words
     k0, k1 = key & _LOW, key >> 32
     for _ in range(10):
-        # Products wrap modulo 2**64, which leaves all their 64 bits right.
+        # int64 products wrap modulo 2**64, which keeps all 64 bits of the unsigned product.
         p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
         c0, c1, c2, c3 = (
             ((p1 >> 32) & _LOW) ^ c1 ^ k0,
@@ -126,8 +132,8 @@ def philox(counter: Tensor, key: int) -> Tensor:
 class Noise:
     """Gumbel noise, keyed by (seed, prompt, turn, output index) and indexed by target token id.
 
-    It does not depend on drafts, trees or vocabularies, so `argmax(log p + noise)` commits the same
-    token whatever was proposed. Rows are computed in blocks, and the last two blocks are kept.
+    It does not depend on the draft, so `argmax(log p + noise)` is the same token whatever was
+    proposed. The noise is computed in blocks of positions, and the last two blocks are cached.
     """
 
     def __init__(
@@ -136,7 +142,7 @@ class Noise:
         self._key = hash_key("noise", seed, prompt_id, turn)
         self._vocab = vocab
         self._device = device
-        # About a million numbers per block amortize the calls and need little memory.
+        # A block has about a million numbers: few calls, and little memory.
         self._block = max(1, min(32, (1 << 20) // vocab))
         self._blocks: dict[int, Tensor] = {}
 
@@ -149,7 +155,7 @@ class Noise:
         return whole[offset : offset + n]
 
     def clear(self) -> None:
-        """Drop the kept blocks. They are computed again when needed."""
+        """Drop the cached blocks. They are computed again when needed."""
         self._blocks.clear()
 
     def _make(self, block: int) -> Tensor:
@@ -160,7 +166,7 @@ class Noise:
         return self._blocks[block]
 
     def _gumbel(self, block: int) -> Tensor:
-        quads = -(-self._vocab // 4)  # one counter gives the words of four token ids
+        quads = -(-self._vocab // 4)  # each counter gives the random words of four token ids
         shape = (self._block, quads)
         token = torch.arange(quads, device=self._device).expand(shape)
         position = torch.arange(block * self._block, (block + 1) * self._block, device=self._device)

@@ -1,20 +1,20 @@
-"""Verification of trees: accepted path, and the next token. Pure functions.
+"""Lossless verification of trees, as pure functions. They return the accepted path.
 
 All functions walk down from the root. At each node they accept one of its children and continue
 there, or commit a token of the target and stop. They differ in how the children were chosen:
 
-* `match`: the target has chosen its token at every node (argmax of its logits, or of log p +
-  noise), as in `chain.match`. A child is accepted if it holds this token.
-* `point_mass`: children chosen without a draw. The target draws its token, and a child is accepted
-  if it holds it. Each child is then accepted with the target's probability of it, which equals
-  rejection sampling with a one-hot draft distribution, in any order.
-* `multi_round`: children drawn from a draft distribution, with or without replacement.
+* `match` is for greedy decoding and coupled sampling. The target has chosen a token at each node,
+  as in `chain.match`. A child with this token is accepted.
+* `point_mass` is for children that were not drawn. The target draws a token, and a child with this
+  token is accepted. This equals rejection sampling with one-hot draft distributions.
+* `multi_round` is for children that were drawn from a draft distribution, with or without
+  replacement.
 
-Every rule draws once per node, or once per child in a fixed order, but never once per path: keeping
-the longest of several draws at one node would favour drafted tokens.
+Each function draws once per node, or once per child in a fixed order. It must not draw once per
+path and keep the longest one, because that would favour draft tokens.
 
-`walk_relaxed` combines any of them with an accept rule. At a node the lossless rule's child comes
-first. If it accepts none, the first child in test order that the accept rule keeps is taken.
+`walk_relaxed` combines one of these rules with an accept rule. If the lossless rule accepts no
+child of a node, it takes the first child, in test order, that the accept rule keeps.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from specbench_cli.former_names import get_renamed
 def remaining_distribution(q: Tensor, drawn: Sequence[int] | Tensor) -> Tensor:
     """Return the distribution of the next draw without replacement, in float64.
 
-    If nothing of q is left, all tokens not drawn yet are equally likely (as in Sequoia, Chen et al.
-    2024, arXiv:2402.12374), so that up to V children can be drawn.
+    If all tokens with a positive q were drawn, the remaining tokens are equally likely (as in
+    Sequoia, Chen et al. 2024, arXiv:2402.12374). So up to V children can be drawn.
 
     Args:
         q: [..., V], the distribution of the first draw.
-        drawn: Ids of the earlier draws, [..., k] for many distributions.
+        drawn: Ids of the earlier draws. [..., k] for several distributions.
     """
     at = drawn if isinstance(drawn, Tensor) else host.ids(drawn, q.device)
     left = q.double().scatter(-1, at, 0.0)
@@ -53,7 +53,7 @@ Path = tuple[int, ...]
 
 
 def match(tree: Tree, tokens: Sequence[int], choices: Sequence[int]) -> Path:
-    """Return the nodes that hold the target's choices, from the root down.
+    """Return the path of nodes that equal the target's choices, from the root down.
 
     Args:
         tokens: m ids.
@@ -92,16 +92,16 @@ def multi_round(
     *,
     replacement: bool,
 ) -> tuple[Path, Tensor]:
-    """Verify siblings one after another by recursive rejection sampling, until one is accepted.
+    """Verify siblings one after another by recursive rejection sampling.
 
-    A child x drawn from d is accepted with probability min(1, r(x) / d(x)), where r is the target's
-    distribution at its parent. If it is rejected, r becomes norm(max(r - d, 0)) for the next child.
-    If no child is accepted, the next token is drawn from r.
+    Let r be the target's distribution after the parent. A child x that was drawn from d is accepted
+    with probability min(1, r(x) / d(x)). If it is rejected, r becomes norm(max(r - d, 0)) for the
+    next child. If all children are rejected, the next token is drawn from r.
 
-    * With replacement, d = q for all: multi-step speculative sampling of SpecInfer (Miao et al.,
-      ASPLOS 2024, arXiv:2305.09781). Each child may have its own q.
-    * Without replacement, d is q without the earlier siblings: recursive rejection sampling of RSD
-      (Jeon et al. 2024, arXiv:2402.14160).
+    * With replacement, d = q for each child. This is the multi-step speculative sampling of
+      SpecInfer (Miao et al., ASPLOS 2024, arXiv:2305.09781). Each child may have its own q.
+    * Without replacement, d is q without the earlier siblings. This is the recursive rejection
+      sampling of RSD (Jeon et al. 2024, arXiv:2402.14160).
 
     Args:
         tokens: m ids, siblings in `tree.children` in the order of their draws.
@@ -132,7 +132,7 @@ def _test_children(
     replacement: bool,
 ) -> tuple[int | None, Tensor]:
     """Return the accepted child of a node, or None and the distribution of the next token."""
-    r = p[node + 1].double()  # the residuals of several rounds lose too many digits in float32
+    r = p[node + 1].double()  # float32 is too imprecise for the residuals of several rounds
     tested: list[int] = []
     for child in tree.children[node]:
         x = tokens[child]
@@ -147,8 +147,9 @@ def _test_children(
 # ---- with an accept rule ------------------------------------------------------------------------
 
 NodeDecision = tuple[int | None, Callable[[], Tensor]]
-"""Child of a node that a lossless rule accepts, or None, and a function that returns the token to
-commit if no child is accepted."""
+"""Decision of a lossless rule at a node: the accepted child or None, and a function.
+
+The function returns the token to commit if no child is kept."""
 
 
 def walk_relaxed(
@@ -161,8 +162,8 @@ def walk_relaxed(
         passes: For each node, whether the accept rule keeps it (`decide.relaxed_mask`).
 
     Returns:
-        (path, passed, next): the accepted nodes, those of them that the lossless rule had rejected,
-        and the token after them.
+        (path, passed, next): the kept nodes, those of them that only the accept rule kept, and the
+        token after them.
     """
     path: list[int] = []
     passed: list[int] = []
@@ -180,7 +181,12 @@ def walk_relaxed(
 def choice_test(
     tree: Tree, tokens: Sequence[int], choice_ids: Sequence[int], choices: Tensor
 ) -> Callable[[int], NodeDecision]:
-    """Return `match` as a test of one node. `choice_ids` are the choices [m + 1] on the host."""
+    """Return `match` as a function that decides at one node, for `walk_relaxed`.
+
+    Args:
+        choice_ids: The target's choices [m + 1] on the host.
+        choices: The same on the device.
+    """
     return lambda node: (
         find_child(tree, tokens, node, choice_ids[node + 1]),
         lambda: choices[node + 1],
@@ -190,7 +196,7 @@ def choice_test(
 def draw_test(
     tree: Tree, tokens: Sequence[int], p: Tensor, random: Random
 ) -> Callable[[int], NodeDecision]:
-    """Return `point_mass` as a test of one node."""
+    """Return `point_mass` as a function that decides at one node, for `walk_relaxed`."""
 
     def take(node: int) -> NodeDecision:
         drawn = random.categorical(p[node + 1])
@@ -202,7 +208,7 @@ def draw_test(
 def rounds_test(
     tree: Tree, tokens: Sequence[int], q: Tensor, p: Tensor, random: Random, *, replacement: bool
 ) -> Callable[[int], NodeDecision]:
-    """Return `multi_round` as a test of one node."""
+    """Return `multi_round` as a function that decides at one node, for `walk_relaxed`."""
 
     def take(node: int) -> NodeDecision:
         child, r = _test_children(tree, tokens, q, p, random, node, replacement=replacement)

@@ -1,10 +1,11 @@
 """Structure of a token tree, and the mask and positions of a forward over it.
 
-SpecInfer (Miao et al., ASPLOS 2024, arXiv:2305.09781): one forward processes all nodes. Each node
-attends only to its ancestors (tree attention), and its position is its depth on its path.
+One forward scores all nodes (SpecInfer, Miao et al., ASPLOS 2024, arXiv:2305.09781). Each node
+attends only to the text and its ancestors (tree attention). Its position is its depth after the
+text.
 
-Nodes are numbered 0..m-1, a parent before its children. `ROOT`, -1, is the last committed token, so
-that row `node + 1` of a forward over the root and the nodes belongs to `node`.
+Nodes are numbered 0..m-1, parents before their children. `ROOT`, -1, is the last committed token.
+In a forward over the root and the nodes, row `node + 1` belongs to `node`.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Tree:
 
 @lru_cache(maxsize=256)
 def build_tree(parents: tuple[int, ...], order: tuple[int, ...] | None = None) -> Tree:
-    """Return the tree of valid `parents`. Cached, because templates repeat.
+    """Return the tree of valid `parents`. The result is cached, because drafts repeat shapes.
 
     Args:
         parents: Each node's parent, `ROOT` or a lower node.
@@ -73,12 +74,13 @@ def build_tree(parents: tuple[int, ...], order: tuple[int, ...] | None = None) -
 
 @lru_cache(maxsize=256)
 def build_tree_mask(parents: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the mask and depths of a forward over the root and all nodes. Cached; do not change
-    them.
+    """Return the mask and the depths of a forward over the root and all nodes.
+
+    They are cached: do not change them.
 
     Returns:
-        (mask, depths): [m + 1, m + 1] bool, row i sees row j, its ancestor or itself; and [m + 1]
-        int64, the offset of each row's position from the root's.
+        (mask, depths). The mask [m + 1, m + 1] bool is True where row i attends to row j: an
+        ancestor, or i itself. The depths [m + 1] int64 are the positions relative to the root.
     """
     n = len(parents) + 1
     depths = [0] * n
@@ -87,7 +89,7 @@ def build_tree_mask(parents: tuple[int, ...], device: torch.device) -> tuple[Ten
     for row, parent in enumerate(parents, start=1):
         above = parent + 1
         depths[row] = depths[above] + 1
-        # Visible: the rows that its parent sees, no row after that, and itself.
+        # A row attends to the rows that its parent attends to, and to itself.
         flags[row * n : row * n + row] = flags[above * n : above * n + row]
         flags[row * n + row] = 1
     mask = torch.frombuffer(flags, dtype=torch.bool).view(n, n)
@@ -101,7 +103,7 @@ class MergedTree:
     Attributes:
         ids: Token id of each node.
         parents: Parent of each node, as in `Tree`.
-        places: For each part, the indices of its nodes.
+        places: For each merged tree, the indices of its nodes in this one.
     """
 
     ids: tuple[int, ...]
@@ -110,10 +112,10 @@ class MergedTree:
 
 
 def merge_trees(parts: Iterable[tuple[Sequence[int], Sequence[int] | None]]) -> MergedTree:
-    """Return one tree with the paths of several. Nodes with equal paths become one.
+    """Merge several trees into one. Nodes with the same path of tokens become one node.
 
-    Nodes are in the order of the parts. Use it only for tokens chosen without a draw: the
-    distribution of a drawn token is unknown if other parts led to it too.
+    Nodes are in the order of the trees. Use it only for tokens that were not drawn: if several
+    trees contain a drawn token, its draft distribution is unknown.
 
     Args:
         parts: (ids, parents) of each tree. `parents` is None for a chain.
@@ -133,5 +135,5 @@ def merge_trees(parts: Iterable[tuple[Sequence[int], Sequence[int] | None]]) -> 
 
 
 def find_child(tree: Tree, tokens: Sequence[int], node: int, token: int) -> int | None:
-    """Return the first child of a node that holds a token, or None."""
+    """Return the first child of a node with a given token, or None."""
     return next((child for child in tree.children[node] if tokens[child] == token), None)

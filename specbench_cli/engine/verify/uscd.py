@@ -1,12 +1,13 @@
-"""USCD: contrast with the target's logits for a weakened prompt where the target is unsure.
+"""USCD: contrastive decoding with a weakened prompt, for tokens where the target is unsure.
 
 Shuai Wang, Liang Ding, Li Shen, Yong Luo, Zheng He, Wei Yu, Dacheng Tao: USCD: Improving Code
 Generation of LLMs by Uncertainty-Aware Selective Contrastive Decoding, 2024, arXiv:2409.05923.
 
-The contrast changes the target's distribution, as temperature does, so every method is compared
-with it (`--contrast`; `weakened` reads the weakened prompt).
-Differs from the paper, which removes the examples of a few-shot prompt: here the weakened prompt is
-the end of the request's own prompt, so every task has one.
+The contrast (`--contrast`) changes the target's distribution, as temperature does. It applies to
+all methods of a run, and is not a method itself. `weakened_prompt` runs the target on the weakened
+prompt.
+Differs from the paper, which removes the examples of a few-shot prompt to weaken it. Here the
+weakened prompt is the end of the request's own prompt, so it exists for every task.
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """Combination of the logits of the whole prompt and of the weakened prompt.
+    """Combination of the logits for the full prompt and for the weakened prompt.
 
-    A row is contrasted if its normalized standard deviation is at most `below`. Each logit then
-    becomes z + beta (z - z_weakened), and tokens with less than `floor` times the greatest
-    probability are removed. All other rows are unchanged.
+    A row of logits is contrasted if the normalized standard deviation of its distribution is at
+    most
+    `below`: the target is then unsure. Each logit becomes z + beta (z - z_weakened). Tokens with
+    less than `floor` times the largest probability get -inf. All other rows do not change.
 
     Attributes:
         beta: Strength of the contrast; 0 for none.
-        keep: Share of the prompt's tokens at its end that the weakened prompt keeps, after the
-            first token.
+        keep: Length of the weakened prompt, as a share of the prompt. The first token is not
+            counted.
         below: Maximum normalized standard deviation of a contrasted row, 0 to 1.
-        floor: Minimum share of the greatest probability; 0 keeps all tokens.
+        floor: Minimum probability of a token, as a share of the largest one; 0 keeps all tokens.
     """
 
     beta: float = 0.5
@@ -41,25 +43,28 @@ class Contrast:
     floor: float = 0.1
 
     def weaken(self, prompt: Sequence[int]) -> tuple[int, ...]:
-        """Return the weakened prompt: the first token, an attention sink in many models, and the
-        last ones."""
+        """Return the first token and the last ones of a prompt.
+
+        The first token stays because it is an attention sink in many models.
+        """
         rest = len(prompt) - 1
         kept = min(rest, max(1, round(self.keep * rest)))
         return (*prompt[:1], *prompt[1 + rest - kept :])
 
     def apply(self, rows: Tensor, weak: Tensor) -> Tensor:
-        """Return the logits of the whole prompt, contrasted with those of the weakened one.
+        """Return the contrasted logits.
 
         Args:
-            rows, weak: [n, V] each, after the same tokens.
+            rows, weak: [n, V] each, logits with the full and with the weakened prompt, after the
+                same output tokens.
 
         Returns:
-            [n, V] in float32, or float64 for float64 logits; minus infinity for removed tokens.
+            [n, V] in float32, or float64 for float64 logits.
         """
         kind = torch.promote_types(rows.dtype, torch.float32)
         whole, weak = rows.to(kind), weak.to(kind)
         p = whole.softmax(-1)
-        # No difference for tokens with probability 0 in one of the two.
+        # -inf in one of the two has no useful difference; treat it as 0.
         differs = (whole - weak).masked_fill(whole.isneginf() | weak.isneginf(), 0.0)
         moved = whole + self.beta * differs
         moved = moved.masked_fill(p < self.floor * p.amax(-1, keepdim=True), -math.inf)
@@ -67,15 +72,15 @@ class Contrast:
 
     @property
     def error_factor(self) -> float:
-        """Maximum factor by which an error of the logits grows. Both forwards have the error."""
+        """Maximum factor by which the contrast amplifies a rounding error of the logits."""
         return 1.0 + 2.0 * self.beta
 
     def borderline_variants(self, vocab: int, error: float) -> tuple[Contrast, ...]:
-        """Return this contrast with its two thresholds moved as far as errors of the logits may
-        move them.
+        """Return this contrast with thresholds shifted by the effect of rounding errors.
 
-        Probabilities are then wrong by a factor of at most e^(2 error), which moves a row's
-        standard deviation and a token's share by the same factor.
+        The judge uses the variants to find outputs that a rounding error can explain. Errors of the
+        logits change a probability by a factor of at most e^(2 error). A row's standard deviation
+        and a token's share of the largest probability change by at most the same factor.
 
         Args:
             vocab: V.

@@ -1,4 +1,4 @@
-"""Decision on a draft, from the target's logits to an outcome."""
+"""Verifier of a session: it decides drafts from the target's logits."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ class Verifier:
     """Verifier of the drafts of one session.
 
     Args:
-        prompt_id: The prompt, for messages.
+        prompt_id: Id of the prompt, for messages.
         text: The text that the drafts continue.
         chooser: The decoding rule.
         validator: Checks of the drafts.
-        processing: Changes the target's logits. None leaves them unchanged.
-        meter: Trace of the forwards that led to a draft.
+        processing: Logits processor of the run. None leaves the logits unchanged.
+        meter: Trace of the forwards, with the latest logits of the draft models.
         place: Index of the sequence in its batch. None means that it is decoded alone.
         step_log: Record of what was verified.
-        recording: Tokens that decide in place of the target. None means that the target decides.
+        recording: Recorded output, whose tokens decide instead of the target (replay). None means
+            that the target decides.
 
     Attributes:
         scoring: The target's forwards.
         weakened: Reader of the weakened prompt. None without a contrast.
-        rows: The logits that the last draft was verified by. None before the first.
+        rows: The target's logits for the last verified draft. None before the first one.
     """
 
     scoring: Scoring
@@ -86,7 +87,7 @@ class Verifier:
         tree = None if draft.parents is None else build_tree(draft.parents, draft.order)
         random, drafters = self._chooser.random, self._meter.pop_largest_logits(self._place)
         rows = self._chooser.align(rows)
-        rows = self._process(draft, rows)  # in replays too, for their timing
+        rows = self._process(draft, rows)  # also in a replay, because it takes time
         if self._recording is not None:
             levels = range(rows.shape[0]) if tree is None else (0, *tree.depths)
             choices = self._recording.choices(self._text.position, levels)
@@ -128,7 +129,7 @@ class Verifier:
         return outcome
 
     def _process(self, draft: Draft, rows: Tensor) -> Tensor:
-        """Return rows after the run's contrast and logits processor."""
+        """Apply the run's contrast and logits processor to the logits."""
         if self.weakened is not None:
             rows = self.weakened.apply_contrast(draft, rows)
         if self._processing is None:
@@ -146,18 +147,21 @@ class Verifier:
         return ArithmeticError(f"{at}: {fault}")
 
     def _distributions(self, rows: Tensor) -> Tensor:
-        """Return the distributions for an accept rule: warped, or softmax under greedy decoding."""
+        """Return the distributions that an accept rule gets; see `accept`."""
         if self._sampling.rule != "greedy":
             return self._chooser.warp(rows)
         return rows.to(torch.promote_types(rows.dtype, torch.float32)).softmax(-1)
 
     def _check_rule(self, accept: AcceptRule) -> None:
         if self._recording is not None:
-            why, instead = "tokens are replayed", "leave out --verify replay"
+            why, instead = "this run replays tokens", "leave out --verify replay"
         elif self._sampling.rule == "block":
-            why, instead = "whole blocks are judged", "--verify rejection, or coupled"
+            why, instead = (
+                "block verification decides whole blocks",
+                "use --verify rejection or coupled",
+            )
         elif self._processing is not None:
-            why, instead = "a grammar forbids some that it would let pass", "leave out --grammar"
+            why, instead = "it may keep some that the grammar forbids", "leave out --grammar"
         else:
             return
         raise MethodFault(

@@ -1,4 +1,4 @@
-"""The target's second forward under a contrast: over the weakened prompt and the output."""
+"""The target's second forward in a run with a contrast (`uscd`), over the weakened prompt."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from specbench_cli.engine.verify.uscd import Contrast
 
 
 class WeakenedPromptReader:
-    """Runs every draft a second time, after the weakened prompt.
+    """Reader of the weakened prompt: it scores each draft a second time, after that prompt.
 
-    It follows the text: committed rows are kept, all others are rolled back. Its forwards count as
+    Its state keeps the rows of committed tokens, as the target's state does. Its forwards count as
     the target's.
 
     Args:
@@ -39,7 +39,8 @@ class WeakenedPromptReader:
         place: int = 0,
     ) -> None:
         self._contrast = contrast
-        # No stop rule: the text's rule has already cut the committed tokens.
+        # This text needs no stop rule: the tokens that it gets were already cut by the session's
+        # rule.
         self._text = Text(contrast.weaken(prompt), StopRule(frozenset(), longest), target.device)
         self._scoring = Scoring(target, state, self._text, place)
         self._kept = 0  # end of the committed tokens in the state
@@ -52,7 +53,7 @@ class WeakenedPromptReader:
     def apply_contrast(self, draft: Draft, rows: Tensor) -> Tensor:
         """Return the contrasted logits at the root and the nodes of a draft, or after the prompt.
 
-        Runs one forward.
+        It runs one forward over the weakened prompt's text.
 
         Args:
             rows: [m + 1, V], or [m, V] without the row of a chain's last node. They are not

@@ -141,7 +141,7 @@ def test_changed_plug_in_is_refused_before_it_runs(foreign_run, write, cli, flag
     write(foreign_run / "evil.py", word="other")
     code, _, err = cli("run", "--resume", foreign_run, *flags)
     assert code == 2
-    assert "was begun with something else" in err
+    assert "cannot be resumed, because this has changed" in err
     assert "the file of own (" in err
     assert ran(foreign_run) == ""
 
