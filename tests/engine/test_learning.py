@@ -277,7 +277,7 @@ def test_learning_while_decoding_is_a_fault_and_the_next_request_is_judged_by_it
     memory = Memory()
     session = opened(workspace, memory)
     decoded(TaughtTooSoon(), session)
-    with pytest.raises(MethodFault, match="draft, its own copy, changed outside of `learn`"):
+    with pytest.raises(MethodFault, match="changed the weights of draft outside of `learn`"):
         learn(TaughtTooSoon(), session)
     assert memory.version == 1
     method, session = Taught(), opened(workspace, memory)
@@ -289,7 +289,7 @@ def test_a_method_that_keeps_nothing_cannot_learn(workspace):
     class Forgetful(Taught):
         state_scope = "prompt"
 
-    with pytest.raises(MethodFault, match="taught learns between prompts") as refused:
+    with pytest.raises(MethodFault, match="taught defines `learn`") as refused:
         learn(Forgetful(), opened(workspace))
     assert "state_scope" in refused.value.hint
 

@@ -199,5 +199,5 @@ def test_a_batch_between_two_sizes_of_the_table_takes_the_larger_ones_length():
 def test_a_rule_by_load_asks_which_model_drafts():
     params = LengthParams(length="synergy")
     assert params.by_load and params.levels == params.max
-    with pytest.raises(MethodFault, match="needs to know which model drafts"):
+    with pytest.raises(MethodFault, match="needs the draft model"):
         create_length_rule(params, Text())
