@@ -75,8 +75,8 @@ class AttsParams(SegmentParams):
 class Atts(Method):
     """ATTS: the draft model writes chunks of text, and the target rewrites the least likely ones.
 
-    Lossy: a chunk that is not unusual for the target is accepted unchanged. At alpha 1 no chunk is
-    accepted, and the output is the target's. The calibration chunks are the first chunks of the
+    Lossy: a chunk that is likely enough under the target is accepted unchanged. At alpha 1 no chunk
+    is accepted, and the output is the target's. The calibration chunks are the first chunks of the
     run's first prompts. For chunks that are exchangeable with them, alpha is the rejection rate.
     Later chunks and other tasks are not exchangeable.
     Differs from the authors' code: the target replaces a rejected chunk, and keeps the tokens at

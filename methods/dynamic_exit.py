@@ -86,7 +86,7 @@ class Del(Method):
     2. Draft up to d tokens with layers 1 to E, on the target's own KV cache. Stop before a token if
        the exit's confidence is below a threshold: the midpoint between the mean confidence at
        accepted tokens and that at rejected tokens.
-    3. (engine) Run the layers after E on the hidden states that left it; verify; commit.
+    3. (engine) Run the layers after E on the hidden states that layer E returned; verify; commit.
     4. Shadow tokens: apply the final norm and the output matrix to the hidden states of every exit
        at the root and at accepted tokens. Update how often each exit's token would have been
        accepted, and its confidence in both cases. Earlier steps decay by `keep`.

@@ -30,7 +30,7 @@ class EqSpec(DraftModelMethod):
 
     Exact because every sequence has the same tokens, positions, attention and KV cache as when it
     is decoded alone. Each is verified by speculative sampling.
-    Differs from the paper: there, a batch is one rectangle padded on the left, and every step
+    Differs from the paper: there, a batch is one tensor padded on the left, and every step
     strips the padding, appends the accepted tokens and pads again (unpad, append, repad). Here
     sequences have different lengths in the batch, without padding, and no KV entry moves. The
     counter `realigned_rows` is the number of the target's KV entries that padding would have moved.

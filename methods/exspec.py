@@ -45,8 +45,8 @@ class ExSpec(DraftModelMethod):
 
     One step (with `--batch N`, of up to N sequences):
     1. Cross-batch scheduling: group the window's sequences by length. The first group of N
-       sequences is the batch. If no group is that large, the first N sequences of the window are,
-       and would need padding.
+       sequences is the batch. If no group is that large, the batch is the first N sequences of the
+       window; in the paper, these need padding.
     2. Draft: one forward of the draft model per token, over all sequences with remaining budget.
     3. (engine) One target forward; verify and commit each; when a sequence ends, another prompt
        joins the window.

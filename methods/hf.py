@@ -140,8 +140,7 @@ class HfPromptLookupParams(MethodParams):
 
 
 class HfPromptLookup(HfVanilla):
-    """transformers' prompt lookup. It drafts past the budget: the last step may lack a bonus
-    token."""
+    """transformers' prompt lookup. The last step may have no bonus token."""
 
     name: ClassVar[str] = "hf:prompt-lookup"
     Params: ClassVar[type[MethodParams]] = HfPromptLookupParams
@@ -234,8 +233,8 @@ def dflash_module(head: DFlash) -> Any:
     )
     with torch.device("meta"):
         module: Any = MuseGlimmerAssistantModel(config)
-    theirs = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": ENCODER_NORM}
-    tensors = {theirs.get(name, name): tensor for name, tensor in head.state_dict().items()}
+    renames = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": ENCODER_NORM}
+    tensors = {renames.get(name, name): tensor for name, tensor in head.state_dict().items()}
     module.load_state_dict(tensors, assign=True)
     module.rotary_emb = make_rotary(head.shape, head.rope)
     return module.requires_grad_(False).eval()

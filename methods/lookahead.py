@@ -1,4 +1,4 @@
-"""Lookahead decoding.
+"""Lookahead decoding: drafts n-grams that the target generated in earlier steps.
 
 Yichao Fu, Peter Bailis, Ion Stoica, Hao Zhang: Break the Sequential Dependency of LLM Inference
 Using Lookahead Decoding, ICML 2024, arXiv:2402.02057.

@@ -58,16 +58,17 @@ class MirrorDrafter(Preparer):
 class Mirror(Method):
     """Mirror-SD: an early exit of the target predicts outcomes; the draft model prepares for each.
 
-    Target and draft run at the same time, in separate workers. While the target runs its remaining
-    layers, the draft prepares a window for each likely outcome of the current one, so that the next
-    window is often ready when verification ends. An outcome is the number of accepted tokens and
-    the token after them. Exact because only the output of the whole target verifies; the early exit
-    only chooses the outcomes to prepare. A prepared window is drawn from the draft's distribution
-    after its outcome, independently of other windows and of the verification, and is used for that
-    outcome only. For verification it is a draft like any other.
-    Differs from the paper: the draft is an ordinary model that generates one token per forward;
-    theirs is trained for speculative streaming. Workers are processes or CUDA streams of one
-    machine; theirs are GPUs and NPUs.
+    Target and draft model run at the same time, in separate workers. An outcome is the number of
+    accepted tokens and the token after them. While the target runs its remaining layers, the draft
+    model prepares a window for each likely outcome of the current one. The next window is therefore
+    often ready when verification ends.
+    Exact because only the output of the whole target verifies; the early exit only chooses the
+    outcomes to prepare. A prepared window is drawn from the draft's distribution after its outcome,
+    independently of other windows and of the verification, and is used for that outcome only. For
+    verification it is a draft like any other.
+    Differs from the paper: the draft is an ordinary model that generates one token per forward; the
+    paper's is trained for speculative streaming. Workers are processes or CUDA streams of one
+    machine; in the paper they are GPUs and NPUs.
 
     One step:
     1. Take the draft's window after the last outcome: the prepared one, or draft it now.

@@ -1,4 +1,4 @@
-"""Prompt lookup decoding.
+"""Prompt lookup decoding (PLD): drafts from earlier occurrences of the last tokens.
 
 Apoorv Saxena: Prompt Lookup Decoding, November 2023, github.com/apoorvumang/prompt-lookup-decoding.
 """
@@ -37,7 +37,7 @@ class Pld(Method):
     Each is accepted with the target's probability of it; in greedy decoding and coupled sampling it
     is accepted if and only if the target chooses it.
     Differs from the author's code: suffixes longer than the text are skipped and raise no error.
-    Without a match the step is plain decoding; theirs drafts one arbitrary token.
+    Without a match the step is plain decoding; their code drafts one arbitrary token.
 
     One step:
     1. For n = ngram, ..., 1, take the last n tokens, including the newest.

@@ -77,12 +77,13 @@ class Sequoia(Method):
     replacement and tested in that order by recursive rejection. In greedy decoding and coupled
     sampling a child is accepted if and only if the target chooses it.
     Differs from the authors' code: acceptance is measured in the first steps of a run. Every step
-    draws new random numbers; theirs reuses a prompt's numbers.
+    draws new random numbers; their code reuses a prompt's numbers.
 
     1. In the first `profile` steps the tree is a root with `width` children. Count which rank is
        accepted.
-    2. Then choose the best tree of `nodes` nodes, once. With auto, choose the size and depth with
-       the most tokens per time of one draft forward per level and one target forward.
+    2. Then choose the best tree of `nodes` nodes, once. With `nodes=auto`, choose the size and
+       depth with the most expected tokens per time. The time of a step is that of one draft forward
+       per level and one target forward.
     3. Every step: draw each node's children without replacement, level by level; (engine) verify by
        recursive rejection; commit; keep the draft's KV entries of accepted nodes.
     """

@@ -77,9 +77,9 @@ class SpecReasonParams(SegmentParams):
 class SpecReason(Method):
     """SpecReason: the draft model writes a reasoning step, and the target grades it or rewrites it.
 
-    Lossy: a step with a good grade is accepted unchanged. At threshold 10 no step is, and the
-    output is the target's. At threshold 0 the output is the draft model's, except the first token
-    and the end of the token budget.
+    Lossy: a step with a good grade is accepted unchanged. At threshold 10 no step is accepted, and
+    the output is the target's. At threshold 0 the output is the draft model's, except the first
+    token and the end of the token budget.
     Differs from the paper: of a rejected step the target keeps the tokens at its start that it
     would have generated itself. Outputs follow the run's stop rule. By default the grade is
     computed from the likelihood of the step, because small targets cannot answer a question about

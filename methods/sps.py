@@ -37,12 +37,12 @@ class Sps(DraftModelMethod):
     Differs from the papers: nothing. q is the draft's distribution under the target's temperature,
     top-k and top-p.
 
-    `length` may also be a rule. A rule reads only the draft, and only after a token is kept, so the
-    output stays exact. "heuristic" and "confidence" are those of transformers' assisted generation.
-    "acceptance-head" is that of `specdec++`. "synergy" and "smartspec" use the measured times of
-    forwards and the number of sequences in the batch (--batch). "oracle" reads the output of
-    vanilla, and gives an upper bound for all rules. With `accept` the method is lossy: see
-    `specbench_cli.engine.verify.accept`.
+    `length` may also be a rule. A rule depends only on the draft model, and is applied after a
+    token is kept, so the output stays exact. "heuristic" and "confidence" are those of
+    transformers' assisted generation. "acceptance-head" is that of `specdec++`. "synergy" and
+    "smartspec" use the measured times of forwards and the number of sequences in the batch
+    (--batch). "oracle" reads the output of vanilla, and gives an upper bound for all rules. With
+    `accept` the method is lossy: see `specbench_cli.engine.verify.accept`.
 
     One step:
     1. Feed the draft model its pending tokens, which it has not processed yet: one, or two after

@@ -54,12 +54,12 @@ class Stand(Method):
     """STAND: drafts from the mean of the target's distributions after the same n-gram.
 
     Exact because siblings are drawn without replacement from the distribution that verification
-    uses, and tested in the order of their draws. The number of children depends only on the nodes
-    above. In greedy decoding and coupled sampling a child is accepted if and only if the target
+    uses, and tested in the order of their draws. The number of children of a node depends only on
+    its path. In greedy decoding and coupled sampling a child is accepted if and only if the target
     chooses it.
-    Differs from the paper: the shape of the tree is Medusa's construction, not fitted to problems.
-    Only distributions at committed tokens enter the table. Drawing without replacement is Gumbel
-    top-k. In coupled sampling it uses the same Gumbel noise as the target.
+    Differs from the paper: the tree is built as in Medusa, not fitted to problems. Only
+    distributions at committed tokens enter the table. Drawing without replacement is Gumbel top-k.
+    In coupled sampling it uses the same Gumbel noise as the target.
 
     With `scope=run` the speed of a prompt depends on earlier prompts, but its output does not. The
     table has at most `memory` n-grams with `kept` tokens each.

@@ -1,4 +1,4 @@
-"""Token Recycling.
+"""Token Recycling: drafts from the target's earlier candidates for the next token.
 
 Xianzhen Luo, Yixuan Wang, Qingfu Zhu, Zhiming Zhang, Xuanyu Zhang, Qing Yang, Dongliang Xu: Turning
 Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling, ACL 2025,
@@ -46,10 +46,10 @@ class TokenRecycling(Method):
 
     Exact because the tree depends only on earlier tokens. Its tokens are not drawn at random. Each
     is accepted with the target's probability of it.
-    Differs from the authors' code, which is greedy: the tree has their size, depth and width, with
-    Medusa's construction. If several nodes of a step have the same token, the candidates at the
-    last of them are stored; their code stores those of any. Candidates of the last step are stored
-    too.
+    Differs from the authors' code, which supports only greedy decoding: the tree has the same size,
+    depth and width, and is built as in Medusa. If several nodes of a step have the same token, the
+    candidates at the last of them are stored; their code stores those of any. Candidates of the
+    last step are stored too.
 
     With `scope=run` the speed of a prompt depends on earlier prompts, but its output does not. The
     matrix takes 8 * `width` bytes per token of the vocabulary.

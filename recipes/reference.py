@@ -15,7 +15,8 @@ from typing import Literal, NamedTuple, get_args, get_origin
 
 from typer.models import CommandInfo
 
-from specbench_cli import app
+from specbench_cli import app, registry
+from specbench_cli.commands._card import catalogue_row, describe_entry, family_rows
 from specbench_cli.config.options import (
     ARGUMENTS,
     OptionField,
@@ -141,7 +142,20 @@ def pages() -> dict[str, str]:
         "config.md": config_page(),
         "records.md": records_page(),
         "metrics.md": metrics_page(),
+        "methods.md": methods_page(),
     }
+
+
+def methods_page() -> str:
+    """Return the page of methods with new tables. The text between the tables stays."""
+    page = (FOLDER / "methods.md").read_text(encoding="utf-8")
+    described = [catalogue_row(describe_entry(name)) for name in registry.built_in_methods()]
+    for marker, rows in (("families", family_rows()), ("methods", described)):
+        lines = table(list(rows[0]), [[*row.values()] for row in rows], escaped=True)
+        before, after = page.split(f"<!-- {marker} -->\n")
+        _, _, text = after.partition("\n\n")
+        page = f"{before}<!-- {marker} -->\n{lines}\n\n{text}"
+    return page
 
 
 def config_page() -> str:

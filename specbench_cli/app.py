@@ -10,6 +10,7 @@ import errno
 import gc
 import logging
 import os
+import platform
 import signal
 import sys
 import tempfile
@@ -17,6 +18,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Sequence
+from importlib import metadata
 from types import FrameType
 from typing import Annotated, Any, NoReturn, TextIO, cast
 
@@ -54,6 +56,7 @@ from specbench_cli.errors import (
     to_write_error,
     truncate,
 )
+from specbench_cli.measure import environment
 
 OWN_PACKAGES = (*registry.SIBLING_PACKAGES, "specbench_cli")
 
@@ -104,6 +107,11 @@ app.add_typer(train, name=TRAIN)
 def _print_version(wanted: bool) -> None:
     if wanted:
         output.data(f"specbench {__version__}")
+        commit = environment.git()
+        if commit is not None:
+            output.data(f"commit {commit['commit'][:8]}" + " with changes" * commit["dirty"])
+        output.data(f"Python {platform.python_version()}")
+        output.data(f"torch {metadata.version('torch')}")
         raise typer.Exit
 
 
@@ -113,7 +121,10 @@ def _top(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Show versions and exit.",
         ),
     ] = False,
     tracebacks: Annotated[

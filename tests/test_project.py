@@ -17,10 +17,8 @@ import yaml
 
 from recipes import reference
 from specbench_cli import __version__, registry
-from specbench_cli.commands._card import catalogue_row, describe_entry, family_rows
 from specbench_cli.config.sources import OTHER_VARIABLES
 from specbench_cli.errors import ExitCode
-from specbench_cli.registry import built_in_methods
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("specbench_cli", "methods", "datasets_cfg")
@@ -42,13 +40,6 @@ def block_after(marker: str, page: str = README) -> str:
     return re.match(r"```\w*\n(.*?)```", after, re.DOTALL)[1]
 
 
-def table_after(marker: str, page: str = README) -> list[list[str]]:
-    """The rows of the table that follows a marker in a page, as cells."""
-    (after,) = page.split(f"<!-- {marker} -->\n")[1:]
-    lines = after.split("\n\n")[0].splitlines()[2:]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
 def shipped() -> set[str]:
     """All files of our packages, caches aside."""
     return {
@@ -57,23 +48,6 @@ def shipped() -> set[str]:
         for path in (ROOT / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-
-
-@pytest.mark.parametrize(
-    ("marker", "page", "rows"),
-    [
-        ("families", "docs/reference/methods.md", family_rows),
-        (
-            "methods",
-            "docs/reference/methods.md",
-            lambda: [catalogue_row(describe_entry(m)) for m in built_in_methods()],
-        ),
-    ],
-)
-def test_the_method_tables_of_the_pages_are_generated(marker, page, rows):
-    """specbench list methods --families, specbench list methods --markdown."""
-    found = table_after(marker, (ROOT / page).read_text(encoding="utf-8"))
-    assert found == [list(row.values()) for row in rows()]
 
 
 @pytest.mark.parametrize(("name", "text"), reference.pages().items())

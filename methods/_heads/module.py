@@ -273,7 +273,7 @@ class JoinedHead(DraftHead):
         """Return the output of the step, from the output of the layer."""
 
     def forward(self, x: HeadInput) -> HeadOutput:
-        """See `DraftHead.forward`."""
+        """Run one draft step; see `DraftHead.forward`."""
         layer, places, past = self.layer, x.positions, x.past
         rows, residual = self.join(x.embedded, x.features)
         key_values = layer.self_attn.project_kv(rows, places)
@@ -388,7 +388,7 @@ class PrefixHead(JoinedHead):
     """
 
     def build(self, tensor_names: Collection[str]) -> None:
-        """See `DraftHead.build`."""
+        """Create the submodules; see `DraftHead.build`."""
         self.layer = LlamaLayer(
             self.shape.hidden_size, self.shape, self.rope, tensor_names, normed=True
         )

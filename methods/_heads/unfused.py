@@ -64,7 +64,7 @@ class TwoStepHead(DraftHead):
         """Run a later draft step. `x.features` is the hidden output of the previous step."""
 
     def forward(self, x: HeadInput) -> HeadOutput:
-        """See `DraftHead.forward`."""
+        """Run the first or a later draft step; see `DraftHead.forward`."""
         if x.slots is None:
             return self.draft_next(x)
         x.past.text = self.project_context(x.embedded, x.features, x.positions)

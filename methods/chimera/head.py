@@ -71,7 +71,7 @@ class Chimera(TwoStepHead):
     )
 
     def build(self, tensor_names: Collection[str]) -> None:
-        """See `DraftHead.build`."""
+        """Create the submodules; see `DraftHead.build`."""
         width = self.shape.hidden_size
         self.fc = nn.Linear(3 * width, width, bias=False)
         self.last = nn.Linear(width, width, bias=False)

@@ -53,7 +53,7 @@ class Chimera(Method):
     Each is accepted with the target's probability of it; in greedy decoding and coupled sampling it
     is accepted if and only if the target chooses it.
     Differs from the authors' code: verification uses the target's own distribution at every
-    temperature. The tree is Medusa's construction, and each node has its own trigram; theirs
+    temperature. The tree is built as in Medusa, and each node has its own trigram; their code
     follows only the most likely token. No draft exceeds the remaining token budget.
 
     One step:

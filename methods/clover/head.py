@@ -58,7 +58,7 @@ class Clover(PrefixHead):
     )
 
     def build(self, tensor_names: Collection[str]) -> None:
-        """See `DraftHead.build`."""
+        """Create the submodules; see `DraftHead.build`."""
         super().build(tensor_names)
         width = self.shape.hidden_size
         self.before, self.after = self.new_norm(), self.new_norm()

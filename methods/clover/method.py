@@ -72,8 +72,8 @@ class Clover(Method):
     Each is accepted with the target's probability of it; in greedy decoding and coupled sampling it
     is accepted if and only if the target chooses it. With `accept=typical` the method is not exact,
     and specbench reports it as lossy.
-    Differs from the paper, which is greedy: nothing is drafted beyond the token budget, and parts
-    of the head follow its successor, Clover-2 (see `head.py`).
+    Differs from the paper, which covers only greedy decoding: no draft exceeds the remaining token
+    budget, and parts of the head are those of its successor, Clover-2 (see `head.py`).
 
     One step:
     1. The augmenting block, one layer of the head, reads the target's hidden states of the

@@ -76,8 +76,9 @@ class Falcon(Method):
     noise of each position). Nodes are the head's most likely tokens, not drawn at random. Each is
     accepted with the target's probability of it; in greedy decoding and coupled sampling it is
     accepted if and only if the target chooses it.
-    Differs from the authors' code: verification uses the target's own distribution; theirs draws
-    the token after full acceptance at temperature 1. No draft exceeds the remaining token budget.
+    Differs from the authors' code: verification uses the target's own distribution; their code
+    draws the token after full acceptance at temperature 1. No draft exceeds the remaining token
+    budget.
 
     One step:
     1. Feed the head the new committed tokens, each with the target's feature of the previous token.

@@ -44,7 +44,7 @@ class HiddenTransfer(Method):
     tokens. Each node is accepted with the target's probability of it; in greedy decoding and
     coupled sampling it is accepted if and only if the target chooses it.
     Differs from the paper, whose code is not public: all steps start from the same layer. The tree
-    is Medusa's construction. Every node gets pseudo hidden states, because each may be the last
+    is built as in Medusa. Every node gets pseudo hidden states, because each may be the last
     accepted one. No draft exceeds the remaining token budget.
 
     One step:

@@ -52,8 +52,8 @@ class Hydra(Method):
     `accept=typical` is the paper's rule at temperatures above zero. It is not exact, and specbench
     reports it as lossy.
     Differs from the authors' code: without typical acceptance, verification uses the target's own
-    distribution, and the first token of a step is drawn from it. The tree is Medusa's construction
-    or theirs (`tree`). No draft exceeds the remaining token budget.
+    distribution, and the first token of a step is drawn from it. The tree is built as in Medusa or
+    that of their code (`tree`). No draft exceeds the remaining token budget.
 
     One step:
     1. Head 1 reads the target's hidden state that predicted the last committed token, and that

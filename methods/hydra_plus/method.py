@@ -53,8 +53,8 @@ class HydraPlus(Method):
     and tested in that order. `accept=typical` is the authors' rule at temperatures above zero,
     which is not exact.
     Differs from the authors' code: without typical acceptance, verification uses the target's own
-    distribution, and the first token of a step is drawn from it. The tree is Medusa's construction
-    or theirs (`tree`). No draft exceeds the remaining token budget.
+    distribution, and the first token of a step is drawn from it. The tree is built as in Medusa or
+    that of their code (`tree`). No draft exceeds the remaining token budget.
 
     One step:
     1. Prefix attention: the head's own layer reads the target's hidden states of the tokens that

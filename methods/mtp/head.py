@@ -99,7 +99,7 @@ class Mtp(JoinedHead):
     )
 
     def build(self, tensor_names: Collection[str]) -> None:
-        """See `DraftHead.build`."""
+        """Create the submodules; see `DraftHead.build`."""
         width = self.shape.hidden_size
         self.enorm, self.hnorm = self.new_norm(), self.new_norm()
         self.fc = nn.Linear(2 * width, width, bias="fc.bias" in tensor_names)

@@ -1,4 +1,4 @@
-"""REST.
+"""REST: retrieval-based speculative decoding, which drafts from a datastore of texts.
 
 Zhenyu He, Zexuan Zhong, Tianle Cai, Jason D. Lee, Di He: REST: Retrieval-Based Speculative
 Decoding, NAACL 2024, arXiv:2311.08252.
@@ -52,11 +52,11 @@ class Rest(Method):
 
     Exact because the tree depends only on the text and on a datastore that does not change. Its
     tokens are not drawn at random. Each is accepted with the target's probability of it.
-    Differs from the authors' code: theirs draws again for every path that shares a node, so that
-    its sampled outputs do not follow the target's distribution. Equally frequent prefixes are
-    ordered by length, then by token, not by a hash map. If there are more than `matches`
-    occurrences, they are sampled at even distances; theirs takes the first. Without a match the
-    step is plain decoding.
+    Differs from the authors' code, which draws again for every path that shares a node, so that its
+    sampled outputs do not follow the target's distribution. Equally frequent prefixes are ordered
+    by length, then by token, not by a hash map. If there are more than `matches` occurrences, they
+    are sampled at even distances; their code takes the first. Without a match the step is plain
+    decoding.
 
     The datastore is read-only (`specbench train rest` builds one).
 

@@ -1,4 +1,4 @@
-"""SAM-Decoding.
+"""SAM-Decoding: drafts from earlier text, found with a suffix automaton.
 
 Yuxuan Hu, Ke Wang, Xiaokang Zhang, Fanjin Zhang, Cuiping Li, Hong Chen, Jing Zhang: SAM Decoding:
 Speculative Decoding via Suffix Automaton, ACL 2025, arXiv:2411.10666.

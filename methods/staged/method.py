@@ -1,4 +1,4 @@
-"""Staged speculative decoding.
+"""Staged speculative decoding: a chain of draft models, each drafting for the next.
 
 Benjamin Spector, Chris Re: Accelerating LLM Inference with Staged Speculative Decoding, ES-FoMo
 workshop at ICML 2023, arXiv:2308.04623.
@@ -91,17 +91,17 @@ class Staged(Method):
     most likely ones, not drawn at random. With `draw_mode=without_replacement` they are drawn from
     its distribution.
     Differs from the paper: n-grams are counted during decoding, not before on 120 million tokens of
-    the draft. The paper leaves the shape of the tree open. Here it is the generated chain, up to a
-    token that is unlikely to be reached, with the next-best children where they are most likely to
-    be used. Katz's discount is absolute.
+    the draft model. The paper leaves the shape of the tree open. Here it is the generated chain, up
+    to a token that is unlikely to be reached, with the next-best children where they are most
+    likely to be used. The discount of the n-gram model is absolute (see `ngram`).
 
     With `scope=run` the counts persist across prompts. The speed of a prompt then depends on
     earlier prompts, but its output does not. With scope `prompt` each prompt starts without counts.
 
     One step:
     1. Remove uncommitted tokens from the state of each stage.
-    2. Repeat until the last stage has `depth` tokens, or one that is unlikely to be reached: the
-       stage below proposes a tree of at most `lookahead` nodes (a model by these same steps,
+    2. Repeat until the last stage has `depth` tokens, or a token that is unlikely to be reached:
+       the stage below proposes a tree of at most `lookahead` nodes (a model by these same steps,
        n-grams by their most likely continuations). One forward of the model scores it. Follow the
        model's own choices down the tree; these and its next choice are generated.
     3. Add the next-best children of the same forwards, the most likely first, until the tree has
@@ -215,11 +215,10 @@ class ModelStage:
     chooses are accepted, so its output is the text that it would generate alone.
 
     Args:
-        nodes: Maximum size of the trees that it proposes.
-        width: Maximum number of children of a node.
-        least: The model stops after a token that it reaches with less probability than this. The
-            token itself is kept: dropping it because of its value would change the distribution.
-        draws: Whether the model draws from its distribution or takes the best token.
+        nodes: Maximum size of the trees that it proposes. width: Maximum number of children of a
+        node. least: The model stops after a token whose path is less likely than this. The token
+        itself is kept, because dropping it for its value would change the distribution. draws:
+        Whether the model draws from its distribution or takes the best token.
     """
 
     def __init__(
@@ -255,7 +254,7 @@ class ModelStage:
         """Do nothing: the weights of a model do not change."""
 
     def settle(self) -> None:
-        """See `DraftStage`."""
+        """Drop uncommitted tokens in this stage and the stages below."""
         self._rewind(())
         if self.below is not None:
             self.below.settle()
@@ -337,11 +336,12 @@ class ModelStage:
     def _verify_guess(
         self, guess: GuessTree, logits: Tensor, ahead: int
     ) -> tuple[tuple[int, ...], int, list[NextTokens]]:
-        """Verify a draft of the stage below.
+        """Verify a draft that the stage below proposed.
 
         Args:
-            logits: [1 + nodes, V]. ahead: Number of tokens between the text and the root of the
-            draft.
+            guess: The draft.
+            logits: Logits of the model after the root and after each node, [1 + nodes, vocab].
+            ahead: Number of uncommitted tokens between the text and the draft.
 
         Returns:
             The accepted nodes, the model's own next token, and its prediction at each of these
@@ -432,11 +432,11 @@ class NgramStage:
         self.session, self.model, self.nodes = session, model, nodes
 
     def propose(self, path: Sequence[int], depth: int) -> GuessTree:
-        """See `DraftStage`."""
+        """Return the most likely continuations under the n-gram counts; see `DraftStage`."""
         return GuessTree(*self.model.tree(self._end(path), self.nodes, depth))
 
     def learn(self, path: Sequence[int], tokens: Sequence[int]) -> None:
-        """See `DraftStage`."""
+        """Count the n-grams of the generated tokens; see `DraftStage`."""
         context = self._end(path)
         for token in tokens:
             self.model.add(context, token)

@@ -54,11 +54,11 @@ class Fifo(EvictionPolicy):
     """First in, first out: evicts the page that entered the memory first."""
 
     def request(self, page: int, reused: bool | None = None) -> None:
-        """See `EvictionPolicy`. A page in memory keeps its place."""
+        """Record the request of a page. The position of a page in memory does not change."""
         self.predictions.setdefault(page, False)
 
     def choose_victim(self) -> int:
-        """See `EvictionPolicy`."""
+        """Return the page that entered first."""
         return next(iter(self.predictions))
 
 
@@ -66,7 +66,7 @@ class Lru(EvictionPolicy):
     """Least recently used: evicts the page whose last request is the oldest."""
 
     def choose_victim(self) -> int:
-        """See `EvictionPolicy`."""
+        """Return the page whose last request is the oldest."""
         return next(iter(self.predictions))
 
 
@@ -102,12 +102,12 @@ class DiscardBit(Marking):
     """
 
     def request(self, page: int, reused: bool | None = None) -> None:
-        """See `EvictionPolicy`."""
+        """Record the request of a page. Mark it if it is predicted to be reused."""
         super().request(page, reused)
         (self.marked.add if self.predictions[page] else self.marked.discard)(page)
 
     def choose_victim(self) -> int:
-        """See `EvictionPolicy`."""
+        """Return a page that is not predicted to be reused, or else an unmarked one."""
         not_reused = (page for page, reused in self.predictions.items() if not reused)
         page = next(not_reused, None)
         return self.draw_page(self.find_unmarked()) if page is None else page
@@ -122,12 +122,12 @@ class PhaseBit(Marking):
     """
 
     def request(self, page: int, reused: bool | None = None) -> None:
-        """See `EvictionPolicy`."""
+        """Record the request of a page, and mark the page."""
         super().request(page, reused)
         self.marked.add(page)
 
     def choose_victim(self) -> int:
-        """See `EvictionPolicy`."""
+        """Return an unmarked page, if possible one that is not predicted to be reused."""
         pages = self.find_unmarked()
         return self.draw_page([page for page in pages if not self.predictions[page]] or pages)
 

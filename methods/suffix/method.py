@@ -1,4 +1,4 @@
-"""SuffixDecoding.
+"""SuffixDecoding: drafts from earlier text, found with suffix trees.
 
 Gabriele Oliaro, Zhihao Jia, Daniel Campos, Aurick Qiao: SuffixDecoding: Extreme Speculative
 Decoding for Emerging AI Applications, NeurIPS 2025, arXiv:2411.04975.
@@ -71,7 +71,7 @@ class Suffix(Method):
     loop there excludes the longest. Among equally frequent continuations the first is drafted. The
     size of the memory is counted in tokens, not in outputs. As there, the global tree also contains
     unfinished outputs, including this one. With `active` off it contains finished outputs only,
-    which takes 0.4 to 1.4% more steps on our tasks.
+    which takes 0.4 to 1.4% more steps on specbench's tasks.
 
     With `scope=run` the global tree persists across prompts, so the speed of a prompt depends on
     earlier prompts. The trees have at most 2 nodes per stored token, and `depth` more per output.

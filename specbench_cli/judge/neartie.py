@@ -133,7 +133,8 @@ def _logits_by_width(
             if draft.parents is not None:
                 mask, depths = build_tree_mask(tuple(draft.parents), decoder.device)
                 shape = {"positions": (depths + end)[None], "mask": mask}
-        missing = text[:, state.length() : end]  # only for a recurrent state, see `Scoring`
+        # Tokens that a recurrent state has not processed yet. A KV cache has no such tokens.
+        missing = text[:, state.length() : end]
         blocks = [block] if state.by_row else [torch.cat((missing, block[:, :1]), 1), block[:, 1:]]
         found = [
             decoder.forward(Tokens(each), state, logits_at="all", **shape).logits

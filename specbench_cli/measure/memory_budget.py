@@ -324,11 +324,15 @@ class ModelSizes:
         width = getattr(text, "head_dim", None) or hidden // heads
         kv = 2 * text.num_key_value_heads * width
         weights = facts.parameters * size
-        embedding = torch.empty(facts.vocab_size, hidden, dtype=dtype, device=device)  # not filled
+        embedding = torch.empty(
+            facts.vocab_size, hidden, dtype=dtype, device=device
+        )  # only its shape is used
         copied = text.tie_word_embeddings and device.type == "cpu"
         if copied and embedding.numel() <= MAX_HEAD_COPY[choose_backend(embedding.t())]:
             weights += embedding.nbytes
-        gate_up = torch.empty(hidden, 2 * inner, dtype=dtype, device=device)  # not filled
+        gate_up = torch.empty(
+            hidden, 2 * inner, dtype=dtype, device=device
+        )  # only its shape is used
         halves = {"plain": 0, "tiled": inner}.get(choose_backend(gate_up), 2 * inner)
         return cls(
             weights=weights,

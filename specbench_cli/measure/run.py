@@ -217,7 +217,7 @@ def measure_run(
         in_turn: Lock file (`machine_lock`). Runs with the same file measure in turn.
     """
     if plan is None:
-        run_dir.remove_resume_config()  # a previous process was killed during its last steps
+        run_dir.remove_resume_config()  # left behind if a process was killed at the end
         view.note(f"{run_dir.path} is finished: nothing is missing")
         return read_result(run_dir)
     try:

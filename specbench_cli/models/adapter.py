@@ -81,19 +81,20 @@ def find_base_model(folder: Path) -> str:
             target = None
         if not isinstance(target, str) or Path(target) == folder:
             raise UsageError(
-                f"{folder.name} has a draft's {LAYERS}, and no {RECORD} that names its target",
-                'write {"target": MODEL} there, the model that the draft was made of',
+                f"{folder.name} has the layers of a draft ({LAYERS}), but no {RECORD} that names"
+                " its target",
+                f'create {RECORD} with {{"target": MODEL}}, the model that the draft was made from',
             )
         return target
     facts = _facts(folder)
-    odd = next(
+    key = next(
         (key for key, known in SUPPORTED_CONFIG.items() if facts.get(key, known[0]) not in known),
         None,
     )
-    if odd is not None:
+    if key is not None:
         raise UsageError(
-            f"{folder.name}/{CONFIG} has {odd} {facts[odd]!r}; only plain low-rank additions are"
-            f" added here ({odd} {SUPPORTED_CONFIG[odd][0]!r})",
+            f"{folder.name}/{CONFIG} has {key} {facts[key]!r}; only plain LoRA adapters are"
+            f" supported ({key} {SUPPORTED_CONFIG[key][0]!r})",
             "merge it with peft (merge_and_unload, save_pretrained), and use the merged folder",
         )
     base = facts.get("base_model_name_or_path")
@@ -132,9 +133,9 @@ def merge_adapter(folder: Path, base: Path) -> Path:
         EnvironmentFault: the cache cannot be written.
     """
     layers = is_draft(folder)
-    own = ("config.json", LAYERS) if layers else (CONFIG, WEIGHTS)
-    names = [*(folder / name for name in own), *sorted(base.glob("*.safetensors"))]
-    made = cache_folder() / "merged" / _sha256(names)
+    own_files = ("config.json", LAYERS) if layers else (CONFIG, WEIGHTS)
+    names = [*(folder / name for name in own_files), *sorted(base.glob("*.safetensors"))]
+    merged = cache_folder() / "merged" / _sha256(names)
 
     def write(part: Path) -> None:
         if layers:
@@ -144,10 +145,10 @@ def merge_adapter(folder: Path, base: Path) -> Path:
         _add_adapter(folder, part)
 
     try:
-        return create_once(made, write)
+        return create_once(merged, write)
     except OSError as fault:
         raise EnvironmentFault(
-            f"{folder.name} cannot be added to its model in the cache {made.parent}:"
+            f"{folder.name} cannot be added to its model in the cache {merged.parent}:"
             f" {fault.strerror or fault}",
             "free space there, or set SPECBENCH_CACHE to a folder with room",
         ) from fault
@@ -174,30 +175,32 @@ def _add_adapter(folder: Path, model: Path) -> None:
     except SafetensorError as fault:
         raise UsageError(f"{folder.name}/{WEIGHTS} cannot be read: {fault}", _FETCH) from fault
     scale = _scale(folder, facts)
-    left = {name.removesuffix(A).removeprefix(PREFIX) for name in parts if name.endswith(A)}
-    _check_parts(folder, parts, left, facts["r"])
+    remaining = {name.removesuffix(A).removeprefix(PREFIX) for name in parts if name.endswith(A)}
+    _check_parts(folder, parts, remaining, facts["r"])
     for file in sorted(model.glob("*.safetensors")):
-        held = _entries(file)
-        for at in sorted(left):
-            entry = held.get(f"{at}.weight")
+        entries = _entries(file)
+        for at in sorted(remaining):
+            entry = entries.get(f"{at}.weight")
             if entry is None:
                 continue
-            left.discard(at)
+            remaining.discard(at)
             b, a = (parts[PREFIX + at + end].astype(np.float64) for end in (B, A))
             if (len(b), a.shape[1]) != tuple(entry["shape"]) or entry["dtype"] not in DTYPES:
                 raise UsageError(
-                    f"{folder.name}: an addition of {[len(b), a.shape[1]]} to {at}, which is"
-                    f" {entry['shape']} of {entry['dtype']}",
-                    f"it is not of the model that {CONFIG} names",
+                    f"{folder.name} has an update of shape {[len(b), a.shape[1]]} for {at}, which"
+                    f" has shape {entry['shape']} and dtype {entry['dtype']}",
+                    f"use the adapter with the model that it was trained for; {CONFIG} names"
+                    " another one",
                 )
             matrix = _map_matrix(file, entry, "r+")
             added = scale * (b @ a)
             matrix[:] = _round_to(_read(matrix) + added, DTYPES[entry["dtype"]])
             matrix.flush()
-    if left:
+    if remaining:
         raise UsageError(
-            f"{folder.name}: additions to {len(left)} matrices that its model has not: {min(left)}",
-            f"it is not of the model that {CONFIG} names",
+            f"{folder.name} has updates for {len(remaining)} matrices that the model does not"
+            f" have, such as {min(remaining)}",
+            f"use the adapter with the model that it was trained for; {CONFIG} names another one",
         )
 
 
@@ -220,7 +223,7 @@ def _scale(folder: Path, facts: dict[str, Any]) -> float:
 def _check_parts(folder: Path, parts: dict[str, Array], places: set[str], rank: int) -> None:
     """Raise UsageError unless the tensors of an adapter are A and B pairs of its rank."""
     pairs = {PREFIX + at + end for at in places for end in (A, B)}
-    wrong = [f"has {name}, which is no low-rank matrix" for name in sorted(parts.keys() - pairs)]
+    wrong = [f"has {name}, which is not a LoRA matrix" for name in sorted(parts.keys() - pairs)]
     wrong += [f"lacks {name}" for name in sorted(pairs - parts.keys())]
     wrong += [
         f"has {name} of rank {len(parts[name])}, and {CONFIG} says {rank}"
@@ -243,7 +246,7 @@ def _complete_draft(folder: Path, base: Path, model: Path) -> None:
         tensors = load_file(folder / LAYERS)
         facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         wanted = [facts["vocab_size"], facts["hidden_size"]]
-        said = np.arange(len(tensors["d2t"])) + tensors["d2t"]
+        output_ids = np.arange(len(tensors["d2t"])) + tensors["d2t"]
     except (SafetensorError, ValueError, KeyError, TypeError) as fault:
         raise UsageError(
             f"{folder.name}: {LAYERS} and config.json are not of a draft with a cut output"
@@ -256,7 +259,7 @@ def _complete_draft(folder: Path, base: Path, model: Path) -> None:
         for name, entry in _entries(file).items()
         if name in (EMBEDDINGS, OUTPUT)
     }
-    for name, rows in ((EMBEDDINGS, slice(None)), (OUTPUT, said)):
+    for name, rows in ((EMBEDDINGS, slice(None)), (OUTPUT, output_ids)):
         file, entry = shared.get(name) or shared.get(EMBEDDINGS) or (base, {})  # tied output matrix
         if entry.get("shape") != wanted or entry["dtype"] not in DTYPES:
             raise UsageError(
@@ -278,11 +281,11 @@ def _entries(file: Path) -> dict[str, Any]:
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         try:
-            held = json.loads(opened.read(min(size, MAX_HEADER_BYTES)))
-            return {name: {**entry, "from": 8 + size} for name, entry in held.items()}
+            header = json.loads(opened.read(min(size, MAX_HEADER_BYTES)))
+            return {name: {**entry, "from": 8 + size} for name, entry in header.items()}
         except (ValueError, TypeError, AttributeError, RecursionError) as fault:
             raise UsageError(
-                f"{file.name} has no header of safetensors: {fault}", _FETCH
+                f"{file.name} has no valid safetensors header: {fault}", _FETCH
             ) from fault
 
 

@@ -114,7 +114,7 @@ def convert_gguf(path: Path) -> Path:
         UsageError: the architecture, quantisation or tokenizer is not supported.
         EnvironmentFault: the file is damaged, or the cache cannot be written.
     """
-    made = cache_folder() / "gguf" / f"v{FORMAT}" / _sha256(path)
+    folder = cache_folder() / "gguf" / f"v{FORMAT}" / _sha256(path)
 
     def write(part: Path) -> None:
         part.mkdir()
@@ -126,15 +126,15 @@ def convert_gguf(path: Path) -> Path:
             if not is_library_error(fault):
                 raise
             raise EnvironmentFault(
-                f"{path.name} is damaged: no model can be made of it, {reason_of(fault)}",
-                "fetch it once more",
+                f"{path.name} is damaged and cannot be converted: {reason_of(fault)}",
+                "download it again",
             ) from fault
 
     try:
-        return create_once(made, write)
+        return create_once(folder, write)
     except OSError as fault:
         raise EnvironmentFault(
-            f"{path.name} cannot be dequantised into the cache {made.parent}:"
+            f"{path.name} cannot be dequantised into the cache {folder.parent}:"
             f" {fault.strerror or fault}",
             "free space there, or set SPECBENCH_CACHE to a folder with room",
         ) from fault
@@ -157,7 +157,7 @@ def _write(path: Path, folder: Path) -> None:
         facts = {key: field.contents() for key, field in reader.fields.items()}
     except (ValueError, LookupError, TypeError) as fault:
         raise EnvironmentFault(
-            f"{path.name} is damaged: its metadata cannot be read, {fault}", "fetch it once more"
+            f"{path.name} is damaged: its metadata cannot be read, {fault}", "download it again"
         ) from fault
     model = _GgufModel(path.name, facts, {tensor.name: tensor for tensor in reader.tensors})
     free, needed = shutil.disk_usage(folder).free, model.nbytes
@@ -178,23 +178,23 @@ def _save(tensors: Iterator[tuple[str, Array]], folder: Path) -> None:
     from safetensors.numpy import save_file
 
     at: dict[str, str] = {}
-    held: dict[str, Array] = {}
+    shard: dict[str, Array] = {}
     shards: list[str] = []
 
     def flush() -> None:
         shards.append(f"model-{len(shards) + 1:05}.safetensors")
         try:
-            save_file(held, folder / shards[-1], metadata={"format": "pt"})
+            save_file(shard, folder / shards[-1], metadata={"format": "pt"})
         except SafetensorError as fault:  # it wraps errors of the system
             raise OSError(str(fault)) from fault
-        at.update(dict.fromkeys(held, shards[-1]))
-        held.clear()
+        at.update(dict.fromkeys(shard, shards[-1]))
+        shard.clear()
 
     for name, tensor in tensors:
-        held[name] = np.ascontiguousarray(tensor)
-        if sum(each.nbytes for each in held.values()) >= SHARD:
+        shard[name] = np.ascontiguousarray(tensor)
+        if sum(each.nbytes for each in shard.values()) >= SHARD:
             flush()
-    if held:
+    if shard:
         flush()
     if len(shards) == 1:
         (folder / shards[0]).rename(folder / "model.safetensors")
@@ -232,7 +232,7 @@ def _open_reader(path: Path) -> Any:
                 " Q8_0, F16)",
             ) from error
         raise EnvironmentFault(
-            f"{path.name} is damaged or no GGUF file: {says}", "fetch it once more"
+            f"{path.name} is damaged or no GGUF file: {says}", "download it again"
         ) from error
 
 
@@ -255,8 +255,8 @@ class _GgufModel:
         if self.architecture not in BLOCKS or self._get_value("expert_count", 0):
             kind = self.architecture + (" with experts" if self.architecture in BLOCKS else "")
             raise UsageError(
-                f"{name}: models of the architecture {kind} cannot be read from a GGUF file here;"
-                f" those that can: {', '.join(BLOCKS)}",
+                f"{name}: GGUF files of the architecture {kind} are not supported; supported are"
+                f" {', '.join(BLOCKS)}",
                 "give transformers' folder of the model (config.json and safetensors), or its hub"
                 " id",
             )
@@ -265,7 +265,7 @@ class _GgufModel:
             raise EnvironmentFault(
                 f"{name} is damaged: its metadata say {self._layers} blocks, and it holds"
                 f" {len(stored)} tensors",
-                "fetch it once more",
+                "download it again",
             )
         self._hidden = int(self._get_value("embedding_length"))
         self._heads = int(self._get_value("attention.head_count"))
@@ -302,14 +302,14 @@ class _GgufModel:
             if not np.isfinite(weight).all():
                 raise EnvironmentFault(
                     f"{self._name} is damaged: {name} holds numbers that are not finite",
-                    "fetch it once more",
+                    "download it again",
                 )
             if self.architecture == "llama" and (".attn_q." in name or ".attn_k." in name):
                 if weight.shape[0] % (2 * max(1, self._head_dim // 2)):
                     raise EnvironmentFault(
                         f"{self._name} is damaged: {name} has {weight.shape[0]} rows, and a head"
                         f" {self._head_dim}",
-                        "fetch it once more",
+                        "download it again",
                     )
                 weight = _side_by_side_to_halves(weight, self._head_dim)
             if self.architecture.startswith("gemma") and name.endswith("norm.weight"):
@@ -379,7 +379,7 @@ class _GgufModel:
             raise EnvironmentFault(
                 f"{self._name} is damaged or no whole model: it lacks {absent[0]}"
                 + (f" and {len(absent) - 1} more" if len(absent) > 1 else ""),
-                "fetch it once more; files that are split in parts have to be joined first"
+                "download it again; files that are split in parts have to be joined first"
                 " (llama-gguf-split --merge)",
             )
         return names
@@ -421,7 +421,7 @@ class _GgufModel:
         embedding = self._stored.get("token_embd.weight")
         if embedding is None:
             raise EnvironmentFault(
-                f"{self._name} is no whole model: it lacks token_embd.weight", "fetch it once more"
+                f"{self._name} is no whole model: it lacks token_embd.weight", "download it again"
             )
         return int(embedding.shape[1])
 
@@ -514,19 +514,19 @@ class _GgufModel:
             return self._llama3(theta)
         if kind == "none":
             return {"rope_type": "default", "rope_theta": theta}
-        made = {"rope_type": kind, "rope_theta": theta}
+        rope = {"rope_type": kind, "rope_theta": theta}
         if kind in ("linear", "yarn"):
-            made["factor"] = float(self._get_value("rope.scaling.factor"))
+            rope["factor"] = float(self._get_value("rope.scaling.factor"))
         if kind == "yarn":
             positions = int(self._get_value("rope.scaling.original_context_length"))
-            made["original_max_position_embeddings"] = positions
+            rope["original_max_position_embeddings"] = positions
         if kind not in ("linear", "yarn"):
             raise UsageError(
-                f"{self._name} scales its rotary frequencies by {kind}; read here: none, linear,"
+                f"{self._name} scales its rotary frequencies by {kind}; supported are none, linear,"
                 " yarn, and Llama 3's",
                 "give transformers' folder of the model (config.json and safetensors)",
             )
-        return made
+        return rope
 
     def _llama3(self, theta: float) -> dict[str, Any]:
         """Return Llama 3's scaling, derived from the factor of each frequency in the file."""
@@ -539,7 +539,7 @@ class _GgufModel:
             stored, 1 / ((1 - smooth) / factor + smooth), rtol=1e-3
         ):
             raise UsageError(
-                f"{self._name} scales its rotary frequencies in a way of its own (rope_freqs)",
+                f"{self._name} scales its rotary frequencies in an unsupported way (rope_freqs)",
                 "give transformers' folder of the model (config.json and safetensors)",
             )
         return {"rope_type": "llama3", "rope_theta": theta, "factor": factor, **LLAMA3}
@@ -551,7 +551,7 @@ class _GgufModel:
             raise EnvironmentFault(
                 f"{self._name} is damaged or incomplete: its metadata lack"
                 f" {self.architecture}.{key}",
-                "fetch it once more",
+                "download it again",
             )
         if isinstance(found, list):
             if len(set(found)) != 1:

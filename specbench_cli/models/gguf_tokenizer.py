@@ -44,13 +44,13 @@ def tokenizer_files(file: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         UsageError: the kind of tokenizer or the pre-tokenization rule is not supported.
         EnvironmentFault: required metadata are missing.
     """
-    own = {
+    metadata = {
         key.removeprefix("tokenizer.ggml."): value
         for key, value in facts.items()
         if key.startswith("tokenizer.ggml.")
     }
-    kind = own.get("model")
-    makers = {"gpt2": _byte_level, "llama": _sentence_piece}
+    kind = metadata.get("model")
+    makers = {"gpt2": _make_byte_level, "llama": _make_sentence_piece}
     if kind not in makers:
         raise UsageError(
             f"{file} has a tokenizer of the kind {kind}, which cannot be read here (read: gpt2,"
@@ -58,28 +58,30 @@ def tokenizer_files(file: str, facts: Mapping[str, Any]) -> dict[str, Any]:
             "give transformers' folder of the model",
         )
     try:
-        tokens: list[str] = own["tokens"]
-        made = makers[kind](file, own)
+        tokens: list[str] = metadata["tokens"]
+        tokenizer = makers[kind](file, metadata)
     except KeyError as error:
         raise EnvironmentFault(
             f"{file} is damaged or incomplete: its metadata lack tokenizer.ggml.{error.args[0]}",
-            "fetch it once more",
+            "download it again",
         ) from error
     except UsageError:
         raise
     except Exception as error:  # the library rejects invalid tokens and merges
         raise EnvironmentFault(
-            f"{file} is damaged: its metadata make no tokenizer, {error}", "fetch it once more"
+            f"{file} is damaged: its metadata make no tokenizer, {error}", "download it again"
         ) from error
-    kinds = own.get("token_type") or [1] * len(tokens)
-    made.add_tokens(_make_added_tokens(tokens, kinds, {USER_DEFINED}, special=False))
-    made.add_special_tokens(_make_added_tokens(tokens, kinds, {CONTROL, UNKNOWN}, special=True))
+    kinds = metadata.get("token_type") or [1] * len(tokens)
+    tokenizer.add_tokens(_make_added_tokens(tokens, kinds, {USER_DEFINED}, special=False))
+    tokenizer.add_special_tokens(
+        _make_added_tokens(tokens, kinds, {CONTROL, UNKNOWN}, special=True)
+    )
 
     def get_token(name: str) -> str | None:
-        at = own.get(f"{name}_token_id")
+        at = metadata.get(f"{name}_token_id")
         return tokens[at] if at is not None and at < len(tokens) else None
 
-    _begin_and_end(made, own, get_token("bos"), get_token("eos"))
+    _add_bos_and_eos(tokenizer, metadata, get_token("bos"), get_token("eos"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": get_token("bos"),
@@ -90,15 +92,15 @@ def tokenizer_files(file: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         "clean_up_tokenization_spaces": False,
     }
     return {
-        "tokenizer.json": json.loads(made.to_str()),
+        "tokenizer.json": json.loads(tokenizer.to_str()),
         "tokenizer_config.json": {key: value for key, value in config.items() if value is not None},
     }
 
 
-def _byte_level(file: str, own: Mapping[str, Any]) -> Any:
+def _make_byte_level(file: str, metadata: Mapping[str, Any]) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    pre = own.get("pre", "default")
+    pre = metadata.get("pre", "default")
     how = SPLITS.get(pre)
     if how is None:
         raise UsageError(
@@ -106,10 +108,10 @@ def _byte_level(file: str, own: Mapping[str, Any]) -> Any:
             f" {', '.join(SPLITS)})",
             "give transformers' folder of the model",
         )
-    merges = [tuple(merge.split(" ", 1)) for merge in own["merges"]]
-    made = Tokenizer(
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata["merges"]]
+    tokenizer = Tokenizer(
         models.BPE(
-            vocab={token: at for at, token in enumerate(own["tokens"])},
+            vocab={token: at for at, token in enumerate(metadata["tokens"])},
             merges=merges,
             ignore_merges=how == _LLAMA3,
         )
@@ -123,20 +125,20 @@ def _byte_level(file: str, own: Mapping[str, Any]) -> Any:
             pre_tokenizers.Split(Regex(how), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
-    made.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     if how == _QWEN2:
-        made.normalizer = normalizers.NFC()
-    made.decoder = decoders.ByteLevel()
-    return made
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
-def _sentence_piece(file: str, own: Mapping[str, Any]) -> Any:
+def _make_sentence_piece(file: str, metadata: Mapping[str, Any]) -> Any:
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    tokens, scores = own["tokens"], own["scores"]
-    kinds = own.get("token_type") or [1] * len(tokens)
-    unknown = own.get("unknown_token_id", 0)
-    made = Tokenizer(
+    tokens, scores = metadata["tokens"], metadata["scores"]
+    kinds = metadata.get("token_type") or [1] * len(tokens)
+    unknown = metadata.get("unknown_token_id", 0)
+    tokenizer = Tokenizer(
         models.BPE(
             vocab={token: at for at, token in enumerate(tokens)},
             merges=_merges(tokens, scores, kinds),
@@ -145,14 +147,14 @@ def _sentence_piece(file: str, own: Mapping[str, Any]) -> Any:
             byte_fallback=BYTE in kinds,
         )
     )
-    prefix = own.get("add_space_prefix", True)
+    prefix = metadata.get("add_space_prefix", True)
     replaced = normalizers.Replace(" ", SPACE)
-    made.normalizer = (
+    tokenizer.normalizer = (
         normalizers.Sequence([normalizers.Prepend(SPACE), replaced]) if prefix else replaced
     )
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    made.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
-    return made
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
+    return tokenizer
 
 
 def _merges(
@@ -190,19 +192,21 @@ def _make_added_tokens(
     ]
 
 
-def _begin_and_end(made: Any, own: Mapping[str, Any], bos: str | None, eos: str | None) -> None:
+def _add_bos_and_eos(
+    tokenizer: Any, metadata: Mapping[str, Any], bos: str | None, eos: str | None
+) -> None:
     """Add BOS and EOS tokens to texts as the metadata require."""
     from tokenizers import processors
 
-    usual = own["model"] == "llama" or SPLITS.get(own.get("pre", "")) == _LLAMA3
-    first = bos if own.get("add_bos_token", usual) else None
-    last = eos if own.get("add_eos_token", False) else None
+    usual = metadata["model"] == "llama" or SPLITS.get(metadata.get("pre", "")) == _LLAMA3
+    first = bos if metadata.get("add_bos_token", usual) else None
+    last = eos if metadata.get("add_eos_token", False) else None
     if first or last:
         pair = [("bos", first), ("eos", last)]
         text = " ".join(token for token in (first, "$A", last) if token)
-        made.post_processor = processors.TemplateProcessing(
+        tokenizer.post_processor = processors.TemplateProcessing(
             single=text,
             special_tokens=[
-                (token, int(own[f"{which}_token_id"])) for which, token in pair if token
+                (token, int(metadata[f"{which}_token_id"])) for which, token in pair if token
             ],
         )

@@ -107,7 +107,7 @@ class ModelShape(BaseModel):
 
     def config(self) -> dict[str, Any]:
         """Return transformers' config.json of the shape, without EOS id."""
-        said: dict[str, Any] = {
+        config: dict[str, Any] = {
             "architectures": [CLASSES[self.family]],
             "model_type": self.family,
             "hidden_act": "silu",
@@ -127,12 +127,12 @@ class ModelShape(BaseModel):
             "pad_token_id": None,
         }
         if self.family == "mixtral":
-            said |= {"num_local_experts": self.experts, "num_experts_per_tok": self.chosen}
-            said["sliding_window"] = None
+            config |= {"num_local_experts": self.experts, "num_experts_per_tok": self.chosen}
+            config["sliding_window"] = None
         if self.family == "qwen3_moe":
-            said |= {"num_experts": self.experts, "num_experts_per_tok": self.chosen}
-            said |= {"moe_intermediate_size": self.mlp, "norm_topk_prob": True}
-        return said
+            config |= {"num_experts": self.experts, "num_experts_per_tok": self.chosen}
+            config |= {"moe_intermediate_size": self.mlp, "norm_topk_prob": True}
+        return config
 
 
 SHAPE_PREFIX = "shape:"

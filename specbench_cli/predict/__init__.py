@@ -1,1 +1,1 @@
-"""The time that a run's decoding takes at other costs: another machine, a roofline, a load."""
+"""Predictions of decode times from a recorded run: for another machine, accelerator or load."""

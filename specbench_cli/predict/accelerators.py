@@ -1,10 +1,10 @@
-"""Cost table of forwards on an accelerator that is not present, by a roofline model.
+"""Time of forwards on an accelerator that this machine does not have, by a roofline model.
 
 Roofline (Williams, Waterman, Patterson, 2009, doi:10.1145/1498765.1498785): an operation takes the
 longer of two times: its bytes at the memory bandwidth, or its arithmetic at peak FLOPS. A forward
 is three operations in sequence: products with the layers' weights, attention, and the output
 matrix. Other work takes no time, except `overhead`, which is added to every forward. Kernels reach
-neither peak, so the times are lower bounds. Ratios of times are more reliable.
+neither peak, so the times are lower bounds. Ratios of two modelled times are more accurate.
 
 In a mixture of experts, only the experts that a row uses are read. If each of r rows chooses k of E
 experts uniformly, these are E (1 - (1 - k/E)^r) experts on average.
@@ -50,7 +50,7 @@ Between them it is interpolated like measured tables.
 """
 
 MAX_DEVICES = 1025
-"""One more than the maximum number of devices that an error message proposes."""
+"""Upper limit (exclusive) of the number of devices that an error message suggests."""
 
 INPUTS = (
     *("bandwidth", "flops", "link"),
@@ -61,7 +61,7 @@ INPUTS = (
 
 
 class Accelerator(BaseModel):
-    """An entry of devices.yaml, which explains the units."""
+    """An accelerator in devices.yaml. The file explains the fields and their units."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -95,7 +95,7 @@ def distinct_experts(experts: float, chosen: float, rows: float) -> float:
 
 @dataclass(frozen=True)
 class Roofline:
-    """Models on devices.
+    """Roofline model of a target and a draft on one or several accelerators.
 
     Attributes:
         hardware: name of the devices on the command line.
@@ -103,10 +103,10 @@ class Roofline:
         devices: number of devices in tensor parallel.
         names, shapes: names and shapes of the models, by role.
         dtype: dtype of weights, state and arithmetic.
-        batch: number of sequences in a forward. Each has as many rows as in the trace.
-        context: rows before every forward. None takes them from the trace.
+        batch: number of sequences in a forward. Each has as many new rows as in the trace.
+        context: number of rows in the KV cache before every forward. None: as in the trace.
         overhead: additional time of every forward, in ns.
-        factors: input -> factor that it is multiplied by.
+        factors: name of an input (see `INPUTS`) -> factor. Used to compute sensitivities.
     """
 
     hardware: str
@@ -134,8 +134,8 @@ class Roofline:
         """Construct a roofline from command-line values: `h100`, `h100x8`; `llama-2-70b+7b`.
 
         Raises:
-            UsageError: a name is unknown, the peak for the dtype is unknown, or there are several
-                devices of a kind without a known link.
+            UsageError: a name is unknown, or the accelerator has no known FLOPS for the dtype, or
+                no known link between devices.
         """
         known = load_accelerators()
         split = re.fullmatch(r"(.+?)x([1-9]\d{0,3})", hardware)
@@ -150,13 +150,13 @@ class Roofline:
         device = known[name]
         if dtype not in device.flops:
             raise UsageError(
-                f"--dtype {dtype}: no peak of {name} is known for it",
+                f"--dtype {dtype}: the peak FLOPS of {name} are not known for this dtype",
                 f"known: {', '.join(device.flops)}",
             )
         if devices > 1 and device.link is None:
             raise UsageError(
-                f"{hardware}: no link between devices of this kind is known",
-                f"one of them, or: {', '.join(k for k, each in known.items() if each.link)}",
+                f"{hardware}: the bandwidth between devices of this kind is not known",
+                f"use one device, or: {', '.join(k for k, each in known.items() if each.link)}",
             )
         names = parse_pair(models)
         return cls(
@@ -177,7 +177,7 @@ class Roofline:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The inputs, of `INPUTS`, that affect this model."""
+        """The inputs in `INPUTS` that affect this model."""
         mixed = any(each.experts > 1 for each in self.shapes.values())
         there = {
             "link": self.devices > 1,
@@ -193,7 +193,10 @@ class Roofline:
         """Return the time in ns of a forward over `new` rows per sequence after `context` rows.
 
         Args:
-            logits: rows of each sequence for which logits are computed. None: all rows.
+            role: "target" or "draft".
+            new: number of new rows.
+            context: number of rows in the KV cache.
+            logits: number of rows of each sequence for which logits are computed. None: all rows.
         """
         of, size, by = self.shapes[role], BYTES[self.dtype], self._factor
         sequences = self.batch * by("batch")
@@ -230,9 +233,9 @@ class Roofline:
         return 1e9 * max(nbytes / bandwidth, operations / peak) / self.devices
 
     def _state_bytes(self, of: ModelShape, rows: float) -> float:
-        """Return the bytes of some rows of a state on all devices together.
+        """Return the bytes of some rows of a KV cache, summed over all devices.
 
-        With more devices than key-value heads, several devices hold a copy of the same head.
+        With more devices than key-value heads, several devices store a copy of the same head.
         """
         return (
             rows
@@ -251,7 +254,7 @@ class Roofline:
         return 1e9 * 2 * layers * sent / (link * self._factor("link"))
 
     def memory_use(self, rows: int) -> dict[str, int]:
-        """Return the bytes that all devices hold together, by content.
+        """Return the bytes of weights and states, summed over all devices, by content.
 
         Args:
             rows: number of rows of each sequence.
@@ -279,21 +282,21 @@ class Roofline:
         least = next(enough, None) if self.accelerator.link else None
         more = "" if least is None else f"--hardware {name}x{least}, or "
         raise UsageError(
-            f"it does not fit: {needed:,} bytes ({parts}; batch {self.batch}, {rows} rows each),"
-            f" and {self.hardware} has {room:,}",
+            f"the models do not fit: they need {needed:,} bytes ({parts}; batch {self.batch},"
+            f" {rows} rows each), but {self.hardware} has {room:,}",
             f"{more}a smaller --batch, --context or --shape",
         )
 
     def make_cost_table(
         self, models: Mapping[str, Mapping[str, Any]], together: int = 1, mean: float = 0.0
     ) -> Costs:
-        """Return the cost table.
+        """Return the table of forward costs, in the format of measured costs.
 
         Args:
-            models: facts of the run's models, by role. Their numbers of layers belong to the
-                traces.
+            models: facts about the models of the recorded run, by role. The table needs their
+                numbers of layers to replay traces.
             together: maximum number of sequences in a continuous batch (`Costs.batch`).
-            mean: mean number of rows of these sequences before a forward.
+            mean: mean number of rows in the KV cache of these sequences.
         """
         beside = {
             role: self._operation_ns(self._state_bytes(of, mean), 0.0)
@@ -325,7 +328,7 @@ class Roofline:
         )
 
     def _make_curve(self, role: str) -> CostCurve:
-        """Return the points of a model. One context is enough if the roofline fixes the context."""
+        """Return the costs of a model's forwards and prefills, by number of rows and context."""
         contexts = CONTEXTS if self.context is None else (self.context,)
         lengths = ROWS if self.context is None else (self.context,)
         return CostCurve(
@@ -345,6 +348,6 @@ class Roofline:
     def _prefill_ns(self, role: str, n: int) -> float:
         """Return the prefill time of n tokens, with logits for the last row only.
 
-        It does not depend on the context that is set for forwards.
+        `self.context` is ignored, because a prefill starts without a context.
         """
         return replace(self, context=None).forward_ns(role, n, 0, logits=1)

@@ -1,4 +1,7 @@
-"""Cost functions over a cost table that a probe measured or a roofline computed."""
+"""Cost functions: the time of a forward, from a table that was measured or computed.
+
+`specbench predict --probe` measures a table. A roofline model computes one (`accelerators`).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from specbench_cli.measure.costs import Costs
 
 
 class TableCosts:
-    """Time of a forward alone, without the host's work.
+    """Cost function for the time of a forward, without the host's work.
 
     A forward over several sequences costs the same as one over that many rows after their mean
     context. A joint prefill of several prompts costs the sum of their prefills. A forward through
@@ -34,15 +37,15 @@ class TableCosts:
 
 
 class BatchCosts:
-    """Time of a forward in a batch, with the host's work for it.
+    """Cost function for the time of a forward in a batch, including the host's work.
 
     The probe of batches (`BatchCost`) measures the cost of each further sequence and of the host.
     If no batches were probed, further sequences add nothing, and the host's work is that of single
     sequences.
 
     Attributes:
-        forwards: number of forwards, without prefills.
-        extrapolated: number of these beyond the table's points.
+        forwards: number of calls so far, without prefills.
+        extrapolated: number of these outside the range of the table.
     """
 
     def __init__(self, costs: Costs) -> None:
@@ -60,7 +63,7 @@ class BatchCosts:
 
     @property
     def batches_probed(self) -> bool:
-        """Return True if the table has costs of sequences that are decoded together."""
+        """True if the table has measured costs of batches."""
         return self.costs.batch is not None
 
     def _host_ns(self, work: ForwardWork) -> float:

@@ -1,4 +1,4 @@
-"""Timeline of a record's trace: one lane per worker, with steps and messages."""
+"""Timeline of the forwards of one output, with one lane per worker, for the timeline figure."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ class StepSpan:
 
 @dataclass(frozen=True)
 class WorkerLanes:
-    """Lanes of an output; empty if its method reports no forwards.
+    """Timeline of an output. It is empty if the method reports no forwards.
 
     prefill: start of decoding, in ns from the start of the timer.
     spans: forwards, sorted by start.
+    arrows: messages between workers.
     steps: steps; empty if the method reports none.
     learn: duration of learning before the start of the timer, in ns.
     """
@@ -78,10 +79,10 @@ def make_lanes(record: Record) -> WorkerLanes:
 
 
 def _steps(record: Record, spans: list[RecordedForward], prefill: int) -> list[StepSpan]:
-    """Return the steps, each of which ends with a verification.
+    """Return the steps. Each ends with the end of a verification.
 
-    If there are more verifications than steps, they are spread evenly. If there are fewer, the list
-    is empty.
+    If there are more verifications than steps, they are distributed evenly over the steps. If there
+    are fewer, the list is empty.
     """
     if record.steps is None:
         return []

@@ -1,8 +1,8 @@
-"""Modelled times of a run's methods under load, from a machine's costs and recorded acceptance.
+"""Simulation of a run's methods under load: requests that arrive over time.
 
-The engine's own driver decodes the first turns of the run again, with the run's methods and
-policies. Scripts replay the recorded tokens (`scripts`). A cost table determines the time of each
-forward (`costs.BatchCosts`).
+The engine decodes the first turn of each question again, with the run's methods. It does not run
+the models. Their outputs come from the record (`scripts`), and the time of each forward from a cost
+table (`costs.BatchCosts`).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ Floats = NDArray[np.float64]
 class SimulatedLoad:
     """Simulated requests of a method under one load.
 
+    label: label of the method.
     load: arrivals, as typed.
     passes: for each cost table, the requests' arrivals, first tokens and last tokens, in seconds,
         and their numbers of tokens.
@@ -54,15 +55,19 @@ def simulate_load(
     size: int,
     chunk: int | None,
 ) -> tuple[list[SimulatedLoad], dict[str, str]]:
-    """Simulate the methods of a run under loads.
+    """Simulate the methods of a run under several loads.
 
     Args:
+        records, prompts, manifest: of the run.
         costs: costs of several probes of one machine, each of which gives a repeat. Policies use
             the first one.
+        loads: arrivals to simulate.
         size: maximum number of sequences in a step.
-        chunk: maximum number of prompt tokens in such a step.
+        chunk: maximum number of prompt tokens in a step.
+
     Returns:
-        The simulated loads, and label -> reason for methods without one.
+        The simulated loads, and label -> reason for methods that cannot be simulated.
+
     Raises:
         UsageError: a trace lists fewer arrivals than the run has prompts.
     """

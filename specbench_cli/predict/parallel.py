@@ -31,16 +31,16 @@ TITLE = "Modelled, not measured"
 NOTE = (
     "Decoding of methods with several workers as it would be with a device for each: traces"
     " replayed with full overlap, forwards as long as in the rows that had the whole machine to"
-    " themselves (of others: as they were), host work and messages as measured."
+    " themselves (others: as measured), host work and messages as measured."
     " The speedup is over vanilla's measured decoding. Never ranked with measured rows."
 )
 Kind = tuple[str, int, tuple[int, int], float]
-"""Properties that determine the time of a forward: model, tokens, layers, share of the weights."""
+"""Forwards with equal (model, tokens, layers, share of the weights) take about equally long."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelledRow:
-    """Modelled decode time of a method, over the outputs that vanilla has too.
+    """Modelled decode time of a method with several workers, over outputs that vanilla has too.
 
     devices: number of devices, one per worker.
     outputs: number of outputs.
@@ -81,7 +81,10 @@ COLUMNS: tuple[Column[ModelledRow], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class MedianCosts:
-    """Median time of the same forward in other outputs. Without one, it is the measured time."""
+    """Cost function: the median time of the same kind of forward, else the forward's own time.
+
+    medians: median time in ns of each kind, in methods with one worker.
+    """
 
     medians: Mapping[Kind, float]
 
@@ -93,7 +96,7 @@ class MedianCosts:
 
 
 def median_gaps(recordings: Iterable[RecordedForwards]) -> HostGaps:
-    """Return the medians of the measured work between forwards."""
+    """Return the median host work before forwards and messages, and the median message latency."""
     forward, message = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
     latencies = []
     for recording in recordings:

@@ -1,17 +1,16 @@
 """Predicted decode times of a run from a machine's costs, compared with the measured times.
 
-A record's trace is replayed (`replay`). The probe's curve gives the cost of every forward from its
-new tokens and the rows before it (`costs.TableCosts`). Every step adds the cost of the host's work.
-A head reads the prompt after the target's prefill, in one forward with the cost of its prefill.
+Each recorded forward gets the time that a probe of the machine measured for its number of new
+tokens and its context (`costs.TableCosts`). The trace is replayed with these times (`replay`).
+Every step adds the time of the host's work.
 
-A step with more drafted tokens than levels drafted a tree. Its verification has the probed cost of
-trees. A target forward directly after another one finds the weights in the caches. The host's work
-is that of the method if it was probed by name, else that of a draft model's chains or trees
-(`Costs.hosts`).
-
-If a machine was probed several times, before and after the run, times are means over the probes.
-
-If several workers compute at once, only the busiest one counts: overlap is assumed to be perfect.
+- Trees: a step with more drafted tokens than levels drafted a tree. Its verification has the probed
+  cost of trees.
+- Warm weights: a target forward directly after another one finds the weights in the CPU caches.
+- Host work: that of the method if it was probed by name, else that of a draft model with chains or
+  trees (`Costs.hosts`).
+- Several probes: if the machine was probed several times, times are means over the probes.
+- Several workers: only the busiest worker counts, as if the others overlapped perfectly.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import mean, median
 from typing import Any
 
@@ -37,7 +37,7 @@ class PredictedTime:
     """Predicted times of an output in ns.
 
     forwards: number of forwards.
-    extrapolated: number of these beyond the probe's points.
+    extrapolated: number of forwards outside the range that the probe measured.
     """
 
     prefill: float
@@ -67,13 +67,13 @@ class TaskPrediction:
     """Decode times of a method on a task, in ns, summed over outputs.
 
     measured, predicted: over the outputs with times.
-    void: number of outputs without times.
-    predicted_void: predicted time of these.
+    void: number of outputs without times (noisy).
+    predicted_void: predicted time of the outputs without times.
     elsewhere: predicted with the other machine's costs, over all outputs.
     efficiency: predicted / measured.
     error: efficiency - 1.
     cell_error: median absolute error over outputs.
-    extrapolated: share of forwards beyond the probe's points.
+    extrapolated: share of forwards outside the range that the probe measured.
     """
 
     label: str
@@ -108,15 +108,16 @@ def predict(
     against: Costs | None,
     also: Sequence[Costs] = (),
 ) -> Prediction:
-    """Replay a run.
+    """Predict the decode times of a run.
 
     Args:
+        records: records of the run.
         manifest: the run's manifest, for the order of methods and tasks.
-        costs: costs of the run's machine.
-        against: costs of another machine.
+        costs: measured costs of the run's machine.
+        against: measured costs of another machine, for which times are predicted too.
         also: costs of further probes of the run's machine.
     """
-    cells: dict[tuple[str, str], list[PredictedOutput]] = defaultdict(list)
+    outputs: dict[tuple[str, str], list[PredictedOutput]] = defaultdict(list)
     missing: dict[str, str] = {}
     for record in records:
         why = _unpredictable_reason(record, manifest, (costs, *also), against)
@@ -125,28 +126,33 @@ def predict(
             continue
         assert record.forwards is not None
         assert record.steps is not None
-        told = record.forwards, record.steps
-        cells[record.label, record.task].append(
+        trace_and_steps = record.forwards, record.steps
+        outputs[record.label, record.task].append(
             PredictedOutput(
                 label=record.label,
                 task=record.task,
                 measured=None if record.void else record.ns.decode,
                 predicted=_mean(
-                    [predict_output(*told, each, record.method) for each in (costs, *also)]
+                    [
+                        predict_output(*trace_and_steps, each, record.method)
+                        for each in (costs, *also)
+                    ]
                 ),
-                elsewhere=predict_output(*told, against, record.method) if against else None,
+                elsewhere=predict_output(*trace_and_steps, against, record.method)
+                if against
+                else None,
             )
         )
-    labels = _sort_rows((row["label"] for row in _config(manifest).get("methods", [])), cells, 0)
-    tasks = _sort_rows((task["name"] for task in manifest.get("tasks", [])), cells, 1)
+    labels = _sort_rows((row["label"] for row in _config(manifest).get("methods", [])), outputs, 0)
+    tasks = _sort_rows((task["name"] for task in manifest.get("tasks", [])), outputs, 1)
     rows = []
     for label in labels:
-        own = {task: cells[label, task] for task in tasks if (label, task) in cells}
-        rows += [_row(label, task, some) for task, some in own.items()]
-        if len(own) > 1:
-            rows.append(_row(label, ALL, [cell for some in own.values() for cell in some]))
+        by_task = {task: outputs[label, task] for task in tasks if (label, task) in outputs}
+        rows += [_row(label, task, group) for task, group in by_task.items()]
+        if len(by_task) > 1:
+            rows.append(_row(label, ALL, list(chain.from_iterable(by_task.values()))))
     if len(labels) > 1:
-        rows.append(_row(ALL, ALL, [cell for some in cells.values() for cell in some]))
+        rows.append(_row(ALL, ALL, list(chain.from_iterable(outputs.values()))))
     return Prediction(tuple(rows), {k: why for k, why in missing.items() if k not in labels})
 
 
@@ -157,7 +163,11 @@ def _mean(found: Sequence[PredictedTime]) -> PredictedTime:
 
 
 def predict_output(trace: Trace, steps: Steps, costs: Costs, method: str = "") -> PredictedTime:
-    """Replay an output of a method at a machine's costs."""
+    """Predict the times of one output from its trace and the measured costs of a machine.
+
+    Args:
+        method: name of the method, to find its own host costs.
+    """
     table = TableCosts(costs)
     n_layers = {model: facts.get("n_layers") for model, facts in costs.models.items()}
     recording = RecordedForwards.from_trace(trace, steps, n_layers=n_layers)
@@ -179,10 +189,10 @@ def predict_output(trace: Trace, steps: Steps, costs: Costs, method: str = "") -
 
 
 def _host_kind(trace: Trace, trees: bool, costs: Costs) -> str:
-    """Return the key in `Costs.hosts` for a method without its own costs.
+    """Return the key in `Costs.hosts` for a method without host costs of its own.
 
-    It is that of draft trees, or that of the drafting model in older files. "" selects
-    `Costs.host`, the costs of chains.
+    The key is that of draft trees, or the name of the drafting model in older files. "" stands for
+    `Costs.host`, the host costs of chains.
     """
     drafting = {kind.model for kind in trace.kinds} - {"target"}
     lines = sorted(drafting & costs.hosts.keys() - (set() if trees else {"draft"}))
@@ -198,9 +208,9 @@ def _unpredictable_reason(
     if record.forwards is None or record.steps is None:
         return "its forwards are not metered"
     if _config(manifest).get("contrast") is not None:
-        return "its target read a second prompt beside each, and the probe times forwards of one"
+        return "contrastive decoding runs two prompts per forward, but the probe measures one"
     if record.batch is not None:
-        return "its prompts were decoded together, and the probe times forwards of one; --batch 1"
+        return "it decoded prompts in batches, but the probe measures one prompt; use --batch 1"
     models = {kind.model for kind in record.forwards.kinds}
     heads = {name: sha for name, sha in head_labels(manifest).items() if name in models}
     for each in filter(None, (*costs, against)):
@@ -209,50 +219,52 @@ def _unpredictable_reason(
         elif other := sorted(
             name for name, sha in heads.items() if not each.covers_models({name: sha})
         ):
-            why = f"the probe is of another {', '.join(other)}"
+            why = f"the probe measured another {', '.join(other)}"
         else:
             continue
-        own = [("--method", record.method)] if heads else []
-        own += [
+        options = [("--method", record.method)] if heads else []
+        options += [
             ("--set", f"{record.method}.{name}={value}")
             for name, value in record.params.passed.items()
             if name == "head"
         ]
-        more = [word for pair in own for word in pair]
+        more = [word for pair in options for word in pair]
         return f"{why}; {probe_command(manifest, *more)}"
     return None
 
 
-def _row(label: str, task: str, cells: Sequence[PredictedOutput]) -> TaskPrediction:
-    timed = [cell for cell in cells if cell.measured is not None]
-    void = [cell for cell in cells if cell.measured is None]
-    measured = sum(cell.measured or 0 for cell in timed)
-    predicted = sum(cell.predicted.decode for cell in timed)
+def _row(label: str, task: str, outputs: Sequence[PredictedOutput]) -> TaskPrediction:
+    timed = [output for output in outputs if output.measured is not None]
+    untimed = [output for output in outputs if output.measured is None]
+    measured = sum(output.measured or 0 for output in timed)
+    predicted = sum(output.predicted.decode for output in timed)
     efficiency = predicted / measured if measured else None
-    errors = [abs(cell.predicted.decode / cell.measured - 1) for cell in timed if cell.measured]
-    elsewhere = [cell.elsewhere.decode for cell in cells if cell.elsewhere is not None]
+    errors = [
+        abs(output.predicted.decode / output.measured - 1) for output in timed if output.measured
+    ]
+    elsewhere = [output.elsewhere.decode for output in outputs if output.elsewhere is not None]
     return TaskPrediction(
         label=label,
         task=task,
-        outputs=len(cells),
-        void=len(void),
+        outputs=len(outputs),
+        void=len(untimed),
         measured=measured if timed else None,
         predicted=predicted if timed else None,
-        predicted_void=sum(cell.predicted.decode for cell in void) if void else None,
+        predicted_void=sum(output.predicted.decode for output in untimed) if untimed else None,
         elsewhere=sum(elsewhere) if elsewhere else None,
         efficiency=efficiency,
         error=None if efficiency is None else efficiency - 1,
         cell_error=median(errors) if errors else None,
-        extrapolated=sum(cell.predicted.extrapolated for cell in cells)
-        / max(1, sum(cell.predicted.forwards for cell in cells)),
+        extrapolated=sum(output.predicted.extrapolated for output in outputs)
+        / max(1, sum(output.predicted.forwards for output in outputs)),
     )
 
 
 def _sort_rows(
-    planned: Iterable[str], cells: Mapping[tuple[str, str], Sequence[PredictedOutput]], part: int
+    planned: Iterable[str], outputs: Mapping[tuple[str, str], Sequence[PredictedOutput]], part: int
 ) -> list[str]:
     """Return the names with outputs: first those in the manifest, in its order, then others."""
-    met = dict.fromkeys(key[part] for key in cells)
+    met = dict.fromkeys(key[part] for key in outputs)
     return [name for name in dict.fromkeys((*planned, *met)) if name in met]
 
 

@@ -1,11 +1,11 @@
-"""Replay of a recorded trace at other costs. The result is a timeline.
+"""Replay of a recorded trace with other forward times, for example those of another machine.
 
-`RecordedForwards` reads the forwards of an output from a trace, the rows before each of them, and
-the messages between workers. `replay` repeats every worker's actions in the recorded order. A cost
-function returns the time of each forward. It represents the predicted hardware: a probed machine or
-a roofline's accelerator (`costs.TableCosts`), or one device per worker (`parallel.MedianCosts`).
-Requests that arrive at given times have no recorded order, so the engine decodes them again at such
-costs (`load`).
+`RecordedForwards` reads the forwards of an output from its trace, with the number of rows in the KV
+cache before each, and the messages between workers. `replay` repeats the forwards and messages of
+each worker in the recorded order. A cost function returns the time of each forward on the predicted
+hardware: a probed machine or a roofline model (`costs.TableCosts`), or one device per worker
+(`parallel.MedianCosts`). For requests that arrive over time, the order of forwards is not known, so
+`load` runs the engine again.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class RecordedMessage(NamedTuple):
 
 
 Event = tuple[int, int, int, RecordedForward | RecordedMessage]
-"""Time, rank among events of the same time, worker, and its action: run a forward, send or read a
-message."""
+"""(time, rank among events of the same time, worker, action). The action is a forward, or a message
+that the worker sends or reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedForwards:
-    """Forwards of one output, in the recorded order.
+    """Forwards and messages of one output, in the recorded order.
 
     since: start of decoding in ns.
     """
@@ -79,7 +79,8 @@ class RecordedForwards:
 
         Args:
             steps: steps of the output. Without them the rows before a forward are unknown.
-            n_layers: number of layers by model, for old traces without the share of a forward.
+            n_layers: number of layers by model. Needed for old traces, in which forwards lack the
+                share of weights that they read.
             since: start of decoding in ns.
         """
         return cls(
@@ -114,7 +115,7 @@ class RecordedForwards:
 
 @dataclass(frozen=True, slots=True)
 class HostGaps:
-    """Work between forwards, in ns.
+    """Host work between forwards, in ns.
 
     forward: worker -> work before each of its forwards.
     message: worker -> work before each message that it sends.
@@ -127,7 +128,7 @@ class HostGaps:
 
 
 NO_WAITING = HostGaps(latency=-inf)
-"""Only forwards take time, and no worker waits for a message."""
+"""Gaps with which only forwards take time, and no worker waits for a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ def replay(
 
     Args:
         cost: returns the time of a forward in ns.
-        gaps: work between forwards.
+        gaps: host work between forwards.
     """
     done: dict[int, float] = defaultdict(float)
     arrived: dict[int, float] = {}
@@ -182,10 +183,10 @@ def _forwards(
 ) -> Iterator[RecordedForward]:
     """Yield the forwards of a trace, each with the number of rows in its model's state before it.
 
-    A prefill adds the prompt's rows, and a forward adds its own. After the verification that ends a
-    step, all models drop the rows beyond the committed tokens. Verifications are matched to steps
-    in order. If there are more of them than steps (a method that verifies ahead), steps are spread
-    evenly over them.
+    A prefill adds the prompt's rows, and a forward adds its own rows. After the verification that
+    ends a step, all models drop the rows of rejected tokens. The i-th verification belongs to the
+    i-th step. If there are more verifications than steps, as in a method that verifies ahead, they
+    are distributed evenly over the steps.
     """
     last = max((kind.layers[1] for kind in trace.kinds if kind.role == "verify"), default=0)
     ends = [kind.role == "verify" and kind.layers[1] == last for kind in trace.kinds]
@@ -209,7 +210,7 @@ def _forwards(
             if model == "target" and share == 1:  # a prompt may be prefilled in chunks
                 before, prompt = prompt, prompt + n
             held[model] = before + n
-        elif kind.role == "verify":  # rows that target layers drafted were dropped
+        elif kind.role == "verify":  # self-drafting methods dropped the rows that they drafted
             before = held[model] = min(before, prompt + committed[step])
             tree = used and trees[step : step + 1] == [True]
         yield RecordedForward(

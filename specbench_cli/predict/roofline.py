@@ -1,8 +1,9 @@
-"""Replay of recorded traces at a roofline's costs: modelled times and their sensitivity.
+"""Modelled decode times on another accelerator, from a recorded run and a roofline model.
 
-The run provides the traces: tokens of each forward, accepted tokens, output lengths. Acceptance is
-that of the run's models. Times are those of the modelled shapes. With a batch, all of its sequences
-are assumed to follow the recorded one.
+The recorded run provides the tokens of each forward, the accepted tokens and the output lengths. So
+acceptance is that of the run's models, but times are those of the modelled shapes. In a batch, all
+sequences are assumed to equal the recorded one. The module also computes how sensitive a speedup is
+to each input of the model.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Times = dict[str, dict[OutputTurn, float]]
 
 @dataclass(frozen=True, slots=True)
 class ChangedInput:
-    """Relative change of a speedup if an input is a tenth smaller and a tenth larger."""
+    """Relative change of a speedup if an input is 10% smaller (less) or 10% larger (more)."""
 
     less: float
     more: float
@@ -71,10 +72,13 @@ class RooflineReplay:
 def replay_roofline(
     records: Iterable[Record], manifest: Mapping[str, Any], roofline: Roofline
 ) -> RooflineReplay:
-    """Replay a run.
+    """Model the decode times of a run on other hardware.
 
     Args:
+        records: records of the run.
         manifest: the run's manifest, for its models and the order of its methods.
+        roofline: the hardware and the models' shapes.
+
     Raises:
         UsageError: the models and the run's longest text do not fit in the devices' memory.
     """
@@ -136,12 +140,12 @@ def _missing_reason(record: Record, roofline: Roofline) -> str | None:
     if record.forwards is None or record.steps is None:
         return "its forwards are not metered"
     if record.batch is not None:
-        return "its prompts were decoded together: a trace of one is needed; --batch 1"
+        return "it decoded prompts in batches, but the model needs single prompts; use --batch 1"
     known = roofline.shapes
     lacking = sorted({kind.model for kind in record.forwards.kinds} - known.keys())
     if lacking == ["draft"]:
-        return f"no draft was named: --shape {roofline.names['target']}+DRAFT"
-    return f"there is no shape of its {', '.join(lacking)}" if lacking else None
+        return f"its draft model has no shape: --shape {roofline.names['target']}+DRAFT"
+    return f"its {', '.join(lacking)} has no shape" if lacking else None
 
 
 def _length(record: Record, roofline: Roofline) -> int:
@@ -161,7 +165,7 @@ def _times(
     models: Mapping[str, Mapping[str, Any]],
     rooflines: Sequence[Roofline],
 ) -> list[Times]:
-    """Replay the outputs at the costs of each roofline, in which the host's work takes no time."""
+    """Return the decode times of the outputs for each roofline. The host's work takes no time."""
     n_layers = {role: facts.get("n_layers") for role, facts in models.items()}
     costs = [TableCosts(each.make_cost_table(models)) for each in rooflines]
     found: list[Times] = [{label: {} for label in kept} for _ in rooflines]
@@ -179,7 +183,7 @@ def _times(
 def _speedups(
     kept: Mapping[str, Mapping[OutputTurn, Record]], times: Mapping[str, Mapping[OutputTurn, float]]
 ) -> dict[str, float]:
-    """Return the speedups over vanilla, scaled to the same tokens, on outputs that both have."""
+    """Return the speedups over vanilla, on outputs that both have, scaled to equal token counts."""
     plain = kept.get(BASELINE, {})
     found = {}
     for label, own in kept.items():
@@ -199,7 +203,7 @@ def _decoded_tokens(record: Record) -> int:
 
 
 def rows_as_dicts(rows: Sequence[RooflineRow]) -> list[dict[str, Any]]:
-    """Return the rows for programs."""
+    """Return the rows as flat JSON objects."""
     return [
         {
             "label": row.label,

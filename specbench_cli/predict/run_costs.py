@@ -1,4 +1,4 @@
-"""Costs for the prediction of a run: those of its machine, models and set-up, or of a file."""
+"""Measured forward costs for the prediction of a run: from the run itself, or from the cache."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ def load_costs(run: RunDir) -> list[Costs]:
 
     probe = probe_command(run.manifest)
     labels = " and ".join(facts["label"] for facts in run.manifest.get("models", {}).values())
-    wanted = f"there are no costs of {labels} ({setup}) on"
+    wanted = f"the forward costs of {labels} ({setup}) were not measured on"
     if machine.get("id") == fingerprint()["id"]:
         raise EnvironmentFault(f"{wanted} this machine yet", probe)
     raise EnvironmentFault(
-        f"{wanted} the machine that {run.path} was made on, which is another one",
-        f"there: {probe} --out FILE, then here: specbench predict {run.path} --costs FILE",
+        f"{wanted} the machine of {run.path}, which is another machine than this one",
+        f"run {probe} --out FILE on that machine, then here: specbench predict {run.path}"
+        " --costs FILE",
     )
 
 
@@ -65,15 +66,15 @@ def head_labels(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_models(costs: Costs, run: RunDir) -> Costs:
-    """Return the costs. Raise UsageError if they are not of the run's models."""
+    """Return the costs. Raise UsageError if they were measured for other models than the run's."""
     if costs.covers_models(_weights(run)):
         return costs
     theirs = ", ".join(f"{role} {facts['label']}" for role, facts in costs.models.items())
     models = run.manifest.get("models", {})
     ours = ", ".join(f"{role} {facts['label']}" for role, facts in models.items())
     raise UsageError(
-        f"these are costs of other models: {theirs}; {run.path} has {ours},"
-        " and weights are compared by their hash",
+        f"the costs were measured for other models: {theirs}; {run.path} has {ours}. The hashes of"
+        " the weights must be equal",
         probe_command(run.manifest),
     )
 
@@ -101,6 +102,6 @@ def _setup(run: RunDir) -> CostSetup:
         )
     except (KeyError, ValueError) as error:
         raise UsageError(
-            f"{run.path} was never begun: its manifest names no device, dtype and threads",
+            f"{run.path} was not started: its manifest has no device, dtype and threads",
             f"specbench run --resume {run.path}",
         ) from error

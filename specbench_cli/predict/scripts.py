@@ -1,9 +1,10 @@
-"""Replay of recorded requests by the engine's own driver. The results are timelines.
+"""Simulated decoding of recorded requests: the real engine and methods, with scripted models.
 
-A script replaces the models (`engine.simulation`). Batches, methods and policies are the real ones,
-so they choose their own order of forwards. Outputs are the recorded ones. The draft model predicts
-accepted tokens correctly and rejected tokens wrongly. It predicts an untested token correctly with
-the acceptance rate of the tested tokens of the same output.
+A script replaces the models of a request (`engine.simulation`): the target's output is the recorded
+one. The draft model predicts accepted tokens correctly and rejected tokens wrongly. Whether it
+predicts a token that was not tested is drawn at random, with the acceptance rate of the output.
+The engine chooses batches and draft lengths as in a real run, so forwards may come in another order
+than recorded.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class RequestTimeline(NamedTuple):
 
 
 class CannotSimulate(SpecbenchError):
-    """Error for a method whose records lack data that a simulation needs."""
+    """A method cannot be simulated, because its records lack data."""
 
 
 def prompt_ids(prompts: Iterable[Prompt]) -> PromptIds:
@@ -66,16 +67,18 @@ def load_policy_costs(manifest: Mapping[str, Any], costs: Costs) -> Any:
 
 
 def method_from_records(records: Sequence[Record]) -> Method:
-    """Return the method of records.
+    """Construct the method that made some records.
 
     Raises:
         CannotSimulate: the method needs data that scripts do not have.
     """
     first = records[0]
     if first.peer:
-        raise CannotSimulate("another program's, whose steps are its own")
+        raise CannotSimulate("it is a method of another program")
     if first.guarantee not in LOSSLESS:
-        raise CannotSimulate("lossy: what it would accept elsewhere is not recorded")
+        raise CannotSimulate(
+            "it is lossy: the tokens that it would accept in other steps are unknown"
+        )
     if any(record.error is not None for record in records):
         raise CannotSimulate("it failed on some prompts")
     try:
@@ -86,14 +89,14 @@ def method_from_records(records: Sequence[Record]) -> Method:
         raise CannotSimulate("it decodes one prompt at a time")
     rule = getattr(method.params, "length", 0)
     if isinstance(rule, str) and rule not in LENGTHS:
-        raise CannotSimulate(f"length={rule} goes by what the draft model says of each token")
+        raise CannotSimulate(f"length={rule} depends on the draft model's probabilities")
     if (
         method.artifacts()
         or method.models()
         or method.any_vocabulary
         or method.requirements - {"draft"}
     ):
-        raise CannotSimulate("its drafts are of no draft model or lookup alone")
+        raise CannotSimulate("it drafts with a head or another model than the run's draft model")
     return method
 
 
@@ -120,7 +123,7 @@ def make_scripts(
     for record in records:
         prompt = prompts.get((record.prompt_id, record.turn))
         if prompt is None or record.output_ids is None or record.origin is None:
-            raise CannotSimulate("the run does not hold its prompts, outputs and origins")
+            raise CannotSimulate("the run lacks prompts, output ids or token origins")
         output = tuple(record.output_ids)
         whole = budget if record.finish == "eos" else len(output)
         right = _predicted_flags(record.origin, record.prompt_id)

@@ -1,7 +1,8 @@
-"""Modelled times of a run's methods at other settings, from the acceptance of a recorded method.
+"""Modelled times of a run's methods with other parameters, such as other draft lengths.
 
-The engine decodes the recorded outputs again, one prompt after another. Scripts replay the recorded
-tokens (`scripts`). A cost table determines the time of each forward (`costs.BatchCosts`).
+The engine decodes the recorded outputs again, one prompt after another. It does not run the models.
+Their outputs come from the records (`scripts`), and the time of each forward from a cost table
+(`costs.BatchCosts`).
 """
 
 from __future__ import annotations
@@ -115,15 +116,18 @@ def simulate_settings(
     swept: Mapping[str, Mapping[str, Sequence[Any]]],
     row: str | None,
 ) -> tuple[list[ModelledSetting], BatchCosts]:
-    """Simulate other settings of a run's methods, with the acceptance of a recorded method.
+    """Simulate a run's methods with other parameters, at the acceptance of a recorded method.
 
     Args:
+        records, prompts, manifest: of the run.
         costs: costs of a forward, and of the host's step for one sequence.
         swept: method -> parameter -> values. Every combination is a setting.
         row: label of the recorded method. None takes, for each method, the label with the most
             tested tokens.
+
     Returns:
-        The settings, and the cost function, which counted the forwards.
+        The settings, and the cost function with its counts of forwards.
+
     Raises:
         UsageError: the run has no such method, or lacks data about it; a value is not allowed.
     """
@@ -170,7 +174,7 @@ def _simulate_decoding(
 ) -> tuple[float, float]:
     """Return the decode time of all outputs in ns, and tokens per verification."""
     found = replay_scripts(method, scripts, costs, policy=policy)
-    # The prefill makes the first token, and counts as a step.
+    # Subtract prefill: it generates the first token, and counts as a step.
     tokens, steps = (sum(getattr(each, of) - 1 for each in found) for of in ("tokens", "steps"))
     decode = float(sum(each.last - each.first for each in found))
     return decode, tokens / max(1, steps)
@@ -207,8 +211,8 @@ def _choose_row(rows: Mapping[str, Sequence[Record]], method: str, row: str | No
     named = own if row is None else {label: own[label] for label in own if label == row}
     if not named:
         raise UsageError(
-            f"the run has no row {row or method!r} of {method}; it has {', '.join(rows)}",
-            "name the recorded row with --row, and its method's parameter with --sweep",
+            f"the run has no method {row or method!r} of {method}; it has {', '.join(rows)}",
+            "name a label of the run with --row, and a parameter of its method with --sweep",
         )
 
     def count_tested(label: str) -> int:

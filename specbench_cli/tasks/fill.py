@@ -24,7 +24,7 @@ def column_names(template: str) -> list[str]:
     found = [part[1:] for part in parts if part[1] is not None]
     for name, spec, conversion in found:
         if not name or set(name) & set(".[]") or spec or conversion:
-            raise ValueError(f"must have columns' names in braces, not {{{name}}}; {meant}")
+            raise ValueError(f"must have only column names in braces, not {{{name}}}; {meant}")
     return [str(name) for name, _, _ in found]
 
 
@@ -37,7 +37,7 @@ def validate_template(template: str) -> str:
 def validate_program(program: str) -> str:
     """Return a program that contains the answer's placeholder. Raise ValueError otherwise."""
     if ANSWER not in column_names(program):
-        raise ValueError("must say where the answer goes: {answer}")
+        raise ValueError("must contain {answer}, the placeholder of the answer")
     return program
 
 

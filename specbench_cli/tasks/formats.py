@@ -57,15 +57,15 @@ def read_rows(data: bytes, name: str, columns: Sequence[str]) -> Iterator[tuple[
     """
     match get_extension(name):
         case ".jsonl" | ".ndjson":
-            return _json_lines(data)
+            return _read_json_lines(data)
         case ".json":
-            return _json(data)
+            return _read_json(data)
         case ".parquet":
-            return _parquet(data)
+            return _read_parquet(data)
         case ".txt":
-            return _lines(data)
+            return _read_lines(data)
         case suffix:
-            return _table(data, suffix, columns)
+            return _read_table(data, suffix, columns)
 
 
 MAX_BYTES = 4 << 30
@@ -91,32 +91,36 @@ def read_zip_member(data: bytes, name: str) -> bytes:
         raise UnreadableFile(f"not a whole zip archive: {fault}") from fault
 
 
-def _json_lines(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield non-blank lines. Only \\n ends a line, because texts may contain U+2028."""
+def _read_json_lines(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield the row of each line that is not blank.
+
+    Only \\n ends a line, because texts may contain other line separators such as U+2028.
+    """
     for line, raw in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if raw.strip():
-            yield line, _decoded(raw, line)
+            yield line, _parse_json(raw, line)
 
 
-def _json(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield the rows of a list, of an object that contains one list, or the object as one row.
+def _read_json(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield the rows of a JSON file.
 
-    Many files named .json contain JSON Lines, which are read too. A string in a list is a prompt.
+    Rows are the items of a list, or of the only list in an object. Otherwise the object is one row.
+    A string in a list is a prompt. JSON Lines are accepted too, because many .json files use them.
     """
     lines = [line for line in data.split(b"\n") if line.strip()]
     if len(lines) > 1 and all(line.strip().startswith(b"{") for line in lines):
-        yield from _json_lines(data)
+        yield from _read_json_lines(data)
         return
-    rows = _decoded(data, None)
+    rows = _parse_json(data, None)
     if isinstance(rows, dict):
-        rows = _rows_of(rows)
+        rows = _find_rows(rows)
     if not isinstance(rows, list):
         raise UnreadableFile(f"not a JSON list of rows but a {type(rows).__name__}")
     for place, row in enumerate(rows, start=1):
         yield place, {PROMPT: row} if isinstance(row, str) else row
 
 
-def _rows_of(found: dict[str, Any]) -> Any:
+def _find_rows(found: dict[str, Any]) -> Any:
     """Return the rows in a JSON object, or the object itself if it contains no list of rows."""
     columns = [name for name in (PROMPT, "question") if isinstance(found.get(name), list | dict)]
     if columns:
@@ -137,7 +141,7 @@ def _is_rows(value: object) -> bool:
     )
 
 
-def _lines(data: bytes) -> Iterator[tuple[int, Any]]:
+def _read_lines(data: bytes) -> Iterator[tuple[int, Any]]:
     """Yield each line that is not blank as a prompt."""
     try:
         text = data.decode("utf-8-sig")
@@ -148,7 +152,7 @@ def _lines(data: bytes) -> Iterator[tuple[int, Any]]:
             yield number, {PROMPT: line.strip()}
 
 
-def _decoded(raw: bytes, line: int | None) -> Any:
+def _parse_json(raw: bytes, line: int | None) -> Any:
     try:
         # json.loads would guess the encoding of bytes.
         found = json.loads(raw.decode("utf-8-sig"))
@@ -159,7 +163,7 @@ def _decoded(raw: bytes, line: int | None) -> Any:
         raise UnreadableFile(f"not JSON: {fault}", line) from fault
 
 
-def _parquet(data: bytes) -> Iterator[tuple[int, Any]]:
+def _read_parquet(data: bytes) -> Iterator[tuple[int, Any]]:
     import pyarrow
     import pyarrow.parquet
 
@@ -172,7 +176,7 @@ def _parquet(data: bytes) -> Iterator[tuple[int, Any]]:
     yield from enumerate(table.to_pylist(), start=1)
 
 
-def _delimiter(text: io.StringIO) -> str:
+def _find_delimiter(text: io.StringIO) -> str:
     """Return the delimiter of a CSV file: a semicolon if the header has semicolons and no comma.
 
     Spreadsheets write semicolons in countries with a decimal comma.
@@ -182,7 +186,7 @@ def _delimiter(text: io.StringIO) -> str:
     return ";" if ";" in heading and "," not in heading else ","
 
 
-def _table(data: bytes, suffix: str, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
+def _read_table(data: bytes, suffix: str, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
     """Yield the rows of a CSV file as spreadsheets write it, or of a TSV file without quoting."""
     try:
         text = io.StringIO(data.decode("utf-8-sig"), newline="")
@@ -193,7 +197,7 @@ def _table(data: bytes, suffix: str, columns: Sequence[str]) -> Iterator[tuple[i
     kind: dict[str, Any] = (
         {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
         if suffix == ".tsv"
-        else {"strict": True, "delimiter": _delimiter(text)}
+        else {"strict": True, "delimiter": _find_delimiter(text)}
     )
     reader = csv.reader(text, **kind)
     heading = list(columns)

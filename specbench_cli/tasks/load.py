@@ -1,4 +1,4 @@
-"""Loading of tasks by name, YAML or file of questions."""
+"""Loading of tasks. A task is given by name, as a YAML file, or as a file of questions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHIPPED = Path(datasets_cfg.__path__[0])
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Loaded and checked task.
+    """Task with its questions, loaded and validated.
 
     Attributes:
         sources: Configuration of its files (name, checksum, url, hub id), without local paths.
@@ -75,41 +75,41 @@ def load_task(name_or_path: str) -> Task:
         EnvironmentFault: the data cannot be found or downloaded, is damaged, has another checksum
             or number of rows than stated, or contains placeholders for questions.
     """
-    card, path = _find(name_or_path)
-    bare = path.suffix.lower() not in YAML_EXTENSIONS
+    config, path = _find(name_or_path)
+    without_yaml = path.suffix.lower() not in YAML_EXTENSIONS
     questions: list[Question] = []
     sums: list[str] = []
-    for source in card.sources:
-        label = name_or_path if bare else f"{card.name}: {source.file}"
+    for source in config.sources:
+        label = name_or_path if without_yaml else f"{config.name}: {source.file}"
         try:
-            if bare:
+            if without_yaml:
                 data = read_file(path)
             else:
-                data = read_source(card.name, source, path.parent, card.obtain)
+                data = read_source(config.name, source, path.parent, config.obtain)
             sums.append(sha256(data))
             rows = data if source.member is None else read_zip_member(data, source.member)
-            questions += read_questions(rows, card, source, label)
+            questions += read_questions(rows, config, source, label)
         except UnreadableFile as fault:
-            raise _make_file_error(label, fault, bare, source) from fault
-    held = len(questions) // card.samples
-    if card.rows not in (None, held):
-        files = " and ".join(dict.fromkeys(source.file for source in card.sources))
+            raise _make_file_error(label, fault, without_yaml, source) from fault
+    n_questions = len(questions) // config.samples
+    if config.rows not in (None, n_questions):
+        files = " and ".join(dict.fromkeys(source.file for source in config.sources))
         raise EnvironmentFault(
-            f"{card.name}: {files} contains {held} questions, but {path.name} requires"
-            f" {card.rows}: the file is truncated, or another one",
-            card.obtain or "replace it by the original file, or correct `rows`",
+            f"{config.name}: {files} contains {n_questions} questions, but {path.name} requires"
+            f" {config.rows}: the file is truncated, or another one",
+            config.obtain or "replace it by the original file, or correct `rows`",
         )
     return Task(
-        name=card.name,
-        version=card.version,
-        sources=[source.model_dump(exclude_none=True) for source in card.sources],
-        max_new_tokens=card.max_new_tokens,
-        embedded=card.embedded,
-        citation=card.citation,
-        licence=card.licence,
+        name=config.name,
+        version=config.version,
+        sources=[source.model_dump(exclude_none=True) for source in config.sources],
+        max_new_tokens=config.max_new_tokens,
+        embedded=config.embedded,
+        citation=config.citation,
+        licence=config.licence,
         questions=questions,
         sha256=sums[0] if len(sums) == 1 else sha256("".join(sums).encode()),
-        samples=card.samples,
+        samples=config.samples,
     )
 
 
@@ -130,11 +130,14 @@ def select_questions(questions: Sequence[Question], categories: Sequence[str]) -
 
 
 def _make_file_error(
-    label: str, fault: UnreadableFile, bare: bool, source: DatasetSource
+    label: str, fault: UnreadableFile, without_yaml: bool, source: DatasetSource
 ) -> SpecbenchError:
-    """Return a usage error for a file of the user, or an error for a damaged data set."""
+    """Return the error for an unreadable file.
+
+    It is a usage error if the user gave the file, otherwise the file of a dataset is damaged.
+    """
     place = "" if fault.place is None else f":{fault.place}"
-    if bare:
+    if without_yaml:
         return UsageError(f"{label}{place}: {fault}", format_hint(source.rows_file))
     return EnvironmentFault(
         f"{label}{place} cannot be read: {fault}", "replace it by the original file"
@@ -142,23 +145,23 @@ def _make_file_error(
 
 
 def _find(name_or_path: str) -> tuple[DatasetConfig, Path]:
-    """Return the card and the path of its file (YAML or questions)."""
+    """Return the configuration of a task, and the path of its YAML or of its questions."""
     path = Path(name_or_path)
     names = task_names()
     if name_or_path in names:
         path = SHIPPED / f"{name_or_path}.yaml"
         return read_dataset_config(path), path
-    is_card, is_rows = (
+    is_yaml, is_rows = (
         path.suffix.lower() in YAML_EXTENSIONS,
         get_extension(path.name) in EXTENSIONS,
     )
-    if is_card or is_rows:
+    if is_yaml or is_rows:
         if not _is_file(path):
             raise UsageError(f"no such task file: {name_or_path}", "specbench list tasks")
-        return (read_dataset_config(path) if is_card else _make_config(path)), path
+        return (read_dataset_config(path) if is_yaml else _make_config(path)), path
     if (what := _describe_unreadable(path)) is not None:
         raise UsageError(
-            f"{name_or_path} is {what}, which holds no questions that can be read",
+            f"{name_or_path} is {what}, and questions cannot be read from it",
             f"use a file that ends in {', '.join(EXTENSIONS)} (or one of these and"
             f" {GZIP_EXTENSION}) or .yaml: docs/how-to/tasks.md",
         )
@@ -189,7 +192,10 @@ def _describe_unreadable(path: Path) -> str | None:
 
 
 def _make_config(path: Path) -> DatasetConfig:
-    """Return the card of a file of questions without YAML; its name is the file name."""
+    """Return the configuration of a file of questions that has no YAML.
+
+    The name of the task is the name of the file without its extension.
+    """
     try:
         return DatasetConfig(
             name=get_stem(path.name), version="file", source=DatasetSource(file=path.name)

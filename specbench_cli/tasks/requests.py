@@ -61,8 +61,8 @@ def parse_request(row: Mapping[str, Any]) -> ChatRequest:
     """
     if row.get("tools") or row.get("functions"):
         raise ValueError(
-            "it offers tools, which are not rendered: leave them out, or give the text that the"
-            ' model gets as "prompt", and run with --raw'
+            "it has tools, which are not supported: remove them, or give the complete text of the"
+            ' prompt as "prompt" and run with --raw'
         )
     listed = row[MESSAGES]
     if not isinstance(listed, list) or not listed:
@@ -71,11 +71,11 @@ def parse_request(row: Mapping[str, Any]) -> ChatRequest:
     role, text = messages[-1]
     if role != "user":
         raise ValueError(
-            f"the last message is the {role}'s, and what is answered is the user's: drop what comes"
-            " behind it"
+            f"the last message has the role {role!r}, but it must be the user's: remove the"
+            " messages after the user's last one"
         )
     if not text.strip():
-        raise ValueError(f"messages[{len(messages) - 1}] is empty, and is what is answered")
+        raise ValueError(f"messages[{len(messages) - 1}] is empty; the last message is answered")
     digest = hashlib.sha256(json.dumps(messages).encode()).hexdigest()
     return ChatRequest(tuple(messages[:-1]), text, _budget(row), digest[:16])
 
@@ -87,10 +87,11 @@ def _message(place: int, message: Any) -> Message:
     role = _ROLES.get(str(message.get("role")))
     if role is None:
         raise ValueError(
-            f"{where} has the role {_short(message.get('role'))}, none of {', '.join(_ROLES)}"
+            f"{where} has the role {_short(message.get('role'))}, which is not one of"
+            f" {', '.join(_ROLES)}"
         )
     if message.get("tool_calls") or message.get("function_call"):
-        raise ValueError(f"{where} calls a tool, which is not rendered: leave the request out")
+        raise ValueError(f"{where} calls a tool, which is not supported: remove the request")
     content = message.get("content")
     if isinstance(content, str):
         return role, content
@@ -102,7 +103,7 @@ def _message(place: int, message: Any) -> Message:
 def _get_part_text(where: str, part: Any) -> str:
     text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
     if not isinstance(text, str):
-        raise ValueError(f"{where} holds a part that is no text: {_short(part)}")
+        raise ValueError(f"{where} contains a part that is not a text: {_short(part)}")
     return text
 
 

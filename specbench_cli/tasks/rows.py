@@ -1,4 +1,4 @@
-"""Conversion of rows to questions."""
+"""Conversion of a dataset's rows to questions."""
 
 from __future__ import annotations
 
@@ -54,11 +54,12 @@ class RowError(Exception):
 
 
 def read_questions(
-    data: bytes, card: DatasetConfig, source: DatasetSource, label: str
+    data: bytes, config: DatasetConfig, source: DatasetSource, label: str
 ) -> list[Question]:
-    """Return the questions of a file in order. The id defaults to the row's index from 0.
+    """Return the questions of a file in order.
 
-    With `samples` each question is repeated.
+    A row without an id gets its index, from 0. If the configuration has several `samples`, each
+    question is repeated.
 
     Args:
         data: content of the file with the rows.
@@ -71,15 +72,15 @@ def read_questions(
     """
     seen: dict[str, int] = {}
     questions: list[Question] = []
-    for index, (line, read) in enumerate(read_rows(data, source.rows_file, card.columns)):
+    for index, (line, parsed) in enumerate(read_rows(data, source.rows_file, config.columns)):
         try:
-            if not isinstance(read, dict):
-                raise RowError(f"expected a JSON object, got {_short(read)}")
+            if not isinstance(parsed, dict):
+                raise RowError(f"expected a JSON object, got {_short(parsed)}")
             table = get_extension(source.rows_file) in (".csv", ".tsv")
-            row = unwrap_request(_parse_cells(read) if table else read)
-            if not _is_in_ranges(row, card):
+            row = unwrap_request(_parse_cells(parsed) if table else parsed)
+            if not _is_in_ranges(row, config):
                 continue
-            question = _question(row, card, source, index)
+            question = _make_question(row, config, source, index)
         except RowError as fault:
             raise UsageError(f"{label}:{line}: {fault}", format_hint(source.rows_file)) from fault
         if question.prompt_id in seen:
@@ -89,11 +90,11 @@ def read_questions(
                 "give every row its own id, or none at all",
             )
         seen[question.prompt_id] = line
-        questions += _repeat_question(question, card.samples)
+        questions += _repeat_question(question, config.samples)
     if not questions:
         raise UsageError(f"{label} holds no question", format_hint(source.rows_file))
-    if card.placeholder is not None:
-        _refuse_placeholders(questions, card.placeholder, card, label)
+    if config.placeholder is not None:
+        _check_placeholders(questions, config.placeholder, config, label)
     return questions
 
 
@@ -117,8 +118,8 @@ def _repeat_question(question: Question, n: int) -> list[Question]:
     ]
 
 
-def _refuse_placeholders(
-    questions: Sequence[Question], placeholder: str, card: DatasetConfig, label: str
+def _check_placeholders(
+    questions: Sequence[Question], placeholder: str, config: DatasetConfig, label: str
 ) -> None:
     found = [q for q in questions if any(placeholder in turn for turn in q.turns)]
     if found:
@@ -126,13 +127,13 @@ def _refuse_placeholders(
             f"{label}: {len(found)} of {len(questions)} questions are placeholders"
             f" ({placeholder!r}) for texts that must be fetched from elsewhere, the first of them"
             f" {found[0].prompt_id}",
-            card.obtain or "replace the file by one that holds all texts",
+            config.obtain or "replace the file by one that holds all texts",
         )
 
 
-def _is_in_ranges(row: Mapping[str, Any], card: DatasetConfig) -> bool:
+def _is_in_ranges(row: Mapping[str, Any], config: DatasetConfig) -> bool:
     """Return True if a row is inside all ranges of `only`."""
-    for name, (low, high) in card.only.items():
+    for name, (low, high) in config.only.items():
         value = row.get(name)
         try:
             number = int(value)  # type: ignore[arg-type] # None and others are what is caught
@@ -143,35 +144,37 @@ def _is_in_ranges(row: Mapping[str, Any], card: DatasetConfig) -> bool:
     return True
 
 
-def _question(
-    row: Mapping[str, Any], card: DatasetConfig, source: DatasetSource, index: int
+def _make_question(
+    row: Mapping[str, Any], config: DatasetConfig, source: DatasetSource, index: int
 ) -> Question:
-    prefix = f"{source.category}-" if len(card.sources) > 1 else ""
-    prompt_id = f"{card.name}/{prefix}{_id(row, card, index)}"
-    category, family = _get_category_and_family(row, card, source)
-    cluster = _text(row, card, "cluster")
-    scorer = card.get_scorer(family)
-    asked = _request(row, card, category)
-    if asked is not None:
-        cluster = cluster or asked.cluster
+    prefix = f"{source.category}-" if len(config.sources) > 1 else ""
+    prompt_id = f"{config.name}/{prefix}{_get_id(row, config, index)}"
+    category, family = _get_category_and_family(row, config, source)
+    cluster = _get_text(row, config, "cluster")
+    scorer = config.get_scorer(family)
+    request = _get_request(row, config, category)
+    if request is not None:
+        cluster = cluster or request.cluster
     return Question(
         prompt_id=prompt_id,
-        cluster=f"{card.name}/{cluster}" if cluster else prompt_id,
-        task=card.name,
+        cluster=f"{config.name}/{cluster}" if cluster else prompt_id,
+        task=config.name,
         family=family,
         category=category,
-        turns=_turns(row, card, category) if asked is None else (asked.text,),
-        before=() if asked is None else asked.before,
-        max_new_tokens=None if asked is None else asked.budget,
-        reference=_reference(row, card),
+        turns=_get_turns(row, config, category) if request is None else (request.text,),
+        before=() if request is None else request.before,
+        max_new_tokens=None if request is None else request.budget,
+        reference=_get_reference(row, config),
         scorer=scorer,
-        program=_program(row, card) if scorer == "unit_tests" else None,
+        program=_get_program(row, config) if scorer == "unit_tests" else None,
     )
 
 
-def _request(row: Mapping[str, Any], card: DatasetConfig, category: str) -> ChatRequest | None:
+def _get_request(
+    row: Mapping[str, Any], config: DatasetConfig, category: str
+) -> ChatRequest | None:
     """Return the request of a row, or None if it is no request or the YAML maps other columns."""
-    if MESSAGES not in row or "turns" in card.fields or card.get_template(category) is not None:
+    if MESSAGES not in row or "turns" in config.fields or config.get_template(category) is not None:
         return None
     try:
         return parse_request(row)
@@ -179,10 +182,10 @@ def _request(row: Mapping[str, Any], card: DatasetConfig, category: str) -> Chat
         raise RowError(str(fault)) from fault
 
 
-def _program(row: Mapping[str, Any], card: DatasetConfig) -> tuple[str, str]:
-    assert card.program is not None  # validated with the YAML
+def _get_program(row: Mapping[str, Any], config: DatasetConfig) -> tuple[str, str]:
+    assert config.program is not None  # validated with the YAML
     try:
-        return fill.split_program(card.program, row)
+        return fill.split_program(config.program, row)
     except KeyError as missing:
         raise _missing_column_error(row, "program", missing) from missing
 
@@ -193,15 +196,15 @@ def _missing_column_error(row: Mapping[str, Any], template: str, missing: KeyErr
     )
 
 
-def _column(row: Mapping[str, Any], card: DatasetConfig, column: Column) -> str | None:
+def _find_column(row: Mapping[str, Any], config: DatasetConfig, column: Column) -> str | None:
     """Return the name of a column in a row, or None if it is absent or null."""
-    names = (card.fields[column],) if column in card.fields else COLUMNS[column]
+    names = (config.fields[column],) if column in config.fields else COLUMNS[column]
     return next((name for name in names if row.get(name) is not None), None)
 
 
-def _text(row: Mapping[str, Any], card: DatasetConfig, column: Column) -> str:
+def _get_text(row: Mapping[str, Any], config: DatasetConfig, column: Column) -> str:
     """Return a column's text, "" if it is absent or blank."""
-    name = _column(row, card, column)
+    name = _find_column(row, config, column)
     if name is None:
         return ""
     if not isinstance(row[name], str):
@@ -209,8 +212,8 @@ def _text(row: Mapping[str, Any], card: DatasetConfig, column: Column) -> str:
     return str(row[name]).strip()
 
 
-def _id(row: Mapping[str, Any], card: DatasetConfig, index: int) -> str:
-    name = _column(row, card, "id")
+def _get_id(row: Mapping[str, Any], config: DatasetConfig, index: int) -> str:
+    name = _find_column(row, config, "id")
     if name is None:
         return str(index)
     value = row[name]
@@ -218,11 +221,11 @@ def _id(row: Mapping[str, Any], card: DatasetConfig, index: int) -> str:
         return str(value)
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
         raise RowError(f"{name!r} must be a number or one line of text, got {_short(value)}")
-    return _as_name(name, value)
+    return _check_name(name, value)
 
 
-def _as_name(column: str, value: str) -> str:
-    """Return a text that is stored in every record.
+def _check_name(column: str, value: str) -> str:
+    """Return an id or a category unchanged, after checking that records can store it.
 
     Raises:
         RowError: the text is too long, or has a control character or a line break.
@@ -239,8 +242,8 @@ def _as_name(column: str, value: str) -> str:
     return value
 
 
-def _turns(row: Mapping[str, Any], card: DatasetConfig, category: str) -> tuple[str, ...]:
-    template = card.get_template(category)
+def _get_turns(row: Mapping[str, Any], config: DatasetConfig, category: str) -> tuple[str, ...]:
+    template = config.get_template(category)
     if template is not None:
         try:
             filled = fill.fill_template(template, row)
@@ -249,9 +252,9 @@ def _turns(row: Mapping[str, Any], card: DatasetConfig, category: str) -> tuple[
         if not filled.strip():
             raise RowError(f"the template {_short(template)} leaves no text")
         return (filled,)
-    name = _column(row, card, "turns")
+    name = _find_column(row, config, "turns")
     if name is None:
-        names = [card.fields["turns"]] if "turns" in card.fields else COLUMNS["turns"]
+        names = [config.fields["turns"]] if "turns" in config.fields else COLUMNS["turns"]
         raise RowError(f"no {' or '.join(map(repr, names))}, only {', '.join(row) or 'nothing'}")
     value = row[name]
     turns = [value] if isinstance(value, str) else value
@@ -265,13 +268,13 @@ def _turns(row: Mapping[str, Any], card: DatasetConfig, category: str) -> tuple[
 
 
 def _get_category_and_family(
-    row: Mapping[str, Any], card: DatasetConfig, source: DatasetSource
+    row: Mapping[str, Any], config: DatasetConfig, source: DatasetSource
 ) -> tuple[str, Family]:
-    """Return category and family. Each defaults to the other."""
-    category = _as_name("category", source.category or _text(row, card, "category"))
-    named = _text(row, card, "family")
+    """Return the category and the family of a row. If one is missing, it is set to the other."""
+    category = _check_name("category", source.category or _get_text(row, config, "category"))
+    named = _get_text(row, config, "family")
     if not named:
-        family = card.get_family(category)
+        family = config.get_family(category)
         return category or family, family
     for family in FAMILIES:
         if family == named:
@@ -279,9 +282,12 @@ def _get_category_and_family(
     raise RowError(f"family {named!r} is not one of {', '.join(FAMILIES)}")
 
 
-def _reference(row: Mapping[str, Any], card: DatasetConfig) -> tuple[str, ...] | None:
-    """Return the references. Alternatives of a turn (a nested list) are joined by line breaks."""
-    name = _column(row, card, "reference")
+def _get_reference(row: Mapping[str, Any], config: DatasetConfig) -> tuple[str, ...] | None:
+    """Return the reference answers of a row, or None.
+
+    If a turn has several acceptable answers (a nested list), they are joined by line breaks.
+    """
+    name = _find_column(row, config, "reference")
     if name is None:
         return None
     value = row[name]

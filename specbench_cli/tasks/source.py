@@ -88,8 +88,8 @@ def read_source(task: str, source: DatasetSource, folder: Path, obtain: str = ""
     for place in [folder, *([Path(own)] if own else [])]:
         for path in (place / source.file, place / f"{source.file}.gz"):
             if path.is_file():
-                return _local(task, source, path)
-    # Another dataset, revision or split must not use the same cache file.
+                return _read_local(task, source, path)
+    # The cache key must differ between datasets, revisions and splits.
     key = source.sha256 or sha256(source.model_dump_json(include={"hub", "member"}).encode())
     cached = cache_folder() / "tasks" / key[:16] / source.file
     if cached.is_file():
@@ -108,15 +108,15 @@ def read_file(path: Path) -> bytes:
         UnreadableFile: the file is damaged.
     """
     try:
-        return _uncompressed(path.read_bytes())
+        return _decompress(path.read_bytes())
     except (OSError, EOFError, zlib.error) as fault:
         raise UnreadableFile(f"it cannot be read: {fault}") from fault
 
 
-def _local(task: str, source: DatasetSource, path: Path) -> bytes:
+def _read_local(task: str, source: DatasetSource, path: Path) -> bytes:
     hint = "replace it by the original file, or unset SPECBENCH_DATA to download it"
     try:
-        data = _uncompressed(path.read_bytes())
+        data = _decompress(path.read_bytes())
     except (OSError, EOFError, zlib.error) as fault:
         raise EnvironmentFault(f"{task}: {path} cannot be read: {fault}", hint) from fault
     if source.sha256 not in (None, sha256(data)):
@@ -126,7 +126,7 @@ def _local(task: str, source: DatasetSource, path: Path) -> bytes:
     return data
 
 
-def _uncompressed(data: bytes) -> bytes:
+def _decompress(data: bytes) -> bytes:
     """Return data, decompressed if gzipped. Raise OSError, EOFError or zlib.error if damaged."""
     if not data.startswith(b"\x1f\x8b"):
         return data
@@ -135,15 +135,15 @@ def _uncompressed(data: bytes) -> bytes:
 
 
 def _download(task: str, source: DatasetSource, own: str | None, obtain: str) -> bytes:
-    ways: list[tuple[str, Callable[[], bytes]]] = []
+    sources: list[tuple[str, Callable[[], bytes]]] = []
     if url := source.url:
-        ways.append((url, lambda: _from_url(url)))
+        sources.append((url, lambda: _download_url(url)))
     if hub := source.hub:
-        ways.append((f"the hub's {hub.id}", lambda: _from_hub(hub)))
-    failures = [] if ways else ["its YAML names no url or hub to download from"]
-    for name, way in ways:
+        sources.append((f"the hub's {hub.id}", lambda: _download_from_hub(hub)))
+    failures = [] if sources else ["its YAML names no url or hub to download from"]
+    for name, fetch in sources:
         try:
-            data = _uncompressed(way())
+            data = _decompress(fetch())
         except (_Unreachable, OSError, EOFError, zlib.error) as fault:
             failures.append(f"{name} failed: {fault}")
             continue
@@ -153,15 +153,15 @@ def _download(task: str, source: DatasetSource, own: str | None, obtain: str) ->
     place = f"in SPECBENCH_DATA ({own})" if own else "in SPECBENCH_DATA (not set)"
     address = source.url or (source.hub.url if source.hub else None)
     zipped = ".gz" if address and address.endswith(".gz") else ""
-    fetch = f" (curl -L -o {source.file}{zipped} {address})" if address else ""
+    command = f" (curl -L -o {source.file}{zipped} {address})" if address else ""
     raise EnvironmentFault(
         f"{task}: {source.file} is neither {place} nor cached; " + "; ".join(failures),
         (obtain and f"{obtain}; then ")
-        + f"set SPECBENCH_DATA to a folder with {source.file}{fetch}, {ALTERNATIVE}",
+        + f"set SPECBENCH_DATA to a folder with {source.file}{command}, {ALTERNATIVE}",
     )
 
 
-def _from_url(url: str) -> bytes:
+def _download_url(url: str) -> bytes:
     if is_offline():
         raise _Unreachable("HF_HUB_OFFLINE is set")
     try:
@@ -171,12 +171,12 @@ def _from_url(url: str) -> bytes:
         raise _Unreachable(str(fault)) from fault
 
 
-def _from_hub(hub: HubSource) -> bytes:
-    """Return a file, or a split as JSON Lines with keys in the dataset's order."""
+def _download_from_hub(hub: HubSource) -> bytes:
+    """Return the content of a file on the hub, or the rows of a split as JSON Lines."""
     try:
         if hub.path is not None:
-            return _file_of(hub, hub.path)
-        _ask_for(hub)
+            return _download_file(hub, hub.path)
+        _check_hub(hub)
         from datasets import load_dataset
 
         rows = load_dataset(hub.id, hub.config, split=hub.split, revision=hub.revision)
@@ -185,7 +185,7 @@ def _from_hub(hub: HubSource) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-def _file_of(hub: HubSource, path: str) -> bytes:
+def _download_file(hub: HubSource, path: str) -> bytes:
     """Return a file of the dataset's repository, from the hub's cache if possible."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -196,13 +196,16 @@ def _file_of(hub: HubSource, path: str) -> bytes:
     except LocalEntryNotFoundError:
         if is_offline():
             raise _Unreachable("HF_HUB_OFFLINE is set") from None
-        _ask_for(hub)
+        _check_hub(hub)
         found = fetch()
     return Path(found).read_bytes()
 
 
-def _ask_for(hub: HubSource) -> None:
-    """Query the hub with a timeout, because a download would retry for half a minute."""
+def _check_hub(hub: HubSource) -> None:
+    """Query the hub, and raise an error if it does not answer in time.
+
+    A download would retry for half a minute.
+    """
     from huggingface_hub import HfApi
 
     if not is_offline():

@@ -88,12 +88,13 @@ def apply_template(tokenizer: Any, messages: Sequence[Message], label: str) -> s
             f"{name} needs more than {TEMPLATE_BYTES >> 20} MiB of memory on the conversation", _RAW
         ) from None
     except Exception as fault:  # a template can raise anything
-        raise PromptError(f"{name} refuses the conversation: {reason_of(fault)}", _RAW) from fault
+        raise PromptError(f"{name} rejects the conversation: {reason_of(fault)}", _RAW) from fault
     most = TEMPLATE_CHARACTERS + sum(len(content) for _, content in messages)
     if not isinstance(text, str) or len(text) > most:
         size = f"{len(text):,} characters" if isinstance(text, str) else type(text).__name__
         raise PromptError(
-            f"{name} makes {size} of the conversation, and at most {most:,} are allowed", _RAW
+            f"{name} returns {size} for the conversation; at most {most:,} characters are allowed",
+            _RAW,
         )
     return text
 

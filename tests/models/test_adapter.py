@@ -80,9 +80,12 @@ def test_a_target_that_is_missing_is_said_to_be_named_by_the_drafts_record(tmp_p
 @pytest.mark.parametrize(
     ("tensors", "says"),
     [
-        ({"base_model.model.lm_head.weight": np.ones((4, 4))}, "lm_head.weight, which is no low"),
-        ({f"{PLACE}.lora_magnitude_vector": np.ones(4)}, "magnitude_vector, which is no low-rank"),
-        ({f"{PLACE}.lora_B.bias": np.ones(4)}, "lora_B.bias, which is no low-rank"),
+        ({"base_model.model.lm_head.weight": np.ones((4, 4))}, "lm_head.weight, which is not"),
+        (
+            {f"{PLACE}.lora_magnitude_vector": np.ones(4)},
+            "magnitude_vector, which is not a LoRA matrix",
+        ),
+        ({f"{PLACE}.lora_B.bias": np.ones(4)}, "lora_B.bias, which is not a LoRA matrix"),
         ({PLACE + B: None}, "lacks .*q_proj.lora_B.weight"),
         ({PLACE + A: np.ones((3, 128)), PLACE + B: np.ones((128, 3))}, "of rank 3, .* says 2"),
     ],

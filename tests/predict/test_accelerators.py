@@ -155,9 +155,9 @@ def test_what_does_not_fit_is_told_in_bytes():
     make().check_fits(10)
     with pytest.raises(UsageError) as fault:
         make(batch=100).check_fits(10)
-    assert f"it does not fit: {2 * numbers + 100 * 10 * 32:,} bytes" in fault.value.message
-    assert "and made has 10,000" in fault.value.message
-    with pytest.raises(UsageError, match="it does not fit") as fault:
+    assert f"they need {2 * numbers + 100 * 10 * 32:,} bytes" in fault.value.message
+    assert "but made has 10,000" in fault.value.message
+    with pytest.raises(UsageError, match="models do not fit") as fault:
         Roofline.from_options("h100", "llama-2-70b").check_fits(1)
     assert fault.value.hint.startswith("--hardware h100x2, or a smaller --batch")
     Roofline.from_options("h100x2", "llama-2-70b").check_fits(1)
@@ -170,8 +170,8 @@ def test_what_does_not_fit_is_told_in_bytes():
         ("h100x0", "llama-2-7b", "bfloat16", "unknown hardware 'h100x0'"),
         ("h100", "llama-9", "bfloat16", "unknown shape 'llama-9'"),
         ("h100", "llama-2-70b+9b", "bfloat16", "unknown shape '9b'"),
-        ("h100", "llama-2-70b", "int8", "--dtype int8: no peak of h100 is known"),
-        ("rtx-4090x2", "llama-2-7b", "bfloat16", "no link between devices of this kind"),
+        ("h100", "llama-2-70b", "int8", "--dtype int8: the peak FLOPS of h100 are not known"),
+        ("rtx-4090x2", "llama-2-7b", "bfloat16", "the bandwidth between devices of this kind"),
     ],
 )
 def test_what_is_not_known_is_told_with_what_is(hardware, models, dtype, says):

@@ -235,7 +235,7 @@ def test_row_says_devices_and_speedup_over_vanillas_measured_decoding(run):
     assert row.per_device == row.speedup / 2
     assert row.own == 0.5
     assert row.measured == sum(r.ns.decode for r in own)
-    assert "modelled, 2 devices" in " ".join(column.shown(row) for column in COLUMNS)
+    assert "modelled, 2 devices" in " ".join(column.format(row) for column in COLUMNS)
 
 
 def test_serial_rows_and_void_or_failed_cells_are_not_modelled(run):

@@ -321,7 +321,7 @@ def test_method_that_cannot_be_replayed_says_why():
     assert found.missing == {
         "hf:vanilla": "its forwards are not metered",
         "eagle": f"the probe has no costs of its eagle; {probe} eagle",
-        "eagle3": f"the probe is of another eagle3; {probe} eagle3 --set eagle3.head=mine",
+        "eagle3": f"the probe measured another eagle3; {probe} eagle3 --set eagle3.head=mine",
         "sps": "failed",
     }
 

@@ -145,9 +145,9 @@ def test_rows_under_load_are_simulated_at_the_rooflines_costs(run, made):
         (("--hardware", "h100"), "--hardware: also give --hardware and --shape"),
         (("--context", "64"), "--context: also give --hardware and --shape"),
         (("--hardware", "b9", "--shape", "llama-2-7b"), "unknown hardware 'b9'"),
-        (("--hardware", "h100", "--shape", "llama-2-70b+7b"), "it does not fit: 151,4"),
+        (("--hardware", "h100", "--shape", "llama-2-70b+7b"), "they need 151,4"),
         ((*ASKED, "--costs", "x.json"), "--costs cannot be combined with --hardware"),
-        ((*ASKED, "--dtype", "int8"), "--dtype int8: no peak of h100"),
+        ((*ASKED, "--dtype", "int8"), "--dtype int8: the peak FLOPS of h100"),
         ((*ASKED, "--threads", "2"), "--threads cannot be combined with RUN"),
     ],
 )
@@ -161,4 +161,4 @@ def test_what_cannot_be_modelled_is_told(run, made, asked, says):
 def test_a_target_alone_leaves_rows_with_a_draft_out(run, made):
     code, _, err = run("predict", str(made), "--hardware", "h100", "--shape", "llama-2-7b")
     assert code == 0
-    assert "sps: not modelled: no draft was named: --shape llama-2-7b+DRAFT" in err
+    assert "sps: not modelled: its draft model has no shape: --shape llama-2-7b+DRAFT" in err

@@ -246,9 +246,9 @@ def test_samples_are_questions_of_their_own_in_one_cluster(tmp_path):
         (OWN + "program: '{answer}'", "scorer unit_tests and a program need each other"),
         (
             OWN + "scorer: unit_tests\nprogram: 'x'",
-            "program must say where the answer goes: {answer}",
+            "program must contain {answer}, the placeholder of the answer",
         ),
-        (OWN + "template: '{a.b}'", "template must have columns' names in braces, not {a.b}"),
+        (OWN + "template: '{a.b}'", "template must have only column names in braces, not {a.b}"),
         (OWN + "template: 'a } b'", "template must have braces in pairs"),
     ],
 )
@@ -472,7 +472,7 @@ def test_parquet_file_is_read(tmp_path):
 
 
 WRONG = {
-    "a.xlsx": (b"PK", "a.xlsx is a file that ends in .xlsx, which holds no questions"),
+    "a.xlsx": (b"PK", "a.xlsx is a file that ends in .xlsx, and questions cannot be read"),
     "a.md": (b"# a", "a.md is a file that ends in .md"),
     "a.zip": (b"PK", "a.zip is a file that ends in .zip"),
     "a": (b"x", "a is a file without an ending"),

@@ -69,16 +69,19 @@ WRONG = [
     ({"messages": []}, "must be a list of messages"),
     ({"messages": "hello"}, "must be a list of messages"),
     ({"messages": ["hello"]}, r"messages\[0\] must have a role and a content"),
-    ({"messages": [{"role": "bot", "content": "x"}]}, r"role \"bot\", none of system"),
-    ({"messages": [ASK, {"role": "assistant", "content": "3"}]}, "last message is the assistant's"),
+    ({"messages": [{"role": "bot", "content": "x"}]}, r"role \"bot\", which is not one of system"),
+    (
+        {"messages": [ASK, {"role": "assistant", "content": "3"}]},
+        "last message has the role 'assistant'",
+    ),
     ({"messages": [{"role": "user", "content": " "}]}, "is empty"),
     ({"messages": [{"role": "user", "content": None}]}, "must have a text as content, got null"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-        "holds a part that is no text",
+        "contains a part that is not a text",
     ),
     ({"messages": [ASK], "max_tokens": 0}, "'max_tokens' must be a whole number from 1, got 0"),
-    ({"messages": [ASK], "tools": [{"type": "function"}]}, "offers tools"),
+    ({"messages": [ASK], "tools": [{"type": "function"}]}, "it has tools"),
     (
         {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}, ASK]},
         "calls a tool",

@@ -122,7 +122,7 @@ def test_a_fine_tuning_is_a_target_and_is_the_model_that_was_trained(
 @pytest.mark.parametrize(
     ("changed", "what"),
     [
-        ({"use_dora": True}, "has use_dora True; only plain low-rank additions"),
+        ({"use_dora": True}, "has use_dora True; only plain LoRA adapters"),
         ({"peft_type": "IA3"}, "has peft_type 'IA3'"),
         ({"rank_pattern": {"q_proj": 4}}, "has rank_pattern"),
         ({"r": 0}, "has r 0; it must be a number from 1 to 1e.06"),
@@ -152,10 +152,12 @@ def test_additions_to_another_model_are_refused(folder: Path, tmp_path: Path) ->
         save_file(held, tmp_path / WEIGHTS)
         return str(tmp_path)
 
-    with pytest.raises(UsageError, match=r"an addition of \[7, 16\] to .*q_proj, which is \[16, 1"):
+    with pytest.raises(
+        UsageError, match=r"an update of shape \[7, 16\] for .*q_proj, which has shape \[16, 1"
+    ):
         resolve(written(parts | {name: torch.zeros(7, 2)}))
     more = {key.replace("layers.0", "layers.9"): each for key, each in parts.items()}
-    with pytest.raises(UsageError, match=r"additions to 7 matrices that its model has not"):
+    with pytest.raises(UsageError, match=r"updates for 7 matrices that the model does not"):
         resolve(written(more))
     assert not list((tmp_path / "cache" / "merged").glob("*.part"))
 

@@ -200,15 +200,15 @@ class WorkerProgress:
         self.notes: list[str] = []
 
     def show_record(self, record: Record) -> None:
-        """See `RunView`."""
+        """Collect a record."""
         self.records.append(record)
 
     def note(self, text: str) -> None:
-        """See `RunView`."""
+        """Collect a note to the user."""
         self.notes.append(text)
 
     def flags(self) -> list[str]:
-        """See `RunView`."""
+        """Return no options, because nothing is displayed."""
         return []
 
     def _ignore(self, *_: Any, **__: Any) -> None:

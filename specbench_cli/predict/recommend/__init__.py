@@ -1,1 +1,1 @@
-"""Recommendation of a method: successive halving of candidates, confirmed on held-out prompts."""
+"""`specbench recommend`: search for the fastest method, then confirm it on held-out prompts."""

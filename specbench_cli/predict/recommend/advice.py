@@ -1,4 +1,4 @@
-"""Recommendation from a search and its confirmation: a method with its settings, or none."""
+"""The result of `specbench recommend`: a method with its parameters, or the reason for none."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from specbench_cli.store.schema import LOSSLESS
 from specbench_cli.summary.metrics import MethodSummary
 from specbench_cli.summary.summary import Summary
 
-NOTHING = "no candidate came through the search"
+NOTHING = "every candidate of the search failed"
 
 
 def advise(
     journal: Journal,
-    outcome: SearchResult,
+    search: SearchResult,
     summary: Summary | None,
     *,
     sizes: Sequence[int],
     costs: Path | None,
     others: Sequence[Path],
 ) -> dict[str, Any]:
-    """Return the result as `--json` prints it.
+    """Return the recommendation as the JSON object that `--json` prints.
 
     Args:
+        journal: request and progress of the recommendation.
         summary: summary of the confirmation run, or None if nothing was confirmed.
         sizes, costs, others: see `modelled.model_speedups`.
     Raises:
@@ -44,38 +45,38 @@ def advise(
     """
     rows = {row.label: row for row in summary.rows} if summary is not None else {}
     confirmed = [
-        _confirmed_result(journal, rows[label]) for label in outcome.confirmed if label in rows
+        _confirmed_result(journal, rows[label]) for label in search.confirmed if label in rows
     ]
     best = next((each for each in confirmed if each["lossless"] and each["pays"]), None)
     lossy = next((each for each in confirmed if not each["lossless"] and each["pays"]), None)
     chosen = [each for each in (best, lossy) if each is not None]
     labels = [each["label"] for each in chosen]
     modelled = ModelledSpeedups([], [], {})
-    if summary is not None and outcome.run is not None and labels:
-        modelled = model_speedups(RunDir.open(outcome.run), labels, sizes, costs, others)
-    shown = best or lossy
+    if summary is not None and search.run is not None and labels:
+        modelled = model_speedups(RunDir.open(search.run), labels, sizes, costs, others)
+    recommended = best or lossy
     return {
         "minutes": journal.minutes,
         "spent_s": round(sum(each.seconds or 0.0 for each in journal.rounds.values()), 1),
         "seed": journal.config.seed,
         "recommended": best,
         "lossy": lossy,
-        "why": _explain(confirmed, best, outcome),
+        "why": _explain(confirmed, best, search),
         "confirmed": confirmed,
         "held_out": {
             "prompts": max((each["prompts"] for each in confirmed), default=0),
-            "run": None if outcome.run is None else outcome.run.name,
+            "run": None if search.run is None else search.run.name,
         },
         "search": [
             {**asdict(trial), "method": journal.choice(label).name}
-            for label, trial in outcome.best.trials.items()
+            for label, trial in search.best.trials.items()
         ],
-        "rounds": outcome.best.rounds,
-        "untried": outcome.best.untried,
+        "rounds": search.best.rounds,
+        "untried": search.best.untried,
         "left_out": journal.left_out,
         "modelled": asdict(modelled),
-        "command": None if shown is None else _command(journal, shown),
-        "lines": [] if shown is None else _lines(journal, shown, outcome),
+        "command": None if recommended is None else _command(journal, recommended),
+        "lines": [] if recommended is None else _lines(journal, recommended, search),
     }
 
 
@@ -105,33 +106,35 @@ def _confirmed_result(journal: Journal, row: MethodSummary) -> dict[str, Any]:
 
 
 def _explain(
-    confirmed: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, outcome: SearchResult
+    confirmed: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, search: SearchResult
 ) -> str:
     """Return the reason for the recommendation, or the reason why there is none."""
     if best is not None:
-        return "on held-out prompts all of its interval is above 1"
+        return "on held-out prompts the whole interval of its speedup is above 1"
     lossless = [each for each in confirmed if each["lossless"]]
     if not lossless:
-        faults = {trial.out for trial in outcome.best.trials.values() if trial.out is not None}
+        faults = {trial.out for trial in search.best.trials.values() if trial.out is not None}
         return "; ".join([NOTHING, *sorted(faults)][:4])
     found = lossless[0]
     if found["broken"]:
-        return f"{found['label']} was fastest in the search, and is broken: {found['broken']}"
+        return f"{found['label']} was fastest in the search, but is broken: {found['broken']}"
     if found["speedup_low"] is None:
         why = found["speedup_note"] or "it has no interval"
-        return f"{found['label']} was fastest in the search, and nothing is proved of it: {why}"
+        return (
+            f"{found['label']} was fastest in the search, but its speedup is not confirmed: {why}"
+        )
     between = f"[{found['speedup_low']:.2f}, {found['speedup_high']:.2f}]"
     return (
-        f"{found['label']} was fastest in the search, and on held-out prompts its interval"
-        f" {between} is not above 1"
+        f"{found['label']} was fastest in the search, but on held-out prompts the interval of its"
+        f" speedup, {between}, is not above 1"
     )
 
 
-def _command(journal: Journal, shown: Mapping[str, Any]) -> str:
+def _command(journal: Journal, recommended: Mapping[str, Any]) -> str:
     """Return the `specbench run` command for a method with its settings."""
-    words = ["specbench", "run", "-m", str(shown["method"])]
-    for name, value in shown["set"].items():
-        words += ["--set", f"{shown['method']}.{name}={value}"]
+    words = ["specbench", "run", "-m", str(recommended["method"])]
+    for name, value in recommended["set"].items():
+        words += ["--set", f"{recommended['method']}.{name}={value}"]
     for name in ("target", "draft"):
         if name in journal.config.model_fields_set and getattr(journal.config, name) is not None:
             words += [f"--{name}", getattr(journal.config, name)]
@@ -139,27 +142,27 @@ def _command(journal: Journal, shown: Mapping[str, Any]) -> str:
 
 
 def _lines(
-    journal: Journal, shown: Mapping[str, Any], outcome: SearchResult
+    journal: Journal, recommended: Mapping[str, Any], search: SearchResult
 ) -> list[dict[str, Any]]:
-    """Return the launch command of every engine.
+    """Return one command per serving engine (such as vLLM), which starts a method in it.
 
-    It is for the recommended method if the engine has it. Otherwise it is for the best candidate of
-    the search that the engine has and that was faster than vanilla.
+    The method is the recommended one if the engine supports it. Otherwise it is the best candidate
+    of the search that the engine supports and that was faster than vanilla.
     """
     others = sorted(
-        outcome.best.trials.values(), key=lambda each: (-each.rounds, -(each.ratio or 0))
+        search.best.trials.values(), key=lambda each: (-each.rounds, -(each.ratio or 0))
     )
-    ranked = [shown["label"]] + [
+    ranked = [recommended["label"]] + [
         trial.label
         for trial in others
-        if trial.out is None and (trial.ratio or 0.0) > 1.0 and trial.label != shown["label"]
+        if trial.out is None and (trial.ratio or 0.0) > 1.0 and trial.label != recommended["label"]
     ]
     rule = journal.config.rule
     found: dict[str, dict[str, Any]] = {}
     for label in ranked:
         choice = journal.choice(label)
         method = registry.build(choice.name, choice.params)
-        if (method.guarantee(rule) in LOSSLESS) is not shown["lossless"]:
+        if (method.guarantee(rule) in LOSSLESS) is not recommended["lossless"]:
             continue
         params = method.params.model_dump(mode="json")
         for line in launch_commands(choice.name, params, _models(journal, method)):

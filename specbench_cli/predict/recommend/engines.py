@@ -1,6 +1,6 @@
-"""Commands that start a method in serving engines, from templates in engines.yaml.
+"""Commands that start a method in serving engines such as vLLM, from templates in engines.yaml.
 
-The file contains the source in which each template was checked.
+The file also has the address of the documentation against which each template was checked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 _ROOT = "_and_root"
-"""Suffix of a parameter's name for its value plus one, for engines that count the root too."""
+"""Suffix of a parameter name in a template, for its value plus one. Some engines count the root of
+a draft tree as a node."""
 
 
 class _EngineModel(BaseModel):
@@ -24,7 +25,12 @@ class _EngineModel(BaseModel):
 
 
 class CommandForm(_EngineModel):
-    """Template of the command that starts a method in an engine."""
+    """Template of the command that starts a method in an engine.
+
+    text: the template.
+    when: parameters of the method for which the template is valid.
+    note: remark for the user.
+    """
 
     text: str
     when: dict[str, Any] = {}
@@ -46,7 +52,8 @@ class ServingEngine(_EngineModel):
 class LaunchCommand:
     """Command to start a method in an engine.
 
-    lacks: reason why there is no command; text and note are then empty. "" if there is one.
+    lacks: reason if the engine does not support the method, else "". Without support, text and note
+        are empty.
     """
 
     engine: str
@@ -96,22 +103,22 @@ def launch_commands(
 def _fill_command(
     engine: ServingEngine, method: str, params: Mapping[str, Any], models: ServedModels
 ) -> LaunchCommand:
-    told = (engine.name, engine.version, engine.checked, engine.form)
+    facts = (engine.name, engine.version, engine.checked, engine.form)
     forms = engine.methods.get(method)
     if forms is None:
-        return LaunchCommand(*told, "", "", f"has no {method}")
+        return LaunchCommand(*facts, "", "", f"does not support {method}")
     form = next((each for each in forms if _matches(each, params)), None)
     if form is None:
         settings = ", ".join(f"{name}={params.get(name)}" for each in forms for name in each.when)
-        return LaunchCommand(*told, "", "", f"has no {method} with {settings}")
+        return LaunchCommand(*facts, "", "", f"does not support {method} with {settings}")
     known = dict(models.names()) | dict(_numbers(params))
     wanted = Template(form.text).get_identifiers()
     if lacking := [name for name in wanted if name not in known]:
         why = ", ".join(f"{name}={params.get(name.removesuffix(_ROOT))}" for name in lacking)
-        return LaunchCommand(*told, "", "", f"has no {method} with {why}")
+        return LaunchCommand(*facts, "", "", f"does not support {method} with {why}")
     text = Template(form.text).substitute(known)
     notes = "; ".join(filter(None, (engine.note, form.note)))
-    return LaunchCommand(*told, text, Template(notes).safe_substitute(known), "")
+    return LaunchCommand(*facts, text, Template(notes).safe_substitute(known), "")
 
 
 def _matches(form: CommandForm, params: Mapping[str, Any]) -> bool:

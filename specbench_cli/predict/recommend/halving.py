@@ -1,12 +1,11 @@
-"""Successive halving of candidates.
+"""Successive halving: a search for the fastest of many candidates (methods with parameters).
 
-All candidates decode a few prompts, the better half decodes twice as many, and so on until one is
-left. Each round gets an equal share of the remaining time. See Jamieson & Talwalkar,
-"Non-stochastic Best Arm Identification and Hyperparameter Optimization", AISTATS 2016.
+All candidates decode a few prompts, the faster half decodes twice as many, and so on until one is
+left. Each round gets an equal share of the remaining time (Jamieson & Talwalkar, "Non-stochastic
+Best Arm Identification and Hyperparameter Optimization", AISTATS 2016).
 
-Candidates are ranked by their speedup over vanilla, paired on the prompts of all rounds so far.
-Each round uses new prompts. This module does not read a clock: each measured round reports its
-duration.
+Candidates are ranked by their speedup over vanilla on the prompts of all rounds so far. Each round
+uses new prompts. The caller measures the rounds and reports how long each took.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ SEARCH_SHARE = 0.6
 PILOT_PROMPTS = 2
 """Number of prompts that vanilla alone decodes first, to measure the speed of this machine."""
 FIRST_PROMPTS, PROMPT_GROWTH = 2, 2
-"""Number of prompts in the first round, and the factor from round to round, if the time suffices.
+"""Number of prompts in the first round, and its growth factor from round to round.
 
-If not, the search first drops candidates, down to one per method, then uses fewer prompts. After
-that it keeps the number of prompts constant over rounds, and only then drops methods.
+If the time is too short for this, the search drops candidates until each method has one, then uses
+fewer prompts, then the same number in every round. At last it drops methods.
 """
 MIN_OUTPUT_S = 0.02
-"""Minimum estimate for an output in seconds. It covers work outside the measured time."""
+"""Minimum estimated time of an output in seconds, because the timer does not cover all work."""
 MIN_ROUND_S = 1.0
-"""Minimum time limit of a round in seconds. One prompt is measured in any case."""
+"""Minimum time limit of a round in seconds. A round always measures at least one prompt."""
 
 PILOT, CONFIRMATION = "pilot", "confirmation"
 
@@ -67,11 +66,11 @@ class Measure(Protocol):
 class SearchSpace:
     """Candidates of a search.
 
-    waves: labels in the order of trial: first each method with its own settings, then with one
-        setting changed, and so on.
+    waves: labels in the order of trial, in groups. The first group has each method with the given
+        parameters, the next ones have each method with one parameter changed.
     kinds: label -> True if it is lossless. Each kind is halved separately.
     warm_tokens: number of warm-up tokens of each candidate before a round is timed.
-    check_tokens: number of tokens that are checked one by one after a long round.
+    check_tokens: number of tokens that the check of outputs recomputes after a long round.
     """
 
     waves: Sequence[Sequence[str]]
@@ -87,7 +86,7 @@ class SearchSpace:
 
 @dataclass
 class Trial:
-    """Progress of a candidate.
+    """Results of a candidate so far.
 
     rounds: number of rounds in which it was measured.
     ratio: paired speedup over vanilla; None if it has none.
@@ -111,7 +110,7 @@ class BestCandidate:
     untried: labels for which there was no time.
     rounds: number of rounds.
     spent_s: duration of all rounds in seconds.
-    pace: final time estimates.
+    estimates: final time estimates.
     """
 
     winners: list[str]
@@ -126,12 +125,12 @@ class BestCandidate:
 class TimeEstimates:
     """Time estimates in seconds for this machine, updated after each measured round.
 
-    round_s: overhead of a round.
-    cells: label -> time of its outputs on one prompt.
-    around_s: overhead of an output.
+    round_overhead_s: overhead of a round.
+    records_by_label: label -> time of its outputs for one prompt.
+    output_overhead_s: overhead of an output.
     warm_s: warm-up of a candidate.
     check_s: check after a long round.
-    read_s: time to check vanilla's outputs on one prompt after the confirmation.
+    read_s: time to check vanilla's outputs for one prompt after the confirmation.
     """
 
     round_overhead_s: float = 0.0
@@ -146,14 +145,14 @@ class TimeEstimates:
         cls, pilot: RoundResult, warm_tokens: int, check_tokens: int = 0
     ) -> TimeEstimates:
         """Return estimates from the pilot round, in which vanilla ran alone."""
-        pace = cls()
+        estimates = cls()
         ns = sum(record.ns.total or 0 for record in pilot.records)
         tokens = sum(record.n_tokens or 0 for record in pilot.records)
-        pace.round_overhead_s = max(0.0, pilot.seconds - ns / 1e9)
-        pace.warm_s = warm_tokens * ns / 1e9 / max(1, tokens)
-        pace.check_s = check_tokens * ns / 1e9 / max(1, tokens)
-        pace._learn(pilot.records)
-        return pace
+        estimates.round_overhead_s = max(0.0, pilot.seconds - ns / 1e9)
+        estimates.warm_s = warm_tokens * ns / 1e9 / max(1, tokens)
+        estimates.check_s = check_tokens * ns / 1e9 / max(1, tokens)
+        estimates._learn(pilot.records)
+        return estimates
 
     def learn(self, round_: RoundResult, rows: int) -> None:
         """Update the estimates with a round."""
@@ -175,7 +174,7 @@ class TimeEstimates:
         return sum(max(MIN_OUTPUT_S, cell) + self.output_overhead_s for cell in own)
 
     def max_prompts(self, rows: Sequence[str], seconds: float) -> int:
-        """Return the number of prompts of a round that fit into some seconds."""
+        """Return the number of prompts that a round of candidates can decode in some seconds."""
         left = seconds - self.round_overhead_s - (len(rows) + 1) * self.warm_s
         return max(0, math.floor(left / self.prompt_s(rows)))
 
@@ -190,16 +189,16 @@ class TimeEstimates:
         return max(0, math.floor(left * share / prompt_s)), max(MIN_ROUND_S, left * share)
 
     def _learn(self, records: Sequence[Record]) -> None:
-        """Store the time of one prompt, all its turns, for each label."""
+        """Store the time that each label takes for one prompt, over all its turns."""
         spent: dict[str, float] = {}
-        asked: dict[str, set[str]] = {}
+        prompt_ids: dict[str, set[str]] = {}
         for record in records:
             spent[record.label] = spent.get(record.label, 0.0) + (record.ns.total or 0) / 1e9
-            asked.setdefault(record.label, set()).add(record.prompt_id)
-        self.label_s |= {label: spent[label] / len(asked[label]) for label in spent}
+            prompt_ids.setdefault(record.label, set()).add(record.prompt_id)
+        self.label_s |= {label: spent[label] / len(prompt_ids[label]) for label in spent}
         read = [each.ns.prefill for each in records if each.label == BASELINE and each.ns.prefill]
         if read:  # factor 2: prompt and output, assuming the checking module is as fast
-            self.read_s = 2 * sum(read) / 1e9 / len(asked[BASELINE])
+            self.read_s = 2 * sum(read) / 1e9 / len(prompt_ids[BASELINE])
 
 
 def halve(
@@ -208,69 +207,77 @@ def halve(
     """Search for the best candidates by successive halving.
 
     Args:
+        candidates: methods with parameters to choose from.
         prompts: ids of the search prompts, in the order of use.
         seconds: time limit of the search.
+        measure: function that measures a round.
+
     Raises:
         UsageError: the time is too short for one round of two candidates.
         EnvironmentFault: a round has no usable time, because the machine was noisy.
     """
     pilot = measure(PILOT, [], prompts[:PILOT_PROMPTS], seconds)
-    pace, spent = (
+    estimates, spent = (
         TimeEstimates.from_pilot(pilot, candidates.warm_tokens, candidates.check_tokens),
         pilot.seconds,
     )
-    alive = _select_first(candidates, len(prompts), seconds - spent, pace)
-    untried = [label for label in candidates.labels if label not in alive]
-    trials = {label: Trial(label) for label in alive}
+    remaining = _select_first(candidates, len(prompts), seconds - spent, estimates)
+    untried = [label for label in candidates.labels if label not in remaining]
+    trials = {label: Trial(label) for label in remaining}
     records: dict[str, list[Record]] = {BASELINE: []}
-    asked = rounds = 0
-    while _is_undecided(alive, candidates.kinds) or not rounds:
+    n_used = rounds = 0
+    while _is_undecided(remaining, candidates.kinds) or not rounds:
         left = seconds - spent
-        share = left / _rounds(len(alive))
+        share = left / _rounds(len(remaining))
         # If the share is too short for one prompt, take time from later rounds, which are smaller.
-        fits = max(pace.max_prompts(alive, share), min(1, pace.max_prompts(alive, left)))
-        fresh = min(fits, _prompts_per_round(len(prompts) - asked, _rounds(len(alive))))
+        fits = max(
+            estimates.max_prompts(remaining, share), min(1, estimates.max_prompts(remaining, left))
+        )
+        n_new = min(fits, _prompts_per_round(len(prompts) - n_used, _rounds(len(remaining))))
         if not rounds:
-            fresh = max(1, fresh)  # at least one round is needed to choose
-        if fresh < 1:
+            n_new = max(1, n_new)  # at least one round is needed to choose
+        if n_new < 1:
             break  # no time or prompts are left: choose by the rounds so far
         rounds += 1
-        limit = max(MIN_ROUND_S, share - pace.round_overhead_s - (len(alive) + 1) * pace.warm_s)
-        done = measure(f"round-{rounds}", alive, prompts[asked : asked + fresh], limit)
-        asked, spent = asked + fresh, spent + done.seconds
-        pace.learn(done, len(alive))
+        limit = max(
+            MIN_ROUND_S,
+            share - estimates.round_overhead_s - (len(remaining) + 1) * estimates.warm_s,
+        )
+        done = measure(f"round-{rounds}", remaining, prompts[n_used : n_used + n_new], limit)
+        n_used, spent = n_used + n_new, spent + done.seconds
+        estimates.learn(done, len(remaining))
         for record in done.records:
             records.setdefault(record.label, []).append(record)
-        _judge(alive, trials, records, rounds)
-        alive = _better_half(alive, candidates.kinds, trials)
-    winners = _winners(alive, candidates.kinds, trials)
-    return BestCandidate(winners, trials, untried, rounds, spent, pace)
+        _judge(remaining, trials, records, rounds)
+        remaining = _better_half(remaining, candidates.kinds, trials)
+    winners = _winners(remaining, candidates.kinds, trials)
+    return BestCandidate(winners, trials, untried, rounds, spent, estimates)
 
 
 def _select_first(
-    candidates: SearchSpace, prompts: int, seconds: float, pace: TimeEstimates
+    candidates: SearchSpace, prompts: int, seconds: float, estimates: TimeEstimates
 ) -> list[str]:
     """Return the candidates of the first round."""
     labels, least = candidates.labels, len(candidates.waves[0])
     for first in range(min(FIRST_PROMPTS, prompts), 0, -1):
         for n in range(len(labels), min(least, len(labels)) - 1, -1):
-            if _cost(labels[:n], first, pace) <= seconds:
+            if _cost(labels[:n], first, estimates) <= seconds:
                 return labels[:n]
     for n in range(min(least, len(labels)), 0, -1):
-        if _cost(labels[:n], 1, pace, more=1) <= seconds:
+        if _cost(labels[:n], 1, estimates, more=1) <= seconds:
             return labels[:n]
-    needed = _cost(labels[:2], 1, pace) / SEARCH_SHARE
+    needed = _cost(labels[:2], 1, estimates) / SEARCH_SHARE
     raise UsageError(
-        f"there is no time to try anything: a round of {len(labels[:2])} candidates on one prompt"
-        f" would take about {_cost(labels[:2], 1, pace):.0f} s here, of {max(0.0, seconds):.0f} s"
-        " that are left to search in",
+        f"the time is too short: a round of {len(labels[:2])} candidates on one prompt"
+        f" takes about {_cost(labels[:2], 1, estimates):.0f} s here, but only"
+        f" {max(0.0, seconds):.0f} s are left for the search",
         f"--minutes {math.ceil(2 * needed / 60) + 1}, fewer tokens (--max-new-tokens), or a smaller"
         " --target",
     )
 
 
 def _cost(
-    labels: Sequence[str], first: int, pace: TimeEstimates, more: int = PROMPT_GROWTH
+    labels: Sequence[str], first: int, estimates: TimeEstimates, more: int = PROMPT_GROWTH
 ) -> float:
     """Return the estimated seconds of all rounds of a search.
 
@@ -279,13 +286,17 @@ def _cost(
         first: number of prompts of the first round.
         more: factor of the number of prompts from round to round.
     """
-    seconds, n, fresh = 0.0, len(labels), first
+    seconds, n, n_new = 0.0, len(labels), first
     while True:
         own = labels[:n]
-        seconds += pace.round_overhead_s + (n + 1) * pace.warm_s + fresh * pace.prompt_s(own)
+        seconds += (
+            estimates.round_overhead_s
+            + (n + 1) * estimates.warm_s
+            + n_new * estimates.prompt_s(own)
+        )
         if n <= 2:
             return seconds
-        n, fresh = math.ceil(n / 2), fresh * more
+        n, n_new = math.ceil(n / 2), n_new * more
 
 
 def _rounds(n: int) -> int:
@@ -307,13 +318,13 @@ def _of_kind(labels: Sequence[str], kinds: Mapping[str, bool], kind: bool) -> li
     return [label for label in labels if kinds[label] is kind]
 
 
-def _is_undecided(alive: Sequence[str], kinds: Mapping[str, bool]) -> bool:
+def _is_undecided(remaining: Sequence[str], kinds: Mapping[str, bool]) -> bool:
     """Return True if more than one candidate of a kind is left."""
-    return any(len(_of_kind(alive, kinds, kind)) > 1 for kind in (True, False))
+    return any(len(_of_kind(remaining, kinds, kind)) > 1 for kind in (True, False))
 
 
 def _judge(
-    alive: Sequence[str],
+    remaining: Sequence[str],
     trials: Mapping[str, Trial],
     records: Mapping[str, Sequence[Record]],
     rounds: int,
@@ -323,24 +334,28 @@ def _judge(
     Raises:
         EnvironmentFault: no time can be used, because the machine was noisy.
     """
-    for label in alive:
+    for label in remaining:
         trials[label].rounds = rounds
         trials[label].out = _fault(drop_prompt_errors(records.get(label, ()), records[BASELINE]))
-    cells = {label: records.get(label, ()) for label in alive}
-    ratios = pair_times(records[BASELINE], cells, total_time).ratios() if records[BASELINE] else {}
-    for label in alive:
+    records_by_label = {label: records.get(label, ()) for label in remaining}
+    ratios = (
+        pair_times(records[BASELINE], records_by_label, total_time).ratios()
+        if records[BASELINE]
+        else {}
+    )
+    for label in remaining:
         trials[label].ratio = ratios.get(label)
-        trials[label].prompts = len({(r.prompt_id, r.turn) for r in cells[label]})
-    if not ratios and any(trials[label].out is None for label in alive):
+        trials[label].prompts = len({(r.prompt_id, r.turn) for r in records_by_label[label]})
+    if not ratios and any(trials[label].out is None for label in remaining):
         raise EnvironmentFault(
-            "no time of this round can be believed: the machine was not quiet",
-            "close other programs (specbench doctor measures them), or keep such times:"
+            "no time of this round is usable, because other programs used the machine",
+            "close other programs (specbench doctor measures them), or keep noisy times:"
             " --allow-noise",
         )
 
 
 def _fault(records: Sequence[Record]) -> str | None:
-    """Return why a candidate is removed: its first error or mismatch; None if there is none."""
+    """Return the first error or mismatch of a candidate, or None."""
     if not records:
         return "it was not measured"
     for record in records:
@@ -352,12 +367,12 @@ def _fault(records: Sequence[Record]) -> str | None:
 
 
 def _better_half(
-    alive: Sequence[str], kinds: Mapping[str, bool], trials: Mapping[str, Trial]
+    remaining: Sequence[str], kinds: Mapping[str, bool], trials: Mapping[str, Trial]
 ) -> list[str]:
     """Return the candidates of the next round: the faster half of each kind, without faults."""
     kept: list[str] = []
     for kind in (True, False):
-        own = _of_kind(alive, kinds, kind)
+        own = _of_kind(remaining, kinds, kind)
         sound = [label for label in own if trials[label].out is None]
         ranked = _rank(sound, trials)
         kept += ranked[: max(1, math.ceil(len(own) / 2))]
@@ -370,8 +385,8 @@ def _rank(labels: Sequence[str], trials: Mapping[str, Trial]) -> list[str]:
 
 
 def _winners(
-    alive: Sequence[str], kinds: Mapping[str, bool], trials: Mapping[str, Trial]
+    remaining: Sequence[str], kinds: Mapping[str, bool], trials: Mapping[str, Trial]
 ) -> list[str]:
     """Return the best candidate of each kind."""
-    found = [_rank(_of_kind(alive, kinds, kind), trials)[:1] for kind in (True, False)]
+    found = [_rank(_of_kind(remaining, kinds, kind), trials)[:1] for kind in (True, False)]
     return [label for best in found for label in best if trials[label].ratio is not None]

@@ -1,4 +1,4 @@
-"""Stored state of a recommendation: the request, its rounds, and the result."""
+"""Files of a recommendation: the journal, with which it can be resumed, and the result."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from specbench_cli.measure.redaction import redact_paths
 from specbench_cli.store.run_dir import MOST_BYTES
 
 FILE = ".recommendation.resume.json"
-"""File with the request and the progress. Each round is a run in a subfolder.
+"""File with the journal (request and progress). Each round is a run in a subfolder.
 
-It may name folders of this machine, so it is not part of the result. It is removed once the result
-is written.
+The journal may contain paths of this machine, so it is removed once the result is written.
 """
 
 RESULT = "recommendation.json"
 """File with the recommendation, in the format of `--json`."""
 
-_ANEW = "begin anew: specbench recommend"
+_ANEW = "start again: specbench recommend"
 
 
 class SearchRound(BaseModel):
@@ -91,7 +90,7 @@ class Journal(BaseModel):
             return cls.model_validate_json(files.read_text(file, MOST_BYTES))
         except FileNotFoundError as error:
             raise UsageError(
-                f"{folder} holds no recommendation: it has no {FILE}", "specbench recommend"
+                f"{folder} contains no recommendation: it has no {FILE}", "specbench recommend"
             ) from error
         except ValidationError as error:
             raise UsageError(f"{file} is damaged: {format_first_problem(error)}", _ANEW) from error
@@ -111,10 +110,10 @@ def create(folder: Path, journal: Journal) -> None:
         if any(folder.iterdir()):
             held = any((folder / name).is_file() for name in (FILE, RESULT))
             raise UsageError(
-                f"{folder} {'holds a recommendation already' if held else 'is not empty'}",
-                f"specbench recommend --resume {folder}, or give another --out"
+                f"{folder} {'already contains a recommendation' if held else 'is not empty'}",
+                f"specbench recommend --resume {folder}, or choose another --out"
                 if held
-                else "give a new or empty --out",
+                else "choose a new or empty folder with --out",
             )
         journal.write(folder)
         # The user started this run, so resuming it needs no further permission.
@@ -123,7 +122,7 @@ def create(folder: Path, journal: Journal) -> None:
         if error.errno in FULL:
             raise
         raise UsageError(
-            f"cannot write to {folder}: {error.strerror}", "give another --out"
+            f"cannot write to {folder}: {error.strerror}", "choose another --out"
         ) from error
 
 

@@ -1,4 +1,7 @@
-"""Rounds of a recommendation as runs. Each is measured in its own folder, and can be resumed."""
+"""The steps of `specbench recommend`: choose candidates, search in rounds, confirm the winners.
+
+Each round is a run in its own folder, and can be resumed.
+"""
 
 from __future__ import annotations
 
@@ -38,15 +41,15 @@ from specbench_cli.store.schema import BASELINE, LOSSLESS, Record
 from specbench_cli.tasks import Question, sample_questions
 
 MAX_SETTINGS = 6
-"""Maximum number of settings per method: its own, and those with one parameter changed."""
+"""Maximum number of candidates per method: its given parameters, then one parameter changed."""
 MAX_CANDIDATES = 64
-"""Maximum number of candidates: each needs a warm-up and memory."""
+"""Maximum number of candidates, because each needs a warm-up and memory."""
 MAX_QUESTIONS = 400
-"""Maximum number of search questions, and of held-out questions: more than any time limit needs."""
+"""Maximum number of search questions, and of held-out questions. No search uses more."""
 MIN_HELD_OUT = 8
-"""Minimum number of prompts of the confirmation, if available. The time limit may end it sooner."""
+"""Minimum number of prompts in the confirmation, unless its time limit ends it earlier."""
 MIN_BUDGET_S = 20.0
-"""Minimum time budget in seconds: every round loads the models."""
+"""Minimum time budget in seconds, because every round loads the models."""
 
 
 def create_journal(config: RunConfig, sources: Mapping[str, str], minutes: float) -> Journal:
@@ -58,8 +61,8 @@ def create_journal(config: RunConfig, sources: Mapping[str, str], minutes: float
     """
     if not minutes * 60 >= MIN_BUDGET_S:
         raise UsageError(
-            f"--minutes {minutes:g} is too short: it must be a third of one at least, as the models"
-            " are loaded for every round",
+            f"--minutes {minutes:g} is too short: every round loads the models, which needs at"
+            f" least {MIN_BUDGET_S:g} seconds in total",
             "--minutes 10",
         )
     config = config.model_copy(update={"repeats": 1})
@@ -70,8 +73,8 @@ def create_journal(config: RunConfig, sources: Mapping[str, str], minutes: float
     plan = make_plan(config)
     if all(method_run.label == BASELINE for method_run in plan.method_runs):
         raise UsageError(
-            "there is nothing to choose from: no method can run here beside vanilla",
-            "; ".join(left_out.values()) or "name some: -m sps,pld (specbench list methods)",
+            "there is nothing to choose from: no method but vanilla can run here",
+            "; ".join(left_out.values()) or "name methods: -m sps,pld (specbench list methods)",
         )
     waves = _make_waves(
         [method_run for method_run in plan.method_runs if method_run.label != BASELINE], config
@@ -103,23 +106,23 @@ def _drop_unsuitable(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
     Raises:
         UsageError: a method belongs to another program, whose settings specbench cannot recommend.
     """
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for row in config.methods:
         method = registry.build(row.name, row.params)
         if row.label == BASELINE:
             continue
         if method.peer:
             raise UsageError(
-                f"{row.label} is another program's, and recommend chooses among our own methods;"
-                " it prints the lines for other engines",
-                f"specbench run -m {row.name} measures it",
+                f"{row.label} is a method of another program; recommend only chooses among"
+                " specbench's own methods, and prints commands for other engines",
+                f"to measure it: specbench run -m {row.name}",
             )
         if method.upper_bound or method.control:
-            found[row.label] = f"{row.label} is there to compare others with, and no way to decode"
+            reasons[row.label] = f"{row.label} is only a reference for comparisons"
         elif config.batch > 1 and not method.batches:
-            found[row.label] = f"{row.label} decodes one prompt at a time"
-    kept = [row for row in config.methods if row.label not in found]
-    return config.model_copy(update={"methods": kept}), found
+            reasons[row.label] = f"{row.label} decodes one prompt at a time"
+    kept = [row for row in config.methods if row.label not in reasons]
+    return config.model_copy(update={"methods": kept}), reasons
 
 
 def _make_waves(method_runs: Sequence[MethodRun], config: RunConfig) -> list[list[MethodRun]]:
@@ -142,7 +145,7 @@ def _make_waves(method_runs: Sequence[MethodRun], config: RunConfig) -> list[lis
 
 
 def _order_prompts(questions: Sequence[Question], seed: int) -> list[str]:
-    """Return prompt ids, ordered so that every prefix is spread over families like `--limit`."""
+    """Return prompt ids in an order in which every prefix has all task families, as `--limit`."""
     pool = sample_questions(questions, MAX_QUESTIONS, seed)
     order: dict[str, None] = {}
     for n in range(1, len({question.base_id for question in pool}) + 1):
@@ -154,10 +157,10 @@ def _order_prompts(questions: Sequence[Question], seed: int) -> list[str]:
 class SearchResult:
     """Result of a search with its confirmation.
 
-    found: result of the search.
+    best: result of the search.
     confirmed: labels that were measured on held-out prompts.
     run: folder of the confirmation run; None if there was nothing to confirm.
-    exit_code: the worst exit code. Rounds of the search count only for bad answers.
+    exit_code: the worst exit code of the confirmation, or of a search round with wrong outputs.
     """
 
     best: BestCandidate
@@ -170,31 +173,35 @@ def recommend(journal: Journal, folder: Path, view: RunView, force: bool = False
     """Complete a recommendation: search, then confirm the best candidates on held-out prompts.
 
     Args:
+        journal: the candidates and prompts, and the rounds so far.
+        folder: folder of the recommendation.
+        view: shows the progress.
         force: continue even if the program or the machine changed after the start of a round.
+
     Raises:
         UsageError, EnvironmentFault: as `halve`, and as a run.
     """
     place = folder / FILE
     permission.check(permission.collect_requests(journal.config, place), str(place))
-    view.stage("loading what decodes")
+    view.stage("loading methods")
     check_plugins(journal.config)
     load_plugins(journal.config)  # when resumed, no plug-in is loaded yet
     candidates = _candidates(journal)
     rounds = RoundRunner(journal, folder, view, force)
     budget = journal.minutes * 60
-    found = halve(candidates, journal.search, SEARCH_SHARE * budget, rounds)
+    best = halve(candidates, journal.search, SEARCH_SHARE * budget, rounds)
     run = None
-    if found.winners:
-        fit, limit = found.estimates.plan_confirmation(found.winners, budget - found.spent_s)
+    if best.winners:
+        fit, limit = best.estimates.plan_confirmation(best.winners, budget - best.spent_s)
         prompts = journal.held_out[: max(MIN_HELD_OUT, fit)]
-        view.note(f"confirming {' and '.join(found.winners)} on {len(prompts)} held-out prompts")
-        rounds(CONFIRMATION, found.winners, prompts, limit)
+        view.note(f"confirming {' and '.join(best.winners)} on {len(prompts)} held-out prompts")
+        rounds(CONFIRMATION, best.winners, prompts, limit)
         run = folder / CONFIRMATION
-    return SearchResult(found, found.winners, run, rounds.exit_code)
+    return SearchResult(best, best.winners, run, rounds.exit_code)
 
 
 def _candidates(journal: Journal) -> SearchSpace:
-    # Import the slow modules now, so that their seconds do not count in a round.
+    # Import slow modules now, so that the first round does not include their import time.
     from specbench_cli.judge.tolerance import POSITIONS
     from specbench_cli.measure.bench import Bench
     from specbench_cli.measure.repeat import Repeat
@@ -211,12 +218,13 @@ def _candidates(journal: Journal) -> SearchSpace:
 
 
 class RoundRunner:
-    """Rounds of a recommendation, each measured as a run.
+    """Runner of a recommendation's rounds. Each round is a run.
 
-    A finished round is read with its stored duration.
+    A round that is already finished is read, with its stored duration.
 
     Attributes:
-        exit_code: the worst exit code so far. Rounds of the search count only for bad answers.
+        exit_code: the worst exit code so far, of the confirmation, or of a search round with wrong
+            outputs.
     """
 
     def __init__(self, journal: Journal, folder: Path, view: RunView, force: bool) -> None:
@@ -235,10 +243,10 @@ class RoundRunner:
             round_ = SearchRound(rows=list(rows), prompts=list(prompts), limit_s=limit_s)
             journal.rounds[name] = round_
             journal.write(self._folder)
-        begun, there = self._clock(), _is_finished(path)
+        start, was_finished = self._clock(), _is_finished(path)
         result = self._run(name, path, round_)
-        if round_.seconds is None:  # a round that ended during an interruption counts its limit
-            round_.seconds = round_.limit_s if there else self._clock() - begun
+        if round_.seconds is None:  # unknown if the program was stopped after the round: use limit
+            round_.seconds = round_.limit_s if was_finished else self._clock() - start
             journal.write(self._folder)
         if result.exit_code is ExitCode.BAD_ANSWER or name == CONFIRMATION:
             self.exit_code = max(self.exit_code, result.exit_code, key=_ORDER.index)

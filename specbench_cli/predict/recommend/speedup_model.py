@@ -20,16 +20,18 @@ from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary.load import LoadRow
 
 SIMULATED = 24
-"""Number of prompts in a simulation of batches: enough to fill the largest batch a few times."""
+"""Number of prompts in a simulation of batches. They fill the largest batch a few times."""
 
 
 @dataclass(frozen=True)
 class ModelledSpeedups:
     """Modelled speedups over vanilla.
 
-    batches: {batch, label, speedup}, by tokens per second if all requests arrive at once.
-    elsewhere: {machine, probed_utc, label, speedup}, by decode times replayed at its costs.
-    missing: results that could not be modelled, with the reason.
+    batches: {batch, label, speedup} for each batch size. All requests arrive at once, and the
+        speedup is a ratio of tokens per second.
+    elsewhere: {machine, probed_utc, label, speedup} for each other machine. The speedup is a ratio
+        of replayed decode times.
+    missing: result that could not be modelled -> reason.
     """
 
     batches: list[dict[str, Any]]
@@ -54,16 +56,16 @@ def model_speedups(
         UsageError: a file does not contain costs, or they are of other models.
     """
     found = ModelledSpeedups([], [], {})
-    given = check_models(Costs.load(costs), run) if costs else None
+    own_costs = check_models(Costs.load(costs), run) if costs else None
     for file in others:
         _model_other_machine(run, labels, check_models(Costs.load(file), run), found)
     if not sizes:
         return found
     try:
-        here = given or load_costs(run)[0]
+        here = own_costs or load_costs(run)[0]
         _batches(run, labels, sizes, here, found)
     except SpecbenchError as fault:
-        if given is not None:
+        if own_costs is not None:
             raise
         words = f"{fault.message}; {fault.hint}" if fault.hint else fault.message
         found.missing["other batch sizes"] = words
@@ -73,9 +75,9 @@ def model_speedups(
 def _model_other_machine(
     run: RunDir, labels: Sequence[str], costs: Costs, found: ModelledSpeedups
 ) -> None:
-    seen = predict(run.records(), run.manifest, costs, None)
+    prediction = predict(run.records(), run.manifest, costs, None)
     times: dict[str, float] = {}
-    for row in seen.rows:
+    for row in prediction.rows:
         if row.label != ALL and (row.task == ALL or row.label not in times):
             times[row.label] = (row.predicted or 0.0) + (row.predicted_void or 0.0)
     for label in labels:
@@ -89,7 +91,11 @@ def _model_other_machine(
                 }
             )
         else:
-            why = seen.missing.get(label) or seen.missing.get(BASELINE) or "it was not replayed"
+            why = (
+                prediction.missing.get(label)
+                or prediction.missing.get(BASELINE)
+                or "it was not replayed"
+            )
             found.missing[f"{label} on {costs.label}"] = why
 
 
@@ -97,10 +103,10 @@ def _batches(
     run: RunDir, labels: Sequence[str], sizes: Sequence[int], costs: Costs, found: ModelledSpeedups
 ) -> None:
     first = dict.fromkeys(prompt.prompt_id for prompt in run.prompts())
-    asked = dict.fromkeys(islice(first, SIMULATED))
-    prompts = [prompt for prompt in run.prompts() if prompt.prompt_id in asked]
-    records = [each for each in run.records(asked) if each.label in (BASELINE, *labels)]
-    burst = [Arrivals.parse(f"burst:{len(asked)}:1")]
+    prompt_ids = dict.fromkeys(islice(first, SIMULATED))
+    prompts = [prompt for prompt in run.prompts() if prompt.prompt_id in prompt_ids]
+    records = [each for each in run.records(prompt_ids) if each.label in (BASELINE, *labels)]
+    burst = [Arrivals.parse(f"burst:{len(prompt_ids)}:1")]
     table = BatchCosts(costs)
     for size in sizes:
         simulated, missing = simulate_load(
@@ -116,6 +122,6 @@ def _batches(
                 found.missing[f"{label} in batches"] = missing.get(label) or missing[BASELINE]
     if found.batches and not table.batches_probed:
         found.missing["what sequences add"] = (
-            "batches were not probed: a forward over several sequences is taken to cost what one"
-            f" over as many rows does; specbench predict --probe --batch {max(sizes)}"
+            "batches were not probed, so a forward over several sequences is assumed to cost as"
+            f" much as one over equally many rows; specbench predict --probe --batch {max(sizes)}"
         )

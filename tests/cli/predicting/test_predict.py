@@ -178,7 +178,9 @@ def test_machine_without_costs_is_told_how_to_get_them(run, made, monkeypatch):
     monkeypatch.setattr("specbench_cli.measure.machine.fingerprint", lambda: elsewhere)
     code, out, err = run("predict", str(made))
     assert (code, out) == (3, "")
-    assert "there are no costs of embedded-7m and embedded-1m (cpu float32 2 threads) on" in err
+    assert (
+        "the forward costs of embedded-7m and embedded-1m (cpu float32 2 threads) were not" in err
+    )
     command = "specbench predict --probe --target embedded-7m --draft embedded-1m --device cpu"
     assert command in err
     assert "--costs FILE" in err
@@ -195,7 +197,7 @@ def test_costs_of_other_models_are_refused(run, made, costs, tmp_path):
         "predict", str(made), "--costs", changed(costs, tmp_path / "b", models=models)
     )
     assert code == 2
-    assert "costs of other models: target llama-7b" in err
+    assert "measured for other models: target llama-7b" in err
     assert "hint: specbench predict --probe --target embedded-7m --draft embedded-1m" in err
 
 
@@ -205,7 +207,7 @@ def test_costs_of_other_models_are_refused(run, made, costs, tmp_path):
         ([], "give exactly one of RUN, --probe and --compare"),
         (["last", "--probe"], "give exactly one of RUN, --probe and --compare"),
         (["last"], "there is no run in"),
-        (["nowhere"], "nowhere holds no run"),
+        (["nowhere"], "nowhere contains no run"),
         (
             ["last", "--target", "embedded", "--threads", "1"],
             "--target, --threads cannot be combined with",
@@ -332,7 +334,9 @@ def test_head_that_is_asked_for_is_probed_and_its_rows_are_predicted(
     assert run("run", *asked, *small, "--set", other)[0] == 0
     code, out, err = run("predict", "last")
     assert (code, [row["label"] for row in table_of(out)]) == (0, ["vanilla"])
-    assert "eagle2: no prediction: the probe is of another eagle; specbench predict --probe" in err
+    assert (
+        "eagle2: no prediction: the probe measured another eagle; specbench predict --probe" in err
+    )
     assert "--method eagle2 --set eagle2.head=head-2" in err
 
 
@@ -406,7 +410,7 @@ def test_a_run_under_load_is_simulated_and_says_that_it_is_modelled(run, made, k
     assert code == 0 and lines[0].startswith("modelled: batch 2")
     assert lines[1].startswith("batches were not probed") and lines[1].endswith("--batch 2)")
     assert lines[2].startswith("modelled under load")
-    assert "not modelled: hf:vanilla: another program's, whose steps are its own" in lines
+    assert "not modelled: hf:vanilla: it is a method of another program" in lines
     assert any(line.startswith("vanilla: saturated from") for line in lines)
 
 
@@ -517,10 +521,10 @@ def test_a_measured_row_stands_beside_what_another_rows_acceptance_says(run, mad
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        (("--sweep", "sps.length=1:5:1", "--row", "pld"), "no row 'pld' of sps; it has"),
-        (("--sweep", "eagle2.depth=1,2"), "no row 'eagle2' of eagle2"),
+        (("--sweep", "sps.length=1:5:1", "--row", "pld"), "no method 'pld' of sps; it has"),
+        (("--sweep", "eagle2.depth=1,2"), "no method 'eagle2' of eagle2"),
         (("--sweep", "sps.length=0,1"), "sps.length must be at least 1, got 0"),
-        (("--sweep", "hf:assisted.length=1,2"), "another program's, whose steps are its own"),
+        (("--sweep", "hf:assisted.length=1,2"), "it is a method of another program"),
         (
             ("--sweep", "sps.length=1", "--load", "poisson:1"),
             "--sweep cannot be combined with --load",

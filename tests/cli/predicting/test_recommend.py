@@ -100,7 +100,7 @@ REFUSED = [
     (["-t", "wrong.jsonl"], "wrong.jsonl:2: 'messages' must be a list", "messages"),
     (["-t", "broken.jsonl"], "broken.jsonl:1: not JSON", "messages"),
     (["-t", "one.jsonl"], "recommend chooses on some questions", "--limit"),
-    (["-m", "hf:assisted"], "hf:assisted is another program's", "specbench run"),
+    (["-m", "hf:assisted"], "hf:assisted is a method of another program", "specbench run"),
     (["-m", "psl"], "no method 'psl'; did you mean", "specbench list methods"),
     (["-m", "vanilla"], "there is nothing to choose from", "-m sps,pld"),
     (
@@ -109,7 +109,7 @@ REFUSED = [
         "specbench predict --probe",
     ),
     (["--force"], "--force needs --resume", "--resume DIR --force"),
-    (["--resume", "gone"], "gone holds no recommendation", "specbench recommend"),
+    (["--resume", "gone"], "gone contains no recommendation", "specbench recommend"),
     (["--resume", "gone", "--seed", "1"], "omit --seed", "--resume DIR"),
 ]
 

@@ -26,7 +26,7 @@ SILENT = (
 
 BAD = {
     "too long": (LONG, None, "mine/1, turn 2, has "),
-    "template": ("A pineapple?", REFUSING, "the chat template of short refuses the conversation"),
+    "template": ("A pineapple?", REFUSING, "the chat template of short rejects the conversation"),
     "no token": ("A pineapple?", SILENT, "mine/1, turn 2 has no tokens: the tokenizer of short"),
     "no embedding": ("Call <|tool|>.", None, "mine/1, turn 2 has the token 4096, and short has"),
 }

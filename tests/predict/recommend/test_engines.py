@@ -115,7 +115,9 @@ def test_settings_decide_which_form_a_line_has():
 
 def test_a_method_that_no_engine_has_gives_nothing_to_paste():
     params = registry.declare("staged", {}).params.model_dump()
-    assert {line.lacks for line in launch_commands("staged", params, NAMES)} == {"has no staged"}
+    assert {line.lacks for line in launch_commands("staged", params, NAMES)} == {
+        "does not support staged"
+    }
 
 
 @pytest.mark.openvino

@@ -113,7 +113,7 @@ def test_a_round_whose_share_is_too_short_for_a_prompt_asks_one_where_the_time_l
 
 
 def test_a_time_that_is_enough_for_nothing_is_refused_with_one_that_is():
-    with pytest.raises(UsageError, match="no time to try anything") as caught:
+    with pytest.raises(UsageError, match="the time is too short") as caught:
         halve(candidates(), PROMPTS, 8, Machine(FAST))
     assert "--minutes" in caught.value.hint
 
@@ -137,7 +137,7 @@ def test_where_all_fail_there_is_no_winner():
 
 def test_void_times_end_a_search_with_what_to_do():
     wrong = {label: {"void": True} for label in ("vanilla", *FAST)}
-    with pytest.raises(EnvironmentFault, match="not quiet") as caught:
+    with pytest.raises(EnvironmentFault, match="other programs used the machine") as caught:
         halve(candidates(), PROMPTS, 600, Machine(FAST, **wrong))
     assert "--allow-noise" in caught.value.hint
 
@@ -218,7 +218,7 @@ CHOSEN = [
 def test_nothing_is_recommended_that_the_held_out_interval_does_not_prove(changes, chosen, why):
     row = SimpleNamespace(**{**vars(ROW), **changes})
     kept = SimpleNamespace(choice=lambda label: SimpleNamespace(name="pld", params={}))
-    confirmed = advice._confirmed(kept, row)
+    confirmed = advice._confirmed_result(kept, row)
     assert confirmed["pays"] is chosen
     outcome = SimpleNamespace(best=SimpleNamespace(trials={}))
     assert why in advice._explain([confirmed], confirmed if chosen else None, outcome)
@@ -271,7 +271,7 @@ class TestRounds:
             search.create_journal(*asked("pld"), minutes)
 
     def test_another_programs_method_is_no_candidate(self):
-        with pytest.raises(UsageError, match="hf:assisted is another program's"):
+        with pytest.raises(UsageError, match="hf:assisted is a method of another program"):
             search.create_journal(*asked("hf:assisted"), 10)
 
     def test_a_single_question_cannot_be_held_out(self):
@@ -347,7 +347,7 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path):
     )
     with pytest.raises(UsageError, match="is not empty"):
         journal.create(tmp_path, kept)
-    with pytest.raises(UsageError, match="holds no recommendation"):
+    with pytest.raises(UsageError, match="contains no recommendation"):
         journal.Journal.read(tmp_path)
 
 
