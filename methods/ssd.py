@@ -44,9 +44,7 @@ class SsdDrafter(Preparer):
         """Carry out the draft's part of step 2. The target predicts nothing, so the draft guesses
         the outcomes."""
         self.rollouts.complete()  # compute the KV entries of the current window
-        outcomes = self.rollouts.guess(
-            self.params.guesses
-        )  # (number of accepted tokens, next token)
+        guesses = self.rollouts.guess(self.params.guesses)  # (number accepted, next token)
         self.rollouts.prepare(guesses)
 
 
