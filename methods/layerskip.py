@@ -33,7 +33,7 @@ class LayerSkip(Method):
     distribution that it was drawn from. Training for early exit changes the acceptance rate only.
     Keys, values and hidden states of the first layers are the target's own.
     Differs from the authors' code: drafting does not stop at an EOS, because that check would add
-    one sync per token. Tokens after an EOS are not committed.
+    one GPU synchronisation per token. Tokens after an EOS are not committed.
 
     One step:
     1. x is the last committed token, which is in no layer's KV cache yet.

@@ -50,8 +50,8 @@ class Osd(DraftModelMethod):
     Differs from the paper's code: the loss is taken at the position of the wrong prediction, not
     one later, and only at rejected tokens, not at the last token of every step. The target's
     distribution comes from verification and is not recomputed. With `route` each topic has its own
-    draft, as there. Their code uses the known topic of each question. Here a classifier predicts
-    the topic of a prompt (its task category) from the prompts decoded before.
+    draft model, as in their code. Their code uses the known topic of each question. Here a
+    classifier predicts the topic of a prompt (its task category) from the prompts decoded before.
 
     One step:
     1. Feed the draft of the prompt's most likely topic its pending tokens; draw `length` tokens.

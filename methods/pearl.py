@@ -85,9 +85,10 @@ class Pearl(Method):
 
     Exact because every draft token is verified as in speculative sampling, with its own random
     number. Draft tokens after a rejected one are dropped.
-    Differs from the authors' code: it verifies the first two tokens of a window with the same
-    random number. Unverified tokens are never returned. Windows end at the token budget, and
-    outputs at their first EOS. q is the distribution that each token was drawn from.
+    Differs from the authors' code, which verifies the first two tokens of a window with the same
+    random number. Here each has its own. Unverified tokens are never returned. Windows end at the
+    token budget, and outputs at their first EOS. q is the distribution that each token was drawn
+    from.
 
     Draft tokens that the target has not verified yet are pending. Without pending tokens
     (pre-verify) a target forward tests the first token of the window that is drafted meanwhile.

@@ -55,7 +55,8 @@ class RsdS(Method):
     paths drawn one after another without replacement (Kool et al.), which is what happens here.
 
     One step, from the root as the only beam, for each of L levels:
-    1. Feed the draft the beams (at first its pending tokens): this gives their distributions q.
+    1. Feed the beams to the draft model (at first its pending tokens). This gives their
+       distributions q.
     2. Draw W paths that are one token longer: the next level and its beams. The first beam without
        a child represents all probability mass not reached so far. A beam with children represents
        the rest of its own mass.

@@ -53,8 +53,8 @@ class S2d(DraftModelMethod):
     Exact because the choice of sub-model depends only on distributions, before the token is drawn.
     Each token is verified with the distribution of the sub-model that it was drawn from.
     Differs from the paper, which does not say what a layer reads where earlier tokens skipped it:
-    here a layer first processes all hidden states that it has missed. All exits share one
-    threshold.
+    here a layer first processes all hidden states of the tokens that skipped it. All exits share
+    one threshold.
 
     Any draft model works. One trained with `specbench train draft --sorted` can predict tokens at
     its exits. The target is not involved in that training: one draft serves all targets that share

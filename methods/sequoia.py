@@ -81,8 +81,9 @@ class Sequoia(Method):
 
     1. In the first `profile` steps the tree is a root with `width` children. Count which rank is
        accepted.
-    2. Then choose the best tree of `nodes` nodes, once. With auto, choose the size and depth with
-       the most tokens per time of one draft forward per level and one target forward.
+    2. Then choose the best tree of `nodes` nodes, once. With `nodes=auto`, choose the size and
+       depth with the most expected tokens per time. The time of a step is that of one draft forward
+       per level and one target forward.
     3. Every step: draw each node's children without replacement, level by level; (engine) verify by
        recursive rejection; commit; keep the draft's KV entries of accepted nodes.
     """

@@ -191,14 +191,14 @@ def test_compare_is_the_command_s_comparison(run, capsys, notebook):
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"tolerance": 2}, "'2' is no share"),
         ({"fail_on": "slow"}, "'slow' is none of .*did you mean 'slower'"),
     ],
 )
-def test_compare_refuses_what_the_command_refuses(run, settings, says):
-    with pytest.raises(UsageError, match=says):
+def test_compare_refuses_what_the_command_refuses(run, settings, message):
+    with pytest.raises(UsageError, match=message):
         sb.compare(run, run, **settings)
 
 
@@ -209,7 +209,7 @@ def test_methods_are_the_registry_s():
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"max_tokens": 4}, r"run\(\): max_tokens is not known; did you mean 'max_new_tokens'\?"),
         ({"limit": 0}, r"run\(\): limit must be at least 1, got 0"),
@@ -229,8 +229,8 @@ def test_methods_are_the_registry_s():
         ({"target": Path("nowhere/model/here")}, "nowhere/model/here"),
     ],
 )
-def test_a_wrong_setting_is_an_error_and_leaves_nothing(settings, says, tmp_path):
-    with pytest.raises(UsageError, match=says):
+def test_a_wrong_setting_is_an_error_and_leaves_nothing(settings, message, tmp_path):
+    with pytest.raises(UsageError, match=message):
         sb.run(**settings)
     assert not list(tmp_path.iterdir())
 
@@ -280,7 +280,7 @@ def test_a_plug_in_that_was_changed_is_read_again(tmp_path, monkeypatch):
 
 
 def test_several_targets_are_several_calls():
-    with pytest.raises(UsageError, match="stand for several runs, and a call makes one"):
+    with pytest.raises(UsageError, match="describe several runs, and a call makes one"):
         sb.run(targets=["embedded-7m", "embedded-exit"], methods="pld")
 
 

@@ -182,7 +182,7 @@ def test_plugin_loads_twice_without_a_clash(plugin):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("import specbench_cli\ndef f(:\n    pass\n", r"mine\.py:2: SyntaxError"),
         (
@@ -195,13 +195,13 @@ def test_plugin_loads_twice_without_a_clash(plugin):
         (REPEATER.replace("class RepeatLast", "class Sps"), "the name 'sps' is taken by specbench"),
     ],
 )
-def test_broken_plugin_is_one_clear_error(plugin, text, says):
-    with pytest.raises(UsageError, match=says):
+def test_broken_plugin_is_one_clear_error(plugin, text, message):
+    with pytest.raises(UsageError, match=message):
         registry.load_plugin(plugin(text))
 
 
 def test_plugin_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(UsageError, match=r"no plug-in file .*gone\.py"):
+    with pytest.raises(UsageError, match=r"the plug-in file .*gone\.py"):
         registry.load_plugin(str(tmp_path / "gone.py"))
 
 

@@ -88,7 +88,7 @@ class RunFolder:
 
 
 def one_row_per_method(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield one row per method, the one over all tasks if there are several."""
+    """Yield one prediction per method: that over all tasks if the run has several tasks."""
     yield from {row["label"]: row for row in rows if row["label"] != "all"}.values()
 
 

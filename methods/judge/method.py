@@ -56,7 +56,7 @@ class JudgeVerifier(AcceptRule):
         token."""
         if self.head is None or places.features is None:
             raise MethodFault(
-                "a judge needs its head and the target's rows (`session.capture_layers`)"
+                "a judge needs its head and the target's hidden states (`session.capture_layers`)"
             )
         return self.head(places.features) > self.threshold
 
@@ -85,7 +85,8 @@ class Judge(DraftModelMethod):
     One step:
     1. (base) Feed the draft model its pending tokens, and draw `length` tokens x from it.
     2. (engine) One target forward over the last committed token and the draft. x is accepted if the
-       lossless rule accepts it, or if sigmoid(w h + b) > threshold, h being the hidden state at x.
+       lossless rule accepts it, or if sigmoid(w h + b) > threshold, where h is the hidden state at
+       x.
     3. (engine) Replace the first rejected token by the lossless rule's token.
     4. (base) Drop the draft's KV entries of rejected tokens.
     """

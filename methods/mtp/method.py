@@ -43,17 +43,17 @@ class MtpParams(LengthParams):
     @classmethod
     def _needs_no_draft_model(cls, value: int | LengthRule) -> int | LengthRule:
         if value == "acceptance-head":
-            raise ValueError("'acceptance-head' reads a draft model's rows: for sps and specdec++")
+            raise ValueError("'acceptance-head' needs a draft model; use it with sps or specdec++")
         return value
 
 
 class Mtp(Method):
     """Multi-token prediction (MTP): a layer trained with the target drafts a chain of tokens.
 
-    Exact because each token is drawn from the layer's distribution q, or chosen without drawing,
-    and verified like a draft model's token: accepted with probability min(1, p(x)/q(x)), replaced
-    after rejection by a draw from norm(max(p - q, 0)). In greedy decoding and coupled sampling it
-    is accepted if and only if the target chooses it.
+    Exact because each token is drawn from the layer's distribution q, and verified like a draft
+    model's token: it is accepted with probability min(1, p(x)/q(x)), and a rejected one is replaced
+    by a draw from norm(max(p - q, 0)). In greedy decoding and coupled sampling it is accepted if
+    and only if the target chooses it.
     Differs from the report: one layer drafts all tokens, as in engines that serve such checkpoints,
     although it may have been trained for the first token only.
 

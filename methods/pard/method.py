@@ -44,9 +44,9 @@ class Pard(Method):
     the committed text and on no other draft token. It is accepted with probability
     min(1, p(x)/q(x)); a rejected one is replaced by a draw from norm(max(p - q, 0)). In greedy
     decoding and coupled sampling a draft token is accepted if and only if the target chooses it.
-    Differs from the authors' code: it compares most likely tokens only, which is greedy decoding.
-    No draft exceeds the remaining token budget. The draft is an artifact of the target
-    (`pard.head`), independent of the run's draft model.
+    Differs from the authors' code, which supports only greedy decoding. No draft exceeds the
+    remaining token budget. The draft is an artifact of the target (`pard.head`), independent of the
+    run's draft model.
 
     One step:
     1. Feed the draft model its pending tokens followed by `length` - 1 mask tokens.

@@ -52,7 +52,7 @@ class Rest(Method):
 
     Exact because the tree depends only on the text and on a datastore that does not change. Its
     tokens are not drawn at random. Each is accepted with the target's probability of it.
-    Differs from the authors' code: it draws again for every path that shares a node, so that its
+    Differs from the authors' code, which draws again for every path that shares a node, so that its
     sampled outputs do not follow the target's distribution. Equally frequent prefixes are ordered
     by length, then by token, not by a hash map. If there are more than `matches` occurrences, they
     are sampled at even distances; their code takes the first. Without a match the step is plain

@@ -45,10 +45,10 @@ class Space(Method):
     decoding and coupled sampling a draft token is accepted if and only if the target chooses it.
     All of this is relative to the target of the run, which is the fine-tuned model. Vanilla is that
     model's plain decoding, not that of the model it was tuned from.
-    Differs from the authors' code: at temperatures above 0 it replaces a rejected token by a draw
-    from p itself, which does not give the target's distribution. The first draft comes from masks
-    after the prompt; their code starts with placeholder tokens. The mask is not a token of the
-    vocabulary. No draft exceeds the remaining token budget.
+    Differs from the authors' code, which at temperatures above 0 replaces a rejected token by a
+    draw from p itself. This does not give the target's distribution. The first draft comes from
+    masks after the prompt; their code starts with placeholder tokens. The mask is not a token of
+    the vocabulary. No draft exceeds the remaining token budget.
 
     One step:
     1. The target's last forward also processed the masks after the last accepted token. Mask j

@@ -69,8 +69,9 @@ class SpecEE(Method):
     position, or they process a copy of the exit's hidden state (`fill`; authors' code: none). At
     threshold 1 it generates vanilla's tokens.
     Differs from the paper: a draft model proposes the candidates, not an EAGLE head, which would
-    need features of layers that did not run. The paper is greedy. In sampling, the exit's most
-    likely token must be a candidate, and the token is drawn from the exit's distribution.
+    need features of layers that did not run. The paper covers only greedy decoding. In sampling,
+    the exit's most likely token must be a candidate, and the token is drawn from the exit's
+    distribution.
 
     One step, which commits one token:
     1. The draft reads the text; its most likely tokens are the candidates S.

@@ -230,7 +230,7 @@ def late_level_cases(rule: Rule, levels: int) -> Iterator[tuple[str, Case]]:
 
 
 HISTORIES = 6
-"""Number of histories of accepted and rejected tokens that are enumerated."""
+"""Number of `history_cases`: texts with different sequences of accepted and rejected drafts."""
 
 
 def history_cases(rule: Rule) -> Iterator[Case]:
@@ -266,7 +266,11 @@ WARPS = ((1.0, 0, 1.0), (0.6, 3, 1.0), (1.4, 0, 0.8), (0.9, 3, 0.6))
 
 
 def make_sampling(rule: Rule, turn: int) -> Sampling:
-    """Return the rule with temperature, top-k, top-p and seed that depend on `turn`."""
+    """Return a sampling configuration with this rule.
+
+    Args:
+        turn: index that selects temperature, top-k, top-p and seed.
+    """
     if rule == "greedy":
         return Sampling(seed=turn)
     temperature, top_k, top_p = WARPS[(turn + turn // len(WARPS)) % len(WARPS)]

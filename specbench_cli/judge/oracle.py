@@ -27,7 +27,8 @@ class Oracle:
         self.module, self.device = module, module.device
         self._parameters = set(inspect.signature(module.forward).parameters)
         self._encodes = "decoder_input_ids" in self._parameters
-        known = ("cache", "cache_params", "past_key_values")  # transformers 5.24, and before it
+        # The name of the cache argument depends on the version of transformers and on the model.
+        known = ("cache", "cache_params", "past_key_values")
         self._cache_name = next((name for name in known if name in self._parameters), known[-1])
 
     @torch.inference_mode()

@@ -297,7 +297,8 @@ class OutputJudge:
             before: Output tokens before this position.
             tokens: The two tokens.
         """
-        text = [*before, tokens[0]]  # the last token is ignored: its position is what is scored
+        # Any token may be the last one: only the logits that choose it are used.
+        text = [*before, tokens[0]]
         readers: list[Callable[[Request], Tensor]] = [partial(self._oracle_logits, ids=text, n=1)]
         if self._decoder is not None:
             readers.append(partial(_decoder_logits, self._decoder, ids=text, n=1))
@@ -520,7 +521,7 @@ def _compare_likelihood(distribution: Tensor, chosen: Tensor) -> Likelihood:
             moment = (sign * SMALLEST_TILT * steps).exp()
             for _ in (tilt for tilt in TILTS if tilt * sign > 0.0):
                 found.append((p * moment).sum(-1).log().sum())
-                moment = moment * moment  # each tilt is twice the one before
+                moment = moment * moment  # the next tilt is twice this one
         sums += torch.stack(found)
     excess, variance, *cumulants = sums.tolist()
     return Likelihood(excess, variance, cumulants)

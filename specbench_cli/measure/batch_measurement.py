@@ -118,7 +118,7 @@ class BatchMeasurement:
             )
 
     def finish(self, other_cpu: float | None, noisy: bool) -> None:
-        """See `quiet.Measurable`."""
+        """Accept the last results of all measurements, and store how noisy the machine was."""
         for measurement in self._measurements:
             measurement.finish(other_cpu, noisy)
 
@@ -149,7 +149,10 @@ class BatchMeasurement:
 def make_measurable(
     measurements: Sequence[Measurement], size: int, chunk: int, arrivals: Sequence[float] = ()
 ) -> Measurement | BatchMeasurement:
-    """Return the only measurement, or a `BatchMeasurement` of several; see `BatchMeasurement`."""
+    """Return the object that measures some outputs of a method.
+
+    This is the measurement itself if prompts are decoded alone, otherwise a `BatchMeasurement`.
+    """
     return (
         measurements[0]
         if size == 1 and not arrivals

@@ -367,7 +367,7 @@ class Costs(_Frozen):
         again = f"{PROBE} --out {path.name}"
         try:
             data = json.loads(files.read_text(path, MAX_BYTES))
-            json.dumps(data, ensure_ascii=False).encode()  # rejects lone surrogates
+            json.dumps(data, ensure_ascii=False).encode()  # raises ValueError for invalid Unicode
         except OSError as error:
             raise UsageError(f"cannot read costs from {path}: {error.strerror}", again) from error
         except (ValueError, RecursionError) as error:

@@ -26,7 +26,7 @@ class DroppedMethods:
     Attributes:
         left_out: Methods that stopped because one of their worker processes ended -> the error. A
             resumed run measures them again.
-        dropped: Methods that failed repeatedly -> the error. They stay dropped.
+        dropped: Methods that failed repeatedly -> the error.
         failed_warm_up: Methods that failed during the warm-up.
     """
 

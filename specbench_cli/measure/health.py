@@ -90,7 +90,7 @@ def _packages() -> Iterator[HealthCheck]:
     try:
         lines = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
-        lines = list(environment.PACKAGES)  # a checkout that is not installed
+        lines = list(environment.PACKAGES)  # specbench runs from a checkout
     absent_extras: dict[str, list[str]] = {}
     for requirement in map(Requirement, lines):
         extra = _extra(requirement.marker)

@@ -362,7 +362,7 @@ class Measurement:
         return self.recording is not None
 
     def finish(self, other_cpu: float | None, noisy: bool) -> None:
-        """Accept the measurement. See `quiet.Measurable`."""
+        """Accept the last result, and store how noisy the machine was."""
         self.finished, self.other_cpu, self.noisy = True, other_cpu, noisy
         self.delay.noisy = noisy and self.delay.ns > 0
         self._memory_before = None

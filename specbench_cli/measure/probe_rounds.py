@@ -366,7 +366,7 @@ class ProbeRound:
             gc.enable()
 
     def finish(self, other_cpu: float | None, noisy: bool) -> None:
-        """See `quiet.Measurable`."""
+        """Accept the times, and store how noisy the machine was."""
         self.other_cpu, self.noisy = other_cpu, noisy
 
     def _time_forwards(self, context: int, rng: random.Random) -> None:

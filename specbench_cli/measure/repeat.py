@@ -530,9 +530,9 @@ class Repeat:
     def _make_measurable(
         self, method_run: MethodRun, measurements: Sequence[Measurement]
     ) -> Measurable:
-        """Return the measurable for some outputs of a method.
+        """Return the object that measures some outputs of a method.
 
-        It measures a single output or a batch, in this process or in a plug-in process.
+        It decodes a single prompt or a batch, in this process or in a plug-in process.
         """
         config, load = self._plan.config, self._plan.load(measurements[0].pass_)
         size, chunk = config.batch, config.prefill_chunk
@@ -544,7 +544,7 @@ class Repeat:
     def _pass_lock_on(self) -> None:
         """Let another run measure a window. Show a note, once, if there is no other run."""
         assert self._machine_lock is not None
-        self._store_finished()  # before another run starts to measure
+        self._store_finished()  # write files now, not while another run measures
         if not self._machine_lock.pass_on() and not self._has_no_partner:
             self._has_no_partner = True
             self._run_dir.update(alone=True)  # later repeats do not wait for a partner

@@ -31,7 +31,7 @@ def written():
     return certify(subject, [wrong, Finding("tokens", True, {"outputs": 2})], 1.5)
 
 
-def test_a_certificate_says_date_commit_version_and_what_each_check_compares():
+def test_a_certificate_contains_date_commit_version_and_comparisons():
     facts = json.loads(json.dumps(written().to_dict()))
     assert facts["date"].endswith("+00:00")
     assert facts["commit"] == module.read_commit()
@@ -70,7 +70,7 @@ def test_the_certificates_page_names_every_field_check_and_verdict():
     assert [row for row in rows if row not in page] == []
 
 
-def test_every_finding_says_what_it_compares():
+def test_every_finding_names_what_it_compares():
     assert COMPARISONS.keys() == {*CHECKS, *GIVEN_BY}
 
 

@@ -1,4 +1,4 @@
-"""The checks: what they walk, what they say, and that every registered method passes them."""
+"""Audit checks: the cases they examine, their messages, and that every method passes them."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, get_args
@@ -42,19 +42,24 @@ OURS = [name for name, entry in registry.built_in_methods().items() if not entry
 
 
 OF_FEW_VARIANTS = {"grammar", "order", "batch", "recurrent", "generator"}
-"""Checks of what no number changes: the defaults pass them, and each variant that makes another
-choice."""
+"""Checks whose result does not depend on numbers.
+
+They run on the default parameters, and on variants that change a switch or a name.
+"""
 
 
-def dealt(params, turn, n):
-    """What a method alone has, and of what it shares with many (a rule for lengths, an accept rule)
-    every n-th, others for each method."""
-    alike = [each for each in params if _changed(each) <= _shared(each)]
-    return tuple(each for each in params if each not in alike or each in alike[turn % n :: n])
+def select_variants(params, turn, n):
+    """Return all variants that only this method has, and every n-th of the others.
+
+    Others change only parameters that many methods share: a length rule or an accept rule. `turn`
+    decides which of them this method gets.
+    """
+    common = [each for each in params if _changed(each) <= _shared(each)]
+    return tuple(each for each in params if each not in common or each in common[turn % n :: n])
 
 
-def chooses(params):
-    """Whether more than numbers differ from the defaults."""
+def changes_choice(params):
+    """Return True if a parameter that is not a number differs from its default."""
     values = params.model_dump(exclude_defaults=True).values()
     return any(isinstance(value, str | bool) for value in values)
 
@@ -72,12 +77,15 @@ def _shared(params):
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.usefixtures("short_audit")
 def test_every_registered_method_passes_on_tables(name, monkeypatch):
-    """In short: a case of the distribution for each variant, and deep ones; of block verification,
-    which judges what the same drafts are drawn from, for few.
-    tests/engine/verify/test_distribution.py walks three tokens of each method more."""
+    """Run the audit with few cases.
+
+    The distribution check gets one case for each variant and some deep ones, and fewer for block
+    verification. tests/engine/verify/test_distribution.py examines three more tokens of each
+    method.
+    """
     whole, turn = AuditSubject.from_method(name, registry.load(name)), OURS.index(name)
-    first, rest = whole.variants[:3], dealt(whole.variants[3:], turn, 2)
-    short, choosing = replace(whole, single_changes=()), tuple(filter(chooses, rest))
+    first, rest = whole.variants[:3], select_variants(whole.variants[3:], turn, 2)
+    short, choosing = replace(whole, single_changes=()), tuple(filter(changes_choice, rest))
     few = replace(short, variants=first[:1] + choosing)
     found = run_checks(few, {c: TABLE_CHECKS[c] for c in TABLE_CHECKS if c in OF_FEW_VARIANTS})
     monkeypatch.setattr(checks_distribution, "OUTCOME_BUDGET", {"block": 40})
@@ -86,7 +94,7 @@ def test_every_registered_method_passes_on_tables(name, monkeypatch):
         {"distribution": checks_distribution.check_distribution},
     )
     subject = replace(
-        whole, variants=first + rest, single_changes=dealt(whole.single_changes, turn, 3)
+        whole, variants=first + rest, single_changes=select_variants(whole.single_changes, turn, 3)
     )
     monkeypatch.setattr(checks_distribution, "OUTCOME_BUDGET", {"rejection": 40})
     found += run_checks(
@@ -95,7 +103,7 @@ def test_every_registered_method_passes_on_tables(name, monkeypatch):
     assert [finding for finding in found if not finding.passed] == []
     checks = {finding.check: finding for finding in found}
     assert checks["clock"].figure["steps"] > 100
-    if name == "draft-alone":  # of which nothing is lossless, whatever its parameters
+    if name == "draft-alone":  # no parameter makes it lossless
         assert "distribution" not in checks
         return
     assert checks["distribution"].figure["total_variation"] < 1e-9
@@ -103,8 +111,8 @@ def test_every_registered_method_passes_on_tables(name, monkeypatch):
     assert checks["tokens"].figure["outputs"] >= 24
 
 
-def places_of_eos(case):
-    """Where in a step's draft an EOS ended the output, over all outcomes."""
+def list_eos_places(case):
+    """Return the places in a step's draft at which EOS ended the output, over all outcomes."""
 
     def run(random):
         session = case.open(random=random)
@@ -116,15 +124,15 @@ def places_of_eos(case):
         if session.finish != "eos" or not steps:
             return None
         last = steps[-1]
-        stood, origin = len(last.outcome.path), last.outcome.origin[-1]
-        return origin if origin != "accepted" else f"draft token {stood} of {last.draft.levels}"
+        accepted, origin = len(last.outcome.path), last.outcome.origin[-1]
+        return origin if origin != "accepted" else f"draft token {accepted} of {last.draft.levels}"
 
     return {place for place, _ in enumerate_outcomes(run)}
 
 
-def test_eos_is_walked_at_every_place_of_a_step():
+def test_an_eos_at_every_place_of_a_step_is_examined():
     cases = [case for case in enumerated_cases("rejection", include_costly=False) if case.eos]
-    assert set().union(*map(places_of_eos, cases)) >= {
+    assert set().union(*map(list_eos_places, cases)) >= {
         "draft token 1 of 2",
         "draft token 2 of 2",
         "bonus",
@@ -144,7 +152,7 @@ def test_a_top_k_cut_is_not_tried_where_it_cuts_nothing(monkeypatch):
     assert "disjoint" not in narrowed
 
 
-def test_budgets_about_the_length_of_a_draft_are_walked():
+def test_budgets_near_the_draft_length_are_examined():
     budgets = {case.budget for case in enumerated_cases("rejection", include_costly=False)}
     assert budgets >= {1, 2, 3, 4}  # 1, 2, g, g + 1 and g + 2 for drafts of one and two tokens
 
@@ -163,7 +171,7 @@ def test_a_subject_has_short_variants_and_every_choice_of_a_parameter():
     } == {1, 2}
 
 
-def test_of_a_draft_length_every_rule_is_a_variant_and_no_two_are_one():
+def test_every_length_rule_is_one_variant():
     words = [format_params(params) for params in AuditSubject.from_method("sps", Sps).variants]
     assert words[:3] == ["default parameters", "length=2 max=2", "length=1 max=1"]
     rules = ("heuristic", "confidence", "entropy", "acceptance-head", "oracle")
@@ -173,7 +181,7 @@ def test_of_a_draft_length_every_rule_is_a_variant_and_no_two_are_one():
     assert words[10:] == [f"length=2 max=2 accept={rule}" for rule in accepting]
 
 
-def test_a_variant_that_is_lossy_is_audited_for_what_it_claims_and_for_conduct():
+def test_a_lossy_variant_is_audited_for_its_own_guarantee_and_for_conduct():
     subject = AuditSubject.from_method("sps", Sps)
     for rule in get_args(Rule):
         assert {params.accept for params in subject.lossless_params(rule)} == {"exact"}
@@ -186,11 +194,11 @@ def test_a_variant_that_is_lossy_is_audited_for_what_it_claims_and_for_conduct()
 
 
 class TreeParams(AcceptParams, SpsTreeParams):
-    """A tree's, with an accept rule."""
+    """Parameters of a tree method with an accept rule."""
 
 
 @pytest.mark.parametrize("accept", ["threshold", "typical", "random"])
-def test_a_tree_with_an_accept_rule_leaves_true_states_and_counts(accept):
+def test_a_tree_with_an_accept_rule_has_correct_states_and_counters(accept):
     tree = type("Relaxed", (SpsTree,), {"Params": TreeParams})
     variants = tuple(
         TreeParams(widths=(2, 2), draw_mode=distribution, accept=accept, epsilon=0.2, rate=0.5)
@@ -227,7 +235,7 @@ def words(name):
 
 
 class Thresholds(Sps):
-    """Does something else from several numbers on."""
+    """Method that changes its behaviour at several thresholds."""
 
     limit = 60
 
@@ -247,7 +255,7 @@ def test_prompts_outputs_and_passes_go_beyond_the_numbers_in_a_methods_code():
 
 
 @pytest.mark.parametrize("case", [wide_case("rejection", 64), wide_case("rejection")], ids=str)
-def test_wide_cases_tell_the_order_of_the_cuts(case):
+def test_wide_cases_reveal_the_order_of_the_cuts(case):
     before, last = case.prompt[-2:]
     row, sampling = case.tables[0][before, last], case.sampling
     distributions = [warp(row, sampling), top_p_first(row, sampling).softmax(-1)]
@@ -257,9 +265,9 @@ def test_wide_cases_tell_the_order_of_the_cuts(case):
     assert (distributions[0] - distributions[1]).abs().sum() / 2 > 0.1
 
 
-def test_all_chance_of_a_deep_case_is_in_the_last_level():
+def test_the_last_level_of_a_deep_case_has_all_probability():
     case, _ = deep_cases("rejection", 5)
-    found = {tuple(session.output()) for session in (decoded(case, seed) for seed in range(20))}
+    found = {tuple(session.output()) for session in (decode_case(case, seed) for seed in range(20))}
     assert {output[:5] for output in found} == {(1, 2, 3, 4, 5)}
     assert 1 < len({output[5] for output in found}) <= 3
 
@@ -275,7 +283,7 @@ class DrawsFromMany(Sps):
 
 
 @pytest.mark.usefixtures("short_audit")
-def test_a_method_whose_late_levels_have_too_many_outcomes_is_not_shown(monkeypatch):
+def test_a_method_whose_late_levels_have_too_many_outcomes_is_not_verified(monkeypatch):
     monkeypatch.setattr(checks_distribution, "LATE_BUDGET", {"rejection": 1_000})
     subject = AuditSubject("sps", DrawsFromMany, (SpsParams(length=5), SpsParams(length=2)))
     (distribution, _) = checks_distribution.check_distribution(subject)
@@ -293,11 +301,11 @@ def test_a_long_output_has_accepted_and_rejected_drafts_to_its_end(rule):
         for step in Sps(SpsParams(length=2)).generate(session)
         if len(session.output()) > 40 and step.draft.nodes
     ]
-    assert sum(stood == nodes for stood, nodes in late) >= 3
-    assert sum(stood < nodes for stood, nodes in late) >= 3
+    assert sum(accepted == nodes for accepted, nodes in late) >= 3
+    assert sum(accepted < nodes for accepted, nodes in late) >= 3
 
 
-def test_a_track_leads_every_outcome_to_each_place_in_doubt():
+def test_a_track_reaches_each_uncertain_place_with_every_outcome():
     for name, case in late_level_cases("rejection", 5):
         late = case.length - 1
         joint = Reference(case.tables[0], case.sampling).joint_distribution(
@@ -305,28 +313,28 @@ def test_a_track_leads_every_outcome_to_each_place_in_doubt():
         )
         assert len(joint) == 8, name
         assert len({output[late] for output in joint}) == 2
-    tied = case_of_ties().tables[0].sort(-1, descending=True).values
+    tied = make_case_with_ties().tables[0].sort(-1, descending=True).values
     assert tied[..., 0].equal(tied[..., 1])
 
 
-def case_of_ties():
+def make_case_with_ties():
     return tied_logits_case("greedy")
 
 
-def decoded(case, seed):
+def decode_case(case, seed):
     session = replace(case, sampling=replace(case.sampling, seed=seed)).open()
     list(Sps(SpsParams(length=5)).generate(session))
     return session
 
 
-def test_an_upper_bound_is_not_audited_where_there_is_no_vanilla_output():
+def test_an_oracle_is_not_audited_where_there_is_no_vanilla_output():
     subject = AuditSubject.from_method("sps", Sps)
     promising = {rule: [p.length for p in subject.lossless_params(rule)] for rule in get_args(Rule)}
     known = {rule for rule, lengths in promising.items() if "oracle" in lengths}
     assert known == {"greedy", "coupled"}
 
 
-def test_a_trees_size_makes_no_step_too_long_to_walk():
+def test_the_tree_size_is_limited_so_that_all_outcomes_can_be_enumerated():
     subject = AuditSubject.from_method("eagle2", registry.load("eagle2"))
     walked = [
         format_params(params) for params in subject.lossless_params("rejection", few_outcomes=True)
@@ -334,7 +342,7 @@ def test_a_trees_size_makes_no_step_too_long_to_walk():
     assert "nodes=4 depth=2 width=2" in walked
 
 
-def test_bounds_of_a_parameter_are_kept_by_its_variants():
+def test_variants_respect_the_bounds_of_a_parameter():
     class Params(MethodParams):
         length: int = Field(8, ge=4)
         often: bool = False
@@ -349,7 +357,7 @@ def test_bounds_of_a_parameter_are_kept_by_its_variants():
 
 
 class Lossy(registry.load("sps")):
-    """Promises nothing."""
+    """Method without a guarantee."""
 
     name = "lossy"
 
@@ -357,7 +365,7 @@ class Lossy(registry.load("sps")):
         return "quality_only"
 
 
-def test_a_method_without_a_promise_is_checked_for_conduct_only():
+def test_a_method_without_a_guarantee_is_checked_for_conduct_only():
     subject = AuditSubject("lossy", Lossy, (SpsParams(length=2),))
     found = run_checks(subject, TABLE_CHECKS)
     assert {finding.check for finding in found} == {
@@ -373,7 +381,7 @@ def test_a_method_without_a_promise_is_checked_for_conduct_only():
 
 @dataclass(frozen=True)
 class Upside(Threshold):
-    """A rule whose stricter self lets more pass."""
+    """Accept rule whose stricter version accepts more tokens."""
 
     @property
     def stricter(self):
@@ -381,12 +389,12 @@ class Upside(Threshold):
 
 
 class UpsideDown(registry.load("sps")):
-    """Drafts as ever, and decides by a threshold that is upside down."""
+    """Method with that accept rule."""
 
     accept = Upside(0.4)
 
 
-def test_a_stricter_threshold_that_lets_more_pass_is_found():
+def test_a_stricter_threshold_that_accepts_more_is_found():
     subject = AuditSubject("upside", UpsideDown, (SpsParams(length=3),))
     (found,) = (each for each in check_bookkeeping(subject) if each.check == "counters")
     assert not found.passed and "though it must accept every token" in found.problem.what
@@ -410,14 +418,14 @@ def test_an_off_position_that_is_not_exact_is_misdeclared():
         ("twin draft", "FAULTY"),
     ],
 )
-def test_the_verdict_is_broken_where_the_output_is_at_stake(check, verdict):
+def test_the_verdict_is_broken_if_the_output_can_be_wrong(check, verdict):
     subject = AuditSubject.from_method("sps", registry.load("sps"))
     finding = Finding(check, False, {}, Problem("what", "where", "look"))
     certificate = certify(subject, [finding], 1.0)
     assert (certificate.verdict, certificate.passed) == (verdict, False)
 
 
-def test_what_the_engine_refuses_is_told_in_its_words():
+def test_an_engine_error_is_reported_in_its_own_words():
     class Malformed(Sps):
         def propose(self, session, limit):
             raise MethodFault("a draft of nonsense", hint="propose sense")
@@ -429,7 +437,7 @@ def test_what_the_engine_refuses_is_told_in_its_words():
     assert found.problem.look == "propose sense"
 
 
-def test_a_draft_that_does_not_share_the_noise_is_no_fault():
+def test_a_draft_that_does_not_use_the_coupled_noise_is_no_fault():
     class Alone(Sps):
         def propose(self, session, limit):
             if session.sampling.rule != "coupled" or not limit:
@@ -445,7 +453,7 @@ def test_a_draft_that_does_not_share_the_noise_is_no_fault():
 
 
 @pytest.mark.parametrize(
-    ("rows", "says"),
+    ("rows", "message"),
     [
         ([(1, 0, -1), (2, 1, 0)], None),
         ([(1, 0, -1), (9, 1, 0)], "row 1 has token 9 where the text has 2"),
@@ -453,13 +461,13 @@ def test_a_draft_that_does_not_share_the_noise_is_no_fault():
         ([(1, 0, -1)] * 4, "4 rows for 3 committed tokens"),
     ],
 )
-def test_rows_out_of_place_are_named(rows, says):
+def test_state_rows_at_wrong_positions_are_named(rows, message):
     state = TableState(8)
     state.append([CachedRow(*row) for row in rows])
-    assert find_wrong_rows(state, (1, 2, 3)) == says
+    assert find_wrong_rows(state, (1, 2, 3)) == message
 
 
-def test_a_case_says_what_it_is():
+def test_a_case_describes_itself():
     (case, *_) = enumerated_cases("rejection", include_costly=False)
     assert isinstance(case, Case)
     text = "near tables of 3 tokens, rejection T=2 top-k 2, budget 6, after 1 0 2 1 0"

@@ -1,4 +1,4 @@
-"""What a class declares and its code does not do is named as a declaration, not as a fault."""
+"""Declarations of a class that its code contradicts are reported as wrong declarations."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -153,7 +153,7 @@ def _short(short_audit):
 
 
 @pytest.mark.parametrize("method", WRONG, ids=lambda method: method.__name__)
-def test_a_wrong_declaration_is_named_with_what_was_seen_and_what_to_write(method):
+def test_a_wrong_declaration_is_reported_with_the_observation_and_the_correction(method):
     declared, seen, look = WRONG[method]
     subject = AuditSubject.from_method("copied", method)
     (found,) = check_declarations(subject)
@@ -165,20 +165,20 @@ def test_a_wrong_declaration_is_named_with_what_was_seen_and_what_to_write(metho
 
 
 @pytest.mark.parametrize("method", OF_OTHERS, ids=lambda method: method.__name__)
-def test_what_a_copied_method_declares_otherwise_is_named(method):
+def test_a_copied_method_with_a_wrong_declaration_is_reported(method):
     params, declared, seen = OF_OTHERS[method]
     (found,) = check_declarations(AuditSubject("copied", method, (params,)))
     assert f"`{declared}` of {method.__name__}" in found.problem.what
     assert seen in found.problem.what
 
 
-def test_a_right_method_with_a_copied_need_fails_nothing_else_and_misses_no_bound():
+def test_a_correct_method_with_an_unused_declaration_passes_all_other_checks():
     subject = AuditSubject.from_method("copied", CopiedDraft)
     assert check_bounds(subject) == []
     assert all(found.passed for found in check_bookkeeping(subject))
 
 
-def test_what_is_declared_and_done_needs_no_word():
+def test_a_correct_declaration_is_not_reported():
     for subject in (
         AuditSubject.from_method("fine", Repeat),
         AuditSubject("sps", Sps, (SpsParams(length=2),)),
@@ -189,7 +189,7 @@ def test_what_is_declared_and_done_needs_no_word():
         assert found.figure["steps"] > 0
 
 
-def test_a_method_that_raises_is_left_to_the_other_checks():
+def test_a_method_that_raises_is_reported_by_other_checks():
     class Raises(Repeat):
         def propose(self, session, limit):
             raise RuntimeError("no")
@@ -198,7 +198,7 @@ def test_a_method_that_raises_is_left_to_the_other_checks():
     assert found.passed
 
 
-def test_the_declaration_is_told_before_a_fault_and_after_a_wrong_output():
+def test_a_declaration_is_reported_before_a_fault_and_after_a_wrong_output():
     problem = Problem("what", "where", "look")
     declared, count, distribution = (
         Finding(name, False, {}, problem) for name in ("declarations", "counters", "distribution")

@@ -1,4 +1,4 @@
-"""The shipped pair, sampled: places in a distribution are uniform where tokens follow it."""
+"""Audit on the shipped model pair: the check of sampled tokens."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from specbench_cli.audit.subject import AuditSubject
 from tests.audit.faults.distributions import ReportsFifty
 
 
-def test_places_of_draws_are_uniform_in_any_order_and_those_of_another_distribution_are_not():
+def test_probability_positions_are_uniform_only_for_the_true_distribution():
     generator = torch.Generator().manual_seed(0)
     distributions = torch.rand(2_000, 50, generator=generator, dtype=torch.float64) ** 4
     distributions /= distributions.sum(-1, keepdim=True)
@@ -35,7 +35,7 @@ def test_places_of_draws_are_uniform_in_any_order_and_those_of_another_distribut
 
 
 class DraftOnly(ReportsFifty):
-    """Takes its draft's tokens unverified."""
+    """Method that commits its draft tokens unverified."""
 
     def start(self, session):
         super().start(session)
@@ -51,7 +51,7 @@ class DraftOnly(ReportsFifty):
 
 
 @pytest.mark.parametrize("wrong", [False, True])
-def test_a_draft_that_is_not_verified_is_seen_on_the_shipped_pair(wrong, monkeypatch):
+def test_an_unverified_draft_is_found_on_the_shipped_pair(wrong, monkeypatch):
     monkeypatch.setattr(embedded, "TOKENS", 400)
     method = DraftOnly if wrong else Sps
     subject = AuditSubject("sps", method, (SpsParams(length=4),))

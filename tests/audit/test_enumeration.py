@@ -1,4 +1,4 @@
-"""Walking all outcomes; the reference that they are compared with."""
+"""Enumeration of all outcomes, and the reference distribution."""
 
 import math
 
@@ -25,7 +25,7 @@ from specbench_cli.engine.verify.sampling import Sampling, warp
 DISTRIBUTION = torch.tensor([0.5, 0.0, 0.25, 0.25])
 
 
-def test_every_outcome_is_walked_once_with_its_probability():
+def test_every_outcome_is_enumerated_once_with_its_probability():
     def run(random):
         first = int(random.categorical(DISTRIBUTION))
         runs = int(random.bernoulli(torch.tensor([0.5, 0.5])).sum()) if first == 2 else 0
@@ -42,7 +42,7 @@ def test_every_outcome_is_walked_once_with_its_probability():
     assert sum(weight for _, weight in enumerate_outcomes(run)) == pytest.approx(1.0)
 
 
-def test_the_distance_of_two_distributions_is_their_total_variation():
+def test_the_distance_of_distributions_is_the_total_variation():
     assert total_variation({"a": 0.5, "b": 0.5}, {"a": 0.25, "c": 0.75}) == pytest.approx(0.75)
 
 
@@ -53,13 +53,15 @@ def test_the_distance_of_two_distributions_is_their_total_variation():
     st.integers(0, 4),
     st.floats(0.1, 1.0),
 )
-def test_warping_written_twice_agrees(logits, temperature, top_k, top_p):
+def test_two_implementations_of_warping_agree(logits, temperature, top_k, top_p):
     sampling = Sampling("rejection", temperature, top_k=top_k, top_p=top_p)
     ours, theirs = (
         warp_logits(logits, sampling),
         warp(torch.tensor(logits, dtype=torch.float64), sampling),
     )
-    if sum(a > 0 for a in ours) == int((theirs > 0).sum()):  # else top-p fell on a token's edge
+    if sum(a > 0 for a in ours) == int(
+        (theirs > 0).sum()
+    ):  # top-p cuts exactly at a token's boundary
         assert ours == pytest.approx(theirs.tolist(), abs=1e-12)
 
 
@@ -81,13 +83,13 @@ def test_the_reference_follows_a_table():
     assert truncate_output([4, 5, 6, 7], (), 2) == [4, 5]
 
 
-def test_a_table_reads_its_state_as_a_tree_where_a_mask_says_so():
+def test_a_table_reads_a_tree_if_a_mask_is_given():
     table = random_table(4, 3)
     decoder = TableDecoder("target", table)
     state = decoder.new_state(9)
     decoder.forward(Tokens(torch.tensor([[2, 3]])), state)
     state.commit(0, (0, 1))
-    # Root 1 with children 0 and 2; child 3 of the second.
+    # The root, token 1, has the children 0 and 2. Node 3 is a child of the second.
     mask = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]).bool()
     positions = torch.tensor([[2, 3, 3, 4]])
     x = Tokens(torch.tensor([[1, 0, 2, 3]]))
@@ -108,7 +110,7 @@ def test_a_row_at_a_wrong_position_reads_as_another_token():
     assert torch.equal(wrong.logits[0, -1], table[2, 2])
 
 
-def test_disjoint_tables_have_nothing_in_common():
+def test_disjoint_tables_have_distance_one():
     target, draft = make_table_pair("disjoint", 4)
     assert (torch.minimum(target.softmax(-1), draft.softmax(-1)) == 0).all()
     assert not math.isnan(float(target.softmax(-1).sum()))

@@ -1,4 +1,4 @@
-"""Planted faults: each is caught, by the check that is there for it."""
+"""Each planted fault is caught by the check for it."""
 
 from contextlib import nullcontext
 
@@ -26,7 +26,7 @@ RARE = {
     "q 10% wrong from the third token on, drawn twice",
     "ties cut off by top-k",
 }
-"""Faults that show in few outcomes, or in large vocabularies alone."""
+"""Faults that show only in few outcomes or in large vocabularies."""
 
 
 @pytest.mark.full
@@ -44,8 +44,8 @@ def test_a_planted_fault_is_caught_by_its_check(fault, monkeypatch):
 
 
 @pytest.mark.usefixtures("short_audit")
-def test_nothing_is_caught_where_nothing_is_planted():
-    """Nor by any other check, under the same settings, of any method: test_checks.py."""
+def test_without_a_planted_fault_no_fault_is_reported():
+    """Run each fault's check without the fault. test_checks.py runs all other checks."""
     (caught,) = self_test(
         [Fault("none", "tokens", AuditSubject("sps", Sps, (SpsParams(length=2),)))]
     )
@@ -53,7 +53,7 @@ def test_nothing_is_caught_where_nothing_is_planted():
     assert caught.facts()["caught by"] == "NOT CAUGHT"
 
 
-def test_there_are_more_than_ninety_faults_with_names_of_their_own():
+def test_there_are_more_than_ninety_faults_with_distinct_names():
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) > 90
 
 
@@ -71,8 +71,8 @@ def test_a_crash_counts_as_no_catch():
 
 
 @pytest.mark.usefixtures("short_audit")
-def test_a_fault_that_leaves_nothing_to_walk_is_not_shown_and_counts_as_no_catch(monkeypatch):
-    """It draws and draws, so that no case has few outcomes; its output is right all the same."""
+def test_a_fault_without_an_examined_case_is_not_caught(monkeypatch):
+    """Use a method that draws so often that no case has few outcomes. Its output is correct."""
 
     class Gambles(registry.load("sps")):
         def propose(self, session, limit):

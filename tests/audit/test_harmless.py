@@ -250,7 +250,7 @@ def rounded(q):
 
 
 @pytest.mark.parametrize("method", HARMLESS, ids=lambda method: method.__name__)
-def test_a_harmless_method_drafts_or_stores_otherwise_than_the_method_that_it_alters(method):
+def test_a_harmless_method_differs_from_its_base_in_drafts_or_memory(method):
     published = next(base for base in method.__mro__ if base.__module__ != __name__)
     params = HARMLESS[method][0]
     assert traces(method, params) != traces(published, params)

@@ -1,4 +1,4 @@
-"""How many siblings should stand; and complete trees of every distribution under the checks."""
+"""Expected number of accepted siblings, and the checks on complete trees of each draw mode."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def test_a_complete_tree_passes(draw_mode, depth, monkeypatch):
 DISTRIBUTIONS = [
     ([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]),
     ([0.9, 0.1, 0.0], [0.1, 0.2, 0.7]),
-    ([0.2, 0.3, 0.5], [0.0, 1.0, 0.0]),  # beyond q's support all others are drawn alike
+    ([0.2, 0.3, 0.5], [0.0, 1.0, 0.0]),  # tokens with q = 0 are equally likely
     ([0.2, 0.3, 0.5], [0.2, 0.3, 0.5]),
 ]
 
@@ -44,11 +44,11 @@ DISTRIBUTIONS = [
 @pytest.mark.parametrize("replacement", [True, False])
 @pytest.mark.parametrize("draws", [1, 2, 3, "until 0 is drawn"])
 @pytest.mark.parametrize(("p", "q"), DISTRIBUTIONS)
-def test_siblings_stand_as_often_as_their_chances_add_up_to(p, q, draws, replacement):
-    """Even where what was drawn decides how many siblings there are, as in sampled trees."""
+def test_siblings_are_accepted_as_often_as_their_probabilities_add_up_to(p, q, draws, replacement):
+    """Include the case in which the drawn tokens decide how many siblings there are."""
     distribution, drafted = torch.tensor([p] * 4).double(), torch.tensor([q]).double()
 
-    def stands(random):
+    def accepted_siblings(random):
         ids = draw_siblings(drafted, 3, random, replacement=replacement)[0].tolist()
         if draws != "until 0 is drawn":
             ids = ids[:draws]
@@ -59,6 +59,6 @@ def test_siblings_stand_as_often_as_their_chances_add_up_to(p, q, draws, replace
         tested = ids[: path[0] + 1] if path else ids
         return len(path), sum(acceptance_probabilities(p, q, tested, with_replacement=replacement))
 
-    walked = list(enumerate_outcomes(stands))
-    stood, due = (sum(weight * found[i] for found, weight in walked) for i in (0, 1))
-    assert due == pytest.approx(stood)
+    walked = list(enumerate_outcomes(accepted_siblings))
+    accepted, due = (sum(weight * found[i] for found, weight in walked) for i in (0, 1))
+    assert due == pytest.approx(accepted)

@@ -1,4 +1,4 @@
-"""The check of the real generator: how often it alarms where nothing is wrong."""
+"""Check of the real random generator, and its rate of false alarms."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ TOKENS = 100
     [(Sps, SpsParams(length=2)), (SpsTree, SpsTreeParams(widths=(2,)))],
     ids=["chain", "tree"],
 )
-def test_its_alarms_over_many_seeds_are_within_the_99_percent_binomial_bound(method, params):
+def test_false_alarms_over_many_seeds_are_within_the_99_percent_binomial_bound(method, params):
     subject = AuditSubject("studied", method, (params,))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -34,16 +34,16 @@ def test_its_alarms_over_many_seeds_are_within_the_99_percent_binomial_bound(met
     alarms = sum(p < LEVEL for p in ps)
     low, high = binom.interval(0.99, SEEDS, LEVEL)
     assert low <= alarms <= high
-    # And they are as p-values are: spread evenly.
+    # P-values without a fault are uniform.
     assert chisquare(torch.histc(torch.tensor(ps), 5, 0, 1).tolist()).pvalue > 0.005
 
 
 @given(st.lists(st.integers(1, 60), min_size=3, max_size=3))
-def test_one_row_of_counts_is_pearsons_test(counts):
+def test_one_row_of_counts_gives_pearsons_test(counts):
     distribution = [0.2, 0.3, 0.5]
     expected = chisquare(counts, [sum(counts) * p for p in distribution]).pvalue
     assert pearson_p_value([counts], [distribution]) == pytest.approx(expected)
 
 
-def test_a_row_without_counts_says_nothing():
+def test_a_row_without_counts_gives_no_p_value():
     assert pearson_p_value([[5, 5], [0, 0]], [[0.5, 0.5], [0.1, 0.9]]) == pytest.approx(1.0)

@@ -1,4 +1,4 @@
-"""Heads without a state under audit: what a table makes of them, which bounds they are held to."""
+"""Audit of heads without state: their table models, and the bounds that apply to them."""
 
 from pathlib import Path
 
@@ -23,11 +23,11 @@ Linear = registry.load("linear")
 NAMES = ["twin draft", "mixed draft", "useless draft"]
 
 
-def bounds(method, *params):
+def list_bounds(method, *params):
     return check_bounds(AuditSubject("linear", method, params or (Linear.Params(),)))
 
 
-def test_a_table_foresees_what_follows_the_targets_own_choice():
+def test_a_table_predicts_the_tokens_after_the_targets_choice():
     target, draft = make_table_pair("near", 5)
     case = Case("near", (target, draft), Sampling(), prompt=(1, 0, 2))
     session = case.open()
@@ -36,24 +36,24 @@ def test_a_table_foresees_what_follows_the_targets_own_choice():
     session.prefill()
     head = method.head.head
     assert isinstance(head, HEAD) and isinstance(head, TableFeatureHead)
-    said = method.head(session.features())
+    logits = method.head(session.features())
     root = session.tokens()[-1]
     first = int(draft[2, root].argmax())
-    assert said.shape == (3, 1, 5)
-    assert torch.equal(said[0, 0], draft[2, root])
-    assert torch.equal(said[1, 0], draft[root, first])
+    assert logits.shape == (3, 1, 5)
+    assert torch.equal(logits[0, 0], draft[2, root])
+    assert torch.equal(logits[1, 0], draft[root, first])
     assert session.stateless_heads == (head,)
     assert session.drafted_by_tables
 
 
-def test_an_honest_head_is_held_to_all_bounds():
-    found = bounds(Linear)
+def test_all_bounds_apply_to_a_correct_head():
+    found = list_bounds(Linear)
     assert [(each.check, each.passed) for each in found] == [(name, True) for name in NAMES]
     assert all(each.figure["steps"] > 0 for each in found)
 
 
 class Stale(Linear):
-    """Drafts from the features of the step before."""
+    """Method that drafts from the features of the previous step."""
 
     def start(self, session):
         super().start(session)
@@ -65,15 +65,15 @@ class Stale(Linear):
 
 
 class LevelLate(Linear):
-    """Fills each level with the tokens of the next one."""
+    """Method that fills each level with the tokens of the next level."""
 
     def propose(self, session, limit):
         return fill_from(self.tree, self.head(session.features())[1:, 0], session)
 
 
 @pytest.mark.parametrize("fault", [Stale, LevelLate])
-def test_features_and_levels_out_of_place_are_caught_by_the_twin(fault):
-    twin, mixed, useless = bounds(fault)
+def test_stale_features_and_shifted_levels_are_found_by_the_twin_draft(fault):
+    twin, mixed, useless = list_bounds(fault)
     assert not twin.passed
     assert not mixed.passed
     assert "commits" in twin.problem.what
@@ -82,7 +82,10 @@ def test_features_and_levels_out_of_place_are_caught_by_the_twin(fault):
 
 
 class ByLevels(FeatureHead):
-    """Says a level at a time, each reading more than features: whose logits, no table can tell."""
+    """Head that computes one level per call, from the features and the level.
+
+    No table can represent its logits.
+    """
 
     kind = "by-levels"
 
@@ -100,12 +103,12 @@ class Sequential(Linear):
 
     def propose(self, session, limit):
         rows = session.features()
-        said = [self.head(rows, level) for level in range(min(2, limit))]
-        return session.chain([int(each[0].argmax()) for each in said])
+        levels = [self.head(rows, level) for level in range(min(2, limit))]
+        return session.chain([int(each[0].argmax()) for each in levels])
 
 
-def test_a_head_that_no_table_can_stand_in_for_is_held_to_no_bound():
-    assert bounds(Sequential) == []
+def test_no_bound_applies_to_a_head_that_no_table_can_represent():
+    assert list_bounds(Sequential) == []
     found = check_bookkeeping(AuditSubject("linear", Sequential, (Linear.Params(),)))
     assert [(each.check, each.passed) for each in found] == [
         ("states", True),
@@ -114,12 +117,12 @@ def test_a_head_that_no_table_can_stand_in_for_is_held_to_no_bound():
     ]
 
 
-def test_a_head_that_is_declared_and_drafts_needs_no_word():
+def test_a_declared_and_used_head_is_not_reported():
     (found,) = check_declarations(AuditSubject.from_method("fine", Linear))
     assert found.passed
 
 
-def test_a_row_that_is_none_of_the_targets_reads_as_another():
+def test_a_feature_that_the_target_did_not_compute_is_found():
     target, draft = random_table(4, 1), random_table(4, 2)
     case = Case("near", (target, draft), Sampling(), prompt=(1, 0, 2))
     head = case.create_workspace().artifact(ArtifactSpec(HEAD))

@@ -1,4 +1,4 @@
-"""The head that is a table: what it says, and how it shows that it was fed wrongly."""
+"""Table head: its logits, and how it detects wrong input."""
 
 import pytest
 import torch
@@ -30,21 +30,21 @@ def true_features(n):
     return decoder.forward(Tokens(torch.tensor([TEXT[:n]])), decoder.new_state(9)).hidden
 
 
-def fed(ids, rows):
+def feed_head(ids, rows):
     head = TableHead(TABLE, TARGET)
     state = head.new_state(9)
     return head, state, head.forward(Features(torch.tensor([ids]), rows), state, logits_at="all")
 
 
-def test_beside_true_features_it_says_what_a_draft_with_its_table_says():
-    _, state, out = fed(TEXT[1:], true_features(4))
+def test_with_true_features_it_predicts_what_a_draft_model_with_its_table_predicts():
+    _, state, out = feed_head(TEXT[1:], true_features(4))
     assert torch.equal(out.logits[0], TABLE[list(TEXT[:-1]), list(TEXT[1:])])
     assert find_wrong_rows(state, TEXT, first=1) is None
     assert find_wrong_features(state, TEXT, TARGET) is None
 
 
-def test_beside_its_own_features_it_drafts_on_and_the_row_is_known_as_predicted():
-    head, state, out = fed(TEXT[1:3], true_features(2))
+def test_with_its_own_features_it_drafts_on_and_the_row_counts_as_predicted():
+    head, state, out = feed_head(TEXT[1:3], true_features(2))
     following = head.forward(Features(torch.tensor([[TEXT[3]]]), out.hidden[:, -1:]), state)
     assert torch.equal(following.logits[0, 0], TABLE[TEXT[2], TEXT[3]])
     wrong = "row 2 was made of features that are not the target's of token 2"
@@ -52,13 +52,13 @@ def test_beside_its_own_features_it_drafts_on_and_the_row_is_known_as_predicted(
 
 
 @pytest.mark.parametrize("shift", [-1, 1])
-def test_displaced_features_change_what_it_says(shift):
-    _, state, out = fed(TEXT[1:], true_features(4).roll(shift, 1))
+def test_shifted_features_change_its_logits(shift):
+    _, state, out = feed_head(TEXT[1:], true_features(4).roll(shift, 1))
     assert not torch.equal(out.logits[0], TABLE[list(TEXT[:-1]), list(TEXT[1:])])
     assert find_wrong_features(state, TEXT, TARGET) is not None
 
 
-def test_a_table_reads_tokens_and_a_head_reads_features():
+def test_a_table_requires_tokens_and_a_head_requires_features():
     ids = torch.tensor([TEXT])
     target, head = TableDecoder("target", TARGET), TableHead(TABLE, TARGET)
     with pytest.raises(ValueError, match="reads Features"):
@@ -67,8 +67,8 @@ def test_a_table_reads_tokens_and_a_head_reads_features():
         target.forward(Features(ids, true_features(5)), target.new_state(9))
 
 
-def greedy_way(before, last, n):
-    """The rows of the table on its own way from two tokens."""
+def greedy_rows(before, last, n):
+    """Return the table's logits along its greedy continuation of two tokens."""
     rows = []
     for _ in range(n):
         rows.append(TABLE[before, last])
@@ -76,22 +76,22 @@ def greedy_way(before, last, n):
     return torch.stack(rows)
 
 
-def test_masks_say_where_the_table_goes_by_itself_and_a_parallel_head_keeps_no_row_of_them():
+def test_masks_continue_greedily_and_a_parallel_head_keeps_no_state_of_them():
     draft, head = TableParallel(TABLE), TableBlockHead(TABLE, TARGET)
     state, masks = draft.new_state(12), (draft.mask,) * 3
-    said = draft.forward(Tokens(torch.tensor([TEXT + masks])), state, logits_at="all")
-    assert torch.equal(said.rows[-4:], greedy_way(*TEXT[-2:], 4))
+    out = draft.forward(Tokens(torch.tensor([TEXT + masks])), state, logits_at="all")
+    assert torch.equal(out.rows[-4:], greedy_rows(*TEXT[-2:], 4))
     assert find_wrong_rows(state, TEXT) == "8 rows for 5 committed tokens"
     state = head.new_state(12)
     x = Features(torch.tensor([TEXT[1:] + masks]), true_features(4))
-    said = head.forward(x, state, logits_at="all")
-    assert torch.equal(said.rows[1:], greedy_way(*TEXT[-2:], 3))
+    out = head.forward(x, state, logits_at="all")
+    assert torch.equal(out.rows[1:], greedy_rows(*TEXT[-2:], 3))
     assert find_wrong_rows(state, TEXT, first=1) is None
     assert find_wrong_features(state, TEXT, TARGET) is None
 
 
 class KeepsItsMasks(Pard):
-    """Leaves the rows of mask tokens in its draft's state."""
+    """Method that leaves mask tokens in its draft's state."""
 
     def propose(self, session, limit):
         with pytest.MonkeyPatch.context() as patch:
@@ -100,21 +100,21 @@ class KeepsItsMasks(Pard):
 
 
 class FeedsItsBlockLate(DFlash):
-    """Roots the block in the token before the last committed one."""
+    """Method that starts its block one token too early."""
 
     def propose(self, session, limit):
-        unread = session.pending_features
+        pending = session.pending_features
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(session, "pending_features", lambda n: late(unread(n)))
+            patch.setattr(session, "pending_features", lambda n: shift_ids(pending(n)))
             return super().propose(session, limit)
 
 
-def late(x):
+def shift_ids(x):
     return Features(x.ids.roll(1, 1), x.rows)
 
 
 @pytest.mark.parametrize("fault", [KeepsItsMasks, FeedsItsBlockLate])
-def test_a_parallel_drafter_that_goes_wrong_is_found(fault):
+def test_a_faulty_parallel_drafter_is_found(fault):
     subject = AuditSubject("faulty", fault, (fault.Params(length=3),))
     found = {
         each.check for each in (*check_bookkeeping(subject), *check_bounds(subject)) if each.problem
@@ -122,7 +122,7 @@ def test_a_parallel_drafter_that_goes_wrong_is_found(fault):
     assert "states" in found
 
 
-def test_whatever_head_a_method_asks_for_speaks_from_the_drafts_table():
+def test_any_requested_head_uses_the_drafts_table():
     case = Case("near", (TARGET, TABLE), Sampling())
     session = case.open()
     assert isinstance(session, ObservedSession)

@@ -1,4 +1,5 @@
-"""A table of two layers: its first one speaks early, and its second notices rows of another one."""
+"""Table model of two layers. The first layer has its own logits, and the second detects wrong
+input."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def decoder() -> TableDecoder:
     return TableDecoder("target", TABLE, EXITS)
 
 
-def test_its_halves_are_the_exit_table_and_then_the_whole() -> None:
+def test_the_first_layer_is_the_exit_table_and_both_are_the_whole_table() -> None:
     model = decoder()
     whole, state = model.new_state(4), model.new_state(4)
     due = model.forward(IDS, whole, logits_at="all").logits
@@ -38,7 +39,7 @@ def test_its_halves_are_the_exit_table_and_then_the_whole() -> None:
 
 
 @pytest.mark.parametrize("row", range(3))
-def test_rows_of_another_place_change_what_the_second_layer_says(row: int) -> None:
+def test_changed_hidden_states_change_the_second_layers_logits(row: int) -> None:
     model = decoder()
     state = model.new_state(4)
     rows = model.forward(IDS, state, layers=(0, 1)).hidden.clone()
@@ -50,7 +51,7 @@ def test_rows_of_another_place_change_what_the_second_layer_says(row: int) -> No
     ]
 
 
-def test_sublayers_that_are_passed_over_change_what_it_says_and_hold_no_rows() -> None:
+def test_skipped_sublayers_change_the_logits_and_have_no_state() -> None:
     before, last = [0, 1, 0], [1, 0, 2]
     shifted = [2, 1, 3]
     due = {
@@ -71,7 +72,7 @@ def test_sublayers_that_are_passed_over_change_what_it_says_and_hold_no_rows() -
         assert len(state.rows) == max(lengths)
 
 
-def test_layers_that_hold_fewer_rows_keep_those_they_have() -> None:
+def test_layers_with_fewer_rows_keep_them() -> None:
     state = decoder().new_state(8)
     decoder().forward(IDS, state, layers=(0, 1))
     state.commit(0, (0, 2))
@@ -80,7 +81,7 @@ def test_layers_that_hold_fewer_rows_keep_those_they_have() -> None:
     assert (state.ids, state.lengths) == ([1], [1, 0])
 
 
-def test_loose_rows_can_still_be_left_out() -> None:
+def test_rows_without_a_position_can_be_skipped() -> None:
     model = decoder()
     state = model.new_state(8)
     model.forward(IDS, state)

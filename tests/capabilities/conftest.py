@@ -1,4 +1,4 @@
-"""Audits of capabilities are short ones."""
+"""Fixtures of the capability tests: their audits are short."""
 
 import pytest
 

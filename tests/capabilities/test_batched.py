@@ -1,4 +1,4 @@
-"""Several sequences in one forward: a draft model's too, and the audit sees it."""
+"""Batched drafting: one draft forward for several sequences, and its audit."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def test_it_passes_the_audit(batched):
 
 
 @pytest.mark.parametrize("rule", ["greedy", "coupled"])
-def test_drafts_of_all_sequences_take_one_forward_a_token(batched, rule):
+def test_drafts_of_all_sequences_take_one_forward_per_token(batched, rule):
     models = create_tiny_models()
     sampling = Sampling() if rule == "greedy" else Sampling("coupled", 0.8)
     requests = [

@@ -1,4 +1,4 @@
-"""The plug-ins that docs/how-to/methods.md begins with: each passes every check, and is short."""
+"""The plug-ins of docs/how-to/methods.md pass every check and are short."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Learning while decoding: audited; better with every round; one version a request; resumable."""
+"""Learning while decoding: the audit, acceptance over time, versions, and resuming."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ FROZEN = {"name": "learner", "label": "frozen", "params": {"rate": 0}}
 
 
 class View:
-    """Sees nothing; interrupts after so many cells."""
+    """Progress view that shows nothing, and interrupts the run after `last` records."""
 
     def __init__(self, last=None):
-        self.last, self.cells = last, 0
+        self.last, self.num_records = last, 0
 
     def show_record(self, record):
-        self.cells += 1
-        if self.cells == self.last:
+        self.num_records += 1
+        if self.num_records == self.last:
             raise KeyboardInterrupt
 
     def flags(self):
@@ -43,8 +43,8 @@ class View:
         return lambda *_: None
 
 
-def measured(folder, *rows, last=None, **settings):
-    """The records of a run whose questions come again and again."""
+def measure_records(folder, *rows, last=None, **settings):
+    """Return the records of a run in which the same questions repeat."""
     folder.mkdir()
     task, run = folder / "stream.jsonl", folder / "run"
     task.write_text("".join(json.dumps({"prompt": q}) + "\n" for q in QUESTIONS * ROUNDS))
@@ -62,29 +62,29 @@ def finished(plan, run_dir, view):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The records of an uninterrupted run on a quiet machine."""
-    return measured(tmp_path_factory.mktemp("learner") / "whole", FROZEN, LEARNING)
+    """Records of an uninterrupted run on a quiet machine."""
+    return measure_records(tmp_path_factory.mktemp("learner") / "whole", FROZEN, LEARNING)
 
 
-def of(records, label):
-    """A row's records, in the order of the prompts."""
+def select_method(records, label):
+    """Return the records of one method, in the order of the prompts."""
     return [record for record in records if record.label == label]
 
 
-def counted(records):
-    """All that must not depend on the machine."""
+def list_counters(records):
+    """Return all counters, which must not depend on the machine."""
     return {
         r.key: (r.output_ids, r.steps, r.target_forwards, r.draft_forwards, r.version)
         for r in records
     }
 
 
-def accepted(records):
-    """Accepted draft tokens over drafted ones."""
+def acceptance_rate(records):
+    """Return accepted draft tokens per drafted token."""
     return sum(sum(r.steps.accepted) for r in records) / sum(sum(r.steps.levels) for r in records)
 
 
-def test_the_method_imports_the_api_alone():
+def test_the_method_imports_only_the_api():
     lines = LEARNER.read_text().splitlines()
     imports = [line.split()[1] for line in lines if line.startswith(("import", "from"))]
     assert imports == ["torch", "specbench_cli.api"]
@@ -100,14 +100,14 @@ def test_it_passes_the_audit(monkeypatch):
     }
 
 
-def test_the_draft_gets_better_while_the_text_stays_vanillas(whole):
+def test_acceptance_rises_while_the_text_stays_vanillas(whole):
     for record in whole:
         validate(record)
         kind = "reference" if record.label == "vanilla" else "identical"
         assert record.verdict.kind == kind
     rounds = range(0, ROUNDS * len(QUESTIONS), len(QUESTIONS))
     learning, frozen = (
-        [accepted(of(whole, label)[at : at + len(QUESTIONS)]) for at in rounds]
+        [acceptance_rate(select_method(whole, label)[at : at + len(QUESTIONS)]) for at in rounds]
         for label in ("learning", "frozen")
     )
     assert len(set(frozen)) == 1
@@ -116,26 +116,26 @@ def test_the_draft_gets_better_while_the_text_stays_vanillas(whole):
 
 def test_records_hold_the_version_and_what_learning_took(whole):
     for label in ("learning", "frozen"):
-        own = of(whole, label)
+        own = select_method(whole, label)
         assert [record.version for record in own] == list(range(len(own)))
         assert own[0].ns.learn == 0
         assert all(record.ns.learn > 0 for record in own[1:])
         assert all(r.ns.total == r.ns.learn + r.ns.prefill + r.ns.decode for r in own)
-    assert {(r.version, r.ns.learn) for r in of(whole, "vanilla")} == {(None, None)}
+    assert {(r.version, r.ns.learn) for r in select_method(whole, "vanilla")} == {(None, None)}
 
 
-def test_an_interrupted_run_is_resumed_to_what_it_would_have_been(whole, tmp_path):
+def test_an_interrupted_run_is_resumed_with_the_same_result(whole, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        measured(tmp_path / "cut", LEARNING, last=7)
+        measure_records(tmp_path / "cut", LEARNING, last=7)
     plan, run_dir = execute.resume_run(tmp_path / "cut" / "run", View())
     assert 7 <= len(list(run_dir.records())) < 2 * ROUNDS * len(QUESTIONS)
-    assert counted(of(finished(plan, run_dir, View()), "learning")) == counted(
-        of(whole, "learning")
-    )
+    assert list_counters(
+        select_method(finished(plan, run_dir, View()), "learning")
+    ) == list_counters(select_method(whole, "learning"))
 
 
 class Noise:
-    """A machine that is busy in some windows; every cell fills one."""
+    """Noise meter of a machine that is busy in some windows. Each measurement fills one window."""
 
     def __init__(self, busy):
         self.busy, self.window = busy, 0
@@ -150,17 +150,19 @@ class Noise:
         return 0.9 if self.window in self.busy else 0.0
 
 
-def test_a_cell_that_is_measured_again_begins_with_the_same_version(whole, tmp_path, monkeypatch):
+def test_a_repeated_measurement_begins_with_the_same_version(whole, tmp_path, monkeypatch):
     monkeypatch.setattr(repeat, "NoiseMeter", lambda *_: Noise(busy=range(1, 400, 2)))
-    again = measured(tmp_path / "again", LEARNING, allow_noise=False)
+    again = measure_records(tmp_path / "again", LEARNING, allow_noise=False)
     assert not any(record.void for record in again)
-    assert counted(of(again, "learning")) == counted(of(whole, "learning"))
+    assert list_counters(select_method(again, "learning")) == list_counters(
+        select_method(whole, "learning")
+    )
 
 
-def test_what_was_learnt_while_the_machine_was_busy_voids_the_next_prompt(tmp_path, monkeypatch):
+def test_learning_on_a_busy_machine_makes_the_next_prompt_noisy(tmp_path, monkeypatch):
     monkeypatch.setattr(repeat, "NoiseMeter", lambda *_: Noise(busy=range(4, 10)))
-    records = measured(tmp_path / "run", LEARNING, allow_noise=False, max_new_tokens=4)
-    vanilla, own = of(records, "vanilla"), of(records, "learning")
+    records = measure_records(tmp_path / "run", LEARNING, allow_noise=False, max_new_tokens=4)
+    vanilla, own = select_method(records, "vanilla"), select_method(records, "learning")
     assert [r.void for r in vanilla] == [r.other_cpu > 0 for r in vanilla]
     busy = [r.other_cpu > 0 for r in own]
     assert sum(busy) == 1 and not busy[-1]

@@ -1,4 +1,5 @@
-"""Accept rules that are not exact: a method with one of its own, told apart from start to end."""
+"""Accept rules that are not exact: a plug-in method with its own rule, from the run to the
+report."""
 
 import re
 from pathlib import Path
@@ -21,7 +22,7 @@ PLUGIN = str(Path(__file__).parent / "plugins" / "lossy.py")
 
 @pytest.fixture(scope="module")
 def decode(tmp_path_factory):
-    """Runs of rows beside vanilla's on a small pair."""
+    """Function that runs methods and vanilla on a small pair."""
 
     def run(*rows, **config):
         checked = RunConfig.model_validate(
@@ -35,7 +36,7 @@ def decode(tmp_path_factory):
     return run
 
 
-def sums(run, label):
+def sum_counters(run, label):
     own = [record for record in run.records() if record.label == label]
     assert own and all(record.error is None for record in own)
     return own, {
@@ -46,7 +47,7 @@ def sums(run, label):
 
 @pytest.fixture(scope="module")
 def measured(decode):
-    """The method, and beside it the control at the rate that the report says."""
+    """Records of the lossy method, and of the control at the rate that the report recommends."""
     alone = decode({"name": "lossy"})
     (hint,) = [line for line in text.controls(read_report_data(alone).summary) if "lossy" in line]
     rate = float(re.search(r"RandomAccept\(([\d.]+)\)", hint)[1])
@@ -54,9 +55,9 @@ def measured(decode):
     return alone, rate, decode({"name": "lossy"}, control)
 
 
-def test_relaxed_tokens_are_counted_apart(measured):
+def test_relaxed_tokens_are_counted_separately(measured):
     alone, rate, _ = measured
-    records, counts = sums(alone, "lossy")
+    records, counts = sum_counters(alone, "lossy")
     assert counts["relaxed"] > 10
     assert rate == pytest.approx(
         counts["relaxed"] / (counts["tested"] - counts["accepted"]), rel=1e-2
@@ -70,24 +71,24 @@ def test_relaxed_tokens_are_counted_apart(measured):
     assert [a.output_ids for a in records] != [b.output_ids for b in vanilla]
 
 
-def test_figures_keep_accepted_and_relaxed_apart(measured):
-    _, counts = sums(measured[0], "lossy")
+def test_metrics_separate_accepted_from_relaxed_tokens(measured):
+    _, counts = sum_counters(measured[0], "lossy")
     (row,) = read_report_data(measured[0]).summary.lossy
     assert row.relaxed == pytest.approx(counts["relaxed"] / counts["committed"])
     assert row.acceptance_rate == pytest.approx(counts["accepted"] / counts["levels"])
     assert row.alpha == pytest.approx(counts["accepted"] / counts["tested"])
-    steps = sum(len(record.steps.levels) for record in sums(measured[0], "lossy")[0])
+    steps = sum(len(record.steps.levels) for record in sum_counters(measured[0], "lossy")[0])
     assert row.mat == pytest.approx(counts["committed"] / steps)
     assert sum(row.acceptance_by_position) < len(row.acceptance_by_position)
 
 
-def test_the_control_lets_as_many_pass_whatever_they_are(measured):
+def test_the_control_accepts_as_many_tokens_at_random(measured):
     _, rate, both = measured
-    _, own = sums(both, "lossy")
-    _, control = sums(both, "control")
-    asked = control["tested"] - control["accepted"]
-    spread = (rate * (1 - rate) / asked) ** 0.5
-    assert abs(control["relaxed"] / asked - rate) < 4 * spread
+    _, own = sum_counters(both, "lossy")
+    _, control = sum_counters(both, "control")
+    judged = control["tested"] - control["accepted"]
+    spread = (rate * (1 - rate) / judged) ** 0.5
+    assert abs(control["relaxed"] / judged - rate) < 4 * spread
     assert own["relaxed"] > 10
     summary = read_report_data(both).summary
     rows = {row.label: row for row in summary.lossy}
@@ -98,23 +99,23 @@ def test_the_control_lets_as_many_pass_whatever_they_are(measured):
     assert (text.controls(summary) == []) == near
 
 
-def test_the_same_seed_lets_the_same_tokens_pass(decode, measured):
+def test_the_same_seed_relaxes_the_same_tokens(decode, measured):
     _, rate, both = measured
     again = decode({"name": "lossy", "label": "control", "params": {"control": rate}})
-    ids = [[r.output_ids for r in sums(run, "control")[0]] for run in (both, again)]
+    ids = [[r.output_ids for r in sum_counters(run, "control")[0]] for run in (both, again)]
     assert ids[0] == ids[1]
 
 
-def test_sequences_that_are_decoded_together_let_the_same_tokens_pass(decode, measured):
+def test_batched_sequences_relax_the_same_tokens(decode, measured):
     together = decode({"name": "lossy"}, batch=3)
     outputs = [
-        {record.prompt_id: record.output_ids for record in sums(run, "lossy")[0]}
+        {record.prompt_id: record.output_ids for record in sum_counters(run, "lossy")[0]}
         for run in (measured[0], together)
     ]
     assert outputs[0] == outputs[1]
 
 
-def test_off_it_is_lossless_again(decode):
+def test_with_the_rule_off_it_is_lossless(decode):
     run = decode({"name": "lossy", "params": {"control": 0.0}}, limit=3)
     own = [record for record in run.records() if record.label == "lossy"]
     assert {record.verdict.kind for record in own} <= {"identical", "near-tie"}
@@ -126,19 +127,19 @@ def test_off_it_is_lossless_again(decode):
 @pytest.mark.parametrize("verify", ["coupled", "rejection"])
 def test_sampled_outputs_are_relaxed_too(decode, verify):
     run = decode({"name": "lossy"}, limit=2, temperature=0.8, verify=verify)
-    assert sums(run, "lossy")[1]["relaxed"] > 0
+    assert sum_counters(run, "lossy")[1]["relaxed"] > 0
 
 
 @pytest.mark.parametrize(
     ("verify", "heat", "why"),
     [("block", 0.8, "judges whole blocks"), ("replay", 0.0, "commits vanilla's tokens")],
 )
-def test_what_leaves_a_rule_nothing_to_decide_is_refused(decode, verify, heat, why):
+def test_an_accept_rule_without_effect_is_refused(decode, verify, heat, why):
     with pytest.raises(UsageError, match=f"lossy has an accept rule.*--verify {verify} {why}"):
         decode({"name": "lossy"}, verify=verify, temperature=heat)
 
 
-def test_it_is_audited_for_what_it_claims():
+def test_it_is_audited_for_its_guarantee():
     found = audit("lossy", [PLUGIN])
     assert found.verdict == "NO CLAIM" and found.passed
     checks = {finding.check: finding for finding in found.findings}

@@ -1,4 +1,4 @@
-"""States other than rows, and targets that are no dense decoders: a plug-in of forty lines."""
+"""Recurrent states and targets that are not dense decoders: a plug-in of forty lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of the target as draft: exact, on its own state, and counted by the weights they read."""
+"""Parts of the target as draft: exactness, state, and cost by the weights that they read."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ def self_draft():
     return registry.load("self-draft")
 
 
-def session_of(target, ids, sampling, n=24):
+def open_target_session(target, ids, sampling, n=24):
     workspace = Workspace({"target": target}, capacity=len(ids) + n + 8)
     return Session(workspace, Request("some/0", 0, tuple(ids), StopRule(frozenset(), n)), sampling)
 
 
 def tiny_session(prompt, n):
-    """A session with states that no other one has."""
+    """Open a session whose states no other session shares."""
     models = create_tiny_models()
     workspace = Workspace(models.workspace.decoders, models.workspace.capacity)
     request = Request(f"tiny/{prompt}", 0, models.prompts[prompt], StopRule(frozenset(), n))
     return Session(workspace, request, Sampling())
 
 
-def some_ids(n, vocab):
+def random_ids(n, vocab):
     return torch.randint(5, vocab, (n,), generator=torch.Generator().manual_seed(n)).tolist()
 
 
@@ -84,48 +84,46 @@ def test_it_passes_the_whole_audit(self_draft):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", ["embedded-7m", "embedded-exit"])
-def test_the_shipped_targets_give_vanillas_tokens(self_draft, name, rule):
+def test_the_shipped_targets_emit_vanillas_tokens(self_draft, name, rule):
     target = load_decoder(resolve(name).path, name="target")
-    ids = some_ids(12, target.vocab_size)
-    plain = session_of(target, ids, RULES[rule])
+    ids = random_ids(12, target.vocab_size)
+    plain = open_target_session(target, ids, RULES[rule])
     list(Vanilla().generate(plain))
     accepted = {}
     for end, keep in ((2, False), (4, False), (4, True), (8, False)):
-        session = session_of(target, ids, RULES[rule])
+        session = open_target_session(target, ids, RULES[rule])
         method = self_draft(self_draft.Params(exit=end, keep=keep))
         steps = list(method.generate(session))
         assert session.output() == plain.output()
         accepted[end] = sum(len(step.outcome.path) for step in steps)
-    assert accepted[8] == 24 - 1 - len(steps)  # the whole target drafts what it says itself
+    assert accepted[8] == 24 - 1 - len(steps)  # the draft is the whole target
 
 
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("family", ["gpt2", "gemma3"])
-def test_a_target_that_runs_through_transformers_drafts_for_itself(
-    self_draft, tiny_checkpoint, family, keep
-):
+def test_a_transformers_target_drafts_for_itself(self_draft, tiny_checkpoint, family, keep):
     target = load_decoder(tiny_checkpoint(family), name="target")
-    plain = session_of(target, some_ids(9, 197), Sampling())
+    plain = open_target_session(target, random_ids(9, 197), Sampling())
     list(Vanilla().generate(plain))
     for end in (1, 2, 3):
-        session = session_of(target, some_ids(9, 197), Sampling())
+        session = open_target_session(target, random_ids(9, 197), Sampling())
         list(self_draft(self_draft.Params(exit=end, keep=keep)).generate(session))
         assert session.output() == plain.output()
 
 
 def test_parts_that_are_not_rolled_back_fail_the_audit(self_draft, monkeypatch):
-    def forgets(scoring, *, keep=False):
+    def discard_nothing(scoring, *, keep=False):
         scoring._length_before_partial = scoring._pending = None
         return scoring.state.length()
 
-    monkeypatch.setattr(Scoring, "discard_partial_rows", forgets)
+    monkeypatch.setattr(Scoring, "discard_partial_rows", discard_nothing)
     findings = run_checks(
         AuditSubject.from_method("self-draft", self_draft), {"states": check_bookkeeping}
     )
     assert not all(each.passed for each in findings)
 
 
-def test_rows_of_other_tokens_that_are_gone_on_from_fail_the_audit(self_draft, monkeypatch):
+def test_continuing_from_rows_of_other_tokens_fails_the_audit(self_draft, monkeypatch):
     from specbench_cli.engine import scoring
 
     monkeypatch.setattr(
@@ -133,7 +131,7 @@ def test_rows_of_other_tokens_that_are_gone_on_from_fail_the_audit(self_draft, m
     )
 
     class Other(self_draft):
-        """Drafts other tokens than it has fed."""
+        """Method that drafts other tokens than it fed."""
 
         def propose(self, session, limit):
             draft = super().propose(session, limit)
@@ -156,15 +154,15 @@ def test_rows_of_other_tokens_that_are_gone_on_from_fail_the_audit(self_draft, m
     ],
     ids=str,
 )
-def test_whatever_part_drafts_on_whichever_state_the_audit_passes(self_draft, part):
+def test_every_part_passes_the_audit_with_its_own_or_the_targets_state(self_draft, part):
     class Skipping(self_draft):
-        """On the target's state."""
+        """Method that drafts on the target's state."""
 
         def start(self, session):
             self.part = session.partial(**part)
 
-    class Apart(Skipping):
-        """On a state of its own."""
+    class OwnState(Skipping):
+        """Method that drafts with a separate state."""
 
         def start(self, session):
             super().start(session)
@@ -181,18 +179,19 @@ def test_whatever_part_drafts_on_whichever_state_the_audit_passes(self_draft, pa
         def observe(self, session, outcome):
             self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))
 
-    for kind, length in ((Skipping, 3), (Apart, 2)):
+    for kind, length in ((Skipping, 3), (OwnState, 2)):
         variants = (kind.Params(length=length),)
         subject = AuditSubject("self-draft", kind, variants)
         for check in (check_tokens, check_bookkeeping, check_model):
             assert not [each for each in check(subject) if not each.passed]
 
 
-# ---- the target's state is right whatever is done with its parts ---------------------------------
+# ---- the target's state stays correct
+# -------------------------------------------------------------
 
 
-def meddle(session, rng):
-    """Some forwards of parts, over any tokens, and some going back."""
+def run_random_parts(session, rng):
+    """Run some forwards of parts on random tokens, with some rollbacks."""
     state, vocab = session.state, session.target.vocab_size
     base = state.length()
     parts = [
@@ -217,7 +216,7 @@ def meddle(session, rng):
 
 @pytest.mark.parametrize("tables", [False, True], ids=["llama", "tables"])
 @pytest.mark.parametrize("seed", range(6))
-def test_scores_and_states_are_those_of_a_session_without_parts(tables, seed):
+def test_scores_and_states_equal_those_of_a_session_without_parts(tables, seed):
     def session():
         if tables:
             return Case("near", make_table_pair("near", 5), Sampling(), budget=12).open()
@@ -235,10 +234,10 @@ def test_scores_and_states_are_those_of_a_session_without_parts(tables, seed):
         draft = Draft(
             torch.tensor([rng.randrange(5) for _ in range(min(3, plain.max_draft_length()))]).long()
         )
-        meddle(own, rng)
+        run_random_parts(own, rng)
         rows = [each.score(draft) for each in (plain, own)]
         if rng.random() < 0.3:
-            meddle(own, rng)
+            run_random_parts(own, rng)
         assert float((rows[0] - rows[1]).abs().max()) <= 1e-5
         for each, own_rows in zip((plain, own), rows, strict=True):
             each.commit(each.verify(draft, own_rows))
@@ -249,7 +248,7 @@ def test_scores_and_states_are_those_of_a_session_without_parts(tables, seed):
 
 @pytest.mark.parametrize("drafted", [[], [3], [3, 8], [3, 8, 9], [3, 8, 9, 4]], ids=len)
 @pytest.mark.parametrize("same", [True, False])
-def test_the_target_goes_on_from_what_its_first_layers_made_of_the_tokens_scored(drafted, same):
+def test_the_target_continues_from_the_first_layers_of_the_scored_tokens(drafted, same):
     fed = [3, 8] if same else [3, 7]
     plain, own = tiny_session(7, 12), tiny_session(7, 12)
     for session in (plain, own):
@@ -269,12 +268,12 @@ def test_the_target_goes_on_from_what_its_first_layers_made_of_the_tokens_scored
     if not same or len(drafted) < 2:
         assert ran == [((0, 2), m, "verify")]
     else:
-        unread = [((0, 1), m - 3, "verify")] if m > 3 else []
-        assert ran == [*unread, ((1, 2), m, "verify")]
+        pending = [((0, 1), m - 3, "verify")] if m > 3 else []
+        assert ran == [*pending, ((1, 2), m, "verify")]
     assert [own.state.length(0, at) for at in (0, 1)] == [plain.state.length() for _ in (0, 1)]
 
 
-def test_what_a_part_cannot_be_is_refused(tiny_checkpoint):
+def test_an_invalid_part_is_refused(tiny_checkpoint):
     session = create_tiny_models().open(3, Sampling())
     for part, why in (
         ({"layers": (0, 3)}, "no layers 0 to 3: it has 2"),
@@ -285,12 +284,14 @@ def test_what_a_part_cannot_be_is_refused(tiny_checkpoint):
     ):
         with pytest.raises(MethodFault, match=why):
             session.partial(**part)
-    hosted = session_of(load_decoder(tiny_checkpoint("gpt2"), name="target"), [5, 6], Sampling())
+    hosted = open_target_session(
+        load_decoder(tiny_checkpoint("gpt2"), name="target"), [5, 6], Sampling()
+    )
     with pytest.raises(ValueError, match="not sublayers"):
         hosted.partial(skip=[(1, "mlp")])
 
 
-def test_text_that_is_rolled_back_with_a_part_is_missed():
+def test_committed_text_that_is_rolled_back_with_a_part_is_reported():
     session = create_tiny_models().open(3, Sampling())
     session.prefill()
     session.partial(layers=(0, 1)).forward(
@@ -301,7 +302,7 @@ def test_text_that_is_rolled_back_with_a_part_is_missed():
         session.score(session.chain([]))
 
 
-def test_a_part_waits_for_a_halted_forward_and_for_other_sequences():
+def test_a_part_waits_for_a_paused_forward_and_for_other_sequences():
     session = create_tiny_models().open(3, Sampling())
     session.prefill()
     part = session.partial(layers=(0, 1))
@@ -316,8 +317,8 @@ def test_a_part_waits_for_a_halted_forward_and_for_other_sequences():
 # ---- counted ------------------------------------------------------------------------------------
 
 
-def read_by(target, layers, *, logits=True):
-    """The share by hand: numbers in the checkpoint's matrices and norms."""
+def share_of_weights(target, layers, *, logits=True):
+    """Count the share of the weights of the checkpoint's matrices and norms that a part reads."""
     weights = target.weights
     hidden, vocab = target.hidden_size, target.vocab_size
     layer = 4 * hidden * hidden + 3 * hidden * 704 + 2 * hidden
@@ -330,8 +331,10 @@ def test_shares_and_equivalents_are_those_counted_by_hand(self_draft, tmp_path):
     target = load_decoder(resolve("embedded-7m").path, name="target")
     assert target.share() == 1
     assert target.share((0, 8)) == 1
-    assert target.share((0, 3)) == pytest.approx(read_by(target, 3))
-    assert target.share((3, 8), logits=False) == pytest.approx(read_by(target, 5, logits=False))
+    assert target.share((0, 3)) == pytest.approx(share_of_weights(target, 3))
+    assert target.share((3, 8), logits=False) == pytest.approx(
+        share_of_weights(target, 5, logits=False)
+    )
     hidden, end = 256, 256 * 4096 + 256
     mlp, attention = 3 * hidden * 704 + hidden, 4 * hidden * hidden + hidden
     skip = frozenset({2, (3, "mlp"), (4, "attention")})
@@ -346,9 +349,9 @@ def test_shares_and_equivalents_are_those_counted_by_hand(self_draft, tmp_path):
          "isolation": "none", "allow_noise": True, "threads": 1}
     )  # fmt: skip
     plan, run_dir = execute.start_run(config, {}, tmp_path / "run", Silent())
-    # Its one pass here: one of a run with workers is a process of its own, which this is not about.
+    # Run everything in this process: a run with workers would start another one.
     run = RunDir.open(execute.measure_run(plan, run_dir, Silent(), only_pass=1).run_dir)
-    part, head = read_by(target, 3), read_by(target, 0)
+    part, head = share_of_weights(target, 3), share_of_weights(target, 0)
     records = list(run.records())
     for record in records:
         steps, kinds = record.steps, record.forwards.kinds
@@ -379,10 +382,10 @@ def test_shares_and_equivalents_are_those_counted_by_hand(self_draft, tmp_path):
     printed = run_text(summary, Facts.from_manifest(run.manifest))
     assert "accepted work tok/s" in " ".join(printed.split())
     assert f" {work:.2f} " in printed
-    assert " work: target forwards a token, parts of one" in printed
+    assert " work: target forwards per token; a partial" in printed
 
 
-def test_a_part_costs_its_share_of_what_the_target_does(self_draft):
+def test_a_part_costs_its_share_of_the_target(self_draft):
     session = create_tiny_models().open(3, Sampling())
     part = session.partial(layers=(0, 1))
     assert 0 < part.portion < 1

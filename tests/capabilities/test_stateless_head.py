@@ -1,4 +1,4 @@
-"""A head without a state: metered, audited, and of use on a trained target."""
+"""A head without state: metering, audit, and acceptance on a trained target."""
 
 import ast
 import json
@@ -36,8 +36,8 @@ def target():
 
 @pytest.fixture(scope="module")
 def folder(linear, target, tmp_path_factory):
-    """A head whose maps are fitted by least squares to features of texts that the target reads."""
-    rows = [read(target, seed) for seed in range(TEXTS)]
+    """Head whose maps are fitted by least squares to features of the target."""
+    rows = [read_features(target, seed) for seed in range(TEXTS)]
     now = torch.cat([each[: -LEVELS - 1] for each in rows])
     product = now.T @ now + 1e-2 * len(now) * torch.eye(now.shape[1])
     head = linear(linear.Params()).artifacts()[0].kind.random({"target": target})
@@ -49,8 +49,8 @@ def folder(linear, target, tmp_path_factory):
     return place
 
 
-def read(target, seed):
-    """The features [n, width] of a question of `mini`, in one forward."""
+def read_features(target, seed):
+    """Return the features `[n, width]` of a question of `mini`, from one forward."""
     from transformers import AutoTokenizer
 
     lines = (FILE.parents[3] / "datasets_cfg" / "mini" / "mini.jsonl").read_text().splitlines()
@@ -62,7 +62,7 @@ def read(target, seed):
     return features(out, (NORMED,), target)
 
 
-def test_it_imports_the_api_and_torch_alone():
+def test_it_imports_only_the_api_and_torch():
     text = FILE.read_text()
     nodes = list(ast.walk(ast.parse(text)))
     modules = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
@@ -70,7 +70,7 @@ def test_it_imports_the_api_and_torch_alone():
     assert modules == {"torch", "specbench_cli.api"}
 
 
-def test_it_passes_the_audit_and_the_bound_of_a_twin_is_one_of_the_checks(linear):
+def test_it_passes_the_audit_with_the_twin_draft_check(linear):
     found = run_checks(AuditSubject.from_method("linear", linear), CHECKS)
     assert not [each for each in found if not each.passed]
     twin = next(each for each in found if each.check == "twin draft")
@@ -103,7 +103,7 @@ def run(tmp_path, folder, *more):
         ("--temperature", "1", "--verify", "coupled"),
     ],
 )
-def test_on_a_trained_target_it_is_lossless_metered_and_of_use(
+def test_on_a_trained_target_it_is_lossless_metered_and_accepted(
     tmp_path, linear, target, folder, rule
 ):
     code, found = run(tmp_path, folder, *rule)

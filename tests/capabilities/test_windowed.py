@@ -1,4 +1,4 @@
-"""States that keep chosen rows, whose positions are not their numbers."""
+"""States that keep selected rows, whose positions differ from their indices."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def test_it_passes_the_audit(windowed):
     assert not wrong
 
 
-def test_its_draft_keeps_few_rows_and_the_output_is_the_targets(windowed):
+def test_its_draft_keeps_few_rows_and_the_output_is_vanillas(windowed):
     models = create_tiny_models()
     for prompt, due in models.outputs_without_ties(Sampling()):
         session = models.open(prompt, Sampling())

@@ -1,8 +1,8 @@
-"""A CUDA device that is not there: fake tensors say where tensors are, shadows what is in them.
+"""Simulated CUDA device: fake tensors know their device, and CPU tensors hold their values.
 
-torch's fake tensors know a device, a shape and a dtype, and refuse to be mixed with tensors of
-another device. Here each has a shadow beside it, a tensor on the CPU that everything is done on as
-well: the host is answered with true numbers, and a decode gives true tokens.
+torch's fake tensors have a device, a shape and a dtype, and refuse to be mixed with tensors of
+another device. Here each fake tensor has a shadow: a CPU tensor on which every operation is also
+run. So the host can read true numbers, and a decode gives true tokens.
 """
 
 from __future__ import annotations
@@ -56,15 +56,16 @@ CAPACITY = 128
 GREEDY = Sampling()
 BEGINNING = (17, 4, 60, 33, 8, 17, 4)
 KEPT = (host.cached_ids, levels._positions, levels._mask, tree.build_tree_mask)
-"""What keeps tensors by their device: no fake one may outlive its mode there."""
+"""Caches that keep tensors by device. They are cleared because a fake tensor must not outlive its
+mode."""
 
 ATEN = torch.ops.aten
 LENIENT = {ATEN.copy_.default, ATEN.index.Tensor, ATEN.index_put_.default, ATEN.index_put.default}
-"""What takes a tensor that was left on the CPU too, by a transfer that nobody asked for."""
+"""Operations that accept a CPU tensor among device tensors by an implicit transfer."""
 
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 SEEN = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-"""What the host must see numbers for."""
+"""Operations that need a tensor's values on the host."""
 
 WHOLE = {
     ATEN._fused_rms_norm.default,
@@ -81,21 +82,20 @@ WHOLE = {
     ATEN.to.dtype,
     ATEN.type_as.default,
 }
-"""What is made of others none of which waits, or goes to another device, whatever it is given."""
+"""Composite operations whose parts neither wait nor change the device."""
 
 FUSED = {ATEN.lstm_cell.default}
-"""What is made of kernels that a CPU, and so a shadow, has none of."""
+"""Operations with CUDA kernels that have no CPU kernel, so that a shadow cannot run them."""
 
 
 class WrongDevice(RuntimeError):
-    """A tensor left on the CPU, or one that is fetched from the device in passing."""
+    """A tensor was left on the CPU, or is fetched from the device implicitly."""
 
 
 class FarMode(TorchDispatchMode):
-    """While entered, tensors can be made on `FAR`.
+    """Mode in which tensors can be created on `FAR`, the simulated device.
 
-    Attributes:
-        loading: whether all may be read that is there, as often as one likes: models are made.
+    While `loading` is true, tensors may be read and sent freely, because models are being loaded.
     """
 
     def __init__(self) -> None:
@@ -113,34 +113,38 @@ class FarMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        leaves = _leaves((args, kwargs))
+        leaves = _list_leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        given = {id(tensor) for tensor in tensors if isinstance(tensor, FakeTensor)}
-        if not given and not any(isinstance(leaf, torch.device) and leaf == FAR for leaf in leaves):
-            return _done(func, args, kwargs)
+        fakes = {id(tensor) for tensor in tensors if isinstance(tensor, FakeTensor)}
+        if not fakes and not any(isinstance(leaf, torch.device) and leaf == FAR for leaf in leaves):
+            return _compute(func, args, kwargs)
         if (
             _plain(func)
-            and all(id(tensor) in given and tensor.fake_device == FAR for tensor in tensors)
+            and all(id(tensor) in fakes and tensor.fake_device == FAR for tensor in tensors)
             and not any(isinstance(leaf, torch.device) for leaf in leaves)
         ):
-            return self._there(func, args, kwargs, tensors)
-        if len(given) < len(set(map(id, tensors))):  # some are on the CPU
-            if given and func in LENIENT:
+            return self._run_on_shadows(func, args, kwargs, tensors)
+        if len(fakes) < len(set(map(id, tensors))):  # some tensors are on the CPU
+            if fakes and func in LENIENT:
                 raise WrongDevice(f"{func}: a tensor was left on the CPU")
-            if not given and not self.loading and not _argument(func, args, kwargs, "non_blocking"):
+            if (
+                not fakes
+                and not self.loading
+                and not _get_argument(func, args, kwargs, "non_blocking")
+            ):
                 raise WrongDevice(f"{func} waits until what it sends is on {FAR}: `host.send`")
-            args, kwargs = tree_map(_known, (args, kwargs))
+            args, kwargs = tree_map(_fake_of_cpu, (args, kwargs))
         try:
-            # The generator is the shadows'; fakes need none.
+            # Only the shadows use the generator.
             settings = {key: kwargs[key] for key in kwargs if key != "generator"}
             out = func(*args, **settings)
         except (DataDependentOutputException, DynamicOutputShapeException):
             if not self.loading:
                 raise
-            return tree_map(_lifted, _done(func, args, kwargs))
-        shadows = _leaves(_done(func, args, kwargs))
-        for fake, shadow in zip(_leaves(out), shadows, strict=True):
-            if not isinstance(fake, FakeTensor) or id(fake) in given:
+            return tree_map(_fake_of_device, _compute(func, args, kwargs))
+        shadows = _list_leaves(_compute(func, args, kwargs))
+        for fake, shadow in zip(_list_leaves(out), shadows, strict=True):
+            if not isinstance(fake, FakeTensor) or id(fake) in fakes:
                 continue
             if fake.device != FAR:
                 if self.loading:
@@ -149,20 +153,24 @@ class FarMode(TorchDispatchMode):
             fake.shadow = shadow
         return out
 
-    def _there(self, func: Any, args: Any, kwargs: Any, tensors: Sequence[Any]) -> Any:
-        """What an operation gives whose tensors are all on `FAR`, and which names no device: that
-        is there too, and as large as its shadow, which spares the fakes' own bookkeeping."""
+    def _run_on_shadows(self, func: Any, args: Any, kwargs: Any, tensors: Sequence[Any]) -> Any:
+        """Run an operation whose tensors are all on `FAR`, and which names no device.
+
+        The result is on `FAR` with its shadow's shape. This avoids the slow dispatch of fake
+        tensors.
+        """
         if _composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
         fakes = {id(tensor.shadow): tensor for tensor in tensors}
-        out = _done(func, args, kwargs)
+        out = _compute(func, args, kwargs)
         if isinstance(out, list | tuple):
-            return type(out)(self._wrapped(each, fakes) for each in out)
-        return self._wrapped(out, fakes)
+            return type(out)(self._wrap(each, fakes) for each in out)
+        return self._wrap(out, fakes)
 
-    def _wrapped(self, out: Any, fakes: Mapping[int, FakeTensor]) -> Any:
-        """A shadow as a tensor on the device; of what an operation wrote in place, the same."""
+    def _wrap(self, out: Any, fakes: Mapping[int, FakeTensor]) -> Any:
+        """Return a shadow as a tensor on the device. An in-place operation returns its own
+        tensor."""
         if not isinstance(out, Tensor):
             return out
         if id(out) in fakes:
@@ -176,78 +184,80 @@ class FarMode(TorchDispatchMode):
 
 @cache
 def _composite(func: Any) -> Any:
-    """Whether an operation is made of others that must be looked at."""
+    """Return True if an operation consists of others that must be checked."""
     return func not in WHOLE and func.has_kernel_for_dispatch_key(COMPOSITE)
 
 
 @cache
 def _plain(func: Any) -> bool:
-    """Whether what an operation gives is as large as its shadow says, without torch's help."""
+    """Return True if the shape of the shadow is the shape of an operation's result."""
     return func.namespace == "aten" and func not in FUSED and not SEEN & {*func.tags}
 
 
-def _leaves(given: Any) -> list[Any]:
-    """All that is in lists, tuples and dictionaries: an operation is given nothing else that holds
-    anything, and torch's own trees, which know more, take most of the time."""
-    if isinstance(given, dict):
-        given = given.values()
-    elif not isinstance(given, list | tuple):
-        return [given]
+def _list_leaves(value: Any) -> list[Any]:
+    """Return everything in nested lists, tuples and dictionaries.
+
+    Operations take no other containers. torch's own tree functions are too slow here.
+    """
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return [value]
     found = []
-    for part in given:
+    for part in value:
         if isinstance(part, list | tuple | dict):
-            found += _leaves(part)
+            found += _list_leaves(part)
         else:
             found.append(part)
     return found
 
 
-def _done(func: Any, args: Any, kwargs: Any) -> Any:
-    """What an operation gives, of shadows and of what is on the CPU."""
+def _compute(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operation on shadows and CPU tensors."""
     with unset_fake_temporarily():
-        return func(*map(_real, args), **{key: _real(kwargs[key]) for key in kwargs})
+        return func(*map(_get_shadow, args), **{key: _get_shadow(kwargs[key]) for key in kwargs})
 
 
-def _argument(func: Any, args: Any, kwargs: Any, name: str) -> Any:
-    """What an operation is given for an argument, if anything."""
+def _get_argument(func: Any, args: Any, kwargs: Any, name: str) -> Any:
+    """Return the value of an operation's argument, or None."""
     names = [argument.name for argument in func._schema.arguments]
     at = names.index(name) if name in names else len(args)
     return kwargs.get(name, args[at] if at < len(args) else None)
 
 
-def _real(given: Any) -> Any:
-    if isinstance(given, FakeTensor):
-        return given.shadow
-    if isinstance(given, list | tuple):
-        return [_real(part) for part in given]
-    return CPU if isinstance(given, torch.device) else given
+def _get_shadow(value: Any) -> Any:
+    if isinstance(value, FakeTensor):
+        return value.shadow
+    if isinstance(value, list | tuple):
+        return [_get_shadow(part) for part in value]
+    return CPU if isinstance(value, torch.device) else value
 
 
-def _known(given: Any) -> Any:
-    """A tensor on the CPU as a fake that says so."""
-    if not isinstance(given, Tensor) or isinstance(given, FakeTensor):
-        return given
-    fake: Any = torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device=CPU)
+def _fake_of_cpu(value: Any) -> Any:
+    """Return a fake tensor on the CPU, with the tensor's copy as shadow."""
+    if not isinstance(value, Tensor) or isinstance(value, FakeTensor):
+        return value
+    fake: Any = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=CPU)
     with unset_fake_temporarily():
-        fake.shadow = given.clone()  # what is made of it on the device is another tensor
+        fake.shadow = value.clone()  # a copy: the result on the device is another tensor
     return fake
 
 
-def _lifted(given: Any) -> Any:
-    """A shadow as a tensor on the device."""
-    if not isinstance(given, Tensor):
-        return given
-    fake: Any = torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device=FAR)
-    fake.shadow = given
+def _fake_of_device(value: Any) -> Any:
+    """Return a fake tensor on the device, with the tensor as shadow."""
+    if not isinstance(value, Tensor):
+        return value
+    fake: Any = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=FAR)
+    fake.shadow = value
     return fake
 
 
 @contextmanager
-def _guarded() -> Iterator[None]:
-    """Have torch take `FAR` for a device: a build without CUDA has no guard for its kind.
+def _install_device_guard() -> Iterator[None]:
+    """Make torch accept `FAR` as a device: a build without CUDA has no device guard for it.
 
-    Fake tensors need none that does anything; torch sets one itself where it was built with CUDA,
-    and that of the meta device will do.
+    Fake tensors need only a guard that does nothing, such as the meta device's. A torch build with
+    CUDA sets one itself.
     """
     torch._C._ensureCUDADeviceGuardSet()  # type: ignore[attr-defined]
     kinds = torch._C._autograd.DeviceType  # type: ignore[attr-defined]
@@ -263,14 +273,15 @@ def _guarded() -> Iterator[None]:
         guards[cuda] = None
 
 
-# ---- decoding there -----------------------------------------------------------------------------
+# ---- decoding on the device ---------------------------------------------------------------------
 
 
 Places = Mapping[str, Path]
 
 
-class Chance(SeededRandom):
-    """Draws of a generator on the CPU, for tensors of any device; counted."""
+class CountedRandom(SeededRandom):
+    """Random source with a CPU generator for tensors of any device. It counts its draws and
+    tests."""
 
     def __init__(self, sampling: Sampling) -> None:
         super().__init__(sampling.seed, "far/0", 0, 1, CPU)
@@ -285,8 +296,11 @@ class Chance(SeededRandom):
         return super().bernoulli(a)
 
 
-class Uncopied(Memory):
-    """In place of a copy that learns, what it is a copy of: making it is loading, and no step."""
+class SharedCopies(Memory):
+    """Memory that returns the model itself instead of a copy for learning.
+
+    Copying a model would count as loading during a step.
+    """
 
     def __init__(self, decoder: Any) -> None:
         super().__init__()
@@ -297,11 +311,12 @@ class Uncopied(Memory):
 
 
 @dataclass(frozen=True)
-class Told:
-    """A step, and what it took.
+class StepTrace:
+    """A step, with its waits and random draws.
 
-    room, left: levels of use before and behind it; waits: who waited for the device, by function;
-    clocks: how often the device's clock was; draws, tests: what was asked of chance.
+    `room` and `left` are the usable draft levels before and after the step. `waits` lists the
+    functions that waited for the device, and `clocks` counts waits for the device's clock. `draws`
+    and `tests` count the random draws and acceptance tests.
     """
 
     step: Step
@@ -313,30 +328,27 @@ class Told:
     left: int
 
 
-class Far:
-    """Models on `FAR`, and on the CPU, of the same weights; and decoding with them.
+class SimulatedDevice:
+    """Models with the same weights on `FAR` and on the CPU, and decoding with them.
 
-    Args:
-        places: their checkpoints, by role.
-
-    Attributes:
-        mode: what those on `FAR` are used in.
-        waited: who waited for the device so far, by function.
-        clocks: how often the device's clock was waited for.
+    `places` are the checkpoints by role. `mode` is the mode in which models on `FAR` run. `waited`
+    lists the functions that waited for the device so far. `clocks` counts waits for the device's
+    clock.
     """
 
     def __init__(self, places: Places) -> None:
         self.mode, self.waited, self.clocks = FarMode(), list[str](), 0
         self._places = places
-        self._made: dict[Hashable, Workspace] = {}
-        # What was said once is said again, so that there is something to look up.
+        self._workspaces: dict[Hashable, Workspace] = {}
+        # Repeat an output of the model in the prompt, so that methods find it by lookup.
         self.prompt = BEGINNING
-        said, _ = self.decode("vanilla", device=CPU)
-        self.prompt = (*BEGINNING, *said, *BEGINNING)
+        output, _ = self.decode("vanilla", device=CPU)
+        self.prompt = (*BEGINNING, *output, *BEGINNING)
 
     @contextmanager
     def on(self, device: torch.device = FAR, *, loading: bool = False) -> Iterator[None]:
-        """Work on a device, as in a step; or as while models are made."""
+        """Run operations on a device, as in a step, or with `loading` as while models are
+        loaded."""
         self.mode.loading = loading
         with self.mode if device == FAR else nullcontext():
             yield
@@ -349,11 +361,13 @@ class Far:
         hosted: bool = False,
         recorded: bool = False,
     ) -> Workspace:
-        """The models, made at first use: fused, or transformers' own; `recorded` ones replay their
-        forwards."""
+        """Return the models, loaded at first use: fused, or transformers' own if `hosted`.
+
+        `recorded` models replay their forwards.
+        """
         places = places or self._places
         key = (device, dtype, tuple(places.values()), hosted, recorded)
-        if key not in self._made:
+        if key not in self._workspaces:
             with self.on(device, loading=True):
                 decoders = {
                     role: load_decoder(
@@ -364,13 +378,13 @@ class Far:
             record = self.record if recorded else lambda model: model
             for decoder in decoders.values():
                 record(decoder)
-            self._made[key] = Workspace(
+            self._workspaces[key] = Workspace(
                 decoders,
                 CAPACITY,
                 load_artifact=lambda wanted: record(wanted.kind.random(decoders)),
                 costs=nominal_cost,
             )
-        return self._made[key]
+        return self._workspaces[key]
 
     def decode(
         self,
@@ -385,47 +399,52 @@ class Far:
         places: Places | None = None,
         hosted: bool = False,
         recorded: bool = False,
-    ) -> tuple[list[int], list[Told]]:
-        """Decode by a method: the output, and its steps, of which the first waited in prefill."""
+    ) -> tuple[list[int], list[StepTrace]]:
+        """Decode with a method, and return the output and its steps.
+
+        The first step includes the waits of prefill.
+        """
         kind = registry.load(name)
         method = kind(kind.Params(**params or {}))
         workspace = self.workspace(device, dtype, places, hosted, recorded)
         with self.on(device, loading=True):
             for wanted in method.artifacts():
                 workspace.artifact(wanted)
-        chance, told = Chance(sampling), list[Told]()
+        random, traces = CountedRandom(sampling), list[StepTrace]()
         request = Request("far/0", 0, self.prompt, StopRule(frozenset(), budget))
         with self.on(device):
             session = Session(
                 *(workspace, request, sampling),
-                random=chance,
+                random=random,
                 recording=recording,
-                memory=Uncopied(workspace.decoders["draft"]),
+                memory=SharedCopies(workspace.decoders["draft"]),
             )
             room, before = budget - 2, (len(self.waited), self.clocks, 0, 0)
             for step in method.generate(session):
-                after = (len(self.waited), self.clocks, chance.draws, chance.tests)
+                after = (len(self.waited), self.clocks, random.draws, random.tests)
                 _, *counts = (b - a for a, b in zip(before, after, strict=True))
                 waits = tuple(self.waited[before[0] :])
-                told.append(Told(step, room, waits, *counts, left=session.max_draft_length()))
-                room, before = told[-1].left, after
-            return list(session.output()), told
+                traces.append(
+                    StepTrace(step, room, waits, *counts, left=session.max_draft_length())
+                )
+                room, before = traces[-1].left, after
+            return list(session.output()), traces
 
     def record(self, model: Any) -> Any:
-        """Have forwards recorded: on a device that is not there, the body is run again."""
+        """Record a model's forwards. On the simulated device a recorded body is run again."""
         if isinstance(model, FusedStack):
             model.record(lambda body: body)
         return model
 
     def numbers(self, tensor: Any) -> Any:
-        """What is on `FAR`."""
+        """Return the values of a tensor on `FAR`."""
         return tensor.shadow.tolist()
 
 
-class Clock(meter.HostClock):
-    """The device's clock: it counts who waits for it."""
+class CountingClock(meter.HostClock):
+    """Clock of the device that counts how often somebody waits for it."""
 
-    def __init__(self, far: Far) -> None:
+    def __init__(self, far: SimulatedDevice) -> None:
         super().__init__()
         self._far = far
 
@@ -433,61 +452,61 @@ class Clock(meter.HostClock):
         self._far.clocks += 1
 
 
-class Real(Far):
-    """The same on a device that is there; torch itself says if a step waits where it should not."""
+class RealDevice(SimulatedDevice):
+    """The same on a real GPU. torch itself raises if a step waits implicitly."""
 
     @contextmanager
     def on(self, device: torch.device = FAR, *, loading: bool = False) -> Iterator[None]:
         if device == CPU:
             yield
             return
-        self._waiting(allowed=loading)
+        self._allow_waits(allowed=loading)
         try:
             yield
         finally:
-            self._waiting(allowed=True)
+            self._allow_waits(allowed=True)
 
     def record(self, model: Any) -> Any:
-        """See `Far`: as CUDA graphs."""
+        """Record a model's forwards as CUDA graphs."""
         if isinstance(model, FusedStack):
             model.record(CudaGraphs(FAR))
         return model
 
     def numbers(self, tensor: Tensor) -> Any:
-        self._waiting(allowed=True)
+        self._allow_waits(allowed=True)
         found = tensor.tolist()
-        self._waiting(allowed=False)
+        self._allow_waits(allowed=False)
         return found
 
     @staticmethod
-    def _waiting(*, allowed: bool) -> None:
-        """Have torch raise where a wait is not allowed."""
+    def _allow_waits(*, allowed: bool) -> None:
+        """Make torch raise on implicit waits, unless they are allowed."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch calls this a prototype
             torch.cuda.set_sync_debug_mode("default" if allowed else "error")
 
 
 @contextmanager
-def _watched(made: Far) -> Iterator[None]:
-    """Note who waits."""
+def _record_waits(device: SimulatedDevice) -> Iterator[None]:
+    """Record the function that waits in `device.waited`."""
 
     def wait(tensor: Tensor) -> Any:
         frame = sys._getframe(1)
         while frame.f_globals["__name__"] == host.__name__:
             frame = cast(FrameType, frame.f_back)
-        made.waited.append(frame.f_code.co_name)
-        return made.numbers(tensor)
+        device.waited.append(frame.f_code.co_name)
+        return device.numbers(tensor)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host, "wait", wait)
-        patch.setattr(meter, "CudaClock", lambda _: Clock(made))
+        patch.setattr(meter, "CudaClock", lambda _: CountingClock(device))
         patch.setattr(torch.cuda, "synchronize", lambda _: None)
         yield
 
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
-    """A target of two layers, and a draft that is the first, which says most."""
+    """Checkpoints of a target of two layers, and of a draft that has the first of them."""
     folder = tmp_path_factory.mktemp("far")
     target = copy.deepcopy(create_tiny_models().oracle)
     for part in (target.model.layers[1].self_attn.o_proj, target.model.layers[1].mlp.down_proj):
@@ -502,20 +521,20 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
 
 
 @pytest.fixture(scope="module")
-def far(places: Places) -> Iterator[Far]:
-    """The device that is not there."""
-    made = Far(places)
-    with _watched(made), _guarded():
-        for kept in KEPT:
-            kept.cache_clear()
-        yield made
-        for kept in KEPT:
-            kept.cache_clear()
+def far(places: Places) -> Iterator[SimulatedDevice]:
+    """The simulated device."""
+    device = SimulatedDevice(places)
+    with _record_waits(device), _install_device_guard():
+        for cache in KEPT:
+            cache.cache_clear()
+        yield device
+        for cache in KEPT:
+            cache.cache_clear()
 
 
 @pytest.fixture(scope="module")
-def real(places: Places) -> Iterator[Far]:
-    """The device, where there is one."""
-    made = Real(places)
-    with _watched(made):
-        yield made
+def real(places: Places) -> Iterator[SimulatedDevice]:
+    """The real device, where there is one."""
+    device = RealDevice(places)
+    with _record_waits(device):
+        yield device

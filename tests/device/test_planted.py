@@ -1,4 +1,4 @@
-"""Faults that only a device would show, planted one at a time: none gets through."""
+"""Faults that only a device shows, planted one at a time. The tests must find each."""
 
 import pytest
 import torch
@@ -28,19 +28,19 @@ LEFT = {
     "what was drawn": (host, "ids", "staged", STAGED, REJECTION),
     "what is sent": (host, "send", "eagle", {"depth": 2}, GREEDY),
 }
-"""What is left on the CPU: by whom, and whose steps need it."""
+"""Tensors left on the CPU: the function that leaves them, and a method whose steps need them."""
 
 
 @pytest.mark.parametrize(("owner", "name", "method", "params", "rule"), LEFT.values(), ids=LEFT)
-def test_what_is_left_on_the_cpu_is_found(far, monkeypatch, owner, name, method, params, rule):
+def test_a_tensor_left_on_the_cpu_is_found(far, monkeypatch, owner, name, method, params, rule):
     real = getattr(owner, name)
 
-    def left(*args, **kwargs):
+    def keep_on_cpu(*args, **kwargs):
         kwargs.pop("device", None)
         return real(*(CPU if isinstance(arg, torch.device) else arg for arg in args), **kwargs)
 
     far.decode(method, params, rule, budget=6)
-    monkeypatch.setattr(owner, name, left)
+    monkeypatch.setattr(owner, name, keep_on_cpu)
     with pytest.raises(RuntimeError, match=r"on the same device|left on the CPU"):
         far.decode(method, params, rule, budget=6)
 
@@ -80,11 +80,11 @@ READS = {
     "send": lambda rows: torch.zeros(2).to(rows.device),
     "sent like another": lambda rows: torch.zeros(2).to(rows),
 }
-"""What waits for the device in passing: for an answer, or until something has got there."""
+"""Implicit waits for the device: to read a value, or until a transfer is complete."""
 
 
-def planted(monkeypatch, read):
-    """Have something done with the target's rows before each decision."""
+def plant_read(monkeypatch, read):
+    """Read the target's logits with `read` before each decision."""
     real = Session.verify
 
     def verify(self, draft, rows):
@@ -95,20 +95,20 @@ def planted(monkeypatch, read):
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
-def test_who_waits_in_passing_is_found(far, monkeypatch, read):
-    planted(monkeypatch, read)
+def test_an_implicit_wait_is_found(far, monkeypatch, read):
+    plant_read(monkeypatch, read)
     far.decode("vanilla", device=CPU, budget=3)
     with pytest.raises(RuntimeError):
         far.decode("vanilla", budget=3)
 
 
-def test_a_wait_more_is_counted_and_told(far, monkeypatch):
-    planted(monkeypatch, lambda rows: host.number(rows[0, 0]))
+def test_an_additional_wait_is_counted_with_its_function(far, monkeypatch):
+    plant_read(monkeypatch, lambda rows: host.number(rows[0, 0]))
     _, steps = far.decode("vanilla", budget=4)
     assert [told.waits for told in steps[1:]] == [("<lambda>", "decide_by_choice")] * 2
 
 
-def test_what_the_cpu_holds_is_read_without_a_wait(far):
+def test_reading_cpu_values_needs_no_wait(far):
     with far.on():
         assert host.numbers(torch.tensor([3, 4])) == [3, 4]
         assert float(torch.ones(2).sum()) == 2.0

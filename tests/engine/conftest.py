@@ -1,4 +1,4 @@
-"""Doubles for the engine's tests: models that are tables."""
+"""Fixtures of the engine's tests: models that are tables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def table_decoder() -> type[TableDecoder]:
 
 
 @pytest.fixture(scope="session")
-def exact_law() -> Callable[[Callable[[Random], Hashable]], Distribution]:
+def exact_distribution() -> Callable[[Callable[[Random], Hashable]], Distribution]:
     return torch.inference_mode()(compute_distribution)
 
 
@@ -49,13 +49,14 @@ def workspace_of(
 
 @pytest.fixture(scope="session")
 def open_workspace() -> Callable[..., Workspace]:
-    """What sessions on table models may share: `workspace` of `open_session`."""
+    """Function that makes a `Workspace` of table models, for the `workspace` argument of
+    `open_session`."""
     return workspace_of
 
 
 @pytest.fixture(scope="session")
 def open_session() -> Callable[..., Session]:
-    """A session on table models: target's table, draft's table, and what a request is made of."""
+    """Function that opens a session on table models, from the tables and the parts of a request."""
 
     def make(
         target: Tensor,

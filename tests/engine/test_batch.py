@@ -1,4 +1,4 @@
-"""Several sequences in one forward: as each alone, whatever their lengths, trees and ends are."""
+"""Batches: each sequence gets the results it gets alone, for any lengths, trees and ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CAPACITY = 64
 ATOL = 2e-5
 
 TREE = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]).bool()
-"""A root with two children, the first of which has one itself."""
+"""A root with two children. The first child has one child."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def ids(n: int, seed: int) -> torch.Tensor:
     st.lists(st.tuples(st.integers(1, 20), st.integers(0, 7)), min_size=2, max_size=5),
     st.booleans(),
 )
-def test_ragged_forward_gives_every_sequence_what_it_gets_alone(shapes, pooled):
+def test_a_ragged_forward_gives_every_sequence_its_own_results(shapes, pooled):
     target = create_tiny_models().workspace.decoders["target"]
     pool = target.new_state(CAPACITY, len(shapes))
     together = [
@@ -97,7 +97,7 @@ def test_no_sequence_pays_for_the_longest(shapes):
         parts.append(ModelInput(Tokens(ids(new, 50 + at)), line))
     plan = target._planner.plan_batch(parts, range(target.n_layers))
     own = [n + new for n, new in shapes]
-    # Rows that go through the products, and rows that attention reads of each layer.
+    # Rows in the matrix products, and rows that attention reads per layer.
     assert len(plan.scratch.qkv) == sum(new for _, new in shapes)
     for layer in plan.views:
         read = sum(values.shape[:-3].numel() * values.shape[-2] for _, _, values, _, _ in layer)
@@ -106,7 +106,7 @@ def test_no_sequence_pays_for_the_longest(shapes):
 
 
 def resident(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's memory that the system has pages behind."""
+    """Return the bytes of a tensor that are backed by memory pages."""
     pages = -(-tensor.nbytes // mmap.PAGESIZE)
     found = (ctypes.c_ubyte * pages)()
     start, size = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes)
@@ -115,21 +115,21 @@ def resident(tensor: torch.Tensor) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems' pages are not counted")
-def test_memory_goes_with_the_rows_of_those_that_are_there_and_is_given_back():
+def test_memory_follows_the_rows_in_use_and_is_returned():
     models = create_tiny_models()
     prompts = [(models.prompts[1] * 200)[:n] for n in (400, 3, 130, 250)]
     requests = [
         Request(f"tiny/{at}", 0, prompt, StopRule(frozenset(), budget))
         for at, (prompt, budget) in enumerate(zip(prompts, (2, 9, 4, 6), strict=True))
     ]
-    workspace = Workspace(models.workspace.decoders, 4000)  # the run has longer ones
+    workspace = Workspace(models.workspace.decoders, 4000)  # longer texts exist in the run
     batch = Batch(workspace, requests, Sampling(), size=2)
     buffer, held = None, []
     for _ in registry.load("vanilla")().generate_batch(batch):
         seated = [each.state for each in batch.sessions if batch.has_slot(each)]
         buffer = seated[0].pool.buffers[0]
         layers, _, strips, _, dim = buffer.shape
-        rows = mmap.PAGESIZE // (dim * buffer.itemsize)  # of a page
+        rows = mmap.PAGESIZE // (dim * buffer.itemsize)  # rounded up to a page
         pages = sum(-(-state.length() // rows) for state in seated)
         assert resident(buffer) == pages * layers * strips * mmap.PAGESIZE
         held.append(resident(buffer))
@@ -140,16 +140,18 @@ def test_memory_goes_with_the_rows_of_those_that_are_there_and_is_given_back():
 RULES = ("greedy", "coupled", "rejection")
 
 
-def crossed():
-    """Some methods under every rule; the others, which the audit decodes together on tables, under
-    one each."""
+def list_cases():
+    """List some methods with every rule, and the others with one rule each.
+
+    The audit decodes the others in batches on tables.
+    """
     yield from itertools.product(("vanilla", "sps", "sps-tree", "eagle2", "exspec"), RULES)
     others = "pld eqspec rsd-c rsd-s sequoia dyspec staged eagle eagle3 mtp".split()
     yield from zip(others, itertools.cycle(RULES), strict=False)
 
 
-@pytest.mark.parametrize(("name", "rule"), list(crossed()))
-def test_ids_are_those_of_a_sequence_alone_at_any_batch(name, rule):
+@pytest.mark.parametrize(("name", "rule"), list(list_cases()))
+def test_token_ids_do_not_depend_on_the_batch_size(name, rule):
     models = create_tiny_models()
     sampling = Sampling() if rule == "greedy" else Sampling(rule, 0.8, seed=2)
     requests = []
@@ -182,7 +184,7 @@ def test_ids_are_those_of_a_sequence_alone_at_any_batch(name, rule):
     st.lists(st.tuples(st.integers(1, 30), st.integers(1, 6)), min_size=3, max_size=6),
     st.integers(1, 40),
 )
-def test_prompts_are_read_in_parts_beside_others_and_whole_where_there_are_none(shapes, chunk):
+def test_prompts_are_read_in_chunks_beside_others_and_whole_otherwise(shapes, chunk):
     models = create_tiny_models()
     text = models.prompts[0] * 20
     requests = [
@@ -202,7 +204,7 @@ def test_prompts_are_read_in_parts_beside_others_and_whole_where_there_are_none(
             if place in reading:
                 assert not generated[place]
                 read[place] += n
-            else:  # with the first token that came of its prompt
+            else:  # with the first token of their prompt
                 assert (n, read[place]) == (1, shapes[place][0])
                 generated[place] += 1
         if forward.role == "prefill":
@@ -211,7 +213,7 @@ def test_prompts_are_read_in_parts_beside_others_and_whole_where_there_are_none(
     assert generated == [budget - 1 for _, budget in shapes]
 
 
-def test_a_sequence_that_has_ended_takes_no_further_part():
+def test_a_finished_sequence_takes_part_in_no_forward():
     models = create_tiny_models()
     requests = [
         Request(f"tiny/{at}", 0, models.prompts[at], StopRule(frozenset(), budget))
@@ -229,7 +231,7 @@ def test_a_sequence_that_has_ended_takes_no_further_part():
     ]
 
 
-def test_sequences_join_as_others_leave_and_each_is_what_it_is_alone():
+def test_sequences_join_as_others_leave_and_keep_their_results():
     models = create_tiny_models()
     budgets = (3, 9, 1, 6, 4, 2, 5)
     requests = [
@@ -253,10 +255,10 @@ def test_sequences_join_as_others_leave_and_each_is_what_it_is_alone():
     verified = [each.rows for each in target if each.role == "verify"]
     assert max(map(len, verified)) == 2
     held = {id(session.state) for session in batch.sessions}
-    assert len(held) == 2  # two seats, whose memory those that join later take
+    assert len(held) == 2  # two batch slots, whose memory is reused
 
 
-def test_waiting_sequences_hold_no_state():
+def test_waiting_sequences_have_no_state():
     models = create_tiny_models()
     request = Request("tiny/0", 0, models.prompts[0], StopRule(frozenset(), 4))
     batch = Batch(models.workspace, [request] * 3, Sampling(), size=1)
@@ -270,7 +272,7 @@ def test_waiting_sequences_hold_no_state():
 
 
 @pytest.mark.parametrize("chosen", [slice(0), slice(3), "twice", "others"])
-def test_a_schedule_that_cannot_be_kept_is_named(chosen):
+def test_an_invalid_schedule_is_named(chosen):
     models = create_tiny_models()
     request = Request("tiny/0", 0, models.prompts[0], StopRule(frozenset(), 4))
     batch = Batch(models.workspace, [request] * 3, Sampling(), size=2, slots=3)
@@ -287,7 +289,7 @@ def test_a_schedule_that_cannot_be_kept_is_named(chosen):
 
 
 @pytest.mark.parametrize(
-    ("hook", "returned", "says"),
+    ("hook", "returned", "message"),
     [
         ("schedule", None, "schedule must return a list of its members, got None"),
         ("schedule", [1, 2], "schedule must return a list of its members, got list"),
@@ -297,17 +299,17 @@ def test_a_schedule_that_cannot_be_kept_is_named(chosen):
         ("observe", 3, "observe must return None or a dict of finite numbers by name, got int 3"),
     ],
 )
-def test_a_batch_hook_that_returns_a_wrong_type_is_named(hook, returned, says):
+def test_a_batch_hook_that_returns_a_wrong_type_is_named(hook, returned, message):
     models = create_tiny_models()
     request = Request("tiny/0", 0, models.prompts[0], StopRule(frozenset(), 4))
     batch = Batch(models.workspace, [request] * 2, Sampling())
     vanilla = registry.load("vanilla")
     wrong = type("Wrong", (vanilla,), {hook: lambda self, *rest: returned})
-    with pytest.raises(MethodFault, match=says):
+    with pytest.raises(MethodFault, match=message):
         list(wrong().generate_batch(batch))
 
 
-def test_one_step_of_all_sequences_is_one_forward_of_the_target():
+def test_one_step_of_all_sequences_is_one_target_forward():
     models = create_tiny_models()
     requests = [
         Request(f"tiny/{at}", 0, models.prompts[at], StopRule(frozenset(), 10)) for at in range(4)
@@ -319,7 +321,7 @@ def test_one_step_of_all_sequences_is_one_forward_of_the_target():
     assert all(each.n_tokens == sum(each.rows.values()) for each in verified)
 
 
-def test_a_method_with_a_loop_of_its_own_says_that_it_decodes_one_request():
+def test_a_method_with_its_own_loop_declares_that_it_decodes_one_request():
     models = create_tiny_models()
     request = Request("tiny/0", 0, models.prompts[0], StopRule(frozenset(), 4))
     batch = Batch(models.workspace, [request, request], Sampling())
@@ -332,12 +334,12 @@ def test_selected_rows_keep_their_positions(target):
     for state in (whole, part):
         target.forward(Tokens(ids(20, 1)), state)
         state.commit(0, range(20))
-    kept = [0, 1, *range(12, 20)]
-    part.select(kept)
+    selected = [0, 1, *range(12, 20)]
+    part.select(selected)
     assert (part.length(), part.position()) == (10, 20)
-    # The oracle: all rows, of which a mask shows the kept ones.
+    # The reference: all rows, with a mask for the selected ones.
     seen = torch.zeros(1, 21, dtype=torch.bool)
-    seen[0, [*kept, 20]] = True
+    seen[0, [*selected, 20]] = True
     x = Tokens(ids(1, 9))
     due = target.forward(x, whole, mask=seen, positions=torch.tensor([[20]]))
     assert torch.allclose(target.forward(x, part).logits, due.logits, atol=ATOL * 10)
@@ -345,7 +347,7 @@ def test_selected_rows_keep_their_positions(target):
     assert (part.length(), part.position()) == (10, 20)
     part.rollback(0, 15)
     assert (part.length(), part.position(), part.positions()) == (5, 15, [0, 1, 12, 13, 14])
-    part.rollback(0, 8)  # of the rows from 2 to 7 none is left: they are fed again
+    part.rollback(0, 8)  # rows 2 to 7 were dropped, so they are fed again
     assert (part.length(), part.position()) == (2, 2)
     with pytest.raises(ValueError, match="must be increasing numbers"):
         part.select([3, 2])

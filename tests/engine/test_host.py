@@ -1,4 +1,4 @@
-"""Small arrays on their way between device and host."""
+"""Transfers of small arrays between device and host."""
 
 import torch
 
@@ -7,32 +7,32 @@ from specbench_cli.engine import host
 CPU = torch.device("cpu")
 
 
-def test_ids_are_whole_numbers_of_64_bits_in_one_row_or_several():
+def test_ids_are_int64_in_one_or_several_rows():
     assert torch.equal(host.ids([3, 1], CPU), torch.tensor([3, 1]))
     assert host.ids([], CPU).dtype == torch.int64
     assert torch.equal(host.ids([[3, 1]], CPU), torch.tensor([[3, 1]]))
 
 
-def test_several_tensors_come_as_lists_of_their_own():
+def test_several_tensors_are_returned_as_separate_lists():
     ids, values = torch.tensor([4, 1 << 40]), torch.tensor([0.5, -0.25, 2.0])
     assert host.lists(ids, values) == [[4, 1 << 40], [0.5, -0.25, 2.0]]
 
 
-def test_in_one_transfer_whole_numbers_stay_whole():
+def test_integers_stay_integers_in_one_transfer():
     ids, values = torch.tensor([4, 1 << 40]), torch.tensor([0.5, -torch.inf])
     found = host.read_together(ids, values, torch.empty(0))
     assert found == [[4, 1 << 40], [0.5, -torch.inf], []]
     assert all(type(number) is int for number in found[0])
 
 
-def test_numbers_come_nested_as_they_are_and_one_by_itself():
+def test_nested_numbers_stay_nested_and_a_scalar_is_a_number():
     rows = torch.tensor([[1, 2], [3, 4]])
     assert host.numbers(rows) == [[1, 2], [3, 4]]
     assert host.number(rows[1, 0]) == host.number(rows[1, :1]) == 3
     assert host.to_numbers(rows[0, :1], torch.tensor(0.25)) == [1, 0.25]
 
 
-def test_each_question_is_one_wait(monkeypatch):
+def test_each_read_is_one_wait(monkeypatch):
     waits = []
     monkeypatch.setattr(host, "is_on_host", lambda device: False)
     monkeypatch.setattr(host, "wait", lambda tensor: waits.append(tensor.shape) or tensor.tolist())
@@ -45,6 +45,6 @@ def test_each_question_is_one_wait(monkeypatch):
     assert waits == [(3,), (2,), (3,), (), (1, 2)]
 
 
-def test_places_are_made_once():
+def test_positions_are_cached():
     assert host.cached_ids((2, 0), CPU) is host.cached_ids((2, 0), CPU)
     assert host.cached_ids((2, 0), CPU).tolist() == [2, 0]

@@ -1,4 +1,4 @@
-"""Imposed acceptance: what models say that compute and are not asked."""
+"""Imposed acceptance: models compute, but their logits are replaced to give an acceptance rate."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ BUDGET = 64
 
 
 def models(chance):
-    """The tiny pair, copied, with acceptance imposed on it."""
+    """Return copies of the tiny pair with this acceptance rate."""
     tiny = create_tiny_models().workspace
     decoders = {role: FusedCopy(tiny.decoders[role]) for role in ("target", "draft")}
     ids = min(each.vocab_size for each in decoders.values())
@@ -29,8 +29,8 @@ def models(chance):
     return decoders
 
 
-def decoded(decoders, name, budget=BUDGET, prompts=4, **params):
-    """What a method makes of some prompts: outputs, and its steps' counters."""
+def decode_prompts(decoders, name, budget=BUDGET, prompts=4, **params):
+    """Decode some prompts with a method, and return the outputs and the counters of its steps."""
     workspace = Workspace(decoders, 128 + budget)
     method = registry.build(name, params)
     outputs, tested, accepted = [], 0, 0
@@ -47,28 +47,28 @@ def decoded(decoders, name, budget=BUDGET, prompts=4, **params):
 
 def test_every_lossless_method_gives_vanillas_tokens():
     decoders = models(0.6)
-    expected, _, _ = decoded(decoders, "vanilla")
+    expected, _, _ = decode_prompts(decoders, "vanilla")
     assert len({tuple(each) for each in expected}) == 4
     for name, params in (("sps", {}), ("sps-tree", {"widths": (3, 2, 1)}), ("pld", {})):
-        assert decoded(decoders, name, **params)[0] == expected
+        assert decode_prompts(decoders, name, **params)[0] == expected
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.4, 0.8, 1.0])
-def test_a_chains_tokens_are_accepted_as_often_as_imposed(chance):
-    _, tested, accepted = decoded(models(chance), "sps", prompts=8, length=4)
+def test_chain_tokens_are_accepted_at_the_imposed_rate(chance):
+    _, tested, accepted = decode_prompts(models(chance), "sps", prompts=8, length=4)
     error = 4 * (chance * (1 - chance) / tested) ** 0.5
     assert accepted / tested == pytest.approx(chance, abs=error + 1e-9)
 
 
-def test_siblings_of_a_tree_have_that_chance_of_the_rest():
+def test_siblings_of_a_tree_share_the_remaining_probability():
     decoders = models(0.5)
-    _, chain, one = decoded(decoders, "sps-tree", prompts=8, widths=(1,))
-    _, wide, two = decoded(decoders, "sps-tree", prompts=8, widths=(2,))
+    _, chain, one = decode_prompts(decoders, "sps-tree", prompts=8, widths=(1,))
+    _, wide, two = decode_prompts(decoders, "sps-tree", prompts=8, widths=(2,))
     assert one / chain == pytest.approx(0.5, abs=4 * 0.5 / chain**0.5)
     assert two / wide == pytest.approx(0.75, abs=4 * 0.5 / wide**0.5)
 
 
-def test_the_decoder_keeps_its_class_its_work_and_its_counts():
+def test_the_decoder_keeps_its_class_computations_and_counters():
     decoder = models(0.5)["target"]
     plain = FusedCopy(create_tiny_models().workspace.decoders["target"])
     assert isinstance(decoder, FusedDecoder)
@@ -80,7 +80,7 @@ def test_the_decoder_keeps_its_class_its_work_and_its_counts():
     assert decoder.ran == 1
 
 
-def test_rows_say_the_same_alone_in_a_block_and_in_a_batch():
+def test_logits_are_equal_alone_in_a_block_and_in_a_batch():
     decoder = models(0.5)["draft"]
     ids = torch.tensor([[5, 6, 7, 8]])
     block = decoder.forward(Tokens(ids), decoder.new_state(8), logits_at="all").logits
@@ -96,7 +96,7 @@ def test_rows_say_the_same_alone_in_a_block_and_in_a_batch():
     )
 
 
-def test_what_goes_on_from_rows_without_tokens_is_refused():
+def test_continuing_from_rows_without_tokens_is_refused():
     decoder = models(0.5)["target"]
     with pytest.raises(MethodFault, match="--acceptance sets logits by the tokens"):
         decoder.exit_logits(torch.zeros(1, decoder.hidden_size))

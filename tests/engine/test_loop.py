@@ -1,4 +1,4 @@
-"""The draft-verify loop: its counts, its budget, its trace, whatever a method proposes."""
+"""The draft-verify loop: its counters, budget and trace, for any drafts."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ CYCLE = (1, 2, 3, 4, 0)
 
 
 class Scripted:
-    """Proposes the given drafts in turn, clipped to the limit; notes what it hears."""
+    """Method that proposes the given drafts in turn, and records the outcomes."""
 
     def __init__(self, *drafts):
         self.drafts = drafts
@@ -41,9 +41,7 @@ drafts = st.lists(st.lists(st.integers(0, 4), max_size=6).map(tuple), min_size=1
 
 @given(drafts, st.integers(1, 14), st.sets(st.integers(0, 4), max_size=2), st.sampled_from(RULES))
 @settings(deadline=None, max_examples=150)
-def test_counts_add_up_whatever_is_proposed(
-    open_session, random_table, proposals, budget, eos, rule
-):
+def test_counters_add_up_for_any_drafts(open_session, random_table, proposals, budget, eos, rule):
     session = open_session(
         random_table(5, seed=1), prompt=(3, 1, 2), budget=budget, eos=eos, sampling=rule
     )
@@ -75,7 +73,7 @@ def test_counts_add_up_whatever_is_proposed(
 @pytest.mark.parametrize("rule", RULES[:2], ids=["greedy", "coupled"])
 @given(drafts, st.integers(1, 14))
 @settings(deadline=None, max_examples=50)
-def test_the_tokens_are_vanillas_whatever_is_proposed(
+def test_the_tokens_are_vanillas_for_any_drafts(
     open_session, random_table, rule, proposals, budget
 ):
     def output(*drafts):
@@ -94,14 +92,14 @@ def test_only_the_last_step_can_be_cut(open_session, successor_table):
     assert [step.outcome.committed for step in steps] == [(2, 3), (4,)]
 
 
-def test_what_ends_in_prefill_has_no_step(open_session, successor_table):
+def test_an_output_that_ends_in_prefill_has_no_step(open_session, successor_table):
     session = open_session(successor_table(CYCLE), eos=[1])
     method = Scripted((2, 3))
     assert list(draft_and_verify(method, session)) == []
     assert method.heard == ["start"]
 
 
-def test_drafts_are_clipped_so_that_the_budget_is_met_exactly(open_session, successor_table):
+def test_drafts_are_clipped_to_the_budget(open_session, successor_table):
     session = open_session(successor_table(CYCLE), budget=6)
     steps = list(draft_and_verify(Scripted((2, 3), (0, 1)), session))
     assert [step.draft.nodes for step in steps] == [2, 1]
@@ -109,7 +107,7 @@ def test_drafts_are_clipped_so_that_the_budget_is_met_exactly(open_session, succ
     assert session.finish == "length"
 
 
-def test_a_method_that_ignores_its_limit_is_at_fault(open_session, successor_table):
+def test_a_method_that_exceeds_its_limit_is_at_fault(open_session, successor_table):
     class Greedy(Scripted):
         def propose(self, session, limit):
             return session.chain((2, 3, 4))
@@ -119,7 +117,7 @@ def test_a_method_that_ignores_its_limit_is_at_fault(open_session, successor_tab
         list(draft_and_verify(Greedy(), session))
 
 
-def test_a_malformed_draft_is_told_with_method_step_and_field(open_session, successor_table):
+def test_a_malformed_draft_is_reported_with_method_step_and_field(open_session, successor_table):
     class Cyclic(Scripted):
         name = "cyclic"
 
@@ -135,7 +133,7 @@ def test_a_malformed_draft_is_told_with_method_step_and_field(open_session, succ
 
 def test_every_forward_is_metered_and_belongs_to_its_step(open_session, random_table):
     class Drafting(Scripted):
-        """Two draft forwards a step, over the newest token."""
+        """Method that makes two draft forwards per step, over the newest token."""
 
         def start(self, session):
             self.model = session.draft()
@@ -168,7 +166,7 @@ def test_every_forward_is_metered_and_belongs_to_its_step(open_session, random_t
 
 
 @pytest.mark.parametrize(
-    ("returned", "says"),
+    ("returned", "message"),
     [
         ([1, 2], r"Answering: propose must return a Draft, got list \[1, 2\]"),
         (None, "Answering: propose must return a Draft, got None"),
@@ -182,14 +180,14 @@ def test_every_forward_is_metered_and_belongs_to_its_step(open_session, random_t
         ),
     ],
 )
-def test_propose_must_return_a_draft(open_session, random_table, returned, says):
+def test_propose_must_return_a_draft(open_session, random_table, returned, message):
     class Answering(Scripted):
         def propose(self, session, limit):
             return returned
 
     drawn = Sampling("rejection", 1.0)
     session = open_session(random_table(5, seed=1), prompt=(3, 1), budget=8, sampling=drawn)
-    with pytest.raises(MethodFault, match=says):
+    with pytest.raises(MethodFault, match=message):
         list(draft_and_verify(Answering(), session))
 
 

@@ -1,4 +1,4 @@
-"""Replay: the recording decides, whatever is drafted, at any temperature, and states stay right."""
+"""Replay of a recorded output: it decides verification, for any drafts and temperature."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ SAMPLINGS = [Sampling(), Sampling("rejection", 0.8, seed=5)]
 
 @pytest.fixture(scope="session")
 def replayed(open_session, random_table):
-    """A session on random tables that walks `recording`, prefilled."""
+    """Function that opens a session on random tables which replays `recording`, after prefill."""
 
     def make(recording, sampling=SAMPLINGS[0], **rest):
         session = open_session(
@@ -37,14 +37,14 @@ def step(session, draft):
     return session.commit(session.verify(draft, session.score(draft)))
 
 
-def test_choices_are_what_was_recorded_and_end_beyond_it():
+def test_choices_are_the_recorded_tokens_and_end_with_them():
     recording = RecordedOutput([3, 1, 2], CPU)
     assert recording.choices(0, range(3)).tolist() == [3, 1, 2]
     assert recording.choices(2, range(3)).tolist() == [2, PAST_END, PAST_END]
     assert recording.choices(0, (0, 1, 1, 2)).tolist() == [3, 1, 1, 2]
 
 
-def test_a_draft_stands_as_far_as_the_recording_has_it(replayed):
+def test_a_draft_is_accepted_as_far_as_it_matches_the_recording(replayed):
     session = replayed([1, 3, 3, 0, 2])
     outcome = step(session, session.chain([3, 3, 1]))
     assert outcome.committed == (3, 3, 0)
@@ -53,7 +53,7 @@ def test_a_draft_stands_as_far_as_the_recording_has_it(replayed):
     assert session.output() == [1, 3, 3, 0]
 
 
-def test_a_tree_stands_along_the_recorded_path(replayed):
+def test_a_tree_is_accepted_along_the_recorded_path(replayed):
     session = replayed([1, 3, 2, 0, 2, 4])
     tree = Draft(torch.tensor([0, 3, 1, 2]), parents=(-1, -1, 1, 1))
     outcome = step(session, tree)
@@ -64,12 +64,12 @@ def test_a_tree_stands_along_the_recorded_path(replayed):
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "rejection"])
 @given(data=st.data())
-def test_any_drafts_lead_to_the_recording(replayed, sampling, data):
+def test_any_drafts_give_the_recording(replayed, sampling, data):
     recording = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=10))
     session = replayed(recording, sampling)
     while session.finish is None:
-        room = session.max_draft_length()
-        ids = data.draw(st.lists(st.integers(0, VOCAB - 1), max_size=room))
+        limit = session.max_draft_length()
+        ids = data.draw(st.lists(st.integers(0, VOCAB - 1), max_size=limit))
         step(session, session.chain(ids))
         assert session.state.ids == list(session.tokens()[:-1]) or session.finish
     assert session.output() == recording
@@ -81,7 +81,7 @@ def test_an_end_of_sequence_inside_an_accepted_block_ends_it(replayed):
     assert (session.output(), session.finish) == ([1, 2, 0], "eos")
 
 
-def test_drawn_drafts_are_judged_by_the_recording_too(replayed):
+def test_drawn_drafts_are_also_verified_by_the_recording(replayed):
     session = replayed([1, 2, 2, 2, 2, 2], SAMPLINGS[1])
     model = session.draft()
     state = session.new_state(model)

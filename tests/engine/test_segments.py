@@ -1,4 +1,4 @@
-"""Spans: where they end, and a ledger in which nothing goes missing."""
+"""Reasoning segments: where they end, and the accounting of their tokens."""
 
 import pytest
 import torch
@@ -28,16 +28,16 @@ WORDS = Vocabulary(PIECES)
         ([LINE, NOTHING, LINE], True),
         ([A, LINE], False),
         ([LINE, A, LINE], False),
-        ([BREAK, A], False),  # the delimiter is in the span, and its last token completes none
+        ([BREAK, A], False),  # the delimiter is in the segment, but not only in its last token
         ([], False),
     ],
 )
-def test_a_delimiter_is_found_however_the_tokenizer_cuts_it(ids, ends):
+def test_a_delimiter_is_found_for_any_tokenization(ids, ends):
     assert Delimiter("\n\n", WORDS).ends(ids) is ends
 
 
 @given(st.lists(st.integers(0, len(PIECES) - 1)))
-def test_a_split_loses_nothing_and_each_span_but_the_last_ends_with_its_delimiter(ids):
+def test_a_split_keeps_all_tokens_and_each_segment_but_the_last_ends_with_its_delimiter(ids):
     delimiter = Delimiter("\n\n", WORDS)
     spans = delimiter.split(ids)
     assert [token for span in spans for token in span] == ids
@@ -47,26 +47,26 @@ def test_a_split_loses_nothing_and_each_span_but_the_last_ends_with_its_delimite
         assert b"\n\n" in text or span is spans[-1]
 
 
-def test_an_empty_delimiter_and_ids_that_pad_the_vocabulary_end_nothing():
+def test_an_empty_delimiter_and_padding_ids_end_nothing():
     assert not Delimiter("", WORDS).ends([A])
     assert not Delimiter("\n", WORDS).ends([len(PIECES) + 3])
 
 
-def test_a_delimiter_is_typed_as_a_command_line_has_it():
+def test_a_delimiter_may_be_typed_with_escapes():
     assert SegmentParams(delimiter=r"\n\n").delimiter == "\n\n"
 
 
-def test_a_ledger_tells_each_count_once_and_says_what_is_open():
-    ledger = TokenAccounting()
-    ledger.record_generated("draft", 5)
-    ledger.record_generated("target", 1)
-    ledger.record_settled("draft", 3, 1)
-    assert not ledger.balanced
-    ledger.record_settled("draft", 0, 1)
-    ledger.record_settled("target", 1, 0)
-    ledger.record_scored(5)
-    assert ledger.balanced
-    assert ledger.take_new_counts() == {
+def test_accounting_reports_each_count_once_and_whether_it_is_balanced():
+    accounting = TokenAccounting()
+    accounting.record_generated("draft", 5)
+    accounting.record_generated("target", 1)
+    accounting.record_settled("draft", 3, 1)
+    assert not accounting.balanced
+    accounting.record_settled("draft", 0, 1)
+    accounting.record_settled("target", 1, 0)
+    accounting.record_scored(5)
+    assert accounting.balanced
+    assert accounting.take_new_counts() == {
         "draft_generated": 5,
         "draft_kept": 3,
         "draft_discarded": 2,
@@ -74,12 +74,15 @@ def test_a_ledger_tells_each_count_once_and_says_what_is_open():
         "target_kept": 1,
         "scored": 5,
     }
-    assert ledger.take_new_counts() == {}
-    ledger.record_generated("draft", 2)
-    assert ledger.take_new_counts() == {"draft_generated": 2} and ledger["draft_generated"] == 7
+    assert accounting.take_new_counts() == {}
+    accounting.record_generated("draft", 2)
+    assert (
+        accounting.take_new_counts() == {"draft_generated": 2}
+        and accounting["draft_generated"] == 7
+    )
 
 
-def test_the_grade_is_the_mean_logarithm_of_the_span_in_the_target():
+def test_the_grade_is_the_segments_mean_log_probability_in_the_target():
     rows = torch.tensor([[0.0, 0.0], [0.0, torch.log(torch.tensor(3.0))], [9.0, 9.0]])
     draft = Draft(torch.tensor([0, 1]))
     assert mean_log_prob(rows, draft) == pytest.approx((torch.tensor([0.5, 0.75]).log()).mean())
@@ -87,12 +90,12 @@ def test_the_grade_is_the_mean_logarithm_of_the_span_in_the_target():
     assert mean_log_prob(impossible, Draft(torch.tensor([1, 0]))) == -torch.inf
 
 
-def test_the_control_tosses_at_its_rate_and_knows_its_off_position():
-    class Chance:
+def test_the_control_accepts_at_its_rate_and_knows_its_off_position():
+    class FixedRandom:
         def bernoulli(self, a):
             return torch.rand(a.shape, generator=self.generator) < a
 
-    chance = Chance()
+    chance = FixedRandom()
     chance.generator = torch.Generator().manual_seed(1)
     rule = RandomSegment(rate=0.3)
     tosses = [rule.judge(rule.random_grade(chance, torch.zeros(1))).accepted for _ in range(2000)]

@@ -1,4 +1,4 @@
-"""A session's step: what is committed, how it is cut, and what a malformed draft gets."""
+"""Steps of a session: what is committed, where outputs are cut, and errors for malformed drafts."""
 
 import math
 import time
@@ -18,14 +18,17 @@ from specbench_cli.engine.verify.sampling import Sampling, log_warp, warp
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
 
-CYCLE = (1, 2, 3, 4, 0)  # each token's greedy successor
+CYCLE = (1, 2, 3, 4, 0)  # the greedy successor of each token
 COUPLED = Sampling("coupled", 0.8, seed=5)
 REJECTION = Sampling("rejection", 0.8, seed=5)
 
 
 @pytest.fixture
 def opened(open_session, successor_table):
-    """A prefilled greedy session on the cycle 0 1 2 3 4 0 ...; prompt (4, 0), so 1 is committed."""
+    """Function that opens a prefilled greedy session on the cycle 0 1 2 3 4 0 ...
+
+    The prompt is (4, 0), so 1 is committed.
+    """
 
     def make(**rest):
         session = open_session(successor_table(CYCLE), **{"prompt": (4, 0)} | rest)
@@ -36,19 +39,19 @@ def opened(open_session, successor_table):
 
 
 def step(session, *ids):
-    """One step with a chain of these ids."""
+    """Make one step with a chain of these ids."""
     draft = session.chain(ids)
     return session.commit(session.verify(draft, session.score(draft)))
 
 
 def after(rows):
-    """A forward that ended in these logits [1, V], behind others."""
+    """Return an output whose last logits are these, [1, V]."""
     logits = torch.stack((torch.zeros_like(rows), rows), dim=1)
     return ModelOutput(logits, hidden=torch.zeros(1, 2, 1))
 
 
-def consistent(session):
-    """The target has a row for every committed token but the last, and no other."""
+def assert_consistent(session):
+    """Assert that the target has a row for every committed token but the last, and no other row."""
     return session.state.ids == list(session.tokens()[:-1])
 
 
@@ -60,7 +63,7 @@ def test_prefill_commits_the_first_token(opened):
     assert session.tokens() == [4, 0, 1]
     assert session.output() == [1]
     assert session.harness.text.origin == ["prefill"]
-    assert consistent(session)
+    assert assert_consistent(session)
 
 
 def test_a_step_without_a_draft_commits_one_plain_token(opened):
@@ -68,25 +71,25 @@ def test_a_step_without_a_draft_commits_one_plain_token(opened):
     outcome = step(session)
     assert (outcome.committed, outcome.origin) == ((2,), ("plain",))
     assert (outcome.path, outcome.tested) == ((), 0)
-    assert consistent(session)
+    assert assert_consistent(session)
 
 
-def test_a_draft_that_stands_whole_earns_a_bonus(opened):
+def test_a_fully_accepted_draft_earns_a_bonus(opened):
     session = opened()
     outcome = step(session, 2, 3)
     assert outcome.committed == (2, 3, 4)
     assert outcome.origin == ("accepted", "accepted", "bonus")
     assert (outcome.path, outcome.tested) == ((0, 1), 2)
-    assert consistent(session)
+    assert assert_consistent(session)
 
 
-def test_a_rejected_token_is_replaced_and_what_follows_it_is_dropped(opened):
+def test_a_rejected_token_is_replaced_and_the_rest_is_dropped(opened):
     session = opened()
     outcome = step(session, 2, 0, 1)
     assert outcome.committed == (2, 3)
     assert outcome.origin == ("accepted", "recovered")
     assert (outcome.path, outcome.tested) == ((0,), 2)
-    assert consistent(session)
+    assert assert_consistent(session)
 
 
 def test_a_draft_right_after_a_rejection_continues_from_the_recovered_token(opened):
@@ -96,7 +99,7 @@ def test_a_draft_right_after_a_rejection_continues_from_the_recovered_token(open
     assert session.output() == [1, 2, 3, 4, 0, 1]
 
 
-def test_origins_run_along_the_output(opened):
+def test_origins_are_recorded_along_the_output(opened):
     session = opened(budget=20)
     step(session, 2, 0)
     step(session, 4)
@@ -112,25 +115,25 @@ def test_origins_run_along_the_output(opened):
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), REJECTION], ids=lambda s: s.rule)
-def test_whoever_made_an_outcome_the_text_ends_with_its_last_token(opened, sampling):
-    """What is fed next is the token that was committed, not the one that verification chose."""
+def test_the_text_ends_with_the_last_committed_token_of_any_outcome(opened, sampling):
+    """The next forward reads the committed token, not the one that verification chose."""
     session = opened(budget=20, sampling=sampling)
     draft = session.chain((2, 3))
     found = session.verify(draft, session.score(draft))
-    # It stands as a whole; the bonus is left out.
+    # All is accepted, but the bonus is left out.
     session.commit(Outcome((0, 1), (2, 3), ("accepted", "accepted"), 2))
     assert found.committed == (2, 3, 4)
     assert session.pending_tokens(session.state.length()).ids.tolist() == [[3]]
     assert step(session, 4).committed == (4, 0)
-    # Nothing was verified; another token than the target's follows.
+    # Nothing was verified. Another token than the target's is committed.
     session.score(session.chain((1,)))
     session.commit(Outcome((), (3,), ("recovered",), 1))
     assert step(session).committed == (4,)
     assert session.output() == [1, 2, 3, 4, 0, 3, 4]
-    assert consistent(session)
+    assert assert_consistent(session)
 
 
-def test_a_token_that_was_decided_is_not_sent_to_the_device_again(opened, monkeypatch):
+def test_a_decided_token_is_not_sent_to_the_device_again(opened, monkeypatch):
     session = opened()
     draft = session.chain((2,))
     outcome = session.verify(draft, session.score(draft))
@@ -155,7 +158,7 @@ def test_a_token_that_was_decided_is_not_sent_to_the_device_again(opened, monkey
     ],
     ids=["first", "inside", "last draft", "bonus", "recovered", "recovered at once", "plain"],
 )
-def test_eos_ends_the_output_wherever_it_falls_in_a_step(
+def test_eos_ends_the_output_at_any_place_of_a_step(
     opened, eos, draft, committed, origin, path, tested
 ):
     session = opened(eos=[eos])
@@ -165,7 +168,7 @@ def test_eos_ends_the_output_wherever_it_falls_in_a_step(
     assert session.finish == "eos"
     assert session.output() == [1, *committed]
     assert len(session.harness.text.origin) == len(session.output())
-    assert consistent(session)
+    assert assert_consistent(session)
 
 
 def test_eos_as_the_first_token_ends_the_output_in_prefill(opened):
@@ -190,7 +193,7 @@ def test_a_stop_string_completed_inside_a_block_ends_the_output_there(opened):
     outcome = step(session, 2, 3, 4)
     assert (outcome.committed, outcome.path, outcome.tested) == ((2, 3), (0, 1), 2)
     assert (session.finish, session.output()) == ("stop", [1, 2, 3])
-    assert consistent(session)
+    assert assert_consistent(session)
 
 
 def test_a_stop_string_in_the_prompt_does_not_end_the_output(opened):
@@ -198,12 +201,12 @@ def test_a_stop_string_in_the_prompt_does_not_end_the_output(opened):
     assert session.finish is None
 
 
-def test_a_draft_of_the_remaining_budget_less_one_fills_it_exactly(opened):
+def test_a_draft_of_the_remaining_budget_minus_one_fills_it_exactly(opened):
     session = opened(budget=4)
     assert session.max_draft_length() == 2
     assert step(session, 2, 3).committed == (2, 3, 4)
     assert (session.finish, len(session.output())) == ("length", 4)
-    assert consistent(session)
+    assert assert_consistent(session)
 
 
 def test_a_budget_of_one_is_spent_by_prefill(opened):
@@ -211,14 +214,14 @@ def test_a_budget_of_one_is_spent_by_prefill(opened):
     assert (session.finish, session.output()) == ("length", [1])
 
 
-def test_what_a_peer_decoded_is_cut_by_the_same_rule(opened):
+def test_tokens_decoded_by_another_engine_are_cut_by_the_same_rule(opened):
     session = opened(eos=[3], kind=PeerSession)
     outcome = session.verify(session.chain((2, 3)), session.score(session.chain((2, 3))))
     adopted = session.adopt(outcome)
     assert (adopted.committed, session.finish) == ((2, 3), "eos")
 
 
-def test_what_a_peer_decoded_arrived_with_the_first_step_that_it_tells(
+def test_tokens_decoded_by_another_engine_arrive_with_the_first_reported_step(
     open_session, successor_table
 ):
     session = open_session(successor_table(CYCLE), prompt=(4, 0), kind=PeerSession)
@@ -238,14 +241,17 @@ def test_what_a_peer_decoded_arrived_with_the_first_step_that_it_tells(
 
 
 def tree_step(session, ids, parents, **rest):
-    """One step with a tree of these ids."""
+    """Make one step with a tree of these ids."""
     draft = Draft(torch.tensor(ids, dtype=torch.int64), parents=parents, **rest)
     return session.commit(session.verify(draft, session.score(draft)))
 
 
 @pytest.fixture
 def planted(successor_table, open_session):
-    """A greedy session with room for trees; prompt (4, 0), so 1 is committed."""
+    """Function that opens a greedy session with space for trees.
+
+    The prompt is (4, 0), so 1 is committed.
+    """
 
     def make(nodes=8, **rest):
         session = open_session(successor_table(CYCLE), **{"prompt": (4, 0), "budget": 20} | rest)
@@ -268,20 +274,18 @@ def planted(successor_table, open_session):
     ],
     ids=["whole path", "twins", "deep", "rejected below", "rejected at once", "short leaf"],
 )
-def test_a_tree_commits_the_path_that_the_target_chose(
-    planted, ids, parents, committed, path, tested
-):
+def test_a_tree_commits_the_targets_path(planted, ids, parents, committed, path, tested):
     session = planted()
     outcome = tree_step(session, ids, parents)
     assert (outcome.committed, outcome.path, outcome.tested) == (committed, path, tested)
     leaf = path and path[-1] not in parents
     last = "bonus" if leaf else "recovered"
     assert outcome.origin == ("accepted",) * len(path) + (last,)
-    assert consistent(session)
+    assert assert_consistent(session)
     assert step(session, (committed[-1] + 1) % 5).origin == ("accepted", "bonus")
 
 
-def test_a_tree_of_nothing_is_a_plain_step(planted):
+def test_an_empty_tree_is_a_plain_step(planted):
     assert tree_step(planted(), (), ()).origin == ("plain",)
 
 
@@ -290,11 +294,11 @@ def test_eos_inside_a_tree_ends_the_output_there(planted):
     outcome = tree_step(session, (0, 2, 3, 4), (-1, -1, 1, 2))
     assert (outcome.committed, outcome.path, outcome.tested) == ((2, 3), (1, 2), 2)
     assert (session.finish, session.output()) == ("eos", [1, 2, 3])
-    assert consistent(session)
+    assert assert_consistent(session)
 
 
 def test_siblings_are_tested_in_the_given_order(open_session, random_table):
-    # The first of two twins in the order is the one that stands.
+    # The first of two equal tokens in this order is accepted.
     for order, first in (((0, 1), 0), ((1, 0), 1), (None, 0)):
         session = open_session(random_table(5, seed=1), prompt=(3,), budget=9)
         session.reserve(4)
@@ -305,13 +309,13 @@ def test_siblings_are_tested_in_the_given_order(open_session, random_table):
 
 
 def step_choice(session):
-    """The token that a greedy target chooses next, left uncommitted."""
+    """Return the token that a greedy target chooses next, without committing it."""
     rows = session.score(session.chain(()))
     session.state.rollback(0, len(session.tokens()) - 1)
     return int(rows[0].argmax())
 
 
-def test_a_chain_as_a_tree_commits_what_the_chain_does(open_session, random_table):
+def test_a_chain_as_a_tree_commits_the_same_tokens(open_session, random_table):
     for sampling in (Sampling(), COUPLED):
         outputs = []
         for parents in (None, (-1, 0, 1)):
@@ -335,7 +339,7 @@ def test_a_chain_as_a_tree_commits_what_the_chain_does(open_session, random_tabl
     ],
     ids=["greedy", "coupled", "deterministic", "independent"],
 )
-def test_children_are_chosen_as_the_rule_asks(open_session, random_table, sampling, how):
+def test_children_are_chosen_by_the_rule(open_session, random_table, sampling, how):
     rows = random_table(5, seed=5)[0, :2]
     session = open_session(random_table(5, seed=6), sampling=sampling)
     session.prefill()
@@ -346,7 +350,7 @@ def test_children_are_chosen_as_the_rule_asks(open_session, random_table, sampli
         return
     assert q is None
     scores = rows
-    if sampling is COUPLED:  # all nodes of a level share their position's noise
+    if sampling is COUPLED:  # all nodes of a level share the noise of their position
         scores = log_warp(rows, sampling) + session.noise(2)
     assert torch.equal(tokens, scores.topk(2).indices)
 
@@ -354,7 +358,7 @@ def test_children_are_chosen_as_the_rule_asks(open_session, random_table, sampli
 # ---- malformed drafts ---------------------------------------------------------------------------
 
 
-def test_a_draft_longer_than_the_room_is_a_fault_that_names_both(opened):
+def test_a_draft_longer_than_the_limit_is_a_fault_that_names_both(opened):
     session = opened(budget=4)
     with pytest.raises(MethodFault, match="3 levels proposed, but at most 2"):
         session.score(session.chain((2, 3, 4)))
@@ -441,7 +445,7 @@ def test_a_malformed_draft_is_a_fault_that_names_step_field_and_what_is_allowed(
     assert session.state.length() == before  # nothing was computed from it
 
 
-def test_siblings_drawn_with_replacement_may_repeat_an_id(open_session, random_table):
+def test_siblings_drawn_with_replacement_may_be_equal(open_session, random_table):
     session = open_session(random_table(5, seed=1), sampling=REJECTION, budget=8)
     session.reserve(4)
     session.prefill()
@@ -450,7 +454,7 @@ def test_siblings_drawn_with_replacement_may_repeat_an_id(open_session, random_t
     assert session.score(draft).shape == (3, 5)
 
 
-def test_a_draft_model_that_gives_no_numbers_is_found_before_anything_is_committed(
+def test_nan_logits_of_a_draft_model_are_found_before_anything_is_committed(
     open_session, random_table
 ):
     session = open_session(random_table(5, seed=6), sampling=REJECTION)
@@ -469,9 +473,7 @@ def test_a_chain_of_ids_outside_the_vocabulary_is_a_fault(opened):
         opened().chain((2, 7))
 
 
-def test_a_distribution_that_a_method_put_in_place_of_its_picks_is_inspected(
-    open_session, random_table
-):
+def test_a_distribution_that_a_method_replaced_is_checked(open_session, random_table):
     session = open_session(random_table(5, seed=6), sampling=REJECTION)
     session.prefill()
     token, q = session.pick(after(random_table(5, seed=5)[0, :1]))
@@ -479,26 +481,26 @@ def test_a_distribution_that_a_method_put_in_place_of_its_picks_is_inspected(
         session.score(session.chain_of_picks([(token, 2 * q)]))
 
 
-def test_sound_ids_in_another_form_are_not_inspected_again(opened, monkeypatch):
+def test_valid_ids_of_another_type_are_not_checked_again(opened, monkeypatch):
     session = opened()
     tokens = session.tree((2, 3), (-1, 0)).tokens
-    asked = []
-    monkeypatch.setattr(draft_validator, "inspect_values", lambda draft, *_: asked.append(draft))
+    checked = []
+    monkeypatch.setattr(draft_validator, "inspect_values", lambda draft, *_: checked.append(draft))
     session.score(Draft(tokens))
-    assert not asked
+    assert not checked
     session.state.rollback(0, len(session.tokens()) - 1)
     session.score(Draft(tokens.clone()))
-    assert len(asked) == 1
+    assert len(checked) == 1
 
 
-def test_ids_of_a_tree_are_looked_at_where_that_takes_no_wait(opened, monkeypatch):
+def test_tree_ids_are_checked_where_that_needs_no_wait(opened, monkeypatch):
     session = opened()
     assert session.tree(torch.tensor([2, 4]), (-1, 0)).tokens.tolist() == [2, 4]
     with pytest.raises(MethodFault, match="id 5 at node 1"):
         session.tree(torch.tensor([2, 5]), (-1, 0))
 
 
-def test_block_verification_takes_no_trees(open_session, random_table):
+def test_block_verification_refuses_trees(open_session, random_table):
     session = open_session(random_table(5, seed=6), sampling=Sampling("block", 0.8))
     session.reserve(2)
     session.prefill()
@@ -509,7 +511,7 @@ def test_block_verification_takes_no_trees(open_session, random_table):
 # ---- sampling rules -----------------------------------------------------------------------------
 
 
-def test_coupled_commits_the_same_tokens_whatever_was_proposed(open_session, random_table):
+def test_coupled_commits_the_same_tokens_for_any_draft(open_session, random_table):
     table = random_table(5, seed=2)
     outputs = set()
     for proposals in ((), (0,), (1, 2), (3, 3, 3, 3), (4, 1, 0)):
@@ -517,7 +519,7 @@ def test_coupled_commits_the_same_tokens_whatever_was_proposed(open_session, ran
         session.prefill()
         while session.finish is None:
             step(session, *proposals[: session.max_draft_length()])
-            assert consistent(session)
+            assert assert_consistent(session)
         outputs.add(tuple(session.output()))
     assert len(outputs) == 1
 
@@ -559,7 +561,7 @@ def test_rejection_draws_differ_by_pass_and_coupled_ones_do_not(open_session, ra
 # ---- drafting -----------------------------------------------------------------------------------
 
 
-def test_a_draft_token_is_picked_as_the_rule_asks(open_session, random_table):
+def test_a_draft_token_is_picked_by_the_rule(open_session, random_table):
     rows = random_table(5, seed=5)[0, :1]
     greedy = open_session(random_table(5, seed=6))
     token, q = greedy.pick(after(rows))
@@ -599,7 +601,7 @@ def test_picks_make_a_chain_with_the_distributions_that_they_were_drawn_from(
     assert greedy.chain_of_picks([]).nodes == 0
 
 
-def test_rows_of_one_forward_make_the_chain_that_their_picks_make(open_session, random_table):
+def test_rows_of_one_forward_make_the_same_chain_as_their_picks(open_session, random_table):
     rows = random_table(5, seed=5)[0, :3]
     for sampling in (Sampling(), COUPLED, REJECTION):
         one, other = (open_session(random_table(5, seed=6), sampling=sampling) for _ in range(2))
@@ -609,9 +611,7 @@ def test_rows_of_one_forward_make_the_chain_that_their_picks_make(open_session, 
         assert draft.q is due.q is None or torch.equal(draft.q, due.q)
 
 
-def test_a_tree_takes_the_distributions_of_nodes_one_by_one_or_level_by_level(
-    open_session, random_table
-):
+def test_a_tree_takes_distributions_per_node_or_per_level(open_session, random_table):
     session = open_session(random_table(5, seed=6), sampling=REJECTION)
     distributions = warp(random_table(5, seed=5)[0, :3], REJECTION)
     single = session.tree((1, 2, 3), (-1, -1, 0), list(distributions))
@@ -625,7 +625,7 @@ def test_a_tree_takes_the_distributions_of_nodes_one_by_one_or_level_by_level(
 
 
 @pytest.mark.parametrize("width", [3, 5, 8])
-def test_a_draft_vocabulary_of_other_width_is_cut_or_filled_to_the_targets(
+def test_logits_of_another_width_are_cut_or_padded_to_the_targets(
     open_session, random_table, width
 ):
     session = open_session(random_table(5, seed=6), sampling=REJECTION)
@@ -637,7 +637,7 @@ def test_a_draft_vocabulary_of_other_width_is_cut_or_filled_to_the_targets(
     assert q.sum().item() == pytest.approx(1.0)
 
 
-def test_since_gives_what_a_state_has_not_seen(opened):
+def test_pending_tokens_are_those_a_state_has_not_read(opened):
     session = opened(budget=20)
     assert session.pending_tokens(0).ids.tolist() == [[4, 0, 1]]
     step(session, 2, 3)
@@ -647,7 +647,7 @@ def test_since_gives_what_a_state_has_not_seen(opened):
     assert session.pending_tokens(0).ids.tolist() == [[4, 0, 1, 2, 3, 4]]
 
 
-def test_the_newest_token_is_on_the_device_already(opened, monkeypatch):
+def test_the_newest_token_is_already_on_the_device(opened, monkeypatch):
     session = opened(budget=20)
     step(session, 2, 3)
     monkeypatch.setattr(host, "ids", lambda *_: pytest.fail("sent again"))
@@ -656,7 +656,7 @@ def test_the_newest_token_is_on_the_device_already(opened, monkeypatch):
     assert session.pending_tokens(4).ids.tolist() == [[3, 4]]
 
 
-def test_before_prefill_since_gives_the_prompt(open_session, successor_table):
+def test_before_prefill_the_prompt_is_pending(open_session, successor_table):
     session = open_session(successor_table(CYCLE), prompt=(4, 0))
     assert session.pending_tokens(0).ids.tolist() == [[4, 0]]
 
@@ -677,7 +677,7 @@ def request(prompt_id="mini/0"):
     return Request(prompt_id, 0, (1, 2), StopRule(frozenset(), 8))
 
 
-def test_states_are_kept_between_sessions_and_come_cleared(workspace):
+def test_states_are_reused_between_sessions_and_cleared(workspace):
     first = Session(workspace, request(), Sampling())
     first.prefill()
     allocated = workspace.state_bytes
@@ -687,7 +687,7 @@ def test_states_are_kept_between_sessions_and_come_cleared(workspace):
     assert workspace.state_bytes == allocated
 
 
-def test_every_state_of_a_session_is_its_own(workspace):
+def test_every_state_of_a_session_is_separate(workspace):
     session = Session(workspace, request(), Sampling())
     draft = session.draft()
     states = [session.state, *(session.new_state(draft) for _ in range(2))]
@@ -702,14 +702,14 @@ def test_a_draft_that_is_the_target_has_a_state_of_its_own(workspace, table_deco
     assert session.new_state(session.draft()) is not session.state
 
 
-def test_reserving_makes_room_and_never_takes_it_away(workspace):
+def test_reserving_only_increases_the_capacity(workspace):
     workspace.reserve(40)
     assert Session(workspace, request(), Sampling()).state.capacity == 40
     workspace.reserve(20)
     assert workspace.capacity == 40
 
 
-def test_held_bytes_are_those_of_all_weights_and_states(workspace):
+def test_allocated_bytes_count_all_weights_and_states(workspace):
     assert workspace.weight_bytes == 2 * 8 * 5**3
     session = Session(workspace, request(), Sampling())
     own = session.new_state(session.draft())
@@ -724,7 +724,7 @@ def test_a_missing_decoder_or_module_is_a_fault_that_names_it(workspace):
         PeerSession(workspace, request(), Sampling()).module("target")
 
 
-def test_modules_and_tokenizer_come_from_the_run(workspace):
+def test_modules_and_tokenizer_are_the_runs(workspace):
     workspace.modules = {"target": "a module"}.__getitem__
     workspace.tokenizer = "a tokenizer"
     session = PeerSession(workspace, request(), Sampling())
@@ -732,14 +732,14 @@ def test_modules_and_tokenizer_come_from_the_run(workspace):
     assert session.tokenizer == "a tokenizer"
 
 
-def test_memory_outlives_a_session_only_where_it_is_handed_in(workspace):
+def test_memory_outlives_a_session_only_if_it_is_passed_in(workspace):
     memory = {}
     Session(workspace, request(), Sampling(), memory=memory).memory["seen"] = 1
     assert memory == {"seen": 1}
     assert Session(workspace, request(), Sampling()).memory == {}
 
 
-def test_the_timer_runs_from_begin_over_the_first_token_to_the_last(opened):
+def test_the_timer_runs_from_begin_to_the_last_token(opened):
     session = opened()
     text = session.harness.text
     assert text.started_ns < text.first_ns == text.last_ns
@@ -748,7 +748,7 @@ def test_the_timer_runs_from_begin_over_the_first_token_to_the_last(opened):
     assert text.first_ns == first < text.last_ns
 
 
-def test_the_times_of_a_requests_forwards_count_from_its_start(opened):
+def test_forward_times_count_from_the_requests_start(opened):
     session = opened()
     before = time.perf_counter_ns()
     session.harness.begin()

@@ -1,4 +1,4 @@
-"""The simulator against the driver that it stands for, on a clock that a cost table moves."""
+"""The simulator, compared with the real driver on a clock driven by a cost table."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
 
 ARRIVALS = [0.0, 0.0, 0.0001, 0.004, 0.0041, 0.0042, 0.2, 0.2003]
-"""Seconds: some at once, some while others are decoded, some after an idle time."""
+"""Arrival times in seconds: some at once, some during decoding, some after an idle time."""
 
 
 def price(work):
-    """Nanoseconds: a forward, its rows, what they attend to, and what the host does a sequence."""
+    """Return the cost in nanoseconds: per forward, row, attended row, and sequence."""
     constant, row = {"target": (1e6, 5e4), "draft": (1e5, 8e3)}[work.model]
     return constant + sum(
         row * n + 30 * n * before + 2e4 * (not prompt) for n, before, prompt in work.rows
@@ -38,8 +38,10 @@ def price(work):
 
 @cache
 def requests():
-    """Eight, of prompts of 2 to 80 tokens; every other one ends at a token in the middle of what
-    vanilla says."""
+    """Return eight requests with prompts of 2 to 80 tokens.
+
+    Every other one ends at a token in the middle of vanilla's output.
+    """
     models, vanilla = create_tiny_models(), registry.load("vanilla")()
     found = []
     for at, budget in enumerate((24, 1, 9, 17, 2, 24, 13, 5)):
@@ -54,8 +56,8 @@ def requests():
     return found
 
 
-def measured(method, size, chunk):
-    """The real driver over real models, on a clock that the table moves."""
+def run_driver(method, size, chunk):
+    """Run the real driver with real models, on a clock that the table drives."""
     tiny, clock = create_tiny_models().workspace, SimulatedClock()
     decoders = {
         name: SimulatedTimeDecoder(model, clock, price) for name, model in tiny.decoders.items()
@@ -67,7 +69,7 @@ def measured(method, size, chunk):
 
 
 def script(session):
-    """What a record says: the prompt, the output, and which tokens were drafted."""
+    """Return what a record contains: the prompt, the output, and which tokens were drafted."""
     (request,), text = session.requests, session.harness.text
     right = tuple(origin == "accepted" for origin in text.origin)
     return ScriptedRequest(
@@ -80,7 +82,7 @@ def script(session):
 
 
 def events(batch):
-    """All that was done, by whom for whom, and when."""
+    """Return all actions with their sequences and times."""
     forwards = [
         (f.model, f.role, dict(f.rows), f.prompt_places, f.t0_ns, f.t1_ns)
         for f in batch.meter.forwards
@@ -105,9 +107,9 @@ ROWS = [
 
 @pytest.mark.parametrize(("name", "params"), ROWS)
 @pytest.mark.parametrize(("size", "chunk"), [(1, None), (3, 256), (3, 7)])
-def test_simulator_and_driver_agree_token_for_token_and_event_for_event(name, params, size, chunk):
+def test_simulator_and_driver_agree_on_every_token_and_event(name, params, size, chunk):
     method = registry.build(name, params)
-    real = measured(method, size, chunk)
+    real = run_driver(method, size, chunk)
     scripts = [script(session) for session in real.sessions]
     how = {"size": size, "chunk": chunk, "arrivals": ARRIVALS}
     found = simulate(method, scripts, price, **how, costs=nominal_cost)
@@ -119,7 +121,7 @@ def test_simulator_and_driver_agree_token_for_token_and_event_for_event(name, pa
     }
 
 
-def test_the_clock_moves_by_what_is_spent_and_by_nothing_else():
+def test_the_clock_moves_only_by_the_costs():
     clock = SimulatedClock()
     clock.sleep(70)
     assert (clock.now_ns(), clock.mark()) == (70, 70)
@@ -131,7 +133,7 @@ def test_the_clock_moves_by_what_is_spent_and_by_nothing_else():
     assert (text.first_ns, text.last_ns) == (10, 30)
 
 
-def test_another_policy_than_the_recorded_one_is_simulated_by_what_the_draft_gets_right():
+def test_another_policy_is_simulated_from_the_recorded_acceptance():
     draw = random.Random(4)
     scripts = [
         ScriptedRequest((at, 1), tuple(draw.choices(range(9), k=40)), (True,) * 40, 40)
@@ -139,14 +141,14 @@ def test_another_policy_than_the_recorded_one_is_simulated_by_what_the_draft_get
     ]
     sure = simulate(registry.build("eqspec", {"length": 4}), scripts, price, size=3)
     steps = [f for f in sure.meter.forwards if (f.model, f.role) == ("target", "verify")]
-    assert len(steps) == 8  # 39 tokens, 5 a step
+    assert len(steps) == 8  # 39 tokens, 5 per step
     wrong = [ScriptedRequest(s.prompt, s.output, (False,) * 40, 40) for s in scripts]
     never = simulate(registry.build("eqspec", {"length": 4}), wrong, price, size=3)
     assert [list(s.output()) for s in never.sessions] == [list(s.output) for s in scripts]
     assert sum(f.role == "verify" for f in never.meter.forwards) == 39
 
 
-def test_what_scripts_do_not_know_is_refused():
+def test_work_that_scripts_do_not_contain_is_refused():
     one = ScriptedRequest((1, 2), (3, 4, 5, 6, 7, 8), (False,) * 6, 6)
     with pytest.raises(MethodFault, match="no trees, no heads, no parts of the target"):
         simulate(registry.build("sps-tree", {}), [one], price, size=1)

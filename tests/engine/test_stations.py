@@ -1,4 +1,4 @@
-"""The walk of a draft in docs/explanations/architecture.md is the one that the code takes."""
+"""The path of a draft in docs/explanations/architecture.md is the path in the code."""
 
 import re
 import sys
@@ -13,13 +13,13 @@ PAGE = (ROOT / "docs/explanations/architecture.md").read_text(encoding="utf-8")
 
 
 def stations() -> list[tuple[str, str]]:
-    """The file and the function of each station of the page, in its order."""
+    """Return the file and the function of each step on the page."""
     _, section = PAGE.split("## A draft, from proposal to verdict\n")
     section = section.split("\n## ")[0]
     return re.findall(r"^\|[^|]*\| `([\w/.]+)` \| `([\w.]+)` \|", section, re.MULTILINE)
 
 
-def test_a_draft_passes_the_stations_of_the_page_in_their_order(open_session, random_table):
+def test_a_draft_passes_the_functions_of_the_page_in_order(open_session, random_table):
     table = random_table(5, 1, 1.0)
     sampling = Sampling("rejection", 0.8, seed=5)
     session = open_session(table, draft=table, prompt=(1, 2, 3), sampling=sampling)
@@ -40,7 +40,7 @@ def test_a_draft_passes_the_stations_of_the_page_in_their_order(open_session, ra
     table_of_the_page = [(str(ROOT / file), name) for file, name in stations()]
     assert len(table_of_the_page) == 13
     walk = [call for call in calls if call in table_of_the_page]
-    # The draft model's forward, between `propose` and `pick`, passes the meter too.
+    # The draft model's forward, between `propose` and `pick`, also passes the meter.
     forward = (str(ROOT / "specbench_cli/engine/models/meter.py"), "Metered.execute")
     walk.remove(forward)
     assert list(dict.fromkeys(walk)) == table_of_the_page

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from specbench_cli.engine.sequence import StopRule
 
 
-def letters(ids):
+def decode_letters(ids):
     return "".join(chr(ord("a") + i) for i in ids)
 
 
 def rule(eos=(), budget=100, strings=()):
-    return StopRule(frozenset(eos), budget, tuple(strings), letters)
+    return StopRule(frozenset(eos), budget, tuple(strings), decode_letters)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def rule(eos=(), budget=100, strings=()):
         ),
     ],
 )
-def test_an_output_is_kept_up_to_its_first_reason_to_stop(stop, output, new, kept):
+def test_an_output_is_cut_at_its_first_reason_to_stop(stop, output, new, kept):
     assert rule(**stop).truncate(output, new) == kept
 
 
@@ -44,7 +44,7 @@ def test_an_output_is_kept_up_to_its_first_reason_to_stop(stop, output, new, kep
     st.integers(1, 12),
     st.lists(st.integers(1, 4), min_size=1, max_size=12),
 )
-def test_an_output_ends_at_the_same_token_however_it_is_cut_into_blocks(ids, budget, sizes):
+def test_an_output_ends_at_the_same_token_for_any_blocks(ids, budget, sizes):
     stop = rule(eos=[4], budget=budget, strings=["ba"])
     whole, reason = stop.truncate([], ids)
     output, finish = [], None
@@ -58,6 +58,6 @@ def test_an_output_ends_at_the_same_token_however_it_is_cut_into_blocks(ids, bud
     assert (len(output), finish) == (whole, reason)
 
 
-def test_a_stop_string_without_a_decoder_of_ids_is_a_bug():
+def test_a_stop_string_without_a_detokenizer_is_a_bug():
     with pytest.raises(AssertionError):
         StopRule(frozenset(), 4, ("a",)).truncate([], [1])

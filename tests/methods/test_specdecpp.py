@@ -224,7 +224,7 @@ HEAD = {
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("spoil", "message"),
     [
         (lambda f: (f / "config.json").unlink(), "config.json is missing"),
         (lambda f: (f / "config.json").write_text("{}"), "hidden_size or num_layers is missing"),
@@ -252,10 +252,10 @@ HEAD = {
         (lambda f: (f / "model.safetensors").unlink(), "lacks model.safetensors"),
     ],
 )
-def test_a_head_that_does_not_fit_says_why(tmp_path, decoders, spoil, says):
+def test_a_head_that_does_not_fit_says_why(tmp_path, decoders, spoil, message):
     stored(tmp_path, [Block(32)], nn.Linear(32, 2))
     spoil(tmp_path)
-    with pytest.raises(EnvironmentFault, match=says):
+    with pytest.raises(EnvironmentFault, match=message):
         AcceptanceHead.load(tmp_path, decoders)
 
 

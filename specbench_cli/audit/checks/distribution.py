@@ -72,7 +72,7 @@ FIRST_LATE_LEVEL = 3
 """First draft level that is tested by cases with randomness late in a draft."""
 
 MAX_TRIES = 6
-"""Number of parameter sets that are tried until a case has few enough outcomes."""
+"""Maximum number of parameter sets to try for a case, until it has at most `MAX_OUTCOMES`."""
 
 Output = tuple[int, ...]
 

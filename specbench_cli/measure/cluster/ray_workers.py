@@ -109,7 +109,7 @@ class RayWorkers:
         self._started: set[str] = set()
 
     def start(self, names: Iterable[str], plan: Plan, folder: Path) -> Mapping[str, str]:
-        """See `scheduling.Workers`."""
+        """Start one worker for each device of the cluster. Return their devices by name."""
         found = dict(zip(names, list_devices(self._ray.nodes(), plan.config.device), strict=False))
         pinned = importlib.import_module("ray.util.scheduling_strategies")
         actor = self._ray.remote(ClusterWorker)
@@ -123,12 +123,12 @@ class RayWorkers:
         return {name: str(place) for name, place in found.items()}
 
     def send(self, name: str, what: str, *args: Any) -> None:
-        """See `scheduling.Workers`."""
+        """Send an order to a worker: the name of a method of `ClusterWorker`, and arguments."""
         # Use futures instead of `ray.wait`, which turns every signal into a KeyboardInterrupt.
         self._pending[getattr(self._actors[name], what).remote(*args).future()] = name
 
     def receive(self) -> tuple[str, Any]:
-        """See `scheduling.Workers`.
+        """Wait until a worker has executed its order. Return its name, and its result or exception.
 
         A worker counts as lost if its first reply takes longer than `START_TIMEOUT_S`.
         """
@@ -153,7 +153,7 @@ class RayWorkers:
         return name, fault or finished.result()
 
     def end(self, name: str) -> None:
-        """See `scheduling.Workers`."""
+        """End a worker."""
         self._ray.kill(self._actors.pop(name))
 
 
@@ -241,7 +241,7 @@ class _FilteredStdout:
         self._out = out
 
     def write(self, text: str) -> int:
-        """See `TextIO`."""
+        """Write a text, unless a thread of Ray calls this."""
         if threading.current_thread().name.startswith("ray_"):
             return len(text)
         return self._out.write(text)

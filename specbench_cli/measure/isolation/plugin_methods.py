@@ -214,7 +214,7 @@ class PluginMeasurements(BatchMeasurement):
                 measurement.lost = WorkerLost(each.lost)
 
     def finish(self, other_cpu: float | None, noisy: bool) -> None:
-        """See `quiet.Measurable`."""
+        """Accept the last results, so that the plug-in process can delete its copies."""
         super().finish(other_cpu, noisy)
         self._methods.mark_finished(self._measurements[0].method_run, self._measurements)
 

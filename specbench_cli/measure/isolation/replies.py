@@ -68,7 +68,7 @@ def _classes() -> dict[str, type[Any]]:
 
 class _Writer(pickle.Pickler):
     def persistent_id(self, obj: object) -> tuple[str, dict[str, Any]] | None:
-        """See `pickle.Pickler`."""
+        """Return the class name and fields of a measurement, or None for another object."""
         name = type(obj).__name__
         if type(obj).__module__ == "builtins" or type(obj) is not _classes().get(name):
             return None
@@ -77,12 +77,12 @@ class _Writer(pickle.Pickler):
 
 class _Reader(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> Any:
-        """See `pickle.Unpickler`."""
+        """Return the object with a class name and fields that `persistent_id` returned."""
         name, values = pid
         if type(name) is not str or type(values) is not dict or name not in _classes():
             raise pickle.UnpicklingError(f"not a measurement: {name!r:.100}")
         return _classes()[name](**values)
 
     def find_class(self, module: str, name: str) -> Any:
-        """See `pickle.Unpickler`."""
+        """Reject every class and function that the pickle refers to directly."""
         raise pickle.UnpicklingError(f"{module}.{name}")

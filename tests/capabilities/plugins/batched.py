@@ -1,4 +1,4 @@
-"""Speculative sampling of several sequences: the draft too makes one forward a token for all."""
+"""Batched speculative sampling: the draft model makes one forward per token for all sequences."""
 
 from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Session, Tokens
 
@@ -8,7 +8,7 @@ class BatchedParams(MethodParams):
 
 
 class Batched(Method):
-    """Batched: drafts of all sequences advance together, one draft forward for a token of each."""
+    """Batched: drafts of all sequences advance together, with one draft forward per token."""
 
     Params = BatchedParams
     needs = frozenset({"draft"})

@@ -1,4 +1,5 @@
-"""A draft model writes ahead, a token a forward (Leviathan et al., ICML 2023)."""
+"""Speculative sampling: a draft model drafts one token per forward (Leviathan et al., ICML
+2023)."""
 
 from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Session, Tokens
 
@@ -10,9 +11,9 @@ class DraftedParams(MethodParams):
 
 
 class Drafted(Method):
-    """Drafted: a chain of a small model, which the target verifies in one forward.
+    """Drafted: a chain of draft tokens that the target verifies in one forward.
 
-    Exact because each token stands by the target's distribution and the one it was drawn from.
+    Exact because each token is verified with p and with the q it was drawn from.
     """
 
     Params = DraftedParams
@@ -27,10 +28,10 @@ class Drafted(Method):
         picks, x = (
             [],
             session.pending_tokens(self.state.length()),
-        )  # what has no row in the draft's state
+        )  # tokens that the draft has not processed
         while len(picks) < min(limit, self.params.length):
             out = self.model.forward(x, self.state)
-            picks.append(session.pick(out, len(picks)))  # a token, and what it was drawn from
+            picks.append(session.pick(out, len(picks)))  # a token and its q
             x = Tokens(picks[-1][0][None])
         return session.chain_of_picks(picks)
 

@@ -1,4 +1,4 @@
-"""A draft that learns while it serves, from what the target put right (Liu et al., 2310.07177)."""
+"""A draft model that learns from its rejected tokens while it serves (Liu et al., 2310.07177)."""
 
 import torch
 
@@ -10,7 +10,7 @@ class LearnerParams(MethodParams):
 
 
 class Learner(Method):
-    """Learner: sps with a draft of the row's own that learns the tokens it was rejected for."""
+    """Learner: speculative sampling with its own copy of the draft, trained on rejected tokens."""
 
     name, Params, needs, state_scope = "learner", LearnerParams, frozenset({"draft"}), "run"
 

@@ -1,4 +1,4 @@
-"""A lookup: no model drafts (prompt lookup: Saxena, 2023)."""
+"""Prompt lookup: no model drafts (Saxena, 2023)."""
 
 from specbench_cli.api import Draft, Field, Method, MethodParams, Session
 
@@ -11,9 +11,9 @@ class LookupParams(MethodParams):
 
 
 class Lookup(Method):
-    """Lookup: the draft is what followed the newest tokens when they stood in the text before.
+    """Lookup: the draft is what followed the last earlier occurrence of the newest tokens.
 
-    Exact because the draft is a function of the text: tokens that were chosen, not drawn.
+    Exact because the draft depends on the text only: its tokens are deterministic, not drawn.
     """
 
     Params = LookupParams

@@ -1,4 +1,4 @@
-"""A method with an accept rule of its own, and that rule's control, as a plug-in."""
+"""A plug-in with its own accept rule, and the control of that rule."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +10,7 @@ from specbench_cli.api import AcceptRule, Draft, Field, Method, MethodParams, Se
 
 @dataclass(frozen=True)
 class Likeliest(AcceptRule):
-    """Lets pass what is among the target's likeliest tokens."""
+    """Accept tokens that are among the target's most likely ones."""
 
     most: int
     name: ClassVar[str] = "likeliest"
@@ -25,7 +25,7 @@ class LossyParams(MethodParams):
 
 
 class Lossy(Method):
-    """Lossy: what followed the newest token before; near the target's choice is good enough."""
+    """Lossy: copies what followed the newest token before, and accepts likely tokens."""
 
     name, Params = "lossy", LossyParams
 

@@ -1,4 +1,4 @@
-"""A draft model checks a looked-up continuation in one forward, with a state of any kind."""
+"""A draft model checks a copied continuation in one forward. Recurrent states work too."""
 
 import torch
 
@@ -10,7 +10,8 @@ class CheckedLookupParams(MethodParams):
 
 
 class CheckedLookup(Method):
-    """Checked lookup: what followed the last two tokens before, as far as the draft agrees."""
+    """Checked lookup: copies what followed the last two tokens, as far as the draft model
+    agrees."""
 
     name = "checked-lookup"
     Params = CheckedLookupParams
@@ -27,11 +28,14 @@ class CheckedLookup(Method):
         text = list(session.tokens())
         ends = [at for at in range(2, len(text)) if text[at - 2 : at] == text[-2:]]
         guess = text[ends[-1] :][: min(limit, self.params.length) - 1] if ends else []
-        unread = session.pending_tokens(
+        pending = session.pending_tokens(
             self.state.length()
-        ).ids  # a recurrent state may lack several
-        n, said = unread.shape[1], torch.tensor([guess], dtype=torch.int64, device=session.device)
-        x = Tokens(torch.cat((unread, said), 1))
+        ).ids  # a recurrent state may lack several tokens
+        n, copied = (
+            pending.shape[1],
+            torch.tensor([guess], dtype=torch.int64, device=session.device),
+        )
+        x = Tokens(torch.cat((pending, copied), 1))
         out = self.model.forward(x, self.state, logits_at="all")
         own = out.logits[0, n - 1 :].argmax(-1).tolist()
         agreed = next((at for at, token in enumerate(guess) if token != own[at]), len(guess))

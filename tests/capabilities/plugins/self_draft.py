@@ -1,4 +1,5 @@
-"""Self-drafting: the first layers draft, all verify (LayerSkip: Elhoushi et al., ACL 2024)."""
+"""Self-drafting: the first layers draft, all layers verify (LayerSkip: Elhoushi et al., ACL
+2024)."""
 
 from specbench_cli.api import Draft, Field, Method, MethodParams, Session, Tokens
 
@@ -12,10 +13,9 @@ class SelfDraftParams(MethodParams):
 
 
 class SelfDraft(Method):
-    """Self-drafting: the target's first layers draft a chain on its own state, all verify it.
+    """Self-drafting: the target's first layers draft a chain on the target's own state.
 
-    Exact because each token stands by the target's distribution and the distribution that it was
-    drawn from.
+    Exact because each token is verified with p and with the q it was drawn from.
     """
 
     name = "self-draft"

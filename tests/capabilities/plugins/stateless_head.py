@@ -1,4 +1,4 @@
-"""Next tokens from one row of the target's features, by a head without a state (Medusa's kind)."""
+"""A head without state, like Medusa's: it predicts the next tokens from the newest feature."""
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ class LinearParams(MethodParams):
 
 
 class Linear(Method):
-    """Linear: level k of a tree is filled from a linear map of the last feature."""
+    """Linear: level k of the tree is filled from a linear map of the newest feature."""
 
     Params, needs = LinearParams, frozenset({"head"})
 

@@ -1,4 +1,4 @@
-"""A tree of a draft model (SpecInfer: Miao et al., ASPLOS 2024)."""
+"""A tree of draft tokens from a draft model (SpecInfer: Miao et al., ASPLOS 2024)."""
 
 from specbench_cli.api import (
     Draft,
@@ -22,7 +22,7 @@ class TreeParams(MethodParams):
 
 
 class Tree(Method):
-    """Tree: several continuations of a small model, verified in one forward of the target.
+    """Tree: several continuations by a draft model, verified in one forward of the target.
 
     Exact because siblings are drawn without replacement and tested in the order of their draws.
     """
@@ -33,7 +33,7 @@ class Tree(Method):
     def start(self, session: Session) -> None:
         widths = (self.params.width, *[1] * (self.params.depth - 1))
         self.shape = tree_of_widths(widths).truncate(len(widths), session.target.vocab_size)
-        session.reserve(len(self.shape.nodes))  # room in the target's state
+        session.reserve(len(self.shape.nodes))  # space in the target's state
         model = session.draft()
         state = session.new_state(model, slack=1 + max(self.shape.fed))
         self.levels = Levels(session, model, state)
@@ -48,4 +48,4 @@ class Tree(Method):
         return self.grown.draft
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        self.levels.keep(self.grown.rows(outcome.path))  # rows of what stood stay
+        self.levels.keep(self.grown.rows(outcome.path))  # keep the rows of accepted nodes

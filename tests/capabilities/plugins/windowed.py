@@ -1,4 +1,4 @@
-"""A draft that sees attention sinks and a recent window alone (StreamingLLM, arXiv:2309.17453)."""
+"""A draft that attends to attention sinks and a recent window (StreamingLLM, arXiv:2309.17453)."""
 
 from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Session, Tokens
 
@@ -10,7 +10,7 @@ class WindowedParams(MethodParams):
 
 
 class Windowed(Method):
-    """Windowed: the draft model's state keeps few rows of a text however long it gets."""
+    """Windowed: the draft's state keeps a fixed number of rows of a text of any length."""
 
     Params = WindowedParams
     needs = frozenset({"draft"})
@@ -26,7 +26,7 @@ class Windowed(Method):
             out = self.model.forward(x, state)
             if not ahead:
                 n = state.length()
-                if n > params.sinks + params.window:  # all rows are the text's
+                if n > params.sinks + params.window:  # no row was dropped so far
                     state.select([*range(params.sinks), *range(n - params.window, n)])
             picks.append(session.pick(out, ahead))
             x = Tokens(picks[-1][0][None])

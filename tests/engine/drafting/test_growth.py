@@ -1,4 +1,5 @@
-"""Dynamic trees: connected, the best of all candidates, one call of the draft a level."""
+"""Dynamic draft trees: they are connected and the best of all candidates, with one draft call per
+level."""
 
 import math
 from collections import defaultdict
@@ -22,7 +23,8 @@ SAMPLINGS = st.sampled_from([GREEDY, COUPLED, REJECTION])
 
 @pytest.fixture(scope="module")
 def growth(open_session, random_table):
-    """A growth on a random table: the session, `Levels`, the draft's table, and what it found."""
+    """Function that grows a tree on a random table. It returns the session, `Levels`, table and
+    tree."""
 
     def make(vocab=4, seed=0, sampling=GREEDY, budget=12, scale=1.5, **shape):
         table = random_table(vocab, seed, scale)
@@ -38,7 +40,7 @@ def growth(open_session, random_table):
 
 
 def path_value(session, table, tokens):
-    """Logarithm of a path's probability, from the table alone."""
+    """Return the log-probability of a path, computed from the table."""
     text, total = [*session.tokens()], 0.0
     for ahead, token in enumerate(tokens):
         row = table[text[-2], text[-1]][None]
@@ -52,7 +54,7 @@ def path_value(session, table, tokens):
 
 
 def paths(draft):
-    """Each node's path as ids."""
+    """Return the path of each node as ids."""
     ids, tree = draft.tokens.tolist(), build_tree(draft.parents)
     return [tuple(ids[step] for step in tree.path(node)) for node in range(draft.nodes)]
 
@@ -80,12 +82,12 @@ def test_the_tree_is_connected_and_of_the_size_asked_for(growth, shape, vocab, s
         level = min(shape["k"], level) * width
     assert draft.nodes == min(shape["nodes"], most)
     assert draft.levels <= shape["depth"]
-    assert len(set(paths(draft))) == draft.nodes  # no twins among siblings
+    assert len(set(paths(draft))) == draft.nodes  # siblings differ
 
 
 @settings(max_examples=40, deadline=None)
 @given(shapes(), st.integers(2, 6), st.integers(0, 99), SAMPLINGS)
-def test_the_tree_is_the_best_of_all_candidates(growth, shape, vocab, seed, sampling):
+def test_the_tree_consists_of_the_best_candidates(growth, shape, vocab, seed, sampling):
     session, levels, table, first = growth(vocab, seed, sampling)
     draft = grow(levels, first, session, **shape).draft
     k, width = shape["k"], min(shape["k"], vocab)
@@ -105,7 +107,7 @@ def test_the_tree_is_the_best_of_all_candidates(growth, shape, vocab, seed, samp
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 30), st.integers(1, 3), st.integers(0, 99))
-def test_with_room_for_all_it_is_the_best_of_all_trees(growth, nodes, depth, seed):
+def test_with_space_for_all_candidates_it_is_the_best_tree(growth, nodes, depth, seed):
     vocab = 3
     session, levels, table, first = growth(vocab, seed)
     draft = grow(levels, first, session, k=vocab**depth, depth=depth, nodes=nodes).draft
@@ -121,7 +123,7 @@ def test_with_room_for_all_it_is_the_best_of_all_trees(growth, nodes, depth, see
 
 @settings(max_examples=30, deadline=None)
 @given(shapes(), st.integers(0, 99), SAMPLINGS)
-def test_values_do_not_increase_along_a_path(growth, shape, seed, sampling):
+def test_values_decrease_along_a_path(growth, shape, seed, sampling):
     session, levels, _, first = growth(5, seed, sampling)
     found = expand(levels, first, session, k=shape["k"], depth=shape["depth"])
     parents, values = found.parents, found.values
@@ -132,7 +134,7 @@ def test_values_do_not_increase_along_a_path(growth, shape, seed, sampling):
 
 @settings(max_examples=60, deadline=None)
 @given(shapes(), st.integers(2, 6), st.integers(0, 99), SAMPLINGS, st.booleans())
-def test_chosen_on_the_device_it_is_the_same_tree(growth, shape, vocab, seed, sampling, ties):
+def test_selection_on_the_device_gives_the_same_tree(growth, shape, vocab, seed, sampling, ties):
     k, depth = shape["k"], shape["depth"]
     found, fed = [], []
     for near in (True, False):
@@ -153,9 +155,9 @@ def test_chosen_on_the_device_it_is_the_same_tree(growth, shape, vocab, seed, sa
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
 @pytest.mark.parametrize("k", [1, 3, 9])
-def test_a_tree_takes_a_call_of_the_draft_for_each_level(growth, depth, k):
+def test_a_tree_takes_one_draft_call_per_level(growth, depth, k):
     session, levels, _, first = growth(4)
-    before = len(session.harness.meter.forwards) - 1  # `begin` is the first of them
+    before = len(session.harness.meter.forwards) - 1  # `begin` is the first call
     grow(levels, first, session, k=k, depth=depth, nodes=20)
     calls = session.harness.meter.forwards[before:]
     assert len(calls) == depth
@@ -163,7 +165,7 @@ def test_a_tree_takes_a_call_of_the_draft_for_each_level(growth, depth, k):
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED, REJECTION], ids=lambda s: s.rule)
-def test_one_node_a_level_is_the_chain_of_likeliest_tokens(growth, sampling):
+def test_one_node_per_level_gives_the_chain_of_most_likely_tokens(growth, sampling):
     session, levels, table, first = growth(6, 3, sampling)
     grown = grow(levels, first, session, k=1, depth=5, nodes=20)
     assert grown.draft.parents == (-1, 0, 1, 2, 3)
@@ -176,7 +178,7 @@ def test_one_node_a_level_is_the_chain_of_likeliest_tokens(growth, sampling):
     assert tuple(grown.draft.tokens.tolist()) == path
 
 
-def test_of_equal_values_the_shallower_is_chosen():
+def test_a_tie_is_won_by_the_shallower_node():
     found = CandidateNodes(
         [*range(6)], [-1, -1, 0, 0, 2, 2], [0.0, -1.0, 0.0, -1.0, 0.0, -1.0], [0, 1, 2]
     )
@@ -191,13 +193,13 @@ def test_of_equal_values_the_shallower_is_chosen():
 
 
 @pytest.mark.parametrize("hole", [-math.inf, math.nan])
-def test_what_the_draft_rules_out_is_never_proposed(hole):
+def test_a_token_of_probability_zero_is_never_proposed(hole):
     found = CandidateNodes([*range(5)], [-1, -1, 0, 0, 1], [-0.5, hole, -0.7, hole, hole], [0, 1])
     assert select(found, 5).ids == [0, 2]
     assert select(found, 5).fed == (0, -1)
 
 
-def test_the_rows_that_a_path_left_in_the_draft_are_found(growth):
+def test_the_rows_of_a_path_are_found_in_the_drafts_state(growth):
     session, levels, _, first = growth(4, 8)
     grown = grow(levels, first, session, k=3, depth=4, nodes=9)
     state, start = levels.state, levels.state.kept
@@ -211,10 +213,10 @@ def test_the_rows_that_a_path_left_in_the_draft_are_found(growth):
 def test_a_smaller_size_keeps_the_best_nodes(growth):
     session, levels, _, first = growth(5, 2)
     found = expand(levels, first, session, k=4, depth=3)
-    asked = []
+    sizes = []
 
     def size(values):
-        asked.extend(values)
+        sizes.extend(values)
         return 5
 
     whole, small = (
@@ -223,18 +225,18 @@ def test_a_smaller_size_keeps_the_best_nodes(growth):
     )
     assert len(small) == 5
     assert set(small) <= set(whole)
-    assert asked == sorted(found.values, reverse=True)[:12]
+    assert sizes == sorted(found.values, reverse=True)[:12]
     assert len(select(found, 12, lambda _: 99).ids) == 12
     assert select(found, 12, lambda _: 0).parents == ()
 
 
-# ---- the size that pays -------------------------------------------------------------------------
+# ---- the best tree size --------------------------------------------------------------------------
 
 CHANCES = st.lists(st.floats(0.0, 1.0), max_size=30).map(lambda ps: sorted(ps, reverse=True))
 
 
 @given(CHANCES, st.floats(0.01, 5.0), st.floats(0.0, 1.0))
-def test_the_best_size_gives_most_tokens_a_second(chances, fixed, slope):
+def test_the_best_size_gives_the_most_tokens_per_second(chances, fixed, slope):
     def rate(n):
         return (1 + sum(chances[:n])) / (fixed + 1.0 + slope * (n + 1))
 
@@ -243,14 +245,14 @@ def test_the_best_size_gives_most_tokens_a_second(chances, fixed, slope):
     assert rate(n) == pytest.approx(max(map(rate, range(len(chances) + 1))), rel=1e-9)
 
 
-def test_free_rows_are_all_used_and_dear_ones_not_at_all():
+def test_free_rows_are_all_used_and_expensive_ones_not_at_all():
     values = [math.log(0.9), math.log(0.5), math.log(0.1)]
     assert best_size(values, lambda rows: 1.0, 0.0) == 3
     assert best_size(values, float, 0.0) == 0
     assert best_size([], float, 1.0) == 0
 
 
-def test_a_step_in_the_cost_is_where_a_tree_ends():
+def test_a_tree_ends_at_a_step_in_the_cost():
     values = [math.log(0.6)] * 10
     costs = defaultdict(lambda: 9.0) | dict.fromkeys(range(1, 9), 1.0)
     assert best_size(values, lambda rows: costs[rows], 0.5) == 7

@@ -1,4 +1,4 @@
-"""Drafting level by level: every node's logits are those of its own path as a plain text."""
+"""Drafting level by level: a node has the logits of its path as plain text."""
 
 import random as chance
 
@@ -39,22 +39,22 @@ SHAPE = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
 @pytest.fixture(scope="module")
 def workspace(tiny_checkpoint):
-    made = {}
+    workspaces = {}
 
     def make(model):
-        if model not in made:
+        if model not in workspaces:
             family, overrides, kind = MODELS[model]
             decoder = load_decoder(tiny_checkpoint(family, **overrides), name="target")
             assert isinstance(decoder, kind)
             draft = load_decoder(tiny_checkpoint(family, **overrides), name="draft")
-            made[model] = Workspace({"target": decoder, "draft": draft}, capacity=64)
-        return made[model]
+            workspaces[model] = Workspace({"target": decoder, "draft": draft}, capacity=64)
+        return workspaces[model]
 
     return make
 
 
 def opened(workspace, slack=30):
-    session = PeerSession(  # whose text moves on by itself
+    session = PeerSession(  # a recurrent draft reads the text itself
         workspace, Request("tiny/0", 0, PROMPT, StopRule(frozenset(), 20)), Sampling()
     )
     model = session.draft()
@@ -66,8 +66,7 @@ def opened(workspace, slack=30):
 
 
 def feed_tree(levels, shape, seed=0):
-    """Levels of random nodes: (parents by place in the level above, paths by order of feeding,
-    logits)."""
+    """Feed levels of random nodes. Return the parents per level, the fed paths and the logits."""
     random = chance.Random(seed)
     paths, last, logits = [], [()], []
     for n in shape:
@@ -81,13 +80,13 @@ def feed_tree(levels, shape, seed=0):
 
 
 def plain(decoder, ids):
-    """Logits after a text, by one forward without extras."""
+    """Return the logits of a text from one plain forward."""
     return decoder.forward(Tokens(torch.tensor([ids])), decoder.new_state(len(ids))).logits[0, -1]
 
 
 @MODEL
 @SHAPE
-def test_every_nodes_logits_are_those_of_its_own_path(workspace, model, shape):
+def test_every_node_has_the_logits_of_its_own_path(workspace, model, shape):
     session, levels = opened(workspace(model))
     out = levels.begin(session.pending_tokens(levels.state.length()))
     text = session.tokens()
@@ -97,7 +96,7 @@ def test_every_nodes_logits_are_those_of_its_own_path(workspace, model, shape):
         torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_in_half_precision_they_are_as_near_as_it_allows(tiny_checkpoint):
+def test_half_precision_is_close(tiny_checkpoint):
     folder = tiny_checkpoint("llama")
     decoder = load_decoder(folder, name="target", dtype=torch.bfloat16)
     models = Workspace({"target": decoder, "draft": decoder}, capacity=64)
@@ -140,22 +139,22 @@ def test_kept_rows_equal_recomputation(workspace, model, whole):
     assert levels.state.length() == len(text)
     expected = plain(levels.model.decoder, text)
     torch.testing.assert_close(out.logits[0, -1], expected, rtol=1e-4, atol=1e-4)
-    out = levels.feed([9, 10], [0, 0])  # positions go on from there
+    out = levels.feed([9, 10], [0, 0])  # positions continue from there
     expected = plain(levels.model.decoder, [*text, 10])
     torch.testing.assert_close(out.logits[0, 1], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_of_the_last_committed_token_no_row_is_kept(workspace):
+def test_no_row_of_the_last_committed_token_is_kept(workspace):
     session, levels = opened(workspace("all heads"))
     levels.begin(session.pending_tokens(levels.state.length()))
     paths, _ = feed_tree(levels, (1, 1, 1))
-    # The output was cut inside the draft: its last token was drafted and fed.
+    # The output ends inside the draft, so its last token was drafted and fed.
     session.adopt(Outcome((), paths[1], ("accepted", "accepted"), 2))
     levels.keep([0, 1])
     assert levels.state.length() == len(session.tokens()) - 1
 
 
-def test_dropped_nodes_leave_nothing(workspace):
+def test_dropped_nodes_leave_no_rows(workspace):
     session, levels = opened(workspace("all heads"))
     levels.begin(session.pending_tokens(levels.state.length()))
     feed_tree(levels, (2, 3))
@@ -163,18 +162,18 @@ def test_dropped_nodes_leave_nothing(workspace):
     assert (levels.fed, levels.state.length()) == (0, len(session.tokens()))
 
 
-def test_a_chain_costs_what_a_text_costs(workspace, monkeypatch):
+def test_a_chain_has_the_cost_of_plain_text(workspace, monkeypatch):
     session, levels = opened(workspace("all heads"))
     levels.begin(session.pending_tokens(levels.state.length()))
-    given = []
+    arguments = []
     forward = type(levels.model).forward
     monkeypatch.setattr(
         type(levels.model),
         "forward",
-        lambda self, x, state, **how: given.append(how) or forward(self, x, state, **how),
+        lambda self, x, state, **how: arguments.append(how) or forward(self, x, state, **how),
     )
     feed_tree(levels, (1, 1, 1))
-    assert given == [{"logits_at": "all"}] * 3
+    assert arguments == [{"logits_at": "all"}] * 3
 
 
 @MODEL
@@ -186,7 +185,7 @@ def test_permuting_a_trees_nodes_changes_nothing(workspace, model, seed):
     found = []
     parents = tuple(random.randint(-1, node - 1) for node in range(12))
     tree = build_tree(parents)
-    # A tree that holds what the target says, among strangers.
+    # The tree has the target's tokens among others.
     probe, _ = opened(models)
     text, truth = list(probe.tokens()), []
     for _ in range(tree.levels):
@@ -216,7 +215,7 @@ def test_permuting_a_trees_nodes_changes_nothing(workspace, model, seed):
 
 
 def plain_next(session):
-    """The target's logits in the next step."""
+    """Return the target's logits of the next step."""
     return session.score(session.chain(()))[-1]
 
 
@@ -224,7 +223,7 @@ def plain_next(session):
 
 
 class CountingHead(TableDecoder):
-    """A head whose rows are numbers: what goes in plus one comes out; it remembers what went in."""
+    """Head that adds one to each input row, and remembers its inputs."""
 
     first, reads = 1, Features
 
@@ -234,7 +233,7 @@ class CountingHead(TableDecoder):
         return ModelOutput(out.logits, x.rows + 1.0)
 
 
-def test_a_heads_nodes_read_what_their_parents_left(open_session, random_table):
+def test_the_nodes_of_a_head_read_their_parents_hidden_states(open_session, random_table):
     table = random_table(5, 1, 1.0)
     session = open_session(table, prompt=(1, 2, 3))
     head = CountingHead("head", table)

@@ -1,4 +1,4 @@
-"""Lengths by load: the best for what forwards cost, against all there are."""
+"""Draft lengths by load: compared with the best of all lengths for given forward costs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def goodput(alphas, lengths, target, draft):
     return sum(map(expected_tokens, alphas, lengths)) / time
 
 
-def test_emitted_tokens_count_the_targets_own():
+def test_emitted_tokens_include_the_targets_own():
     assert expected_tokens(0, 4) == 1
     assert expected_tokens(1, 4) == 5
     assert expected_tokens(0.5, 2) == 1.75
@@ -47,7 +47,7 @@ PRICES = st.tuples(*[st.floats(0.01, 4)] * 4)
 
 @settings(max_examples=60, deadline=None)
 @given(CHANCES, PRICES)
-def test_no_lengths_have_more_goodput_than_those_chosen(alphas, prices):
+def test_the_chosen_lengths_have_the_best_goodput(alphas, prices):
     target, draft = plane(*prices[:2]), line(*prices[2:])
     chosen = best_lengths(alphas, [4] * len(alphas), target, draft)
     best = max(
@@ -57,17 +57,15 @@ def test_no_lengths_have_more_goodput_than_those_chosen(alphas, prices):
     assert goodput(alphas, chosen, target, draft) == pytest.approx(best, rel=1e-9)
 
 
-def test_nothing_is_drafted_where_nothing_stands_or_rows_are_dear():
+def test_nothing_is_drafted_if_nothing_is_accepted_or_rows_are_expensive():
     cheap = line(0.05, 0.0)
     assert best_lengths([0.0, 0.0], [8, 8], plane(1, 0.01), cheap) == [0, 0]
     assert best_lengths([0.8, 0.8], [8, 8], plane(0.01, 1), cheap) == [0, 0]  # compute-bound
     assert best_lengths([0.8, 0.8], [8, 8], plane(1, 0.001), cheap) == [8, 8]  # memory-bound
-    assert (
-        best_lengths([0.9, 0.2], [3, 8], plane(1, 0.02), cheap)[0] == 3
-    )  # no more than there is room
+    assert best_lengths([0.9, 0.2], [3, 8], plane(1, 0.02), cheap)[0] == 3  # no more than the limit
 
 
-def test_who_has_more_accepted_drafts_more_in_the_same_step():
+def test_the_sequence_with_higher_acceptance_drafts_more():
     lengths = best_lengths([0.95, 0.6, 0.05], [16] * 3, plane(1, 0.08), line(0.05, 0.01))
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[0] > lengths[2]
@@ -76,7 +74,7 @@ def test_who_has_more_accepted_drafts_more_in_the_same_step():
 # ---- synergy ------------------------------------------------------------------------------------
 
 
-def test_the_best_length_falls_as_the_batch_grows_and_may_be_none():
+def test_the_best_length_falls_to_zero_as_the_batch_grows():
     target, draft = plane(1, 0.05), line(0.1, 0.002)
     lengths = [best_length(0.8, crowd, 16, target, draft) for crowd in (1, 2, 4, 8, 16, 32, 64)]
     assert lengths == sorted(lengths, reverse=True)
@@ -84,7 +82,7 @@ def test_the_best_length_falls_as_the_batch_grows_and_may_be_none():
 
 
 @given(st.floats(0.05, 0.95), PRICES, st.sampled_from((1, 3, 8)))
-def test_no_length_takes_less_time_a_token_than_the_one_looked_up(alpha, prices, crowd):
+def test_the_looked_up_length_takes_the_least_time_per_token(alpha, prices, crowd):
     target, draft = plane(*prices[:2]), line(*prices[2:])
 
     def per_token(s):
@@ -93,11 +91,11 @@ def test_no_length_takes_less_time_a_token_than_the_one_looked_up(alpha, prices,
     assert per_token(best_length(alpha, crowd, 12, target, draft)) == min(map(per_token, range(13)))
 
 
-def test_a_step_of_several_sequences_may_cost_more_than_its_rows():
+def test_several_sequences_may_cost_more_than_their_rows():
     draft = line(0.02, 0.0)
     rows_alone = plane(1, 0.01)
 
-    def ragged(sequences, rows, even):  # a kernel of its own for more than a row of each
+    def ragged(sequences, rows, even):  # a separate kernel if a sequence has more than one row
         return rows_alone(sequences, rows) + 0.5 * (rows > sequences > 1)
 
     assert best_length(0.3, 1, 8, ragged, draft) == best_length(0.3, 1, 8, rows_alone, draft) > 0
@@ -105,7 +103,7 @@ def test_a_step_of_several_sequences_may_cost_more_than_its_rows():
     assert best_lengths([0.3] * 4, [8] * 4, ragged, draft) == [0] * 4
 
 
-def test_unlike_lengths_are_chosen_only_where_they_bring_more_than_they_cost():
+def test_different_lengths_are_chosen_only_if_their_gain_exceeds_their_cost():
     alphas, rooms, draft = [0.9, 0.6, 0.2], [6] * 3, line(0.05, 0.0)
     free = best_lengths(alphas, rooms, plane(1, 0.05), draft)
     assert len({*free}) == 3
@@ -128,36 +126,36 @@ class Harness:
 
 
 class Text:
-    """What a rule asks of a session."""
+    """Session as a length rule sees it."""
 
-    def __init__(self, room=99):
-        self.harness, self.left = Harness(self), room
+    def __init__(self, limit=99):
+        self.harness, self.left = Harness(self), limit
 
     def max_draft_length(self):
         return self.left
 
 
-def outcome(stood, tested):
-    return Outcome(tuple(range(stood)), (0,) * (stood + 1), ("plain",), tested)
+def outcome(accepted, tested):
+    return Outcome(tuple(range(accepted)), (0,) * (accepted + 1), ("plain",), tested)
 
 
 def step(rule, alpha, draw):
-    """One step of a rule, each of whose tokens stands with a chance."""
+    """Run one step of a rule whose tokens are accepted with probability `alpha`."""
     rule.begin()
-    stood = next((at for at in range(rule.most) if draw.random() >= alpha), rule.most)
-    rule.observe(outcome(stood, min(stood + 1, rule.most)))
+    accepted = next((at for at in range(rule.most) if draw.random() >= alpha), rule.most)
+    rule.observe(outcome(accepted, min(accepted + 1, rule.most)))
     return rule.most
 
 
-def test_the_estimate_is_not_biased_by_where_chains_are_cut_off():
+def test_the_acceptance_estimate_is_not_biased_by_the_chain_end():
     draw, rule = random.Random(1), SmartSpecLength(Text(), 3, 0.5, plane(1, 0.0), line(0.01, 0.0))
-    drafted = stood = 0
+    drafted = accepted = 0
     for _ in range(4000):
         before = rule._accepted
         drafted += step(rule, 0.7, draw)
-        stood += rule._accepted - before
+        accepted += rule._accepted - before
     assert rule.acceptance_rate(0.5) == pytest.approx(0.7, abs=0.015)
-    assert stood / drafted < 0.6  # accepted over drafted would be far too low
+    assert accepted / drafted < 0.6  # accepted / drafted would be far too low
 
 
 def test_after_steps_without_a_draft_one_token_is_tried():
@@ -165,13 +163,13 @@ def test_after_steps_without_a_draft_one_token_is_tried():
     rule = SmartSpecLength(Text(), 8, 0.05, plane(1, 0.3), line(0.2, 0.0))
     lengths = [step(rule, 1.0, draw) for _ in range(30 * PROBE_AFTER)]
     assert lengths[: PROBE_AFTER + 1] == [0] * PROBE_AFTER + [1]
-    assert max(lengths) > 1  # what it learnt by trying paid
+    assert max(lengths) > 1  # the trial showed that drafting pays
     hopeless = SmartSpecLength(Text(), 8, 0.05, plane(1, 0.3), line(0.2, 0.0))
     assert sum(step(hopeless, 0.0, draw) for _ in range(20 * (PROBE_AFTER + 1))) == 20
 
 
-def test_one_rule_decides_for_all_sequences_of_a_step():
-    texts = [Text(), Text(room=1), Text()]
+def test_one_rule_decides_for_all_sequences_of_a_batch():
+    texts = [Text(), Text(limit=1), Text()]
     rules = [SmartSpecLength(text, 6, 0.8, plane(1, 0.001), line(0.01, 0.0)) for text in texts]
     for text in texts:
         text.harness.batch_sessions = texts
@@ -180,7 +178,7 @@ def test_one_rule_decides_for_all_sequences_of_a_step():
     assert [rule.most for rule in rules] == [6, 1, 6]
 
 
-def test_a_batch_between_two_sizes_of_the_table_takes_the_larger_ones_length():
+def test_a_batch_size_between_two_table_entries_takes_the_larger_ones_length():
     def most(crowd):
         texts = [Text() for _ in range(crowd)]
         rules = [SynergyLength(text, 16, 0.8, plane(1, 0.05), line(0.1, 0.002)) for text in texts]
@@ -196,7 +194,7 @@ def test_a_batch_between_two_sizes_of_the_table_takes_the_larger_ones_length():
     assert lengths[65] == lengths[200] == lengths[64]
 
 
-def test_a_rule_by_load_asks_which_model_drafts():
+def test_a_load_aware_rule_needs_a_drafting_model():
     params = LengthParams(length="synergy")
     assert params.by_load and params.levels == params.max
     with pytest.raises(MethodFault, match="needs to know which model drafts"):

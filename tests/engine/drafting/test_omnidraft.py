@@ -1,4 +1,4 @@
-"""OmniDraft: what it makes of a draft's tokens is what q says, and what it keeps is right."""
+"""OmniDraft: its translated tokens have the reported q, and its cache is correct."""
 
 import math
 import random
@@ -27,7 +27,7 @@ DRAWN = Sampling("rejection", 1.0)
 
 
 def bpe(size, seed, begins=False):
-    """A byte-pair vocabulary over two letters: merges of what there is, numbered as it happens."""
+    """Return a byte-pair vocabulary over two letters, merged at random."""
     chance = random.Random(seed)
     pieces, merges = ["a", "b"], []
     while len(pieces) < size:
@@ -65,7 +65,7 @@ PAIRS = [pair_of(seed) for seed in range(4)]
 
 
 def filled(translation):
-    """A memory whose cache has every run that there is."""
+    """Return a memory whose cache has every run of draft tokens."""
     memory = Memory()
     memory["runs"] = NgramCache(99)
     memory["runs"].add_text(range(len(translation.target.pieces)), translation.spell_in_draft)
@@ -73,8 +73,11 @@ def filled(translation):
 
 
 def translated(distribution, beginning, runs, walk, words):
-    """The chances of what a translator makes of the draft's own draws: the longest of the runs that
-    go on from the walk, else the first token itself. Of all sequences of draws, one by one."""
+    """Compute by hand the probability of each target token that a translator proposes.
+
+    It translates the longest run that continues the walk, or else the first token. All sequences of
+    draws are enumerated.
+    """
     found = defaultdict(float)
     known = {tuple(run): token for token, run in runs.items() if run[:-1] == walk[: len(run) - 1]}
     longest = max(map(len, known), default=1)
@@ -95,11 +98,11 @@ def translated(distribution, beginning, runs, walk, words):
     return {token: chance / whole for token, chance in found.items()}
 
 
-def test_q_is_the_distribution_of_what_a_translator_makes_of_the_drafts_own_draws(
-    open_session, random_table
-):
-    """At every place of a text, by all sequences of draws. Runs begin with shared tokens, with each
-    other, and with tokens that only the draft has."""
+def test_q_is_the_distribution_of_the_translated_draws(open_session, random_table):
+    """Check every position of a text with all sequences of draws.
+
+    Runs begin with shared tokens, with each other, and with tokens that only the draft has.
+    """
     walked = Counter()
     for words in [*PAIRS, *map(pair_of, range(20, 26))]:
         table, memory = random_table(3, 5, 2.0), filled(words)
@@ -132,8 +135,8 @@ def test_q_is_the_distribution_of_what_a_translator_makes_of_the_drafts_own_draw
 
 
 @pytest.mark.parametrize("words", PAIRS[:2])
-def test_overlapping_runs_leave_the_targets_distribution(
-    words, open_session, exact_law, random_table
+def test_overlapping_runs_keep_the_targets_distribution(
+    words, open_session, exact_distribution, random_table
 ):
     tables = random_table(5, 21, 1.5), random_table(3, 22, 1.5)
     prompt = tuple(words.target.encode(b"abab"))
@@ -150,7 +153,7 @@ def test_overlapping_runs_leave_the_targets_distribution(
         return tuple(session.output()[:2])
 
     true = Reference(tables[0], DRAWN).joint_distribution(prompt, (), 2)
-    assert total_variation(exact_law(run), true) < 1e-12
+    assert total_variation(exact_distribution(run), true) < 1e-12
 
 
 def test_draws_at_temperature_1_pass_a_chi_square_test(open_session, random_table):
@@ -167,10 +170,10 @@ def test_draws_at_temperature_1_pass_a_chi_square_test(open_session, random_tabl
     due = defaultdict(float)
     for output, weight in Reference(tables[0], DRAWN).joint_distribution(prompt, (), 3).items():
         due[output[1:]] += weight * draws
-    cells = sorted(due, key=lambda cell: due[cell])
+    outcomes = sorted(due, key=lambda outcome: due[outcome])
     pooled, rest = [], [0.0, 0]
-    for cell in cells:  # so many together that at least five are expected
-        rest = [rest[0] + due[cell], rest[1] + found[cell]]
+    for outcome in outcomes:  # merged so that at least five are expected
+        rest = [rest[0] + due[outcome], rest[1] + found[outcome]]
         if rest[0] >= 5:
             pooled.append(rest)
             rest = [0.0, 0]
@@ -181,7 +184,7 @@ def test_draws_at_temperature_1_pass_a_chi_square_test(open_session, random_tabl
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling("coupled", 1.0)], ids=lambda s: s.rule)
-def test_whatever_the_pair_tokens_are_vanillas_and_the_draft_reads_the_same_bytes(
+def test_the_output_is_vanillas_and_the_draft_reads_the_same_bytes(
     sampling, open_session, random_table
 ):
     for seed in range(10):
@@ -199,7 +202,7 @@ def test_whatever_the_pair_tokens_are_vanillas_and_the_draft_reads_the_same_byte
         assert session.output() == plain.output()
 
 
-def test_what_texts_begin_with_stands_there_once(open_session, random_table):
+def test_the_tokenizers_first_token_is_read_once(open_session, random_table):
     words = pair_of(3, begins=True)
     prompt = [words.target.bos, *words.target.encode(b"abba")]
     session = open_session(
@@ -222,19 +225,19 @@ def test_what_texts_begin_with_stands_there_once(open_session, random_table):
     ],
     ids=["tli-greedy", "tli-drawn", "uag-greedy", "omnidraft-greedy", "omnidraft-drawn"],
 )
-def test_where_vocabularies_are_the_same_steps_are_those_of_speculative_sampling(
+def test_with_equal_vocabularies_the_steps_are_those_of_speculative_sampling(
     method, sampling, open_session, random_table
 ):
     tables = random_table(4, 21, 1.5), random_table(4, 22, 1.5)
-    told = []
+    recorded = []
     for each in (Sps(SpsParams(length=3)), method):
         session = open_session(*tables, prompt=(0, 1), sampling=sampling, budget=24)
         steps = list(each.generate(session))
-        told.append([(step.draft.tokens.tolist(), step.outcome) for step in steps])
-        if not isinstance(method, Uag):  # it always writes `length` tokens, which may be too long
+        recorded.append([(step.draft.tokens.tolist(), step.outcome) for step in steps])
+        if not isinstance(method, Uag):  # it always drafts `length` tokens, which may be too many
             forwards = [[(f.role, f.n_tokens) for f in step.forwards] for step in steps]
-            told[-1] += forwards
-    assert told[0] == told[1]
+            recorded[-1] += forwards
+    assert recorded[0] == recorded[1]
 
 
 WORDS = ("the", "t", "h", "e", " ", "cat", "c", "a")
@@ -252,7 +255,7 @@ def longest(text):
 
 
 def after(text, cut, n):
-    """A table that says a text over and over, by its last two tokens."""
+    """Return a table that repeats a text, by its last two tokens."""
     table, ids = torch.zeros(n, n, n), [*cut(text * 3)]
     for before, last, following in zip(ids, ids[1:], ids[2:], strict=False):
         table[before, last, following] = 20.0
@@ -261,7 +264,8 @@ def after(text, cut, n):
 
 @pytest.fixture
 def spelled(open_session):
-    """A session whose target says words and whose draft spells them."""
+    """Function that opens a session whose target emits words and whose draft spells them in
+    letters."""
     words = Translation(Vocabulary([w.encode() for w in WORDS], longest), LETTERS, CPU)
     target = after("the cat ", longest, len(WORDS))
     draft = torch.zeros(6, 6, 6)
@@ -276,8 +280,8 @@ def spelled(open_session):
     return make
 
 
-def test_a_word_that_the_draft_spells_is_drafted_as_the_targets_one_token(spelled):
-    """And all of it stands; without its runs nothing but a blank is right."""
+def test_a_spelled_word_is_drafted_as_one_target_token(spelled):
+    """All of it is accepted. Without the cached runs only blanks are accepted."""
     accepted = {}
     for name, method in {
         "tli": Tli(TliParams(length=4)),
@@ -291,18 +295,20 @@ def test_a_word_that_the_draft_spells_is_drafted_as_the_targets_one_token(spelle
     assert accepted["omnidraft"] == [4, 4, 4, 1]
 
 
-def test_its_draft_reads_each_token_once(spelled):
-    """A step feeds the draft what stands between two drafts, and no token of it twice: rows that a
-    walk made are used where its token is drawn."""
+def test_the_draft_reads_each_token_once(spelled):
+    """A step feeds the draft the tokens between two drafts, and no token twice.
+
+    Rows computed for a run are reused when the run's token is drawn.
+    """
     method = omnidraft(length=4)
     session = spelled()
     steps = list(method.generate(session))
     fed = sum(f.n_tokens for step in steps[1:-1] for f in step.forwards if f.role == "draft")
-    letters = sum(len(WORDS[t]) for step in steps[1:-1] for t in step.outcome.committed)
-    assert fed == letters
+    characters = sum(len(WORDS[t]) for step in steps[1:-1] for t in step.outcome.committed)
+    assert fed == characters
 
 
-def test_the_cache_keeps_what_came_last_and_no_more_than_it_may(spelled):
+def test_the_cache_keeps_the_newest_runs_up_to_its_limit(spelled):
     words = spelled()._workspace.decoders["draft"].translation
     the, cat = 0, 5
     runs = NgramCache(1)
@@ -310,7 +316,7 @@ def test_the_cache_keeps_what_came_last_and_no_more_than_it_may(spelled):
     assert (len(runs), runs.find_ngram(the, words.spell_in_draft)) == (
         1,
         [0, 1, 2],
-    )  # it is spelt anew
+    )  # it is spelled in letters again
     assert runs.trie == {3: {5: {0: {NgramCache.END: cat}}}}
     runs.add_text([the, the], words.spell_in_draft)
     assert runs.trie == {0: {1: {2: {NgramCache.END: the}}}}
@@ -321,7 +327,7 @@ def test_the_cache_keeps_what_came_last_and_no_more_than_it_may(spelled):
     assert both.trie == runs.trie
 
 
-def test_of_overlapping_runs_each_leaves_the_others():
+def test_overlapping_runs_are_all_found():
     words = Translation(
         Vocabulary([b"ab", b"abc", b"a"]), Vocabulary([b"a", b"b", b"c"], "abc".index), CPU
     )
@@ -334,7 +340,7 @@ def test_of_overlapping_runs_each_leaves_the_others():
     assert runs.trie == {0: {1: {NgramCache.END: 0}}} and not runs.has_children(runs.trie[0][1])
 
 
-def test_what_a_prompt_showed_is_known_in_the_next(spelled):
+def test_runs_of_one_prompt_are_known_in_the_next(spelled):
     memory = Memory()
     list(omnidraft(length=4).generate(spelled(memory=memory)))
     assert len(memory["runs"]) == 2
@@ -344,7 +350,7 @@ def test_what_a_prompt_showed_is_known_in_the_next(spelled):
     assert method.runs is memory["runs"]
 
 
-def test_where_the_draft_has_no_room_it_drafts_no_further(spelled):
+def test_drafting_stops_where_the_draft_has_no_space(spelled):
     session = spelled()
     method = omnidraft(length=4)
     session.prefill()

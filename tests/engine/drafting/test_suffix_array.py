@@ -1,4 +1,4 @@
-"""The suffix array against a search of every place of the texts."""
+"""The suffix array, compared with a search of all positions."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ STRING = st.lists(st.integers(0, END - 1), min_size=1, max_size=5)
 
 
 def continuations(texts, string, length):
-    """What follows each occurrence, filled with END; in order."""
+    """Return the sorted continuations of all occurrences, filled up with END."""
     n = len(string)
     found = [
         text[at + n : at + n + length]
@@ -19,13 +19,13 @@ def continuations(texts, string, length):
         for at in range(len(text) - n + 1)
         if text[at : at + n] == string
     ]
-    # The order of what stands there: a text that ends is followed by END, which is the greatest.
+    # A text that ends is followed by END, which is the greatest token.
     return sorted([*way, *[END] * (length - len(way))] for way in found)
 
 
 @given(SEVERAL, STRING, st.integers(1, 6))
 @settings(max_examples=150, deadline=None)
-def test_all_occurrences_are_found_with_what_is_behind_them(texts, string, length):
+def test_all_occurrences_are_found_with_their_continuations(texts, string, length):
     array = SuffixArray(*SuffixArray.sort(texts, END))
     found = array.find(string)
     due = continuations(texts, string, length)
@@ -33,7 +33,7 @@ def test_all_occurrences_are_found_with_what_is_behind_them(texts, string, lengt
     assert array.continuations(found, len(string), length, most=1000).tolist() == due
 
 
-def test_of_many_occurrences_as_many_as_asked_for_are_read_at_even_distances():
+def test_many_occurrences_are_sampled_at_even_distances():
     array = SuffixArray(*SuffixArray.sort([[0, token] for token in range(1, 21)], 21))
     found = array.find([0])
     assert array.continuations(found, 1, 1, most=20)[:, 0].tolist() == list(range(1, 21))
@@ -41,7 +41,7 @@ def test_of_many_occurrences_as_many_as_asked_for_are_read_at_even_distances():
     assert array.continuations(found, 1, 1, most=7)[:, 0].tolist() == [1, 4, 7, 10, 13, 16, 19]
 
 
-def test_tokens_of_a_large_vocabulary_stay_what_they_are():
+def test_tokens_of_a_large_vocabulary_are_not_truncated():
     texts = [[65_535, 70_000, 1], [127_999, 65_535, 70_000]]
     tokens, order = SuffixArray.sort(texts, 128_000)
     array = SuffixArray(tokens, order)

@@ -1,4 +1,4 @@
-"""Trees of a fixed shape: their order, their levels, and what is filled into them."""
+"""Tree templates: their order, their levels, and how they are filled."""
 
 from itertools import combinations
 
@@ -27,7 +27,7 @@ SPARSE_25 = tree_of_choices(
         "0 1 2 3 00 01 02 03 10 11 20 30 000 001 002 010 011 020 100 200 0000 0001 0010 00000 00001"
     ).split()
 )
-"""25 nodes on five levels, 4, 8, 8, 3 and 2, as many as in EAGLE's own tree."""
+"""25 nodes in five levels of 4, 8, 8, 3 and 2 nodes, as many as in EAGLE's tree."""
 
 
 @st.composite
@@ -59,7 +59,7 @@ def test_nodes_with_children_are_fed_and_leaves_are_not(template):
 
 
 @given(templates())
-def test_a_level_names_each_nodes_parent_rank_and_what_is_fed(template):
+def test_a_level_lists_parents_ranks_and_fed_nodes(template):
     fed = [()]
     for level, depth in zip(template.levels(), range(1, template.depth + 1), strict=True):
         nodes = [node for node in template.nodes if len(node) == depth]
@@ -71,12 +71,12 @@ def test_a_level_names_each_nodes_parent_rank_and_what_is_fed(template):
         assert all(node in {each[:-1] for each in template.nodes} for node in fed)
 
 
-def test_the_levels_of_a_template_are_made_once():
+def test_the_levels_of_a_template_are_cached():
     assert SPARSE_25.levels() is SPARSE_25.levels()
     assert tree_of_widths((3, 2)) is tree_of_widths((3, 2))
 
 
-def test_widths_make_the_complete_tree():
+def test_widths_give_the_complete_tree():
     template = tree_of_widths((2, 3))
     assert template.parents == (-1, -1, 0, 0, 0, 1, 1, 1)
     assert template.nodes[-1] == (1, 2)
@@ -88,14 +88,14 @@ def test_a_node_without_its_parent_is_refused():
         tree_of_choices([(0,), (1, 0)])
 
 
-def test_the_sparse_tree_has_as_many_nodes_a_level_as_eagles():
+def test_the_sparse_tree_has_as_many_nodes_per_level_as_eagles():
     depths = build_tree(SPARSE_25.parents).depths
     assert [depths.count(depth) for depth in range(1, 6)] == [4, 8, 8, 3, 2]
     assert SPARSE_25.depth == 5
 
 
 @given(templates(), st.integers(1, 4), st.integers(1, 4))
-def test_a_template_cut_short_is_a_part_of_it(template, depth, width):
+def test_a_shortened_template_is_a_part_of_it(template, depth, width):
     cut = template.truncate(depth, width)
     assert cut.nodes == tuple(
         node for node in template.nodes if len(node) <= depth and max(node) < width
@@ -117,7 +117,7 @@ def expected(nodes, rates):
 
 @pytest.mark.parametrize("rates", [(0.6, 0.3), (0.5, 0.4), (0.9, 0.05)])
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_the_best_tree_is_the_best_of_all_trees(rates, n):
+def test_the_optimised_tree_is_the_best_of_all_trees(rates, n):
     every = [node for node in tree_of_widths((2,) * 4).nodes if len(node) <= n]
     best = 0.0
     for nodes in combinations(every, n):
@@ -129,10 +129,10 @@ def test_the_best_tree_is_the_best_of_all_trees(rates, n):
     assert expected(template.nodes, rates) == pytest.approx(best)
 
 
-def test_a_sure_first_child_makes_a_chain_and_a_limit_a_bush():
+def test_a_certain_first_child_gives_a_chain_and_a_depth_limit_a_wide_tree():
     assert best_tree(4, (1.0, 0.0)).parents == (-1, 0, 1, 2)
     assert best_tree(4, (0.3, 0.3, 0.2, 0.2), depth=1).parents == (-1, -1, -1, -1)
-    assert len(best_tree(30, (0.5, 0.5), depth=2).nodes) == 6  # there are no more
+    assert len(best_tree(30, (0.5, 0.5), depth=2).nodes) == 6  # there are no more nodes
 
 
 # ---- filling ------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def ready(open_session, random_table):
 @pytest.mark.parametrize(
     "template", [SPARSE_25, tree_of_widths((2, 2)), tree_of_widths((1, 1, 2)), best_tree(9)]
 )
-def test_each_node_holds_its_parents_child_of_its_rank(ready, template):
+def test_each_node_is_its_parents_child_of_its_rank(ready, template):
     session, levels, first, table = ready()
     before = len(session.harness.meter.forwards) - 1
     grown = fill(template, levels, first, session)
@@ -171,7 +171,7 @@ def test_each_node_holds_its_parents_child_of_its_rank(ready, template):
 
 
 @pytest.mark.parametrize("how", ["deterministic", "independent", "without_replacement"])
-def test_a_filled_draft_says_how_its_tokens_were_chosen(ready, how):
+def test_a_filled_draft_has_the_right_draw_mode(ready, how):
     session, levels, first, table = ready(REJECTION)
     template = best_tree(8, (0.5, 0.3, 0.2))
     draft = fill(template, levels, first, session, how=how).draft
@@ -189,7 +189,7 @@ def test_a_filled_draft_says_how_its_tokens_were_chosen(ready, how):
 @pytest.mark.parametrize("how", ["deterministic", "independent", "without_replacement"])
 @pytest.mark.parametrize("sampling", [GREEDY, REJECTION], ids=lambda sampling: sampling.rule)
 @pytest.mark.parametrize("template", [SPARSE_25, tree_of_widths((2, 2)), tree_of_widths((1, 1, 1))])
-def test_tokens_kept_on_the_device_are_the_same(ready, monkeypatch, template, sampling, how):
+def test_tokens_on_the_device_are_the_same(ready, monkeypatch, template, sampling, how):
     drafts, fed = [], []
     for near in (True, False):
         session, levels, first, _ = ready(sampling)
@@ -204,7 +204,7 @@ def test_tokens_kept_on_the_device_are_the_same(ready, monkeypatch, template, sa
     assert fed[0] == fed[1]
 
 
-def test_the_rows_of_an_accepted_path_stay(ready):
+def test_the_rows_of_an_accepted_path_are_kept(ready):
     session, levels, first, _ = ready()
     grown = fill(SPARSE_25, levels, first, session)
     outcome = session.commit(session.verify(grown.draft, session.score(grown.draft)))

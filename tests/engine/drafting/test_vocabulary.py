@@ -1,5 +1,4 @@
-"""Drafts with a tokenizer of their own: texts keep their bytes, and outputs keep their
-distribution."""
+"""Drafts with another tokenizer: texts keep their bytes, and outputs keep their distribution."""
 
 import math
 from types import SimpleNamespace
@@ -41,9 +40,11 @@ METHODS = pytest.mark.parametrize(
 
 def byte_level(size, begins=False, seed=0):
     """A byte-level BPE tokenizer of 256 bytes, two special tokens and some merges."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=seed % 2 == 0)
-    made.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=seed % 2 == 0
+    )
+    tokenizer.decoder = decoders.ByteLevel()
     names = ["<s>", "</s>"] if seed else ["<|end|>", "<|begin|>"]
     trainer = trainers.BpeTrainer(
         vocab_size=size,
@@ -51,32 +52,32 @@ def byte_level(size, begins=False, seed=0):
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator([text[seed % 3 :] for text in CORPUS], trainer)
+    tokenizer.train_from_iterator([text[seed % 3 :] for text in CORPUS], trainer)
     if begins:
         from tokenizers.processors import TemplateProcessing
 
-        made.post_processor = TemplateProcessing(
+        tokenizer.post_processor = TemplateProcessing(
             single=f"{names[0]} $A", special_tokens=[(names[0], 0)]
         )
     roles = {"bos_token": "<s>", "eos_token": "</s>"} if seed else {"eos_token": "<|end|>"}
-    return PreTrainedTokenizerFast(tokenizer_object=made, **roles)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **roles)
 
 
 def sentence_piece():
-    """A tokenizer in SentencePiece's manner: spaces as marks, one put before every text."""
+    """Return a tokenizer like SentencePiece: spaces are marked, and each text begins with one."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     pieces += ["\u2581", "\u2581the", "\u2581cat", "t", "h", "e", "c", "a", "at", "the", "\u2581a"]
-    made = Tokenizer(
+    tokenizer = Tokenizer(
         models.Unigram(
             [(piece, -float(at)) for at, piece in enumerate(pieces)], 0, byte_fallback=True
         )
     )
-    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    made.decoder = decoders.Sequence(
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
-    made.add_special_tokens(["<s>", "</s>"])
-    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
 
 
 TOKENIZERS = {
@@ -94,7 +95,7 @@ TEXTS = st.text(st.sampled_from("abct the\u00e9\u4f60\U0001f6001\n"), max_size=2
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(text=TEXTS)
 @settings(max_examples=40, deadline=None)
-def test_pieces_spell_what_the_tokenizer_cut(name, text):
+def test_pieces_spell_what_the_tokenizer_encoded(name, text):
     vocabulary = VOCABULARIES[name]
     ids = vocabulary.encode(text.encode())
     assert vocabulary.decode(ids) == text.encode()
@@ -103,18 +104,18 @@ def test_pieces_spell_what_the_tokenizer_cut(name, text):
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(data=st.binary(max_size=12).filter(lambda data: b"\xff" not in data))
 @settings(max_examples=40, deadline=None)
-def test_bytes_that_are_no_text_are_spelt_by_single_bytes(name, data):
+def test_invalid_utf8_is_spelled_by_single_bytes(name, data):
     assert VOCABULARIES[name].decode(VOCABULARIES[name].encode(data)) == data
 
 
-def test_a_special_token_is_not_what_a_text_says():
+def test_a_special_token_is_not_the_same_as_its_text():
     vocabulary = VOCABULARIES["bpe"]
     assert vocabulary.encode(b"<|end|>") != [TOKENIZERS["bpe"].eos_token_id]
     assert vocabulary.encode(special_piece("eos")) == [TOKENIZERS["bpe"].eos_token_id]
     assert vocabulary.encode(b"a" + special_piece("unknown") + b"a") == vocabulary.encode(b"a") * 2
 
 
-def test_ends_of_texts_are_one_token_whatever_their_names():
+def test_end_tokens_correspond_whatever_their_names():
     translation = Translation(VOCABULARIES["bpe"], VOCABULARIES["sentencepiece"], CPU)
     assert (
         translation.target_to_draft[TOKENIZERS["bpe"].eos_token_id]
@@ -123,7 +124,7 @@ def test_ends_of_texts_are_one_token_whatever_their_names():
 
 
 def transcript(translation, prompt):
-    """One of a prompt; its state only counts."""
+    """Return the transcript of a prompt, with a state that only counts."""
     rows = [0]
     state = SimpleNamespace(
         capacity=4096,
@@ -136,7 +137,7 @@ def transcript(translation, prompt):
     return Transcript(session, model)
 
 
-def test_what_a_tokenizer_begins_texts_with_stands_there_once():
+def test_the_tokenizers_first_token_is_written_once():
     ours, theirs = VOCABULARIES["bpe"], VOCABULARIES["bpe that begins"]
     assert transcript(Translation(ours, theirs, CPU), ours.encode(b"the cat")).ids[0] == theirs.bos
     begun = transcript(Translation(theirs, theirs, CPU), [theirs.bos, *theirs.encode(b"the cat")])
@@ -148,7 +149,7 @@ def test_what_a_tokenizer_begins_texts_with_stands_there_once():
 @given(data=st.data())
 @settings(max_examples=25, deadline=None)
 def test_a_transcript_spells_the_text_after_every_step(ours, theirs, data):
-    """Whatever was drafted: right words, the beginning of right ones, wrong ones."""
+    """Drafts are right words, beginnings of right words, or wrong words."""
     target, draft = VOCABULARIES[ours], VOCABULARIES[theirs]
     text = target.encode(data.draw(TEXTS).encode())
     read = transcript(Translation(target, draft, CPU), text)
@@ -161,16 +162,16 @@ def test_a_transcript_spells_the_text_after_every_step(ours, theirs, data):
         ]
         before, text = len(read.ids), [*text, *more]
         read.state.rows[0] = before + len(drafted)
-        stood = read.follow(text, drafted)
+        accepted = read.follow(text, drafted)
         assert draft.decode(read.ids) == target.decode(text)
-        assert read.ids[before : before + stood] == drafted[:stood]
-        assert read.state.length() == min(before + stood, len(read.ids) - 1)
-        if stood < len(drafted):
-            assert not target.decode(more).startswith(draft.decode(drafted[: stood + 1]))
+        assert read.ids[before : before + accepted] == drafted[:accepted]
+        assert read.state.length() == min(before + accepted, len(read.ids) - 1)
+        if accepted < len(drafted):
+            assert not target.decode(more).startswith(draft.decode(drafted[: accepted + 1]))
 
 
 @pytest.mark.parametrize("theirs", ["larger bpe", "bpe that begins", "sentencepiece"])
-def test_a_target_token_is_spelt_by_the_drafts_or_by_none(theirs):
+def test_a_target_token_is_spelled_by_draft_tokens_or_has_no_spelling(theirs):
     target, draft = VOCABULARIES["bpe"], VOCABULARIES[theirs]
     words = Translation(target, draft, CPU)
     runs = {token: words.spell_in_draft(token) for token in range(len(target.pieces))}
@@ -178,7 +179,7 @@ def test_a_target_token_is_spelt_by_the_drafts_or_by_none(theirs):
     assert all(
         run == [words.target_to_draft[token]] for token, run in runs.items() if len(run) == 1
     )
-    assert sum(len(run) > 1 for run in runs.values()) > 5  # which only the target has
+    assert sum(len(run) > 1 for run in runs.values()) > 5  # only the target has this token
     assert [
         words.draft_to_target[words.target_to_draft[token]] for token in words.target_to_draft
     ] == [*words.target_to_draft]
@@ -187,7 +188,7 @@ def test_a_target_token_is_spelt_by_the_drafts_or_by_none(theirs):
 @pytest.mark.parametrize("theirs", ["larger bpe", "sentencepiece"])
 @given(before=TEXTS, said=TEXTS)
 @settings(max_examples=25, deadline=None)
-def test_what_a_draft_says_is_spelt_in_the_targets_tokens(theirs, before, said):
+def test_draft_tokens_are_spelled_in_target_tokens(theirs, before, said):
     target, draft = VOCABULARIES["bpe"], VOCABULARIES[theirs]
     translation = Translation(target, draft, CPU)
     ids = translation.to_target_ids(
@@ -196,7 +197,7 @@ def test_what_a_draft_says_is_spelt_in_the_targets_tokens(theirs, before, said):
     assert target.decode(ids) == said.encode()
 
 
-def test_a_character_that_was_begun_waits_for_its_end():
+def test_an_incomplete_character_waits_for_its_end():
     target, draft = VOCABULARIES["bpe"], VOCABULARIES["sentencepiece"]
     half = draft.encode("a\U0001f600".encode()[:-1])
     assert target.decode(Translation(target, draft, CPU).to_target_ids([], half)) == b"a"
@@ -209,8 +210,10 @@ WORDS = Translation(
     Vocabulary([b"b", b"c", b"a"], lambda text: _longest(text, ("a", "b", "c"), (2, 0, 1))),
     CPU,
 )
-"""Vocabularies of three that share two, numbered otherwise; one of the target's is two of the
-draft's, and one of the draft's is no text of the target's."""
+"""Vocabularies of three tokens that share two, in another order.
+
+One target token is two draft tokens, and one draft token is no target text.
+"""
 
 
 def _longest(text, pieces, ids):
@@ -226,8 +229,8 @@ def _longest(text, pieces, ids):
 
 @METHODS
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_a_draft_of_other_words_leaves_the_targets_distribution(
-    make, temperature, open_session, exact_law, random_table
+def test_a_draft_with_another_vocabulary_keeps_the_targets_distribution(
+    make, temperature, open_session, exact_distribution, random_table
 ):
     sampling = Sampling("rejection", temperature)
     tables = random_table(3, 21, 1.5), random_table(3, 22, 1.5)
@@ -243,14 +246,16 @@ def test_a_draft_of_other_words_leaves_the_targets_distribution(
         return tuple(session.output()[:3])
 
     true = Reference(tables[0], sampling).joint_distribution(prompt, (), 3)
-    assert total_variation(exact_law(run), true) < 1e-12
+    assert total_variation(exact_distribution(run), true) < 1e-12
 
 
 @METHODS
 @pytest.mark.parametrize(
     "sampling", [Sampling(), Sampling("coupled", 1.0)], ids=["greedy", "coupled"]
 )
-def test_a_draft_of_other_words_leaves_every_token(make, sampling, open_session, random_table):
+def test_a_draft_with_another_vocabulary_keeps_every_token(
+    make, sampling, open_session, random_table
+):
     for seed in range(8):
         tables = random_table(3, seed, 1.5), random_table(3, seed + 50, 1.5)
         how = {"prompt": (0, 1, 2), "sampling": sampling, "budget": 12}
@@ -263,7 +268,7 @@ def test_a_draft_of_other_words_leaves_every_token(make, sampling, open_session,
         assert session.output() == plain.output()
 
 
-def test_q_is_the_drafts_distribution_given_that_both_have_the_token(open_session, random_table):
+def test_q_is_the_drafts_distribution_over_the_shared_tokens(open_session, random_table):
     tables = random_table(3, 21, 1.5), random_table(3, 22, 1.5)
     session = open_session(
         *tables, prompt=(0, 1), sampling=Sampling("rejection", 1.0), budget=6, translation=WORDS
@@ -271,19 +276,19 @@ def test_q_is_the_drafts_distribution_given_that_both_have_the_token(open_sessio
     step = next(Tli(TliParams(length=1)).generate(session))
     first = session.output()[0]
     read = [*(WORDS.draft.encode(WORDS.target.decode([0, 1, first])))]
-    said = tables[1][read[-2], read[-1]].softmax(-1)
+    probs = tables[1][read[-2], read[-1]].softmax(-1)
     q = step.draft.q[0]
     assert q[2] == 0 and math.isclose(float(q.sum()), 1, abs_tol=1e-6)
-    assert torch.allclose(q[:2], torch.stack((said[2], said[0])) / (said[2] + said[0]), atol=1e-6)
+    assert torch.allclose(
+        q[:2], torch.stack((probs[2], probs[0])) / (probs[2] + probs[0]), atol=1e-6
+    )
 
 
 @METHODS
-def test_a_draft_whose_words_are_the_targets_own_stands_as_a_whole(
-    make, open_session, random_table
-):
-    """Where the target speaks the draft's words and thinks as it does."""
+def test_a_draft_whose_words_are_target_tokens_is_fully_accepted(make, open_session, random_table):
+    """The draft has the target's distribution, with other ids."""
     table = random_table(3, 21, 4.0)
-    order = [2, 0, 1]  # the draft's id of each of the target's
+    order = [2, 0, 1]  # the draft's id of each target token
     theirs = torch.empty_like(table)
     for a in range(3):
         for b in range(3):

@@ -1,4 +1,4 @@
-"""Ways to feed tokens to a decoder, and what its rows are compared with."""
+"""Helpers that feed tokens to a decoder in different ways, and the expected logits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from specbench_cli.engine.types import Tokens
 CLOSE = 1e-5
 
 PARENTS = (0, 0, 0, 1, 1, 2, 4)
-"""A tree of six nodes under the last committed token, row 0, whose own entry is never used."""
+"""A tree of six nodes under the last committed token, which is row 0 and has no entry of its
+own."""
 
 
 def some_ids(n: int, b: int = 1) -> Tensor:
@@ -35,7 +36,7 @@ def logits(decoder: Decoder, ids: Tensor, state: Any, **how: Any) -> Tensor:
     return found
 
 
-def apart(a: Tensor, b: Tensor) -> float:
+def relative_difference(a: Tensor, b: Tensor) -> float:
     """Return the largest difference, as a share of the largest number above 1."""
     return float((a - b).abs().max() / b.abs().max().clamp_min(1.0))
 
@@ -51,7 +52,7 @@ def logits_with_rejections(decoder: Decoder, ids: Tensor, cuts: Sequence[int]) -
     found = [logits(decoder, ids[:, :first], state), logits(decoder, ids[:, first:second], state)]
     found += [logits(decoder, ids[:, at : at + 1], state) for at in range(second, n)]
     state.commit(0, range(n))
-    # A verification of six of which the last four are rejected, then the right ones.
+    # Verify six draft tokens, reject the last four, and feed the right ones.
     wrong = torch.cat((ids[:, n : n + 2], 196 - ids[:, n + 2 : n + 6]), 1)
     found.append(logits(decoder, wrong, state)[:, :2])
     state.commit(0, (0, 1))
@@ -62,7 +63,7 @@ def logits_with_rejections(decoder: Decoder, ids: Tensor, cuts: Sequence[int]) -
 
 
 def check_two_sequences(decoder: Decoder, n: int) -> None:
-    """Assert that two sequences in one forward of n tokens each get what they get alone."""
+    """Assert that each of two sequences in one forward of n tokens has the logits it has alone."""
     prompts, block = [some_ids(21), some_ids(9)], some_ids(n, 2)
     together = decoder.new_state(40, n_seqs=3)
     for seq, prompt in zip((2, 0), prompts, strict=True):
@@ -72,7 +73,7 @@ def check_two_sequences(decoder: Decoder, n: int) -> None:
     for i, prompt in enumerate(prompts):
         alone = decoder.new_state(40)
         logits(decoder, prompt, alone)
-        assert apart(found[i], logits(decoder, block[i : i + 1], alone)[0]) <= CLOSE
+        assert relative_difference(found[i], logits(decoder, block[i : i + 1], alone)[0]) <= CLOSE
 
 
 def ancestors(node: int) -> list[int]:
@@ -97,4 +98,4 @@ def check_tree_rows(decoder: Decoder) -> None:
     found = logits(decoder, nodes, state, mask=tree_mask(), positions=tree_positions(17))
     for node in range(len(PARENTS)):
         text = torch.cat((prompt, nodes[:, ancestors(node)]), 1)
-        assert apart(found[0, node], own_logits(decoder, text)[0, -1]) <= CLOSE
+        assert relative_difference(found[0, node], own_logits(decoder, text)[0, -1]) <= CLOSE

@@ -41,8 +41,8 @@ def changed(tiny_checkpoint: Maker, tmp_path: Path) -> Callable[..., Path]:
         tensors = load_file(folder / "model.safetensors")
         change(tensors)
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-        said = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(said | config))
+        config_keys = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config_keys | config))
         return folder
 
     return make

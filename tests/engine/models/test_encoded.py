@@ -1,4 +1,4 @@
-"""Sequence-to-sequence modules behind the contract: the prompt is the encoder's, the text ours."""
+"""Sequence-to-sequence models: the encoder reads the prompt, the decoder emits the output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specbench_cli.engine.types import ExtraInput
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault, UsageError
-from tests.engine.models.feeding import CLOSE, apart, logits, some_ids
+from tests.engine.models.feeding import CLOSE, logits, relative_difference, some_ids
 
 Maker = Callable[..., Path]
 STOP = StopRule(frozenset(), 4)
@@ -53,7 +53,7 @@ def test_logits_are_those_of_transformers(decoder: Seq2SeqDecoder) -> None:
     state.commit(0, range(7))
     found.append(logits(decoder, ids[:, 7:], state))
     assert state.length() == 20
-    assert apart(torch.cat(found, 1), due) <= CLOSE
+    assert relative_difference(torch.cat(found, 1), due) <= CLOSE
     assert (decoder.n_layers, decoder.start) == (3, 0)
 
 
@@ -67,7 +67,7 @@ def test_rows_that_are_kept_are_those_of_reading_from_scratch(decoder: Seq2SeqDe
     for layer in range(decoder.n_layers):
         for rows in ("keys", "values"):
             ours, due = (getattr(each, rows)(layer)[:, :, :7] for each in (state, fresh))
-            assert apart(ours, due) <= CLOSE
+            assert relative_difference(ours, due) <= CLOSE
 
 
 def test_sequences_have_questions_of_their_own(decoder: Seq2SeqDecoder) -> None:
@@ -78,7 +78,7 @@ def test_sequences_have_questions_of_their_own(decoder: Seq2SeqDecoder) -> None:
     found = logits(decoder, ids, state)
     for seq, question in enumerate(questions):
         alone = logits(decoder, ids[seq : seq + 1], reading(decoder, question))
-        assert apart(found[seq], alone[0]) <= CLOSE
+        assert relative_difference(found[seq], alone[0]) <= CLOSE
 
 
 def test_a_cleared_state_has_forgotten_its_question(decoder: Seq2SeqDecoder) -> None:
@@ -89,7 +89,12 @@ def test_a_cleared_state_has_forgotten_its_question(decoder: Seq2SeqDecoder) -> 
         logits(decoder, some_ids(2), state)
     decoder.attach(state, ExtraInput(ids=(3, 4)))
     again = logits(decoder, some_ids(2), state)
-    assert apart(again, logits(decoder, some_ids(2), reading(decoder, torch.tensor([[3, 4]])))) == 0
+    assert (
+        relative_difference(
+            again, logits(decoder, some_ids(2), reading(decoder, torch.tensor([[3, 4]])))
+        )
+        == 0
+    )
 
 
 def test_what_stands_at_positions_of_its_own_is_refused(decoder: Seq2SeqDecoder) -> None:

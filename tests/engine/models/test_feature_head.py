@@ -1,4 +1,4 @@
-"""Heads without a state: what they read, how they are kept, metered and drafted from."""
+"""Heads without state: their input, storage, metering and drafting."""
 
 import json
 
@@ -19,7 +19,7 @@ V = 5
 
 
 class Lines(FeatureHead):
-    """A linear map a level."""
+    """Head with one linear map per level."""
 
     kind = "lines"
 
@@ -61,7 +61,7 @@ def test_after_prefill_it_reads_the_features_of_the_prompts_last_token(open_sess
     assert session.features().equal(table[1, 4][None])
 
 
-def test_after_a_tree_it_reads_those_of_the_token_that_chose_the_last(open_session, table):
+def test_after_a_tree_it_reads_the_features_that_chose_the_last_token(open_session, table):
     session = open_capturing(open_session, table)
     session.prefill()
     root = session.tokens()[-1]
@@ -71,14 +71,14 @@ def test_after_a_tree_it_reads_those_of_the_token_that_chose_the_last(open_sessi
     session.commit(session.verify(draft, session.score(draft)))
     assert session.tokens()[-2] == right
     assert session.features().equal(table[root, right][None])
-    assert session.features().equal(table[root, right][None])  # as often as is liked
+    assert session.features().equal(table[root, right][None])  # any number of times
     plain = session.chain(())
     session.commit(session.verify(plain, session.score(plain)))
     before, last = session.tokens()[-3:-1]
     assert session.features().equal(table[before, last][None])
 
 
-def test_features_are_kept_where_they_are_asked_for_and_there_is_a_text(open_session, table):
+def test_features_are_kept_only_if_requested(open_session, table):
     session = open_session(table, prompt=(3, 1, 4))
     session.prefill()
     with pytest.raises(MethodFault, match=r"session\.capture_layers"):
@@ -88,7 +88,7 @@ def test_features_are_kept_where_they_are_asked_for_and_there_is_a_text(open_ses
         session.features()
 
 
-def test_features_that_nobody_reads_are_let_go_and_said_to_be(open_session, table):
+def test_unread_features_are_dropped_with_an_error(open_session, table):
     session = open_capturing(open_session, table)
     session.prefill()
     session.features()
@@ -96,7 +96,7 @@ def test_features_that_nobody_reads_are_let_go_and_said_to_be(open_session, tabl
         session.pending_features(0)
 
 
-def test_beside_a_head_with_a_state_all_are_kept(open_session, table):
+def test_with_a_stateful_head_all_features_are_kept(open_session, table):
     session = open_capturing(open_session, table)
     session.prefill()
     assert session.pending_features(0).rows.shape[1] == 3
@@ -111,7 +111,7 @@ def test_beside_a_head_with_a_state_all_are_kept(open_session, table):
 # ---- how it is kept -----------------------------------------------------------------------------
 
 
-def test_what_is_saved_is_loaded(target, tmp_path):
+def test_a_saved_head_can_be_loaded(target, tmp_path):
     head = Lines.random({"target": target}, seed=1)
     longer = Lines(target, levels=4).ready()
     for number, each in enumerate((head, longer)):
@@ -127,7 +127,7 @@ def test_what_is_saved_is_loaded(target, tmp_path):
     assert head.weight_bytes == 3 * 64 * 64 * 4
 
 
-def test_random_ones_differ_by_their_seed_and_leave_torchs_chance_alone(target):
+def test_random_heads_differ_by_seed_and_leave_torchs_generator_unchanged(target):
     torch.manual_seed(5)
     first, again, other = (Lines.random({"target": target}, seed=seed) for seed in (1, 1, 2))
     left = torch.rand(3)
@@ -145,7 +145,7 @@ def spoilt(folder, **facts):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("spoil", "message"),
     [
         (lambda f: (f / "config.json").unlink(), "no config.json"),
         (
@@ -162,10 +162,10 @@ def spoilt(folder, **facts):
         (lambda f: (f / "model.safetensors").unlink(), "lacks model.safetensors"),
     ],
 )
-def test_a_folder_that_does_not_fit_says_why(target, tmp_path, spoil, says):
+def test_an_invalid_folder_is_refused_with_the_reason(target, tmp_path, spoil, message):
     Lines.random({"target": target}).save(tmp_path / "head")
     spoil(tmp_path / "head")
-    with pytest.raises(EnvironmentFault, match=says) as fault:
+    with pytest.raises(EnvironmentFault, match=message) as fault:
         Lines.load(tmp_path / "head", {"target": target})
     assert fault.value.hint
 
@@ -195,7 +195,7 @@ def test_every_call_is_a_draft_forward(target):
     assert all(f.t0_ns <= f.t1_ns for f in meter.forwards)
 
 
-def test_of_a_batch_it_says_whose_rows_it_read(target):
+def test_a_batched_call_records_the_sequences_it_read(target):
     meter = Meter(torch.device("cpu"))
     MeteredHead(Lines.random({"target": target}), meter, place=2)(torch.randn(1, 64))
     assert meter.forwards[0].rows == {2: 1}
@@ -221,7 +221,7 @@ def test_a_template_is_filled_with_the_best_tokens_of_each_level(open_session, t
 
 
 @pytest.mark.parametrize("rule", ["greedy", "coupled", "rejection"])
-def test_the_order_is_that_of_what_the_session_decides_by(open_session, table, rule):
+def test_the_ranking_uses_the_sessions_decision_scores(open_session, table, rule):
     sampling = Sampling() if rule == "greedy" else Sampling(rule, 0.7, seed=3)
     session = open_capturing(open_session, table, sampling=sampling)
     session.prefill()
@@ -234,13 +234,13 @@ def test_the_order_is_that_of_what_the_session_decides_by(open_session, table, r
 @pytest.mark.parametrize(
     ("rows", "budget", "nodes"), [(3, 8, 2 + 4 + 8), (2, 8, 2 + 4), (3, 3, 2), (3, 2, 0)]
 )
-def test_no_deeper_than_there_are_rows_and_budget(open_session, table, rows, budget, nodes):
+def test_the_depth_is_limited_by_rows_and_budget(open_session, table, rows, budget, nodes):
     session = open_capturing(open_session, table, budget=budget)
     session.prefill()
     assert fill_from(tree_of_widths((2, 2, 2)), table[0, :rows], session).nodes == nodes
 
 
-def test_no_wider_than_the_vocabulary(open_session, table):
+def test_the_width_is_limited_by_the_vocabulary(open_session, table):
     session = open_capturing(open_session, table)
     session.prefill()
     assert fill_from(tree_of_widths((V + 2,)), table[0, :1], session).nodes == V

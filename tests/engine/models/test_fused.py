@@ -1,4 +1,4 @@
-"""The fused decoder computes what transformers computes, however the tokens come in."""
+"""The fused decoder computes what transformers computes, however the tokens are fed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.engine.models.feeding import (
     CLOSE,
     PARENTS,
     ancestors,
-    apart,
     check_tree_rows,
     check_two_sequences,
     logits,
     logits_with_rejections,
     own_logits,
+    relative_difference,
     some_ids,
     tree_mask,
     tree_positions,
@@ -66,7 +66,7 @@ ROPES: dict[str, dict[str, Any]] = {
 def _by_torch_and_by_kernels_of_our_own(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which of both a machine takes is a rule on its processor."""
+    """Test both kernels: a rule on the processor chooses between them."""
     monkeypatch.setenv(BACKEND_VARIABLE, request.param)
 
 
@@ -80,7 +80,7 @@ def decoder_of(tiny_checkpoint: Maker, case: str, **load: Any) -> FusedDecoder:
 
 @pytest.mark.parametrize("kind", ROPE_TYPES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_positions_are_turned_as_transformers_turns_them(
+def test_rotary_positions_equal_transformers(
     tiny_checkpoint: Maker, family: str, kind: str
 ) -> None:
     module = get_module(load_decoder(tiny_checkpoint(family), name="target"))
@@ -88,8 +88,10 @@ def test_positions_are_turned_as_transformers_turns_them(
     config.rope_parameters = {"rope_type": kind, "rope_theta": 500.0, **ROPES.get(kind, {})}
     theirs = type(module.base_model.rotary_emb)(config)
     for dtype in (torch.float32, torch.bfloat16):
-        given = torch.empty(0, dtype=dtype), torch.arange(200)[None]
-        for ours, other in zip(RotaryEmbedding(config)(*given), theirs(*given), strict=True):
+        arguments = torch.empty(0, dtype=dtype), torch.arange(200)[None]
+        for ours, other in zip(
+            RotaryEmbedding(config)(*arguments), theirs(*arguments), strict=True
+        ):
             assert torch.equal(ours, other)
 
 
@@ -97,20 +99,21 @@ def test_positions_are_turned_as_transformers_turns_them(
 def test_logits_are_those_of_transformers(tiny_checkpoint: Maker, case: str) -> None:
     decoder, ids = decoder_of(tiny_checkpoint, case), some_ids(60)
     found = logits_with_rejections(decoder, ids, (37, 40, 48))
-    assert apart(found, own_logits(decoder, ids)) <= CLOSE
+    assert relative_difference(found, own_logits(decoder, ids)) <= CLOSE
 
 
 @pytest.mark.parametrize("case", ["llama", "mistral", "qwen3"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_drafted_row_has_the_bits_that_it_has_alone(
+def test_a_drafted_row_is_bit_identical_to_the_row_alone(
     tiny_checkpoint: Maker, case: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By kernels of our own: what is verified in a chain is what plain decoding computes."""
+    """With specbench's kernels, chain verification computes exactly what plain decoding
+    computes."""
     monkeypatch.setenv(BACKEND_VARIABLE, "tiled")
     decoder, ids = decoder_of(tiny_checkpoint, case, dtype=dtype), some_ids(70)
     state = decoder.new_state(80)
 
-    def rows(span: Tensor) -> Tensor:  # 197 ids are an odd number, which torch multiplies
+    def rows(span: Tensor) -> Tensor:  # an odd vocabulary size goes to torch
         return decoder.forward(Tokens(span), state).hidden
 
     rows(ids[:, :50])
@@ -121,7 +124,7 @@ def test_a_drafted_row_has_the_bits_that_it_has_alone(
         assert torch.equal(torch.cat(blocks, 1), alone), height
 
 
-def test_gates_of_any_size_are_torchs_and_what_is_no_number_stays_none() -> None:
+def test_silu_of_any_size_equals_torchs_and_keeps_nan() -> None:
     from specbench_cli.engine.models import kernels
 
     gates = torch.cat((torch.linspace(-120, 120, 2001), torch.tensor([torch.inf, torch.nan])))
@@ -137,14 +140,17 @@ def test_rope_variants_are_those_of_transformers(tiny_checkpoint: Maker, rope: s
     decoder = load_decoder(tiny_checkpoint("llama", rope_parameters=parameters), name="target")
     assert isinstance(decoder, FusedDecoder)
     ids = some_ids(100)
-    assert apart(logits(decoder, ids, decoder.new_state(100)), own_logits(decoder, ids)) <= CLOSE
+    assert (
+        relative_difference(logits(decoder, ids, decoder.new_state(100)), own_logits(decoder, ids))
+        <= CLOSE
+    )
 
 
 def test_packed_linears_give_the_same_logits(tiny_checkpoint: Maker) -> None:
     decoder, ids = decoder_of(tiny_checkpoint, "llama biases", backend="packed"), some_ids(20)
     state = decoder.new_state(20)
     found = [logits(decoder, ids[:, :14], state), logits(decoder, ids[:, 14:], state)]
-    assert apart(torch.cat(found, 1), own_logits(decoder, ids)) <= CLOSE
+    assert relative_difference(torch.cat(found, 1), own_logits(decoder, ids)) <= CLOSE
 
 
 @pytest.mark.parametrize("case", ["llama", "mistral all heads", "qwen3"])
@@ -154,7 +160,7 @@ def test_half_precision_stays_close(tiny_checkpoint: Maker, case: str) -> None:
     found = [logits(decoder, ids[:, :33], state), logits(decoder, ids[:, 33:34], state)]
     found.append(logits(decoder, ids[:, 34:], state))
     assert found[0].dtype == torch.bfloat16
-    assert apart(torch.cat(found, 1), own_logits(decoder, ids)) <= 0.15
+    assert relative_difference(torch.cat(found, 1), own_logits(decoder, ids)) <= 0.15
 
 
 @pytest.mark.parametrize("case", ["llama", "llama all heads", "mistral", "qwen2 some windows"])
@@ -183,7 +189,7 @@ def test_tree_fed_in_parts_gives_the_rows_of_one_forward(tiny_checkpoint: Maker,
         logits(decoder, prompt, state)
     mask, positions = tree_mask(), tree_positions(17)
     expected = logits(decoder, nodes, whole, mask=mask, positions=positions)
-    for rows in (slice(0, 2), slice(2, 5), slice(5, 7)):  # earlier rows are seen by ancestry too
+    for rows in (slice(0, 2), slice(2, 5), slice(5, 7)):  # earlier rows are visible by ancestry
         found = logits(
             decoder,
             nodes[:, rows],
@@ -191,7 +197,7 @@ def test_tree_fed_in_parts_gives_the_rows_of_one_forward(tiny_checkpoint: Maker,
             mask=mask[rows, : rows.stop],
             positions=positions[:, rows],
         )
-        assert apart(found, expected[:, rows]) <= CLOSE
+        assert relative_difference(found, expected[:, rows]) <= CLOSE
 
 
 @pytest.mark.parametrize("case", ["llama", "llama all heads"])
@@ -210,10 +216,17 @@ def test_committed_tree_path_equals_a_forward_of_its_tokens(
     n = 17 + len(path)
     assert state.length() == again.length() == n
     for layer in range(decoder.n_layers):
-        assert apart(state.keys(layer)[:, :, :n], again.keys(layer)[:, :, :n]) <= CLOSE
-        assert apart(state.values(layer)[:, :, :n], again.values(layer)[:, :, :n]) <= CLOSE
+        assert (
+            relative_difference(state.keys(layer)[:, :, :n], again.keys(layer)[:, :, :n]) <= CLOSE
+        )
+        assert (
+            relative_difference(state.values(layer)[:, :, :n], again.values(layer)[:, :, :n])
+            <= CLOSE
+        )
     after = some_ids(3)
-    assert apart(logits(decoder, after, state), logits(decoder, after, again)) <= CLOSE
+    assert (
+        relative_difference(logits(decoder, after, state), logits(decoder, after, again)) <= CLOSE
+    )
 
 
 @pytest.mark.parametrize("case", ["llama", "llama all heads"])
@@ -237,7 +250,7 @@ def test_nan_in_a_sibling_does_not_leak(tiny_checkpoint: Maker, case: str) -> No
     assert torch.equal(poisoned_logits[spared], clean[spared])
 
 
-def test_hidden_rows_continue_where_a_layer_range_stopped(tiny_checkpoint: Maker) -> None:
+def test_a_forward_can_continue_from_hidden_states(tiny_checkpoint: Maker) -> None:
     decoder, ids = decoder_of(tiny_checkpoint, "llama"), some_ids(12)
     state = decoder.new_state(20)
     early = decoder.forward(Tokens(ids), state, layers=(0, 2))
@@ -245,22 +258,22 @@ def test_hidden_rows_continue_where_a_layer_range_stopped(tiny_checkpoint: Maker
     assert [state.length(0, layer) for layer in range(3)] == [12, 12, 0]
     late = decoder.forward(Hidden(early.hidden), state, layers=(2, 3), logits_at="all")
     assert late.logits is not None
-    assert apart(late.logits, own_logits(decoder, ids)) <= CLOSE
+    assert relative_difference(late.logits, own_logits(decoder, ids)) <= CLOSE
 
 
-def test_skipped_layer_is_as_if_it_were_not_there(tiny_checkpoint: Maker) -> None:
+def test_a_skipped_layer_has_no_effect(tiny_checkpoint: Maker) -> None:
     decoder, ids = decoder_of(tiny_checkpoint, "llama"), some_ids(12)
     state = decoder.new_state(20)
     found = [logits(decoder, ids[:, :8], state, skip=frozenset({1}))]
     found.append(logits(decoder, ids[:, 8:], state, skip=frozenset({1})))
     module = get_module(decoder)
-    kept = [module.model.layers[0], module.model.layers[2]]
+    layers = [module.model.layers[0], module.model.layers[2]]
     h = module.model.embed_tokens(ids)
     turns = module.model.rotary_emb(h, torch.arange(12)[None])
-    for layer in kept:
+    for layer in layers:
         h = layer(h, position_embeddings=turns)
     expected = module.lm_head(module.model.norm(h))
-    assert apart(torch.cat(found, 1), expected) <= CLOSE
+    assert relative_difference(torch.cat(found, 1), expected) <= CLOSE
     assert [state.length(0, layer) for layer in range(3)] == [12, 0, 12]
 
 
@@ -276,7 +289,7 @@ SKIPS: tuple[tuple[Any, ...], ...] = (
 
 @pytest.mark.parametrize("skip", SKIPS, ids=str)
 @pytest.mark.parametrize("case", ["llama biases", "mistral", "qwen3"])
-def test_sublayers_that_are_passed_over_are_as_if_they_were_not_there(
+def test_skipped_sublayers_have_no_effect(
     tiny_checkpoint: Maker, case: str, skip: tuple[Any, ...]
 ) -> None:
     decoder, ids = decoder_of(tiny_checkpoint, case), some_ids(24)
@@ -284,7 +297,7 @@ def test_sublayers_that_are_passed_over_are_as_if_they_were_not_there(
     over = {(at, kind) for at in range(3) for kind in ("attention", "mlp") if at in skip}
     over |= {each for each in skip if isinstance(each, tuple)}
     left = {}
-    for at, layer in enumerate(module.model.layers):  # what is taken out adds nothing
+    for at, layer in enumerate(module.model.layers):  # a removed sublayer adds nothing
         if (at, "attention") in over:
             layer.self_attn.forward = lambda hidden_states, **_: (hidden_states * 0, None)
         if (at, "mlp") in over:
@@ -301,13 +314,13 @@ def test_sublayers_that_are_passed_over_are_as_if_they_were_not_there(
     out = decoder.forward(
         Tokens(ids[:, 17:]), state, logits_at="all", captured_layers=(0, 1, 2), **how
     )
-    assert apart(torch.cat([*found, out.logits], 1), expected) <= CLOSE
+    assert relative_difference(torch.cat([*found, out.logits], 1), expected) <= CLOSE
     for at in range(3):
-        assert apart(out.aux_hidden_states[at], left[at][:, 17:]) <= CLOSE
+        assert relative_difference(out.aux_hidden_states[at], left[at][:, 17:]) <= CLOSE
         assert state.length(0, at) == (0 if (at, "attention") in over else 24)
 
 
-def test_a_tree_past_sublayers_is_its_paths(tiny_checkpoint: Maker) -> None:
+def test_a_tree_with_skipped_sublayers_equals_its_paths(tiny_checkpoint: Maker) -> None:
     decoder, ids = decoder_of(tiny_checkpoint, "llama"), some_ids(12)
     skip, state = frozenset({(1, "attention"), (2, "mlp")}), decoder.new_state(20)
     logits(decoder, ids[:, :9], state, skip=skip)
@@ -319,10 +332,10 @@ def test_a_tree_past_sublayers_is_its_paths(tiny_checkpoint: Maker) -> None:
         alone = decoder.new_state(20)
         logits(decoder, ids[:, :9], alone, skip=skip)
         due = logits(decoder, ids[:, path], alone, skip=skip)[:, -1]
-        assert apart(found[:, path[1] - 9], due) <= CLOSE
+        assert relative_difference(found[:, path[1] - 9], due) <= CLOSE
 
 
-def test_a_share_is_that_of_the_bytes_that_are_read(tiny_checkpoint: Maker) -> None:
+def test_a_share_counts_the_bytes_that_are_read(tiny_checkpoint: Maker) -> None:
     decoder = decoder_of(tiny_checkpoint, "qwen2")
     module = get_module(decoder)
 
@@ -348,18 +361,18 @@ def test_a_share_is_that_of_the_bytes_that_are_read(tiny_checkpoint: Maker) -> N
     assert decoder.share(skip=skip) == pytest.approx(read / whole)
 
 
-def test_captured_layers_and_hidden_are_the_rows_that_leave_layers(tiny_checkpoint: Maker) -> None:
+def test_captured_and_final_hidden_states_are_those_of_transformers(tiny_checkpoint: Maker) -> None:
     decoder, ids = decoder_of(tiny_checkpoint, "qwen3"), some_ids(12)
     out = decoder.forward(Tokens(ids), decoder.new_state(20), captured_layers=(0, 1, 2))
     with torch.no_grad():
         expected = get_module(decoder)(input_ids=ids, output_hidden_states=True).hidden_states
-    assert apart(out.aux_hidden_states[0], expected[1]) <= CLOSE
-    assert apart(out.aux_hidden_states[1], expected[2]) <= CLOSE
+    assert relative_difference(out.aux_hidden_states[0], expected[1]) <= CLOSE
+    assert relative_difference(out.aux_hidden_states[1], expected[2]) <= CLOSE
     assert torch.equal(out.aux_hidden_states[2], out.hidden)
-    assert apart(get_module(decoder).model.norm(out.hidden), expected[3]) <= CLOSE
+    assert relative_difference(get_module(decoder).model.norm(out.hidden), expected[3]) <= CLOSE
 
 
-def test_logits_come_for_the_rows_asked_for(tiny_checkpoint: Maker) -> None:
+def test_logits_are_returned_for_the_requested_rows(tiny_checkpoint: Maker) -> None:
     decoder, ids = decoder_of(tiny_checkpoint, "llama"), some_ids(12, 2)
     rows = {}
     for at in ("all", "last", torch.tensor([3, 7, 7]), None):
@@ -367,21 +380,21 @@ def test_logits_come_for_the_rows_asked_for(tiny_checkpoint: Maker) -> None:
         rows[str(at)] = decoder.forward(Tokens(ids), state, logits_at=at).logits
     every, last, some, none = rows.values()
     assert none is None
-    assert apart(last, every[:, -1:]) <= CLOSE
-    assert apart(some, every[:, [3, 7, 7]]) <= CLOSE
+    assert relative_difference(last, every[:, -1:]) <= CLOSE
+    assert relative_difference(some, every[:, [3, 7, 7]]) <= CLOSE
 
 
-def test_results_of_a_forward_survive_the_next_one(tiny_checkpoint: Maker) -> None:
+def test_results_of_a_forward_are_not_overwritten_by_the_next(tiny_checkpoint: Maker) -> None:
     decoder, ids = decoder_of(tiny_checkpoint, "llama"), some_ids(12)
     state = decoder.new_state(20)
     out = decoder.forward(Tokens(ids[:, :4]), state, logits_at="all", captured_layers=(0,))
-    kept = [out.logits, out.hidden, out.aux_hidden_states[0]]
-    copies = [tensor.clone() for tensor in kept]
+    results = [out.logits, out.hidden, out.aux_hidden_states[0]]
+    copies = [tensor.clone() for tensor in results]
     logits(decoder, ids[:, 4:8], state)
-    assert all(torch.equal(a, b) for a, b in zip(kept, copies, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(results, copies, strict=True))
 
 
-def test_the_same_text_gives_the_same_bits_again(tiny_checkpoint: Maker) -> None:
+def test_the_same_text_gives_the_same_bits(tiny_checkpoint: Maker) -> None:
     decoder, ids = decoder_of(tiny_checkpoint, "llama all heads"), some_ids(30)
     state = decoder.new_state(40)
     runs = []
@@ -392,13 +405,13 @@ def test_the_same_text_gives_the_same_bits_again(tiny_checkpoint: Maker) -> None
     assert torch.equal(*runs)
 
 
-def test_kept_plans_are_bounded(tiny_checkpoint: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_plans_are_bounded(tiny_checkpoint: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forward_plan, "MAX_PLANS", 4)
     decoder, ids = decoder_of(tiny_checkpoint, "llama"), some_ids(12)
     state = decoder.new_state(20)
     found = [logits(decoder, ids[:, at : at + 1], state) for at in range(12)]
     assert len(state.plans) <= 4
-    assert apart(torch.cat(found, 1), own_logits(decoder, ids)) <= CLOSE
+    assert relative_difference(torch.cat(found, 1), own_logits(decoder, ids)) <= CLOSE
 
 
 def test_more_rows_than_the_state_holds_are_refused(tiny_checkpoint: Maker) -> None:
@@ -410,7 +423,7 @@ def test_more_rows_than_the_state_holds_are_refused(tiny_checkpoint: Maker) -> N
     assert state.length() == 8
 
 
-def test_tokens_cannot_enter_in_the_middle(tiny_checkpoint: Maker) -> None:
+def test_a_layer_range_inside_the_model_needs_hidden_states(tiny_checkpoint: Maker) -> None:
     decoder = decoder_of(tiny_checkpoint, "llama")
     with pytest.raises(ValueError, match="hidden rows"):
         decoder.forward(Tokens(some_ids(2)), decoder.new_state(4), layers=(1, 3))

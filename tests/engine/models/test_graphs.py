@@ -1,6 +1,6 @@
-"""Recorded forwards give what others give, whatever their buffers are filled with.
+"""Recorded forwards give the results of other forwards, whatever is in their buffers.
 
-Without a GPU a recording is its body, run again: what is tested is all but the graph itself.
+Without a GPU, a recording runs its body again. This tests everything but the CUDA graph.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ def again(body):
 
 @pytest.fixture(params=FAMILIES, ids=lambda case: f"{case[0]}-{len(case[1])}")
 def pair(request, tiny_checkpoint, monkeypatch):
-    """A decoder that records its forwards, and one that does not; both with a state."""
+    """Two decoders with states: one records its forwards, the other does not."""
     monkeypatch.setattr(graphs, "SEEN_MULTIPLE", 16)
     family, overrides = request.param
     folder = tiny_checkpoint(family, **overrides)
-    made = [load_decoder(folder, name="target") for _ in range(2)]
-    for each in made:
+    pair_ = [load_decoder(folder, name="target") for _ in range(2)]
+    for each in pair_:
         assert isinstance(each, FusedDecoder)
-    made[0].record(again)
-    return [(each, each.new_state(75)) for each in made]
+    pair_[0].record(again)
+    return [(each, each.new_state(75)) for each in pair_]
 
 
 def both(pair, n, *, seed=0, **how):
-    """The same forward by both; what they give is the same."""
+    """Run the same forward on both, and assert equal results."""
     ids = torch.randint(0, 197, (1, n), generator=torch.Generator().manual_seed(seed + 100 * n))
     one, other = (decoder.forward(Tokens(ids), state, **how) for decoder, state in pair)
     assert (one.logits is None) == (other.logits is None)
@@ -71,7 +71,7 @@ def same_rows(pair):
     )
 
 
-def test_a_text_in_blocks_across_several_recordings_is_what_it_is_without(pair):
+def test_a_text_in_blocks_over_several_recordings_is_unchanged(pair):
     for seed, (n, at) in enumerate(
         itertools.product((1, 7, 3, 12), ("last", "all", None, torch.tensor([0])))
     ):
@@ -83,7 +83,7 @@ def test_a_text_in_blocks_across_several_recordings_is_what_it_is_without(pair):
     assert pair[0][0].recorded > 0
 
 
-def test_a_shape_is_recorded_once_for_a_state_and_sixteen_rows_of_it(pair):
+def test_a_shape_is_recorded_once_per_state_and_sixteen_rows(pair):
     decoder = pair[0][0]
     for rows in range(2, 64, 2):
         both(pair, 2)
@@ -98,7 +98,7 @@ def test_a_shape_is_recorded_once_for_a_state_and_sixteen_rows_of_it(pair):
         both(pair, 2)
 
 
-def test_what_was_rolled_back_is_not_seen(pair):
+def test_rolled_back_rows_are_not_visible(pair):
     both(pair, 9)
     commit(pair, range(9))
     both(pair, 5)
@@ -108,7 +108,7 @@ def test_what_was_rolled_back_is_not_seen(pair):
     same_rows(pair)
 
 
-def test_rows_that_were_left_out_keep_their_positions(pair):
+def test_skipped_rows_keep_their_positions(pair):
     both(pair, 12)
     for _, state in pair:
         state.select([0, 1, 7, 8, 9, 10, 11])
@@ -122,7 +122,8 @@ def test_a_wide_block_is_not_recorded(pair):
 
 
 def tree(parents):
-    """The mask of a tree whose node i hangs at parents[i], -1 being the root row 0."""
+    """Return the mask of a tree. Node i has the parent parents[i], where -1 is the root in row
+    0."""
     n = len(parents) + 1
     mask = torch.zeros(n, n, dtype=torch.bool)
     depth = [0] * n
@@ -136,7 +137,7 @@ def tree(parents):
 
 @settings(max_examples=12, deadline=None)
 @given(st.data())
-def test_any_tree_is_what_it_is_without(tiny_checkpoint, data):
+def test_any_tree_is_unchanged(tiny_checkpoint, data):
     folder = tiny_checkpoint("llama")
     pair = []
     for records in (True, False):
@@ -155,14 +156,14 @@ def test_any_tree_is_what_it_is_without(tiny_checkpoint, data):
         path = mask[leaf].nonzero()[:, 0].tolist()
         commit(pair, path)
         same_rows(pair)
-    # A second level that sees some rows of the first.
+    # A second level that sees some rows of the first level.
     both(pair, 4, seed=5)
     wide = torch.tensor([[1, 0, 1, 0, 1, 0], [0, 1, 0, 1, 0, 1]], dtype=torch.bool)
     at = torch.tensor([[30, 31]])
     both(pair, 2, seed=6, mask=wide, positions=at, logits_at="all")
 
 
-def test_no_number_of_a_branch_reaches_its_siblings(tiny_checkpoint):
+def test_nan_in_a_branch_does_not_reach_its_siblings(tiny_checkpoint):
     decoder = load_decoder(tiny_checkpoint("llama"), name="target")
     decoder.record(again)
     state = decoder.new_state(40)

@@ -1,4 +1,4 @@
-"""What a head reads: the target's features of committed tokens, one row behind the text."""
+"""Input of a head: the target's features of committed tokens, one position behind the text."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def table(random_table: Callable[..., Tensor]) -> Tensor:
 
 
 def rows_of_text(table: Tensor, text: list[int], first: int, n: int) -> Tensor:
-    """The table's rows of the text's tokens first..first+n-1."""
+    """Return the table's rows of the tokens first to first + n - 1."""
     before = [0, *text][first : first + n]
     return table[before, text[first : first + n]]
 
 
-def test_after_prefill_a_head_reads_the_prompt_one_row_behind_the_text(
+def test_after_prefill_a_head_reads_the_prompt_one_position_behind(
     open_session: Open, table: Tensor
 ) -> None:
     session = open_session(table, prompt=(3, 1, 4))
@@ -46,7 +46,7 @@ def test_after_prefill_a_head_reads_the_prompt_one_row_behind_the_text(
     assert read.rows[0].equal(rows_of_text(table, text, 0, 3))
 
 
-def test_after_a_tree_a_head_reads_the_rows_of_the_accepted_path_alone(
+def test_after_a_tree_a_head_reads_only_the_rows_of_the_accepted_path(
     open_session: Open, table: Tensor
 ) -> None:
     session = open_session(table, prompt=(3, 1, 4))
@@ -54,7 +54,7 @@ def test_after_a_tree_a_head_reads_the_rows_of_the_accepted_path_alone(
     session.capture_layers((NORMED,))
     session.prefill()
     session.pending_features(0)
-    # a wrong child, then the right one, with a right and a wrong child of its own
+    # a wrong child, then the right one, which has a right and a wrong child
     right = int(table[4, session.tokens()[-1]].argmax())
     next_ = int(table[session.tokens()[-1], right].argmax())
     wrong = [(right + 1) % V, (next_ + 1) % V]
@@ -66,7 +66,7 @@ def test_after_a_tree_a_head_reads_the_rows_of_the_accepted_path_alone(
     assert read.rows[0].equal(rows_of_text(table, text, 3, 3))
 
 
-def test_features_wait_until_they_are_read(open_session: Open, table: Tensor) -> None:
+def test_features_are_pending_until_they_are_read(open_session: Open, table: Tensor) -> None:
     session = open_session(table, prompt=(2,))
     session.capture_layers((NORMED,))
     session.prefill()
@@ -89,14 +89,14 @@ def test_normed_rows_through_the_output_matrix_are_the_logits(
 
 
 @pytest.mark.parametrize("hosted", [False, True])
-def test_embedded_ids_are_what_enters_the_first_layer(tiny_checkpoint: Maker, hosted: bool) -> None:
+def test_embedded_ids_are_the_first_layers_input(tiny_checkpoint: Maker, hosted: bool) -> None:
     decoder = load_decoder(tiny_checkpoint("llama"), name="target", host_module=hosted)
     ids = torch.arange(6)[None]
     own = get_module(decoder).get_input_embeddings()(ids)
     torch.testing.assert_close(decoder.embed(ids), own)
 
 
-def test_several_captured_layers_lie_side_by_side(tiny_checkpoint: Maker) -> None:
+def test_several_captured_layers_are_concatenated(tiny_checkpoint: Maker) -> None:
     decoder = load_decoder(tiny_checkpoint("llama"), name="target")
     out = decoder.forward(
         Tokens(torch.arange(4)[None]), decoder.new_state(4), captured_layers=(0, 1)
@@ -105,7 +105,7 @@ def test_several_captured_layers_lie_side_by_side(tiny_checkpoint: Maker) -> Non
     assert rows.equal(torch.cat((out.aux_hidden_states[1][0], out.aux_hidden_states[0][0]), -1))
 
 
-def test_features_that_nobody_asked_to_keep_are_the_methods_fault(
+def test_reading_features_that_were_not_requested_is_a_fault(
     open_session: Open, table: Tensor
 ) -> None:
     session = open_session(table, prompt=(3, 1, 4))
@@ -122,7 +122,7 @@ def test_features_that_nobody_asked_to_keep_are_the_methods_fault(
         *(Sampling("rejection", temperature) for temperature in (0.7, 1.0, 2.0)),
     ],
 )
-def test_candidates_are_the_likeliest_by_what_the_session_decides_by(
+def test_candidates_are_the_most_likely_by_the_sessions_decision_scores(
     open_session: Open, table: Tensor, sampling: Sampling
 ) -> None:
     session = open_session(table, sampling=sampling)
@@ -137,7 +137,7 @@ def test_candidates_are_the_likeliest_by_what_the_session_decides_by(
     torch.testing.assert_close(values, distribution.values[:, :2], check_dtype=False)
 
 
-def test_a_run_without_the_module_says_which_kind_is_missing() -> None:
+def test_a_missing_module_is_named() -> None:
     class Missing(Artifact):
         kind = "missing"
 

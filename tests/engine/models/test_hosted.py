@@ -1,4 +1,4 @@
-"""transformers' own module behind the contract gives the logits it gives by itself."""
+"""Models that run through transformers' own module give the module's logits."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from specbench_cli.engine.types import ExtraInput, Hidden, Tokens
 from specbench_cli.errors import UsageError
 from tests.engine.models.feeding import (
     CLOSE,
-    apart,
     check_tree_rows,
     check_two_sequences,
     logits,
     logits_with_rejections,
     own_logits,
+    relative_difference,
     some_ids,
 )
 
@@ -59,7 +59,7 @@ def decoder_of(tiny_checkpoint: Maker, case: str) -> TransformersDecoder:
 def test_logits_are_those_of_transformers(tiny_checkpoint: Maker, case: str) -> None:
     decoder, ids = decoder_of(tiny_checkpoint, case), some_ids(50)
     found = logits_with_rejections(decoder, ids, (24, 30, 38))
-    assert apart(found, own_logits(decoder, ids)) <= CLOSE
+    assert relative_difference(found, own_logits(decoder, ids)) <= CLOSE
 
 
 @pytest.mark.parametrize("case", ["gemma2", "gemma3", "gpt2", "phi3 window"])
@@ -80,12 +80,12 @@ def test_captured_layers_hidden_and_chosen_rows(tiny_checkpoint: Maker) -> None:
     out = decoder.forward(
         Tokens(ids), decoder.new_state(12), captured_layers=(0, 1), logits_at=rows
     )
-    assert apart(out.logits, own.logits[:, rows]) <= CLOSE
-    assert apart(out.aux_hidden_states[0], own.hidden_states[1]) <= CLOSE
-    assert apart(out.aux_hidden_states[1], own.hidden_states[2]) <= CLOSE
-    assert apart(decoder.module.model.norm(out.hidden), own.hidden_states[3]) <= CLOSE
+    assert relative_difference(out.logits, own.logits[:, rows]) <= CLOSE
+    assert relative_difference(out.aux_hidden_states[0], own.hidden_states[1]) <= CLOSE
+    assert relative_difference(out.aux_hidden_states[1], own.hidden_states[2]) <= CLOSE
+    assert relative_difference(decoder.module.model.norm(out.hidden), own.hidden_states[3]) <= CLOSE
     last = decoder.forward(Tokens(ids), decoder.new_state(12))
-    assert apart(last.logits, own.logits[:, -1:]) <= CLOSE
+    assert relative_difference(last.logits, own.logits[:, -1:]) <= CLOSE
     assert decoder.forward(Tokens(ids), decoder.new_state(12), logits_at=None).logits is None
 
 
@@ -93,7 +93,7 @@ def test_captured_layers_hidden_and_chosen_rows(tiny_checkpoint: Maker) -> None:
 @pytest.mark.parametrize(
     "skip", [(0,), (1,), (2,), (0, 2), ((1, "attention"), (1, "mlp"))], ids=str
 )
-def test_skipped_layers_are_as_if_they_were_not_there(
+def test_skipped_layers_have_no_effect(
     tiny_checkpoint: Maker, family: str, skip: tuple[Any, ...]
 ) -> None:
     decoder, ids = decoder_of(tiny_checkpoint, family), some_ids(12)
@@ -107,11 +107,13 @@ def test_skipped_layers_are_as_if_they_were_not_there(
         layer.forward = lambda rows, *_, t=in_tuples, **__: (rows,) if t else rows
     with torch.no_grad():
         expected = module(input_ids=ids, use_cache=False).logits
-    assert apart(torch.cat(found, 1), expected) <= CLOSE * max(1.0, float(expected.abs().max()))
+    assert relative_difference(torch.cat(found, 1), expected) <= CLOSE * max(
+        1.0, float(expected.abs().max())
+    )
     assert [state.length(0, at) for at in range(3)] == [0 if at in over else 12 for at in range(3)]
 
 
-def test_layers_that_run_hold_equally_many_rows(tiny_checkpoint: Maker) -> None:
+def test_layers_that_run_have_equally_many_rows(tiny_checkpoint: Maker) -> None:
     decoder, state = decoder_of(tiny_checkpoint, "gpt2"), None
     state = decoder.new_state(20)
     logits(decoder, some_ids(4), state, skip=frozenset({1}))
@@ -166,48 +168,54 @@ IMAGE = 196
 
 
 def with_image(text: Tensor) -> Tensor:
-    """A prompt with the places of an image in it."""
+    """Return a prompt with image placeholders."""
     text = text % IMAGE
     return torch.cat((text[:, :3], torch.full((1, 4), IMAGE), text[:, 3:]), 1)
 
 
-def seen(seed: int) -> ExtraInput:
+def random_image(seed: int) -> ExtraInput:
     pixels = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
     return ExtraInput(images={"pixel_values": pixels})
 
 
 def test_images_are_read_with_the_prompt(tiny_checkpoint: Maker) -> None:
-    decoder, ids, source = decoder_of(tiny_checkpoint, "llava"), with_image(some_ids(16)), seen(0)
+    decoder, ids, source = (
+        decoder_of(tiny_checkpoint, "llava"),
+        with_image(some_ids(16)),
+        random_image(0),
+    )
     with torch.no_grad():
         due = decoder.module(input_ids=ids, **source.images).logits
     state = decoder.new_state(24)
     assert decoder.attach(state, source)
     found = [logits(decoder, part, state) for part in ids.split((12, 1, 7), 1)]
-    assert apart(torch.cat(found, 1), due) <= CLOSE
-    assert apart(due, own_logits(decoder, ids)) > 100 * CLOSE
+    assert relative_difference(torch.cat(found, 1), due) <= CLOSE
+    assert relative_difference(due, own_logits(decoder, ids)) > 100 * CLOSE
     state.clear()
-    assert apart(logits(decoder, ids, state), own_logits(decoder, ids)) <= CLOSE
+    assert relative_difference(logits(decoder, ids, state), own_logits(decoder, ids)) <= CLOSE
 
 
-def test_sequences_of_one_forward_have_images_of_their_own(tiny_checkpoint: Maker) -> None:
+def test_sequences_of_one_batch_have_their_own_images(tiny_checkpoint: Maker) -> None:
     decoder = decoder_of(tiny_checkpoint, "llava")
     ids = torch.cat([with_image(some_ids(n)[:, :9]) for n in (16, 17)])
     together = decoder.new_state(24, n_seqs=2)
     for seq in range(2):
-        decoder.attach(together, seen(seq), seq)
+        decoder.attach(together, random_image(seq), seq)
     found = logits(decoder, ids, together)
     for seq in range(2):
         alone = decoder.new_state(24)
-        decoder.attach(alone, seen(seq))
-        assert apart(found[seq], logits(decoder, ids[seq : seq + 1], alone)[0]) <= CLOSE
+        decoder.attach(alone, random_image(seq))
+        assert (
+            relative_difference(found[seq], logits(decoder, ids[seq : seq + 1], alone)[0]) <= CLOSE
+        )
 
 
-def test_a_model_of_text_alone_takes_no_images(tiny_checkpoint: Maker) -> None:
+def test_a_text_model_refuses_images(tiny_checkpoint: Maker) -> None:
     decoder = decoder_of(tiny_checkpoint, "gpt2")
-    assert not decoder.attach(decoder.new_state(4), seen(0))
+    assert not decoder.attach(decoder.new_state(4), random_image(0))
 
 
-def test_a_family_whose_images_come_out_otherwise_is_refused_them(
+def test_a_family_with_unequal_image_features_is_refused(
     tiny_checkpoint: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = decoder_of(tiny_checkpoint, "llava")
@@ -222,4 +230,4 @@ def test_a_family_whose_images_come_out_otherwise_is_refused_them(
 
     monkeypatch.setattr(decoder.module.model, "get_placeholder_mask", once)
     with pytest.raises(UsageError, match=r"llava models read no images here, only text.*\(no\)"):
-        decoder.attach(decoder.new_state(4), seen(0))
+        decoder.attach(decoder.new_state(4), random_image(0))

@@ -1,5 +1,5 @@
-"""The kernels of recorded forwards give what torch's operations give: by Triton's interpreter, on a
-CPU."""
+"""Kernels of recorded forwards, run by Triton's interpreter on a CPU: they equal torch's
+operations."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def half(*size):
     return torch.randn(size).half()
 
 
-def test_rms_norm_is_torchs_for_rows_that_lie_apart_too(kernels):
+def test_rms_norm_equals_torchs_also_for_strided_rows(kernels):
     rows, weight = half(3, 5, 200), half(200)
     for part in (rows, rows[:, -1], rows[1]):
         wanted = torch.rms_norm(part.float(), (200,), weight.float(), 1e-5)
         torch.testing.assert_close(kernels.rms_norm(part, weight, 1e-5).float(), wanted, **CLOSE)
 
 
-def test_silu_mul_is_torchs(kernels):
+def test_silu_mul_equals_torchs(kernels):
     gate_up = half(3, 3000)
     gate, up = gate_up.float().chunk(2, -1)
     torch.testing.assert_close(kernels.silu_mul(gate_up).float(), F.silu(gate) * up, **CLOSE)
 
 
 @pytest.mark.parametrize("width", [64, 2048, 2300])
-def test_a_row_times_weights_is_torchs_product_added_to_what_is_there(kernels, width):
+def test_a_row_times_weights_plus_residual_equals_torchs(kernels, width):
     row, weight, bias, there = half(1, width), half(37, width) / 8, half(37), half(1, 37)
     wanted = row.float() @ weight.float().t()
     alone = kernels.multiply_row(row, weight, None, half(1, 37))
@@ -56,7 +56,7 @@ def test_a_row_times_weights_is_torchs_product_added_to_what_is_there(kernels, w
 
 
 @pytest.mark.parametrize("clean", [False, True])
-def test_turned_keys_and_values_are_kept_in_their_rows(kernels, clean):
+def test_rotated_keys_and_values_are_stored_in_their_rows(kernels, clean):
     n, heads, kv, d = 3, 4, 2, 12
     qkv, cos, sin, held = half(n, (heads + 2 * kv) * d), half(n, 1, d), half(n, 1, d), half(4, 9, d)
     by_head = qkv.view(n, -1, d)
@@ -65,20 +65,20 @@ def test_turned_keys_and_values_are_kept_in_their_rows(kernels, clean):
     before, was = by_head.float().clone(), held.clone()
     turned = before * cos.float() + before.roll(d // 2, -1) * sin.float()
     kernels.rotate_and_store(qkv, cos, sin, torch.tensor([4, 5, 6]), held, kv, clean=clean)
-    kept = held[:, 4:7].float().transpose(0, 1)
+    stored = held[:, 4:7].float().transpose(0, 1)
     largest = torch.finfo(torch.float16).max
     values = before[:, heads + kv :].nan_to_num(0, largest, -largest)
     torch.testing.assert_close(by_head[:, :heads].float(), turned[:, :heads], **CLOSE)
-    torch.testing.assert_close(kept[:, :kv], turned[:, heads : heads + kv], **CLOSE)
-    torch.testing.assert_close(kept[:, kv:], values, **CLOSE)
-    assert kept.isfinite().all()
+    torch.testing.assert_close(stored[:, :kv], turned[:, heads : heads + kv], **CLOSE)
+    torch.testing.assert_close(stored[:, kv:], values, **CLOSE)
+    assert stored.isfinite().all()
     assert held[:, :4].equal(was[:, :4])
     assert held[:, 7:].equal(was[:, 7:])
 
 
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize(("n", "kv", "heads"), [(1, 4, 4), (1, 2, 6), (3, 2, 6), (20, 4, 4)])
-def test_a_chain_attends_to_what_it_may_see_and_to_no_row_behind_it(kernels, n, kv, heads, window):
+def test_a_chain_attends_to_visible_rows_only(kernels, n, kv, heads, window):
     d, start = 16, 70
     qkv, held, out = half(n, (heads + 2 * kv) * d), half(2 * kv, 100, d), half(n, heads * d)
     held[:, start + n :] = torch.nan
@@ -98,11 +98,13 @@ def test_a_chain_attends_to_what_it_may_see_and_to_no_row_behind_it(kernels, n, 
     ("family", "more"),
     [("llama", {}), ("mistral", {"sliding_window": 7}), ("qwen3", {}), ("qwen2", {})],
 )
-def test_a_recorded_forward_by_kernels_is_what_it_is_without(
+def test_a_recorded_forward_with_kernels_is_unchanged(
     kernels, tiny_checkpoint, monkeypatch, family, more
 ):
-    """Chains of one row and several; a tree; the row behind it. In float64, in which a CPU's layers
-    hold norms and rotations as a GPU's do in half precision; weights lie as they do there."""
+    """Test chains of one and several rows, a tree, and the row after it.
+
+    In float64 a CPU lays out norms and rotations as a GPU does in half precision.
+    """
     monkeypatch.setattr(fused, "find_triton_kernels", lambda device, dtype: kernels)
     monkeypatch.setattr(LayerReader, "place", lambda self, weight: weight)
     folder = tiny_checkpoint(family, **more)

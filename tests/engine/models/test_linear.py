@@ -1,4 +1,4 @@
-"""The forms of a product agree, with each other and for any number of rows."""
+"""Forms of the matrix product: they agree with each other, for any number of rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specbench_cli.errors import UsageError
 
 CLOSE = 2e-6
 AVX512 = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-"""Without it oneDNN packs no bfloat16."""
+"""Without oneDNN bfloat16 cannot be packed."""
 
 
 def problem(
@@ -38,7 +38,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> bool:
     [("packed", 320), ("blocked", 320), ("blocked", 336), ("blocked", 330), ("tiled", 322)],
 )
 def test_other_forms_agree_with_plain(backend: str, n_out: int, rows: int, bias: bool) -> None:
-    """336 are whole blocks of the wider kind, 320 of the other, 330 are none."""
+    """336 columns are whole wide blocks, 320 are whole narrow blocks, 330 are neither."""
     x, weight, b = problem(rows, bias, n_out)
     plain, other = linear(weight, b, backend="plain"), linear(weight, b, backend=backend)
     assert close(other(x), plain(x))
@@ -54,7 +54,7 @@ def test_one_row_and_many_agree(backend: str) -> None:
     assert close(torch.cat([product(row[None]) for row in x]), product(x))
 
 
-def test_long_blocks_of_any_length_are_multiplied_in_few_heights_to_the_same_numbers(
+def test_long_inputs_are_multiplied_in_blocks_of_few_sizes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     x, weight, b = problem(520, bias=True)
@@ -78,7 +78,7 @@ def test_long_blocks_of_any_length_are_multiplied_in_few_heights_to_the_same_num
 
 @pytest.mark.parametrize("backend", ["plain", "tiled", "blocked", "packed"])
 @pytest.mark.parametrize("bias", [False, True])
-def test_product_is_right_and_fills_the_buffer_given(backend: str, bias: bool) -> None:
+def test_the_product_is_written_to_the_given_buffer(backend: str, bias: bool) -> None:
     x, weight, b = problem(5, bias)
     out = torch.empty(5, 320)
     product = linear(weight, b, backend=backend)
@@ -88,7 +88,7 @@ def test_product_is_right_and_fills_the_buffer_given(backend: str, bias: bool) -
 
 
 @pytest.mark.parametrize("backend", ["plain", "tiled"])
-def test_columns_are_views_and_packed_has_none(backend: str) -> None:
+def test_columns_are_views_and_a_packed_form_has_none(backend: str) -> None:
     _, weight, _ = problem(1, bias=False)
     if backend == "tiled":
         weight = weight.t().contiguous().t()
@@ -99,7 +99,7 @@ def test_columns_are_views_and_packed_has_none(backend: str) -> None:
     assert linear(weight, backend="packed").columns(10, 20) is None
 
 
-def test_variable_overrides_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_variable_overrides_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     _, weight, _ = problem(1, bias=False)
     for backend in ("plain", "tiled", "blocked", "packed"):
         monkeypatch.setenv(BACKEND_VARIABLE, backend)
@@ -114,7 +114,7 @@ def test_unknown_form_in_the_variable_is_refused(monkeypatch: pytest.MonkeyPatch
         choose_backend(torch.zeros(2, 2))
 
 
-def test_rule_does_not_depend_on_when_it_is_asked() -> None:
+def test_the_rule_does_not_depend_on_the_time_of_the_call() -> None:
     _, weight, _ = problem(1, bias=False)
     assert len({choose_backend(weight) for _ in range(5)}) == 1
 
@@ -139,7 +139,7 @@ def test_float16_is_always_plain(monkeypatch: pytest.MonkeyPatch) -> None:
         ("none", False, ("plain", "plain", "packed", "packed", "packed16")),
     ],
 )
-def test_rule_goes_by_maker_size_and_instructions(mkl, bfloat16, expected, monkeypatch):
+def test_the_rule_depends_on_maker_size_and_instructions(mkl, bfloat16, expected, monkeypatch):
     monkeypatch.delenv(BACKEND_VARIABLE, raising=False)
     for name, value in (
         ("_can_pack", True),
@@ -165,8 +165,8 @@ def test_bfloat16_is_widened_without_instructions_and_without_fbgemm(monkeypatch
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_of_tiles_are_the_same_bits_in_any_block_by_any_number_of_threads(dtype):
-    """A token's products in plain decoding are those in any draft's verification."""
+def test_tiled_rows_are_bit_identical_in_any_block_and_thread_count(dtype):
+    """So a token's products in plain decoding equal those in verification."""
     torch.manual_seed(1)
     x, weight = torch.randn(60, 320).to(dtype), torch.randn(320, 1100).to(dtype)
     product, threads = linear(weight, backend="tiled"), torch.get_num_threads()
@@ -182,7 +182,7 @@ def test_rows_of_tiles_are_the_same_bits_in_any_block_by_any_number_of_threads(d
 
 
 def test_numba_leaves_torch_as_many_threads_as_it_has() -> None:
-    """In a process of its own: OpenMP is started once."""
+    """Use a separate process, because OpenMP is initialised once."""
     code = """if True:
         import torch
         torch.set_num_threads(1)
@@ -199,19 +199,21 @@ def test_numba_leaves_torch_as_many_threads_as_it_has() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_weights_that_are_no_numbers_give_none_in_tiles_and_no_other_column_any() -> None:
+def test_inf_and_nan_weights_affect_only_their_own_column() -> None:
     weight = torch.ones(64, 64)
     weight[3, 5], weight[9, 7] = torch.inf, torch.nan
     for dtype in (torch.float32, torch.bfloat16):
-        said = linear(weight.to(dtype), backend="tiled")(torch.ones(2, 64, dtype=dtype))
-        assert said[:, 5].isinf().all()
-        assert said[:, 7].isnan().all()
-        assert said.isfinite().sum() == 2 * 62
+        y = linear(weight.to(dtype), backend="tiled")(torch.ones(2, 64, dtype=dtype))
+        assert y[:, 5].isinf().all()
+        assert y[:, 7].isnan().all()
+        assert y.isfinite().sum() == 2 * 62
 
 
-def test_rows_packed_in_16_bits_are_the_same_in_any_block_by_any_number_of_threads():
-    """A token has the logits that it has alone, whatever draft it is in: the same bits with
-    AVX-512, without it up to float32's sums, which FBGEMM makes otherwise of one row than of more.
+def test_rows_packed_in_16_bits_are_identical_in_any_block_and_thread_count():
+    """So a token has the same logits alone and in any draft.
+
+    With AVX-512 the bits are equal. Without it FBGEMM sums one row in another order than several,
+    so float32 rounding differs.
     """
     torch.manual_seed(1)
     x, weight = torch.randn(40, 320).bfloat16(), torch.randn(320, 1100).bfloat16()
@@ -233,19 +235,19 @@ def test_rows_packed_in_16_bits_are_the_same_in_any_block_by_any_number_of_threa
 
 @pytest.mark.parametrize("largest", [-80, 0, 120])
 def test_weights_of_any_size_keep_their_bits_in_float16(largest: int) -> None:
-    """32 powers of two below the largest, with all of bfloat16's fractions."""
+    """Use 32 powers of two below the largest, with all fractions of bfloat16."""
     fraction = 1 + torch.arange(128) / 128
     weight = (fraction * 2.0 ** (largest - torch.arange(32))[:, None]).bfloat16()
     assert torch.equal(linear(weight, backend="packed16")(torch.eye(32).bfloat16()), weight)
 
 
-def test_smaller_weights_are_off_by_less_than_float32_sums_keep() -> None:
+def test_smaller_weights_are_off_by_less_than_float32_rounding() -> None:
     weight = torch.tensor([[1.0], [1.1 * 2.0**-36]]).bfloat16()
     held = linear(weight, backend="packed16")(torch.eye(2).bfloat16())
     assert (held - weight).abs().max() < 2.0**-40
 
 
-def test_weights_that_are_no_finite_numbers_give_no_finite_products() -> None:
+def test_weights_that_are_not_finite_give_no_finite_products() -> None:
     weight = torch.ones(64, 64).bfloat16()
     weight[3, 5] = torch.inf
     assert not linear(weight, backend="packed16")(torch.ones(1, 64).bfloat16()).isfinite().any()
@@ -255,7 +257,7 @@ def test_weights_that_are_no_finite_numbers_give_no_finite_products() -> None:
     "backend", ["plain", "tiled", "packed16", "widened", *(["packed"] if AVX512 else [])]
 )
 @pytest.mark.parametrize("bias", [False, True])
-def test_bfloat16_products_are_the_exact_ones_rounded_once_for_any_number_of_rows(backend, bias):
+def test_bfloat16_products_are_rounded_once_for_any_number_of_rows(backend, bias):
     torch.manual_seed(0)
     x, weight = torch.randn(9, 256).bfloat16(), (torch.randn(256, 2100) / 16).bfloat16()
     b, residual = torch.randn(2100).bfloat16() if bias else None, torch.randn(9, 2100).bfloat16()
@@ -265,10 +267,10 @@ def test_bfloat16_products_are_the_exact_ones_rounded_once_for_any_number_of_row
         out = torch.empty(rows, 2100, dtype=torch.bfloat16)
         assert product(x[:rows], out).data_ptr() == out.data_ptr()
         assert torch.equal(product(x[:rows]), out)
-        # Half a unit in the last of 8 bits, and what float32 sums differ by.
+        # Half a unit in the last of 8 bits, plus the rounding of float32 sums.
         torch.testing.assert_close(out.double(), exact[:rows], rtol=2**-8, atol=1e-5)
         added = product.add_to(residual[:rows].clone(), x[:rows])
-        # Where a bias or the sum is rounded on the way, twice.
+        # Rounded twice if a bias is added or the sum is rounded first.
         torch.testing.assert_close(
             added.double(), exact[:rows] + residual[:rows].double(), rtol=2**-6, atol=2**-6
         )

@@ -1,4 +1,4 @@
-"""Checkpoints on disk become decoders, and decoders transformers' modules."""
+"""Loading of checkpoints as decoders, and of decoders as transformers' modules."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ LEFT_OUT = object()
 
 @pytest.fixture
 def copy_of(tmp_path: Path) -> Callable[[Path], Path]:
-    """A copy of a checkpoint that a test may break."""
+    """Function that copies a checkpoint, so that a test may change it."""
     return lambda folder: Path(shutil.copytree(folder, tmp_path / "copy"))
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_families_of_ours_run_fused(tiny_checkpoint: Maker, family: str) -> None:
+def test_supported_families_run_fused(tiny_checkpoint: Maker, family: str) -> None:
     folder = tiny_checkpoint(family)
     assert isinstance(load_decoder(folder, name="target"), FusedDecoder)
     hosted = load_decoder(folder, name="target", host_module=True)
@@ -61,18 +61,18 @@ def test_families_of_ours_run_fused(tiny_checkpoint: Maker, family: str) -> None
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_a_familys_shapes_are_those_of_transformers_module(
+def test_a_familys_shapes_are_those_of_the_transformers_module(
     tiny_checkpoint: Maker, family: str
 ) -> None:
     config = read_config(tiny_checkpoint(family))
-    config.attention_bias = config.mlp_bias = True  # where the family knows of them
+    config.attention_bias = config.mlp_bias = True  # if the family has them
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(config)
     meant = {name: tuple(part.shape) for name, part in module.state_dict().items()}
     assert meant.items() <= tensor_shapes(config).items()
 
 
-def test_shapes_with_a_cut_output_are_those_of_the_module_that_is_cut(
+def test_shapes_with_a_reduced_output_are_those_of_the_reduced_module(
     tiny_checkpoint: Maker,
 ) -> None:
     config = read_config(tiny_checkpoint("llama"))
@@ -80,14 +80,14 @@ def test_shapes_with_a_cut_output_are_those_of_the_module_that_is_cut(
     assert tensor_shapes(config, 3)["lm_head.weight"] == tuple(module.lm_head.weight.shape)
 
 
-def test_a_config_that_says_all_is_what_transformers_reads(tiny_checkpoint: Maker) -> None:
+def test_a_complete_config_is_read_as_transformers_reads_it(tiny_checkpoint: Maker) -> None:
     folder = tiny_checkpoint("llama")
     ours, theirs = read_decoder_config(folder), read_config(folder)
     assert isinstance(ours, CompleteConfig)
     assert vars(ours).keys() > {*_POSITIVE_INTS, "rope_parameters", "eos_token_id"}
-    no_part = {"architectures", "dtype", "transformers_version"}  # of what is decoded by
-    said = {name: value for name, value in vars(ours).items() if name not in no_part}
-    assert {name: getattr(theirs, name) for name in said} == said
+    no_part = {"architectures", "dtype", "transformers_version"}  # settings of generation
+    values = {name: value for name, value in vars(ours).items() if name not in no_part}
+    assert {name: getattr(theirs, name) for name in values} == values
     assert tensor_shapes(ours) == tensor_shapes(theirs)
     assert fits(ours)
     assert fits(theirs)
@@ -114,26 +114,30 @@ def test_a_config_that_says_all_is_what_transformers_reads(tiny_checkpoint: Make
         {"rope_parameters": {"rope_type": "default"}},
     ],
 )
-def test_what_a_config_leaves_to_defaults_or_to_checks_is_transformers_to_say(
+def test_an_incomplete_config_is_left_to_transformers(
     tiny_checkpoint: Maker, copy_of: Callable[[Path], Path], change: dict[str, object]
 ) -> None:
     folder = copy_of(tiny_checkpoint("llama"))
-    said = json.loads((folder / "config.json").read_text()) | change
-    said = {name: value for name, value in said.items() if value is not LEFT_OUT}
-    assert CompleteConfig.from_values(said) is None
-    (folder / "config.json").write_text(json.dumps(said))
-    with suppress(EnvironmentFault):  # some of these are none of its either
+    config_keys = json.loads((folder / "config.json").read_text()) | change
+    config_keys = {name: value for name, value in config_keys.items() if value is not LEFT_OUT}
+    assert CompleteConfig.from_values(config_keys) is None
+    (folder / "config.json").write_text(json.dumps(config_keys))
+    with suppress(EnvironmentFault):  # transformers may refuse some of these
         assert isinstance(read_decoder_config(folder), PreTrainedConfig)
 
 
 @pytest.mark.parametrize("kind", [*PLAIN_TOKENIZERS, "LlamaTokenizerFast", None])
-def test_a_tokenizer_is_the_one_that_transformers_chooses(
+def test_the_tokenizer_is_the_one_that_transformers_chooses(
     copy_of: Callable[[Path], Path], kind: str | None
 ) -> None:
     folder = copy_of(resolve("embedded-1m").path)
     file = folder / "tokenizer_config.json"
-    said = json.loads(file.read_text(encoding="utf-8")) | {"tokenizer_class": kind}
-    file.write_text(json.dumps({name: said[name] for name in said if said[name] is not None}))
+    config_keys = json.loads(file.read_text(encoding="utf-8")) | {"tokenizer_class": kind}
+    file.write_text(
+        json.dumps(
+            {name: config_keys[name] for name in config_keys if config_keys[name] is not None}
+        )
+    )
     ours, theirs = read_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
     assert type(ours) is type(theirs)
     text = "Add 17 and 25.<|user|>  def f(x):\n\treturn x<|end|>"
@@ -165,7 +169,9 @@ def test_growing_rope_runs_hosted(tiny_checkpoint: Maker) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_upcast_of_the_stored_halves_is_the_model(tiny_checkpoint: Maker, family: str) -> None:
+def test_half_precision_weights_widened_to_float32_are_the_model(
+    tiny_checkpoint: Maker, family: str
+) -> None:
     folder, ids = tiny_checkpoint(family, dtype=torch.float16), some_ids(20)
     from transformers import AutoModelForCausalLM
 
@@ -193,7 +199,7 @@ def test_shards_are_read_like_one_file(tiny_checkpoint: Maker) -> None:
 @pytest.mark.parametrize("backend", ["plain", "tiled"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tied", [False, True])
-def test_module_shares_what_is_kept_in_the_checkpoint_order(
+def test_a_module_shares_its_weights_in_the_checkpoints_order(
     tiny_checkpoint: Maker,
     dtype: torch.dtype,
     tied: bool,
@@ -215,8 +221,8 @@ def test_module_shares_what_is_kept_in_the_checkpoint_order(
     assert place(module.model.embed_tokens.weight) == place(decoder.weights.embedding)
     assert place(layer.mlp.up_proj.weight) == place(ours.gate_up.weight)
     assert place(layer.self_attn.v_proj.weight) == place(ours.qkv.weight)
-    # pairs of a rotation lie side by side in float32 where torch turns them, so queries and keys
-    # are in our order there
+    # float32 queries and keys are stored in an order of their own, because torch rotates adjacent
+    # pairs there
     shared = place(layer.self_attn.q_proj.weight) == place(ours.qkv.weight)
     assert shared == (dtype == torch.bfloat16 or backend == "tiled")
     storages = {place(w): w.untyped_storage().nbytes() for w in module.parameters()}
@@ -225,7 +231,9 @@ def test_module_shares_what_is_kept_in_the_checkpoint_order(
     assert module_bytes(decoder) == extra
 
 
-def test_packed_decoder_says_that_its_module_holds_all_twice(tiny_checkpoint: Maker) -> None:
+def test_a_packed_decoder_reports_that_its_module_holds_all_weights_twice(
+    tiny_checkpoint: Maker,
+) -> None:
     folder = tiny_checkpoint("llama")
     packed = load_decoder(folder, name="target", backend="packed")
     plain = load_decoder(folder, name="target", backend="plain")
@@ -236,7 +244,7 @@ def test_packed_decoder_says_that_its_module_holds_all_twice(tiny_checkpoint: Ma
         assert torch.equal(get_module(packed)(ids).logits, get_module(plain)(ids).logits)
 
 
-def test_weight_bytes_counts_what_is_held(tiny_checkpoint: Maker) -> None:
+def test_weight_bytes_counts_the_stored_weights(tiny_checkpoint: Maker) -> None:
     folder = tiny_checkpoint("llama")
     facts = read_checkpoint_facts(folder)
     assert load_decoder(folder, name="t").weight_bytes == 4 * facts.parameters
@@ -274,7 +282,7 @@ def test_facts_describe_the_files(tiny_checkpoint: Maker) -> None:
 
 
 @pytest.mark.parametrize("family", ["t5", "bart", "llava", "mamba2", "jamba"])
-def test_facts_are_of_the_part_that_writes_text(tiny_checkpoint: Maker, family: str) -> None:
+def test_facts_describe_the_text_model(tiny_checkpoint: Maker, family: str) -> None:
     folder = tiny_checkpoint(family)
     facts, decoder = read_checkpoint_facts(folder), load_decoder(folder, name="target")
     assert (facts.family, facts.vocab_size, facts.eos) == (family, 197, {1})
@@ -282,7 +290,7 @@ def test_facts_are_of_the_part_that_writes_text(tiny_checkpoint: Maker, family: 
     assert facts.hidden_size == decoder.hidden_size
 
 
-def test_a_family_that_writes_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_family_without_text_output_is_refused(tmp_path: Path) -> None:
     from transformers import CLIPConfig
 
     CLIPConfig().save_pretrained(tmp_path)
@@ -331,7 +339,7 @@ def test_unknown_family_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "says"),
+    ("file", "content", "message"),
     [
         ("model.safetensors.index.json", {"weight_map": {"a": "../other.safetensors"}}, "no file"),
         ("model.safetensors.index.json", {"weight_map": {"a": "/etc/passwd"}}, "no file of this"),
@@ -340,7 +348,7 @@ def test_unknown_family_is_refused(tmp_path: Path) -> None:
         ("model.safetensors", b"\0\0\0\0\0\0\0\x40{}", "no header of safetensors"),
         ("model.safetensors", b"\x02\0\0\0\0\0\0\0[]", "no header of safetensors"),
         ("model.safetensors", b"", "no header of safetensors"),
-        (  # UTF-16, of which json would make half a character
+        (  # UTF-16, of which json would read half a character
             "model.safetensors",
             b"\x0e\0\0\0\0\0\0\0" + '{"\ud800":0}'.encode("utf-16-be", "surrogatepass"),
             "no header of safetensors",
@@ -358,17 +366,21 @@ def test_unknown_family_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_checkpoint_is_one_clear_error(
-    tiny_checkpoint: Maker, copy_of: Callable[[Path], Path], file: str, content: object, says: str
+    tiny_checkpoint: Maker,
+    copy_of: Callable[[Path], Path],
+    file: str,
+    content: object,
+    message: str,
 ) -> None:
     folder = copy_of(tiny_checkpoint("llama"))
     data = content if isinstance(content, bytes) else json.dumps(content).encode()
     (folder / file).write_bytes(data)
-    with pytest.raises(EnvironmentFault, match=says):
+    with pytest.raises(EnvironmentFault, match=message):
         read_checkpoint_facts(folder)
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         (
             {"vocab_size": 198},
@@ -383,23 +395,26 @@ def test_a_damaged_checkpoint_is_one_clear_error(
     ],
 )
 def test_config_that_describes_other_weights_is_refused(
-    tiny_checkpoint: Maker, copy_of: Callable[[Path], Path], changes: dict[str, object], says: str
+    tiny_checkpoint: Maker,
+    copy_of: Callable[[Path], Path],
+    changes: dict[str, object],
+    message: str,
 ) -> None:
     folder = copy_of(tiny_checkpoint("llama"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
-    with pytest.raises(EnvironmentFault, match=says):
+    with pytest.raises(EnvironmentFault, match=message):
         assert read_checkpoint_facts(folder) and load_decoder(folder, name="target")
 
 
 @pytest.mark.parametrize("model_type", ["llama", "theirs"])
-def test_code_beside_a_checkpoints_weights_never_runs(
+def test_code_in_a_checkpoint_folder_never_runs(
     tiny_checkpoint: Maker,
     copy_of: Callable[[Path], Path],
     monkeypatch: pytest.MonkeyPatch,
     model_type: str,
 ) -> None:
-    """Not even where somebody, or a pipe, would answer that it may."""
+    """It does not run even if standard input would confirm it."""
     folder = copy_of(tiny_checkpoint("llama"))
     ran = folder / "ran"
     (folder / "theirs.py").write_text(f"open({str(ran)!r}, 'w').close()\nConfig = Model = object\n")
@@ -436,7 +451,7 @@ def test_a_repository_of_kernels_that_a_config_names_is_refused(
         load_decoder(folder, name="target")
 
 
-def test_hosted_model_is_not_completed_by_chance(
+def test_missing_weights_of_a_hosted_model_are_not_filled_at_random(
     tiny_checkpoint: Maker, copy_of: Callable[[Path], Path]
 ) -> None:
     folder = copy_of(tiny_checkpoint("gemma2"))
@@ -448,7 +463,7 @@ def test_hosted_model_is_not_completed_by_chance(
         load_decoder(folder, name="target")
 
 
-# ---- outputs that are cut -----------------------------------------------------------------------
+# ---- reduced outputs -----------------------------------------------------------------------------
 
 SAYS = torch.tensor([5, 3, 196, *range(40, 90)])
 CPU = torch.device("cpu")
@@ -456,7 +471,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def cut_copy(tmp_path: Path) -> Callable[[Path], Path]:
-    """A copy of a checkpoint whose output says `SAYS` alone."""
+    """Function that copies a checkpoint with an output reduced to the ids `SAYS`."""
 
     def make(folder: Path) -> Path:
         restrict_output(load_module(folder, CPU, torch.float32), SAYS).save_pretrained(
@@ -469,7 +484,7 @@ def cut_copy(tmp_path: Path) -> Callable[[Path], Path]:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_a_cut_output_says_of_its_ids_what_the_whole_one_says(
+def test_a_reduced_output_has_the_whole_outputs_logits(
     tiny_checkpoint: Maker, cut_copy: Callable[[Path], Path], family: str, tied: bool
 ) -> None:
     whole, ids = tiny_checkpoint(family, tie_word_embeddings=tied), some_ids(9)
@@ -481,17 +496,17 @@ def test_a_cut_output_says_of_its_ids_what_the_whole_one_says(
     published = FusedCopy(fused)
     published.publish()
     for decoder in (fused, hosted, published):
-        said = decoder.forward(Tokens(ids), decoder.new_state(9), logits_at="all")
-        assert said.logits is not None and said.logits.shape == expected.shape
-        assert (said.logits - expected)[..., SAYS].abs().max() <= 1e-5
-        assert (said.logits.isfinite().sum(-1) == len(SAYS)).all()
-        again = decoder.unembed(decoder.norm(said.hidden))
-        assert torch.equal(again.isfinite(), said.logits.isfinite())
+        out = decoder.forward(Tokens(ids), decoder.new_state(9), logits_at="all")
+        assert out.logits is not None and out.logits.shape == expected.shape
+        assert (out.logits - expected)[..., SAYS].abs().max() <= 1e-5
+        assert (out.logits.isfinite().sum(-1) == len(SAYS)).all()
+        again = decoder.unembed(decoder.norm(out.hidden))
+        assert torch.equal(again.isfinite(), out.logits.isfinite())
     with torch.no_grad():
         assert torch.equal(get_module(fused)(ids).logits, get_module(hosted)(ids).logits)
 
 
-def test_a_cut_output_costs_its_rows_alone(
+def test_a_reduced_output_costs_only_its_rows(
     tiny_checkpoint: Maker, cut_copy: Callable[[Path], Path]
 ) -> None:
     folder = tiny_checkpoint("llama", tie_word_embeddings=False)
@@ -504,7 +519,7 @@ def test_a_cut_output_costs_its_rows_alone(
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"d2t": torch.arange(1, 54)}, "d2t and t2d name different ids"),
         ({"d2t": torch.arange(54)}, "d2t names 54 ids up to 106, the output matrix has 53 rows"),
@@ -515,20 +530,20 @@ def test_a_cut_output_costs_its_rows_alone(
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
 )
-def test_a_cut_that_is_none_is_one_clear_error(
+def test_an_invalid_reduction_is_one_clear_error(
     tiny_checkpoint: Maker,
     cut_copy: Callable[[Path], Path],
     changes: dict[str, Tensor | None],
-    says: str,
+    message: str,
 ) -> None:
     file = cut_copy(tiny_checkpoint("llama")) / "model.safetensors"
     tensors = {name: part for name, part in (load_file(file) | changes).items() if part is not None}
     save_file(tensors, file)
-    with pytest.raises(EnvironmentFault, match=says):
+    with pytest.raises(EnvironmentFault, match=message):
         load_decoder(file.parent, name="d")
 
 
-def test_a_cut_output_of_a_family_that_runs_hosted_is_refused(
+def test_a_reduced_output_of_a_hosted_family_is_refused(
     tiny_checkpoint: Maker, copy_of: Callable[[Path], Path]
 ) -> None:
     file = copy_of(tiny_checkpoint("gpt2")) / "model.safetensors"

@@ -1,4 +1,4 @@
-"""Metering: every forward is recorded, with its role, size and place in time."""
+"""Metering: every forward is recorded with its role, size and times."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def ids(*tokens):
 
 
 @pytest.mark.parametrize("role", ["verify", "draft"])
-def test_the_first_forward_on_a_state_is_a_prefill_and_later_ones_are_what_the_model_is_for(
+def test_the_first_forward_on_a_state_is_a_prefill_and_later_ones_have_the_models_role(
     meter, decoder, role
 ):
     metered = Metered(decoder, meter, role=role)
@@ -34,7 +34,7 @@ def test_the_first_forward_on_a_state_is_a_prefill_and_later_ones_are_what_the_m
     assert [f.n_tokens for f in meter.forwards] == [3, 1, 2]
 
 
-def test_a_caller_may_name_the_role(meter, decoder):
+def test_a_caller_may_set_the_role(meter, decoder):
     metered = Metered(decoder, meter, role="verify")
     metered.forward(ids(0), decoder.new_state(4), role="aux")
     assert meter.forwards[0].role == "aux"
@@ -55,7 +55,7 @@ def test_a_record_names_the_model_its_layers_and_the_batch(meter, decoder):
         )
 
 
-def test_a_record_says_how_much_of_the_weights_was_read(meter, table_decoder, random_table):
+def test_a_record_has_the_share_of_the_weights_that_was_read(meter, table_decoder, random_table):
     table = random_table(4, seed=0)
     metered = Metered(table_decoder("tables", table, table + 1), meter, role="verify")
     state = metered.new_state(9)
@@ -68,7 +68,7 @@ def test_a_record_says_how_much_of_the_weights_was_read(meter, table_decoder, ra
     assert [f.share for f in meter.forwards] == [1, 0.5, 0.5, 0.75, 0.25]
 
 
-def test_metering_changes_neither_input_nor_output(meter, decoder):
+def test_metering_does_not_change_input_or_output(meter, decoder):
     metered = Metered(decoder, meter, role="verify")
     ours, plain = decoder.new_state(4), decoder.new_state(4)
     a = metered.forward(ids(0, 2), ours, logits_at="all")
@@ -77,7 +77,7 @@ def test_metering_changes_neither_input_nor_output(meter, decoder):
     assert ours.ids == plain.ids
 
 
-def test_what_is_not_a_forward_is_the_decoders_own(meter, decoder):
+def test_other_attributes_are_the_decoders(meter, decoder):
     metered = Metered(decoder, meter, role="verify")
     assert metered.vocab_size == 4
     assert metered.name == "tables"
@@ -96,7 +96,7 @@ def test_times_are_ordered_and_measured_from_the_start(meter, decoder):
     assert 0 <= marks[0] <= marks[-1] < 60e9
 
 
-def test_restarting_makes_now_the_zero():
+def test_restarting_sets_the_time_to_zero():
     clock = HostClock()
     first = clock.mark()
     clock.restart()

@@ -1,4 +1,4 @@
-"""A forward in two halves is the whole forward, and its early logits are the exit layer's own."""
+"""Forwards in two parts, with early logits from an exit layer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Maker = Callable[..., Path]
 CLOSE = 1e-5
 PARENTS = (-1, -1, 0, 0, 1, 2)
 FAMILIES = ("llama", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "olmo2", "gpt2")
-"""The first three are fused; all of them run through transformers' module as well."""
+"""The first three families are fused. All of them also run through transformers' module."""
 
 
 def metered(tiny_checkpoint: Maker, family: str, *, hosted: bool) -> Metered:
@@ -47,7 +47,7 @@ MODELS = pytest.mark.parametrize(
 
 @MODELS
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-def test_two_halves_are_the_whole_forward_bit_for_bit(
+def test_two_parts_equal_the_whole_forward_bit_for_bit(
     tiny_checkpoint: Maker, family: str, hosted: bool, tree: bool
 ) -> None:
     target = metered(tiny_checkpoint, family, hosted=hosted)
@@ -74,7 +74,7 @@ def test_two_halves_are_the_whole_forward_bit_for_bit(
 
 
 @MODELS
-def test_early_logits_are_the_exit_rows_through_the_models_own_end(
+def test_early_logits_are_the_exit_rows_through_the_models_output(
     tiny_checkpoint: Maker, family: str, hosted: bool
 ) -> None:
     target = metered(tiny_checkpoint, family, hosted=hosted)
@@ -90,7 +90,7 @@ def test_early_logits_are_the_exit_rows_through_the_models_own_end(
         assert float((early - due).abs().max()) <= CLOSE * max(1.0, float(due.abs().max()))
 
 
-def test_exit_at_the_last_layer_is_the_whole_forward_at_once(tiny_checkpoint: Maker) -> None:
+def test_an_exit_at_the_last_layer_is_the_whole_forward(tiny_checkpoint: Maker) -> None:
     target = metered(tiny_checkpoint, "llama", hosted=False)
     halves = PausedForward(target, target.new_state(9))
     halves.begin(Tokens(some_ids(9)), target.n_layers)
@@ -98,7 +98,7 @@ def test_exit_at_the_last_layer_is_the_whole_forward_at_once(tiny_checkpoint: Ma
     assert [forward.layers for forward in target._meter.forwards] == [(0, target.n_layers)]
 
 
-def test_halves_are_metered_by_their_layers_and_captured_layers_come_from_both(
+def test_parts_are_metered_by_layers_and_captured_layers_come_from_both(
     tiny_checkpoint: Maker,
 ) -> None:
     target = metered(tiny_checkpoint, "llama", hosted=False)
@@ -116,14 +116,14 @@ def test_halves_are_metered_by_their_layers_and_captured_layers_come_from_both(
 
 
 @pytest.mark.parametrize("layer", [0, -1, 99])
-def test_an_exit_behind_no_layer_is_refused(tiny_checkpoint: Maker, layer: int) -> None:
+def test_an_exit_before_the_first_layer_is_refused(tiny_checkpoint: Maker, layer: int) -> None:
     target = metered(tiny_checkpoint, "llama", hosted=False)
     with pytest.raises(MethodFault, match=r"no exit behind layer -?\d+: it has 3 layers"):
         PausedForward(target, target.new_state(4)).begin(Tokens(some_ids(3)), layer)
 
 
 @pytest.mark.parametrize("parents", [None, (-1, -1, 0)], ids=["chain", "tree"])
-def test_a_score_in_two_halves_is_the_score(parents: tuple[int, ...] | None) -> None:
+def test_a_score_in_two_parts_equals_the_score(parents: tuple[int, ...] | None) -> None:
     found = []
     for halved in (False, True):
         session = create_tiny_models().open(5, Sampling())
@@ -141,7 +141,7 @@ def test_a_score_in_two_halves_is_the_score(parents: tuple[int, ...] | None) -> 
     assert rest == as_well
 
 
-def test_a_score_ends_once_it_was_begun() -> None:
+def test_a_started_score_must_be_completed() -> None:
     session = create_tiny_models().open(5, Sampling())
     session.prefill()
     half = session.begin_score(session.chain(()), 1)
@@ -158,7 +158,7 @@ def test_a_score_ends_once_it_was_begun() -> None:
 
 @MODELS
 @pytest.mark.parametrize("stops", [(1, 2), (1,), (2,)])
-def test_a_forward_that_halts_often_is_the_whole_forward(
+def test_a_forward_in_many_parts_equals_the_whole_forward(
     tiny_checkpoint: Maker, family: str, hosted: bool, stops: tuple[int, ...]
 ) -> None:
     target = metered(tiny_checkpoint, family, hosted=hosted)
@@ -177,12 +177,14 @@ def test_a_forward_that_halts_often_is_the_whole_forward(
 
 @MODELS
 @pytest.mark.parametrize("copy", [False, True], ids=["none", "copy"])
-def test_layers_that_were_left_out_see_the_rows_they_should(
+def test_skipped_layers_see_the_right_rows(
     tiny_checkpoint: Maker, family: str, hosted: bool, copy: bool
 ) -> None:
-    """Token 11 leaves at layer 1. What token 12 then makes of layer 2 is that of attention over the
-    text without token 11, at positions as they were; or with the keys and values that layer 2 makes
-    of the row that left layer 1."""
+    """Token 11 exits at layer 1.
+
+    In layer 2, token 12 then attends to the text without token 11, at unchanged positions. With
+    `copy` it attends to the keys and values that layer 2 computes from token 11's layer 1 output.
+    """
     target = metered(tiny_checkpoint, family, hosted=hosted)
     ids = some_ids(13)
     state, other = target.new_state(20), target.new_state(20)
@@ -199,7 +201,7 @@ def test_layers_that_were_left_out_see_the_rows_they_should(
     last = PausedForward(target, state)
     last.begin(Tokens(ids[:, 12:]), 2, early=False)
     found = last.end().logits
-    # The same by hand: layer 1 over both tokens, the others one by one.
+    # The same by hand: layer 1 over both tokens, the other layers one by one.
     first = target.forward(Tokens(ids[:, 11:]), other, layers=(0, 1), logits_at=None).hidden
     rows, positions = first[:, 1:].clone(), torch.tensor([[12]])
     for at in range(1, target.n_layers):
@@ -221,7 +223,7 @@ def test_layers_that_were_left_out_see_the_rows_they_should(
 
 
 @MODELS
-def test_some_early_logits_are_those_of_a_look_at_all(
+def test_some_early_logits_equal_those_of_all_rows(
     tiny_checkpoint: Maker, family: str, hosted: bool
 ) -> None:
     target = metered(tiny_checkpoint, family, hosted=hosted)
@@ -233,7 +235,7 @@ def test_some_early_logits_are_those_of_a_look_at_all(
     )
 
 
-def test_a_forward_that_ends_early_counts_as_one_by_its_share(tiny_checkpoint: Maker) -> None:
+def test_an_early_exit_counts_as_a_forward_with_its_share(tiny_checkpoint: Maker) -> None:
     target = metered(tiny_checkpoint, "llama", hosted=False)
     state = target.new_state(9)
     target.forward(Tokens(some_ids(5)), state)
@@ -253,7 +255,7 @@ def test_a_forward_that_ends_early_counts_as_one_by_its_share(tiny_checkpoint: M
     assert sum(f.share for f in none) == pytest.approx(1 - target.share((2, 3), logits=False))
 
 
-def test_a_halted_forward_does_not_go_back(tiny_checkpoint: Maker) -> None:
+def test_a_paused_forward_does_not_go_back(tiny_checkpoint: Maker) -> None:
     target = metered(tiny_checkpoint, "llama", hosted=False)
     halted = PausedForward(target, target.new_state(9))
     halted.begin(Tokens(some_ids(4)), 2, early=False)
@@ -261,7 +263,7 @@ def test_a_halted_forward_does_not_go_back(tiny_checkpoint: Maker) -> None:
         halted.run_to(1)
 
 
-def test_what_is_left_keeps_no_features() -> None:
+def test_an_early_exit_keeps_no_features() -> None:
     session = create_tiny_models().open(5, Sampling())
     session.capture_layers((0,))
     session.prefill()

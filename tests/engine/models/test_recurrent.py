@@ -1,4 +1,5 @@
-"""Recurrent states return to the ends of forwards, and transformers' modules go on from there."""
+"""Recurrent states: they return to the end of a forward, and transformers' modules continue
+there."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from specbench_cli.engine.models.state import RecurrentState
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import MethodFault, UsageError
-from tests.engine.models.feeding import apart, check_two_sequences, logits, some_ids
+from tests.engine.models.feeding import check_two_sequences, logits, relative_difference, some_ids
 
 Maker = Callable[..., Path]
 CLOSE = 1e-5
@@ -30,7 +31,7 @@ FAMILIES = ("mamba2", "mamba", "jamba", "falcon_h1")
 
 
 class StopsAgainstLists(RuleBasedStateMachine):
-    """A state whose every stop holds the tokens that it is of."""
+    """Compare a recurrent state with lists of the tokens that each stop has read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +107,7 @@ def decoder(request: pytest.FixtureRequest, tiny_checkpoint: Maker) -> Recurrent
     return found
 
 
-def test_logits_are_those_of_transformers_wherever_it_went_back(decoder: RecurrentDecoder) -> None:
+def test_logits_equal_transformers_after_any_rollback(decoder: RecurrentDecoder) -> None:
     ids = some_ids(24)
     with torch.no_grad():
         due = decoder.module(input_ids=ids).logits
@@ -119,14 +120,14 @@ def test_logits_are_those_of_transformers_wherever_it_went_back(decoder: Recurre
     assert state.length() == 10
     found.append(logits(decoder, ids[:, 10:12], state))
     logits(decoder, 196 - ids[:, 12:13], state)
-    state.rollback(0, 12)  # the end of a forward: nothing is
+    state.rollback(0, 12)  # at the end of a forward nothing is fed again
     assert state.length() == 12
     found += [logits(decoder, ids[:, at : at + 1], state) for at in range(12, 16)]
     found.append(logits(decoder, ids[:, 16:], state))
-    assert apart(torch.cat(found, 1), due) <= CLOSE
+    assert relative_difference(torch.cat(found, 1), due) <= CLOSE
 
 
-def test_what_is_kept_is_what_reading_from_scratch_gives(decoder: RecurrentDecoder) -> None:
+def test_the_kept_state_equals_reading_from_scratch(decoder: RecurrentDecoder) -> None:
     ids, state, fresh = some_ids(14), decoder.new_state(32), decoder.new_state(32)
     for part in ids.split((5, 1, 1, 3, 4), 1):
         logits(decoder, part, state)
@@ -134,22 +135,22 @@ def test_what_is_kept_is_what_reading_from_scratch_gives(decoder: RecurrentDecod
     logits(decoder, ids[:, :10], fresh)
     for ours, due in zip(state.latest_cache(0).layers, fresh.latest_cache(0).layers, strict=True):
         for name, value in vars(due).items():
-            kept = getattr(ours, name)
+            state_value = getattr(ours, name)
             pairs = (
-                zip(value.values(), kept.values(), strict=True)
+                zip(value.values(), state_value.values(), strict=True)
                 if isinstance(value, dict)
-                else ((value, kept),)
+                else ((value, state_value),)
             )
             for a, b in pairs:
                 if isinstance(a, Tensor) and a.is_floating_point():
                     torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)
 
 
-def test_lines_of_one_forward_are_sequences_of_their_own(decoder: RecurrentDecoder) -> None:
+def test_rows_of_one_forward_are_separate_sequences(decoder: RecurrentDecoder) -> None:
     check_two_sequences(decoder, 4)
 
 
-def test_captured_layers_and_chosen_rows_are_those_of_all_at_once(
+def test_captured_layers_and_chosen_rows_equal_those_of_one_forward(
     decoder: RecurrentDecoder,
 ) -> None:
     ids, rows = some_ids(9), torch.tensor([1, 3])
@@ -159,10 +160,10 @@ def test_captured_layers_and_chosen_rows_are_those_of_all_at_once(
     whole = decoder.forward(
         Tokens(ids), decoder.new_state(9), logits_at="all", captured_layers=(0,)
     )
-    assert apart(out.logits, whole.logits[:, [6, 8]]) <= CLOSE
-    assert apart(out.aux_hidden_states[0], whole.aux_hidden_states[0][:, 5:]) <= CLOSE
-    assert apart(out.hidden, whole.hidden[:, 5:]) <= CLOSE
-    assert apart(decoder.unembed(decoder.norm(whole.hidden)), whole.logits) <= CLOSE
+    assert relative_difference(out.logits, whole.logits[:, [6, 8]]) <= CLOSE
+    assert relative_difference(out.aux_hidden_states[0], whole.aux_hidden_states[0][:, 5:]) <= CLOSE
+    assert relative_difference(out.hidden, whole.hidden[:, 5:]) <= CLOSE
+    assert relative_difference(decoder.unembed(decoder.norm(whole.hidden)), whole.logits) <= CLOSE
 
 
 @pytest.mark.parametrize(
@@ -183,7 +184,7 @@ def test_trees_and_parts_of_the_layers_are_refused(
     assert "choose" in refused.value.hint
 
 
-def test_one_token_at_a_time_is_one_forward_where_the_module_needs_it(
+def test_one_token_per_call_is_one_forward_if_the_module_needs_it(
     tiny_checkpoint: Maker,
 ) -> None:
     calls = {}
@@ -197,12 +198,12 @@ def test_one_token_at_a_time_is_one_forward_where_the_module_needs_it(
     assert calls == {"mamba": 3, "mamba2": 1}
 
 
-def test_a_module_that_does_not_go_on_from_its_cache_is_refused(tiny_checkpoint: Maker) -> None:
+def test_a_module_that_cannot_continue_from_its_cache_is_refused(tiny_checkpoint: Maker) -> None:
     with pytest.raises(UsageError, match="rwkv checkpoints cannot be decoded here"):
         load_decoder(tiny_checkpoint("rwkv"), name="target")
 
 
-def test_memory_is_that_of_the_stops_kept(tiny_checkpoint: Maker) -> None:
+def test_memory_counts_the_kept_stops(tiny_checkpoint: Maker) -> None:
     decoder = load_decoder(tiny_checkpoint("mamba2"), name="target")
     state = decoder.new_state(9)
     assert state.nbytes == 0
@@ -229,7 +230,7 @@ def opened(**rest: object):
 
 
 def due(session, n: int) -> list[int]:
-    """What the target says next."""
+    """Return the target's next tokens."""
     other = Case("equal", make_table_pair("equal", 5), Sampling(), budget=12).open()
     other.prefill()
     while len(other.output()) < len(session.output()) + n:
@@ -244,20 +245,23 @@ def step(session, ids):
     return committed, [f.n_tokens for f in session.harness.forwards()]
 
 
-def test_a_step_takes_a_forward_to_the_root_and_one_over_the_draft() -> None:
+def test_a_step_takes_one_forward_to_the_root_and_one_over_the_draft() -> None:
     session = opened()
     right = due(session, 3)
     committed, rows = step(session, [*right[:2], (right[2] + 1) % 5])
     assert (committed.path, rows) == ((0, 1), [1, 3])
     assert session.state.length() == len(session.tokens()) - 3
     committed, rows = step(session, due(session, 2))
-    assert (committed.path, rows) == ((0, 1), [3, 2])  # what was rejected with the third one again
+    assert (committed.path, rows) == (
+        (0, 1),
+        [3, 2],
+    )  # the tokens rejected with the third one are fed again
     assert session.state.length() == len(session.tokens()) - 1
     _, rows = step(session, ())
     assert rows == [1]
 
 
-def test_logits_do_not_tell_a_recurrent_target_from_another() -> None:
+def test_a_recurrent_target_has_the_logits_of_another_target() -> None:
     plain = Case("equal", make_table_pair("equal", 5), Sampling(), budget=12).open()
     plain.prefill()
     session = opened()
@@ -269,7 +273,7 @@ def test_logits_do_not_tell_a_recurrent_target_from_another() -> None:
             each.commit(each.verify(draft, row))
 
 
-def test_a_tree_is_refused_by_name_and_one_branch_is_a_chain() -> None:
+def test_a_tree_is_refused_and_one_branch_is_a_chain() -> None:
     session = opened()
     with pytest.raises(ChainsOnly, match="target supports only chains, not trees"):
         session.score(session.tree([0, 1], (-1, -1)))

@@ -1,4 +1,4 @@
-"""Rotary scaling that changes as a text grows: transformers' numbers before that place, and no
+"""Rotary scaling that changes with text length: transformers' values up to that length, and no
 positions beyond it."""
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ def test_forwards_of_any_length_give_what_token_by_token_gives(
 
 
 @pytest.mark.parametrize("kind", GROWING)
-def test_a_draft_that_reaches_over_the_place_changes_nothing_before_it(
+def test_a_draft_beyond_the_limit_changes_nothing_before_it(
     tiny_checkpoint: Maker, kind: str
 ) -> None:
     family, config = GROWING[kind]
     folder = tiny_checkpoint(family, **config)
     decoder = load_decoder(folder, name="target")
     state = decoder.new_state(LIMIT + 8)
-    at, n = LIMIT - 4, 8  # four rows of the text and a branch that ends beyond the place
+    at, n = LIMIT - 4, 8  # four rows of the text and a branch that ends beyond the limit
     decoder.forward(Tokens(IDS[:, :at]), state)
     drafted = torch.cat((IDS[:, at:], IDS[:, :4]), 1)
     positions = torch.arange(at, at + n)[None]
@@ -92,7 +92,7 @@ def test_a_draft_that_reaches_over_the_place_changes_nothing_before_it(
     expected = token_by_token(folder)[0]
     torch.testing.assert_close(out.rows[:4], expected[at:], rtol=0, atol=1e-4)
     state.commit(0, range(LIMIT))
-    state.rollback(0, 5)  # and what is read behind a rejected draft is as before
+    state.rollback(0, 5)  # after the rejected draft the logits are as before
     rest = decoder.forward(Tokens(IDS[:, 5:]), state, logits_at="all").rows
     torch.testing.assert_close(rest, expected[5:], rtol=0, atol=1e-4)
 
@@ -125,7 +125,7 @@ def test_facts_and_module_have_the_same_limit(tiny_checkpoint: Maker, kind: str)
     ],
     ids=lambda rope: rope["rope_type"],
 )
-def test_scaling_that_stays_has_no_limit(tiny_checkpoint: Maker, rope: dict[str, Any]) -> None:
+def test_constant_scaling_has_no_limit(tiny_checkpoint: Maker, rope: dict[str, Any]) -> None:
     folder = tiny_checkpoint("llama", rope_parameters={"rope_theta": 1e4, **rope})
     assert rotary_limit(read_config(folder)) is None
     assert read_checkpoint_facts(folder).max_positions == 256

@@ -1,4 +1,4 @@
-"""KVState against a model made of plain lists."""
+"""KVState, compared with plain lists."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def make() -> KVState:
 
 
 def write(state: KVState, seq: int, layers: range, rows: list[int]) -> None:
-    """Append rows whose every number is the given one."""
+    """Append rows filled with the given numbers."""
     for layer in layers:
         start = state.length(seq, layer)
         for at, number in enumerate(rows, start):
@@ -30,7 +30,7 @@ def write(state: KVState, seq: int, layers: range, rows: list[int]) -> None:
 
 
 def rows_of(state: KVState, seq: int, layer: int) -> list[int]:
-    """The numbers of a layer's rows; keys and values must agree in all places."""
+    """Return the numbers of a layer's rows, after comparing keys with values."""
     n = state.length(seq, layer)
     keys, values = state.keys(layer)[seq, :, :n], state.values(layer)[seq, :, :n]
     rows = keys[0, :, 0]
@@ -40,7 +40,7 @@ def rows_of(state: KVState, seq: int, layer: int) -> list[int]:
 
 
 class StateAgainstLists(RuleBasedStateMachine):
-    """Every operation on the state and on lists."""
+    """Run every operation on the state and on lists."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,9 +74,9 @@ class StateAgainstLists(RuleBasedStateMachine):
         self.state.commit(seq, path, loose)
         for layer in range(LAYERS):
             base, have = committed[layer], rows[layer]
-            kept = [at for at in path if base + at < len(have)]
-            rows[layer] = have[:base] + [have[base + at] for at in kept]
-            firm = [at for at in kept if at in path[: len(path) - loose]]
+            accepted = [at for at in path if base + at < len(have)]
+            rows[layer] = have[:base] + [have[base + at] for at in accepted]
+            firm = [at for at in accepted if at in path[: len(path) - loose]]
             committed[layer] = base + len(firm)
 
     @rule(
@@ -109,7 +109,7 @@ StateAgainstLists.TestCase.settings = settings(
 TestStateAgainstLists = StateAgainstLists.TestCase
 
 
-def test_commit_of_a_prefix_moves_nothing() -> None:
+def test_commit_of_a_prefix_moves_no_rows() -> None:
     state = make()
     write(state, 0, range(3), [1, 2, 3, 4])
     before = [buffer.clone() for buffer in state.buffers]
@@ -128,7 +128,7 @@ def test_commit_of_a_tree_path_gathers_its_rows() -> None:
 
 
 @pytest.mark.parametrize("path", [(0, 0, 2), (1, 0), (0, 3), (-1, 0)])
-def test_path_that_names_no_rows_in_order_is_refused(path: tuple[int, ...]) -> None:
+def test_a_path_out_of_order_is_refused(path: tuple[int, ...]) -> None:
     state = make()
     write(state, 0, range(3), [1, 2, 3])
     with pytest.raises(ValueError, match="path"):
@@ -137,14 +137,14 @@ def test_path_that_names_no_rows_in_order_is_refused(path: tuple[int, ...]) -> N
 
 
 @pytest.mark.parametrize(("key_dim", "value_dim"), [(2, 4), (4, 2)])
-def test_keys_and_values_have_widths_of_their_own(key_dim: int, value_dim: int) -> None:
+def test_keys_and_values_may_have_different_widths(key_dim: int, value_dim: int) -> None:
     shape = LayerShape(3, key_dim, value_dim)
     state = KVState([shape], SEQS, CAPACITY, dtype=torch.float32, device=CPU)
     assert state.keys(0).shape == (SEQS, 3, CAPACITY, key_dim)
     assert state.values(0).shape == (SEQS, 3, CAPACITY, value_dim)
 
 
-def test_a_length_is_the_first_sequences_at_the_first_layer_unless_it_is_said() -> None:
+def test_length_defaults_to_the_first_sequence_and_layer() -> None:
     state = make()
     write(state, 0, range(3), [1, 2])
     write(state, 0, range(1), [3])
@@ -157,5 +157,5 @@ def test_more_rows_than_capacity_are_refused() -> None:
         make().require(9, 4)
 
 
-def test_nbytes_is_what_the_shapes_ask_for() -> None:
+def test_nbytes_is_computed_from_the_shapes() -> None:
     assert make().nbytes == 4 * SEQS * CAPACITY * (12 + 12 + 8)

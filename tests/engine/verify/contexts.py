@@ -26,7 +26,7 @@ def distributions(
         draft = target.clone()
     if kind == "disjoint":
         draft[:, : (vocab + 1) // 2] = target[:, (vocab + 1) // 2 :] = -torch.inf
-    if kind == "cut":  # as by top-k: each rules out a token that the other may say
+    if kind == "cut":  # as with top-k: each excludes a token of the other
         draft[:, 0] = target[:, -1] = -torch.inf
     return warp(draft, sampling), warp(target, sampling)
 

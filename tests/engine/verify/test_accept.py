@@ -1,4 +1,4 @@
-"""Accept rules that are not exact: what they let pass, and what verification makes of it."""
+"""Accept rules that are not exact: which tokens they accept, and how verification uses them."""
 
 import math
 from collections import defaultdict
@@ -66,7 +66,7 @@ def test_rules_are_their_inequalities(seed, epsilon, delta):
     assert RandomAccept(0.1).lets_pass(p, tokens).tolist() == [True] * 5
 
 
-def test_typical_takes_all_above_epsilon_and_asks_epsilon_of_what_is_sure():
+def test_typical_acceptance_adapts_epsilon_to_the_entropy():
     p = distributions(50, seed=3)
     tokens = torch.arange(50) % 4
     above, typical = (rule.lets_pass(p, tokens) for rule in (Threshold(0.3001), Typical(0.3, 9.0)))
@@ -81,7 +81,7 @@ def test_typical_takes_all_above_epsilon_and_asks_epsilon_of_what_is_sure():
     [*((rule, True) for rule in OFF), (Threshold(1.0), False), (Typical(1.0, 0.3), False)],
     ids=str,
 )
-def test_where_nothing_can_pass_a_rule_is_off(rule, off):
+def test_a_rule_that_accepts_nothing_is_off(rule, off):
     assert rule.is_exact == off
 
 
@@ -92,7 +92,7 @@ def test_every_rule_has_its_control(rule):
     assert str(rule).startswith(f"{rule.name}(")
 
 
-def test_a_toss_decides_for_siblings_together():
+def test_one_random_number_decides_for_all_siblings():
     tree, seen = build_tree((-1, -1, 0, 0, 1)), set()
     for seed in range(40):
         rule, tokens = RandomAccept(0.5), torch.tensor([0, 1, 2, 3, 0])
@@ -103,7 +103,7 @@ def test_a_toss_decides_for_siblings_together():
 
 
 @pytest.mark.parametrize("wrong", [torch.ones(2), torch.ones(3, dtype=torch.bool)])
-def test_a_rule_that_does_not_answer_for_every_token_is_at_fault(wrong):
+def test_a_rule_that_returns_a_wrong_shape_is_at_fault(wrong):
     @dataclass(frozen=True)
     class Wrong(AcceptRule):
         name: ClassVar[str] = "wrong"
@@ -115,8 +115,8 @@ def test_a_rule_that_does_not_answer_for_every_token_is_at_fault(wrong):
         relaxed_mask(Wrong(), distributions(3), Draft(torch.tensor([0, 1])), None, chance())
 
 
-class Told:
-    """Chance that is asked for trials, and says how they were asked."""
+class RecordingRandom:
+    """Random source that records the probabilities of its trials."""
 
     def bernoulli(self, chances):
         self.chances = chances
@@ -125,26 +125,28 @@ class Told:
 
 @given(st.integers(0, 1000), st.floats(0.01, 0.99), st.booleans())
 @settings(max_examples=60)
-def test_a_lenient_token_stands_in_all_as_if_p_were_so_many_times_as_much(seed, factor, drawn):
-    p, q, tokens, told = (
+def test_lenience_accepts_as_if_p_were_multiplied(seed, factor, drawn):
+    p, q, tokens, trials = (
         distributions(5, seed=seed),
         distributions(5, seed=seed + 1),
         torch.tensor([0, 1, 2, 3, 0]),
-        Told(),
+        RecordingRandom(),
     )
-    Lenient(factor).relaxed_mask(DraftContext(tokens, range(-1, 4), p, q if drawn else None), told)
+    Lenient(factor).relaxed_mask(
+        DraftContext(tokens, range(-1, 4), p, q if drawn else None), trials
+    )
     at = tokens[:, None]
     ratio = (p.gather(1, at) / (q.gather(1, at) if drawn else 1))[:, 0]
     accepted = ratio.clamp_max(1)
-    stands = accepted + (1 - accepted) * told.chances
+    total = accepted + (1 - accepted) * trials.chances
     due = (ratio / factor).clamp_max(1)
-    assert torch.allclose(stands, torch.where(accepted < 1, due, 1.0), atol=1e-9)
-    assert ((told.chances >= 0) & (told.chances <= 1)).all()
+    assert torch.allclose(total, torch.where(accepted < 1, due, 1.0), atol=1e-9)
+    assert ((trials.chances >= 0) & (trials.chances <= 1)).all()
 
 
 @given(st.integers(0, 1000), st.floats(0, 1))
 @settings(max_examples=40)
-def test_of_what_is_chosen_lenience_takes_whatever_is_within_its_factor_of_the_best(seed, factor):
+def test_for_deterministic_tokens_lenience_accepts_within_its_factor_of_the_best(seed, factor):
     p, tokens = distributions(5, seed=seed), torch.tensor([0, 1, 2, 3, 0])
     own = p.gather(1, tokens[:, None])[:, 0]
     places = DraftContext(tokens, range(-1, 4), p, scores=p.log())
@@ -155,7 +157,7 @@ def test_of_what_is_chosen_lenience_takes_whatever_is_within_its_factor_of_the_b
 
 @given(st.integers(0, 1000), st.floats(0.01, 0.99), st.floats(0.01, 2))
 @settings(max_examples=60)
-def test_no_rule_lets_more_pass_where_it_is_stricter(seed, a, b):
+def test_no_rule_accepts_more_if_it_is_stricter(seed, a, b):
     p, tokens = distributions(5, seed=seed), torch.tensor([0, 1, 2, 3, 0])
     places = DraftContext(tokens, range(-1, 4), p, distributions(5, seed=seed + 1), p.log())
     for rule in (Threshold(a), Typical(a, b), Lenient(a)):
@@ -171,7 +173,7 @@ def test_no_rule_lets_more_pass_where_it_is_stricter(seed, a, b):
 
 
 @pytest.mark.parametrize(
-    ("given_", "rule", "shown"),
+    ("values", "rule", "dumped"),
     [
         ({}, None, {}),
         ({"epsilon": 0.5}, None, {}),
@@ -182,14 +184,14 @@ def test_no_rule_lets_more_pass_where_it_is_stricter(seed, a, b):
     ],
     ids=str,
 )  # fmt: skip
-def test_parameters_make_a_rule_and_show_what_it_reads(given_, rule, shown):
-    params = AcceptParams(**given_)
+def test_parameters_make_a_rule_and_list_what_it_uses(values, rule, dumped):
+    params = AcceptParams(**values)
     assert params.rule == rule
-    assert params.model_dump() == shown
+    assert params.model_dump() == dumped
     assert AcceptParams(**params.model_dump()).rule == rule
 
 
-def test_a_rule_moves_a_method_to_the_lossy_ones_by_itself():
+def test_an_accept_rule_makes_a_method_lossy():
     promises = {
         accept: [Sps(SpsParams(accept=accept)).guarantee(rule) for rule in ("greedy", "rejection")]
         for accept in ("exact", "threshold", "typical", "random")
@@ -201,7 +203,7 @@ def test_a_rule_moves_a_method_to_the_lossy_ones_by_itself():
     assert off.guarantee("coupled") == "exact_tokens"
 
 
-def test_a_method_promises_no_more_than_its_rule_and_no_more_than_the_sampling():
+def test_the_guarantee_is_the_weakest_of_rule_and_sampling():
     class Bounded(Threshold):
         guarantee = "bounded"
 
@@ -214,11 +216,11 @@ def test_a_method_promises_no_more_than_its_rule_and_no_more_than_the_sampling()
         assert (method.guarantee("greedy"), method.guarantee("rejection")) == (greedy, drawn)
 
 
-# ---- chosen tokens: brute force -----------------------------------------------------------------
+# ---- deterministic tokens: brute force -----------------------------------------------------------
 
 
 def by_hand(parents, ids, choices, passes, order=None):
-    """Path, origins and the token behind, from the words of the contract alone."""
+    """Return path, origins and the following token, as the documentation defines them."""
     node, path, origin = ROOT, [], []
     while True:
         children = [c for c in (order or range(len(ids))) if parents[c] == node]
@@ -244,7 +246,7 @@ def trees(draw, most=6):
 
 @given(trees())
 @settings(max_examples=300)
-def test_a_chosen_tree_is_walked_as_the_contract_says(case):
+def test_a_deterministic_tree_is_verified_as_documented(case):
     parents, ids, choices, passes, order = case
     draft = Draft(torch.tensor(ids, dtype=torch.int64), parents, order=order)
     tree = build_tree(parents, order)
@@ -260,7 +262,7 @@ def test_a_chosen_tree_is_walked_as_the_contract_says(case):
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=6), st.data())
 @settings(max_examples=200)
-def test_a_chosen_chain_is_walked_as_the_contract_says(drafted, data):
+def test_a_deterministic_chain_is_verified_as_documented(drafted, data):
     ids, passes = [list(each) for each in zip(*drafted, strict=True)] or [[], []]
     choices = [data.draw(st.integers(0, 2)) for _ in range(len(ids) + 1)]
     draft = Draft(torch.tensor(ids, dtype=torch.int64))
@@ -277,8 +279,7 @@ def test_a_chosen_chain_is_walked_as_the_contract_says(drafted, data):
         assert short.origin == (origin[:-1] if whole else origin)
 
 
-# ---- drawn tokens: the distribution by hand
-# --------------------------------------------------------------
+# ---- drawn tokens: the distribution by hand ------------------------------------------------------
 
 
 def add(distribution, key, weight):
@@ -287,7 +288,7 @@ def add(distribution, key, weight):
 
 
 def chain_distribution(ids, q, p, passes):
-    """(origins, token behind) -> probability, level by level."""
+    """Return the probability of each (origins, following token), level by level."""
     distribution, weight = defaultdict(float), {(): 1.0}
     for level, token in enumerate(ids):
         taken = min(1.0, float(p[level, token] / q[level, token]))
@@ -310,7 +311,7 @@ def chain_distribution(ids, q, p, passes):
 
 @given(st.integers(0, 200), st.integers(1, 3), st.lists(st.booleans(), min_size=3, max_size=3))
 @settings(max_examples=25)
-def test_a_drawn_chain_has_the_distribution_of_the_contract(exact_law, seed, m, passes):
+def test_a_drawn_chain_has_the_documented_distribution(exact_distribution, seed, m, passes):
     p, q = distributions(m + 1, seed=2 * seed), distributions(m, seed=2 * seed + 1)
     ids = [(seed + level) % 4 for level in range(m)]
     may = torch.tensor(passes[:m])
@@ -322,29 +323,29 @@ def test_a_drawn_chain_has_the_distribution_of_the_contract(exact_law, seed, m, 
         assert root.tolist() == [outcome.committed[-1]]
         return (*outcome.origin, outcome.committed[-1])
 
-    found, due = exact_law(run), chain_distribution(ids, q, p, passes)
+    found, due = exact_distribution(run), chain_distribution(ids, q, p, passes)
     assert found.keys() == due.keys()
     for key, weight in due.items():
         assert found[key] == pytest.approx(weight, abs=1e-9)
 
 
 def node_distribution(r, children, ids, distribution_of_child):
-    """Of one node: child -> probability, and what is left of r where none stands."""
-    stands, open_ = {}, 1.0
+    """Return the probability of each accepted child of a node, and the residual."""
+    accepted, open_ = {}, 1.0
     for child in children:
         d = distribution_of_child(child)
         taken = min(1.0, r[ids[child]] / d[ids[child]]) if d[ids[child]] else 0.0
-        stands[child] = open_ * taken
+        accepted[child] = open_ * taken
         open_ *= 1 - taken
         excess = [max(0.0, a - b) for a, b in zip(r, d, strict=True)]
         r = [x / sum(excess) for x in excess] if sum(excess) > 1e-12 else r
-    return stands, open_, r
+    return accepted, open_, r
 
 
 @pytest.mark.parametrize("how", ["deterministic", "independent"])
 @pytest.mark.parametrize("parents", SHAPES, ids=str)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_drawn_tree_has_the_distribution_of_the_contract(exact_law, how, parents, seed):
+def test_a_drawn_tree_has_the_documented_distribution(exact_distribution, how, parents, seed):
     m = len(parents)
     p, rows = distributions(m + 1, seed=seed), distributions(m + 1, seed=seed + 50)
     q = torch.stack([rows[parent] for parent in parents])  # siblings share their distribution
@@ -355,18 +356,18 @@ def test_a_drawn_tree_has_the_distribution_of_the_contract(exact_law, how, paren
     def walk(node, path, origin, weight):
         children, r = tree.children[node], p[node + 1].tolist()
         if how == "deterministic":
-            stands = {}
+            accepted = {}
             for child in children:
-                if ids[child] not in [ids[other] for other in stands]:
-                    stands[child] = r[ids[child]]
-            taken = {ids[child] for child in stands}
-            left = 1 - sum(stands.values())
+                if ids[child] not in [ids[other] for other in accepted]:
+                    accepted[child] = r[ids[child]]
+            taken = {ids[child] for child in accepted}
+            left = 1 - sum(accepted.values())
             rest = [0.0 if x in taken else mass / left for x, mass in enumerate(r)]
         else:
-            stands, left, rest = node_distribution(
+            accepted, left, rest = node_distribution(
                 r, children, ids, lambda child: q[child].tolist()
             )
-        for child, chance_ in stands.items():
+        for child, chance_ in accepted.items():
             if weight * chance_ > 0:
                 walk(child, (*path, child), (*origin, "accepted"), weight * chance_)
         passed = next((child for child in children if passes[child]), None)
@@ -388,7 +389,7 @@ def test_a_drawn_tree_has_the_distribution_of_the_contract(exact_law, how, paren
         )
         return outcome.path, outcome.origin, outcome.committed[-1]
 
-    found = {key: weight for key, weight in exact_law(run).items() if weight > 1e-15}
+    found = {key: weight for key, weight in exact_distribution(run).items() if weight > 1e-15}
     assert found.keys() == due.keys()
     for key, weight in due.items():
         assert found[key] == pytest.approx(weight, abs=1e-9)
@@ -418,7 +419,7 @@ def test_at_its_off_position_a_rule_changes_no_token_and_no_draw(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_rule_that_never_has_its_way_leaves_a_chain_draw_for_draw(seed):
+def test_a_rule_that_never_accepts_leaves_a_chain_unchanged(seed):
     p, q = distributions(6, seed=seed).float(), distributions(5, seed=seed + 30).float()
     draft = Draft(chance(seed).categorical(q), draw_mode="independent", q=q)
 
@@ -435,7 +436,7 @@ def test_a_rule_that_never_has_its_way_leaves_a_chain_draw_for_draw(seed):
 
 @NAMED
 @pytest.mark.parametrize("rule", [Threshold(0.0), RandomAccept(1.0)], ids=str)
-def test_where_all_may_pass_every_draft_stands(open_session, random_table, sampling, rule):
+def test_a_rule_that_accepts_all_accepts_every_draft(open_session, random_table, sampling, rule):
     session = open_session(random_table(5, 1), random_table(5, 2), budget=20, sampling=sampling)
     method = type("Lax", (Sps,), {"accept": rule})(SpsParams(length=3))
     steps = list(method.generate(session))
@@ -468,7 +469,7 @@ def test_under_greedy_decoding_p_is_softmax_of_the_logits(open_session, random_t
 
 
 @NAMED
-def test_an_output_with_a_rule_is_cut_as_any_other(open_session, random_table, sampling):
+def test_an_output_with_a_rule_is_cut_like_any_other(open_session, random_table, sampling):
     for budget in range(1, 9):
         session = open_session(
             random_table(5, 3), random_table(5, 4), budget=budget, eos=[4], sampling=sampling
@@ -479,7 +480,7 @@ def test_an_output_with_a_rule_is_cut_as_any_other(open_session, random_table, s
         assert session.finish is not None and 4 not in session.output()[:-1]
 
 
-def test_blocks_and_replays_leave_nothing_to_a_rule(open_session, random_table):
+def test_block_verification_and_replay_ignore_the_rule(open_session, random_table):
     block = Sampling("block", 0.9)
     for how, words in (({"sampling": block}, "block verification decides"),
                        ({"recording": [1, 2, 3, 4]}, "this run replays tokens")):  # fmt: skip
@@ -495,7 +496,7 @@ def test_blocks_and_replays_leave_nothing_to_a_rule(open_session, random_table):
 
 @pytest.mark.parametrize("sampling", [*SAMPLINGS], ids=lambda each: each.rule)
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_a_chain_is_decided_with_one_wait(open_session, random_table, monkeypatch, sampling, rule):
+def test_a_chain_is_verified_with_one_wait(open_session, random_table, monkeypatch, sampling, rule):
     session = open_session(random_table(5, 1), random_table(5, 2), budget=40, sampling=sampling)
     session.prefill()
     draft = session.chain((1, 2, 3, 0))

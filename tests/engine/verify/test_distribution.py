@@ -1,7 +1,6 @@
-"""The distribution of every lossless method's output under rejection: exact, by walking all of its
-chance.
+"""Exact output distribution of every lossless method under rejection, from all random outcomes.
 
-Also what acceptance must then be: counts agree with the overlap of the two distributions.
+Acceptance is tested too: counters agree with the overlap of p and q.
 """
 
 import math
@@ -70,7 +69,7 @@ CONFIGURED = {
     "omnidraft": [{"length": 2}],
     "pld": [{"ngram": 2, "length": 1}, {"ngram": 2, "length": 2, "rule": "transformers"}],
 }
-"""Parameters short enough to be walked; a method not named here is walked with its defaults."""
+"""Parameters for which all outcomes can be enumerated. Other methods use their defaults."""
 
 
 TREES = (
@@ -96,11 +95,11 @@ TREES = (
     "chimera",
     "falcon",
 )
-"""Methods that draft trees, which block verification does not take."""
+"""Methods that draft trees, which block verification refuses."""
 
 
-def configured():
-    """Every method that is lossless under rejection, with each of its parameters."""
+def list_configurations():
+    """List every method that is lossless under rejection, with each of its parameter sets."""
     for name, entry in registry.built_in_methods().items():
         method = registry.load(name)
         for params in [] if entry.peer else CONFIGURED.get(name, [{}]):
@@ -110,19 +109,21 @@ def configured():
 
 
 NARROWED = ("pearl", "stand")
-"""Methods whose steps have so many outcomes that three tokens are walked under a top-k cut of 2,
-and two tokens without."""
+"""Methods with very many outcomes per step.
+
+Three tokens are enumerated with top-k 2, and two tokens without.
+"""
 
 
 def narrowed(make, sampling):
     return replace(sampling, top_k=2) if make.func.name in NARROWED else sampling
 
 
-CASES = list(configured())
+CASES = list(list_configurations())
 
 
-def test_swift_is_walked_with_sublayers_passed_over(open_session, pair):
-    """One of four, and three of them: what drafts is not the target, and some of it is rejected."""
+def test_swift_is_enumerated_with_skipped_sublayers(open_session, pair):
+    """Skip one of four sublayers, and three of them, so that some of the draft is rejected."""
     for params, share in zip(CONFIGURED["swift"], (0.875, 0.625), strict=True):
         method = registry.load("swift")
         session = open_session(*pair("peaked"), prompt=PROMPT, sampling=PLAIN, budget=40)
@@ -132,16 +133,16 @@ def test_swift_is_walked_with_sublayers_passed_over(open_session, pair):
         assert 0 < sum(len(step.outcome.path) for step in steps) < len(steps)
 
 
-def dealt(cases, all_of):
-    """Each case with one of some things, others for each, so that together they meet all; the
-    audit's walks have the others."""
+def pair_cases(cases, all_of):
+    """Pair each case with one of several values, in rotation. The audit tests the other
+    combinations."""
     for at, case in enumerate(cases):
         yield pytest.param(*case.values, all_of[at % len(all_of)], id=case.id)
 
 
 METHODS = pytest.mark.parametrize("make", CASES)
 CHAINS = [case for case in CASES if case.values[0].func.name not in TREES]
-PROMPT = (1, 0, 2, 1, 0)  # the suffix (1, 0) occurs twice, so that lookup has something to propose
+PROMPT = (1, 0, 2, 1, 0)  # the suffix (1, 0) occurs twice, so that a lookup finds it
 PLAIN = Sampling("rejection", 1.0)
 SAMPLINGS = {
     "T=1": PLAIN,
@@ -153,14 +154,15 @@ SAMPLINGS = {
 
 
 def distribution_of_target(table, sampling, eos=(), length=3):
-    """Distribution of the first `length` tokens after PROMPT by the chain rule, from the table
-    alone."""
+    """Return the distribution of the first `length` tokens after PROMPT, computed from the
+    table."""
     return Reference(table, sampling).joint_distribution(PROMPT, eos, length)
 
 
 @pytest.fixture
-def distribution_of_method(open_session, open_workspace, exact_law):
-    """Distribution of the first tokens that a method commits after PROMPT."""
+def distribution_of_method(open_session, open_workspace, exact_distribution):
+    """Function that returns the distribution of the first tokens that a method commits after
+    PROMPT."""
 
     def walk(method, pair, sampling, budget=6, eos=(), length=3):
         shared = open_workspace(*pair, len(PROMPT) + budget)
@@ -173,14 +175,14 @@ def distribution_of_method(open_session, open_workspace, exact_law):
                     break
             return tuple(session.output()[:length])
 
-        return exact_law(run)
+        return exact_distribution(run)
 
     return walk
 
 
 @pytest.fixture
 def pair():
-    """Tables of a target and a draft, by how they lie to each other."""
+    """Function that makes the tables of a target and a draft, by their relation."""
 
     def make(kind, vocab=3) -> tuple[Tensor, Tensor]:
         target, draft = pair_of("near" if kind == "cut" else kind, vocab)
@@ -197,10 +199,12 @@ def pair():
 KINDS = ("peaked", "flat", "near", "equal", "disjoint", "cut")
 
 
-def crossed():
-    """Every method with a kind of pair and a sampling, others for each method: so that together
-    they meet every kind under every sampling. The audit's own walks, which every variant of a
-    method takes in tests/audit/test_checks.py, have the others."""
+def list_crossed_cases():
+    """Combine every method with one kind of pair and one sampling, in rotation.
+
+    Together they cover every pair with every sampling. tests/audit/test_checks.py runs the other
+    combinations.
+    """
     for at, case in enumerate(CASES):
         kind = KINDS[at % len(KINDS)]
         name = list(SAMPLINGS)[at // len(KINDS) % len(SAMPLINGS)]
@@ -208,7 +212,7 @@ def crossed():
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize(("make", "kind", "sampling"), list(crossed()))
+@pytest.mark.parametrize(("make", "kind", "sampling"), list(list_crossed_cases()))
 def test_the_first_three_tokens_follow_the_targets_distribution(
     distribution_of_method, pair, make, kind, sampling
 ):
@@ -220,7 +224,7 @@ def test_the_first_three_tokens_follow_the_targets_distribution(
 
 
 @pytest.mark.parametrize("name", NARROWED)
-def test_the_first_two_tokens_follow_it_without_a_cut(distribution_of_method, pair, name):
+def test_the_first_two_tokens_follow_it_without_top_k(distribution_of_method, pair, name):
     tables = pair("near")
     distribution = distribution_of_method(registry.build(name, {}), tables, PLAIN, length=2)
     assert total_variation(distribution, distribution_of_target(tables[0], PLAIN, length=2)) < 1e-9
@@ -230,8 +234,8 @@ ENDINGS = [((0,), 6), ((0, 2), 6), ((2,), 1), ((2,), 2), ((1,), 3)]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("make", "ending"), [*dealt(CASES, ENDINGS)])
-def test_neither_eos_nor_budget_bends_the_distribution(distribution_of_method, pair, make, ending):
+@pytest.mark.parametrize(("make", "ending"), [*pair_cases(CASES, ENDINGS)])
+def test_eos_and_budget_do_not_change_the_distribution(distribution_of_method, pair, make, ending):
     (eos, budget), tables, sampling = ending, pair("near"), narrowed(make, PLAIN)
     distribution = distribution_of_method(make(), tables, sampling, budget=budget, eos=eos)
     expected = distribution_of_target(tables[0], sampling, eos, length=min(3, budget))
@@ -246,23 +250,19 @@ def test_a_longer_draft_over_a_larger_vocabulary_is_exact(distribution_of_method
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("make", "kind"), [*dealt(CHAINS, ("peaked", "near", "disjoint"))])
-def test_block_verification_has_the_targets_distribution_as_well(
-    distribution_of_method, pair, make, kind
-):
+@pytest.mark.parametrize(("make", "kind"), [*pair_cases(CHAINS, ("peaked", "near", "disjoint"))])
+def test_block_verification_has_the_targets_distribution(distribution_of_method, pair, make, kind):
     sampling = narrowed(make, Sampling("block", 0.8, top_k=3))
     tables = pair(kind, vocab=4 if kind == "disjoint" else 3)
     distribution = distribution_of_method(make(), tables, sampling, eos=(2,))
     assert total_variation(distribution, distribution_of_target(tables[0], sampling, (2,))) < 1e-9
 
 
-# ---- planted faults: the same walk finds them ---------------------------------------------------
+# ---- planted faults: the same test finds them ----------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", [UnwarpedDistribution, GreedyDraft])
-def test_a_method_that_misstates_its_draft_distribution_is_found(
-    distribution_of_method, pair, fault
-):
+def test_a_method_with_a_wrong_q_is_found(distribution_of_method, pair, fault):
     sampling, tables = SAMPLINGS["T=0.5"], pair("flat")
     distribution = distribution_of_method(fault(SpsParams(length=1)), tables, sampling)
     assert total_variation(distribution, distribution_of_target(tables[0], sampling)) > 1e-3
@@ -288,7 +288,7 @@ def test_a_faulty_verifier_is_found(distribution_of_method, pair, monkeypatch, f
 
 
 def overlap(tables, sampling, before, last):
-    """Chance that a draft token stands in a context: the sum of min(p, q)."""
+    """Return the acceptance probability in a context: the sum of min(p, q)."""
     p, q = (warp(table[before, last], sampling) for table in tables)
     return torch.minimum(p, q).sum().item()
 
@@ -318,7 +318,7 @@ def test_acceptance_counts_agree_with_the_overlap_of_the_distributions(
 def test_mat_agrees_with_the_formula_where_acceptance_is_independent(
     open_session, pair, kind, length
 ):
-    # One distribution in all contexts: all levels stand with one chance, a (Leviathan et al.,
+    # All contexts share one distribution, so all levels have one acceptance rate (Leviathan et al.,
     # equation 1).
     tables = tuple(table[:1, :1].expand_as(table) for table in pair(kind, vocab=5))
     a = overlap(tables, PLAIN, 0, 0)
@@ -341,11 +341,11 @@ def test_a_draft_with_the_targets_distribution_is_never_rejected(
     assert [len(step.outcome.committed) for step in steps] == [5] * 12
 
 
-# ---- under a processor --------------------------------------------------------------------------
+# ---- with a grammar ------------------------------------------------------------------------------
 
 
 def fitting(text):
-    """The tokens allowed behind a text, by all of it; 2 ends it."""
+    """Return the tokens that the grammar allows after a text. Token 2 ends the text."""
     return ({0, 1}, {0, 1, 2}, {1, 2})[(len(text) + sum(text)) % 3]
 
 
@@ -354,14 +354,14 @@ def held(sampling):
 
 
 def processed(table, output):
-    """A row of the target's table without what does not fit."""
+    """Return a row of the target's table without the forbidden tokens."""
     before, last = (*PROMPT, *output)[-2:]
     forbidden = torch.tensor([token not in fitting(output) for token in range(3)])
     return table[before, last].masked_fill(forbidden, -math.inf)
 
 
 def processed_distribution(table, sampling, length=3):
-    """As `distribution_of_target`, of the texts that fit."""
+    """Return the distribution of allowed texts, as `distribution_of_target`."""
     distribution, due = defaultdict(float), [((), 1.0)]
     while due:
         output, weight = due.pop()
@@ -374,12 +374,10 @@ def processed_distribution(table, sampling, length=3):
     return distribution
 
 
-# Of swift the share with more to draw takes as long as all the others.
+# Swift's parameters with more draws take as long as all other cases.
 @pytest.mark.full
 @pytest.mark.parametrize("make", [case for case in CASES if case.id != "swift-1-2-0.45"])
-def test_under_a_grammar_the_distribution_is_the_processed_targets(
-    distribution_of_method, pair, make
-):
+def test_under_a_grammar_the_distribution_is_the_masked_targets(distribution_of_method, pair, make):
     tables, sampling = pair("near"), narrowed(make, PLAIN)
     distribution = distribution_of_method(make(), tables, held(sampling), budget=4, eos=(2,))
     assert sum(distribution.values()) == pytest.approx(1.0, abs=1e-9)
@@ -387,9 +385,7 @@ def test_under_a_grammar_the_distribution_is_the_processed_targets(
 
 
 @pytest.mark.parametrize("name", ["sps", "pld"])
-def test_block_verification_has_the_processed_distribution_as_well(
-    distribution_of_method, pair, name
-):
+def test_block_verification_has_the_masked_distribution(distribution_of_method, pair, name):
     tables, sampling = pair("near"), Sampling("block", 0.8)
     distribution = distribution_of_method(
         registry.build(name, {}), tables, held(sampling), budget=4, eos=(2,)
@@ -400,7 +396,7 @@ def test_block_verification_has_the_processed_distribution_as_well(
 @pytest.mark.full
 @METHODS
 @pytest.mark.parametrize("rule", ["greedy", "coupled"])
-def test_under_a_grammar_tokens_are_the_processed_targets(open_session, pair, make, rule):
+def test_under_a_grammar_tokens_are_the_masked_targets(open_session, pair, make, rule):
     tables = pair("near")
     sampling = held(Sampling() if rule == "greedy" else Sampling(rule, 0.9, seed=3))
     session = open_session(*tables, prompt=PROMPT, sampling=sampling, budget=24, eos=(2,))
@@ -415,8 +411,8 @@ def test_under_a_grammar_tokens_are_the_processed_targets(open_session, pair, ma
     assert session.output() == due
 
 
-def test_a_processor_that_forgets_the_path_is_found(distribution_of_method, pair, monkeypatch):
-    """What is read of the output alone, and not of the draft behind it."""
+def test_a_mask_that_ignores_the_path_is_found(distribution_of_method, pair, monkeypatch):
+    """The faulty mask depends on the output only, not on the draft."""
     whole = RequestGrammarMask.__call__
 
     def forgets(self, rows, output, tokens, parents=None):

@@ -1,5 +1,5 @@
-"""Structured output: each node of a draft is masked as its own text would be, and the matcher is
-left where the output is."""
+"""Structured output: each draft node is masked by its own text, and the matcher stays at the
+output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCHEMA = """{"type": "object", "x-guidance": {"whitespace_flexible": false},
  "required": ["a"], "additionalProperties": false}"""
 GRAMMAR = llguidance.LLMatcher.grammar_from_json_schema(SCHEMA)
 LETTERS = [*sorted(set(b'{"abc":[10],null}x')), EOS]
-"""What the grammar's texts are made of, a letter that it has not, and the end."""
+"""Characters of the grammar, one letter that it lacks, and the end token."""
 
 
 def fresh():
@@ -34,8 +34,7 @@ def fresh():
 
 
 def allowed_behind(text):
-    """The ids allowed next, by a matcher that has read nothing but a text; None where the text is
-    none of the grammar, or has ended."""
+    """Return the ids allowed next by a fresh matcher, or None if the text is invalid or ended."""
     matcher = fresh()
     if EOS in text or matcher.try_consume_tokens([*text]) < len(text):
         return None
@@ -43,14 +42,14 @@ def allowed_behind(text):
     return {*np.flatnonzero(np.unpackbits(bits, bitorder="little")[: BYTES.vocab_size]).tolist()}
 
 
-def told(rows):
-    """The ids that each row allows."""
+def allowed_ids(rows):
+    """Return the ids that each row allows."""
     return [{*row.isfinite().nonzero()[:, 0].tolist()} for row in rows]
 
 
 @st.composite
 def texts(draw, before=()):
-    """A text of the grammar, not ended, that goes on from another."""
+    """Generate a valid, unfinished text that continues another."""
     text = list(before)
     for _ in range(draw(st.integers(0, 12))):
         going_on = sorted(allowed_behind(text) & {*LETTERS} - {EOS})
@@ -62,7 +61,7 @@ def texts(draw, before=()):
 
 @st.composite
 def drafts(draw, text):
-    """A tree of letters behind a text, most of which the grammar allows."""
+    """Generate a tree of letters after a text. The grammar allows most of them."""
     tokens, parents, paths = [], [], {ROOT: text}
     for node in range(draw(st.integers(0, 8))):
         parent = draw(st.integers(ROOT, node - 1))
@@ -76,16 +75,16 @@ def drafts(draw, text):
 
 @settings(max_examples=30)
 @given(st.data())
-def test_a_nodes_mask_is_that_of_its_text_read_afresh_also_behind_rejected_drafts(data):
+def test_a_nodes_mask_is_that_of_a_fresh_matcher_also_after_rejected_drafts(data):
     processing = GrammarMask(fresh(), [EOS]).begin()
     output = []
-    for _ in range(3):  # the same matcher goes on, behind drafts of which something was rejected
+    for _ in range(3):  # the same matcher continues after rejected drafts
         output = data.draw(texts(output))
         tokens, parents, paths = data.draw(drafts(output))
         rows = torch.zeros(len(tokens) + 1, BYTES.vocab_size)
-        found = told(processing(rows, output, tokens, parents))
+        found = allowed_ids(processing(rows, output, tokens, parents))
         every = set(range(BYTES.vocab_size))
-        assert not rows.any()  # they are left as they are
+        assert not rows.any()  # such rows are not masked
         for row, path in enumerate(paths):
             due = allowed_behind(path)
             assert found[row] == (every if due is None else due), (output, path)
@@ -93,50 +92,52 @@ def test_a_nodes_mask_is_that_of_its_text_read_afresh_also_behind_rejected_draft
 
 @given(st.data())
 @settings(max_examples=20)
-def test_a_picked_token_is_left_out_if_the_grammar_forbids_it_behind_the_picks_before_it(data):
+def test_a_picked_token_is_dropped_if_the_grammar_forbids_it_after_the_earlier_picks(data):
     processing = GrammarMask(fresh(), [EOS]).begin()
     output = data.draw(texts())
     _, _, paths = data.draw(drafts(output))
     for path in paths:
         rows = torch.zeros(1, BYTES.vocab_size)
-        (found,) = told(processing.process_draft(rows, output, path[len(output) :]))
+        (found,) = allowed_ids(processing.process_draft(rows, output, path[len(output) :]))
         due = allowed_behind(path)
         assert found == (set(range(BYTES.vocab_size)) if due is None else due)
-        (root,) = told(processing(rows, output, ()))  # the matcher is where the output is
+        (root,) = allowed_ids(processing(rows, output, ()))  # the matcher is at the output
         assert root == allowed_behind(output)
 
 
-def test_a_draft_that_can_say_nothing_that_is_allowed_drafts_as_it_does():
+def test_a_draft_without_an_allowed_token_is_not_masked():
     rows = torch.full((1, BYTES.vocab_size), -torch.inf)
     rows[0, ord("x")] = 1.0
-    assert told(GrammarMask(fresh(), [EOS]).begin().process_draft(rows, (), ())) == [{ord("x")}]
+    assert allowed_ids(GrammarMask(fresh(), [EOS]).begin().process_draft(rows, (), ())) == [
+        {ord("x")}
+    ]
 
 
 @given(st.data())
 @settings(max_examples=20)
-def test_a_chain_is_a_tree_of_one_branch_and_an_output_read_at_once_is_one_read_by_steps(data):
+def test_a_chain_is_a_tree_of_one_branch_and_an_output_may_be_read_in_parts(data):
     mask, text = GrammarMask(fresh(), [EOS]), data.draw(texts())
     rows = torch.zeros(len(text) + 1, BYTES.vocab_size)
-    at_once = told(mask.process_output(rows, [*text, 0]))
-    assert at_once == told(mask.begin()(rows, (), text, tuple(range(-1, len(text) - 1))))
+    at_once = allowed_ids(mask.process_output(rows, [*text, 0]))
+    assert at_once == allowed_ids(mask.begin()(rows, (), text, tuple(range(-1, len(text) - 1))))
     one_by_one, processing = [], mask.begin()
     for n in range(len(text) + 1):
-        one_by_one += told(processing(rows[:1], text[:n], ()))
+        one_by_one += allowed_ids(processing(rows[:1], text[:n], ()))
     assert at_once == one_by_one
 
 
-def test_a_complete_text_can_only_end_and_by_any_of_the_ends():
+def test_a_complete_text_allows_only_the_end_tokens():
     whole = list(b'{"a":[],"c":null}')
     padded, other = BYTES.vocab_size + 5, BYTES.vocab_size
     rows = GrammarMask(fresh(), [EOS, other]).begin()(torch.zeros(1, padded), whole, ())
-    assert told(rows) == [{EOS, other}]
+    assert allowed_ids(rows) == [{EOS, other}]
 
 
-def test_rows_without_the_last_nodes_are_masked_as_far_as_they_go():
+def test_rows_without_the_last_nodes_are_masked():
     text = list(b'{"a')
     rows = torch.zeros(3, BYTES.vocab_size)
     masked = GrammarMask(fresh(), [EOS]).process_output(rows, text)
-    assert told(masked) == [{ord("{")}, {ord('"')}, {ord("a")}]
+    assert allowed_ids(masked) == [{ord("{")}, {ord('"')}, {ord("a")}]
 
 
 def test_an_output_that_the_grammar_forbids_is_the_methods_fault():
@@ -145,8 +146,8 @@ def test_an_output_that_the_grammar_forbids_is_the_methods_fault():
         processing(torch.zeros(1, BYTES.vocab_size), list(b"{x"), ())
 
 
-def test_a_grammar_that_the_targets_tokens_cannot_spell_is_told():
-    narrow = torch.zeros(1, ord("{"))  # of a target that has no such letter
+def test_a_grammar_that_the_targets_tokens_cannot_spell_is_refused():
+    narrow = torch.zeros(1, ord("{"))  # a target without this letter
     with pytest.raises(ArithmeticError, match="no token of the target can continue"):
         GrammarMask(fresh(), [0]).begin()(narrow, (), ())
 
@@ -155,7 +156,7 @@ def test_a_grammar_that_the_targets_tokens_cannot_spell_is_told():
 
 
 def even(text):
-    """Zeros and ones, and 2 that ends an even sum of them."""
+    """Zeros and ones. Token 2 may end the text if their sum is even."""
     return {0, 1} if sum(text) % 2 else {0, 1, 2}
 
 
@@ -165,13 +166,13 @@ def test_a_method_that_decides_for_itself_is_found(open_session, random_table):
     session.prefill()
     draft = session.chain(())
     session.score(draft)
-    session.commit(Outcome((), (3,), ("plain",), 0))  # which no text of the grammar has
+    session.commit(Outcome((), (3,), ("plain",), 0))  # no text of the grammar has it
     rows = session.score(draft)
     with pytest.raises(MethodFault, match="does not allow token 3 at position 1 of the output"):
         session.verify(draft, rows)
 
 
-def test_an_accept_rule_has_no_say_under_a_grammar(open_session, random_table):
+def test_an_accept_rule_is_ignored_under_a_grammar(open_session, random_table):
     class Lossy(Vanilla):
         accept = Threshold(0.0)
 

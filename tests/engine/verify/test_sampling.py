@@ -1,4 +1,4 @@
-"""Warping against transformers' own, Philox against its published vectors, the noise's
+"""Warping compared with transformers', Philox with its published vectors, and the noise's
 distribution."""
 
 import math
@@ -55,7 +55,7 @@ def test_half_precision_logits_are_warped_in_float32(dtype):
     st.floats(0.01, 1),
 )
 @settings(deadline=None)
-def test_a_warped_distribution_sums_to_one_and_keeps_the_likeliest_token(
+def test_a_warped_distribution_sums_to_one_and_keeps_the_most_likely_token(
     logits, temperature, top_k, top_p
 ):
     rows = torch.tensor(logits, dtype=torch.float64)
@@ -71,19 +71,19 @@ def test_log_warp_is_the_logarithm_of_warp_with_minus_infinity_outside_the_cuts(
     torch.testing.assert_close(log_warp(rows, rule).exp(), warp(rows, rule))
 
 
-def test_tokens_tied_at_the_top_k_cut_all_stay():
+def test_all_tokens_tied_at_the_top_k_cut_are_kept():
     assert (warp(torch.tensor([2.0, 1.0, 1.0, 0.0]), sampled(top_k=2)) > 0).tolist() == [1, 1, 1, 0]
 
 
-def test_of_tokens_tied_at_the_top_p_cut_the_lower_ids_stay():
+def test_of_tokens_tied_at_the_top_p_cut_the_lower_ids_are_kept():
     assert (warp(torch.zeros(4), sampled(top_p=0.6)) > 0).tolist() == [1, 1, 1, 0]
 
 
-def test_a_token_behind_a_mass_of_exactly_top_p_is_cut():
+def test_a_token_after_a_mass_of_exactly_top_p_is_cut():
     assert warp(torch.zeros(2), sampled(top_p=0.5)).tolist() == [1.0, 0.0]
 
 
-def test_tokens_that_a_model_rules_out_stay_out():
+def test_tokens_of_probability_zero_stay_excluded():
     rows = torch.tensor([0.0, -math.inf, 1.0, -math.inf])
     p = warp(rows, sampled(0.5, top_k=3, top_p=0.9999999))
     assert p[1] == p[3] == 0
@@ -94,12 +94,12 @@ def test_tokens_that_a_model_rules_out_stay_out():
     ("rule", "temperature"),
     [("greedy", 1.0), ("rejection", 0.0), ("block", 0.0), ("coupled", 0.0)],
 )
-def test_a_rule_that_does_not_go_with_its_temperature_is_refused(rule, temperature):
+def test_a_rule_with_an_invalid_temperature_is_refused(rule, temperature):
     with pytest.raises(ValueError, match="temperature"):
         Sampling(rule, temperature)
 
 
-def test_the_rule_is_greedy_without_cuts_and_of_seed_0_unless_it_is_said():
+def test_the_default_is_greedy_without_cuts_and_seed_0():
     assert Sampling() == Sampling("greedy", temperature=0.0, top_k=0, top_p=1.0, seed=0)
 
 
@@ -142,7 +142,7 @@ def test_philox_gives_the_published_answers(counter, key, result):
     assert philox(torch.tensor(words(counter)), low | high << 32).tolist() == words(result)
 
 
-def test_philox_of_many_counters_is_philox_of_each():
+def test_philox_of_many_counters_equals_single_calls():
     counters = torch.randint(0, 1 << 32, (4, 3, 5), generator=torch.Generator().manual_seed(8))
     key = 0x0123456789ABCDEF
     each = [[philox(counters[:, i, j], key) for j in range(5)] for i in range(3)]
@@ -152,7 +152,8 @@ def test_philox_of_many_counters_is_philox_of_each():
 
 
 def philox_in_integers(counter, key):
-    """The definition (Salmon et al. 2011, section 3.3) in Python's integers."""
+    """Compute Philox with Python's integers, by its definition (Salmon et al. 2011, section
+    3.3)."""
     c, k = list(counter), [key & 0xFFFFFFFF, key >> 32]
     for _ in range(10):
         high0, low0 = divmod(c[0] * 0xD2511F53, 1 << 32)
@@ -188,14 +189,14 @@ def test_keys_are_the_same_on_every_machine():
     assert hash_key("noise", 0, "mini/3", 0) == 0x8E6BD7CF1F5080EB
 
 
-def test_keys_tell_their_parts_apart():
+def test_keys_separate_their_parts():
     assert hash_key("a", "bc") != hash_key("ab", "c")
     assert hash_key("a", 1, 2) != hash_key("a", 12)
 
 
 @given(st.lists(st.tuples(st.integers(0, 150), st.integers(1, 70)), min_size=1, max_size=8))
 @settings(deadline=None, max_examples=30)
-def test_a_row_does_not_depend_on_how_rows_are_asked_for(calls):
+def test_a_rows_noise_does_not_depend_on_the_requested_block(calls):
     source = noise(vocab=13)
     single = {}
     for first, n in calls:
@@ -221,7 +222,7 @@ def test_every_part_of_the_key_changes_the_noise(other):
     assert (noise().rows(0, 8) != noise(**other).rows(0, 8)).float().mean() > 0.99
 
 
-def test_positions_have_noise_of_their_own():
+def test_positions_have_different_noise():
     rows = noise().rows(0, 64)
     assert len({tuple(row) for row in rows.tolist()}) == 64
 
@@ -235,7 +236,7 @@ def test_noise_follows_the_gumbel_distribution_and_is_independent_along_tokens_a
         assert stats.pearsonr(shifted.flatten().numpy(), kept.flatten().numpy()).pvalue > 1e-3
 
 
-def test_the_largest_of_log_probability_and_noise_is_a_draw_from_the_distribution():
+def test_the_argmax_of_log_probability_plus_noise_is_a_sample():
     p = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
     drawn = (p.log() + noise(seed=3, vocab=4).rows(0, 20_000)).argmax(-1)
     assert stats.chisquare(torch.bincount(drawn, minlength=4), 20_000 * p).pvalue > 1e-3
@@ -249,15 +250,15 @@ def test_noise_is_finite_float32_at_either_end_of_a_word(monkeypatch, word):
     assert rows.isfinite().all()
 
 
-def test_the_last_two_blocks_of_noise_are_kept_and_no_other(monkeypatch):
-    made = []
+def test_the_last_two_blocks_of_noise_are_cached(monkeypatch):
+    computed = []
 
     def watched(counter, key):
-        made.append(int(counter[1, 0, 0]) // 32)
+        computed.append(int(counter[1, 0, 0]) // 32)
         return philox(counter, key)
 
     monkeypatch.setattr(sampling, "philox", watched)
     source = noise(vocab=13)
     for first, n in ((62, 2), (0, 1), (31, 2), (5, 1), (70, 1), (33, 1), (5, 1)):
         source.rows(first, n)
-    assert made == [1, 0, 2, 0]
+    assert computed == [1, 0, 2, 0]

@@ -1,4 +1,4 @@
-"""The shape of a tree: ancestors, depths and paths against brute force, whatever the numbering."""
+"""Tree structure: ancestors, depths and paths, compared with brute force, for any numbering."""
 
 import torch
 from hypothesis import given
@@ -22,12 +22,12 @@ def trees(draw, most=14):
 
 
 def ancestors(parents, node):
-    """The node's own path, itself included, by following parents."""
+    """Return the path of a node, including itself, by following parents."""
     return {node} | (ancestors(parents, parents[node]) if node != ROOT else set())
 
 
 @given(trees())
-def test_a_row_sees_its_ancestors_itself_and_nothing_else(parents):
+def test_a_row_sees_only_its_ancestors_and_itself(parents):
     mask, _ = build_tree_mask(parents, CPU)
     for node in range(-1, len(parents)):
         seen = {row - 1 for row in range(len(parents) + 1) if mask[node + 1, row]}
@@ -51,13 +51,13 @@ def test_paths_lead_from_the_root_to_every_leaf(parents):
     for node in range(len(parents)):
         path = tree.path(node)
         assert set(path) | {ROOT} == ancestors(parents, node)
-        assert list(path) == sorted(path)  # the rows of a path increase, as a state's commit asks
+        assert list(path) == sorted(path)  # the rows of a path increase, as `commit` requires
         assert [tree.depths[step] for step in path] == list(range(1, len(path) + 1))
     assert tree.path(ROOT) == ()
 
 
 @given(trees(), st.randoms(use_true_random=False))
-def test_children_come_in_the_order_of_their_tests(parents, random):
+def test_children_are_listed_in_test_order(parents, random):
     order = list(range(len(parents)))
     random.shuffle(order)
     tree = build_tree(parents, tuple(order))
@@ -67,22 +67,22 @@ def test_children_come_in_the_order_of_their_tests(parents, random):
     assert sum(map(len, tree.children)) == len(parents)
 
 
-def test_without_an_order_children_come_as_they_are_numbered():
+def test_without_an_order_children_are_in_numbering_order():
     assert build_tree((-1, -1, 0, -1, 0)).children == ((2, 4), (), (), (), (), (0, 1, 3))
 
 
-def test_a_child_is_found_by_its_token_the_first_of_twins():
+def test_a_child_is_found_by_its_token_and_the_first_of_equal_ones():
     tree = build_tree((-1, -1, -1, 1))
     tokens = (5, 7, 7, 7)
     assert [find_child(tree, tokens, ROOT, token) for token in (5, 7, 6)] == [0, 1, None]
     assert [find_child(tree, tokens, 1, token) for token in (5, 7)] == [None, 3]
 
 
-def test_the_rows_of_a_template_are_made_once():
+def test_the_rows_of_a_template_are_cached():
     assert build_tree_mask((-1, 0, 0), CPU) is build_tree_mask((-1, 0, 0), CPU)
 
 
-def test_an_empty_tree_is_the_root_alone():
+def test_an_empty_tree_is_only_the_root():
     mask, depths = build_tree_mask((), CPU)
     assert (mask.tolist(), depths.tolist()) == ([[True]], [0])
     assert (build_tree(()).levels, list(build_tree(()).paths())) == (0, [])
@@ -102,13 +102,13 @@ PARTS = st.lists(
 
 
 def texts(ids, parents):
-    """Each node's path as ids."""
+    """Return the path of each node as ids."""
     tree = build_tree(tuple(parents))
     return [tuple(ids[step] for step in tree.path(node)) for node in range(len(ids))]
 
 
 @given(PARTS)
-def test_a_merged_tree_holds_every_path_once_and_no_other(parts):
+def test_a_merged_tree_has_every_path_once(parts):
     merged = merge_trees(parts)
     found = texts(merged.ids, merged.parents)
     assert len(set(found)) == len(found)

@@ -1,5 +1,4 @@
-"""A contrasted target: its distribution by another program, and every method's output held to
-it."""
+"""Contrastive targets: their distribution from independent code, and every method's output."""
 
 from __future__ import annotations
 
@@ -47,22 +46,21 @@ METHODS = {
     "pearl": {"window": 2},
     "specreason": {"threshold": 10.0, "cap": 2},
 }
-"""Chains, trees, look-ups, parts of the target, drafts beside it, steps: how rows are scored."""
+"""Methods with chains, trees, look-ups, parts of the target, drafts in parallel, and steps."""
 
 
-class Somewhere:
-    """A table whose entries depend on where a token stands, as every model's do that has read less
-    before it."""
+class PositionTable:
+    """Table whose entries depend on the position, as those of a real model depend on the text."""
 
     def previous_token(self, state, row):
         return (super().previous_token(state, row) + state.rows[row].position) % self.vocab_size
 
 
-class Placed(Somewhere, TableDecoder):
+class Placed(PositionTable, TableDecoder):
     pass
 
 
-class PlacedRecurrent(Somewhere, RecurrentTable):
+class PlacedRecurrent(PositionTable, RecurrentTable):
     pass
 
 
@@ -80,17 +78,17 @@ def build(name):
     return method(method.Params(**METHODS[name]))
 
 
-# ---- what it must come to, by none of its code -------------------------------------------------
+# ---- the expected result, from independent code --------------------------------------------------
 
 
-def said(table, text):
-    """The logits behind a text."""
+def logits_after(table, text):
+    """Return the logits after a text."""
     before = (text[-2] if len(text) > 1 else 0) + len(text) - 1
     return table[before % len(table), text[-1]].tolist()
 
 
 def due_row(table, output, contrast=CONTRAST):
-    whole, weak = said(table, (*PROMPT, *output)), said(table, (*WEAK, *output))
+    whole, weak = logits_after(table, (*PROMPT, *output)), logits_after(table, (*WEAK, *output))
     mass = [math.exp(each - max(whole)) for each in whole]
     p = [each / sum(mass) for each in mass]
     even = 1 / len(p)
@@ -129,7 +127,7 @@ def due_tokens(table, sampling, noise, n):
 
 
 @pytest.fixture
-def distribution_of(open_session, exact_law):
+def distribution_of(open_session, exact_distribution):
     def walk(method, tables, sampling, budget=4, length=3):
         shared = workspace_of(tables, len(PROMPT) + budget + 16)
 
@@ -147,7 +145,7 @@ def distribution_of(open_session, exact_law):
                     break
             return tuple(session.output()[:length])
 
-        return exact_law(run)
+        return exact_distribution(run)
 
     return walk
 
@@ -159,7 +157,7 @@ def opened(open_session, sampling, budget=20, kind=Placed, seed=21):
     return tables, open_session(*tables, workspace=shared, **request)
 
 
-# ---- all methods are held to it -----------------------------------------------------------------
+# ---- all methods --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "pearl"])
@@ -186,7 +184,7 @@ def test_under_a_contrast_tokens_are_the_contrasted_targets(open_session, name, 
         assert session.output() == due
 
 
-def test_it_changes_what_is_said(open_session):
+def test_a_contrast_changes_the_output(open_session):
     outputs = []
     for contrast in (None, CONTRAST):
         _, session = opened(open_session, Sampling(contrast=contrast))
@@ -215,7 +213,7 @@ def test_switched_off_it_is_plain(open_session, off, rule):
 
 
 @pytest.mark.parametrize("rule", [(), ("coupled", 0.9)])
-def test_a_target_that_keeps_no_rows_is_contrasted_alike(open_session, rule):
+def test_a_recurrent_target_is_contrasted_in_the_same_way(open_session, rule):
     sampling = Sampling(*rule, seed=3, contrast=CONTRAST)
     tables, session = opened(open_session, sampling, kind=PlacedRecurrent)
     due = due_tokens(tables[0], sampling, session.noise(0, 20), 20)
@@ -223,25 +221,25 @@ def test_a_target_that_keeps_no_rows_is_contrasted_alike(open_session, rule):
     assert session.output() == due
 
 
-def test_sequences_beside_each_other_are_contrasted_as_alone():
+def test_batched_sequences_are_contrasted_as_alone():
     tables, n = make_table_pair("near"), 12
     prompts = [PROMPT, (2, 1), (0, 1, 2, 0, 1, 2, 2)]
     stop = StopRule(frozenset(), n)
-    asked = [Request(f"table/{at}", 0, each, stop) for at, each in enumerate(prompts)]
+    requests = [Request(f"table/{at}", 0, each, stop) for at, each in enumerate(prompts)]
     sampling, shared = Sampling("coupled", 0.9, contrast=CONTRAST), workspace_of(tables, 64)
     alone = []
-    for request in asked:
+    for request in requests:
         session = Session(shared, request, sampling)
         list(build("sps").generate(session))
         alone.append(session.output())
-    batch = Batch(shared, asked, sampling, size=2, chunk=3)
+    batch = Batch(shared, requests, sampling, size=2, chunk=3)
     for step in build("sps").generate_batch(batch):
         own = [f for f in step.forwards if f.model == "target" and step.seq in f.rows]
-        assert len(own) >= 2  # the shared one, and its own behind its weakened prompt
+        assert len(own) >= 2  # the shared state, and the one after its own weakened prompt
     assert [session.output() for session in batch.sessions] == alone
 
 
-# ---- in lock-step, and counted -----------------------------------------------------------------
+# ---- the second state and its counters ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -256,7 +254,7 @@ def test_the_second_state_holds_the_weakened_prompt_and_what_was_committed(open_
 
 
 @pytest.mark.parametrize("name", ["vanilla", "sps", "pld", "eagle2"])
-def test_its_forwards_are_counted_as_the_targets_one_a_step_and_one_for_the_prompt(
+def test_its_forwards_are_counted_as_target_forwards_one_per_step_and_one_for_the_prompt(
     open_session, name
 ):
     _, session = opened(open_session, Sampling(contrast=CONTRAST))
@@ -270,7 +268,7 @@ def test_its_forwards_are_counted_as_the_targets_one_a_step_and_one_for_the_prom
         assert (first.role, first.n_tokens) == (second.role, second.n_tokens)
 
 
-def test_what_is_committed_without_a_verdict_is_read_before_the_next_one(open_session):
+def test_tokens_committed_without_verification_are_read_before_the_next_one(open_session):
     tables, session = opened(open_session, Sampling(contrast=CONTRAST))
     session.prefill()
     for tokens in ((2, 0), (1,)):
@@ -285,7 +283,7 @@ def test_what_is_committed_without_a_verdict_is_read_before_the_next_one(open_se
     assert outcome.committed[0] == max(range(3), key=due.__getitem__)
 
 
-def test_a_draft_that_is_decided_once_more_is_read_afresh(open_session):
+def test_a_draft_that_is_verified_again_is_read_again(open_session):
     _, session = opened(open_session, Sampling(contrast=CONTRAST))
     session.prefill()
     draft = session.chain((0, 1))
@@ -293,8 +291,8 @@ def test_a_draft_that_is_decided_once_more_is_read_afresh(open_session):
     assert session.verify(draft, rows) == session.verify(draft, rows)
 
 
-def test_a_second_reading_that_forgets_the_draft_is_found(distribution_of, monkeypatch):
-    """The planted fault: all nodes are contrasted with what follows the root."""
+def test_a_second_forward_that_ignores_the_draft_is_found(distribution_of, monkeypatch):
+    """The planted fault contrasts all nodes with the logits after the root."""
     whole = WeakenedPromptReader._read
     forgets = lambda self, draft, n: whole(self, draft, n)[:1].expand(n, -1)  # noqa: E731
     tables, sampling = make_table_pair("near"), Sampling("rejection", 1.0, contrast=CONTRAST)
@@ -307,7 +305,7 @@ def test_a_second_reading_that_forgets_the_draft_is_found(distribution_of, monke
 
 
 @given(st.integers(1, 40), st.floats(0, 1))
-def test_a_weakened_prompt_is_the_first_token_and_an_end_of_the_others(n, keep):
+def test_a_weakened_prompt_is_the_first_token_and_an_end_of_the_rest(n, keep):
     prompt = tuple(range(n))
     weak = Contrast(keep=keep).weaken(prompt)
     assert weak[0] == 0
@@ -316,12 +314,12 @@ def test_a_weakened_prompt_is_the_first_token_and_an_end_of_the_others(n, keep):
     assert len(weak) > 1 or n == 1
 
 
-def test_the_spread_of_a_sure_distribution_is_one_and_of_an_even_one_nothing():
+def test_the_confidence_of_a_certain_distribution_is_one_and_of_a_uniform_one_zero():
     distributions = torch.tensor([[1.0, 0, 0, 0], [0.25] * 4, [0.5, 0.5, 0, 0]])
     assert normalized_std(distributions).tolist() == pytest.approx([1.0, 0.0, math.sqrt(1 / 3)])
 
 
-def test_a_token_that_one_of_the_two_cannot_say_is_not_contrasted():
+def test_a_token_of_probability_zero_in_either_is_not_contrasted():
     whole, weak = torch.tensor([[1.0, -math.inf, 0.0]]), torch.tensor([[0.0, 3.0, -math.inf]])
     rows = Contrast(beta=1.0, below=1.0, floor=0.0).apply(whole, weak)
     assert rows.tolist() == [[2.0, -math.inf, 0.0]]
@@ -329,7 +327,7 @@ def test_a_token_that_one_of_the_two_cannot_say_is_not_contrasted():
 
 @settings(max_examples=40)
 @given(st.integers(0, 10_000))
-def test_what_rounding_chooses_is_nearly_the_best_of_a_reading_around(seed):
+def test_a_choice_changed_by_rounding_is_nearly_the_best(seed):
     error = 1e-3
     generator = torch.Generator().manual_seed(seed)
 
@@ -339,7 +337,7 @@ def test_what_rounding_chooses_is_nearly_the_best_of_a_reading_around(seed):
     whole, weak = noise(1.5), noise(1.5)
     middle = float(
         normalized_std(whole.softmax(-1)).median()
-    )  # as many rows lie near to it as may be
+    )  # as many rows close to it as possible
     contrast = Contrast(beta=0.7, below=middle, floor=0.3)
     off = contrast.apply(*(each + noise(1.0).tanh() * error for each in (whole, weak)))
     around = [

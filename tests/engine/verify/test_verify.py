@@ -1,4 +1,5 @@
-"""Verification of chains as pure functions: matching, the residual, rejection as transformers'."""
+"""Verification of chains as pure functions: matching, the residual, and rejection as
+transformers'."""
 
 import itertools
 
@@ -63,7 +64,7 @@ def test_the_residual_of_equal_distributions_is_the_distribution():
     assert torch.equal(residual(p, p), p)
 
 
-def test_the_residual_behind_a_row_of_zeros_is_the_distribution():
+def test_the_residual_with_a_row_of_zeros_is_the_distribution():
     p = torch.tensor([0.25, 0.5, 0.25])
     assert torch.equal(residual(p, torch.zeros(3)), p)
 
@@ -73,7 +74,7 @@ def test_the_residual_of_disjoint_distributions_is_the_distribution():
     assert torch.equal(residual(p, q), p)
 
 
-def test_the_residual_of_a_point_mass_is_the_distribution_without_that_point():
+def test_the_residual_of_a_deterministic_token_is_the_distribution_without_it():
     p, q = torch.tensor([[0.2, 0.5, 0.3], [0.0, 1.0, 0.0]])
     torch.testing.assert_close(residual(p, q), torch.tensor([0.4, 0.0, 0.6]))
 
@@ -95,8 +96,7 @@ def distributions(m, vocab, seed, scale=2.0):
 
 
 def distribution_of_transformers(monkeypatch, tokens, q_logits, p_logits):
-    """Exact distribution of (accepted, next) in transformers' verifier, by each outcome of its
-    draws."""
+    """Return the exact distribution of (accepted, next) in transformers' verifier."""
     m = len(tokens)
     distribution = {}
     for accepted in range(m + 1):
@@ -125,7 +125,7 @@ def distribution_of_transformers(monkeypatch, tokens, q_logits, p_logits):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_rejection_has_the_distribution_of_transformers_speculative_sampling(
-    monkeypatch, exact_law, seed
+    monkeypatch, exact_distribution, seed
 ):
     vocab, m = 4, 3
     q_logits, p_logits = distributions(m, vocab, seed)
@@ -133,14 +133,14 @@ def test_rejection_has_the_distribution_of_transformers_speculative_sampling(
     for ids in itertools.islice(itertools.product(range(vocab), repeat=m), seed, None, 7):
         tokens = torch.tensor(ids)
         expected = distribution_of_transformers(monkeypatch, tokens, q_logits, p_logits)
-        distribution = exact_law(
+        distribution = exact_distribution(
             lambda random, t=tokens: tuple(map(int, rejection(t, q, p, random)))
         )
         assert distribution == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_token_after_a_draft_drawn_from_q_follows_the_target(exact_law, seed):
+def test_the_token_after_a_draft_drawn_from_q_follows_the_target(exact_distribution, seed):
     q_logits, p_logits = distributions(2, 4, seed)
     p, q = p_logits.softmax(-1), q_logits.softmax(-1)
 
@@ -149,50 +149,52 @@ def test_the_token_after_a_draft_drawn_from_q_follows_the_target(exact_law, seed
         accepted, following = rejection(tokens, q, p, random)
         return (*tokens[:accepted].tolist(), following.item(), None)[:2]
 
-    distribution = exact_law(first_two)
+    distribution = exact_distribution(first_two)
     firsts = [sum(x for ids, x in distribution.items() if ids[0] == i) for i in range(4)]
     assert firsts == pytest.approx(p[0].tolist(), abs=1e-12)
-    # Given that the first draft token stood, the second place follows the target as well.
-    stood = {i: sum(distribution.get((i, j), 0.0) for j in range(4)) for i in range(4)}
+    # Given that the first draft token was accepted, the second position follows the target too.
+    chance_accepted = {i: sum(distribution.get((i, j), 0.0) for j in range(4)) for i in range(4)}
     for i in range(4):
-        assert stood[i] == pytest.approx(float(torch.minimum(p[0], q[0])[i]), abs=1e-12)
-        expected = [stood[i] * x for x in p[1].tolist()]
+        assert chance_accepted[i] == pytest.approx(float(torch.minimum(p[0], q[0])[i]), abs=1e-12)
+        expected = [chance_accepted[i] * x for x in p[1].tolist()]
         assert [distribution.get((i, j), 0.0) for j in range(4)] == pytest.approx(
             expected, abs=1e-12
         )
 
 
-def test_a_token_chosen_without_a_draw_stands_with_the_targets_probability_of_it(exact_law):
+def test_a_deterministic_token_is_accepted_with_the_targets_probability(
+    exact_distribution,
+):
     p = torch.tensor([[0.2, 0.5, 0.3], [0.6, 0.3, 0.1]], dtype=torch.float64)
-    distribution = exact_law(
+    distribution = exact_distribution(
         lambda random: tuple(map(int, rejection(torch.tensor([1]), None, p, random)))
     )
     expected = {(0, 0): 0.2, (0, 2): 0.3, (1, 0): 0.30, (1, 1): 0.15, (1, 2): 0.05}
     assert distribution == pytest.approx(expected)
 
 
-def test_a_draft_from_the_targets_own_distribution_always_stands(exact_law):
+def test_a_draft_from_the_targets_own_distribution_is_always_accepted(exact_distribution):
     p = distributions(3, 4, seed=1)[1].softmax(-1)
-    distribution = exact_law(
+    distribution = exact_distribution(
         lambda random: int(rejection(random.categorical(p[:3]), p[:3], p, random)[0])
     )
     assert distribution == pytest.approx({3: 1.0})
 
 
-def test_a_draft_that_the_target_rules_out_never_stands(exact_law):
+def test_a_draft_token_of_target_probability_zero_is_never_accepted(exact_distribution):
     p = torch.tensor([[0.5, 0.5, 0.0], [0.1, 0.1, 0.8]], dtype=torch.float64)
     q = torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64)
-    distribution = exact_law(
+    distribution = exact_distribution(
         lambda random: tuple(map(int, rejection(torch.tensor([2]), q, p, random)))
     )
     assert distribution == pytest.approx({(0, 0): 0.5, (0, 1): 0.5})
 
 
-def test_without_a_draft_the_next_token_is_drawn_from_the_target(exact_law):
+def test_without_a_draft_the_next_token_is_drawn_from_the_target(exact_distribution):
     p = torch.tensor([[0.2, 0.5, 0.3]], dtype=torch.float64)
     empty = torch.empty(0, dtype=torch.int64)
     for q in (None, torch.empty(0, 3, dtype=torch.float64)):
-        distribution = exact_law(
+        distribution = exact_distribution(
             lambda random, q=q: tuple(map(int, rejection(empty, q, p, random)))
         )
         assert distribution == pytest.approx({(0, 0): 0.2, (0, 1): 0.5, (0, 2): 0.3})

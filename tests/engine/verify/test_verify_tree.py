@@ -1,4 +1,4 @@
-"""Verification of trees: the exact distribution of what is committed, for every rule and many
+"""Verification of trees: the exact distribution of committed tokens, for every rule and many
 shapes."""
 
 import itertools
@@ -35,8 +35,8 @@ HOW = pytest.mark.parametrize("how", ["deterministic", "independent", "without_r
 SHAPED = pytest.mark.parametrize("shape", SHAPES)
 
 
-def drafted(parents, q, how, random):
-    """A tree's tokens as a draft model chooses them, and the distribution of each."""
+def draft_tree(parents, q, how, random):
+    """Return the tokens of a tree as a draft model chooses them, and the distribution of each."""
     tree, tokens, distributions = build_tree(parents), [0] * len(parents), [q[-1]] * len(parents)
     for node in range(-1, len(parents)):
         children = tree.children[node]
@@ -53,26 +53,26 @@ def drafted(parents, q, how, random):
     return tree, tokens, torch.stack(distributions) if distributions else q[:0]
 
 
-def verified(tree, tokens, q, p, how, random):
-    """Path and next token by the rule that goes with how the tokens were chosen."""
+def verify_tree(tree, tokens, q, p, how, random):
+    """Return path and next token by the rule for this draw mode."""
     rows = p[[-1, *tokens]]
     if how == "deterministic":
         return point_mass(tree, tokens, rows, random)
     return multi_round(tree, tokens, q, rows, random, replacement=how == "independent")
 
 
-def distribution_of_output(exact_law, parents, q, p, how, n):
-    """Exact distribution of n tokens: a tree, its verification, and target draws behind them."""
+def distribution_of_output(exact_distribution, parents, q, p, how, n):
+    """Return the exact distribution of n tokens: a tree, its verification, and target draws."""
 
     def run(random):
-        tree, tokens, rows = drafted(parents, q, how, random)
-        path, following = verified(tree, tokens, rows, p, how, random)
+        tree, tokens, rows = draft_tree(parents, q, how, random)
+        path, following = verify_tree(tree, tokens, rows, p, how, random)
         output = [*(tokens[node] for node in path), int(following)]
         while len(output) < n:
             output.append(int(random.categorical(p[output[-1]])))
         return tuple(output[:n])
 
-    return exact_law(run)
+    return exact_distribution(run)
 
 
 # ---- exactness ----------------------------------------------------------------------------------
@@ -81,18 +81,18 @@ def distribution_of_output(exact_law, parents, q, p, how, n):
 @HOW
 @SHAPED
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_committed_has_the_targets_distribution(exact_law, how, shape, kind):
+def test_committed_tokens_have_the_targets_distribution(exact_distribution, how, shape, kind):
     parents = SHAPES[shape]
     q, p = distributions(kind, vocab=3 if shape in ("nothing", "chain", "star") else 2)
     n = build_tree(parents).levels + 1
-    distribution = distribution_of_output(exact_law, parents, q, p, how, n)
+    distribution = distribution_of_output(exact_distribution, parents, q, p, how, n)
     assert distribution == pytest.approx(distribution_of_target(p, n), abs=1e-9)
 
 
 @HOW
-def test_three_tokens_are_enough_for_no_rule_to_go_wrong(exact_law, how):
+def test_three_committed_tokens_have_the_targets_distribution(exact_distribution, how):
     q, p = distributions("near", vocab=3)
-    distribution = distribution_of_output(exact_law, (-1, -1, 0, 0), q, p, how, 3)
+    distribution = distribution_of_output(exact_distribution, (-1, -1, 0, 0), q, p, how, 3)
     assert distribution == pytest.approx(distribution_of_target(p, 3), abs=1e-9)
 
 
@@ -101,14 +101,14 @@ def test_three_tokens_are_enough_for_no_rule_to_go_wrong(exact_law, how):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_siblings_have_the_targets_distribution_under_every_warp(
-    exact_law, how, width, kind, sampling
+    exact_distribution, how, width, kind, sampling
 ):
     q, p = distributions(kind, vocab=4, sampling=sampling)
-    distribution = distribution_of_output(exact_law, (-1,) * width, q, p, how, 1)
+    distribution = distribution_of_output(exact_distribution, (-1,) * width, q, p, how, 1)
     assert distribution == pytest.approx(distribution_of_target(p, 1), abs=1e-9)
 
 
-def test_children_that_repeat_a_token_without_a_draw_bend_nothing(exact_law):
+def test_equal_deterministic_children_do_not_change_the_distribution(exact_distribution):
     _, p = distributions("near", vocab=3)
     tree, tokens = build_tree((-1, -1, -1, 1, 1)), (1, 1, 2, 0, 0)
 
@@ -117,10 +117,10 @@ def test_children_that_repeat_a_token_without_a_draw_bend_nothing(exact_law):
         output = [*(tokens[node] for node in path), int(following)]
         return tuple([*output, *([int(random.categorical(p[output[-1]]))] * (len(output) < 2))][:2])
 
-    assert exact_law(run) == pytest.approx(distribution_of_target(p, 2), abs=1e-9)
+    assert exact_distribution(run) == pytest.approx(distribution_of_target(p, 2), abs=1e-9)
 
 
-def test_children_of_two_draft_models_have_distributions_of_their_own(exact_law):
+def test_children_of_two_draft_models_have_their_own_distributions(exact_distribution):
     (one, p), (other, _) = distributions("near"), distributions("flat", seed=51)
     tree = build_tree((-1, -1, -1))
     q = torch.stack((one[-1], other[-1], one[-1]))
@@ -131,10 +131,10 @@ def test_children_of_two_draft_models_have_distributions_of_their_own(exact_law)
         return tokens[path[0]] if path else int(following)
 
     expected = dict(enumerate(p[-1].tolist()))
-    assert exact_law(run) == pytest.approx(expected, abs=1e-9)
+    assert exact_distribution(run) == pytest.approx(expected, abs=1e-9)
 
 
-# ---- planted faults: the same walk finds them ---------------------------------------------------
+# ---- planted faults: the same test finds them ----------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -142,26 +142,28 @@ def test_children_of_two_draft_models_have_distributions_of_their_own(exact_law)
     ["deterministic", "without_replacement"],
     ids=["p/q on the likeliest", "no renormalising"],
 )
-def test_children_judged_as_if_drawn_independently_bend_the_distribution(exact_law, drawn_as):
+def test_verifying_children_as_independent_draws_changes_the_distribution(
+    exact_distribution, drawn_as
+):
     q, p = distributions("strangers", vocab=5)
 
     def run(random):
-        tree, tokens, rows = drafted((-1, -1, -1), q, drawn_as, random)
-        path, following = verified(tree, tokens, rows, p, "independent", random)
+        tree, tokens, rows = draft_tree((-1, -1, -1), q, drawn_as, random)
+        path, following = verify_tree(tree, tokens, rows, p, "independent", random)
         return tokens[path[0]] if path else int(following)
 
-    distribution = exact_law(run)
+    distribution = exact_distribution(run)
     assert sum(abs(distribution[i] - x) for i, x in enumerate(p[-1].tolist())) / 2 > 1e-3
 
 
-def test_draws_for_each_path_with_the_longest_kept_bend_the_distribution(exact_law):
+def test_one_draw_per_path_and_keeping_the_longest_changes_the_distribution(exact_distribution):
     _, p = distributions("flat", vocab=3)
 
     def run(random):
-        draws = [int(random.categorical(p[-1])) for _ in (0, 1)]  # a draw for each child, 0 and 1
+        draws = [int(random.categorical(p[-1])) for _ in (0, 1)]  # one draw for each child, 0 and 1
         return next((x for child, x in enumerate(draws) if child == x), draws[0])
 
-    distribution = exact_law(run)
+    distribution = exact_distribution(run)
     assert distribution[0] + distribution[1] > float(p[-1, :2].sum()) + 0.01
 
 
@@ -170,7 +172,7 @@ def test_draws_for_each_path_with_the_longest_kept_bend_the_distribution(exact_l
 
 @pytest.mark.parametrize("how", ["independent", "without_replacement"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_chain_is_judged_as_by_rejection(exact_law, how, kind):
+def test_a_chain_is_verified_as_by_rejection(exact_distribution, how, kind):
     q, p = distributions(kind)
     for tokens in itertools.product(range(3), repeat=2):
         if float(q[-1, tokens[0]]) == 0 or float(q[tokens[0], tokens[1]]) == 0:
@@ -186,27 +188,29 @@ def test_a_chain_is_judged_as_by_rejection(exact_law, how, kind):
         def of_chain(random, tokens=tokens, rows=rows):
             return tuple(map(int, rejection(torch.tensor(tokens), *rows, random)))
 
-        one, two = exact_law(of_tree), exact_law(of_chain)
+        one, two = exact_distribution(of_tree), exact_distribution(of_chain)
         assert all(abs(one.get(x, 0.0) - two.get(x, 0.0)) < 1e-12 for x in {*one, *two})
 
 
 # ---- acceptance ---------------------------------------------------------------------------------
 
 
-def chance_to_stand(exact_law, q, p, how, width):
+def acceptance_probability(exact_distribution, q, p, how, width):
     def run(random):
-        tree, tokens, rows = drafted((-1,) * width, q, how, random)
-        return bool(verified(tree, tokens, rows, p, how, random)[0])
+        tree, tokens, rows = draft_tree((-1,) * width, q, how, random)
+        return bool(verify_tree(tree, tokens, rows, p, how, random)[0])
 
-    return exact_law(run).get(True, 0.0)
+    return exact_distribution(run).get(True, 0.0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_more_children_stand_no_less_often_and_those_without_replacement_most(exact_law, kind):
+def test_more_children_are_accepted_at_least_as_often_and_without_replacement_most(
+    exact_distribution, kind
+):
     q, p = distributions(kind, vocab=4)
     overlap = float(torch.minimum(q[-1], p[-1]).sum())
     by_width = {
-        how: [chance_to_stand(exact_law, q, p, how, width) for width in (1, 2, 3)]
+        how: [acceptance_probability(exact_distribution, q, p, how, width) for width in (1, 2, 3)]
         for how in ("independent", "without_replacement")
     }
     for chances in by_width.values():
@@ -216,26 +220,26 @@ def test_more_children_stand_no_less_often_and_those_without_replacement_most(ex
 
 
 @pytest.mark.parametrize("how", ["independent", "without_replacement"])
-def test_the_first_child_of_a_twin_always_stands(exact_law, how):
+def test_with_two_equal_children_the_first_is_always_accepted(exact_distribution, how):
     q, p = distributions("equal")
 
     def run(random):
-        tree, tokens, rows = drafted((-1, -1, 0, 0), q, how, random)
-        return verified(tree, tokens, rows, p, how, random)[0]
+        tree, tokens, rows = draft_tree((-1, -1, 0, 0), q, how, random)
+        return verify_tree(tree, tokens, rows, p, how, random)[0]
 
-    assert exact_law(run)[0, 2] == pytest.approx(1.0)
+    assert exact_distribution(run)[0, 2] == pytest.approx(1.0)
 
 
 @given(st.lists(st.floats(0.01, 1.0), min_size=4, max_size=4), st.sets(st.integers(0, 3)))
 @settings(deadline=None)
-def test_children_chosen_without_a_draw_stand_with_the_targets_chance_of_them(
-    exact_law, weights, children
+def test_deterministic_children_are_accepted_with_the_targets_probability(
+    exact_distribution, weights, children
 ):
     p = torch.tensor([weights] * (len(children) + 1), dtype=torch.float64)
     p = p / p.sum(-1, keepdim=True)
     tokens = sorted(children)
     tree = build_tree((-1,) * len(tokens))
-    distribution = exact_law(lambda random: bool(point_mass(tree, tokens, p, random)[0]))
+    distribution = exact_distribution(lambda random: bool(point_mass(tree, tokens, p, random)[0]))
     assert distribution.get(True, 0.0) == pytest.approx(float(p[0, tokens].sum()))
 
 
@@ -252,17 +256,17 @@ def trees(draw):
 
 
 @given(trees())
-def test_the_choices_path_is_the_longest_that_repeats_them(case):
+def test_the_accepted_path_is_the_longest_that_matches_the_choices(case):
     parents, tokens, choices = case
     tree = build_tree(parents)
 
-    def stands(path):
+    def matches(path):
         return all(tokens[b] == choices[a + 1] for a, b in pairwise((ROOT, *path)))
 
     path = match(tree, tokens, choices)
-    assert stands(path)
+    assert matches(path)
     assert path == tree.path(path[-1] if path else ROOT)
-    # Among twins the first is followed, so a longer path may exist behind another one only.
+    # Of equal siblings the first is followed, so a longer path may exist below the other one.
     last = path[-1] if path else ROOT
     assert not any(tokens[child] == choices[last + 1] for child in tree.children[last])
     siblings_differ = all(
@@ -270,7 +274,7 @@ def test_the_choices_path_is_the_longest_that_repeats_them(case):
     )
     if siblings_differ:
         every = [tree.path(node) for node in range(-1, len(parents))]
-        assert path == max(filter(stands, every), key=len)
+        assert path == max(filter(matches, every), key=len)
 
 
 # ---- order --------------------------------------------------------------------------------------
@@ -282,12 +286,12 @@ def test_the_choices_path_is_the_longest_that_repeats_them(case):
     st.sampled_from(["choices", "independent", "deterministic"]),
 )
 @settings(deadline=None, max_examples=60)
-def test_numbering_the_nodes_otherwise_changes_nothing(exact_law, case, random, how):
+def test_renumbering_the_nodes_changes_nothing(exact_distribution, case, random, how):
     parents, tokens, choices = case
     parents, tokens = parents[:5], tokens[:5]
     m = len(parents)
     numbers = renumbered(parents, random)
-    back = sorted(range(m), key=numbers.__getitem__)  # new number -> old one
+    back = sorted(range(m), key=numbers.__getitem__)  # new number -> old number
     moved = tuple(ROOT if parents[i] == ROOT else numbers[parents[i]] for i in back)
     # Siblings are tested in their old order.
     other = build_tree(moved, tuple(numbers))
@@ -308,13 +312,13 @@ def test_numbering_the_nodes_otherwise_changes_nothing(exact_law, case, random, 
             )
         return tuple(ids[node] for node in path), int(following)
 
-    one = exact_law(lambda chance: run(build_tree(parents), list(range(m)), chance))
-    two = exact_law(lambda chance: run(other, back, chance))
+    one = exact_distribution(lambda chance: run(build_tree(parents), list(range(m)), chance))
+    two = exact_distribution(lambda chance: run(other, back, chance))
     assert one == pytest.approx(two)
 
 
 def renumbered(parents, random):
-    """A new number for every node, parents still before their children."""
+    """Return a new number for every node, with parents still before their children."""
     free, numbers = [node for node, parent in enumerate(parents) if parent == ROOT], {}
     while free:
         node = free.pop(random.randrange(len(free)))

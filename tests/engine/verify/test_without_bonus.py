@@ -1,4 +1,5 @@
-"""Verification without the last node's row: all draft tokens are tested, and no bonus follows."""
+"""Verification without the last node's logits: all draft tokens are tested, without a bonus
+token."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ P = torch.tensor([[0.1, 0.6, 0.3], [0.2, 0.2, 0.6]], dtype=torch.float64)
 Q = torch.tensor([[0.2, 0.7, 0.1], [0.1, 0.1, 0.8]], dtype=torch.float64)
 
 
-def test_a_chain_that_stands_is_committed_without_a_bonus():
+def test_a_fully_accepted_chain_is_committed_without_a_bonus():
     outcome, root = decide.decide_by_choice(Draft(TOKENS), None, torch.tensor([1, 2]))
     assert outcome.committed == (1, 2) and outcome.path == (0, 1) and outcome.tested == 2
     assert outcome.origin == ("accepted", "accepted") and root.tolist() == [2]
@@ -25,15 +26,15 @@ def test_a_chain_that_stands_is_committed_without_a_bonus():
 @pytest.mark.parametrize(
     ("choices", "committed", "tested"), [([1, 0], (1, 0), 2), ([0, 2], (0,), 1)]
 )
-def test_the_last_row_decides_too(choices, committed, tested):
+def test_the_last_row_is_used(choices, committed, tested):
     outcome, root = decide.decide_by_choice(Draft(TOKENS), None, torch.tensor(choices))
     assert outcome.committed == committed and outcome.tested == tested
     assert outcome.origin[-1] == "recovered" and root.tolist() == [committed[-1]]
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_the_distribution_of_what_is_committed_is_the_targets(rule, exact_law):
-    """Walked: two tokens drawn from Q; where fewer are committed, the rest is drawn from P."""
+def test_committed_tokens_follow_the_targets_distribution(rule, exact_distribution):
+    """Two tokens are drawn from Q. If fewer are committed, the others are drawn from P."""
 
     def run(random: Random) -> tuple[int, ...]:
         tokens = random.categorical(Q)
@@ -45,14 +46,14 @@ def test_the_distribution_of_what_is_committed_is_the_targets(rule, exact_law):
             committed.append(int(random.categorical(P[len(committed)])))
         return tuple(committed)
 
-    distribution = exact_law(run)
+    distribution = exact_distribution(run)
     for first in range(3):
         for second in range(3):
             due = float(P[0, first] * P[1, second])
             assert distribution[first, second] == pytest.approx(due, abs=1e-12)
 
 
-def test_where_all_stand_no_chance_is_used_up_for_a_bonus():
+def test_a_fully_accepted_chain_draws_no_bonus():
     class Counting(SeededRandom):
         distributions: list[torch.Tensor]
 

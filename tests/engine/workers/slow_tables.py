@@ -1,4 +1,4 @@
-"""Doubles that another process can import: a table and a drafter that take their time, or fail."""
+"""Test models that another process can import: a table and a drafter that are slow or fail."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from specbench_cli.errors import EnvironmentFault
 
 
 class SlowTable(TableDecoder):
-    """A table that sleeps before every tenth forward, up to `most` seconds, as chance will have."""
+    """Table that sleeps before every tenth forward, up to `most` seconds at random."""
 
     def __init__(self, name: str, table: Tensor, most: float) -> None:
         super().__init__(name, table)
         self._chance, self._most = random.Random(os.urandom(8)), most
 
     def forward(self, *args: Any, **kwargs: Any) -> ModelOutput:
-        """See `TableDecoder`."""
         if self._most and self._chance.random() < 0.1:
             time.sleep(self._chance.random() * self._most)
         return super().forward(*args, **kwargs)
 
 
 class Echo(Drafter):
-    """Answers with what it is told; orders of one number sleep so many ms, and get no answer if it
-    is 0; negative ones are errors."""
+    """Drafter that answers with its order.
+
+    An order of one number sleeps for that many ms. It gets no answer if the number is 0, and raises
+    if it is negative.
+    """
 
     def handle(self, message: Message) -> Message | None:
-        """See `Drafter`."""
         x = torch.tensor([self.session.text[:1]])
         self.session.model.forward(
             type(self.session.pending_tokens(0))(x), self.session.new_state(self.session.model)
@@ -52,5 +53,5 @@ class Echo(Drafter):
 
 
 def no_table() -> TableDecoder:
-    """A draft that is not there."""
+    """Raise, as a draft model that cannot be loaded."""
     raise EnvironmentFault("its folder is empty", hint="specbench list models")

@@ -1,4 +1,4 @@
-"""A drafter's desk is the drafting half of a session, and what it delivers is checked."""
+"""Draft sessions of workers, and the checks of what workers deliver."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ CASE = Case("near", make_table_pair("near", 5), Sampling("coupled", 1.0, seed=4)
 
 
 class Silent(Drafter):
-    """Answers nothing."""
+    """Drafter that never answers."""
 
     def handle(self, message: Message) -> Message | None:
-        """See `Drafter`."""
         return None
 
 
@@ -39,7 +38,7 @@ def desk_of(case: Case, **rest: object) -> tuple[DraftSession, object]:
     return desk, session
 
 
-def test_a_desk_has_the_prompt_and_states_of_its_own():
+def test_a_draft_session_has_the_prompt_and_its_own_states():
     desk, session = desk_of(CASE)
     assert desk.text == list(CASE.prompt) and desk.position == 0
     desk.text += [3, 4]
@@ -48,7 +47,7 @@ def test_a_desk_has_the_prompt_and_states_of_its_own():
     assert mine is not theirs and desk.states == [(desk.model.decoder, mine)]
 
 
-def test_a_drafter_shares_the_targets_noise_and_has_draws_of_its_own():
+def test_a_drafter_shares_the_targets_noise_and_has_its_own_draws():
     desk, session = desk_of(CASE)
     assert torch.equal(desk.chooser.noise(3, 2), session.noise(3, 2))
     distribution = torch.full((64, 97), 1 / 97)
@@ -60,13 +59,13 @@ def test_a_drafter_shares_the_targets_noise_and_has_draws_of_its_own():
     assert drawn[0] == SeededRandom(4, "p", 0, 1, CPU).categorical(distribution).tolist()
 
 
-def test_with_given_chance_a_drafter_in_the_same_place_takes_from_it_too():
-    given = SeededRandom(0, "given", 0, 1, CPU)
-    desk, session = desk_of(CASE, random=given)
-    assert desk.chooser is session._chooser and session.random is given
+def test_with_a_given_random_source_an_inline_drafter_uses_it_too():
+    source = SeededRandom(0, "given", 0, 1, CPU)
+    desk, session = desk_of(CASE, random=source)
+    assert desk.chooser is session._chooser and session.random is source
 
 
-def test_another_workers_times_are_moved_to_the_sessions_zero():
+def test_times_of_another_worker_are_shifted_to_the_sessions_start():
     meter = Meter(CPU)
     zero = meter.clock.zero_ns
     forwards = [Forward("draft", "draft", 1, 1, 1, (0, 1), zero + 10, zero + 30)]
@@ -78,7 +77,7 @@ def test_another_workers_times_are_moved_to_the_sessions_zero():
     assert meter.messages == [SentMessage(0, 1, 5, 9, 24)]
 
 
-def test_what_a_meter_gives_away_it_gives_away_once_in_times_of_all_processes():
+def test_a_meter_hands_over_each_forward_once_with_process_wide_times():
     desk, _ = desk_of(CASE)
     before = time.perf_counter_ns()
     desk.model.forward(desk.pending_tokens(0), desk.new_state(desk.model))
@@ -88,7 +87,7 @@ def test_what_a_meter_gives_away_it_gives_away_once_in_times_of_all_processes():
     assert desk.meter.take() == []
 
 
-def test_what_a_worker_drew_is_a_chain_of_the_targets_ids_with_its_distributions():
+def test_tokens_of_a_worker_make_a_chain_with_its_distributions():
     session = replace(CASE, sampling=Sampling("rejection", 1.0)).open()
     session.prefill()
     q = torch.full((2, 5), 0.2)
@@ -101,7 +100,7 @@ def test_what_a_worker_drew_is_a_chain_of_the_targets_ids_with_its_distributions
     assert CASE.open().chain((1,), None).draw_mode == "deterministic"
 
 
-def test_a_process_tells_the_forwards_as_they_were():
+def test_a_process_sends_its_forwards_unchanged():
     forwards = [
         Forward("draft", "prefill", DRAFTER, 1, 9, (0, 2), 10, 20, share=0.1 + 0.2),
         Forward("draft", "draft", DRAFTER, 3, 1, (0, 2), 30, 2**60),
@@ -109,7 +108,7 @@ def test_a_process_tells_the_forwards_as_they_were():
     assert decode_forwards(tuple(_encode_forwards(forwards)), "draft", DRAFTER) == forwards
 
 
-def test_a_worker_whose_draft_says_no_number_tells_it_in_place_of_an_answer():
+def test_a_worker_whose_draft_gives_nan_reports_it_instead_of_an_answer():
     meter = Meter(torch.device("cpu"))
     meter.record_logits("draft", None, torch.tensor([[0.0, torch.nan, 1.0]]))
     with pytest.raises(ArithmeticError, match="the logits of draft are not finite"):

@@ -1,4 +1,4 @@
-"""A prepared window is what the draft would have drafted behind its outcome, and costs nothing."""
+"""Prepared windows: they equal a fresh draft after the outcome, and cost no forward when used."""
 
 from __future__ import annotations
 
@@ -39,15 +39,17 @@ def table(vocab: int = 4) -> TableDecoder:
     return TableDecoder("draft", random_table(vocab, 5, 1.5))
 
 
-def round_of(rollouts: Rollouts, stand: int, token: int, limit: int, ready: Sequence[Guess] = ()):
-    """Prepare for some outcomes of the current window, then settle one."""
+def round_of(
+    rollouts: Rollouts, accepted: int, token: int, limit: int, ready: Sequence[Guess] = ()
+):
+    """Prepare windows for some outcomes of the current window, then settle one outcome."""
     rollouts.complete()
     rollouts.prepare(ready)
-    return rollouts.settle(stand, token, limit)
+    return rollouts.settle(accepted, token, limit)
 
 
 def alone(model: Decoder, sampling: Sampling, text: Sequence[int], prompt: int, limit: int) -> Any:
-    """The window that a draft without a past drafts behind a text."""
+    """Return the window that a new draft session drafts after a text."""
     desk = desk_of(model, sampling, text[:prompt])
     desk.text[prompt:] = text[prompt:-1]
     rollouts = Rollouts(desk, 3, 1)
@@ -55,27 +57,27 @@ def alone(model: Decoder, sampling: Sampling, text: Sequence[int], prompt: int, 
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=lambda s: s.rule)
-@pytest.mark.parametrize("stand", range(4))
+@pytest.mark.parametrize("accepted", range(4))
 @pytest.mark.parametrize("token", range(4))
-def test_the_reused_window_is_what_a_fresh_rollout_gives(
-    sampling: Sampling, stand: int, token: int
+def test_a_reused_window_equals_a_fresh_rollout(
+    sampling: Sampling, accepted: int, token: int
 ) -> None:
     model = table()
     desk = desk_of(model, sampling)
     rollouts = Rollouts(desk, 3, 4)
     window = rollouts.settle(0, 2, ROOM)
     every = [(place, other) for place in range(4) for other in range(4)]
-    reused = round_of(rollouts, stand, token, ROOM - stand - 1, every)
+    reused = round_of(rollouts, accepted, token, ROOM - accepted - 1, every)
     assert reused.reused
     assert reused.prepared == 16
-    text = [*PROMPT, 2, *window.tokens[:stand], token]
+    text = [*PROMPT, 2, *window.tokens[:accepted], token]
     fresh = alone(model, sampling, text, len(PROMPT), ROOM)
     assert not fresh.reused
     assert reused.tokens == fresh.tokens
     assert desk.text == [*text, *reused.tokens]
 
 
-def test_a_reused_window_comes_with_the_distributions_it_was_drawn_from() -> None:
+def test_a_reused_window_has_the_distributions_it_was_drawn_from() -> None:
     model = table()
     rollouts = Rollouts(desk_of(model, DRAWN), 3, 4)
     window = rollouts.settle(0, 2, ROOM)
@@ -90,7 +92,7 @@ def test_a_reused_window_comes_with_the_distributions_it_was_drawn_from() -> Non
 
 
 def test_a_reused_window_has_the_drafts_own_distribution() -> None:
-    """Exactly, over all outcomes of chance; of the branch beside it nothing can be told from it."""
+    """Enumerate all random outcomes. The discarded branch must not influence the window."""
     model = table(2)
     first, second = (0, 1), (1, 0)
 
@@ -104,7 +106,7 @@ def test_a_reused_window_has_the_drafts_own_distribution() -> None:
     def distribution(before: int, last: int) -> list[float]:
         return warp(model.table[before, last], DRAWN).tolist()
 
-    # Behind PROMPT, 1 a window (w, x), of which nothing stands; then, behind 1, 1, the reused one.
+    # After PROMPT and 1 comes a window (w, x), all of it rejected. After 1, 1 comes the reused one.
     for (w, x, a, b), found in compute_distribution(run).items():
         due = (
             distribution(0, 1)[w]
@@ -123,19 +125,19 @@ def rows_due(model: Decoder, ids: Sequence[int]) -> Any:
 
 @RULES
 def test_after_every_outcome_the_states_rows_equal_recomputation(sampling: Sampling) -> None:
-    """On a model with attention: reused windows, of which later only a part stands, and misses."""
+    """Use a model with attention: reused windows, partly accepted later, and misses."""
     model = create_tiny_models().workspace.decoders["draft"]
     desk = desk_of(model, sampling, range(3, 12))
     rollouts, chance = Rollouts(desk, 4, 3), random.Random(2)
     (_, state), *_ = desk.states
     window, kinds, limit = rollouts.settle(0, 5, ROOM), [], ROOM
     while limit > 0:
-        stand, token = chance.randint(0, len(window.tokens)), chance.randrange(96)
+        accepted, token = chance.randint(0, len(window.tokens)), chance.randrange(96)
         ready = [(place, chance.randrange(96)) for place in range(5) for _ in range(2)]
         hit = chance.random() < 0.7
-        ready = [*ready, (stand, token)] if hit else [g for g in ready if g != (stand, token)]
-        limit -= stand + 1
-        window = round_of(rollouts, stand, token, limit, ready)
+        ready = [*ready, (accepted, token)] if hit else [g for g in ready if g != (accepted, token)]
+        limit -= accepted + 1
+        window = round_of(rollouts, accepted, token, limit, ready)
         kinds.append(window.reused)
         if not window.tokens:
             break
@@ -151,7 +153,7 @@ def test_after_every_outcome_the_states_rows_equal_recomputation(sampling: Sampl
     assert {True, False} == set(kinds)
 
 
-def test_all_branches_of_a_level_take_one_forward_and_their_outcome_none() -> None:
+def test_all_branches_of_a_level_take_one_forward_and_settling_takes_none() -> None:
     desk = desk_of(table(), GREEDY)
     rollouts = Rollouts(desk, 3, 2)
     rollouts.settle(0, 2, ROOM)
@@ -163,7 +165,7 @@ def test_all_branches_of_a_level_take_one_forward_and_their_outcome_none() -> No
     assert desk.meter.take() == []
 
 
-def test_branches_are_no_longer_than_the_budget_behind_them() -> None:
+def test_branches_are_not_longer_than_the_remaining_budget() -> None:
     desk = desk_of(table(), GREEDY)
     rollouts = Rollouts(desk, 3, 1)
     assert len(rollouts.settle(0, 2, 4).tokens) == 3
@@ -182,7 +184,7 @@ def test_branches_are_no_longer_than_the_budget_behind_them() -> None:
     assert rollouts.settle(0, 0, 0) == Window((), None, False, 0)
 
 
-def test_where_the_output_ends_no_window_is_taken() -> None:
+def test_no_window_is_prepared_where_the_output_ends() -> None:
     desk = desk_of(table(), GREEDY)
     rollouts = Rollouts(desk, 3, 1)
     window = rollouts.settle(0, 2, ROOM)
@@ -192,7 +194,7 @@ def test_where_the_output_ends_no_window_is_taken() -> None:
     assert desk.states[0][1].ids == desk.text[:-1]
 
 
-def test_guesses_leave_out_the_rejected_token_and_what_no_window_can_follow() -> None:
+def test_guesses_exclude_the_rejected_token_and_outcomes_without_a_following_window() -> None:
     ranked = torch.tensor([[4, 2, 1], [0, 4, 3], [5, 1, 2]])
     assert guess_outcomes(ranked, (2, 3), 2, 9) == [(0, 4), (0, 1), (1, 0), (1, 4), (2, 5), (2, 1)]
     assert guess_outcomes(ranked, (4, 3), 1, 9) == [(0, 2), (1, 0), (2, 5)]
@@ -201,7 +203,7 @@ def test_guesses_leave_out_the_rejected_token_and_what_no_window_can_follow() ->
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=lambda s: s.rule)
-def test_the_drafts_own_first_guess_behind_the_whole_window_is_its_choice(
+def test_the_first_guess_after_a_fully_accepted_window_is_the_drafts_choice(
     sampling: Sampling,
 ) -> None:
     model = table()
@@ -209,8 +211,8 @@ def test_the_drafts_own_first_guess_behind_the_whole_window_is_its_choice(
     window = rollouts.settle(0, 2, ROOM)
     rollouts.complete()
     found = rollouts.guess(1)
-    assert [stand for stand, _ in found] == [0, 1, 2]
-    assert all(token != window.tokens[stand] for stand, token in found[:2])
+    assert [accepted for accepted, _ in found] == [0, 1, 2]
+    assert all(token != window.tokens[accepted] for accepted, token in found[:2])
     text = [*PROMPT, 2, *window.tokens]
     (next_one,) = alone(model, sampling, text, len(PROMPT), 1).tokens
     assert found[2] == (2, next_one)
@@ -220,5 +222,7 @@ def test_tokens_of_several_rows_are_picked_at_their_own_positions() -> None:
     rows: Tensor = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
     chooser = desk_of(table(6), COUPLED).chooser
     together, _ = chooser.pick(rows, 4, [0, 3, 3])
-    apart = [int(chooser.pick(row[None], at)[0]) for row, at in zip(rows, (4, 7, 7), strict=True)]
-    assert together.tolist() == apart
+    separate = [
+        int(chooser.pick(row[None], at)[0]) for row, at in zip(rows, (4, 7, 7), strict=True)
+    ]
+    assert together.tolist() == separate

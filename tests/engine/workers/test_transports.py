@@ -1,4 +1,4 @@
-"""Drafters inline, in a thread and in a process: the same ids, and nothing left in the end."""
+"""Drafters inline, in a thread and in a process: equal ids, and no process left at the end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from specbench_cli.models.resolve import resolve
 
 HERE = str(Path(__file__).parent)
 if HERE not in sys.path:
-    sys.path.append(HERE)  # the drafter's process gets this path, and finds the doubles by it
+    sys.path.append(HERE)  # the drafter's process gets this path to import the test models
 
 from slow_tables import Echo, SlowTable, no_table  # noqa: E402
 
@@ -64,7 +64,7 @@ def case_of(rule: str, prompt_id: str = "table/0", budget: int = 17) -> Case:
 
 
 def workspace_of(transport: Transport, nap: float = 0.0) -> Workspace:
-    """The tables, both of which sleep now and then."""
+    """Return a workspace with the tables, both of which sleep at random."""
     target, draft = TABLES
     recipe = partial(SlowTable, "draft", draft, nap)
     decoders = {"target": SlowTable("target", target, nap), "draft": recipe()}
@@ -97,7 +97,7 @@ def test_ids_and_steps_are_the_same_over_200_runs_with_random_sleeps_in_either_w
 ):
     workspace, inline = request.getfixturevalue(where), workspace_of(InlineTransport())
     due = {}
-    for turn in range(100):  # and as many in the other place
+    for turn in range(100):  # and half as many in the other place
         rule, window = list(RULES)[turn % 3], (4, 1, 2)[turn // 3 % 3]
         key = rule, window
         if key not in due:
@@ -105,7 +105,7 @@ def test_ids_and_steps_are_the_same_over_200_runs_with_random_sleeps_in_either_w
         assert decoded(workspace, case_of(rule), window) == due[key], f"run {turn}, {key}"
 
 
-def test_draws_of_another_prompt_pass_or_seed_are_others(process):
+def test_another_prompt_pass_or_seed_has_other_draws(process):
     base = case_of("rejection")
     outputs = [
         decoded(process, base),
@@ -116,30 +116,30 @@ def test_draws_of_another_prompt_pass_or_seed_are_others(process):
     assert decoded(process, base) == outputs[0]
 
 
-def test_a_draft_loaded_by_another_process_drafts_what_it_would_draft_here():
-    """The embedded pair: distributions cross over in float32, and the draft computes the same
+def test_a_draft_loaded_in_another_process_drafts_the_same():
+    """Use the embedded pair. Distributions are sent in float32, and the draft computes the same
     numbers."""
     checkpoint = resolve("embedded")
     assert checkpoint.draft is not None
     recipe = partial(load_decoder, resolve(checkpoint.draft).path, name="draft")
     decoders = {"target": load_decoder(checkpoint.path, name="target"), "draft": recipe()}
     transport = ProcessTransport(*split_cores())
-    apart = Workspace(decoders, 100, decoder_factories={"draft": recipe}, transport=transport)
+    remote = Workspace(decoders, 100, decoder_factories={"draft": recipe}, transport=transport)
     here, stop = Workspace(decoders, 100), StopRule(frozenset(), 24)
     for rule, sampling in RULES.items():
         request = Request("p", 1, tuple(range(100, 130)), stop)
         found = []
-        for workspace in (apart, here):
+        for workspace in (remote, here):
             session = Session(workspace, request, sampling)
             with transport.pin_target():
                 steps = list(Pearl(PearlParams(window=4)).generate(session))
             found.append((session.output(), [step.outcome for step in steps]))
         assert found[0] == found[1], rule
-    apart.close()
+    remote.close()
 
 
 @pytest.mark.parametrize("where", ["process", "thread"])
-def test_the_drafters_forwards_and_the_messages_are_in_the_sessions_trace(where, request):
+def test_the_drafters_forwards_and_messages_are_in_the_sessions_trace(where, request):
     session = case_of("greedy").open(request.getfixturevalue(where))
     steps = list(Pearl(PearlParams(window=3)).generate(session))
     session.harness.meter.resolve()
@@ -156,7 +156,7 @@ def test_the_drafters_forwards_and_the_messages_are_in_the_sessions_trace(where,
     assert all(0 < m.t0_ns <= m.t1_ns <= end and m.nbytes for m in messages)
 
 
-def test_a_plug_ins_drafter_works_in_another_process_too(process, tmp_path, monkeypatch):
+def test_a_plug_ins_drafter_works_in_another_process(process, tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_plugin_methods", {})
     assert pearl.__file__ is not None
     source = Path(pearl.__file__).read_text().replace('= "pearl"', '= "pearl-of-another"')
@@ -171,7 +171,7 @@ def test_a_plug_ins_drafter_works_in_another_process_too(process, tmp_path, monk
     assert list(session.output()) == decoded(process, case_of("coupled"))[0]
 
 
-def test_messages_come_across_as_they_are(process):
+def test_messages_arrive_unchanged(process):
     worker = case_of("greedy").open(process).start_worker(Echo, MethodParams())
     rows = torch.rand(3, 5)
     for sent in (
@@ -186,13 +186,13 @@ def test_messages_come_across_as_they_are(process):
 
 
 @pytest.mark.parametrize("where", ["inline", "process", "thread"])
-def test_answers_to_cancelled_orders_are_dropped_and_their_forwards_unused(where, request):
+def test_answers_to_cancelled_orders_are_dropped_and_their_forwards_marked_unused(where, request):
     workspace = (
         workspace_of(InlineTransport()) if where == "inline" else request.getfixturevalue(where)
     )
     session = case_of("greedy").open(workspace)
     worker = session.start_worker(Echo, MethodParams())
-    for ints in ((1,), (2,), (0,)):  # the last one gets no answer anyway
+    for ints in ((1,), (2,), (0,)):  # the last one gets no answer
         worker.send(Message(ints))
     worker.cancel()
     worker.send(Message((3,)))
@@ -203,7 +203,7 @@ def test_answers_to_cancelled_orders_are_dropped_and_their_forwards_unused(where
         worker.receive()
 
 
-def test_a_worker_left_at_work_is_done_before_the_next_request(process):
+def test_a_busy_worker_is_awaited_before_the_next_request(process):
     left = case_of("greedy").open(process).start_worker(Echo, MethodParams())
     left.send(Message((200,)))
     left.send(Message((-1,)))
@@ -217,9 +217,9 @@ def test_a_worker_left_at_work_is_done_before_the_next_request(process):
     assert len(session.harness.meter.forwards) == 2 and not session.harness.meter.forwards[-1].used
 
 
-def test_no_more_orders_are_open_than_there_is_room_for(process):
+def test_the_number_of_open_orders_is_limited(process):
     worker = case_of("greedy").open(process).start_worker(Echo, MethodParams())
-    for _ in range(SLOTS - 1):  # its start is one too
+    for _ in range(SLOTS - 1):  # the start counts as an order
         worker.send(Message((20,)))
     with pytest.raises(MethodFault, match=f"more than {SLOTS} orders are open"):
         worker.send(Message((20,)))
@@ -231,7 +231,7 @@ def fails(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("where", ["inline", "process", "thread"])
-def test_an_error_of_the_drafter_is_told_and_the_worker_goes_on(where, request):
+def test_an_error_of_the_drafter_is_reported_and_the_worker_goes_on(where, request):
     workspace = (
         workspace_of(InlineTransport()) if where == "inline" else request.getfixturevalue(where)
     )
@@ -249,8 +249,8 @@ def test_a_message_that_is_too_large_is_refused():
     block.close()
 
 
-def gone(pid: int, within: float = 5.0) -> bool:
-    """Whether a process ends in so many seconds; one that nobody waited for has ended."""
+def has_ended(pid: int, within: float = 5.0) -> bool:
+    """Return True if a process ends within these seconds. A zombie counts as ended."""
     until = time.monotonic() + within
     while time.monotonic() < until:
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
@@ -259,11 +259,11 @@ def gone(pid: int, within: float = 5.0) -> bool:
     return False
 
 
-def test_a_worker_that_dies_or_hangs_is_lost_within_seconds_and_another_takes_its_place():
+def test_a_dead_or_hanging_worker_is_found_within_seconds_and_replaced():
     transport = ProcessTransport(timeout=0.7)
     workspace = workspace_of(transport)
     due = decoded(workspace_of(InlineTransport()), case_of("greedy"))
-    for blow, says in (
+    for blow, message in (
         (signal.SIGKILL, "was killed by SIGKILL"),
         (signal.SIGSTOP, "did not answer within 0.7 s"),
     ):
@@ -276,7 +276,9 @@ def test_a_worker_that_dies_or_hangs_is_lost_within_seconds_and_another_takes_it
         assert pid is not None
         os.kill(pid, blow)
         start = time.monotonic()
-        with pytest.raises(WorkerLost, match=rf"draft's worker \(process {pid}\) {says}") as lost:
+        with pytest.raises(
+            WorkerLost, match=rf"draft's worker \(process {pid}\) {message}"
+        ) as lost:
             list(steps)
         assert time.monotonic() - start < 5.0 and lost.value.exit_code == 3 and lost.value.hint
         assert not psutil.pid_exists(pid)
@@ -286,7 +288,7 @@ def test_a_worker_that_dies_or_hangs_is_lost_within_seconds_and_another_takes_it
     assert transport.pid is None
 
 
-def test_a_thread_that_hangs_is_lost_and_another_takes_its_place():
+def test_a_hanging_thread_is_found_and_replaced():
     workspace = workspace_of(ThreadTransport(timeout=0.05))
     worker = case_of("greedy").open(workspace).start_worker(Echo, MethodParams())
     worker.send(Message((300,)))
@@ -298,7 +300,7 @@ def test_a_thread_that_hangs_is_lost_and_another_takes_its_place():
     workspace.close()
 
 
-def test_a_draft_that_does_not_load_is_a_fault_of_the_environment():
+def test_a_draft_that_does_not_load_is_an_environment_fault():
     workspace = replace(workspace_of(ProcessTransport()), decoder_factories={"draft": no_table})
     with pytest.raises(EnvironmentFault, match="cannot load the draft: its folder is empty"):
         case_of("greedy").open(workspace).start_worker(Echo, MethodParams())
@@ -344,16 +346,18 @@ def test_no_worker_outlives_the_process_that_started_it(blow, tmp_path):
     child = int(parent.stdout.readline())
     family = [each.pid for each in psutil.Process(parent.pid).children(recursive=True)]
     assert child in family
-    (os.killpg if blow == signal.SIGINT else os.kill)(parent.pid, blow)  # Ctrl-C is for all of them
+    (os.killpg if blow == signal.SIGINT else os.kill)(
+        parent.pid, blow
+    )  # Ctrl-C reaches all of them
     parent.wait(10)
     parent.stdout.close()
-    assert all(gone(pid) for pid in family)
+    assert all(has_ended(pid) for pid in family)
     if Path("/dev/shm").is_dir():
         assert not {name for name in Path("/dev/shm").iterdir() if "specbench" in name.name}
         assert set(Path("/dev/shm").iterdir()) <= segments
 
 
-def test_cores_and_threads_are_as_they_were_after_a_place():
+def test_cores_and_threads_are_restored_afterwards():
     cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
     with suppress(KeyError), use_placement(CorePlacement((min(cores),))):
         assert os.sched_getaffinity(0) == {min(cores)} and torch.get_num_threads() == 1
@@ -363,7 +367,7 @@ def test_cores_and_threads_are_as_they_were_after_a_place():
         assert os.sched_getaffinity(0) == cores and torch.get_num_threads() == threads
 
 
-def test_halves_share_out_all_cores():
+def test_two_halves_use_all_cores():
     target, draft = split_cores()
     cores = os.sched_getaffinity(0)
     assert {*target.cores, *draft.cores} == cores
