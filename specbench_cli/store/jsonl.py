@@ -115,7 +115,7 @@ def pause_garbage_collection() -> Iterator[None]:
 def check_file(path: Path) -> None:
     """Raise UsageError if a path exists and is a folder, a pipe or a device."""
     if path.exists() and not path.is_file():
-        kind = "a folder" if path.is_dir() else "no regular file"
+        kind = "a folder" if path.is_dir() else "not a regular file"
         raise UsageError(f"{path} is {kind}, but must be a file", "choose another folder")
 
 

@@ -206,7 +206,7 @@ def test_only_the_command_that_is_named_is_built():
         ("run --verify greedy", "'greedy' is not one of 'rejection', 'coupled'", "specbench"),
         ("run -m spss", "no method 'spss'; did you mean 'sps'?", "specbench list methods"),
         ("run -m '\x1b[31msps'", r"no method '\x1b[31msps'", "specbench list methods"),
-        ("run --plugin gone.py", "there is no plug-in file gone.py", "--plugin FILE.py"),
+        ("run --plugin gone.py", "the plug-in file gone.py", "--plugin FILE.py"),
         ("run --config gone.yaml", "cannot read gone.yaml", ""),
         ("run --resume gone", "gone contains no run", "specbench list runs"),
         ("run --resume gone --limit 3 --dry-run", "omit --limit, --dry-run", "specbench run"),
