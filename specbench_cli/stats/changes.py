@@ -36,7 +36,7 @@ DRAWS = 4999
 _FENCE = 3.0
 """Distance of the outer fences from the quartiles, in interquartile ranges."""
 _TIE = 1e-9
-"""Relative tolerance for equal sums, which rounding makes differ by the order of addition."""
+"""Relative tolerance for equal sums. They can differ by rounding."""
 
 
 @dataclass(frozen=True, slots=True)

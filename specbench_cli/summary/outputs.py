@@ -41,15 +41,15 @@ class MethodOutputs:
     """All outputs of one method in a run, or in one task family of the run.
 
     Attributes:
-        records: the method's records, at least one.
-        wall, decoding: measured speedups by wall time and by decode time.
-        broken_why: reason not to trust its results. None if they are trusted.
-        ties: near-ties found and expected.
-        evidence: sampled outputs and scores compared with vanilla's.
-        upper_bound: True if the method read vanilla's output.
-        accept_rule: its lossy accept rule with its numbers. None if it has none.
-        state_scope: lifetime of its state.
-        baseline: label of the method that speedups are relative to.
+        records: Records of the method, at least one.
+        wall, decoding: Measured speedups in wall time and in decode time.
+        broken_why: What is wrong with its outputs. None if nothing is.
+        ties: Number of near-ties, observed and expected.
+        evidence: Comparison of sampled outputs and scores with vanilla's.
+        upper_bound: True if the method used vanilla's output.
+        accept_rule: Lossy accept rule with its parameters. None if there is none.
+        state_scope: Lifetime of what the method learns: "prompt", "run" or "corpus".
+        baseline: Label of the method that speedups are over.
         declared_control: True if the manifest calls it a control.
         constrained: True if a grammar constrains the outputs.
     """
