@@ -1,4 +1,4 @@
-"""Results for other programs: as mappings, CSV and JSON."""
+"""Results of a run for other programs: as mappings, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from specbench_cli.summary.summary import ALL, Summary
 
 
 def row_dicts(summary: Summary) -> list[dict[str, Any]]:
-    """Return every method's results as a mapping: `family` is "all" first, then each family."""
+    """Return one mapping per task family and method. The family "all" comes first."""
     scopes = {ALL: summary.rows, **summary.families}
     return [{"family": family, **asdict(row)} for family, rows in scopes.items() for row in rows]
 
 
 def write_summary(summary: Summary, path: Path) -> Path:
-    """Write one CSV line per method and family.
+    """Write one CSV line per task family and method.
 
-    Spaces separate list items. Parameters are `name=value`.
+    The items of a list are separated by spaces. Parameters are written as `name=value`.
     """
     lines = [{name: _cell(value) for name, value in row.items()} for row in row_dicts(summary)]
     return write_csv(lines, path, empty="family")
@@ -36,7 +36,7 @@ def _cell(value: object) -> object:
 
 
 def write_json(data: ReportData, path: Path) -> None:
-    """Write all results as JSON, with the runs and the claims of papers."""
+    """Write all results as JSON, with the names of the runs and the claims of papers."""
     summary = data.summary
     whole = {
         "runs": [source.path.name for source in data.sources],

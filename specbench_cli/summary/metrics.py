@@ -1,8 +1,8 @@
 """Metrics of a method, each declared once: name, heading, unit, meaning, function and format.
 
-A metric is a field of `MethodSummary`. Its name is the key in `summary.csv`, JSON and pandas, in
-the order of the fields. Columns and docs/reference/metrics.md come from the declarations. To add a
-metric, add a field here, and name it in the tables below.
+A metric is a field of `MethodSummary`. The field's name is its key in `summary.csv`, JSON and
+pandas. The columns of all tables and docs/reference/metrics.md are made from these declarations. To
+add a metric, add a field here, and add its name to one of the tables at the end of this file.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ class Metric:
     """Declaration of a metric.
 
     Attributes:
-        of: computes the metric. None if it depends on all rows.
-        meaning: an explanation in a few words.
-        unit: its unit. "" for shares, counts and words.
-        heading: the heading of its column. "" if no table has a separate column for it.
-        form: formats the value as a cell.
-        cell: formats the row as a cell, in place of `form`.
-        tsv: name in `--format tsv`. "" means the field's name.
-        align, choose: see `Heading`.
+        compute: Computes the metric from the outputs of a method. None if it depends on all
+            methods.
+        meaning: Explanation in a few words.
+        unit: Unit. "" for shares, counts and texts.
+        heading: Heading of its column. "" if no table has a column for it.
+        form: Formats the value as the text of a cell.
+        cell: Formats the text of a cell from all metrics of a method. Replaces `form`.
+        tsv: Name in `--format tsv`. "" uses the field's name.
+        align, choose: See `Heading`.
         plain: True if the heading needs no explanation.
-        when: see `Column`.
-        optional: True if tables omit the column when no row has a value.
-        look: see `Cell`.
+        when: See `Column`.
+        optional: True to omit the column if no method has a value.
+        look: See `Cell`.
     """
 
     compute: Callable[[MethodOutputs], Any] | None
@@ -66,7 +67,11 @@ class Metric:
     look: Callable[[MethodSummary], str] = lambda _: ""
 
     def column(self, name: str) -> Column[MethodSummary]:
-        """Return the column of the metric with this name."""
+        """Return the column of this metric.
+
+        Args:
+            name: Name of the field of `MethodSummary`.
+        """
         get = attrgetter(name)
         return Column(
             self.heading,
@@ -83,18 +88,19 @@ class Metric:
 def metric(
     of: Callable[[MethodOutputs], Any] | None, meaning: str, *, default: Any = MISSING, **more: Any
 ) -> Any:
-    """Declare a metric as a field of `MethodSummary`. The field's name is its key in CSV, JSON and
-    pandas.
+    """Declare a metric as a field of `MethodSummary`.
 
     Args:
-        default: the value in rows that are not computed from outputs.
-        of, meaning, more: see `Metric`.
+        of: Computes the metric (`Metric.compute`).
+        meaning: Explanation in a few words.
+        default: Value of the field before it is set by `replace`.
+        more: Further attributes of `Metric`.
     """
     return field(default=default, metadata={"metric": Metric(of, meaning, **more)})
 
 
 def any_has(name: str) -> Callable[[Sequence[MethodSummary]], bool]:
-    """Return a function that returns True if a row has a value of a metric."""
+    """Return a function that returns True if one of some methods has a value of a metric."""
     return lambda rows: any(getattr(row, name) is not None for row in rows)
 
 
@@ -102,32 +108,32 @@ def any_has(name: str) -> Callable[[Sequence[MethodSummary]], bool]:
 
 _whole, _tenths, _thousandths = (partial(number, digits=n) for n in (0, 1, 3))
 
-WORK = "target forwards a token, parts of one by the share of its weights that they read"
+WORK = "target forwards per token; a partial forward counts by its share of the weights"
 REPLAY = "replay"
-"""Sampling mode of methods that were given vanilla's tokens."""
+"""Decoding rule that feeds vanilla's tokens to every method (`--verify replay`)."""
 _ROUNDING = 1e-6
-"""Rounding error of shares in records."""
+"""Maximum rounding error of shares that are stored in records."""
 _MAX_SINGLE_LETTERS = 3
 _LETTER = re.compile("[A-Za-z]'*")
 
 
 def speedup_or_broken(row: MethodSummary) -> str:
-    """Format a row's speedup, or BROKEN if its output is wrong."""
+    """Format the speedup of a method, or return "BROKEN" if its output is wrong."""
     return "BROKEN" if row.broken else ratio(row.speedup)
 
 
 def interval(row: MethodSummary) -> str:
-    """Format the 95% interval of a row's speedup."""
+    """Format the 95% interval of a method's speedup."""
     return bounds(row.speedup_low, row.speedup_high)
 
 
 def letters_of(row: MethodSummary) -> list[str]:
-    """Return a row's group letters as a list. After Z and z they continue with A'."""
+    """Return the letters of a method's significance groups. After z follows A'."""
     return _LETTER.findall(row.letters)
 
 
 def group(row: MethodSummary) -> str:
-    """Format a row's group letters. Shorten runs of more than three consecutive letters, as A-E."""
+    """Format the letters of a method's significance groups. Four or more in a row become A-D."""
     found = list(enumerate(letters_of(row)))
     parts = []
     for _, run in groupby(found, lambda at: (ord(at[1][0]) - at[0], at[1][1:])):
@@ -137,7 +143,7 @@ def group(row: MethodSummary) -> str:
 
 
 def verdicts(row: MethodSummary) -> str:
-    """Format the verdicts on a row's outputs, bad ones first."""
+    """Format the number of outputs by verdict, such as "2 mismatch, 46 identical"."""
     counts = {
         "mismatch": row.mismatch,
         "failed": row.failed,
@@ -151,20 +157,20 @@ def verdicts(row: MethodSummary) -> str:
 
 
 def accuracy_loss(row: MethodSummary) -> str:
-    """Format the accuracy difference of a lossy row in points, with the 95% interval."""
+    """Format a lossy method's accuracy minus vanilla's, in percentage points with its interval."""
     if row.lossless:
         return NONE
     return points(row.score_difference, row.score_difference_low, row.score_difference_high)
 
 
 def accuracy_note(row: MethodSummary) -> str:
-    """Return the accuracy difference as a phrase to follow a speedup, or "" for a lossless row."""
+    """Return the accuracy loss as a phrase after a speedup, or "" for a lossless method."""
     return "" if accuracy_loss(row) == NONE else f"at {accuracy_loss(row)} points, n {row.n_scored}"
 
 
 def has_partial(rows: Iterable[MethodSummary]) -> bool:
-    """Return True if a row has partial forwards, so that target forwards are not all of its
-    work."""
+    """Return True if a method runs the target partly, so that its forwards do not all cost the"
+    " same."""
     return any(
         row.work is not None
         and row.verification_rate is not None
@@ -203,12 +209,16 @@ def _lossy(rows: Sequence[MethodSummary]) -> bool:
 
 
 def _differs_in(name: str, *but: object) -> Callable[[Sequence[MethodSummary]], bool]:
-    """Return a function that returns True if rows differ in a metric."""
+    """Return a function that returns True if methods differ in a metric.
+
+    Args:
+        but: Values that do not count.
+    """
     return lambda rows: len({getattr(row, name) for row in rows} - {*but}) > 1
 
 
 def _accounting_metric(key: str, meaning: str, heading: str = "") -> Any:
-    """Declare a metric from the token accounting."""
+    """Declare a metric of the token accounting, which counts tokens by author."""
     return metric(
         lambda o: o.token_accounting.get(key),
         meaning,
@@ -224,7 +234,10 @@ def _accounting_metric(key: str, meaning: str, heading: str = "") -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodSummary:
-    """All metrics of a method over a set of its outputs. Missing values are None."""
+    """All metrics of a method, over all its outputs or those of one task family.
+
+    Missing values are None.
+    """
 
     label: str = metric(
         lambda o: o.first.label,
@@ -237,29 +250,36 @@ class MethodSummary:
         look=lambda row: "peer" if row.peer else "bound" if row.upper_bound else "",
     )
     method: str = metric(lambda o: o.first.method, "method")
-    peer: bool = metric(lambda o: o.first.peer, "whether it is another implementation")
-    sampling: str = metric(lambda o: o.first.sampling, "how tokens are decided")
+    peer: bool = metric(
+        lambda o: o.first.peer, "whether it is another implementation, such as hf:assisted"
+    )
+    sampling: str = metric(
+        lambda o: o.first.sampling, "decoding rule: greedy, rejection sampling, ..."
+    )
     guarantee: str = metric(
         lambda o: o.first.guarantee,
-        "promise about the output",
+        "what the method guarantees about its output",
         heading="guarantee",
         form=lambda value: value.replace("_", " "),
         align="l",
         choose=True,
         plain=True,
     )
-    lossless: bool = metric(lambda o: o.lossless, "whether that promise is lossless")
+    lossless: bool = metric(lambda o: o.lossless, "whether that guarantee is lossless")
     params: Mapping[str, Any] = metric(
-        lambda o: o.first.params.effective, "parameters that took effect"
+        lambda o: o.first.params.effective, "parameters that were used"
     )
     params_from: str | None = metric(
         lambda o: o.first.params.source,
-        "where the parameters come from",
+        "source of the parameters",
         heading="from",
         form=text_or_none,
         align="l",
     )
-    broken: bool = metric(lambda o: o.broken_why is not None, "whether its results are wrong")
+    broken: bool = metric(
+        lambda o: o.broken_why is not None,
+        "whether its outputs are wrong, so that it has no speedup",
+    )
     broken_why: str | None = metric(
         lambda o: o.broken_why,
         "what is wrong",
@@ -268,22 +288,23 @@ class MethodSummary:
         align="l",
         plain=True,
     )
-    baseline: str = metric(lambda o: o.baseline, "label of the row that speedups are over")
+    baseline: str = metric(lambda o: o.baseline, "label of the method that speedups are over")
     text_compared: bool = metric(
         lambda o: any(r.extra and TEXT in r.extra for r in o.records),
-        "whether ids are those of the text, tokenised here",
+        "whether its engine reports no token ids, so that specbench tokenized its text",
     )
     upper_bound: bool = metric(
-        lambda o: o.upper_bound, "whether it read vanilla's output: a bound on others, not ranked"
+        lambda o: o.upper_bound,
+        "whether it used vanilla's output, as an upper bound for other methods; not ranked",
     )
-    control: bool = metric(lambda o: o.control, "whether lossy rows are compared with it")
+    control: bool = metric(lambda o: o.control, "whether it is a control for lossy methods")
     failed_why: str | None = metric(
         lambda o: next((r.error for r in o.records if r.error is not None), None),
         "error of the first failed output",
     )
     state_scope: str | None = metric(
         lambda o: o.state_scope,
-        "how long what it learns lives: prompt, run or corpus",
+        "lifetime of what it learns: prompt, run or corpus",
         heading="state",
         form=text_or_none,
         align="l",
@@ -291,7 +312,7 @@ class MethodSummary:
     )
     synthetic: str | None = metric(
         lambda o: o.first.synthetic,
-        "synthetic: weights were drawn at random; no figure of such a row is a model's",
+        "synthetic if weights are random, so that its results are not those of a model",
         heading="models",
         form=lambda value: "synthetic" if value else "real",
         align="l",
@@ -299,15 +320,16 @@ class MethodSummary:
     )
     tokens_per_joule: float | None = metric(
         lambda o: o.tokens_per_joule(),
-        "tokens / joules of the machine's counters (RAPL, NVML), all that runs on it included",
+        "tokens / joules of the whole machine, from its counters (RAPL, NVML)",
         unit="tokens/J",
         heading="tok/J",
         optional=True,
     )
-    devices: int = metric(None, "devices that its workers computed on", default=1)
+    devices: int = metric(None, "number of devices that its workers used", default=1)
     letters: str = metric(
         None,
-        "rows that share a letter do not differ significantly; letters compare all pairs at once",
+        "methods that share a letter do not differ significantly; letters compare all pairs at"
+        " once",
         heading="group",
         cell=group,
         tsv="group",
@@ -315,14 +337,14 @@ class MethodSummary:
         look=lambda _: "letters",
         default="",
     )
-    decode_letters: str = metric(None, "the same by decode speedup", default="")
+    decode_letters: str = metric(None, "the same for the decode speedup", default="")
     rare_questions: int = metric(
         lambda o: rare.count if (rare := o.unless_withheld(o.wall).rare) else 0,
-        "rare questions that decide the speedup",
+        "number of outlier questions that decide the speedup",
     )
     speedup_without_rare: float | None = metric(
         lambda o: rare.speedup_without if (rare := o.unless_withheld(o.wall).rare) else None,
-        "speedup without these",
+        "speedup without the outlier questions",
         unit="x",
     )
     speedup: float | None = metric(
@@ -344,7 +366,7 @@ class MethodSummary:
     )
     decode_speedup: float | None = metric(
         lambda o: o.unless_withheld(o.decoding).ratio,
-        "speedup of decoding: without prefill",
+        "speedup of decode time, without prefill",
         unit="x",
         heading="decode",
         form=ratio,
@@ -357,20 +379,20 @@ class MethodSummary:
     )
     mat: float | None = metric(
         MethodOutputs.mat,
-        "mean accepted tokens: committed a step",
+        "mean accepted tokens: committed tokens per step",
         unit="tokens/step",
         heading="MAT",
     )
     mat_macro: float | None = metric(
         MethodOutputs.mat_macro,
-        "mean over outputs",
+        "MAT as a mean over outputs",
         unit="tokens/step",
         heading="MAT, macro",
         cell=_macro,
     )
     mat_full: float | None = metric(
         MethodOutputs.mat_full,
-        "without each output's last step, which its end may cut",
+        "MAT without the last step of each output, which may be cut",
         unit="tokens/step",
         heading="MAT, full steps",
     )
@@ -380,36 +402,36 @@ class MethodSummary:
     )
     acceptance_rate: float | None = metric(
         lambda o: quotient(o.accepted + o.reported["accepted"], o.levels + o.reported["drafted"]),
-        "levels accepted / drafted",
+        "accepted levels / drafted levels",
         heading="accepted",
         form=percent,
         tsv="accept",
     )
     alpha: float | None = metric(
         lambda o: quotient(o.accepted, o.tested_levels),
-        "accepted / tested",
+        "accepted levels / tested levels",
         heading="alpha",
         form=percent,
     )
     acceptance_by_position: tuple[float, ...] = metric(
-        MethodOutputs.acceptance_by_position, "of the steps that drafted the level"
+        MethodOutputs.acceptance_by_position, "acceptance of each draft level: accepted / drafted"
     )
     nodes_per_step: float | None = metric(
         lambda o: quotient(o.nodes, sum(o.counts)),
-        "drafted tokens",
+        "drafted tokens per step",
         unit="tokens/step",
-        heading="nodes a step",
+        heading="nodes/step",
         form=_tenths,
     )
     node_yield: float | None = metric(
         lambda o: quotient(o.accepted, o.nodes),
-        "accepted / nodes",
+        "accepted levels / drafted tokens",
         heading="node yield",
         form=percent,
     )
     accept_rule: str | None = metric(
         lambda o: o.accept_rule,
-        "the lossy accept rule with its numbers",
+        "lossy accept rule with its parameters",
         heading="accept rule",
         form=text_or_none,
         align="l",
@@ -418,57 +440,59 @@ class MethodSummary:
     )
     relaxed: float | None = metric(
         lambda o: quotient(o.relaxed, total(s.committed for s in o.relaxing)),
-        "share of the tokens that stand by a lossy accept rule alone",
+        "share of the tokens that only a lossy accept rule accepted",
         heading="relaxed",
         form=percent,
         optional=True,
     )
     rule_rate: float | None = metric(
         MethodOutputs.rule_rate,
-        "share of the rejected levels, or of the judged steps, that the accept rule let pass",
+        "share of the rejected levels, or of the judged steps, that the lossy accept rule accepted",
         heading="rule rate",
         form=percent,
         optional=True,
     )
     draft_kept: int | None = _accounting_metric(
-        "draft_kept", "tokens of the draft's that stand in the outputs", heading="draft kept"
+        "draft_kept", "tokens from the draft that are in the outputs", heading="draft kept"
     )
     draft_discarded: int | None = _accounting_metric(
-        "draft_discarded", "tokens of the draft's that do not", heading="draft discarded"
+        "draft_discarded", "tokens from the draft that were discarded", heading="draft discarded"
     )
     target_kept: int | None = _accounting_metric(
-        "target_kept", "tokens of the target's that do", heading="target kept"
+        "target_kept", "tokens from the target that are in the outputs", heading="target kept"
     )
     target_discarded: int | None = _accounting_metric(
-        "target_discarded", "tokens of the target's that do not", heading="target discarded"
+        "target_discarded", "tokens from the target that were discarded", heading="target discarded"
     )
     method_kept: int | None = _accounting_metric(
-        "method_kept", "words that no model wrote", heading="method's own"
+        "method_kept", "tokens that the method itself inserted", heading="method's own"
     )
     method_discarded: int | None = metric(
-        lambda o: o.token_accounting.get("method_discarded"), "the same, discarded", unit="tokens"
+        lambda o: o.token_accounting.get("method_discarded"),
+        "inserted tokens that were discarded",
+        unit="tokens",
     )
     scored: int | None = _accounting_metric(
-        "scored", "tokens that the target read to judge them", heading="scored"
+        "scored", "tokens that the target read only to judge them", heading="scored"
     )
     reuse_rate: float | None = metric(
         MethodOutputs.reuse_rate,
-        "drafts that were prepared before their outcome was known",
+        "share of the drafts prepared in advance that were used",
         heading="reused",
         form=percent,
     )
     discard_rate: float | None = metric(
-        lambda o: o.rates[0], "drafted tokens that do not stand / tokens", heading="discarded"
+        lambda o: o.rates[0], "rejected draft tokens / generated tokens", heading="discarded"
     )
     verification_rate: float | None = metric(
-        lambda o: o.rates[1], "target forwards / tokens", heading="verified"
+        lambda o: o.rates[1], "target forwards / generated tokens", heading="verified"
     )
     work: float | None = metric(
         MethodOutputs.work, WORK, unit="forwards/token", heading="work", when=has_partial
     )
     tokens_per_s: float | None = metric(
         MethodOutputs.tokens_per_s,
-        "tokens / wall time",
+        "generated tokens / wall time",
         unit="tokens/s",
         heading="tok/s",
         form=_whole,
@@ -482,13 +506,13 @@ class MethodSummary:
     )
     ms_per_token_p50: float | None = metric(
         lambda o: percentile(o.ms_per_token, 50),
-        "decode time a token, median over outputs",
+        "decode time per token, median over outputs",
         unit="ms",
         heading="ms/token p50",
     )
     ms_per_token_p95: float | None = metric(
         lambda o: percentile(o.ms_per_token, 95),
-        "decode time a token, 95th percentile, ms",
+        "decode time per token, 95th percentile over outputs",
         unit="ms",
         heading="p95",
     )
@@ -496,9 +520,9 @@ class MethodSummary:
     share_draft: float | None = metric(lambda o: o.shares[1], "draft's share of decode time")
     share_host: float | None = metric(lambda o: o.shares[2], "host's share of decode time")
     learn_share: float | None = metric(
-        MethodOutputs.learn_share, "share of learning between requests in wall time"
+        MethodOutputs.learn_share, "share of wall time spent on learning between requests"
     )
-    identical: int = metric(lambda o: o.verdicts["identical"], "outputs with vanilla's tokens")
+    identical: int = metric(lambda o: o.verdicts["identical"], "outputs identical to vanilla's")
     near_tie: int = metric(
         lambda o: o.verdicts["near-tie"],
         "outputs that differ only within the target's rounding error",
@@ -506,22 +530,26 @@ class MethodSummary:
         form=_whole,
         plain=True,
     )
-    mismatch: int = metric(lambda o: o.verdicts["mismatch"], "outputs that are wrong")
-    unchecked: int = metric(lambda o: o.verdicts["unchecked"], "outputs that were not compared")
+    mismatch: int = metric(
+        lambda o: o.verdicts["mismatch"], "outputs that differ from vanilla's beyond rounding"
+    )
+    unchecked: int = metric(
+        lambda o: o.verdicts["unchecked"], "outputs that were not compared with vanilla's"
+    )
     failed: int = metric(lambda o: o.verdicts["failed"], "outputs that failed")
     reference: int = metric(
-        lambda o: o.verdicts["reference"], "outputs that others are compared with"
+        lambda o: o.verdicts["reference"], "outputs that other methods are compared with"
     )
     questions_checked: int = metric(
         lambda o: len(o.checked_questions),
-        "questions with a token verdict",
+        "questions whose outputs were compared token by token",
         heading="questions checked",
         form=_whole,
         plain=True,
     )
     questions_mismatched: int = metric(
         lambda o: len(o.mismatched_questions),
-        "those that failed it",
+        "questions with a mismatch",
         heading="mismatched",
         form=_whole,
         plain=True,
@@ -532,50 +560,56 @@ class MethodSummary:
             if o.checked_questions
             else None
         ),
-        "what that proves of the rate of mismatches",
+        "upper bound of the mismatch rate",
         heading="at most (95%)",
         form=partial(percent, digits=2),
     )
     near_tie_explained: int = metric(
         lambda o: o.ties.explained,
-        "near-ties that vanilla's forward at the verify width shares",
+        "near-ties that vanilla has, too, if its forward is as wide as verification",
         heading="explained by width",
         form=_whole,
     )
     near_tie_expected: float | None = metric(
-        lambda o: o.ties.expected, "near-ties that rounding makes", heading="expected at most"
+        lambda o: o.ties.expected,
+        "number of near-ties that rounding can cause",
+        heading="expected at most",
     )
     near_tie_p: float | None = metric(
-        lambda o: o.ties.p, "that rounding makes so many", heading="p", form=_thousandths
+        lambda o: o.ties.p,
+        "probability that rounding causes so many near-ties",
+        heading="p",
+        form=_thousandths,
     )
     reference_read: int = metric(
         MethodOutputs.reference_read,
-        "vanilla's outputs that transformers' own module was asked about",
+        "vanilla's outputs that were compared with transformers' own module",
     )
     likelihood_deviations: float | None = metric(
-        lambda o: o.deviation[0], "deviations of drawn outputs from the target's distribution"
+        lambda o: o.deviation[0],
+        "deviation of sampled outputs from the target's distribution, in standard deviations",
     )
     likelihood_chance: float | None = metric(
-        lambda o: o.deviation[1], "probability of such deviations"
+        lambda o: o.deviation[1], "probability of at least this deviation"
     )
     log_likelihood_difference: float | None = metric(
         lambda o: one.difference if (one := o.evidence.likelihood) else None,
-        "log-likelihood a token less vanilla's",
+        "log-likelihood per token minus vanilla's",
         unit="nats",
-        heading="log-likelihood a token",
+        heading="log-likelihood/token",
         form=partial(number, digits=4),
         plain=True,
     )
     log_likelihood_p: float | None = metric(
         lambda o: one.p if (one := o.evidence.likelihood) else None,
-        "p of that",
-        heading="p of that",
+        "p-value of that difference",
+        heading="p-value",
         form=_thousandths,
         plain=True,
     )
     length_difference: float | None = metric(
         lambda o: one.difference if (one := o.evidence.length) else None,
-        "length less vanilla's",
+        "output length minus vanilla's",
         unit="tokens",
         heading="length",
         form=_tenths,
@@ -583,39 +617,41 @@ class MethodSummary:
     )
     length_p: float | None = metric(
         lambda o: one.p if (one := o.evidence.length) else None,
-        "p of the length",
-        heading="p of the length",
+        "p-value of the length difference",
+        heading="p-value of the length",
         form=_thousandths,
         plain=True,
     )
     target_forwards: int | None = metric(
         lambda o: known_sum(r.target_forwards for r in o.records),
-        "forwards of the target",
+        "number of target forwards",
         heading="target forwards",
         form=_whole,
         plain=True,
     )
     draft_forwards: int | None = metric(
         lambda o: known_sum(r.draft_forwards for r in o.records),
-        "forwards of the draft",
+        "number of draft forwards",
         heading="draft forwards",
         form=_whole,
         plain=True,
     )
     peak_bytes: int | None = metric(
         lambda o: max((r.peak_bytes for r in o.records if r.peak_bytes is not None), default=None),
-        "largest peak of memory",
+        "peak memory, maximum over outputs",
         unit="bytes",
         heading="peak MB",
         form=lambda value: _whole(None if value is None else value / 1e6),
     )
     complete: int | None = metric(
-        lambda o: o.count_finished("eos"), "outputs that completed the grammar"
+        lambda o: o.count_finished("eos"), "outputs that the grammar accepts as complete"
     )
-    cut: int | None = metric(lambda o: o.count_finished("length"), "outputs that the budget cut")
+    cut: int | None = metric(
+        lambda o: o.count_finished("length"), "outputs cut at the maximum number of tokens"
+    )
     valid: int | None = metric(
         lambda o: sum(r.valid is True for r in o.records) if o.constrained else None,
-        "complete outputs that belong to the grammar",
+        "complete outputs that match the grammar",
     )
     score: float | None = metric(
         lambda o: mean([r.score for r in o.records if r.score is not None]),
@@ -627,7 +663,7 @@ class MethodSummary:
     )
     score_difference: float | None = metric(
         lambda o: one.mean if (one := o.evidence.score) else None,
-        "score less vanilla's on the same questions",
+        "mean score minus vanilla's on the same questions",
     )
     score_difference_low: float | None = metric(
         lambda o: one.low if (one := o.evidence.score) else None, "lower end of its 95% interval"
@@ -643,19 +679,23 @@ class MethodSummary:
         when=_lossy,
     )
     over_random: float | None = metric(
-        None, "score less that of its random control, which accepts as many tokens", default=None
+        None,
+        "mean score minus that of its random control, which accepts as many tokens",
+        default=None,
     )
     over_random_low: float | None = metric(None, "lower end of its 95% interval", default=None)
     over_random_high: float | None = metric(None, "upper end of its 95% interval", default=None)
     n_prompts: int = metric(
         lambda o: len({r.prompt_id for r in o.records}),
-        "questions that the figures are of",
+        "number of questions",
         heading="n",
         form=_whole,
     )
-    n_outputs: int = metric(lambda o: len(o.worst), "outputs")
-    n_cells: int = metric(lambda o: len(o.records), "records")
-    n_void: int = metric(lambda o: sum(r.void for r in o.records), "records with noisy times")
+    n_outputs: int = metric(lambda o: len(o.worst), "number of outputs")
+    n_cells: int = metric(lambda o: len(o.records), "number of records (outputs times repeats)")
+    n_void: int = metric(
+        lambda o: sum(r.void for r in o.records), "number of records with noisy times"
+    )
     target_model: str | None = metric(
         None,
         "name of the target",
@@ -669,7 +709,7 @@ class MethodSummary:
     )
     draft_model: str | None = metric(
         None,
-        "name of the draft model that it uses",
+        "draft model that it uses",
         heading="draft",
         form=text_or_none,
         align="l",
@@ -681,7 +721,7 @@ class MethodSummary:
 
     @classmethod
     def from_outputs(cls, outputs: MethodOutputs) -> MethodSummary:
-        """Compute every metric of a method's outputs."""
+        """Compute all metrics from the outputs of a method."""
         return cls(
             **{name: m.compute(outputs) for name, m in METRICS.items() if m.compute is not None}
         )
@@ -698,12 +738,12 @@ class MethodSummary:
 
     @property
     def order_matters(self) -> bool:
-        """Return True if the method learns from one prompt for the next."""
+        """True if the method learns across prompts, so that its results depend on their order."""
         return self.state_scope not in (None, "prompt")
 
     @property
     def engine(self) -> str:
-        """Label of the other engine's vanilla; "" if the method runs in specbench's engine."""
+        """Label of the vanilla of the method's own engine. "" for specbench's engine."""
         return "" if self.baseline == BASELINE else self.baseline
 
 
@@ -714,15 +754,15 @@ METRICS: dict[str, Metric] = {
 NULLABLE_NUMBERS = [
     f.name for f in fields(MethodSummary) if f.type in ("float | None", "int | None")
 ]
-"""Metrics that are numbers or None."""
+"""Names of the metrics that are numbers or None."""
 
 
 MAX_RATE_DIFFERENCE = 0.05
-"""Maximum difference between the rates of a control and of its method."""
+"""Maximum difference between the acceptance rates of a lossy method and of its control."""
 
 
 def same_group(row: MethodSummary, ranked: Iterable[MethodSummary]) -> list[str]:
-    """Return the labels of the rows that do not differ significantly from one of them."""
+    """Return the labels of the methods that do not differ significantly from `row`."""
     own = set(letters_of(row))
     return [
         other.label
@@ -732,7 +772,7 @@ def same_group(row: MethodSummary, ranked: Iterable[MethodSummary]) -> list[str]
 
 
 def matches_rate(control: MethodSummary, row: MethodSummary) -> bool:
-    """Return True if the rate of a control is close to the rate of a method's accept rule."""
+    """Return True if a control accepts about as many tokens as a method's lossy accept rule."""
     rate = row.rule_rate
     return rate is None or abs(control.params.get("rate", 0.0) - rate) <= MAX_RATE_DIFFERENCE
 
@@ -747,7 +787,7 @@ def text_column(
     meaning: str = "",
     **more: Any,
 ) -> Column[MethodSummary]:
-    """Return a text column that is also its own data."""
+    """Return a column of texts. Programs get the same texts (`Column.data`)."""
     return Column(heading, meaning, "l", format=format_row, data={name: format_row}, **more)
 
 
@@ -755,7 +795,7 @@ def _values(*names: str, **renamed: str) -> dict[str, Callable[[MethodSummary], 
     """Return the data of a column that shows several metrics.
 
     Args:
-        names: metrics that keep their names.
+        names: Metrics that keep their names.
         renamed: TSV name -> metric.
     """
     every = {name: name for name in names} | renamed
@@ -773,7 +813,7 @@ METHOD, GROUP, SPEEDUP, MAT, TOKENS, QUESTIONS, SCORED, RULE_RATE, RELAXED = (
 )
 INTERVAL = Column(
     "95% CI",
-    "interval of this row's speedup by itself, by bootstrap-t over questions",
+    "confidence interval of this speedup alone, by bootstrap-t over questions",
     "c",
     format=interval,
     data=_values(ci_low="speedup_low", ci_high="speedup_high"),
@@ -794,36 +834,36 @@ TOKEN_ACCOUNTING = tuple(
 """Token accounting of lossy methods: tokens by author, kept or discarded."""
 ACCURACY_LOSS = Column(
     "less vanilla's",
-    "points of accuracy less vanilla's on the same questions, with the 95% interval by bootstrap-t"
-    " over questions",
+    "accuracy minus vanilla's on the same questions, in percentage points, with the 95% bootstrap-t"
+    " interval over questions",
     format=accuracy_loss,
     data=_values("score_difference", "score_difference_low", "score_difference_high"),
     when=_lossy,
 )
 OVER_RANDOM = Column(
     "over random",
-    "points of accuracy more than its random control's, which lets as many pass, with the 95%"
-    " interval",
+    "accuracy minus that of a random control that accepts as many tokens, in percentage points,"
+    " with the 95% interval",
     format=lambda row: points(row.over_random, row.over_random_low, row.over_random_high),
     data=_values("over_random", "over_random_low", "over_random_high"),
     when=any_has("over_random"),
 )
 PER_DEVICE = Column(
     "per device",
-    "speedup / devices that its workers computed on",
+    "speedup / number of devices that its workers used",
     format=lambda row: ratio(row.per_device),
     data=_values(speedup_per_device="per_device", devices="devices"),
     when=lambda rows: any(row.devices > 1 for row in rows),
 )
 PER_FORWARD = Column(
     "tok/fwd",
-    "tokens a target forward",
+    "tokens per target forward",
     format=lambda row: number(row.per_forward),
     data=_values("per_forward"),
 )
 TIME = Column(
     "time",
-    "of decoding: target, draft, host",
+    "shares of decode time: target, draft, host",
     "l",
     format=_time,
     data=_values(target="share_target", draft="share_draft", host="share_host"),
@@ -837,7 +877,9 @@ OUTPUT = text_column(
     "verdicts on the outputs",
     look=lambda row: "broken" if row.broken or row.failed or row.mismatch else "",
 )
-KIND = text_column("kind", "kind", _kind, "ours or a peer's", choose=True)
+KIND = text_column(
+    "kind", "kind", _kind, "own method, or a peer (another implementation)", choose=True
+)
 PARAMETERS = text_column(
     "parameters",
     "parameters",
@@ -857,14 +899,14 @@ POSITIONS = Column(
 )
 VALID = Column(
     "valid",
-    "outputs that belong to the grammar, of those that are complete",
+    "outputs that match the grammar, of those that are complete",
     format=lambda row: NONE if row.valid is None else f"{row.valid} of {row.complete}",
     data=_values("valid", "complete", "cut"),
     when=any_has("valid"),
 )
 NOISY = Column(
-    "void cells",
-    "measured while the machine was not quiet",
+    "noisy",
+    "outputs that were measured while other programs were running",
     format=lambda row: f"{row.n_void} of {row.n_cells}",
     data=_values("n_void"),
 )
@@ -874,7 +916,7 @@ NOISY = Column(
 
 
 def table(*columns: str | Column[MethodSummary]) -> tuple[Column[MethodSummary], ...]:
-    """Return the columns of a table, by the names of metrics."""
+    """Return the columns of a table. A text stands for the column of the metric with that name."""
     return tuple(_COLUMNS[each] if isinstance(each, str) else each for each in columns)
 
 
@@ -893,7 +935,7 @@ LOSSY = table(
 )  # fmt: skip
 """Terminal table of lossy methods: speed and quality."""
 WITH_SPEEDUP = (INTERVAL, ACCURACY_LOSS, SCORED)
-"""Columns that are never separated from a lossy row's speedup."""
+"""Columns that are never separated from a lossy method's speedup."""
 DATA = table(
     GROUP, METHOD, "guarantee", "state_scope", SPEEDUP, INTERVAL, "params_from", MAT,
     "acceptance_rate", RELAXED, "work", TOKENS, TIME, "score", ACCURACY_LOSS, OVER_RANDOM, SCORED,
@@ -924,12 +966,12 @@ LOSSY_PAGE = table(
     "ttft_p50_ms", "ms_per_token_p50", "ms_per_token_p95", "peak_bytes", KIND, "work",
     "target_model", "draft_model", "tokens_per_joule", PER_DEVICE, "synthetic",
 )  # fmt: skip
-"""HTML table of lossy methods. Gain and loss come first, so that a phone shows them.
+"""HTML table of lossy methods. Speed and accuracy come first, so that a narrow screen shows both.
 
-There are no letters, since lossy methods are not ranked by speed alone.
+There are no group letters, since lossy methods are not ranked by speed alone.
 """
 LEFT_OUT_OF_BRIEF = table("ttft_p50_ms", "ms_per_token_p50", "ms_per_token_p95", "peak_bytes", KIND)
-"""Columns of the HTML table that the narrower table of a notebook omits."""
+"""Columns of `PAGE` that the table of a notebook omits, because it is narrower."""
 DETAIL = table(
     METHOD, PARAMETERS, "params_from", "mat_macro", "mat_full", "alpha", POSITIONS,
     "nodes_per_step", "node_yield", RELAXED, RULE_RATE, "reuse_rate", "target_forwards",

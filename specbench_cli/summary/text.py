@@ -1,4 +1,4 @@
-"""Texts of the notes above and below tables."""
+"""Notes on the tables of a report: section titles, explanations and warnings."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from specbench_cli.summary.metrics import (
 from specbench_cli.summary.summary import PEER_BASELINE, Summary
 
 LOSSY = "lossy: speed and quality; the output is not vanilla's; not ranked with the above"
-RUN_SCOPE = (
-    "run scope: learns from prompt to prompt; its figures depend on the order of the prompts"
-)
+RUN_SCOPE = "run scope: learns across prompts; results depend on the order of the prompts"
 LOSSY_RUN_SCOPE = (
-    "lossy, and run scope: speed and quality; figures depend on the order of the prompts"
+    "lossy, and run scope: speed and quality; results depend on the order of the prompts"
 )
 LONGEST_ERROR = 200
-"""Maximum number of characters of an output's error that a table shows."""
+"""Maximum number of characters of an error message in a warning."""
 Sections = tuple[tuple[int, str], ...]
-"""Sections of a table: index of the first row of each section, and its title."""
+"""Sections of a table: (index of the first row, title) of each."""
 
 
 def sections(rows: Iterable[MethodSummary]) -> Sections:
-    """Return the sections of a table. Rows of a kind are adjacent; the first kind has no title."""
+    """Return the sections of a table: run scope, lossy, and other engines.
+
+    Rows before the first section are lossless methods of specbench's engine.
+    """
     found: list[tuple[int, str]] = []
     before = ""
     for place, row in enumerate(rows):
@@ -51,48 +52,48 @@ def sections(rows: Iterable[MethodSummary]) -> Sections:
 def other_engine(vanilla: str) -> str:
     """Return the section title for methods of another engine, which has its own vanilla."""
     return (
-        f"another engine: speedups are over {vanilla}, letters among its rows; compare engines by"
-        " tok/s"
+        f"another engine: speedups are over {vanilla}, letters compare only these methods; to"
+        " compare engines, use tok/s"
     )
 
 
 def letter_ranges(summary: Summary) -> list[str]:
-    """Return a note that explains ranges of letters; empty if there are none."""
+    """Return a note that explains ranges of letters, such as A-D, if there are any."""
     return ["A-D: the letters A to D"] if any("-" in group(row) for row in summary.rows) else []
 
 
 def prose(notes: Iterable[str]) -> str:
-    """Format notes as sentences."""
+    """Join notes to sentences, with capital letters and full stops."""
     return " ".join(f"{note[0].upper()}{note[1:]}." for note in notes)
 
 
 def work(summary: Summary) -> list[str]:
-    """Return a note that explains the column "work"; empty if tables omit the column."""
+    """Return a note that explains the column "work", if tables have it."""
     return [f"work: {WORK}"] if has_partial(summary.rows) else []
 
 
 def noise_floor(summary: Summary) -> str:
-    """Format the A/A noise floor."""
+    """Format the noise floor, measured by comparing vanilla with itself (A/A)."""
     return "not measured" if summary.noise_floor is None else f"{summary.noise_floor:.1%}"
 
 
 def vanilla_ratio(summary: Summary) -> str:
-    """Format the ratio vanilla / hf:vanilla. It is unknown if the times were noisy."""
+    """Format the speed of vanilla relative to hf:vanilla, transformers' own decoding."""
     if summary.vanilla_ratio is not None:
         return f"{summary.vanilla_ratio:.2f}"
     return "not known" if any(row.label == PEER_BASELINE for row in summary.rows) else "not run"
 
 
 def proof(summary: Summary) -> str:
-    """Return the statement that the verdicts prove, for the method with the weakest proof."""
+    """Return what the comparison with vanilla proves, for the method with the weakest proof."""
     weakest = summary.proof()
     if any(row.sampling == REPLAY for row in summary.rows):
-        return "proof: none; every row was given vanilla's tokens (--verify replay)"
+        return "proof: none; all methods got vanilla's tokens (--verify replay)"
     wrong = [row for row in summary.rows if row.label == BASELINE and row.broken]
     if wrong:
-        return "proof: none; what all rows were compared with, vanilla's own output, is wrong"
+        return "proof: none; vanilla's own output is wrong, and all methods are compared with it"
     if weakest is None:
-        return "proof: no tokens were compared; of the distribution: specbench audit"
+        return "proof: no tokens were compared; to prove the distribution: specbench audit"
     row, bound = weakest
     prefix = f"{row.label} " if row.questions_mismatched else ""
     at_most = percent(bound, 0 if bound >= 0.1 else 1 if bound >= 0.01 else 2)
@@ -130,7 +131,7 @@ def near_ties(summary: Summary) -> list[str]:
 def evidence(summary: Summary) -> list[str]:
     """Compare sampled outputs with vanilla's: likelihood and length, one line per method."""
     return [
-        f"evidence, not proof: {row.label} log-likelihood a token"
+        f"evidence, not proof: {row.label} log-likelihood per token"
         f" {row.log_likelihood_difference:+.3f} (p {row.log_likelihood_p:.2f}),"
         f" length {row.length_difference:+.1f} (p {row.length_p:.2f})"
         + (
@@ -144,38 +145,38 @@ def evidence(summary: Summary) -> list[str]:
 
 
 MIN_QUESTIONS = 20
-"""Smallest number of questions for which the coverage of intervals was simulated.
+"""Minimum number of questions to rank methods.
 
-See docs/explanations/statistics.md. Fewer questions do not represent others of their kind.
+Simulations validated the intervals from this number on (docs/explanations/statistics.md).
 """
 
 
 def family(name: str, rows: Iterable[MethodSummary]) -> str:
-    """Return the heading of a family: its name and number of questions."""
+    """Return the heading of a task family: its name and number of questions."""
     return f"{name} ({max((row.n_prompts for row in rows), default=0)})"
 
 
 def small_families(summary: Summary, n: str = "(n)", advice: str = ": --limit") -> list[str]:
-    """Return a note on the number of questions in each family, with a warning for small families.
+    """Return a note on the number of questions per task family, with a warning if it is small.
 
     Args:
-        n: where the table shows the number of questions.
-        then: advice for a warning.
+        n: Where the table shows the number of questions.
+        advice: Advice for the warning.
     """
     counts = [max(row.n_prompts for row in rows) for rows in summary.families.values() if rows]
     if not counts:
         return []
-    note = f"{n}: how many questions the family has"
+    note = f"{n}: number of questions of the task family"
     if min(counts) < MIN_QUESTIONS:
-        note += f"; of fewer than {MIN_QUESTIONS} a figure is an example, no estimate{advice}"
+        note += f"; with fewer than {MIN_QUESTIONS}, a result is no reliable estimate{advice}"
     return [note]
 
 
 def few_questions(summary: Summary, advice: str = "") -> list[str]:
-    """Return a warning if the run has too few questions to rank methods; else an empty list.
+    """Return a warning if the run has too few questions to rank methods.
 
     Args:
-        then: advice for the warning.
+        advice: Advice for the warning.
     """
     n = max((row.n_prompts for row in summary.rows), default=0)
     if n >= MIN_QUESTIONS or not any(
@@ -190,12 +191,12 @@ def few_questions(summary: Summary, advice: str = "") -> list[str]:
 
 
 def more_questions(facts: Facts) -> str:
-    """Return the advice for a run with too few questions."""
+    """Return the advice for a run with too few questions, as the end of a warning."""
     return ": --limit 48" if facts.limited else "; this run's tasks have no more"
 
 
 def rare_questions(summary: Summary) -> list[str]:
-    """Return a warning for speedups that a few outlier questions decide."""
+    """Return a warning if a few outlier questions decide the speedup of a method."""
     found = [
         f"{row.label} {row.rare_questions} of {row.n_prompts}, {ratio(row.speedup_without_rare)}"
         " without"
@@ -205,23 +206,22 @@ def rare_questions(summary: Summary) -> list[str]:
     if not found:
         return []
     return [
-        f"rare questions decide speedups: {'; '.join(found)}; another run may have more of them or"
-        " none, and an interval only covers questions like those of its run: run more questions"
+        f"rare questions decide speedups: {'; '.join(found)}; another run may have more or none of"
+        " them, and the interval does not include that: run more questions"
     ]
 
 
 def two_intervals(summary: Summary) -> list[str]:
-    """Explain that intervals are per method, and that letters compare all pairs at once."""
+    """Return a note on the difference between the interval of a method and the group letters."""
     if not any(row.letters and row.speedup_low is not None for row in summary.rows):
         return []
     return [
-        "the 95% CI is one row's against vanilla, by itself; letters compare all pairs at once, and"
-        " decide"
+        "the 95% CI compares one method with vanilla; letters compare all pairs: rank by letters"
     ]
 
 
 def disagreements(summary: Summary) -> list[str]:
-    """Return one note on the methods whose interval and group seem to contradict each other."""
+    """Return notes on methods whose interval and group letters seem to contradict each other."""
     baseline = next((row for row in summary.rows if row.label == BASELINE and row.letters), None)
     if baseline is None:
         return []
@@ -249,7 +249,7 @@ def disagreements(summary: Summary) -> list[str]:
 
 
 def one_process(summary: Summary) -> list[str]:
-    """Return a warning that intervals of a single process are too narrow."""
+    """Return a warning that intervals are too narrow, if the run has only one process."""
     if summary.passes > 1 or not any(row.letters for row in summary.rows):
         return []
     return [
@@ -259,17 +259,17 @@ def one_process(summary: Summary) -> list[str]:
 
 
 def learning(summary: Summary) -> list[str]:
-    """Return the share of time spent on learning between requests, one line per method."""
+    """Return the share of time that each method spends on learning between requests."""
     return [
-        f"learning: {row.label} {row.learn_share:.1%} of its time, between requests: part of the"
-        " speedup, not of the decode speedup"
+        f"learning: {row.label} {row.learn_share:.1%} of its time, between requests; the speedup"
+        " includes it, the decode speedup does not"
         for row in summary.rows
         if row.learn_share is not None
     ]
 
 
 def grammar(summary: Summary, facts: Facts) -> list[str]:
-    """Count complete, valid and cut outputs under the grammar, one line per distinct result."""
+    """Return the number of complete, valid and cut outputs under the grammar."""
     labels_by_note: dict[str, list[str]] = {}
     for row in summary.rows:
         if row.complete is None or row.cut is None or row.valid is None:
@@ -278,10 +278,10 @@ def grammar(summary: Summary, facts: Facts) -> list[str]:
         if row.complete:
             wrong = row.complete - row.valid
             note += f", {wrong} of them INVALID" if wrong else ", all of them valid"
-        note += f"; {row.cut} cut by the budget" if row.cut else ""
+        note += f"; {row.cut} cut at the token limit" if row.cut else ""
         labels_by_note.setdefault(note, []).append(row.label)
     prefixes = (
-        labels if len(labels_by_note) > 1 else ["each row"] for labels in labels_by_note.values()
+        labels if len(labels_by_note) > 1 else ["each method"] for labels in labels_by_note.values()
     )
     return [
         f"{facts.grammar_phrase}: {', '.join(labels)}: {note}"
@@ -290,9 +290,10 @@ def grammar(summary: Summary, facts: Facts) -> list[str]:
 
 
 def controls(summary: Summary) -> list[str]:
-    """Explain how to add missing controls, one line each.
+    """Return how to add a random control to each lossy method that lacks one.
 
-    A control accepts as many tokens as a lossy method, but at random.
+    A control accepts as many rejected tokens as the method, but at random. It shows whether the
+    method's accept rule is better than chance.
     """
     lines = []
     for row in summary.lossy:
@@ -301,8 +302,9 @@ def controls(summary: Summary) -> list[str]:
         own = [r for r in summary.rows if r.params.get("like") == row.label]
         mismatched_controls = [other for other in own if not matches_rate(other, row)]
         lines += [
-            f"{r.label} was to let {percent(r.params.get('rate'))} of {_judged(row)} pass, and"
-            f" {row.label} let {percent(row.rule_rate)}: not as many, no control of it"
+            f"{r.label} is no control of {row.label}: it accepts"
+            f" {percent(r.params.get('rate'))} of {_judged(row)}, and {row.label}"
+            f" {percent(row.rule_rate)}"
             for r in mismatched_controls
         ]
         if own:
@@ -316,17 +318,18 @@ def controls(summary: Summary) -> list[str]:
         if rule:
             how = f"--sweep {name}.accept={rule},random --set {name}.rate={rate}"
         elif "rate" in row.params:
-            how = f"a second row of {name} with rate={rate} (--config)"
+            how = f"a second variant of {name} with rate={rate} (--config)"
         else:
-            how = f"a row of {name} whose accept rule is RandomAccept({rate}), or of random-accept"
+            how = f"a variant of {name} with the accept rule RandomAccept({rate}), or random-accept"
         lines.append(
-            f"no control lets as many pass as {row.label}, {rate} of {_judged(row)}: add {how}"
+            f"no control accepts as many as {row.label}, {rate} of {_judged(row)}: add {how}"
         )
     return lines
 
 
 def _judged(row: MethodSummary) -> str:
-    """Return the unit that an accept rule judges. A rule over steps has a parameter `rate`."""
+    """Return what an accept rule decides about. Methods that judge steps have a parameter
+    `rate`."""
     return "the judged steps" if "rate" in row.params else "the rejected levels"
 
 
@@ -339,19 +342,23 @@ def _shorten_error(error: str) -> str:
 
 
 def warnings(summary: Summary, facts: Facts) -> list[str]:
-    """Return the warnings that readers need before they use a result, one line each."""
+    """Return the warnings that a reader needs before using a result, one per line."""
     lines = []
     if facts.status == "interrupted":
-        lines.append("interrupted: not all cells are there (specbench run --resume)")
+        lines.append("interrupted: some outputs are missing (specbench run --resume)")
     if facts.status == "running":
-        lines.append("running, or killed: not all cells are there, and noise is told at its end")
+        lines.append(
+            "running, or killed: some outputs are missing, and noise is checked at the end of a run"
+        )
     if facts.synthetic:
-        lines.append(f"synthetic: {facts.synthetic}: a cost is measured, no model's speedup")
+        lines.append(
+            f"synthetic: {facts.synthetic}: this measures costs, not the speedup of a model"
+        )
     if facts.noisy:
         lines.append("noisy: other programs were running and the times were kept (--allow-noise)")
     if facts.ended_early:
         lines.append("ended early: only vanilla was left")
-    lines += [f"dropped after failing time after time: {what}" for what in facts.dropped]
+    lines += [f"dropped after repeated failures: {what}" for what in facts.dropped]
     dropped = {what.partition(": ")[0] for what in facts.dropped}
     lines += [
         f"{row.label}: {row.failed} of {row.n_outputs} outputs failed:"
@@ -360,22 +367,22 @@ def warnings(summary: Summary, facts: Facts) -> list[str]:
         if row.failed_why is not None and row.label not in dropped
     ]
     lines += [f"left out, could not run here: {what}" for what in facts.left_out]
-    lines += [f"mixed: measured before and after a change of {what}" for what in facts.mixed]
+    lines += [f"mixed: {what} changed while the run was interrupted" for what in facts.mixed]
     lines += [
-        f"embedded: plumbing: {task} is beyond the model's training; speedups mean nothing there"
+        f"embedded: plumbing: the model was not trained on {task}, so these speedups mean nothing"
         for task in facts.plumbing
     ]
     labels_by_note: dict[str, list[str]] = {}
     for row in summary.rows:
         if row.upper_bound:
             lines.append(
-                f"{row.label}: an upper bound, not ranked: it read vanilla's output to know where"
+                f"{row.label}: an upper bound, not ranked: it uses vanilla's output to decide where"
                 " to stop"
             )
         if row.text_compared:
             lines.append(
-                f"{row.label}: text compared, not ids: its engine tells none, and its text was"
-                " tokenised here"
+                f"{row.label}: text compared, not token ids: its engine reports none, so specbench"
+                " tokenized its text"
             )
         if row.broken:
             lines.append(f"{row.label}: {row.speedup_note}")
@@ -384,5 +391,5 @@ def warnings(summary: Summary, facts: Facts) -> list[str]:
             labels_by_note.setdefault(f"no {missing}: {row.speedup_note}", []).append(row.label)
     for note, labels in labels_by_note.items():
         every = 1 < len(labels) == len(summary.rows)
-        lines.append(f"{'all rows' if every else ', '.join(labels)}: {note}")
+        lines.append(f"{'all methods' if every else ', '.join(labels)}: {note}")
     return lines

@@ -382,7 +382,7 @@ def test_shares_and_equivalents_are_those_counted_by_hand(self_draft, tmp_path):
     printed = run_text(summary, Facts.from_manifest(run.manifest))
     assert "accepted work tok/s" in " ".join(printed.split())
     assert f" {work:.2f} " in printed
-    assert " work: target forwards a token, parts of one" in printed
+    assert " work: target forwards per token; a partial" in printed
 
 
 def test_a_part_costs_its_share_of_the_target(self_draft):

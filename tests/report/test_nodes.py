@@ -35,7 +35,7 @@ def test_nodes_are_counted_apart_from_levels(summary_of_trees):
 def test_page_has_nodes_and_the_costs_that_sizes_were_chosen_by(summary_of_trees):
     costs = {"source": "measured", "relative": {"target": {"1": 1.0, "64": 2.5}}}
     page = render(report(summary_of_trees, {"step_costs": costs}, Incidents(), ()))
-    assert "| nodes a step | node yield |" in page
+    assert "| nodes/step | node yield |" in page
     assert "| step_costs.source | measured |" in page
     assert "target {'1': 1.0, '64': 2.5}" in page
 

@@ -111,6 +111,6 @@ def test_report_tells_how_parameters_were_tuned(swept_run):
     }
     page = render(report(summary, manifest, Incidents(), []))
     assert "on the same development questions (qa 2, rag 1), compared by decode time" in page
-    assert "of the held-out questions (qa 5, rag 3)" in page
+    assert "from the held-out questions (qa 5, rag 3)" in page
     assert "| sps | length=3 | 1.250 | yes | 3 |" in page
     assert "tuned: the best by decode time of at most 4 a method on 3 development questions" in page

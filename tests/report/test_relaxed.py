@@ -88,7 +88,7 @@ def test_a_lossy_row_without_its_control_says_how_to_add_it(made, labels, lackin
     summary, *_ = made(*labels, rules=rules)
     rate = row_of(summary, "lax").rule_rate
     line = (
-        f"no control lets as many pass as lax, {rate:.3g} of the rejected levels: add --sweep"
+        f"no control accepts as many as lax, {rate:.3g} of the rejected levels: add --sweep"
         f" sps.accept=typical,random --set sps.rate={rate:.3g}"
     )
     assert text.controls(summary) == [line] * lacking
@@ -101,7 +101,7 @@ def test_a_rule_of_ones_own_is_told_its_control_in_words(made):
     summary, *_ = made("lax")
     lossy = tuple(replace(row, params={"length": 5}) for row in summary.lossy)
     (line,) = text.controls(replace(summary, lossy=lossy))
-    assert "a row of sps whose accept rule is RandomAccept(0." in line
+    assert "a variant of sps with the accept rule RandomAccept(0." in line
 
 
 def test_the_tables_have_a_column_where_rows_have_the_figure(made, synthetic, manifest):

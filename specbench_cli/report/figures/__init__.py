@@ -1,7 +1,7 @@
-"""Every figure of a run, declared once: name, data, plot and caption.
+"""All figures of a report. Each is declared once, with its name, its function and its caption.
 
-To add a figure, declare its panels in a module of this folder and add a `FigureSpec`. The plot
-kinds are in `drawing/plots.py`, the data of a run in `FigureData`.
+To add a figure, write a module in this folder with a function from `FigureData` to a matplotlib
+figure, and add a `FigureSpec` here. `drawing/plots.py` has the kinds of plots.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class FigureSpec:
     """Declaration of a figure.
 
     Attributes:
-        name: the name of its files.
-        draw: draws it. None for a run without the data for it.
-        caption: one sentence about its content.
+        name: Name of its files, without suffix.
+        draw: Draws the figure. Returns None if the run lacks the data for it.
+        caption: What the figure shows.
     """
 
     name: str
@@ -59,104 +59,107 @@ FIGURES = (
     FigureSpec(
         "speedup",
         lambda data: speedup.draw(data.summary),
-        "Speedup over vanilla, a bar a method, with its own 95% interval (an arrowhead: it goes"
-        " on); marks are families, the grey band is A/A noise. Below a broken line: what learns"
-        " over the run, so that its figures depend on the order of the prompts. Lossy rows have a"
-        " figure of their own.",
+        "Speedup over vanilla, one bar per method, with its 95% interval. An arrowhead marks an"
+        " interval that continues beyond the axis. Marks are task families. The grey band is the"
+        " A/A noise floor. Below a dashed line are methods that learn across prompts, so their"
+        " speedup depends on the order of the prompts. Lossy methods have a separate figure.",
     ),
     FigureSpec(
         "targets",
         targets.draw,
-        "Methods and drafts on several targets: speedup over each target's own vanilla, and MAT;"
-        " the darker, the higher. Speedups of two targets are ratios over two different times.",
+        "Methods and drafts on several targets: speedup over vanilla on the same target, and MAT."
+        " Darker is higher. Speedups of different targets have different baselines.",
     ),
     FigureSpec(
         "pareto",
         _pareto,
-        "What a sweep's rows discard and verify, and their speedup along each parameter, with its"
-        " 95% interval (an arrowhead: it goes on).",
+        "Discard rate and verification rate of the methods of a sweep, and their speedup against"
+        " each parameter, with 95% intervals. An arrowhead marks an interval that continues beyond"
+        " the axis.",
     ),
     FigureSpec(
         "frontier",
         lambda data: frontier.draw(data.summary),
-        "Lossy rows: accuracy, with the 95% interval of its difference from vanilla's, against"
-        " speed. Hollow: as many accepted at random. Grey: vanilla, the draft alone, and lossless"
-        " rows.",
+        "Lossy methods: accuracy against speed, with the 95% interval of the difference from"
+        " vanilla's accuracy. Hollow: controls that accept as many tokens at random. Grey: vanilla,"
+        " the draft model alone, and lossless methods.",
     ),
     FigureSpec(
         "waterfall",
         waterfall.draw,
-        "Where a speedup comes from and goes: from MAT, what it would be if a step took as long"
-        " as a plain forward, down to the measured one.",
+        "From the ideal speedup to the measured one. The ideal speedup is MAT: it assumes that a"
+        " step takes as long as a vanilla step. Each bar is the loss to one part of a step.",
     ),
     FigureSpec(
         "cost",
         cost.draw,
-        "Tokens a step against the cost of a step; along a grey line the decode speedup is the"
-        " same.",
+        "Tokens per step against the cost of a step. The decode speedup is constant along each grey"
+        " line.",
     ),
     FigureSpec(
         "positions",
         acceptance.draw_levels,
-        "Acceptance by position: of the steps that drafted a level, the share that accepted it.",
+        "Acceptance by position: share of the steps that accepted a level, of those that drafted"
+        " it.",
     ),
     FigureSpec(
         "accepted",
         acceptance.draw_counts,
-        "How many drafted tokens a step accepts, as a share of steps.",
+        "Number of accepted draft tokens per step, as a share of all steps.",
     ),
     FigureSpec(
         "lengths",
         lengths.draw,
-        "Speedup against the number of levels drafted a step, with its 95% interval (an"
-        " arrowhead: it goes on).",
+        "Speedup against the number of drafted levels per step, with 95% intervals. An arrowhead"
+        " marks an interval that continues beyond the axis.",
     ),
     FigureSpec(
         "load",
         load.draw,
-        "Goodput, time to the first token and latency at several arrival rates, with 95%"
-        " intervals; times as median (filled) and p99 (hollow). A diamond: from here on arrivals"
-        " outrun the row.",
+        "Goodput, time to the first token and latency at several arrival rates, with 95% intervals."
+        " Times are the median (filled) and p99 (hollow). A diamond marks the rate at which a"
+        " method saturates.",
     ),
     FigureSpec(
         "contexts",
         contexts.draw,
-        "Decode speedup against the length of the context, with its 95% interval (an arrowhead:"
-        " it goes on); grey: the other methods.",
+        "Decode speedup against the context length, with 95% intervals. An arrowhead marks an"
+        " interval that continues beyond the axis. Grey: the other methods.",
     ),
     FigureSpec(
         "seen",
         prompts_seen.draw,
-        "MAT along a pass, of the methods that learn from one prompt for the next: of some"
-        " neighbouring prompts, with its 95% interval; grey: the methods that forget, whose lines"
-        " say how hard the prompts were.",
+        "MAT of methods that learn across prompts, against the position of the prompts in a repeat."
+        " A point is the MAT of some consecutive prompts, with its 95% interval. Grey: methods that"
+        " do not learn. They show how difficult the prompts were.",
     ),
     FigureSpec(
         "prompts",
         prompts.draw,
-        "Time of every output against vanilla's on the same prompt; below the line the method is"
-        " faster, at the broken line twice as fast.",
+        "Time of each output against vanilla's on the same prompt. Below the solid line the method"
+        " is faster; at the dashed line it is twice as fast.",
     ),
     FigureSpec(
         "lanes",
         lanes.draw,
-        "Who computed when in the first steps of one output: a lane a worker; numbers are the"
-        " tokens that a step committed.",
+        "Forwards of each worker over time, in the first steps of one output. One lane is one"
+        " worker. A number is the number of tokens that a step committed.",
     ),
 )
-"""Every figure, in the order of a report."""
+"""All figures, in the order of the report."""
 CAPTIONS = {figure.name: figure.caption for figure in FIGURES}
 
 
 def write_figures(
     data: ReportData, folder: Path, *, paper: bool = False, max_svg_bytes: int = 0
 ) -> list[Path]:
-    """Write `NAME.svg` and `NAME.png` of each figure to `folder`.
+    """Write `NAME.svg` and `NAME.png` of each figure to a folder.
 
-    `folder` is created if there is a figure. With `paper`, `NAME.pdf` is written too.
+    The folder is created if there is a figure.
 
     Args:
-        max_svg_bytes: SVG size in bytes above which a PNG is written too.
+        paper: True to write `NAME.pdf`, too.
+        max_svg_bytes: A PNG is written only if the SVG has more bytes than this.
 
     Returns:
         The files, in the order of `FIGURES`.

@@ -1,7 +1,7 @@
-"""Acceptance of drafts: a histogram of accepted tokens per method, and a heat map by level.
+"""Figures of acceptance: histograms of accepted tokens per step, and a heat map by draft level.
 
-The share at level k counts the steps that drafted level k and accepted it. Higher shares are darker
-and have their percentage as text.
+The acceptance at level k is the share of steps that accepted level k, of those that drafted it. In
+the heat map, higher shares are darker.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from specbench_cli.report.figures.figure_data import FigureData
 _ROW_IN, _FULL = 0.3, 0.82
 """Height of a histogram row in inches, and height of its tallest bar in rows."""
 _LONGEST = 16
-"""Number of accepted tokens from which on all steps share the last bar."""
+"""Number of accepted tokens of the last bar. Steps with more tokens are in the last bar, too."""
 _FIELD_HIGH_IN, _FIELD_IN = 0.19, 0.17
-"""Height of a field and its minimum width, in inches. Levels that do not fit are omitted, and the
-axis names their number."""
+"""Height and minimum width of a field in inches. Levels that do not fit are omitted."""
 
 
 def draw_counts(data: FigureData) -> plots.Figure | None:
@@ -36,14 +35,14 @@ def draw_counts(data: FigureData) -> plots.Figure | None:
         marks.append(plots.right_note(f"{tallest:.0%}", place - 0.3))
     numbers = range(0, longest + 1, 1 if longest <= 10 else 4)
     ticks = {float(n): f"{n}+" if n == _LONGEST else str(n) for n in numbers}
-    name = "drafted tokens accepted in a step, share of steps"
+    name = "accepted draft tokens per step, share of steps"
     panel = plots.Panel(marks, plots.Axis(name, -0.6, longest + 0.6, ticks=ticks))
     names = [(label, place - 0.3) for place, label in enumerate(shares)]
     return plots.row_plot(names, [panel], _ROW_IN, heading="tallest")
 
 
 def _shares(data: FigureData, label: str) -> dict[int, float]:
-    """Return the share of a method's steps by accepted tokens, or {} if it never drafts."""
+    """Return number of accepted tokens -> share of steps, or {} if the method never drafts."""
     steps = data.steps(label)
     if not any(any(each.levels) for each in steps):
         return {}
@@ -54,7 +53,7 @@ def _shares(data: FigureData, label: str) -> dict[int, float]:
 
 
 def draw_levels(data: FigureData) -> plots.Figure | None:
-    """Return acceptance by level, or None if no method reports what it drafted."""
+    """Return the heat map by level, or None if no method reports what it drafted."""
     rates = {r.label: r.acceptance_by_position for r in data.summary.rows}
     rates = {label: own for label, own in rates.items() if own}
     if not rates:

@@ -1,8 +1,8 @@
 """Figure of speedup against context length, one panel per method.
 
-Outputs are divided into groups of equal size by their mean context (the prompt and half the
-output). The decode speedup of a group has an interval like the table's. Prompts of similar length
-often belong to one task family, so the figure shows a correlation, not a cause.
+Outputs are sorted by their mean context (the prompt and half the output) and divided into bins of
+equal size. Each bin has a decode speedup with its interval. Prompts of similar length often belong
+to one task family, so the figure shows a correlation, not a cause.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from specbench_cli.summary.pairing import decode_time
 from specbench_cli.summary.speedups import Speedup, compute_speedups
 
 _MAX_BINS, _MIN_QUESTIONS, _MIN_RATIO = 4, 6, 1.5
-"""Maximum number of groups, minimum questions per group, and minimum ratio of the longest to the
-shortest context."""
+"""Maximum number of bins, minimum number of questions per bin, and minimum ratio of the mean
+contexts of the last and the first bin."""
 _RESAMPLES = 999
 
 
 @dataclass(frozen=True, slots=True)
 class ContextBin:
-    """Outputs of similar context length.
+    """A bin of outputs with similar context lengths.
 
     Attributes:
         context: Mean context in tokens.
+        speedups: Label -> decode speedup in the bin.
     """
 
     context: float
@@ -34,7 +35,7 @@ class ContextBin:
 
 
 def make_context_bins(data: FigureData) -> list[ContextBin]:
-    """Return the groups of a run by context, or none if all contexts are similar."""
+    """Return the bins, shortest context first, or [] if all contexts are similar."""
     contexts = {
         (r.prompt_id, r.turn): data.prompt_tokens[r.prompt_id, r.turn] + (r.n_tokens or 0) / 2
         for r in data.baseline
@@ -81,7 +82,7 @@ def draw(data: FigureData) -> plots.Figure | None:
 
 
 def _line(bins: Sequence[ContextBin], label: str) -> list[plots.PlotPoint]:
-    """Return a method's speedup by context, with its interval if it has one."""
+    """Return the points of a method: its speedup in each bin, with the interval."""
     known = [(group.context, group.speedups[label]) for group in bins]
     return [
         plots.PlotPoint(context, own.ratio, own.low or own.ratio, own.high or own.ratio)

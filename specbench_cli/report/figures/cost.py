@@ -1,7 +1,7 @@
-"""Figure of tokens per step against the cost of a step. Their ratio is the speedup.
+"""Figure of tokens per step (MAT) against the cost of a step.
 
-The cost of a step is its decode time divided by that of a plain vanilla step on the same outputs.
-So MAT / cost is the decode speedup, which is constant along each grey line.
+The cost of a step is its decode time divided by that of a vanilla step on the same outputs. So the
+decode speedup is MAT / cost. It is constant along each grey line.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from specbench_cli.summary.metrics import MethodSummary
 
 _SIDE_IN = 2.75
 _ROUND_IN, _MANY_IN = 0.25, 16
-"""Inches around a label, and maximum total width of labels in a one-column figure."""
+"""Space around a label in inches, and maximum total width of all labels in a narrow figure."""
 _LINES = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50, 100)
 _BEYOND = 1.5
-"""Factor by which the lines extend beyond the points' speedups."""
+"""Lines are drawn for speedups up to this factor beyond the lowest and highest one."""
 
 
 def draw(data: FigureData) -> plots.Figure | None:
@@ -43,8 +43,8 @@ def draw(data: FigureData) -> plots.Figure | None:
     ]
     panel = plots.Panel(
         [*marks, *(_point(row, point) for row, point in points)],
-        plots.Axis("cost of a step (plain steps of vanilla)", 0, right),
-        plots.Axis("MAT: tokens a step", 0, top),
+        plots.Axis("cost of a step (in vanilla steps)", 0, right),
+        plots.Axis("MAT (tokens per step)", 0, top),
         point_labels=[
             PointLabel(style.shorten(row.label), (p.x, p.y), style.INK) for row, p in points
         ],
@@ -55,7 +55,7 @@ def draw(data: FigureData) -> plots.Figure | None:
 
 
 def _point(row: MethodSummary, point: plots.PlotPoint) -> plots.PlotSeries:
-    """Return a method's mark. Methods that are not ranked are white."""
+    """Return the marker of a method. Methods that are not ranked are white."""
     if row.label == BASELINE:
         face = style.REFERENCE
     else:

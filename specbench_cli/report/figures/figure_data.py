@@ -1,4 +1,4 @@
-"""Data of figures: a run's summary, and its records without ids and traces."""
+"""Data that the figures of a run are drawn from."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from specbench_cli.summary.summary import Summary
 
 @dataclass(frozen=True)
 class FigureData:
-    """Records and summary of a run, for figures.
+    """Summary and records of a run.
 
     Attributes:
-        records: label -> its records without ids and traces, in the order of the summary.
-        prompt_tokens: Number of tokens by prompt and turn.
-        traced: Records of one output per method, all of the same prompt, with their traces.
+        records: Label -> records of the method, without token ids and traces.
+        prompt_tokens: (prompt id, turn) -> number of tokens of the prompt.
+        traced: One record per method with its trace of forwards, all of the same prompt.
     """
 
     summary: Summary
@@ -31,7 +31,10 @@ class FigureData:
 
     @classmethod
     def from_report(cls, data: ReportData) -> FigureData:
-        """Return the data of a run. Reads one output per method again, with its trace."""
+        """Return the figures' data from the data of a report.
+
+        Reads one record per method again, because the records of a report have no traces.
+        """
         found: dict[str, list[Record]] = {row.label: [] for row in data.summary.rows}
         for record in data.records:
             found[record.label].append(record)
@@ -46,28 +49,30 @@ class FigureData:
 
     @property
     def with_speedup(self) -> list[MethodSummary]:
-        """Methods that have a speedup, in the table's order, without vanilla."""
+        """All methods with a speedup except vanilla, in the order of the table."""
         rows = self.summary.rows
         return [row for row in rows if row.speedup is not None and row.label != BASELINE]
 
     def timed_records(self, label: str) -> list[Record]:
-        """Return a method's records that have valid times."""
+        """Return the records of a method whose times are trusted."""
         return [record for record in self.records.get(label, []) if untimed_reason(record) is None]
 
     def pairs(self, label: str) -> list[tuple[Record, Record]]:
-        """Return vanilla's and a method's records of the same outputs in pairs, if both times are
-        valid."""
+        """Return pairs of records: vanilla's and the method's of the same prompt, turn and repeat.
+
+        Pairs with a time that is not trusted are omitted.
+        """
         vanilla = {(r.prompt_id, r.turn, r.pass_): r for r in self.timed_records(BASELINE)}
         own = {(r.prompt_id, r.turn, r.pass_): r for r in self.timed_records(label)}
         return [(vanilla[output], own[output]) for output in own if output in vanilla]
 
     def steps(self, label: str) -> list[Steps]:
-        """Return the steps of a method's outputs that report them."""
+        """Return the steps of a method's outputs. Outputs without reported steps are omitted."""
         return [r.steps for r in self.records[label] if r.steps is not None]
 
 
 def _read_traces(data: ReportData) -> Iterator[Record]:
-    """Yield each method's record of the first prompt that has times, with its trace."""
+    """Yield one record per method with its trace: that of the first prompt with a trusted time."""
     timed = [record for record in data.records if untimed_reason(record) is None]
     if not timed:
         return

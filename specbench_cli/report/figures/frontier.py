@@ -1,8 +1,8 @@
 """Figure of lossy methods: accuracy against speed.
 
-84 mm wide. A method has one line over its numeric parameters per choice of its text parameters
-(`fill=copy`). Lines differ in colour and marker. The random controls of a method have its colour
-and hollow markers. Vanilla and lossless methods are grey, and so is the draft model alone.
+The figure is 84 mm wide. The variants of a method that differ only in numbers (such as
+`alpha=0.3`) form one line. Lines differ in colour and marker. The random controls of a method have
+its colour and hollow markers. Vanilla, lossless methods and the draft model alone are grey.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from specbench_cli.summary.metrics import MethodSummary, has_partial
 from specbench_cli.summary.summary import Summary
 
 RANDOM = "random"
-"""Parameter value that replaces a method's accept rule by random acceptance."""
-_BY_WORK = "tokens for a target forward's work"
+"""Value of a parameter that makes a method accept rejected tokens at random, as a control."""
+_BY_WORK = "tokens per work of a full target forward"
 
 Speed = Callable[[MethodSummary], float | None]
 
@@ -28,15 +28,15 @@ def draw(summary: Summary) -> plots.Figure | None:
 
 
 def panel(summary: Summary) -> plots.Panel:
-    """Return the panel of the figure.
+    """Return the only panel of the figure.
 
     Speed is the speedup over vanilla if all lossy methods have one. Otherwise it is a measure
     without timing noise: tokens per target forward, or tokens per work of a full forward if
     forwards may be partial.
     """
     lossy = _select_lossy(summary)
-    speed: Speed = lambda row: row.per_forward  # noqa: E731 - one of three
-    name = "tokens a target forward"
+    speed: Speed = lambda row: row.per_forward  # noqa: E731 - one of three measures
+    name = "tokens per target forward"
     if all(row.speedup is not None for row in lossy):
         speed, name = (lambda row: row.speedup), "speedup over vanilla"
     elif has_partial(lossy):
@@ -49,14 +49,14 @@ def panel(summary: Summary) -> plots.Panel:
 
 
 def _select_lossy(summary: Summary) -> list[MethodSummary]:
-    """Return the lossy methods that have both coordinates."""
+    """Return the lossy methods with an accuracy and a known number of target forwards."""
     return [row for row in summary.lossy if row.score is not None and row.per_forward is not None]
 
 
 def _series(lossy: Sequence[MethodSummary]) -> dict[str, list[MethodSummary]]:
-    """Return the methods of each line by its name.
+    """Return name of a line -> its methods.
 
-    Each line is followed by the line of its random controls, which may be empty.
+    The line of the random controls of a method follows its own line. It may be empty.
     """
     name = {row.label: _line_name(row, lossy) for row in lossy}
     found: dict[str, list[MethodSummary]] = {}
@@ -72,7 +72,8 @@ def _series(lossy: Sequence[MethodSummary]) -> dict[str, list[MethodSummary]]:
 
 
 def _line_name(row: MethodSummary, lossy: Sequence[MethodSummary]) -> str:
-    """Return a method's name with those text parameters in which its variants differ."""
+    """Return the name of a method's line: the method, and the texts in which its variants
+    differ."""
     rows = [other for other in lossy if other.method == row.method and not other.control]
     words = [
         word
@@ -99,7 +100,7 @@ def _references(summary: Summary, speed: Speed) -> Iterator[plots.Mark]:
 
 
 def _line(name: str, rows: Sequence[MethodSummary], at: int, speed: Speed) -> plots.PlotSeries:
-    """Return a line's points in the order of their speed, each with its interval."""
+    """Return the points of a line, sorted by speed, each with the interval of its accuracy."""
     points = []
     for row in rows:
         if (x := speed(row)) is not None:

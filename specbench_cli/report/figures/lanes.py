@@ -1,8 +1,9 @@
-"""Timeline of a few steps: one lane per worker, forwards by purpose, messages as arrows.
+"""Timeline of a few steps of an output, with one lane per worker.
 
-Time starts at the end of prefill. A mark below a lane ends a step, with the number of tokens that
-the step committed. A forward through part of a model is drawn lower, in proportion. Learning
-happened before the request and has a lane without a scale.
+A box is a forward. Its colour is the purpose (draft, verify, ...), and its height the share of the
+model's layers that it runs. An arrow is a message between workers. A mark below a lane is the end
+of a step, with the number of committed tokens. Time starts at the end of prefill. A method that
+learns between requests has a further lane for it, which is not to scale.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ _EDGE = dict.fromkeys(_LOOKS, "white") | {"unused": style.MUTED}
 _LANE_IN, _BAR, _NUMBER_IN = 0.24, 0.5, 0.11
 """Height of a lane in inches, height of a forward in lanes, width of a step's number in inches."""
 _LEARNING, _LEARNING_WIDTH = -1, 0.06
-"""Index of the learning lane among an output's workers, and its share of the width."""
+"""Key of the lane for learning, in place of a worker's number, and its share of the width."""
 _LOWEST = 0.3
 """Minimum height of a partial forward, relative to a full one."""
 _STEPS = 4
-"""Number of steps in a run's figure, for the method with the longest steps."""
+"""Number of steps in the figure of a report, for the method with the longest steps."""
 
 
 def draw(data: FigureData) -> plots.Figure | None:
-    """Return the lanes of a run's first prompt for a few steps, or None without traces."""
+    """Return the figure for the first prompt of a run, or None if the records have no traces."""
     order = {label: place for place, label in enumerate(data.records)}
     records = sorted(data.traced, key=lambda record: order[record.label])
     return draw_lanes([make_lanes(record) for record in records], style.COLUMN_IN, _STEPS)
 
 
 def draw_lanes(lanes: Sequence[WorkerLanes], width: float, steps: int) -> plots.Figure | None:
-    """Return the first steps of some outputs.
+    """Return the figure of the first steps of some outputs.
 
     Args:
         width: Width of the figure in inches.
-        steps: Number of steps of the output with the longest steps.
+        steps: Number of steps to draw, for the output with the longest steps.
 
     Returns:
         None if no output has forwards after its prefill.
@@ -89,7 +90,7 @@ def _ms(own: WorkerLanes, when: float) -> float:
 
 
 def _window(lanes: Sequence[WorkerLanes], steps: int) -> float:
-    """Return the drawn time in milliseconds: `steps` of the longest steps, or the whole trace."""
+    """Return the time to draw in milliseconds: enough for `steps` steps of the slowest output."""
     last = max(_ms(own, own.decoding[-1].end) for own in lanes)
     typical = [
         median(step.end - step.start for step in own.steps) / 1e6 for own in lanes if own.steps
@@ -98,8 +99,7 @@ def _window(lanes: Sequence[WorkerLanes], steps: int) -> float:
 
 
 def _lane_positions(lanes: Sequence[WorkerLanes]) -> dict[tuple[int, int], tuple[str, float]]:
-    """Return the name and height of each lane by output and worker. Lanes of an output are
-    adjacent."""
+    """Return (index of the output, worker) -> (name, y position) of each lane."""
     found, at = {}, 0.0
     for place, own in enumerate(lanes):
         for worker, models in own.workers.items():
@@ -114,7 +114,7 @@ def _lane_positions(lanes: Sequence[WorkerLanes]) -> dict[tuple[int, int], tuple
 
 
 def _messages(own: WorkerLanes, at: dict[int, float], window: float) -> Iterator[plots.Arrow]:
-    """Yield an arrow for each message between two lanes that is sent and read within the window."""
+    """Yield an arrow for each message that is sent and read within the drawn time."""
     for message in own.arrows:
         sent, read = _ms(own, message.sent), _ms(own, message.read)
         if sent >= 0 and read <= window and {message.sender, message.receiver} <= at.keys():
@@ -126,10 +126,10 @@ def _messages(own: WorkerLanes, at: dict[int, float], window: float) -> Iterator
 def _ends_of_steps(
     own: WorkerLanes, at: float, window: float, width_in: float
 ) -> Iterator[plots.Mark]:
-    """Yield the ends of steps, with the number of committed tokens where there is space.
+    """Yield a mark at the end of each step, with the number of committed tokens if it fits.
 
     Args:
-        wide: Width of the axes in inches.
+        width_in: Width of the axes in inches.
     """
     taken = -_NUMBER_IN
     ends = [(_ms(own, step.end), step.committed) for step in own.steps]

@@ -1,7 +1,7 @@
-"""Figure of speedup against drafted levels per step, one line per method.
+"""Figure of speedup against draft length, one line per method.
 
-The points of a line are variants of a method with different draft lengths, from a sweep or a rule.
-If a rule chooses the length, its mean over steps is used.
+The points of a line are the variants of a method with different draft lengths. If the length
+changes from step to step, its mean is used.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from specbench_cli.report.figures.figure_data import FigureData
 from specbench_cli.summary.metrics import MethodSummary
 
 _MIN_DIFFERENCE = 0.05
-"""Difference in levels below which two variants are one point."""
+"""Minimum difference between the longest and the shortest draft of a method."""
 
 
 def lines(data: FigureData) -> dict[str, list[tuple[float, MethodSummary]]]:
-    """Return the variants of each method that has several draft lengths, without its controls.
+    """Return method -> (mean draft length, variant) of its variants, without controls.
 
-    A variant is paired with its mean number of levels per step.
+    Methods with a single draft length are omitted.
     """
     found = defaultdict[str, list[tuple[float, MethodSummary]]](list)
     for row in (row for row in data.with_speedup if not row.control):
@@ -52,7 +52,7 @@ def draw(data: FigureData) -> plots.Figure | None:
     lows = [end for p in points for end in (p.y, p.low) if end is not None]
     highs = [p.high for p in points if p.high is not None]
     high = style.speedup_axis_end([1.0, *(p.y for p in points)], highs)
-    x = plots.Axis("levels drafted a step (mean)", low=0)
+    x = plots.Axis("drafted levels per step (mean)", low=0)
     y = plots.Axis("speedup, 95% interval", 0.95 * min(1.0, *lows), high, style.format_ratio)
     return plots.page([plots.Panel([plots.RuleLine(y=1), *series], x, y)])
 
@@ -60,7 +60,7 @@ def draw(data: FigureData) -> plots.Figure | None:
 def _series(
     method: str, points: list[tuple[float, MethodSummary]], at: int
 ) -> Iterator[plots.PlotSeries]:
-    """Yield a method's line, and its unranked variants (upper bounds, lossy) as hollow points."""
+    """Yield the line of a method, and hollow points for variants that are not ranked."""
     for hollow in (False, True):
         own = [
             plots.PlotPoint(length, row.speedup or 0.0, row.speedup_low, row.speedup_high)

@@ -20,7 +20,7 @@ _PANELS = (
 
 
 def lines(data: FigureData) -> dict[str, list[LoadRow]]:
-    """Return each method's results by label, sorted by rate, if there are several rates."""
+    """Return label -> results, sorted by arrival rate. Methods with one rate are omitted."""
     found: dict[str, list[LoadRow]] = {}
     for row in load_rows([record for own in data.records.values() for record in own]):
         if row.offered_rate is not None:
@@ -46,13 +46,13 @@ def draw(data: FigureData) -> plots.Figure | None:
         ]
         if not panels:
             marks += _knees(found, max(p.high or p.y for own in marks for p in own.points))
-        x = "offered (requests/s)" if name == _PANELS[-1][0] else ""
+        x = "arrival rate (requests/s)" if name == _PANELS[-1][0] else ""
         panels.append(plots.Panel(marks, plots.Axis(x, 0), plots.Axis(name, 0), height=1.38))
     return plots.page(panels)
 
 
 def _knees(found: Mapping[str, Sequence[LoadRow]], top: float) -> Iterator[plots.PlotSeries]:
-    """Yield the rate at which each method saturates."""
+    """Yield a diamond at the arrival rate at which each method saturates."""
     for at, rows in enumerate(found.values()):
         first = saturation_index(rows)
         if first < len(rows):

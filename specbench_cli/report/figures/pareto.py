@@ -1,7 +1,7 @@
-"""Figure of a sweep: discard rate against verification rate, and speed against the parameter.
+"""Figure of a parameter sweep: discard rate against verification rate, and speedup.
 
-174 mm wide (two columns of a journal). Lines have colours that colour-blind readers can distinguish
-(Okabe & Ito) and different markers. Points are labelled with the parameter's value.
+The left panel shows the two rates, with the value of the parameter at each point. There is one
+right panel per swept parameter, with the speedup against its value. The figure is 174 mm wide.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from specbench_cli.summary.pareto import SweepPoint as SweepPoint
 _FRONT = "#b5b5b5"
 
 Lines = dict[str, list[SweepPoint]]
-"""Line name -> its points."""
+"""Name of a line -> its points."""
 
 
 def draw(sweep: Sweep) -> plots.Figure | None:
-    """Return the figure, or None if no swept method is lossless and has known rates."""
+    """Return the figure, or None if no lossless method of the sweep has known rates."""
     series: Lines = {}
     for point in sweep.points:
         known = point.row.discard_rate is not None and point.row.verification_rate is not None
-        if known and point.row.lossless:  # `frontier` shows lossy methods
+        if known and point.row.lossless:  # the figure "frontier" shows lossy methods
             series.setdefault(point.series, []).append(point)
     if not any(point.along for points in series.values() for point in points):
         return None
@@ -40,8 +40,8 @@ def draw(sweep: Sweep) -> plots.Figure | None:
 def _rates(series: Lines) -> plots.Panel:
     """Return the left panel: discard and verification rates of the methods.
 
-    A method that is not swept and has a far larger discard rate is placed at the edge, with its
-    rate as text. So it does not squeeze the lines.
+    If a method that is not swept has a far larger discard rate, it is drawn at the right edge, with
+    its rate as text. Otherwise the lines would be too narrow.
     """
     edge = _PANEL_MARGIN * max(
         _rate(p).x for points in series.values() for p in points if _sets_panel_width(p)
@@ -75,18 +75,18 @@ def _rates(series: Lines) -> plots.Panel:
 
 
 _MAX_TICKS = 12
-"""Maximum number of tick labels for numbers in a right panel. Words always have a label."""
+"""Maximum number of labelled numbers on an axis. Values that are words are always labelled."""
 _PANEL_MARGIN = 1.15
 """Width of the left panel relative to the largest discard rate of the swept methods."""
 
 
 def _sets_panel_width(point: SweepPoint) -> bool:
-    """Return True if a point determines the width of the left panel."""
+    """Return True if the left panel must be wide enough for a point."""
     return point.along is not None or point.front
 
 
 def _times(name: str, series: Lines) -> plots.Panel:
-    """Return a right panel: speedup against a parameter, or ms per token if no speedup is known."""
+    """Return a right panel: speedup against a parameter. Without speedups, ms per token."""
     lines = [(at, own) for at, own in enumerate(series.values()) if own[0].along == name]
     points = [p for _, own in lines for p in own]
     has_speedup = any(p.row.speedup is not None for p in points)
@@ -120,7 +120,7 @@ def _times(name: str, series: Lines) -> plots.Panel:
 
 
 def _axis_positions(values: Sequence[Any]) -> dict[str, float]:
-    """Return the position of each value on the axis. Words follow the numbers."""
+    """Return value as text -> position on the axis. Words are placed after the numbers."""
     numbers = sorted({value for value in values if is_number(value)})
     gaps = sorted(b - a for a, b in pairwise(numbers))
     step = gaps[len(gaps) // 2] if gaps else 1.0

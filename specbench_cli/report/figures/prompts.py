@@ -1,8 +1,7 @@
-"""Figure of every output's time against vanilla's on the same prompt, one panel per method.
+"""Figure of the time of each output against vanilla's on the same prompt, one panel per method.
 
 Below the line of equal times, the method is faster. The dashed line marks half of vanilla's time.
-If outputs differ in length, vanilla's time is scaled to the method's number of tokens, as in the
-speedup.
+If two outputs have different lengths, vanilla's time is scaled to the method's number of tokens.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from specbench_cli.report.figures.figure_data import FigureData
 
 _EDGE = 1.25
 _VECTORS = 500
-"""Maximum number of points of a family drawn as vectors. More become one bitmap."""
+"""Maximum number of points of a task family that are drawn as vectors. More are rasterized."""
 _DECADE = 30
-"""Ratio of times below which ticks between powers of ten are shown."""
+"""If the longest time is less than this times the shortest, the axis has ticks at 1, 2 and 5."""
 
 
 def times(data: FigureData, label: str) -> list[tuple[str, float, float]]:
-    """Return family, vanilla's seconds and the method's seconds of every output with both times."""
+    """Return (task family, vanilla's seconds, method's seconds) of each output with both times."""
     found = list[tuple[str, float, float]]()
     for vanilla, own in data.pairs(label):
         if own.ns.total and own.n_tokens and vanilla.ns.total and vanilla.n_tokens:
@@ -28,7 +27,7 @@ def times(data: FigureData, label: str) -> list[tuple[str, float, float]]:
 
 
 def draw(data: FigureData) -> plots.Figure | None:
-    """Return the figure, or None if no method is paired with vanilla."""
+    """Return the figure, or None if no method has a time together with vanilla."""
     from matplotlib.ticker import LogLocator
 
     by_row = {row.label: found for row in data.with_speedup if (found := times(data, row.label))}

@@ -1,8 +1,8 @@
-"""Figure of MAT against prompts seen, one panel per method that learns across prompts.
+"""Figure of MAT against the number of prompts decoded so far, for methods that learn from them.
 
-A point is the MAT of neighbouring prompts of a repeat, with the 95% interval of a ratio of sums
-(linearised, Student's t). Prompts differ in difficulty. If the grey lines of methods without memory
-rise too, the prompts became easier.
+Each such method has a panel. A point is the MAT of some consecutive prompts, with the 95% interval
+of a ratio of sums (linearised, Student's t). Grey lines are methods that do not learn: if they
+rise, too, the later prompts are easier.
 """
 
 from __future__ import annotations
@@ -14,18 +14,16 @@ from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.report.figures.figure_data import FigureData
 
 _MIN_PROMPTS, _MAX_POINTS = 6, 5
-"""Minimum number of prompts per point, and minimum share of all prompts (one in N)."""
+"""Minimum number of prompts per point, and maximum number of points that share no prompt."""
 
 
 def points(data: FigureData, label: str) -> list[plots.PlotPoint]:
-    """Return a method's points along a repeat, or none if there are too few prompts for two points.
+    """Return the points of a method, or [] if there are too few prompts for two points.
 
-    x is the mean position of a point's prompts, from 1, and y is their MAT. Every prompt counts
-    once, with its turns and repeats together.
+    x is the mean position of the prompts in a repeat, from 1, and y is their MAT. The turns and
+    repeats of a prompt are added, so each prompt counts once.
     """
-    positions: dict[
-        int, dict[str, int]
-    ] = {}  # of each repeat: prompts in the order of their outputs
+    positions: dict[int, dict[str, int]] = {}  # repeat -> prompt id -> its position in the repeat
     sums: dict[tuple[int, str], list[int]] = {}
     for record in data.records[label]:
         of_pass = positions.setdefault(record.pass_, {})
@@ -42,7 +40,7 @@ def points(data: FigureData, label: str) -> list[plots.PlotPoint]:
 
 
 def _point(prompts: Sequence[tuple[int, int, int]]) -> plots.PlotPoint:
-    """Return the point of some prompts: (position, committed tokens, steps) each."""
+    """Return the point of some prompts, given as (position, committed tokens, steps)."""
     from scipy.stats import t
 
     n, steps = len(prompts), sum(each[2] for each in prompts)
@@ -74,4 +72,4 @@ def draw(data: FigureData) -> plots.Figure | None:
         label: plots.Panel([*guides, plots.PlotSeries(lines[label], look, band=True)], x, y)
         for label in learning
     }
-    return plots.small_multiples(panels, "place of the prompts in the pass", "MAT", ratio=0.8)
+    return plots.small_multiples(panels, "position of the prompts in the repeat", "MAT", ratio=0.8)

@@ -1,7 +1,7 @@
-"""Default figure: speedup of each method over vanilla, with its interval.
+"""Main figure of a report: speedup of each method over vanilla, with its interval.
 
-Bars differ in lightness, and families in the shape of their marks. Lossy methods are in `frontier`,
-since their speedup is meaningful only with their loss of accuracy.
+A bar is the speedup over all prompts. Marks are the speedups of single task families. Lossy methods
+are not in this figure but in `frontier.py`, together with their loss of accuracy.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from specbench_cli.summary.summary import Summary
 _ROW_IN, _BAR = 0.225, 0.7
 """Height of a row in inches, and of its bar in rows."""
 _WHISKER, _DOT = -0.13, 0.17
-"""Offsets of the interval and of the families' marks, relative to the middle of a bar."""
+"""Vertical offsets of the interval and of the family marks from the middle of a bar, in rows."""
 _TEXT_IN, _DOT_IN = 0.08, 0.03
-"""Space around the text of a bar, and space before it if it follows a mark."""
+"""Space around the text of a bar, and between a mark and the text, in inches."""
 _GAP = 0.7
 """Space between sections in rows."""
 _SECTION_LABELS = {text.RUN_SCOPE: "run"}
-"""Label next to the border of a section. Other sections have the label "engine"."""
+"""Title of a section -> short label next to its border. Other sections get "engine"."""
 
 
 def draw(summary: Summary) -> plots.Figure | None:
@@ -76,7 +76,7 @@ def _colour(row: MethodSummary) -> str:
 
 
 def _families(summary: Summary, places: Mapping[str, float]) -> list[plots.PlotSeries]:
-    """Return the speedups of each family, if there are several."""
+    """Return the marks of each task family, or [] if there is only one family."""
     found = []
     for place, (family, rows) in enumerate(summary.families.items()):
         plotted = [row for row in rows if row.label in places and row.label != BASELINE]
@@ -96,8 +96,8 @@ def _values(
 ) -> tuple[float, list[plots.Note]]:
     """Return the end of the x axis, and the text of each bar.
 
-    The text is at the foot of the bar, or beyond the row's marks if these begin there. The axis
-    has room for it, except beyond an interval that is cut.
+    The text is inside the bar at its left end. If a mark would cover it there, the text is placed
+    to the right of all marks.
     """
     wide = plots.row_width(list(places), with_right_column=True)
     ends = [row.speedup_high for row, _ in rows if row.speedup_high is not None]

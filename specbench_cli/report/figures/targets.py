@@ -1,7 +1,7 @@
 """Heat map of methods and drafts on several targets.
 
-One panel for speedup, if any method has one, and one for MAT. Higher values are darker and are
-printed in the fields.
+The figure has one panel for speedup and one for MAT. A field shows its value, and higher values are
+darker.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PANELS: tuple[
 
 
 def draw(data: FigureData) -> plots.Figure | None:
-    """Return the figure, or None if there is one target or no value."""
+    """Return the figure, or None if the run has only one target, or no values."""
     found = group_by_target(data.summary, data.manifest.get("targets") or ())
     panels = [panel for each in _PANELS if found and (panel := _panel(found, *each))]
     if found is None or not panels:
@@ -39,8 +39,15 @@ def _panel(
     value: Callable[[MethodSummary], float | None],
     format_entry: Callable[[MethodSummary], str],
 ) -> plots.Panel | None:
-    """Return the panel of a metric, one row per method and one column per target. None without
-    values."""
+    """Return the panel of a metric, with one row per method and one column per target.
+
+    Args:
+        value: Returns the metric of a method.
+        format_entry: Returns the text of a field.
+
+    Returns:
+        None if no method has a value.
+    """
     rows = [[own.get(row.label) for own in found.targets.values()] for row in found.rows]
     all_values = [value(row) for own in found.targets.values() for row in own.values()]
     values = [each for each in all_values if each is not None]

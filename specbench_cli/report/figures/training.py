@@ -1,4 +1,4 @@
-"""Figures of `specbench train`: loss curves, calibration of acceptance heads, losses of drafts."""
+"""Figures of `specbench train`: loss curves, calibration, and comparison of draft losses."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ def draw_curves(facts: Mapping[str, dict[str, Any]], path: Path) -> None:
             step = fact["tokens"] / fact["steps"] / 1e6
             points = [plots.PlotPoint(point["step"] * step, point["mat"]) for point in fact["mat"]]
             mats.append(plots.PlotSeries(points, style.series_look(at, size=2.4), name))
-    x, y = plots.Axis("tokens read (millions)"), "MAT, chains, held-out replies"
-    stacks = [[plots.Panel(losses, x, plots.Axis("training loss (nats a token)", log=True))]]
+    x, y = plots.Axis("training tokens (millions)"), "MAT of chains on held-out replies"
+    stacks = [[plots.Panel(losses, x, plots.Axis("training loss (nats/token)", log=True))]]
     stacks += [[plots.Panel(mats, x, plots.Axis(y))]] if mats else []
     _write(path, *stacks, width=style.PAGE_IN if mats else style.COLUMN_IN)
 
 
 def draw_calibration(bins: Sequence[Bin], rejection_weight: float, path: Path) -> None:
-    """Draw the observed acceptance rate against the predicted one."""
+    """Draw the observed acceptance rate of an acceptance head against the predicted one."""
     shares = [at / 100 for at in range(101)]
     equal = [plots.PlotPoint(share, share) for share in shares]
     best = [plots.PlotPoint(s / (s + rejection_weight * (1 - s)), s) for s in shares]
     marks = [
         plots.PlotSeries(equal, style.guide_look(style.MUTED, width=0.8), "equal"),
-        plots.PlotSeries(best, style.guide_look(style.MUTED, "--", 0.8), "where the loss is least"),
+        plots.PlotSeries(best, style.guide_look(style.MUTED, "--", 0.8), "minimum of the loss"),
         plots.PlotSeries(
             [plots.PlotPoint(b.predicted, b.labelled) for b in bins], style.series_look(0)
         ),
     ]
     x, y = (
-        plots.Axis(name, 0, 1) for name in ("predicted chance of acceptance", "labelled chance")
+        plots.Axis(name, 0, 1) for name in ("predicted probability of acceptance", "observed share")
     )
     _write(path, [plots.Panel(marks, x, y, height=3.0)])
 
 
 def draw_alignment(outcomes: Mapping[str, EstimatePairs], path: Path) -> None:
-    """Draw alpha and MAT by loss: each seed, the mean with its interval, and the value before."""
+    """Draw alpha and MAT of drafts trained with different losses: each seed, and the mean."""
     from specbench_cli.training.align import FIGURES, compute_half_width
 
     stacks, names = [], {float(at): name for at, name in enumerate(outcomes)}
@@ -75,7 +75,7 @@ def draw_alignment(outcomes: Mapping[str, EstimatePairs], path: Path) -> None:
 
 
 def _write(path: Path, *stacks: Sequence[plots.Panel], width: float = style.COLUMN_IN) -> None:
-    """Draw a page in the format of the path's suffix, and write it as `files.write_listed`."""
+    """Draw panels and write them to a file, in the format of its suffix."""
     content = io.BytesIO()
     with style.figure_style():
         figure = plots.page(*stacks, width=width)

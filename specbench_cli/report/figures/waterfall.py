@@ -1,11 +1,13 @@
-"""Figure of the losses between a method's ideal and measured speedup.
+"""Figure of what reduces the ideal speedup of a method to the measured one.
 
-If a step took as long as a plain forward, the speedup would be MAT. V and M are the decode times of
-the baseline and the method on the same outputs. Each consists of target forwards (verify), drafting
-(draft) and the rest (host). s is the number of the method's steps over the baseline's.
+If a step took as long as a vanilla step, the speedup would be MAT. Let V and M be the decode times
+of vanilla and of the method on the same outputs. Each is the sum of target forwards (verify),
+drafting (draft) and the rest (host). Let s be the method's number of steps divided by vanilla's.
+The speedup
+that remains after each part is:
 
     ideal          1 / s                                     = MAT
-    verify         V / (s V + verify_M - s verify_V)         a step verifies many tokens
+    verify         V / (s V + verify_M - s verify_V)         a step verifies several tokens
     draft          V / (s V + ... + draft_M)
     host           V / (s V + ... + host_M - s host_V)
     overlap        V / M                                     several workers compute at once
@@ -30,15 +32,15 @@ _ROW_IN = 0.42
 _ROW, _STAIRS, _BAR, _BAR_AT = 0.88, 0.55, 0.3, 0.28
 """Used height of a row, height of the stairs, height and offset of the measured bar, in rows."""
 _OVERLAP = 1e-3
-"""Minimum share of decode time for an overlap. Smaller values are rounding of the clock."""
+"""Minimum overlap of workers, as a share of decode time. Less is rounding of the timer."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedupLosses:
-    """The losses of a method from the ideal to the measured speedup.
+    """The ideal speedup of a method, and what each part of a step leaves of it.
 
     Attributes:
-        left: Remaining speedup after each part.
+        remaining: Part, such as "draft" -> speedup that remains after it.
     """
 
     label: str
@@ -47,12 +49,12 @@ class SpeedupLosses:
 
     @property
     def measured(self) -> float:
-        """Speedup of the table."""
+        """Speedup of the table: what remains after all parts."""
         return list(self.remaining.values())[-1]
 
 
 def compute_losses(data: FigureData) -> list[SpeedupLosses]:
-    """Return the methods whose steps and times are known, in the table's order."""
+    """Return the losses of the methods with known steps and times, in the order of the table."""
     found = []
     for row in data.with_speedup:
         pairs = [pair for pair in data.pairs(row.label) if all(map(_has_times, pair))]
@@ -62,7 +64,7 @@ def compute_losses(data: FigureData) -> list[SpeedupLosses]:
 
 
 def draw(data: FigureData) -> plots.Figure | None:
-    """Return the figure, or None if no method has times by part."""
+    """Return the figure, or None if no method has separate times for verify, draft and host."""
     found = compute_losses(data)
     if not found:
         return None

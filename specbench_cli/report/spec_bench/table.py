@@ -49,7 +49,7 @@ class SpecBench:
     """Results of a report by Spec-Bench's formulas and by specbench's own.
 
     Attributes:
-        theirs: Results by Spec-Bench's formulas.
+        results: Results by Spec-Bench's formulas.
         rows: (label, family) -> specbench's own results.
         runs: Answers of specbench's own runs.
         notes: Deviations from Spec-Bench's formulas.

@@ -1,4 +1,4 @@
-"""Terminal writer of grids."""
+"""Tables on a terminal, with aligned columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BAR_MARKS = {"target": "#", "draft": "+", "host": "."}
 _BAR_STYLES = {"target": "blue", "draft": "yellow", "host": "bright_black"}
 _STYLES = {"letters": "bold", "strong": "bold", "broken": "bold red"}
 _MIN_NAME_WIDTH = 8
-"""Minimum width of the column that shrinks."""
+"""Minimum width of the label column, which is shortened if a table is too wide."""
 _ALIGN: dict[Align, Literal["left", "center", "right"]] = {"l": "left", "c": "center", "r": "right"}
 _MARKS: dict[Align, str] = {"l": "<", "c": "^", "r": ">"}
 
@@ -30,17 +30,17 @@ def draw(
     kept_with_previous: Collection[int] = (),
     head: str = "",
 ) -> list[Text]:
-    """Return a grid as aligned lines: the headings, and a line per row or section.
+    """Return a table as aligned lines: the headings, and one line per row or section.
 
-    A grid that is too wide for the terminal has smaller gaps. If it is still too wide, it becomes
-    several grids, each with the columns that name a row.
+    If a table is too wide for the terminal, the gaps are smaller. If it is still too wide, it is
+    split into several tables, and each starts with the columns that name a row.
 
     Args:
-        width: width of the terminal. None permits lines of any length.
-        most: width from which on the last naming column is shortened. None never shortens it.
-        gaps: blanks before each column. () means two between columns.
-        bound: indices of the columns that stay with the column before them.
-        head: style of the headings.
+        width: Width of the terminal. None allows lines of any length.
+        max_width: Width above which labels are shortened. None never shortens them.
+        gaps: Number of spaces before each column. () means two between columns.
+        kept_with_previous: Indices of columns that are not separated from the previous column.
+        head: Style of the headings.
     """
     cells = [[_text(cell) for cell in row] for row in grid.rows]
     gaps = gaps or [2 * bool(at) for at in range(len(grid.columns))]
@@ -107,7 +107,7 @@ def _lines(
 
 
 def _text(cell: Cell) -> Text:
-    """Return a cell as styled text. Shares become a bar."""
+    """Return a cell as styled text. A cell with shares becomes a bar."""
     if not cell.shares:
         return output.make_text(cell.text, _STYLES.get(cell.look, ""))
     bar = Text()
@@ -117,7 +117,10 @@ def _text(cell: Cell) -> Text:
 
 
 def bar_widths(shares: Sequence[float]) -> dict[str, int]:
-    """Return how many marks target, draft and host get on the time bar, by largest remainders."""
+    """Return part ("target", "draft", "host") -> its width on the time bar, in characters.
+
+    Widths are rounded by the largest remainder, so they add up to `BAR_WIDTH`.
+    """
     exact = [BAR_WIDTH * share for share in shares]
     marks = [int(part) for part in exact]
     by_remainder = sorted(range(len(exact)), key=lambda i: marks[i] - exact[i])
@@ -127,9 +130,9 @@ def bar_widths(shares: Sequence[float]) -> dict[str, int]:
 
 
 def _shorten(cell: Text, width: int) -> Text:
-    """Return a copy of a cell, cut in the middle if it is too wide.
+    """Return a copy of a cell. If it is too wide, its middle is cut out.
 
-    Variants of a method differ at the end of their labels.
+    The end is kept, because the labels of a method's variants differ there.
     """
     if len(cell) <= width:
         return cell.copy()
@@ -146,12 +149,14 @@ def print_grid(
 ) -> None:
     """Print lines, a table and notes.
 
-    A terminal gets everything on stdout. A pipe gets the records as TSV on stdout, and the rest on
-    stderr.
+    On a terminal, everything is printed to stdout. In a pipe, the records are printed to stdout as
+    TSV, and the rest to stderr.
 
     Args:
-        grid: Table for a terminal. None if there is none.
-        records: Rows for programs.
+        head: Lines above the table.
+        grid: The table, or None.
+        records: The rows of the table, as data for programs.
+        notes: Lines below the table.
     """
     is_terminal = output.is_interactive()
     write = output.data if is_terminal else output.note

@@ -1,4 +1,4 @@
-"""Comparison of two outputs side by side: texts, the first difference, and the steps."""
+"""Comparison of a method's output with vanilla's, side by side: texts, difference and steps."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from specbench_cli.summary.comparison import ComparedSide, Lane, OutputCompariso
 _COLUMN = (WIDTH - 3) // 2
 _OPEN, _CLOSE = ">>", "<<"
 """Marks around the first token that differs."""
-LEGEND = "lanes: = accepted, x rejected, . drafted in vain, + the token that verification adds"
-RELAXED = "       ~ relaxed: rejected, and let pass by a lossy accept rule"
+LEGEND = "lanes: = accepted, x rejected, . not tested, + the token that verification adds"
+RELAXED = "       ~ relaxed: accepted only by a lossy accept rule"
 
 
 def page(found: OutputComparison) -> str:
@@ -52,12 +52,12 @@ def _verdict_words(found: OutputComparison) -> list[str]:
     assert verdict is not None
     words = [verdict.kind]
     if verdict.gap is not None:
-        words.append(f"(the worst token lacks {verdict.gap:.3g} of the best score")
+        words.append(f"(the score of the worst token is {verdict.gap:.3g} below the best one")
         if found.tolerance is not None:
-            words[-1] += f", rounding explains {found.tolerance:.3g}"
+            words[-1] += f", rounding explains up to {found.tolerance:.3g}"
         words[-1] += ")"
     elif verdict.kind == "mismatch" and found.own is not None:
-        words.append(f"(it ends wrongly: {found.own.n_tokens} tokens, by {found.own.finish})")
+        words.append(f"(wrong end: {found.own.n_tokens} tokens, finish reason {found.own.finish})")
     if verdict.rounding is not None:
         explains = "explains it" if verdict.rounding else "does not explain it"
         words.append(f"the width of verification {explains}")
@@ -91,7 +91,7 @@ def _wrap_side(side: ComparedSide | None, found: OutputComparison) -> list[str]:
 
 
 def _mark_difference(side: ComparedSide, position: int | None) -> str:
-    """Return the text, or the ids, with marks around the first token that differs."""
+    """Return the text with marks around the first token that differs. Without a text, the ids."""
     if side.text is None:
         words = [str(token) for token in side.ids]
         if position is not None and position < len(words):
@@ -124,7 +124,7 @@ def _steps(found: OutputComparison) -> list[str]:
 
 
 def _lane(lane: Lane) -> str:
-    stand = lane.accepted + len(lane.relaxed)
-    marks = "".join("~" if level in lane.relaxed else "=" for level in range(stand))
-    rejected, vain = lane.tested - stand, lane.drafted - lane.tested
-    return marks + "x" * rejected + "." * vain + "+" * (lane.committed - stand)
+    n_kept = lane.accepted + len(lane.relaxed)
+    marks = "".join("~" if level in lane.relaxed else "=" for level in range(n_kept))
+    rejected, untested = lane.tested - n_kept, lane.drafted - lane.tested
+    return marks + "x" * rejected + "." * untested + "+" * (lane.committed - n_kept)

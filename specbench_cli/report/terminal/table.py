@@ -1,6 +1,6 @@
-"""Result tables for a terminal, and the same data as TSV and JSON.
+"""Results of runs as tables on a terminal, or as TSV and JSON.
 
-Tables are 100 columns wide, or as wide as the terminal.
+Tables are at most 100 columns wide, or as wide as the terminal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from specbench_cli.summary.unranked import group_by_target
 WIDTH = 100
 _BAR_LEGEND = " ".join(f"{mark} {name}" for name, mark in BAR_MARKS.items())
 _WIDE_GAP_COLUMNS = (metrics.INTERVAL, metrics.MAT, metrics.CHOSEN, metrics.TIME)
-"""Columns with a wider gap in front."""
+"""Columns with a wider gap before them."""
 
 
 def print_runs(
@@ -41,10 +41,9 @@ def print_runs(
     """Print the default table of each run.
 
     Args:
-        families: also print tables by task family.
-        explain: print all notes. The default is a few short ones.
-        form: tables, one after another. TSV and JSON print a line per method on stdout, and the
-            notes on stderr.
+        families: True to print tables by task family, too.
+        explain: True to print all notes. By default only a few short notes are printed.
+        form: Output format. TSV and JSON have one line per method on stdout. Notes go to stderr.
     """
     for data in reports:
         summary, facts = data.summary, data.facts
@@ -73,7 +72,11 @@ def print_runs(
 
 
 def print_spec_bench(found: SpecBench, form: output.Format = "table") -> None:
-    """Print the results by Spec-Bench's formulas next to specbench's. `form`: see `print_runs`."""
+    """Print the results by Spec-Bench's formulas next to specbench's own.
+
+    Args:
+        form: Output format, as in `print_runs`.
+    """
     output.note(f"{spec_bench_table.TITLE}. {spec_bench_table.NOTE}")
     for note in found.notes:
         output.note(note)
@@ -84,7 +87,7 @@ def print_spec_bench(found: SpecBench, form: output.Format = "table") -> None:
 
 
 def _print_records(records: Sequence[Mapping[str, Any]], form: output.Format) -> None:
-    """Print rows for programs, unless they were printed as a table."""
+    """Print rows as TSV or JSON. Nothing is printed in the table format."""
     if form == "tsv":
         output.tsv(records)
     for record in records if form == "json" else ():
@@ -94,7 +97,7 @@ def _print_records(records: Sequence[Mapping[str, Any]], form: output.Format) ->
 def load_lines(
     rows: Sequence[LoadRow], width: int | None = None, title: str = "under load"
 ) -> list[Text]:
-    """Return a table of requests under load, and the rates at which methods saturate."""
+    """Return the table of requests under load, and the arrival rates at which methods saturate."""
     if not rows:
         return []
     lines = draw(
@@ -109,10 +112,10 @@ def load_lines(
 
 
 def short_notes(summary: Summary, facts: Facts, report_arguments: str | None) -> list[str]:
-    """Return the notes that every reader needs, then warnings, then the command for the rest.
+    """Return the notes that every reader needs, the warnings, and the command for all notes.
 
     Args:
-        where: the run as `specbench report` takes it. None omits the command.
+        report_arguments: Arguments of `specbench report` for the run. None omits the command.
     """
     few_questions = text.few_questions(summary, text.more_questions(facts))
     return [
@@ -130,7 +133,7 @@ def short_notes(summary: Summary, facts: Facts, report_arguments: str | None) ->
 
 
 def all_notes(summary: Summary, facts: Facts) -> list[str]:
-    """Return all notes: the meaning of the numbers, and their limits."""
+    """Return all notes (`--explain`): what the numbers mean, and their limits."""
     return [
         *_ranking_notes(summary, facts),
         *text.letter_ranges(summary),
@@ -158,25 +161,27 @@ def _ranking_notes(summary: Summary, facts: Facts) -> list[str]:
     if facts.targets:
         return [_EACH_ITS_OWN]
     if facts.forced:
-        return ["forced: nothing ranks these rows; each speedup is over its own run's vanilla"]
+        return ["forced: different runs are not ranked; a speedup is over vanilla of its own run"]
     if not any(row.letters for row in summary.rows):
         return []
     return ["group: a common letter = no significant difference (95%, all pairs)"]
 
 
-_OWN_VANILLA = "several runs: each row's speedup is over vanilla of its own run"
-_EACH_ITS_OWN = "several targets: a speedup is over vanilla of its own target; nothing ranks them"
+_OWN_VANILLA = "several runs: a speedup is over vanilla of its own run"
+_EACH_ITS_OWN = (
+    "several targets: a speedup is over vanilla on the same target; targets are not ranked"
+)
 
 
 def run_text(summary: Summary, facts: Facts) -> str:
-    """Return the default table as plain text, for a page that has its own notes."""
+    """Return the default table with all notes as plain text, for `report.md`."""
     lines = [line.plain for line in _method_lines(summary, facts)]
     notes = _note_lines(all_notes(summary, facts), WIDTH)
     return output.escape_hidden("\n".join([*facts.header(summary.prompts, WIDTH), *lines, *notes]))
 
 
 def _records(data: ReportData, families: bool) -> list[dict[str, Any]]:
-    """Return one record per method. With `families`, the overall ones (family "all") come first."""
+    """Return one mapping per method. With `families`, also one per task family and method."""
     scopes = {ALL: data.summary.rows} | (data.summary.families if families else {})
     return [
         {"run": data.name, "family": family}
@@ -188,7 +193,7 @@ def _records(data: ReportData, families: bool) -> list[dict[str, Any]]:
 
 
 def _note_lines(notes: Sequence[str], width: int | None, lead: str = " ") -> list[str]:
-    """Return notes as lines that fit the width of a terminal."""
+    """Wrap notes to the width of a terminal."""
     if width is None:
         return [f"{lead}{note}" for note in notes]
     whole = "\n".join(notes).replace("\n  ", " ").splitlines()  # some notes already have two lines
@@ -196,10 +201,10 @@ def _note_lines(notes: Sequence[str], width: int | None, lead: str = " ") -> lis
 
 
 def _method_lines(summary: Summary, facts: Facts, width: int | None = None) -> list[Text]:
-    """Return the headings and rows as lines. A line introduces each kind of method."""
+    """Return the tables of lossless and of lossy methods as lines."""
     rows = summary.rows
     columns = metrics.TERMINAL
-    if facts.targets:  # the end of a label has its own columns, where it is not cut
+    if facts.targets:  # columns for target and draft replace the end of the label
         rows = tuple(replace(row, label=row.label.rpartition(" @")[0]) for row in rows)
         columns = metrics.BY_TARGET
     lines = []
@@ -216,7 +221,12 @@ def _methods(
     width: int | None,
     kept_with_previous: Sequence[object],
 ) -> list[Text]:
-    """Return a table of methods as lines. `bound` columns stay with the column before them."""
+    """Return a table of methods as lines.
+
+    Args:
+        candidates: Columns of the table. Those without information are omitted.
+        kept_with_previous: Columns that are not separated from the previous column.
+    """
     columns = select_informative(candidates, rows)
     found = make_grid(
         columns,
@@ -236,9 +246,9 @@ def _methods(
 
 
 def _family_lines(summary: Summary, width: int | None = None) -> list[Text]:
-    """Return a grid per metric: one row per method, one column per family.
+    """Return speedup and MAT by task family, with one column per family.
 
-    Accuracy is included where answers are scored.
+    Accuracy is included if answers were scored.
     """
     by_family = {
         text.family(family, rows).replace(" (", "("): {row.label: row for row in rows}  # six fit
@@ -253,7 +263,7 @@ def _family_lines(summary: Summary, width: int | None = None) -> list[Text]:
 
 
 def _target_lines(summary: Summary, facts: Facts, width: int | None) -> list[Text]:
-    """Return the same grids with a column per target, or nothing if there is only one."""
+    """Return speedup and MAT by target, or [] if there is only one target."""
     found = group_by_target(summary, facts.targets)
     if found is None:
         return []
@@ -267,10 +277,15 @@ def _grid_lines(
     figures: Mapping[str, Callable[[MethodSummary], str]],
     width: int | None,
 ) -> list[Text]:
-    """Return a grid per metric under its title, with a column per part of the measurement."""
+    """Return one table per metric, below its title.
+
+    Args:
+        parts: Column heading -> label -> method.
+        figures: Title -> function that formats the metric.
+    """
     lines = []
     for title, figure in figures.items():
-        # Lossy methods show their accuracy only in the table above, since there is no space here.
+        # The speedup of a lossy method needs its accuracy next to it, but there is no space.
         own = [row for row in rows if row.lossless] if figure is metrics.SPEEDUP.format else rows
         found = make_pivot_grid(own, parts, figure, heading="", align="r")
         gaps = [1, *(2 for _ in parts)]

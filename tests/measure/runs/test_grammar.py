@@ -67,9 +67,8 @@ def test_what_the_budget_cuts_is_said_and_is_not_counted_as_valid(specbench, per
     assert {(r.finish, r.valid) for r in outcome.records} == {("length", None)}
     reading = read_report_data(RunDir.open(outcome.path))
     (line,) = text.grammar(reading.summary, reading.facts)
-    assert (
-        line == "under grammar person.json: each row: 0 of 2 outputs complete; 2 cut by the budget"
-    )
+    counts = "0 of 2 outputs complete; 2 cut at the token limit"
+    assert line == f"under grammar person.json: each method: {counts}"
     assert "under grammar person.json" in " ".join(reading.facts.header({"json": 2}, 100))
 
 

@@ -53,7 +53,7 @@ def test_without_times_speed_is_counted_in_forwards(made):
     summary = made()
     lossy = tuple(replace(row, speedup=None) for row in summary.lossy)
     figure = frontier.draw(replace(summary, lossy=lossy))
-    assert figure.axes[0].get_xlabel() == "tokens a target forward"
+    assert figure.axes[0].get_xlabel() == "tokens per target forward"
     plain = figure.axes[0].containers[0].lines[0]
     assert sorted(plain.get_xdata()) == sorted(
         row.per_forward for row in lossy if row.method == "typical"
@@ -66,7 +66,7 @@ def test_where_forwards_are_parts_speed_is_counted_by_their_work(made):
         replace(row, speedup=None, work=row.verification_rate / 2) for row in summary.lossy
     )
     figure = frontier.draw(replace(summary, lossy=lossy))
-    assert figure.axes[0].get_xlabel() == "tokens for a target forward's work"
+    assert figure.axes[0].get_xlabel() == "tokens per work of a full target forward"
     plain = figure.axes[0].containers[0].lines[0]
     due = sorted(2 * row.per_forward for row in lossy if row.method == "typical")
     assert sorted(plain.get_xdata()) == pytest.approx(due)

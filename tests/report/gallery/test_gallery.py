@@ -332,7 +332,7 @@ def test_a_run_without_records_is_refused(make, tmp_path):
 
 def test_a_run_that_gives_vanillas_tokens_proves_nothing(make, tmp_path):
     edited = only("sps", sampling="replay")
-    with pytest.raises(UsageError, match="every row was given vanilla's tokens"):
+    with pytest.raises(UsageError, match="all methods got vanilla's tokens"):
         published(make(edit=edited), tmp_path / "g")
 
 

@@ -66,7 +66,7 @@ def test_evidence_stands_under_the_table_and_in_the_row_and_breaks_nothing(sampl
     assert row.log_likelihood_p < 1e-3
     assert not row.broken
     (line,) = text.evidence(summary)
-    assert line.startswith("evidence, not proof: sps log-likelihood a token -0.2")
+    assert line.startswith("evidence, not proof: sps log-likelihood per token -0.2")
     assert "unchecked" in metrics.verdicts(row)
     assert "specbench audit" in text.proof(summary)
 

@@ -66,8 +66,8 @@ def test_a_near_tie_shows_place_tokens_gap_tolerance_and_width(run):
         *("one two", "seven", "four five"),
     )
     shown = page(found)
-    assert "verdict: near-tie (the worst token lacks 1e-05 of the best score" in shown
-    assert ", rounding explains 0.0002)" in " ".join(shown.split())
+    assert "verdict: near-tie (the score of the worst token is 1e-05 below the best one" in shown
+    assert ", rounding explains up to 0.0002)" in " ".join(shown.split())
     assert "the width of verification explains it" in " ".join(shown.split())
     assert "first difference at token 2: vanilla 3 'three', sps 7 'seven'" in shown
     assert ">>three<<" in shown and ">>seven<<" in shown
@@ -96,7 +96,7 @@ def test_a_mismatch_says_broken_and_an_output_that_ends_wrongly_says_how(run):
     assert found.broken == "1 output is neither vanilla's nor tied with it, first mini/0"
     shown = page(found)
     assert f"BROKEN: sps: {found.broken}" in shown
-    assert "mismatch (it ends wrongly: 4 tokens, by length)" in shown
+    assert "mismatch (wrong end: 4 tokens, finish reason length)" in shown
     assert "vanilla 5 'five', sps had ended (length)" in shown
     assert "steps: not reported" in shown
 

@@ -145,7 +145,10 @@ def test_warnings_say_what_spoils_a_figure(make_reading, synthetic):
     lines = all_notes(reading.summary, reading.facts)
     assert any(line.startswith("interrupted:") for line in lines)
     assert any(line.startswith("noisy:") for line in lines)
-    assert any(line.startswith("embedded: plumbing: spec_bench") for line in lines)
+    assert any(
+        line.startswith("embedded: plumbing: the model was not trained on spec_bench")
+        for line in lines
+    )
     assert "sps: no speedup: sps lost 3 of 3 cells (3 void)" in lines
     short = short_notes(reading.summary, reading.facts, "last")
     assert set(text.warnings(reading.summary, reading.facts)) < set(short)
@@ -157,7 +160,10 @@ def test_a_run_that_goes_on_or_was_killed_is_not_shown_as_a_whole_one(make_readi
     for status, said in (("running", True), ("finished", False)):
         reading = make_reading(records, status=status)
         lines = all_notes(reading.summary, reading.facts)
-        assert any(line.startswith("running, or killed: not all cells") for line in lines) is said
+        assert (
+            any(line.startswith("running, or killed: some outputs are missing") for line in lines)
+            is said
+        )
 
 
 def test_a_run_without_times_ranks_nothing_and_says_why_once(make_reading, synthetic):
@@ -165,7 +171,7 @@ def test_a_run_without_times_ranks_nothing_and_says_why_once(make_reading, synth
     made = synthetic.records([synthetic.vanilla, synthetic.sps, peer], prompts=3)
     reading = make_reading([replace(record, void=True) for record in made])
     lines = all_notes(reading.summary, reading.facts)
-    assert "all rows: no speedup: vanilla lost 3 of 3 cells (3 void)" in lines
+    assert "all methods: no speedup: vanilla lost 3 of 3 cells (3 void)" in lines
     assert sum("no speedup" in line for line in lines) == 1
     assert not any(line.startswith("group:") for line in lines)
     assert any("vanilla / hf:vanilla not known" in line for line in lines)
@@ -218,7 +224,7 @@ def test_the_targets_work_is_shown_where_parts_of_it_ran(make_reading, synthetic
     assert rows["staged"].work == pytest.approx(work)
     assert rows["sps"].work == pytest.approx(rows["sps"].verification_rate)
     assert (rows["vanilla"].work, rows["hf:vanilla"].work) == (1, None)
-    (note,) = [line for line in lines if line.startswith(" work: target forwards a token")]
+    (note,) = [line for line in lines if line.startswith(" work: target forwards per token")]
     shown = make_grid(COST, reading.summary.rows)
     at = shown.headings.index("work")
     assert {line[0].text: line[at].text for line in shown.rows}["staged"] == f"{work:.2f}"
@@ -315,7 +321,7 @@ def test_table_says_where_parameters_come_from_once_some_are_not_the_default(
 
 def test_it_is_said_which_interval_is_at_once_over_all_rows(make_reading):
     lines = all_notes(make_reading().summary, make_reading().facts)
-    assert any(line.startswith("the 95% CI is one row's against vanilla") for line in lines)
+    assert any(line.startswith("the 95% CI compares one method with vanilla") for line in lines)
 
 
 def test_every_rendering_says_which_interval_is_whose_and_what_is_too_few(
@@ -329,10 +335,16 @@ def test_every_rendering_says_which_interval_is_whose_and_what_is_too_few(
     tex = (tmp_path / "latex" / "overall.tex").read_text().replace(r"\%", "%")
     by_family = (tmp_path / "latex" / "families.tex").read_text()
     assert whose in tex and few in tex and "--limit" not in tex
-    assert "qa (8) &" in by_family and "of fewer than 49 a figure is an example" in by_family
+    assert (
+        "qa (8) &" in by_family
+        and "with fewer than 49, a result is no reliable estimate" in by_family
+    )
     page = render(report(reading.summary, reading.run.manifest, Incidents(), []))
     assert whose in page and few in page and "### qa (8)" in page
-    assert "Of fewer than" not in page and "of fewer than 49 a figure is an example" in page
+    assert (
+        "With fewer than" not in page
+        and "with fewer than 49, a result is no reliable estimate" in page
+    )
     (table, *_), (families, *_) = (
         overall_tables(reading.summary),
         tables.family_tables(reading.summary),
@@ -340,7 +352,7 @@ def test_every_rendering_says_which_interval_is_whose_and_what_is_too_few(
     assert whose in table.note and any(few in line for line in list_warnings(reading))
     assert families.columns[1] is metrics.QUESTIONS
     assert {row[1].text for row in families.rows} == {"8"}
-    assert "of fewer than 49 a figure is an example" in families.note
+    assert "with fewer than 49, a result is no reliable estimate" in families.note
 
 
 def test_every_rendering_warns_where_rare_questions_decide_a_speedup(
@@ -478,14 +490,17 @@ def test_a_control_that_lets_another_share_pass_is_compared_with_nothing(make_re
         reading = make_reading(lossy(asked), rows=rows)
         row = next(row for row in reading.summary.lossy if row.label.startswith("specul"))
         assert (row.over_random is not None) == known
-        assert any("no control of it" in line for line in text.controls(reading.summary)) != known
+        assert any("is no control of" in line for line in text.controls(reading.summary)) != known
 
 
 def test_tables_by_family_have_the_number_of_questions_of_each(make_reading, capsys):
     print_runs([make_reading()], families=True)
     out = capsys.readouterr().out
     assert "math_reasoning(8)" in out
-    assert "(n): how many questions the family has; of fewer than 20 a figure is an example" in out
+    assert (
+        "(n): number of questions of the task family; with fewer than 20, a result is no reliable"
+        in out
+    )
 
 
 def test_a_figure_has_one_heading_and_one_way_to_be_written_in_every_rendering(

@@ -1,9 +1,8 @@
-"""Placement of text labels next to the points of a plot, without hiding points or other labels.
+"""Placement of labels next to the points of a plot, so that they hide no points or labels.
 
-Each label has candidate spots on rings around its point. The labels move in turn to the spot with
-the lowest cost (`_alone`, `_among`), until none moves. adjustText and textalloc were tried on the
-figures of
-the kept runs: they leave labels on points.
+Each label has candidate spots on rings around its point. In turn, each label moves to its spot with
+the lowest cost (`_fixed_costs` plus `_label_costs`), until no label moves any more. The libraries
+adjustText and textalloc were tried, too, but they left labels on points.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 _GAP, _RINGS, _SPOTS_PER_RING = 3.8, (0.0, 5.0, 11.0, 18.0, 26.0, 36.0), 16
-"""Distance in pt from a point to the nearest ring, distances in pt of the rings from there, and
-number of spots on a ring."""
+"""Distance from a point to the first ring, distances of all rings from the first one (both in pt),
+and number of spots on a ring."""
 _MARKER, _CLEAR = 2.8, 0.8
 """Half the side of a marker, and the minimum space between labels, in pt."""
 _LINE = 1.2
 """Line height as a multiple of the font size."""
 _OUTSIDE, _HIDES, _CROSSES, _MISLEADS, _COVERS = 1e5, 1e4, 1e2, 30.0, 4.0
-"""Costs: a label outside the axes, a label on another label or point, a leader line that crosses a
-marker, a label closest to another point, and a label on a line of the plot."""
+"""Costs of a label that is outside the axes, that hides a label or point, whose leader line crosses
+a point or label, that is closest to another point, and that covers a line of the plot."""
 _ROUNDS, _MANY = 30, 64
-"""Maximum number of placement rounds, and number of labels above which only one round is tried,
-since not all of them fit."""
+"""Maximum number of rounds, and maximum number of labels for more than one round. With more
+labels, not all of them fit anyway."""
 _SAMPLE_PT = 2.0
 """Distance in pt between the sampled positions along a line of the plot."""
 _LEADER_SAMPLES = 9
@@ -43,7 +42,10 @@ _LEADER_SAMPLES = 9
 
 
 class PointLabel(NamedTuple):
-    """A label and the data point it belongs to. An empty text only keeps the point clear."""
+    """A label and its point, in data coordinates.
+
+    If the text is empty, no label is drawn, but other labels do not cover the point.
+    """
 
     text: str
     at: tuple[float, float]
@@ -54,10 +56,10 @@ class _Spots(NamedTuple):
     """Candidate spots of a label, in pt.
 
     Attributes:
-        boxes: [..., left, low, right, high].
-        lines: [..., parts, 2]: leader lines from a spot to the label's point. Only distant spots
-            draw them.
-        far: Distance of each spot from the nearest ring.
+        boxes: [spots, 4]: left, lower, right and upper end of the label at each spot.
+        lines: [spots, samples, 2]: positions along the leader line from each spot to the point.
+            Spots on the first ring have no visible leader line.
+        far: [spots]: distance of each spot from the first ring.
     """
 
     boxes: Floats
@@ -69,7 +71,7 @@ def place_labels(axes: Axes, labels: Sequence[PointLabel]) -> None:
     """Write each label next to its point, with a leader line if it is farther away.
 
     Args:
-        axes: Axes of a figure whose layout is final.
+        axes: Axes of a figure. Its layout must be final.
     """
     from matplotlib.patheffects import withStroke
 
@@ -108,7 +110,7 @@ def place_labels(axes: Axes, labels: Sequence[PointLabel]) -> None:
 
 
 def _spots(point: Floats, width: float) -> _Spots:
-    """Return the candidate spots around a point, the nearest first."""
+    """Return the candidate spots of a label around its point, nearest first."""
     angles = 2 * np.pi * np.arange(_SPOTS_PER_RING) / _SPOTS_PER_RING + np.pi / 8
     directions = np.stack([np.cos(angles), np.sin(angles)], -1)
     half = np.array([width, _LINE * style.SMALL]) / 2
@@ -123,7 +125,7 @@ def _spots(point: Floats, width: float) -> _Spots:
 
 
 def _lines(axes: Axes, scale: float) -> list[Floats]:
-    """Return points along each line of the plot, in pt: [1, points, 2] per line."""
+    """Return positions along each line of the plot, in pt: [1, positions, 2] per line."""
     found = []
     for line in (line for line in axes.get_lines() if line.get_linestyle() != "None"):
         corners = scale * axes.transData.transform(np.asarray(line.get_xydata()))
@@ -140,8 +142,8 @@ def _choose(
 ) -> list[int]:
     """Return the chosen spot of each label.
 
-    The result depends on the order of placement, so several orders are tried until one hides
-    nothing.
+    The result depends on the order in which labels are placed. Several orders are tried, until no
+    label hides anything.
     """
     fixed_costs = [
         _fixed_costs(own, at, points, inside)
@@ -150,7 +152,7 @@ def _choose(
     ]
     best, least = list[int](), np.inf
     x, y = points[: len(spots)].T
-    too_many = len(spots) > _MANY  # not all fit in any order
+    too_many = len(spots) > _MANY  # they do not all fit, in any order
     for order_by in (x,) if too_many else (x, -x, y, -y):
         chosen, cost = _move_labels(
             spots, fixed_costs, np.argsort(order_by), 1 if too_many else _ROUNDS
@@ -165,7 +167,7 @@ def _choose(
 def _move_labels(
     spots: Sequence[_Spots], fixed_costs: Sequence[Floats], order: Iterable[int], rounds: int
 ) -> tuple[dict[int, int], float]:
-    """Return the spots after no label moves any more, and their total cost."""
+    """Move labels in turn until none moves. Return the spot of each label, and the total cost."""
     chosen: dict[int, int] = {}
     total = 0.0
     for _ in range(rounds):
@@ -181,7 +183,8 @@ def _move_labels(
 
 
 def _fixed_costs(own: _Spots, at: int, points: Floats, inside: Floats) -> Floats:
-    """Return the cost of each spot with respect to the axes and all points."""
+    """Return the cost of each spot of a label from the axes and all points, without other
+    labels."""
     marks = np.concatenate([points - _MARKER, points + _MARKER], -1)
     outside = (own.boxes[:, :2] < inside[:2]).any(1) | (own.boxes[:, 2:] > inside[2:]).any(1)
     hides = _overlap(own.boxes, marks).sum(1)
@@ -194,7 +197,7 @@ def _fixed_costs(own: _Spots, at: int, points: Floats, inside: Floats) -> Floats
 
 
 def _label_costs(own: _Spots, others: Sequence[tuple[_Spots, int]]) -> Floats:
-    """Return the cost of each spot with respect to the other labels' current spots."""
+    """Return the cost of each spot of a label from the current spots of the other labels."""
     boxes = np.array([other.boxes[spot] for other, spot in others])
     lines = np.array([other.lines[spot] for other, spot in others if other.far[spot]])
     has_leader = own.far > 0
@@ -209,24 +212,24 @@ def _label_costs(own: _Spots, others: Sequence[tuple[_Spots, int]]) -> Floats:
 
 
 def _overlap(some: Floats, others: Floats) -> Flags:
-    """Return True where boxes [n, 4] and [m, 4] overlap: [n, m]."""
+    """Return which boxes [n, 4] overlap which boxes [m, 4]: [n, m]."""
     a, b = some[:, None], others[None]
     return _both_true(a[..., :2] < b[..., 2:], b[..., :2] < a[..., 2:])
 
 
 def _pass_through(lines: Floats, boxes: Floats) -> Flags:
-    """Return True where lines [n, parts, 2] go through boxes [m, 4]: [n, m]."""
+    """Return which lines [n, samples, 2] go through which boxes [m, 4]: [n, m]."""
     at = lines[:, :, None]
     return np.asarray(np.any(_both_true(boxes[:, :2] < at, at < boxes[:, 2:]), 1))
 
 
 def _both_true(low: Flags, high: Flags) -> Flags:
-    """Return True where both conditions are true for both coordinates."""
+    """Return where both conditions hold for both coordinates (last axis)."""
     return np.asarray(np.all(low & high, -1))
 
 
 def _count_crossings(some: Floats, others: Floats) -> NDArray[np.int_]:
-    """Return the number of other lines [m, parts, 2] that each line [n, parts, 2] crosses."""
+    """Count the lines [m, samples, 2] that each line [n, samples, 2] crosses: [n]."""
     a, b, c, d = some[:, None, 0], some[:, None, -1], others[None, :, 0], others[None, :, -1]
     crossing = (_side(a, b, c) * _side(a, b, d) < 0) & (_side(c, d, a) * _side(c, d, b) < 0)
     return np.asarray(np.sum(crossing, 1))

@@ -1,7 +1,7 @@
-"""Plot kinds that figures are declared over: named rows, small multiples, and pages of panels.
+"""Kinds of plots: rows with labels, heat maps, small multiples, and pages of panels.
 
-A figure declares panels: marks with their data, and two axes. A plot kind defines sizes, margins,
-ticks and the legend.
+A module of `figures/` declares panels: marks (points, bars, lines, text) and two axes. A function
+here turns panels into a matplotlib figure and chooses sizes, margins, ticks and the legend.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class PlotPoint(NamedTuple):
-    """A point with its interval, if it has one."""
+    """A point, with the ends of its interval if it has one."""
 
     x: float
     y: float
@@ -34,12 +34,13 @@ class PlotPoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlotSeries:
-    """Points with one look, their intervals, and the line through them.
+    """Points with the same appearance, their intervals, and the line through them.
 
     Attributes:
-        across: True if the intervals are those of x.
-        band: True to draw the intervals as a band.
-        pixels: True to store the points as pixels in vector formats.
+        label: Text in the legend. None for no entry.
+        horizontal: True if the intervals are along the x axis. Default: along the y axis.
+        band: True to draw the intervals as a band instead of error bars.
+        rasterized: True to store the points as pixels in vector formats.
     """
 
     points: Sequence[PlotPoint]
@@ -50,7 +51,7 @@ class PlotSeries:
     rasterized: bool = False
 
     def draw(self, axes: Axes) -> None:
-        """Draw the series, or nothing if it has no points."""
+        """Draw the points, their intervals and the line."""
         if not self.points:
             return
         x, y = [p.x for p in self.points], [p.y for p in self.points]
@@ -70,7 +71,8 @@ class PlotSeries:
         )
 
     def mark_cut(self, axes: Axes) -> None:
-        """Draw arrowheads at the edge of the axes where intervals continue beyond it."""
+        """Draw an arrowhead at the upper end of an axis for each interval that continues beyond
+        it."""
         edge = (axes.get_xlim() if self.horizontal else axes.get_ylim())[1]
         for point in self.points:
             if point.high is not None and point.high > edge:
@@ -82,7 +84,7 @@ class PlotSeries:
 
 
 class BarBox(NamedTuple):
-    """A bar by a corner and its sides."""
+    """A rectangle: its lower left corner and its size, in data coordinates."""
 
     x: float
     y: float
@@ -92,7 +94,13 @@ class BarBox(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlotBars:
-    """Bars of one look: of a bar chart, a histogram, a waterfall, a timeline or a heat map."""
+    """Rectangles with the same colour: bars of a chart, boxes of a timeline, or heat map fields.
+
+    Attributes:
+        hatch: Hatching pattern of matplotlib, or None.
+        edge: Colour of the border.
+        line: Width of the border.
+    """
 
     boxes: Sequence[BarBox]
     colour: str
@@ -102,7 +110,7 @@ class PlotBars:
     line: float = 0.0
 
     def draw(self, axes: Axes) -> None:
-        """Draw the bars, or nothing if there are none."""
+        """Draw the rectangles."""
         if self.boxes:
             x, y, width, height = zip(*self.boxes, strict=True)
             look: Any = {"hatch": self.hatch, "edgecolor": self.edge, "lw": self.line, "zorder": 2}
@@ -111,7 +119,7 @@ class PlotBars:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleLine:
-    """A line across the axes at one x or y. With `to`, a band from x to `to`."""
+    """A line across the whole panel at one x or y, or a vertical band from x to `to`."""
 
     x: float | None = None
     y: float | None = None
@@ -137,12 +145,12 @@ class RuleLine:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Text at a point.
+    """Text at a point of a panel.
 
     Attributes:
-        x: None for the right edge of the axes.
-        offset: distance from the point, in points of paper.
-        halo: width of the white line around the letters.
+        x: x coordinate. None for the right edge of the panel.
+        offset: Distance from the point, in pt.
+        halo: Width of the white outline of the letters, in pt.
     """
 
     text: str
@@ -178,7 +186,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """An arrow between two points."""
+    """An arrow between two points of a panel."""
 
     start: tuple[float, float]
     end: tuple[float, float]
@@ -194,7 +202,7 @@ Mark = PlotSeries | PlotBars | RuleLine | Note | Arrow
 
 
 def right_note(text: str, y: float, size: float = 7, colour: str = INK) -> Note:
-    """Return a label in the column right of the rows."""
+    """Return text in the column to the right of the panel, next to a row of `row_plot`."""
     return Note(text, None, y, size, colour, (24, 0), "right")
 
 
@@ -203,15 +211,15 @@ def right_note(text: str, y: float, size: float = 7, colour: str = INK) -> Note:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis.
+    """An axis of a panel.
 
     Attributes:
-        name: the quantity with its unit.
-        low, high: limits; None for those of the data.
-        form: text of a tick.
-        ticks: text by place; None for matplotlib's choice of places.
-        bins: maximum number of intervals between ticks, which are at integers on an x axis.
-        turned: True to turn the text of ticks.
+        name: Quantity with its unit.
+        low, high: Limits. None uses the range of the data.
+        tick_format: Returns the text of a tick.
+        ticks: Position -> text of each tick. None uses matplotlib's ticks.
+        bins: Maximum number of intervals between ticks. On an x axis, ticks are integers.
+        rotated: True to rotate the text of the ticks.
     """
 
     name: str = ""
@@ -224,7 +232,7 @@ class Axis:
     rotated: bool = False
 
     def apply(self, axes: Axes, which: Literal["x", "y"]) -> None:
-        """Set scale, limits and ticks of one axis of `axes`."""
+        """Set scale, limits and ticks of the x or y axis of `axes`."""
         from matplotlib.ticker import LogFormatter, NullFormatter
 
         axis = axes.xaxis if which == "x" else axes.yaxis
@@ -245,12 +253,12 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A pair of axes with marks.
+    """A plot with two axes and marks.
 
     Attributes:
-        words: Labels that are placed next to their points without overlap.
-        high: Height in inches on a page, including text.
-        grid: True for faint lines behind the marks.
+        point_labels: Labels of points. They are placed so that they do not overlap.
+        height: Height in inches on a page, including text.
+        grid: True for faint grid lines.
     """
 
     marks: Sequence[Mark]
@@ -262,7 +270,7 @@ class Panel:
     grid: bool = True
 
     def draw(self, axes: Axes, *sides: str) -> None:
-        """Draw the marks, the axes, and the named sides of the frame."""
+        """Draw the marks, the axes, and the given sides of the frame, such as "left"."""
         for mark in self.marks:
             mark.draw(axes)
         self.x.apply(axes, "x")
@@ -293,9 +301,11 @@ def _legend_in(panels: Sequence[Panel], columns: int) -> float:
 
 
 def _legend(figure: Figure, panels: Sequence[Panel], columns: int) -> None:
-    """Draw one legend for all panels at the lower end of the figure."""
+    """Draw one legend for all panels below them."""
     handles: dict[str, Any] = {}
-    for axes in reversed(figure.axes):  # the entry of the first panel wins
+    for axes in reversed(
+        figure.axes
+    ):  # if panels share a label, the legend shows the mark of the first
         own, labels = axes.get_legend_handles_labels()
         handles |= dict(zip(reversed(labels), reversed(own), strict=True))
     names = [name for name in _entries(panels) if name in handles]
@@ -307,7 +317,7 @@ def _legend(figure: Figure, panels: Sequence[Panel], columns: int) -> None:
 # ---- plot kinds ----------------------------------------------------------------------------------
 
 _RIGHT_IN, _ASIDE_IN, _GAP_IN = 0.12, 0.36, 0.12
-"""Margin at the right of rows, with a column of words, and between panels."""
+"""Widths in inches: right margin, right margin with a text column, and space between panels."""
 
 
 def row_width(
@@ -330,13 +340,13 @@ def row_plot(
     heading: str = "",
     columns: int = 3,
 ) -> Figure:
-    """Return a figure of rows with labels on the left.
+    """Return a figure whose rows have labels on the left, such as a bar chart of methods.
 
     Args:
-        rows: Labels, which may repeat, and their positions on the y axis, which points down.
+        rows: (label, position) of each row. The y axis points down.
         panels: Panels side by side.
         unit: Height of one unit of the y axis in inches.
-        heading: Heading of the right column (`aside`). "" for a plot without it.
+        heading: Heading of the text column on the right (`right_note`). "" for no such column.
         columns: Number of columns of the legend.
     """
     labels, places = [label for label, _ in rows], [place for _, place in rows]
@@ -361,7 +371,7 @@ def row_plot(
 
 
 _FIELDS, _LIGHT_TEXT = ("#f3f7fb", "#0b3c66"), 0.58
-"""The lightest and the darkest field of a heat map, and the share above which text is white."""
+"""Colours of the lowest and the highest field, and the share above which text is white."""
 
 
 def heat_map(
@@ -371,14 +381,14 @@ def heat_map(
     points: float = 6.5,
     title: str = "",
 ) -> Panel:
-    """Return a panel of fields for `row_plot`. Higher values are darker.
+    """Return a heat map as a panel for `row_plot`. Higher values are darker.
 
     Args:
-        rows: for each row its fields, which are a share from 0 to 1 and the text. A field without
-            a share has no colour. Rows may be of different lengths.
-        columns: names of the columns.
-        x: name of the x axis.
-        points: font size of the text.
+        rows: Fields of each row, as (share from 0 to 1, text). A field without a share is white.
+            Rows may have different lengths.
+        columns: Names of the columns.
+        x: Name of the x axis.
+        points: Font size of the text.
     """
     from matplotlib.colors import LinearSegmentedColormap, to_hex
 
@@ -395,16 +405,17 @@ def heat_map(
 
 
 _LEFT_IN, _EDGE_IN, _BETWEEN_IN, _TITLE_IN, _LINE_IN, _NAME_IN = 0.46, 0.08, 0.1, 0.17, 0.09, 0.3
-"""Small multiples: margins, the space between panels, a title, its second line, and the x axis."""
+"""Sizes of small multiples in inches: left and right margin, space between panels, height of a
+title, of its second line, and of the x axis."""
 
 
 def small_multiples(
     panels: Mapping[str, Panel], x: str, y: str, *, ratio: float, columns: int = 3
 ) -> Figure:
-    """Return a figure of small panels in rows of three, one per method, on the same axes.
+    """Return a figure of small panels with the same axes, three per row.
 
     Args:
-        panels: Panels by title.
+        panels: Title -> panel. A title is usually a method.
         x, y: Names of the axes.
         ratio: Height of a panel divided by its width.
         columns: Number of columns of the legend.
@@ -437,12 +448,12 @@ def small_multiples(
 
 
 def page(*stacks: Sequence[Panel], width: float = style.COLUMN_IN, columns: int = 3) -> Figure:
-    """Return a figure of panels in stacks side by side, with a legend at the end.
+    """Return a figure with stacks of panels side by side, and a legend below them.
 
     Args:
-        stacks: panels from top to bottom. A lower stack is stretched to the height of the highest.
-            A panel without a name of its x axis shares that of the panel below.
-        columns: columns of the legend.
+        stacks: Panels of each stack, from top to bottom. All stacks get the same height. A panel
+            whose x axis has no name shares the axis of the panel below.
+        columns: Number of columns of the legend.
     """
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -462,6 +473,6 @@ def page(*stacks: Sequence[Panel], width: float = style.COLUMN_IN, columns: int 
     _legend(figure, panels, columns)
     for axes, panel in zip(figure.axes, panels, strict=True):
         if panel.point_labels:
-            figure.draw_without_rendering()  # the layout decides where points lie on the paper
+            figure.draw_without_rendering()  # labels are placed in pt, so the layout must be final
             place_labels(axes, panel.point_labels)
     return figure

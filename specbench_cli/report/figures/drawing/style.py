@@ -1,8 +1,8 @@
 """Common style of all figures: sizes, fonts, colours and axes.
 
-Figures are legible in grey at 84 mm (a journal's column) and for colour-blind readers. The colours
-are those of Okabe & Ito ("Color Universal Design", 2008), and shapes or hatching repeat their
-distinctions. Text has at least 5 pt.
+Figures must be readable at 84 mm (one column of a journal), in grey, and for colour-blind readers.
+The colours are those of Okabe & Ito ("Color Universal Design", 2008). What differs in colour also
+differs in shape or hatching. Text has at least 5 pt.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMN_IN, PAGE_IN = 84 / 25.4, 174 / 25.4
-"""Widths of one column and of two columns."""
+"""Widths of a figure over one and over two columns of a journal, in inches."""
 SMALL, TINY = 6.0, 5.5
 """Font sizes in pt. Axes use 7 and 6.5."""
 INK, MUTED, FAINT, BAND = "#222222", "#666666", "#e4e4e4", "#c4c4c4"
@@ -39,9 +39,9 @@ PARTS = {
     "aux": ("#009E73", "....."),
     "learn": ("#0072B2", "\\\\\\\\\\\\"),
 }
-"""Colour and hatching by use of time. They also differ in grey."""
+"""Part of a step or of an output -> colour and hatching. They also differ in grey."""
 _FONT = "DejaVu Sans"
-_STYLE: Any = {  # matplotlib types the keys as one literal of hundreds
+_STYLE: Any = {  # `Any`: matplotlib types the keys as a literal of hundreds of names
     "font.family": _FONT,
     "font.size": 7,
     "axes.linewidth": 0.6,
@@ -58,41 +58,41 @@ _STYLE: Any = {  # matplotlib types the keys as one literal of hundreds
     "legend.labelspacing": 0.25,
     "legend.borderpad": 0.1,
     "svg.hashsalt": "specbench",
-    "text.parse_math": False,  # a label with two `$` must not be read as a formula
-    "pdf.fonttype": 42,  # TrueType: publishers refuse the Type 3 fonts that are the default
+    "text.parse_math": False,  # a label with two `$` is not a formula
+    "pdf.fonttype": 42,  # TrueType: publishers refuse Type 3 fonts, which are the default
 }
 _STAMPS = {
     "svg": ("Date", "Creator"),
     "png": ("Software",),
     "pdf": ("CreationDate", "Creator", "Producer"),
 }
-"""Metadata that would differ between two writes of the same figure, by format."""
+"""Format -> metadata that is dropped, so that the same figure gives the same file."""
 _MAX_AXIS_RATIO = 1.8
-"""Maximum of an axis, relative to the largest speedup."""
+"""Maximum of a speedup axis, relative to the largest speedup."""
 _LINE_CHARS = 24
 """Maximum number of characters in a line of a method's label."""
 
 
 def figure_style() -> AbstractContextManager[None]:
-    """Return a context with specbench's style for drawing and writing figures."""
+    """Return a context in which matplotlib draws and writes figures in specbench's style."""
     return matplotlib_defaults(_STYLE)
 
 
 def matplotlib_defaults(changes: Any = None) -> AbstractContextManager[None]:
-    """Return a context with matplotlib's own defaults and the given changes to them.
+    """Return a context with matplotlib's default settings and some changes.
 
-    Matplotlib reads `matplotlibrc` in the working folder, which may be another person's:
-    `text.usetex` starts LaTeX.
+    Without this, a `matplotlibrc` file in the current folder would change the figures. It could
+    even start LaTeX (`text.usetex`).
     """
     import matplotlib as mpl
 
-    # Figures have their own canvas, so the caller's backend can stay.
+    # The backend of the caller is kept, because figures here have their own canvas.
     own = {name: value for name, value in mpl.rcParamsDefault.items() if name != "backend"}
     return mpl.rc_context(own | (changes or {}))
 
 
 def new_figure(width: float, height: float, **layout: Any) -> Figure:
-    """Return an empty figure of a size in inches, without pyplot's global state."""
+    """Return an empty figure of a size in inches. It does not use pyplot, whose state is global."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -104,12 +104,13 @@ def new_figure(width: float, height: float, **layout: Any) -> Figure:
 def write(
     figure: Figure, folder: Path, name: str, *, paper: bool = False, max_svg_bytes: int = 0
 ) -> list[Path]:
-    """Write `name`.svg, `name`.png (300 dpi), and `name`.pdf if `paper`. The folder is created.
+    """Write a figure as SVG and as PNG (300 dpi). The same figure gives the same bytes.
 
-    The same figure gives the same bytes.
+    The folder is created if it does not exist.
 
     Args:
-        max_svg_bytes: Size in bytes above which an SVG also gets a PNG.
+        paper: True to write a PDF, too.
+        max_svg_bytes: The PNG is written only if the SVG has more bytes than this.
     """
     from matplotlib.text import Text
 
@@ -121,14 +122,14 @@ def write(
         if form != "png" or files[0].stat().st_size > max_svg_bytes:
             files.append(folder / f"{name}.{form}")
             figure.savefig(files[-1], dpi=300, metadata=dict.fromkeys(_STAMPS[form]))
-            if form == "svg":  # SVG comments repeat every text
+            if form == "svg":  # matplotlib repeats every text in an SVG comment
                 markup = files[-1].read_text(encoding="utf-8")
                 files[-1].write_text(output.escape_hidden(markup), encoding="utf-8")
     return files
 
 
 def add_axes(figure: Figure, left: float, right: float, top: float, bottom: float) -> Axes:
-    """Return axes with margins in inches."""
+    """Add axes to a figure, with the given margins in inches."""
     width, height = figure.get_size_inches()
     return figure.add_axes(
         (left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height)
@@ -136,7 +137,7 @@ def add_axes(figure: Figure, left: float, right: float, top: float, bottom: floa
 
 
 def text_width(words: Iterable[str], points: float) -> float:
-    """Return the width of the widest word in inches."""
+    """Return the width of the widest line of some texts in inches, at a font size in pt."""
     lines = (line for word in words for line in word.split("\n"))
     return points / 72 * max(map(_em, lines), default=0.0)
 
@@ -152,10 +153,9 @@ def _em(line: str) -> float:
 
 
 def wrap_labels(labels: Iterable[str]) -> dict[str, str]:
-    """Return labels as the figures show them: long ones on two lines, longer ones without the
-    middle.
+    """Return label -> text in a figure. A long label gets two lines. A longer one loses its middle.
 
-    Variants of a method differ at the end of their labels, so the end is kept.
+    The end of a label is kept, because the labels of a method's variants differ there.
     """
     found = {}
     for label in labels:
@@ -168,13 +168,13 @@ def wrap_labels(labels: Iterable[str]) -> dict[str, str]:
 
 
 def shorten(label: str) -> str:
-    """Return a label on one line. A long one loses its middle."""
+    """Shorten a label to one line. A long label loses its middle."""
     half, label = _LINE_CHARS // 2, output.escape_hidden(label)
     return label if len(label) <= _LINE_CHARS else f"{label[:half]}…{label[1 - half :]}"
 
 
 def label_rows(axes: Axes, labels: Sequence[str], places: Sequence[float]) -> None:
-    """Write labels next to their rows."""
+    """Write the labels of rows to the left of the axes."""
     words = [wrap_labels(labels)[label] for label in labels]
     axes.set_yticks(places, words)
     for tick, word in zip(axes.get_yticklabels(), words, strict=True):
@@ -183,13 +183,13 @@ def label_rows(axes: Axes, labels: Sequence[str], places: Sequence[float]) -> No
 
 
 def label_x_axis(axes: Axes, words: str) -> None:
-    """Name the x axis. A name wider than the axes extends to the left, below the labels."""
+    """Write the name of the x axis. A long name extends to the left, below the row labels."""
     fits = text_width([words], 7) < axes.bbox.width / axes.figure.dpi
     axes.set_xlabel(words, labelpad=2, loc="center" if fits else "right")
 
 
 def label_width(labels: Iterable[str]) -> float:
-    """Return the space in inches that `name_rows` needs to the left of the axes."""
+    """Return the width in inches that `label_rows` needs to the left of the axes."""
     words = wrap_labels(labels).values()
     return 0.1 + 1.04 * max(text_width([word], _size(word)) for word in words)
 
@@ -199,7 +199,7 @@ def _size(word: str) -> float:
 
 
 def show_sides(axes: Axes, *sides: str) -> None:
-    """Draw the named sides of the frame, with thin ticks, and no others."""
+    """Draw only the given sides of the frame, with thin ticks."""
     axes.tick_params(width=0.6, pad=2, labelsize=6.5)
     axes.tick_params(axis="x", length=2 * ("bottom" in sides))
     axes.tick_params(axis="y", length=2 * ("left" in sides))
@@ -218,12 +218,12 @@ class Look:
     """Appearance of points and of the line through them.
 
     Attributes:
-        marker: "" for none.
-        face: colour inside the markers; "" for `colour`.
-        line: line style; "" for none.
-        edge: width of the markers' edges; None for the default.
-        whisker: width of the lines of intervals; 0 for points without them.
-        zorder: higher is in front.
+        marker: Marker of matplotlib. "" for none.
+        face: Colour inside the markers. "" uses `colour`.
+        line: Line style of matplotlib. "" for none.
+        edge: Width of the markers' borders. None uses the default.
+        whisker: Width of the lines of intervals. 0 draws no intervals.
+        zorder: Drawing order. Higher is in front.
     """
 
     colour: str = INK
@@ -238,7 +238,7 @@ class Look:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return it as options of `Axes.errorbar`."""
+        """Options for `Axes.errorbar`."""
         marker = {"marker": self.marker, "mfc": self.face or self.colour, "mew": self.edge}
         line = {"color": self.colour, "linestyle": self.line, "lw": self.width}
         whiskers = {"elinewidth": self.whisker, "capsize": 1.5}
@@ -246,18 +246,18 @@ class Look:
 
 
 def series_look(place: int, *, hollow: bool = False, **changes: Any) -> Look:
-    """Return the look of a series. The first 70 places have different looks."""
+    """Return the appearance of the nth series. The first 70 series all differ."""
     colour, marker = _COLOURS[place % len(_COLOURS)], MARKERS[place % len(MARKERS)]
     return replace(Look(colour, marker, "white" if hollow else ""), **changes)
 
 
 def family_look(place: int) -> Look:
-    """Return the look of a family's points."""
+    """Return the appearance of the marks of the nth task family."""
     return Look(INK, _FAMILIES[place % len(_FAMILIES)], "white", "", 2.4, 0.45)
 
 
 def guide_look(colour: str = BAND, line: str = "-", width: float = 0.5) -> Look:
-    """Return the look of a line behind the points."""
+    """Return the appearance of a reference line behind the points."""
     return Look(colour, "", "", line, width=width, whisker=0, zorder=1)
 
 
@@ -269,8 +269,8 @@ def format_ratio(value: float, _: object = None) -> str:
 def speedup_axis_end(points: Iterable[float], ends: Iterable[float]) -> float:
     """Return the upper end of a speedup axis.
 
-    It includes the intervals, but at most `_REACH` times the largest point. With few questions, an
-    interval may be very wide.
+    The axis includes the intervals, up to `_MAX_AXIS_RATIO` times the largest point. With few
+    questions, an interval can be very wide.
     """
     farthest = max(points)
     return min(1.04 * max([farthest, *ends]), _MAX_AXIS_RATIO * farthest)
